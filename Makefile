@@ -36,6 +36,7 @@ unit: setup  ## run the tests that need no PyTorch, no Transformers and no proce
 
 lint: setup  ## check style, types and the layers of imports
 	ruff check
+	ruff format --check
 	mypy
 	lint-imports
 

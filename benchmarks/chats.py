@@ -1,13 +1,15 @@
 """Write a project with N generated chats of which 20 % are near-duplicates whose truth is known.
 
-A chat has 2 to 6 turns and some 140 words drawn from a Zipf vocabulary of pseudo-words. A planted row is a copy of an
-earlier original with one or two edits: 1 to 4 words replaced, case, punctuation or white space changed, a sentence
-appended or dropped, a greeting added, or nothing at all. Same arguments, same bytes; streamed, so any N fits in memory.
+A chat has 2 to 6 turns and some 140 words drawn from a Zipf vocabulary of pseudo-words. A planted row is a
+copy of an earlier original with one or two edits: 1 to 4 words replaced, case, punctuation or white space
+changed, a sentence appended or dropped, a greeting added, or nothing at all. Same arguments, same bytes;
+streamed, so any N fits in memory.
 
     python benchmarks/chats.py DIR [--rows 100000] [--seed 0]
 
-writes DIR/data/raw/chats.jsonl, DIR/truth.jsonl (source and cluster of every row), DIR/texts.jsonl (the same chats as plain
-texts, for tools that read those) and what `python -m pipeline curate --root DIR` needs besides: params.yaml, models/base.json.
+writes DIR/data/raw/chats.jsonl, DIR/truth.jsonl (source and cluster of every row), DIR/texts.jsonl (the same
+chats as plain texts, for tools that read those) and what `python -m pipeline curate --root DIR` needs
+besides: params.yaml, models/base.json.
 """
 
 import argparse
@@ -25,7 +27,14 @@ PLANTED = 0.2  # share of the rows that are copies
 POOL = 4096  # originals a copy may be made from; each new original takes the place of a random one
 BLOCK = 4000  # rows drawn at a time
 VOCABULARY = 20_000
-SYSTEM = [None, None, None, "You are a helpful assistant.", "Answer briefly and say what you do not know.", "You are a patient teacher."]
+SYSTEM = [
+    None,
+    None,
+    None,
+    "You are a helpful assistant.",
+    "Answer briefly and say what you do not know.",
+    "You are a patient teacher.",
+]
 GREETINGS = ["Hi! ", "Hello there, ", "Good morning. ", "Hey, quick question: "]
 ENDS = [".", ".", ".", "?", "!"]
 
@@ -33,29 +42,47 @@ Chat = list[str]  # texts of the turns: user, assistant, user, …
 
 
 def vocabulary(rng: np.random.Generator) -> list[str]:
-    """`VOCABULARY` different pseudo-words of one to four syllables, the shortest first (as in any language)."""
+    """`VOCABULARY` different pseudo-words of one to four syllables, the shortest first (as in any
+    language).
+    """
     syllables = [c + v for c in ["br", "st", "tr", *"bcdfgklmnprstvz"] for v in ["ai", "ou", *"aeiou"]]
     words: dict[str, None] = {}
     while len(words) < VOCABULARY:
-        words.setdefault("".join(syllables[i] for i in rng.integers(len(syllables), size=1 + rng.integers(4))))
+        words.setdefault(
+            "".join(syllables[i] for i in rng.integers(len(syllables), size=1 + rng.integers(4)))
+        )
     return sorted(words, key=len)
 
 
 def forms(words: list[str]) -> np.ndarray:
-    """Every word plain, capitalized, before a comma and at a sentence's end: object array (3 + ENDS, VOCABULARY)."""
-    return np.array([words, [w.capitalize() for w in words], [w + "," for w in words], *([w + end for w in words] for end in ENDS)], dtype=object)
+    """Every word plain, capitalized, before a comma and at a sentence's end: object array (3 + ENDS,
+    VOCABULARY).
+    """
+    return np.array(
+        [
+            words,
+            [w.capitalize() for w in words],
+            [w + "," for w in words],
+            *([w + end for w in words] for end in ENDS),
+        ],
+        dtype=object,
+    )
 
 
 def originals(rng: np.random.Generator, words: list[str], rows: int) -> Iterator[Chat]:
     """`rows` chats with nothing in common but the language's frequent words."""
     ranks = 1 / (np.arange(VOCABULARY) + 2.7)  # Zipf-Mandelbrot
-    draw = np.repeat(np.arange(VOCABULARY), np.maximum(1, np.round(ranks / ranks.sum() * (1 << 20))).astype(int))
+    draw = np.repeat(
+        np.arange(VOCABULARY), np.maximum(1, np.round(ranks / ranks.sum() * (1 << 20))).astype(int)
+    )
     spelled = forms(words)
     while rows > 0:
         chats = min(rows, BLOCK)
         turns = rng.choice([2, 4, 6], p=[0.6, 0.3, 0.1], size=chats)
         lengths = np.clip(rng.lognormal(np.log(135), 0.45, size=chats), 24, 600)
-        asked = np.repeat(lengths / turns, turns) * np.tile([0.5, 1.5], turns.sum() // 2)  # the assistant says three times as much
+        asked = np.repeat(lengths / turns, turns) * np.tile(
+            [0.5, 1.5], turns.sum() // 2
+        )  # the assistant says three times as much
         sizes = np.maximum(3, rng.poisson(asked))
         stops = np.cumsum(sizes)
         ends = rng.random(stops[-1]) < 1 / 12
@@ -65,7 +92,10 @@ def originals(rng: np.random.Generator, words: list[str], rows: int) -> Iterator
         form[0] = 1
         form[ends] = 3 + rng.integers(len(ENDS), size=ends.sum())
         tokens = spelled[form, draw[rng.integers(len(draw), size=stops[-1])]].tolist()
-        texts = [" ".join(tokens[stop - size : stop]) for stop, size in zip(stops.tolist(), sizes.tolist(), strict=True)]
+        texts = [
+            " ".join(tokens[stop - size : stop])
+            for stop, size in zip(stops.tolist(), sizes.tolist(), strict=True)
+        ]
         lasts = np.cumsum(turns).tolist()
         yield from (texts[last - count : last] for last, count in zip(lasts, turns.tolist(), strict=True))
         rows -= chats
@@ -74,7 +104,9 @@ def originals(rng: np.random.Generator, words: list[str], rows: int) -> Iterator
 def edited(chat: Chat, random: random.Random, words: list[str]) -> Chat:
     """A near-duplicate of `chat`: its copy after no, one or two edits."""
     chat = list(chat)
-    for edit in random.sample([_replace, _surface, _append, _drop, _greet], random.choice([0, 1, 1, 1, 1, 2, 2, 2])):
+    for edit in random.sample(
+        [_replace, _surface, _append, _drop, _greet], random.choice([0, 1, 1, 1, 1, 2, 2, 2])
+    ):
         edit(chat, random, words)
     return chat
 
@@ -137,15 +169,22 @@ def write_project(root: Path, rows: int, seed: int = 0) -> None:
     (root / "data/raw").mkdir(parents=True, exist_ok=True)
     (root / "models").mkdir(exist_ok=True)
     (root / "params.yaml").write_text(recipe_text("demo"), encoding="utf-8")
-    (root / "models/base.json").write_text(json.dumps({"added_tokens": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]}), encoding="utf-8")
+    (root / "models/base.json").write_text(
+        json.dumps({"added_tokens": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]}), encoding="utf-8"
+    )
     dice = random.Random(seed + 1)  # noqa: S311
     with ExitStack() as stack:
         names = ("data/raw/chats.jsonl", "truth.jsonl", "texts.jsonl")
         raw, truth, texts = (stack.enter_context((root / name).open("w", encoding="utf-8")) for name in names)
         for number, (cluster, chat) in enumerate(chats(rows, seed), start=1):
-            turns = [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(chat)]
+            turns = [
+                {"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(chat)
+            ]
             system = dice.choice(SYSTEM)
-            raw.write(json.dumps({"messages": [{"role": "system", "content": system}, *turns] if system else turns}) + "\n")
+            raw.write(
+                json.dumps({"messages": [{"role": "system", "content": system}, *turns] if system else turns})
+                + "\n"
+            )
             truth.write(f'{{"source": "chats.jsonl:{number}", "cluster": {cluster}}}\n')
             texts.write(json.dumps({"text": "\n".join(chat)}) + "\n")
 

@@ -1,11 +1,13 @@
-"""Curation end to end against text-dedup's MinHash alone: speed, F1, memory and sameness, on generated chats whose truth is known.
+"""Curation end to end against text-dedup's MinHash alone: speed, F1, memory and sameness, on generated chats
+whose truth is known.
 
     python benchmarks/curate.py [--rows 100000] [--big 1000000] [--text-dedup-python PATH] [--dir DIR]
 
-Runs `python -m pipeline curate` as a user does (strict reading, cleaning, redaction, duplicates, leaks, split, account) and
-`python -m text_dedup.minhash` (0.4.0, its defaults, a process per core) on the same texts, one after the other. PATH is a Python that has
-text-dedup (`pip install text-dedup==0.4.0` in an environment of its own: it pins old packages). `--big 0` leaves the large run out.
-Peak memory is the sum of the proportional set sizes of all processes, sampled ten times a second in a run of its own.
+Runs `python -m pipeline curate` as a user does (strict reading, cleaning, redaction, duplicates, leaks,
+split, account) and `python -m text_dedup.minhash` (0.4.0, its defaults, a process per core) on the same
+texts, one after the other. PATH is a Python that has text-dedup (`pip install text-dedup==0.4.0` in an
+environment of its own: it pins old packages). `--big 0` leaves the large run out. Peak memory is the sum of
+the proportional set sizes of all processes, sampled ten times a second in a run of its own.
 """
 
 import argparse
@@ -88,7 +90,9 @@ def our_labels(root: Path, rows: int) -> np.ndarray:
     found = np.arange(rows)
     with (root / "data/clusters.jsonl").open(encoding="utf-8") as lines:
         for line in lines:
-            members = [int(source.rpartition(":")[2].partition("#")[0]) - 1 for source in json.loads(line)["rows"]]
+            members = [
+                int(source.rpartition(":")[2].partition("#")[0]) - 1 for source in json.loads(line)["rows"]
+            ]
             found[members] = min(members)
     return found
 
@@ -96,11 +100,31 @@ def our_labels(root: Path, rows: int) -> np.ndarray:
 def text_dedup(python: Path, root: Path, rows: int) -> tuple[float, np.ndarray]:
     """(seconds, the cluster of every row)."""
     cores = str(len(os.sched_getaffinity(0)))
-    options = ["--path", "json", "--data_files", "texts.jsonl", "--split", "train", "--column", "text", "--cache_dir", "cache",
-               "--output", "deduplicated", "--debug", "--num_proc", cores]  # fmt: skip
+    options = [
+        "--path",
+        "json",
+        "--data_files",
+        "texts.jsonl",
+        "--split",
+        "train",
+        "--column",
+        "text",
+        "--cache_dir",
+        "cache",
+        "--output",
+        "deduplicated",
+        "--debug",
+        "--num_proc",
+        cores,
+    ]
     command, quiet = [str(python), "-m", "text_dedup.minhash", *options], subprocess.DEVNULL
     start = time.perf_counter()
-    took = seconds(subprocess.Popen(command, cwd=root, stdout=quiet, stderr=quiet, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"}), start)
+    took = seconds(
+        subprocess.Popen(
+            command, cwd=root, stdout=quiet, stderr=quiet, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"}
+        ),
+        start,
+    )
     command = [str(python), "-c", LABELS, "deduplicated/uf.pkl", str(rows)]
     printed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     for name in ("cache", "deduplicated"):
@@ -111,7 +135,14 @@ def text_dedup(python: Path, root: Path, rows: int) -> tuple[float, np.ndarray]:
 def set_threshold(root: Path, threshold: float) -> None:
     """Have the project take rows of at least this Jaccard similarity for duplicates."""
     params = root / "params.yaml"
-    params.write_text(re.sub(r"(?m)^  near_threshold: .*$", f"  near_threshold: {threshold}", params.read_text(encoding="utf-8")), encoding="utf-8")
+    params.write_text(
+        re.sub(
+            r"(?m)^  near_threshold: .*$",
+            f"  near_threshold: {threshold}",
+            params.read_text(encoding="utf-8"),
+        ),
+        encoding="utf-8",
+    )
 
 
 def fingerprint(root: Path) -> dict[str, str]:
@@ -136,14 +167,22 @@ def main() -> None:
             set_threshold(root, threshold)
             took = seconds(curate(root), time.perf_counter())
             ours[threshold] = took, pairwise_f1(truth, our_labels(root, rows))
-            print(f"curate, threshold {threshold}     {rows / took:10.0f} documents/s   F1 {ours[threshold][1]:.4f}", flush=True)
+            print(
+                f"curate, threshold {threshold}     {rows / took:10.0f} documents/s   F1 "
+                f"{ours[threshold][1]:.4f}",
+                flush=True,
+            )
         written = fingerprint(root)
         if options.text_dedup_python:
             theirs, labels = text_dedup(options.text_dedup_python.absolute(), root, rows)
             f1 = pairwise_f1(truth, labels)
             print(f"text-dedup, threshold {THEIR_THRESHOLD} {rows / theirs:10.0f} documents/s   F1 {f1:.4f}")
             for threshold, (took, our_f1) in ours.items():
-                print(f"ours at {threshold} / theirs      {theirs / took:10.2f}               F1 {our_f1 / f1:.3f}", flush=True)
+                print(
+                    f"ours at {threshold} / theirs      {theirs / took:10.2f}               F1 "
+                    f"{our_f1 / f1:.3f}",
+                    flush=True,
+                )
         else:
             print("text-dedup's MinHash      not measured (--text-dedup-python)")
         peak = peak_memory(curate(root))
@@ -156,7 +195,10 @@ def main() -> None:
             start, process = time.perf_counter(), curate(root)
             big = peak_memory(process)
             speed = options.big / (time.perf_counter() - start)
-            print(f"peak memory, {options.big} rows  {big >> 20} MiB   {big / peak:.2f} times that of {rows}   {speed:.0f} documents/s")
+            print(
+                f"peak memory, {options.big} rows  {big >> 20} MiB   {big / peak:.2f} times that of {rows}  "
+                f" {speed:.0f} documents/s"
+            )
 
 
 if __name__ == "__main__":

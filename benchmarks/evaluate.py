@@ -1,10 +1,12 @@
-"""Measures how long evaluating three levels of a finished project takes, part by part; the demo's limit is 4 minutes on 2 cores.
+"""Measures how long evaluating three levels of a finished project takes, part by part; the demo's limit is 4
+minutes on 2 cores.
 
     python benchmarks/evaluate.py PROJECT [--models F16 Q4_K_M Q5_K_M] [--threads N]
 
-PROJECT's params.yaml, GGUFs, adapter and held-out rows are read, nothing is written there. Each model is measured in a process of its own, as the
-stage is; its start and imports count. CPU seconds are those of the process and of every tool it ran: on a machine with other work they say what
-the clock can't. `--threads` replaces evaluate.threads and serve.threads.
+PROJECT's params.yaml, GGUFs, adapter and held-out rows are read, nothing is written there. Each model is
+measured in a process of its own, as the stage is; its start and imports count. CPU seconds are those of the
+process and of every tool it ran: on a machine with other work they say what the clock can't. `--threads`
+replaces evaluate.threads and serve.threads.
 """
 
 import argparse
@@ -22,7 +24,10 @@ LIMIT = 240  # seconds, for three levels of the demo
 
 def cpu_seconds() -> float:
     """Of this process and the tools that it ran."""
-    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+    return sum(
+        used.ru_utime + used.ru_stime
+        for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
 
 
 def one(project: Path, model: str, threads: int | None) -> None:
@@ -40,7 +45,10 @@ def one(project: Path, model: str, threads: int | None) -> None:
         before = cpu_seconds()
         with plain(seconds, part):
             yield
-        print(f"  {part:12} {seconds[part]:8.1f} s by the clock {cpu_seconds() - before:7.1f} s of CPUs", flush=True)
+        print(
+            f"  {part:12} {seconds[part]:8.1f} s by the clock {cpu_seconds() - before:7.1f} s of CPUs",
+            flush=True,
+        )
 
     stage.timed = timed
     params = load_params(project / "params.yaml")
@@ -61,7 +69,9 @@ def one(project: Path, model: str, threads: int | None) -> None:
 
 def main() -> None:
     """Measure each model in a child and print the sums."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("project", type=Path)
     parser.add_argument("--models", nargs="+", default=["F16", "Q4_K_M", "Q5_K_M"])
     parser.add_argument("--threads", type=int)
@@ -76,9 +86,16 @@ def main() -> None:
         start, used = time.perf_counter(), cpu_seconds()
         more = ["--threads", str(asked.threads)] if asked.threads else []
         subprocess.run([sys.executable, __file__, str(asked.project), "--one", model, *more], check=True)
-        print(f"  {'whole stage':12} {time.perf_counter() - start:8.1f} s by the clock {cpu_seconds() - used:7.1f} s of CPUs", flush=True)
-    print(f"{len(asked.models)} models: {time.perf_counter() - begin:.0f} s by the clock (the demo's limit for three: {LIMIT} s), "
-          f"{cpu_seconds() - before:.0f} s of CPUs")  # fmt: skip
+        print(
+            f"  {'whole stage':12} {time.perf_counter() - start:8.1f} s by the clock "
+            f"{cpu_seconds() - used:7.1f} s of CPUs",
+            flush=True,
+        )
+    print(
+        f"{len(asked.models)} models: {time.perf_counter() - begin:.0f} s by the clock (the demo's limit "
+        f"for three: {LIMIT} s), "
+        f"{cpu_seconds() - before:.0f} s of CPUs"
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""Does the gate refuse what is broken and let pass what is not? Planted damage against ten clean levels, on a finished project.
+"""Does the gate refuse what is broken and let pass what is not? Planted damage against ten clean levels, on a
+finished project.
 
     python benchmarks/gate.py PROJECT [--rows 24] [--folder DIR]
 
 Damage, each at Q4_K_M, at a level's own evaluation by `pipeline.stages.evaluate.stage.evaluate`:
 - 1 % of the blocks of every quantized tensor zeroed;
-- an adapter trained to answer without stopping (LoRA on the merged model, 12 steps: each answer is followed by a newline and itself, never by the end
-  of turn), with the 16-bit model of its own that it is compared with;
+- an adapter trained to answer without stopping (LoRA on the merged model, 12 steps: each answer is followed
+  by a newline and itself, never by the end of turn), with the 16-bit model of its own that it is compared
+  with;
 - the untuned base's level under the tuned level's name.
-Parity's own parity check of the level's weights is measured beside the gate, which is told that parity passed. What is done is not done again.
+Parity's own parity check of the level's weights is measured beside the gate, which is told that parity
+passed. What is done is not done again.
 """
 
 import argparse
@@ -23,7 +26,10 @@ import numpy as np
 
 LEVEL = "Q4_K_M"
 CLEAN = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "IQ4_XS", "IQ4_NL")
-PASSED = {"verdict": "pass", "checks": {f"weights_{name.lower()}": {"title": name, "verdict": "pass"} for name in (*CLEAN, "gguf")}}
+PASSED = {
+    "verdict": "pass",
+    "checks": {f"weights_{name.lower()}": {"title": name, "verdict": "pass"} for name in (*CLEAN, "gguf")},
+}
 STEPS, ROWS_A_STEP, LEARNING_RATE, LONGEST = 12, 4, 2e-3, 192
 
 
@@ -48,7 +54,9 @@ def zero_blocks(path: Path, share: float, seed: int = 0) -> int:
 
 
 def taught(merged: Path, rows: Path, folder: Path, *, ends: bool, seed: int = 0) -> Path:
-    """The merged model after a short training on the answers of `rows`, which end or never do, as a Hugging Face folder; `folder`."""
+    """The merged model after a short training on the answers of `rows`, which end or never do, as a Hugging
+    Face folder; `folder`.
+    """
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -58,11 +66,20 @@ def taught(merged: Path, rows: Path, folder: Path, *, ends: bool, seed: int = 0)
 
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
-    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear"))
-    optimizer = torch.optim.AdamW((one for one in adapted.parameters() if one.requires_grad), lr=LEARNING_RATE)
+    adapted = get_peft_model(
+        model, LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
+    )
+    optimizer = torch.optim.AdamW(
+        (one for one in adapted.parameters() if one.requires_grad), lr=LEARNING_RATE
+    )
     tokenizer = load_tokenizer(merged)
     newline = tokenizer("\n", add_special_tokens=False)["input_ids"]
-    encoded = [row for row, _ in zip(encodable(tokenizer, chats(read_rows(rows)), LONGEST), range(STEPS * ROWS_A_STEP), strict=False)]
+    encoded = [
+        row
+        for row, _ in zip(
+            encodable(tokenizer, chats(read_rows(rows)), LONGEST), range(STEPS * ROWS_A_STEP), strict=False
+        )
+    ]
     for step in range(STEPS):
         for row in encoded[step * ROWS_A_STEP : (step + 1) * ROWS_A_STEP]:
             places = trained_positions(row)
@@ -90,9 +107,17 @@ class Bench:
         self.root, self.folder, self.params = root, folder, load_params(root / "params.yaml")
         self.tools, self.name = find_toolchain(self.params.llamacpp.home), self.params.convert.name
         self.settings = self.params.evaluate.model_copy(
-            update={"perplexity_rows": rows, "task_rows": rows, "general": "none", "harness": [], "prompt_lengths": [16], "generation_depths": [0],
-                    "repetitions": 1, "threads": 1}
-        )  # fmt: skip
+            update={
+                "perplexity_rows": rows,
+                "task_rows": rows,
+                "general": "none",
+                "harness": [],
+                "prompt_lengths": [16],
+                "generation_depths": [0],
+                "repetitions": 1,
+                "threads": 1,
+            }
+        )
         folder.mkdir(parents=True, exist_ok=True)
 
     def gguf(self, model: str) -> Path:
@@ -108,33 +133,61 @@ class Bench:
             quantize_gguf(self.tools, source, target, level, 1)
         return target
 
-    def evaluated(self, case: str, model: Path, reference: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def evaluated(
+        self, case: str, model: Path, reference: Path
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """`evaluate`'s figures and answers of `model`, measured once."""
         from pipeline.stages.evaluate.stage import evaluate
 
         kept = self.folder / f"{case}.json"
         if not kept.exists():
             figures, answers = evaluate(
-                model=model, reference=reference, tokenizer=self.root / "models/adapter", rows=self.root / "data/final/test.jsonl",
-                root=self.root, settings=self.settings, serve=self.params.serve, tools=self.tools,
-            )  # fmt: skip
+                model=model,
+                reference=reference,
+                tokenizer=self.root / "models/adapter",
+                rows=self.root / "data/final/test.jsonl",
+                root=self.root,
+                settings=self.settings,
+                serve=self.params.serve,
+                tools=self.tools,
+            )
             kept.write_text(json.dumps({"figures": figures, "answers": answers}))
         found = json.loads(kept.read_text())
         return found["figures"], found["answers"]
 
     def judge(self, case: str, level: str, model: Path, sixteen: Path, sixteen_case: str) -> None:
-        """Print what the gate says of `model` as `level`, and what parity's parity check of its weights does."""
+        """Print what the gate says of `model` as `level`, and what parity's parity check of its weights
+        does.
+        """
         from pipeline.config.levels import split_level
         from pipeline.gate.rules import judge
         from pipeline.stages.parity.level_weights import level_weights
 
-        reference, level_found = self.evaluated(sixteen_case, sixteen, sixteen), self.evaluated(case, model, sixteen)
+        reference, level_found = (
+            self.evaluated(sixteen_case, sixteen, sixteen),
+            self.evaluated(case, model, sixteen),
+        )
         evaluations = {"F16": reference[0], level: level_found[0] | {"reference": "F16"}}
-        verdict = judge(level, evaluations, {"F16": reference[1], level: level_found[1]}, PASSED, self.params.report.gate, 0)
+        verdict = judge(
+            level,
+            evaluations,
+            {"F16": reference[1], level: level_found[1]},
+            PASSED,
+            self.params.report.gate,
+            0,
+        )
         check, _ = level_weights(sixteen, model, split_level(level)[0], self.params.parity.rmse_slack, {})
-        figures = ", ".join(f"{one.key} {one.figure:.4g}" for one in verdict.checks if one.figure is not None and one.key != "parity")
+        figures = ", ".join(
+            f"{one.key} {one.figure:.4g}"
+            for one in verdict.checks
+            if one.figure is not None and one.key != "parity"
+        )
         refused = [finding.key for finding in verdict.checks if finding.verdict == "fail"]
-        print(f"{case}: {verdict.verdict} ({', '.join(refused) or 'nothing refuses'}); {figures}; parity's weights: {check.verdict}", flush=True)
+        print(
+            f"{case}: {verdict.verdict} ({', '.join(refused) or 'nothing refuses'}); {figures}; parity's "
+            f"weights: {check.verdict}",
+            flush=True,
+        )
         for reason in verdict.reasons:
             print(f"    {reason}", flush=True)
 
@@ -153,14 +206,21 @@ def main() -> None:
         shutil.copyfile(bench.gguf(LEVEL), zeroed)
         print(f"zeroed {zero_blocks(zeroed, 0.01):,} blocks")
     bench.judge("1 % of blocks zeroed", LEVEL, zeroed, sixteen, "F16")
-    bench.judge("another model's level", LEVEL, bench.level(bench.gguf("base-F16"), LEVEL, "base"), sixteen, "F16")
+    bench.judge(
+        "another model's level", LEVEL, bench.level(bench.gguf("base-F16"), LEVEL, "base"), sixteen, "F16"
+    )
     for level in CLEAN:
         bench.judge(f"clean {level}", level, bench.level(sixteen, level, f"clean-{level}"), sixteen, "F16")
     endless = bench.folder / "endless-F16.gguf"
     if not endless.exists():
         from pipeline.llamacpp.converters import to_gguf
 
-        folder = taught(bench.root / "models/merged", bench.root / "data/final/train.jsonl", bench.folder / "endless", ends=False)
+        folder = taught(
+            bench.root / "models/merged",
+            bench.root / "data/final/train.jsonl",
+            bench.folder / "endless",
+            ends=False,
+        )
         to_gguf(bench.tools, folder, endless, "F16", "endless")
     bench.judge("never ends", LEVEL, bench.level(endless, LEVEL, "endless"), endless, "endless F16")
 

@@ -1,7 +1,8 @@
-"""Two sides of LoRA training, a GGUF's quantized weights and NF4, for gguf_train.py and gpu_all.py: bases, a step, its speed and its peak.
+"""Two sides of LoRA training, a GGUF's quantized weights and NF4, for gguf_train.py and gpu_all.py: bases, a
+step, its speed and its peak.
 
-`python benchmarks/gguf_sides.py '{JSON}'` measures in a process of its own and prints one line of JSON last: the peak of one side, or the
-seconds of both, step by step in turns.
+`python benchmarks/gguf_sides.py '{JSON}'` measures in a process of its own and prints one line of JSON last:
+the peak of one side, or the seconds of both, step by step in turns.
 """
 
 import json
@@ -25,11 +26,15 @@ SIDES = {"quantized": "gguf", "NF4": "nf4"}
 def training(side: str, **changed: Any) -> Training:
     """The demo recipe's training with a side's quantization."""
     train = load_params(PROJECT / "recipes/demo.yaml").training
-    return Training.model_validate(train.model_dump() | {"quantization": SIDES[side], "keep_quantized": True} | changed)
+    return Training.model_validate(
+        train.model_dump() | {"quantization": SIDES[side], "keep_quantized": True} | changed
+    )
 
 
 def load(base: Path, settings: Training) -> tuple[Any, Callable[[int], None]]:
-    """A side's model with its adapter, and a function that does one whole optimizer step on a row of so many tokens."""
+    """A side's model with its adapter, and a function that does one whole optimizer step on a row of so many
+    tokens.
+    """
     import torch
     from peft import get_peft_model
 
@@ -65,10 +70,12 @@ def load(base: Path, settings: Training) -> tuple[Any, Callable[[int], None]]:
 
 
 def peak(base: Path, settings: Training, tokens: int) -> dict[str, Any]:
-    """The most bytes that the base and a training step, the first one, hold together, and those of the frozen base alone.
+    """The most bytes that the base and a training step, the first one, hold together, and those of the frozen
+    base alone.
 
-    On a GPU by its allocator; on a CPU the base's tensors and every allocation of the step, by PyTorch's profiler: what the kernel counts as
-    resident differs by 12 % between two runs of the same side, for the heap keeps what was freed, and counts shards that loading has mapped.
+    On a GPU by its allocator; on a CPU the base's tensors and every allocation of the step, by PyTorch's
+    profiler: what the kernel counts as resident differs by 12 % between two runs of the same side, for the
+    heap keeps what was freed, and counts shards that loading has mapped.
     """
     import torch
 
@@ -81,7 +88,9 @@ def peak(base: Path, settings: Training, tokens: int) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
         step(tokens)
         return {"peak": torch.cuda.max_memory_allocated(), "base": held}
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         step(tokens)
     live = most = 0
     for event in sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
@@ -91,7 +100,9 @@ def peak(base: Path, settings: Training, tokens: int) -> dict[str, Any]:
     return {"peak": held + most, "base": held}
 
 
-def seconds(bases: dict[str, Path], settings: dict[str, Training], tokens: int, rounds: int) -> dict[str, list[float]]:
+def seconds(
+    bases: dict[str, Path], settings: dict[str, Training], tokens: int, rounds: int
+) -> dict[str, list[float]]:
     """Seconds of a step of every side, in turns, after one that doesn't count."""
     import torch
 
@@ -119,17 +130,27 @@ def child(**asked: Any) -> Any:
 
 
 def compare(name: str, bases: dict[str, Path], tokens: int, rounds: int, **changed: Any) -> None:
-    """Print both sides' peak and speed and their ratios; `bases` are the folders by side, `changed` other settings than the demo's."""
-    peaks = {side: child(what="peak", side=side, base=base, tokens=tokens, changed=changed) for side, base in bases.items()}
+    """Print both sides' peak and speed and their ratios; `bases` are the folders by side, `changed` other
+    settings than the demo's.
+    """
+    peaks = {
+        side: child(what="peak", side=side, base=base, tokens=tokens, changed=changed)
+        for side, base in bases.items()
+    }
     taken = child(what="seconds", bases=bases, tokens=tokens, rounds=rounds, changed=changed)
     print(f"\n{name}, 1 × {tokens:,} tokens, {rounds} steps in turns")
     print(f"{'side':<8}{'base MB':>10}{'peak MB':>10}{'tokens/s':>10}{'least':>10}{'most':>10}")
     for side, found in peaks.items():
         speeds = [tokens / second for second in taken[side]]
-        print(f"{side:<8}{found['base'] / 1e6:>10.1f}{found['peak'] / 1e6:>10.1f}{median(speeds):>10.1f}{min(speeds):>10.1f}{max(speeds):>10.1f}")
+        print(
+            f"{side:<8}{found['base'] / 1e6:>10.1f}{found['peak'] / 1e6:>10.1f}{median(speeds):>10.1f}{min(speeds):>10.1f}{max(speeds):>10.1f}"  # noqa: E501
+        )
     ratios = [nf4 / quantized for quantized, nf4 in zip(taken["quantized"], taken["NF4"], strict=True)]
-    print(f"packed ÷ NF4: peak {peaks['quantized']['peak'] / peaks['NF4']['peak']:.2f} (goal ≤ 1.10); "
-          f"speed {median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f} step by step (goal ≥ 0.80)", flush=True)  # fmt: skip
+    print(
+        f"packed ÷ NF4: peak {peaks['quantized']['peak'] / peaks['NF4']['peak']:.2f} (goal ≤ 1.10); "
+        f"speed {median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f} step by step (goal ≥ 0.80)",
+        flush=True,
+    )
 
 
 def main() -> None:

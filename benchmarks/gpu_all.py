@@ -1,12 +1,14 @@
-"""Measures on one GPU all that waits for one, the most important first, in at most nine minutes; prints one table.
+"""Measures on one GPU all that waits for one, the most important first, in at most nine minutes; prints one
+table.
 
     python benchmarks/gpu_all.py [--out FOLDER] [--minutes 9] [--only tests speed planner quantized resume]
     python benchmarks/gpu_all.py --smoke     # the same code on tiny shapes, on a CPU too
 
-Runs from a plain checkout: it needs torch (2.11 to 2.13), transformers (5.17 to 5.23), peft, trl, datasets, bitsandbytes, liger-kernel,
-gguf, tensorboard, pydantic, pyyaml, ruamel.yaml, pytest and hypothesis, but neither llama.cpp nor a network, and 21 GB of disk for random models of
-Qwen2.5-7B's shape. Every part runs in a process of its own, so that one failure costs no other part its figures; they are in
-FOLDER/figures.jsonl as soon as they are seen, the logs beside them, the table in FOLDER/table.md at the end.
+Runs from a plain checkout: it needs torch (2.11 to 2.13), transformers (5.17 to 5.23), peft, trl, datasets,
+bitsandbytes, liger-kernel, gguf, tensorboard, pydantic, pyyaml, ruamel.yaml, pytest and hypothesis, but
+neither llama.cpp nor a network, and 21 GB of disk for random models of Qwen2.5-7B's shape. Every part runs in
+a process of its own, so that one failure costs no other part its figures; they are in FOLDER/figures.jsonl as
+soon as they are seen, the logs beside them, the table in FOLDER/table.md at the end.
 """
 
 import argparse
@@ -37,8 +39,12 @@ PROJECT = Path(__file__).resolve().parents[1]
 FLOPS_PER_TOKEN = 42.5e9  # Qwen2.5-7B with checkpointing
 PARTS = ("tests", "speed", "planner", "quantized", "resume")
 ROUNDS = 2  # of the speed comparison: A B A B
-TESTS_SHARE = 1 / 3  # of the time, at most, for the tests: what comes after them is why the card was asked for
-PROCESSES = multiprocessing.get_context("forkserver")  # a part's process is a fork of a small one that has never seen the GPU
+TESTS_SHARE = (
+    1 / 3
+)  # of the time, at most, for the tests: what comes after them is why the card was asked for
+PROCESSES = multiprocessing.get_context(
+    "forkserver"
+)  # a part's process is a fork of a small one that has never seen the GPU
 LIBRARIES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "liger-kernel", "triton")
 
 
@@ -55,7 +61,9 @@ class Run:
 
     def note(self, **figures: Any) -> None:
         """Keep figures, on the disk at once."""
-        figures = {name: value for name, value in figures.items() if value is not None}  # what a CPU can't tell
+        figures = {
+            name: value for name, value in figures.items() if value is not None
+        }  # what a CPU can't tell
         self.figures |= figures
         with (self.out / "figures.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(figures) + "\n")
@@ -70,13 +78,17 @@ class Run:
         """Start a part of `gpu_parts.py`; the process, and the end of the pipe that its figures come from."""
         asked |= {"folder": self.work} | ({"settings": settings.model_dump()} if settings else {})
         figures, theirs = PROCESSES.Pipe(duplex=False)
-        process = PROCESSES.Process(target=start_child, args=(part, theirs, self.out / f"{name}.log", asked), daemon=True)
+        process = PROCESSES.Process(
+            target=start_child, args=(part, theirs, self.out / f"{name}.log", asked), daemon=True
+        )
         process.start()
         theirs.close()
         return process, figures
 
     def part(self, name: str, part: str, **asked: Any) -> Iterator[dict[str, Any]]:
-        """The figures of a part, one after the other. Raises `PartError` with its last words where it fails or the time is over."""
+        """The figures of a part, one after the other. Raises `PartError` with its last words where it fails
+        or the time is over.
+        """
         self.left()
         began, (process, figures) = time.monotonic(), self.start(name, part, **asked)
         try:
@@ -102,7 +114,9 @@ class PartError(Exception):
 
 
 def start_child(part: str, *rest: Any) -> None:
-    """What a part's process does first: torch is imported there, so that no process has seen the GPU before."""
+    """What a part's process does first: torch is imported there, so that no process has seen the GPU
+    before.
+    """
     from benchmarks.gpu_parts import child
 
     child(part, *rest)
@@ -110,7 +124,11 @@ def start_child(part: str, *rest: Any) -> None:
 
 def last_words(log: Path) -> str:
     """The last line of a log."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [
+        line.strip()
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
     return lines[-1][-200:] if lines else "it said nothing"
 
 
@@ -122,11 +140,27 @@ def tests(run: Run) -> None:
 
 
 def pytest(run: Run, *words: str, seconds: float) -> None:
-    """Run tests for at most `seconds` and count them. Raises `PartError` where they took longer or could not be run."""
+    """Run tests for at most `seconds` and count them. Raises `PartError` where they took longer or could not
+    be run.
+    """
     report, log = run.out / "tests.xml", run.out / "tests.log"
     # without the project's own options, which ask for plugins
-    command = [sys.executable, "-m", "pytest", *words, "-o", "addopts=", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
-    with log.open("w", encoding="utf-8") as stated, subprocess.Popen(command, stdout=stated, stderr=stated, cwd=PROJECT) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *words,
+        "-o",
+        "addopts=",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={report}",
+    ]
+    with (
+        log.open("w", encoding="utf-8") as stated,
+        subprocess.Popen(command, stdout=stated, stderr=stated, cwd=PROJECT) as process,
+    ):
         try:
             process.wait(seconds)
             late = False
@@ -142,66 +176,112 @@ def pytest(run: Run, *words: str, seconds: float) -> None:
     found = re.findall(r'(tests|failures|errors|skipped)="(\d+)"', report.read_text(encoding="utf-8")[:2_000])
     counts = {key: int(number) for key, number in found}
     bad = counts["failures"] + counts["errors"]
-    run.note(tests_passed=counts["tests"] - bad - counts["skipped"], tests_failed=bad, tests_skipped=counts["skipped"])
+    run.note(
+        tests_passed=counts["tests"] - bad - counts["skipped"],
+        tests_failed=bad,
+        tests_skipped=counts["skipped"],
+    )
     if late:
         raise PartError(f"only those were run that {seconds:.0f} s were enough for")
 
 
 def speed(run: Run) -> None:
-    """Our stage under an 8 GiB cap against plain Hugging Face + PEFT + TRL, in turns, and Unsloth where it is installed."""
+    """Our stage under an 8 GiB cap against plain Hugging Face + PEFT + TRL, in turns, and Unsloth where it is
+    installed.
+    """
     tokens, settings = row_tokens(run), nf4_settings(run, max_steps=4 if run.smoke else 6)
     found: dict[str, list[float]] = {"ours": [], "plain": []}
     for number in range(1 if run.smoke else ROUNDS):
         for side in [side for side in found if side not in run.reasons]:
             try:
-                for figures in run.part(f"{side}-{number + 1}", side, settings=settings, tokens=tokens, cap_gib=8.0):
+                for figures in run.part(
+                    f"{side}-{number + 1}", side, settings=settings, tokens=tokens, cap_gib=8.0
+                ):
                     if "tokens_per_second" in figures:
                         found[side].append(figures["tokens_per_second"])
-                        figures = {f"{side}_tokens_per_second": median(found[side]), f"{side}_peak_gib": figures["peak_gib"]}
+                        figures = {
+                            f"{side}_tokens_per_second": median(found[side]),
+                            f"{side}_peak_gib": figures["peak_gib"],
+                        }
                     run.note(**figures)
             except PartError as error:  # the other side's figures count without it
                 run.reasons[side] = run.reasons["speed"] = f"{side}: {error}"
             if found["ours"] and found["plain"]:
                 run.note(ratio=median(found["ours"]) / median(found["plain"]))
     if {"bf16_tflops", "ours_tokens_per_second"} <= run.figures.keys():
-        run.note(utilization=run.figures["ours_tokens_per_second"] * FLOPS_PER_TOKEN / run.figures["bf16_tflops"] / 1e12)
+        run.note(
+            utilization=run.figures["ours_tokens_per_second"]
+            * FLOPS_PER_TOKEN
+            / run.figures["bf16_tflops"]
+            / 1e12
+        )
     try:
         for figures in run.part("unsloth", "unsloth", settings=settings, tokens=tokens):
-            run.note(unsloth_tokens_per_second=figures["tokens_per_second"], unsloth_peak_gib=figures["peak_gib"])
+            run.note(
+                unsloth_tokens_per_second=figures["tokens_per_second"], unsloth_peak_gib=figures["peak_gib"]
+            )
     except PartError as error:
         run.reasons["unsloth"] = str(error)
 
 
 def planner(run: Run) -> None:
-    """The planner's error over 12 configurations (6 on a CPU, without a measurement), and the longest row under the cap."""
+    """The planner's error over 12 configurations (6 on a CPU, without a measurement), and the longest row
+    under the cap.
+    """
     lengths = [32, 64] if run.smoke else [512, 1_024, 2_048]
     rows = []
     for loss in ("auto", "chunked") if gpu() else ("chunked",):
         settings = nf4_settings(run, loss=loss)
-        for figures in run.part(f"planner-{loss}", "planner", settings=settings, lengths=lengths, cap_gib=8.0, find_longest=loss == "auto"):
+        for figures in run.part(
+            f"planner-{loss}",
+            "planner",
+            settings=settings,
+            lengths=lengths,
+            cap_gib=8.0,
+            find_longest=loss == "auto",
+        ):
             run.note(**{key: value for key, value in figures.items() if key != "planned"})
             if "planned" in figures:
                 rows.append(figures["planned"])
                 errors = [(planned - measured) / measured for *_, measured, planned in rows if measured]
-                run.note(planned=rows, planner_error=max(map(abs, errors), default=None), planner_configurations=len(errors) or None)
+                run.note(
+                    planned=rows,
+                    planner_error=max(map(abs, errors), default=None),
+                    planner_configurations=len(errors) or None,
+                )
 
 
 def quantized(run: Run) -> None:
     """One optimizer step on a GGUF's own blocks (Q4_K_M's types) against the same on NF4."""
     for side in ("quantized", "nf4"):
-        settings = nf4_settings(run, optim="adamw_torch", **({"quantization": "gguf"} if side == "quantized" else {}))
+        settings = nf4_settings(
+            run, optim="adamw_torch", **({"quantization": "gguf"} if side == "quantized" else {})
+        )
         tokens, rounds = row_tokens(run), 1 if run.smoke else 8
-        for figures in run.part(f"step-{side}", "step_speed", settings=settings, side=side, tokens=tokens, rounds=rounds):
+        for figures in run.part(
+            f"step-{side}", "step_speed", settings=settings, side=side, tokens=tokens, rounds=rounds
+        ):
             run.note(**{f"{side}_step_{key}": value for key, value in figures.items()})
-    run.note(quantized_speed_ratio=run.figures["quantized_step_tokens_per_second"] / run.figures["nf4_step_tokens_per_second"])
+    run.note(
+        quantized_speed_ratio=run.figures["quantized_step_tokens_per_second"]
+        / run.figures["nf4_step_tokens_per_second"]
+    )
     if "nf4_step_peak_gib" in run.figures:
-        run.note(quantized_peak_ratio=run.figures["quantized_step_peak_gib"] / run.figures["nf4_step_peak_gib"])
+        run.note(
+            quantized_peak_ratio=run.figures["quantized_step_peak_gib"] / run.figures["nf4_step_peak_gib"]
+        )
 
 
 def resume(run: Run) -> None:
-    """A run with the recipe's paged 8-bit optimizer, killed with SIGKILL and resumed, against unbroken ones, on NF4 and on a GGUF's blocks."""
+    """A run with the recipe's paged 8-bit optimizer, killed with SIGKILL and resumed, against unbroken ones,
+    on NF4 and on a GGUF's blocks.
+    """
     for side in ("nf4",) if run.smoke else ("nf4", "quantized_small"):
-        changes = {"max_steps": 5, "save_steps": 2, "gradient_accumulation_steps": 1} if run.smoke else {"max_steps": 10, "save_steps": 3}
+        changes = (
+            {"max_steps": 5, "save_steps": 2, "gradient_accumulation_steps": 1}
+            if run.smoke
+            else {"max_steps": 10, "save_steps": 3}
+        )
         settings = nf4_settings(run, **changes, **({} if side == "nf4" else {"quantization": "gguf"}))
         try:
             list(run.part(f"resume-{side}-killed", "resume", settings=settings, side=side, killed=True))
@@ -246,30 +326,108 @@ class Row:
 
 
 TABLE = (
-    Row("tests_passed", "kernels, dequantizers, NF4 and GGUF steps against references: tests passed", "{}", "tests", "> 0", lambda found: found > 0),
+    Row(
+        "tests_passed",
+        "kernels, dequantizers, NF4 and GGUF steps against references: tests passed",
+        "{}",
+        "tests",
+        "> 0",
+        lambda found: found > 0,
+    ),
     Row("tests_failed", "… failed", "{}", "tests", "0", lambda found: found == 0),
     Row("tests_skipped", "… skipped", "{}", "tests"),
     Row("bf16_tflops", "the card: bfloat16 matrix product, TFLOP/s", "{:,.0f}", "speed"),
-    Row("ours_tokens_per_second", "7B shape in NF4, 1 × 1,024 tokens × 8, Quench: tokens/s", "{:,.0f}", "speed"),
+    Row(
+        "ours_tokens_per_second",
+        "7B shape in NF4, 1 × 1,024 tokens × 8, Quench: tokens/s",
+        "{:,.0f}",
+        "speed",
+    ),
     Row("plain_tokens_per_second", "… plain Hugging Face + PEFT + TRL: tokens/s", "{:,.0f}", "plain"),
     Row("ratio", "… Quench ÷ plain", "{:.2f}", "speed", "≥ 1.3", lambda found: found >= 1.3),
     Row("unsloth_tokens_per_second", "… Unsloth: tokens/s", "{:,.0f}", "unsloth"),
     Row("utilization", "… Quench: share of the card's matrix product", "{:.1%}", "speed"),
-    Row("ours_peak_gib", "… Quench under an 8 GiB cap: peak GiB", "{:.2f}", "speed", "≤ 7.0", lambda found: found <= 7.0),
+    Row(
+        "ours_peak_gib",
+        "… Quench under an 8 GiB cap: peak GiB",
+        "{:.2f}",
+        "speed",
+        "≤ 7.0",
+        lambda found: found <= 7.0,
+    ),
     Row("plain_peak_gib", "… plain, without a cap: peak GiB", "{:.2f}", "speed"),
     Row("unsloth_peak_gib", "… Unsloth, without a cap: peak GiB", "{:.2f}", "unsloth"),
-    Row("optimizer_bytes_per_parameter", "… paged 8-bit AdamW: bytes of state per trained parameter", "{:.2f}", "speed"),
-    Row("longest_row", "… longest row that trains in 8 GiB, tokens", "{:,}", "planner", "≥ 2,972", lambda found: found >= 2_972),
-    Row("planner_error", "planner: largest error of the peak", "{:.1%}", "planner", "≤ 5 %", lambda found: found <= 0.05),
-    Row("planner_configurations", "… over so many configurations", "{}", "planner", "12", lambda found: found == 12),
-    Row("quantized_step_tokens_per_second", "7B shape on Q4_K_M's blocks, one step of 1,024: tokens/s", "{:,.0f}", "quantized"),
+    Row(
+        "optimizer_bytes_per_parameter",
+        "… paged 8-bit AdamW: bytes of state per trained parameter",
+        "{:.2f}",
+        "speed",
+    ),
+    Row(
+        "longest_row",
+        "… longest row that trains in 8 GiB, tokens",
+        "{:,}",
+        "planner",
+        "≥ 2,972",
+        lambda found: found >= 2_972,
+    ),
+    Row(
+        "planner_error",
+        "planner: largest error of the peak",
+        "{:.1%}",
+        "planner",
+        "≤ 5 %",
+        lambda found: found <= 0.05,
+    ),
+    Row(
+        "planner_configurations",
+        "… over so many configurations",
+        "{}",
+        "planner",
+        "12",
+        lambda found: found == 12,
+    ),
+    Row(
+        "quantized_step_tokens_per_second",
+        "7B shape on Q4_K_M's blocks, one step of 1,024: tokens/s",
+        "{:,.0f}",
+        "quantized",
+    ),
     Row("quantized_step_peak_gib", "… peak GiB", "{:.2f}", "quantized"),
-    Row("quantized_speed_ratio", "… speed ÷ NF4's", "{:.2f}", "quantized", "≥ 0.80", lambda found: found >= 0.8),
-    Row("quantized_peak_ratio", "… peak ÷ NF4's", "{:.2f}", "quantized", "≤ 1.10", lambda found: found <= 1.1),
+    Row(
+        "quantized_speed_ratio",
+        "… speed ÷ NF4's",
+        "{:.2f}",
+        "quantized",
+        "≥ 0.80",
+        lambda found: found >= 0.8,
+    ),
+    Row(
+        "quantized_peak_ratio", "… peak ÷ NF4's", "{:.2f}", "quantized", "≤ 1.10", lambda found: found <= 1.1
+    ),
     Row("nf4_unbroken_equal", "NF4: two unbroken runs end in the same bytes", "{}", "resume"),
-    Row("nf4_resumed_equal", "NF4: killed with SIGKILL and resumed, the same bytes as unbroken", "{}", "resume", "True", bool),
-    Row("quantized_small_unbroken_equal", "GGUF blocks: two unbroken runs end in the same bytes", "{}", "resume"),
-    Row("quantized_small_resumed_equal", "GGUF blocks: killed and resumed, the same bytes as unbroken", "{}", "resume", "True", bool),
+    Row(
+        "nf4_resumed_equal",
+        "NF4: killed with SIGKILL and resumed, the same bytes as unbroken",
+        "{}",
+        "resume",
+        "True",
+        bool,
+    ),
+    Row(
+        "quantized_small_unbroken_equal",
+        "GGUF blocks: two unbroken runs end in the same bytes",
+        "{}",
+        "resume",
+    ),
+    Row(
+        "quantized_small_resumed_equal",
+        "GGUF blocks: killed and resumed, the same bytes as unbroken",
+        "{}",
+        "resume",
+        "True",
+        bool,
+    ),
 )
 
 
@@ -301,8 +459,13 @@ def heading(smoke: bool) -> str:
     import torch
 
     device = torch.cuda.get_device_name(0) if gpu() else f"CPU, {os.cpu_count()} cores"
-    shape = "tiny shapes (--smoke): only that the code runs" if smoke else "random weights of Qwen2.5-7B's shape"
-    return f"{time.strftime('%Y-%m-%d')}, {device}, Python {platform.python_version()}, {', '.join(map(installed, LIBRARIES))}; {shape}\n"
+    shape = (
+        "tiny shapes (--smoke): only that the code runs" if smoke else "random weights of Qwen2.5-7B's shape"
+    )
+    return (
+        f"{time.strftime('%Y-%m-%d')}, {device}, Python {platform.python_version()}, "
+        f"{', '.join(map(installed, LIBRARIES))}; {shape}\n"
+    )
 
 
 def installed(library: str) -> str:
@@ -315,9 +478,13 @@ def installed(library: str) -> str:
 
 def main() -> int:
     """Measure the parts that were asked for and print the table; 1 if a goal is missed or a part failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, few steps")
-    parser.add_argument("--out", type=Path, help="folder for figures, logs and the table (default: a new temporary one)")
+    parser.add_argument(
+        "--out", type=Path, help="folder for figures, logs and the table (default: a new temporary one)"
+    )
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     asked = parser.parse_args()
@@ -325,7 +492,16 @@ def main() -> int:
         sys.exit("there is no GPU here: take --smoke to run the same code on tiny shapes")
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if not gpu():
-        PROCESSES.set_forkserver_preload(["benchmarks.gpu_parts", "pipeline.stages.train.stage", "transformers", "peft", "trl", "bitsandbytes"])
+        PROCESSES.set_forkserver_preload(
+            [
+                "benchmarks.gpu_parts",
+                "pipeline.stages.train.stage",
+                "transformers",
+                "peft",
+                "trl",
+                "bitsandbytes",
+            ]
+        )
     out = asked.out or Path(tempfile.mkdtemp(prefix="quench-gpu-"))
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="quench-bench-") as work:

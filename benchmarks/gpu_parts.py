@@ -1,4 +1,6 @@
-"""The parts that `gpu_all.py` measures. Each runs in a process of its own (`child`) and says every figure as soon as it has it."""
+"""The parts that `gpu_all.py` measures. Each runs in a process of its own (`child`) and says every figure as
+soon as it has it.
+"""
 
 import hashlib
 import os
@@ -51,16 +53,27 @@ def write(say: Say, folder: Path, shape: str, tokens: int, resume_shape: str, **
 def cap(gib: float) -> None:
     """Let this process allocate no more than `gib` GiB of the GPU."""
     if CUDA:
-        torch.cuda.set_per_process_memory_fraction(gib * GIB / torch.cuda.get_device_properties(0).total_memory)
+        torch.cuda.set_per_process_memory_fraction(
+            gib * GIB / torch.cuda.get_device_properties(0).total_memory
+        )
 
 
 def report_speed(say: Say, seconds: list[float], tokens: int) -> None:
-    """Say the tokens per second of the steps after the warm-up, and the peak of allocated GPU memory in GiB (None without a GPU)."""
-    say({"tokens_per_second": tokens / median(seconds[WARM_UP:]), "peak_gib": torch.cuda.max_memory_allocated() / GIB if CUDA else None})
+    """Say the tokens per second of the steps after the warm-up, and the peak of allocated GPU memory in GiB
+    (None without a GPU).
+    """
+    say(
+        {
+            "tokens_per_second": tokens / median(seconds[WARM_UP:]),
+            "peak_gib": torch.cuda.max_memory_allocated() / GIB if CUDA else None,
+        }
+    )
 
 
 def ours(say: Say, folder: Path, settings: Training, tokens: int, cap_gib: float, **_: Any) -> None:
-    """Quench's own stage with its proofs, monitoring and checkpoints, under a memory cap; first the card's own speed."""
+    """Quench's own stage with its proofs, monitoring and checkpoints, under a memory cap; first the card's
+    own speed.
+    """
     from pipeline.stages.train.stage import train
 
     if CUDA:
@@ -69,12 +82,26 @@ def ours(say: Say, folder: Path, settings: Training, tokens: int, cap_gib: float
     out = folder / "ours"
     shutil.rmtree(out, ignore_errors=True)
     found = train(
-        tokens=folder / "nf4/rows", base=folder / "nf4/base", adapter=out / "adapter", checkpoints=out / "checkpoints",
-        tensorboard=out / "tensorboard", settings=settings, resume=False,
-    )  # fmt: skip
-    report_speed(say, [row["seconds"] for row in found["metrics_log"] if row["kind"] == "step"], tokens * settings.gradient_accumulation_steps)
+        tokens=folder / "nf4/rows",
+        base=folder / "nf4/base",
+        adapter=out / "adapter",
+        checkpoints=out / "checkpoints",
+        tensorboard=out / "tensorboard",
+        settings=settings,
+        resume=False,
+    )
+    report_speed(
+        say,
+        [row["seconds"] for row in found["metrics_log"] if row["kind"] == "step"],
+        tokens * settings.gradient_accumulation_steps,
+    )
     if settings.optim == "paged_adamw_8bit":
-        say({"optimizer_bytes_per_parameter": found["memory"]["optimizer"] / found["proven"]["trainable_parameters"]})
+        say(
+            {
+                "optimizer_bytes_per_parameter": found["memory"]["optimizer"]
+                / found["proven"]["trainable_parameters"]
+            }
+        )
 
 
 def matrix_tflops(size: int = 8_192, rounds: int = 10) -> float:
@@ -91,38 +118,64 @@ def matrix_tflops(size: int = 8_192, rounds: int = 10) -> float:
 
 
 def plain(say: Say, folder: Path, settings: Training, tokens: int, **_: Any) -> None:
-    """QLoRA as the documentation of Hugging Face, PEFT and TRL shows it: the same recipe's numbers on the same rows, without a cap."""
+    """QLoRA as the documentation of Hugging Face, PEFT and TRL shows it: the same recipe's numbers on the
+    same rows, without a cap.
+    """
     from peft import LoraConfig, prepare_model_for_kbit_training
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
     nf4 = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=settings.bnb_4bit_use_double_quant,
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=settings.bnb_4bit_use_double_quant,
         bnb_4bit_compute_dtype=torch.bfloat16,
-    )  # fmt: skip
+    )
     base = folder / "nf4/base"
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, quantization_config=nf4, device_map={"": 0 if CUDA else "cpu"})
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.bfloat16, quantization_config=nf4, device_map={"": 0 if CUDA else "cpu"}
+    )
     model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=settings.gradient_checkpointing)
     lora = LoraConfig(
-        task_type="CAUSAL_LM", r=settings.r, lora_alpha=settings.lora_alpha, lora_dropout=settings.lora_dropout,
+        task_type="CAUSAL_LM",
+        r=settings.r,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
         target_modules=list(settings.target_modules),
-    )  # fmt: skip
-    report_speed(say, trl_steps(model, AutoTokenizer.from_pretrained(base), folder, settings, lora), tokens * settings.gradient_accumulation_steps)
+    )
+    report_speed(
+        say,
+        trl_steps(model, AutoTokenizer.from_pretrained(base), folder, settings, lora),
+        tokens * settings.gradient_accumulation_steps,
+    )
 
 
 def unsloth(say: Say, folder: Path, settings: Training, tokens: int, **_: Any) -> None:
-    """The same steps by Unsloth as its documentation shows them. Exits with a word where it can't be imported."""
+    """The same steps by Unsloth as its documentation shows them. Exits with a word where it can't be
+    imported.
+    """
     from importlib.util import find_spec
 
     if find_spec("unsloth") is None:
         sys.exit("Unsloth is not installed")
     from unsloth import FastLanguageModel
 
-    model, tokenizer = FastLanguageModel.from_pretrained(str(folder / "nf4/base"), max_seq_length=tokens, dtype=torch.bfloat16, load_in_4bit=True)
+    model, tokenizer = FastLanguageModel.from_pretrained(
+        str(folder / "nf4/base"), max_seq_length=tokens, dtype=torch.bfloat16, load_in_4bit=True
+    )
     model = FastLanguageModel.get_peft_model(
-        model, r=settings.r, lora_alpha=settings.lora_alpha, lora_dropout=settings.lora_dropout, target_modules=list(settings.target_modules),
-        use_gradient_checkpointing="unsloth", random_state=settings.seed,
-    )  # fmt: skip
-    report_speed(say, trl_steps(model, tokenizer, folder, settings, None), tokens * settings.gradient_accumulation_steps)
+        model,
+        r=settings.r,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules=list(settings.target_modules),
+        use_gradient_checkpointing="unsloth",
+        random_state=settings.seed,
+    )
+    report_speed(
+        say,
+        trl_steps(model, tokenizer, folder, settings, None),
+        tokens * settings.gradient_accumulation_steps,
+    )
 
 
 def trl_steps(model: Any, tokenizer: Any, folder: Path, settings: Training, lora: Any) -> list[float]:
@@ -145,18 +198,41 @@ def trl_steps(model: Any, tokenizer: Any, folder: Path, settings: Training, lora
             seconds.append(time.perf_counter() - self.begin)
 
     arguments = SFTConfig(
-        output_dir=str(folder / "trl"), max_length=None, packing=False, dataset_kwargs={"skip_prepare_dataset": True}, max_steps=settings.max_steps,
-        per_device_train_batch_size=settings.per_device_train_batch_size, gradient_accumulation_steps=settings.gradient_accumulation_steps,
-        gradient_checkpointing=settings.gradient_checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False}, optim=settings.optim,
-        learning_rate=settings.learning_rate, bf16=CUDA, use_cpu=not CUDA, report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True,
-    )  # fmt: skip
-    rows = Dataset.from_parquet(str(folder / "nf4/rows/train.parquet")).select_columns(["input_ids", "labels"])
-    SFTTrainer(model=model, args=arguments, train_dataset=rows, peft_config=lora, callbacks=[Clock()], processing_class=tokenizer).train()
+        output_dir=str(folder / "trl"),
+        max_length=None,
+        packing=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        max_steps=settings.max_steps,
+        per_device_train_batch_size=settings.per_device_train_batch_size,
+        gradient_accumulation_steps=settings.gradient_accumulation_steps,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        optim=settings.optim,
+        learning_rate=settings.learning_rate,
+        bf16=CUDA,
+        use_cpu=not CUDA,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+    )
+    rows = Dataset.from_parquet(str(folder / "nf4/rows/train.parquet")).select_columns(
+        ["input_ids", "labels"]
+    )
+    SFTTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=rows,
+        peft_config=lora,
+        callbacks=[Clock()],
+        processing_class=tokenizer,
+    ).train()
     return seconds
 
 
 def stepper(base: Path, settings: Training) -> Callable[[int, bool], int | None]:
-    """A function that does one training step of our model on a row of so many tokens, with or without checkpointing.
+    """A function that does one training step of our model on a row of so many tokens, with or without
+    checkpointing.
 
     It gives the step's peak in bytes; None on a CPU, and where the card has no room.
     """
@@ -179,7 +255,9 @@ def stepper(base: Path, settings: Training) -> Callable[[int, bool], int | None]
         optimizer = torch.optim.AdamW(matrices, lr=1e-4)
 
     def step(tokens: int, checkpointing: bool) -> int | None:
-        model.gradient_checkpointing_enable({"use_reentrant": False}) if checkpointing else model.gradient_checkpointing_disable()
+        model.gradient_checkpointing_enable(
+            {"use_reentrant": False}
+        ) if checkpointing else model.gradient_checkpointing_disable()
         ids = torch.arange(tokens, device=matrices[0].device)[None] % 256
         if CUDA:
             torch.cuda.empty_cache()
@@ -200,8 +278,18 @@ def stepper(base: Path, settings: Training) -> Callable[[int, bool], int | None]
     return step
 
 
-def planner(say: Say, folder: Path, settings: Training, lengths: list[int], cap_gib: float, find_longest: bool, **_: Any) -> None:
-    """Our step's peaks, for every length with and without checkpointing, beside the planner's; then the longest row that fits under the cap."""
+def planner(
+    say: Say,
+    folder: Path,
+    settings: Training,
+    lengths: list[int],
+    cap_gib: float,
+    find_longest: bool,
+    **_: Any,
+) -> None:
+    """Our step's peaks, for every length with and without checkpointing, beside the planner's; then the
+    longest row that fits under the cap.
+    """
     from pipeline.models.liger_loss import choose_loss
     from pipeline.planning.memory import plan_memory
     from pipeline.planning.shape import load_shape
@@ -217,11 +305,20 @@ def planner(say: Say, folder: Path, settings: Training, lengths: list[int], cap_
     if find_longest and CUDA:
         torch.cuda.empty_cache()
         cap(cap_gib)
-        say({"longest_row": search(lambda count: step(count * LONGEST_STEP, True) is not None, 512 // LONGEST_STEP) * LONGEST_STEP})
+        say(
+            {
+                "longest_row": search(
+                    lambda count: step(count * LONGEST_STEP, True) is not None, 512 // LONGEST_STEP
+                )
+                * LONGEST_STEP
+            }
+        )
 
 
 def search(fit: Callable[[int], bool], start: int) -> int:
-    """The largest number that fits, 0 for none; doubles from `start` until one doesn't, then halves the rest."""
+    """The largest number that fits, 0 for none; doubles from `start` until one doesn't, then halves the
+    rest.
+    """
     low, high = 0, start
     while fit(high):
         low, high = high, high * 2
@@ -231,8 +328,12 @@ def search(fit: Callable[[int], bool], start: int) -> int:
     return low
 
 
-def step_speed(say: Say, folder: Path, settings: Training, side: str, tokens: int, rounds: int, **_: Any) -> None:
-    """Tokens per second and peak of single optimizer steps on a GGUF's own blocks (`side` quantized) or on NF4."""
+def step_speed(
+    say: Say, folder: Path, settings: Training, side: str, tokens: int, rounds: int, **_: Any
+) -> None:
+    """Tokens per second and peak of single optimizer steps on a GGUF's own blocks (`side` quantized) or on
+    NF4.
+    """
     from benchmarks.gguf_sides import load
 
     _, step = load(folder / side / "base", settings)
@@ -247,21 +348,33 @@ def step_speed(say: Say, folder: Path, settings: Training, side: str, tokens: in
 
 
 def resume(say: Say, folder: Path, settings: Training, side: str, killed: bool, **_: Any) -> None:
-    """Train and kill this process with SIGKILL after the second checkpoint (`killed`), else go on from there and compare with unbroken runs."""
+    """Train and kill this process with SIGKILL after the second checkpoint (`killed`), else go on from there
+    and compare with unbroken runs.
+    """
     from pipeline.stages.train.stage import train
 
     out = folder / f"resume-{side}"
-    places = {"tokens": folder / "resume/rows", "base": folder / ("resume" if side == "nf4" else side) / "base"}
+    places = {
+        "tokens": folder / "resume/rows",
+        "base": folder / ("resume" if side == "nf4" else side) / "base",
+    }
     if side != "nf4":
         places["tokens"] = rows_for(places["base"], folder / "rows-quantized")
 
     def one(name: str, going_on: bool) -> tuple[str, Any]:
         found = train(
-            **places, adapter=out / name / "adapter", checkpoints=out / name / "checkpoints", tensorboard=out / name / "tensorboard",
-            settings=settings, resume=going_on,
-        )  # fmt: skip
+            **places,
+            adapter=out / name / "adapter",
+            checkpoints=out / name / "checkpoints",
+            tensorboard=out / name / "tensorboard",
+            settings=settings,
+            resume=going_on,
+        )
         losses = [row["loss"] for row in found["metrics_log"] if row["kind"] == "step"]
-        return hashlib.sha256((out / name / "adapter/adapter_model.safetensors").read_bytes()).hexdigest(), (found["resumed_from"], losses)
+        return hashlib.sha256((out / name / "adapter/adapter_model.safetensors").read_bytes()).hexdigest(), (
+            found["resumed_from"],
+            losses,
+        )
 
     if killed:
         second_checkpoint = out / f"broken/checkpoints/checkpoint-{2 * settings.save_steps}"
@@ -271,7 +384,14 @@ def resume(say: Say, folder: Path, settings: Training, side: str, killed: bool, 
     broken, (resumed_from, broken_losses) = one("broken", going_on=True)
     first, (_, losses) = one("first", going_on=False)
     second, _ = one("second", going_on=False)
-    say({"resumed_from": resumed_from, "resumed_equal": broken == first, "unbroken_equal": first == second, "losses_equal": broken_losses == losses})
+    say(
+        {
+            "resumed_from": resumed_from,
+            "resumed_equal": broken == first,
+            "unbroken_equal": first == second,
+            "losses_equal": broken_losses == losses,
+        }
+    )
 
 
 def rows_for(base: Path, folder: Path) -> Path:

@@ -1,9 +1,11 @@
-"""Compare ways to find near-duplicates: signature libraries by time and F1, and shingle sizes by F1, on generated chats.
+"""Compare ways to find near-duplicates: signature libraries by time and F1, and shingle sizes by F1, on
+generated chats.
 
     python benchmarks/near_duplicates.py [--rows 20000] [--threshold 0.7]
 
-All libraries get the same shingle hashes (gaoya makes its own) and their signatures go through the same bands and the same check;
-times are CPU times of one thread, as ratios to rensa's. What isn't installed is not measured; `pip install datasketch gaoya`.
+All libraries get the same shingle hashes (gaoya makes its own) and their signatures go through the same bands
+and the same check; times are CPU times of one thread, as ratios to rensa's. What isn't installed is not
+measured; `pip install datasketch gaoya`.
 """
 
 import argparse
@@ -33,7 +35,9 @@ def rensa_rho(hashes: Hashes, offsets: Offsets) -> np.ndarray:
     """rensa's faster sketch: samples token positions, so order and length matter."""
     import rensa
 
-    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes_rho(hashes, offsets.astype(np.uint64), PERMUTATIONS, SEED)
+    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes_rho(
+        hashes, offsets.astype(np.uint64), PERMUTATIONS, SEED
+    )
     return np.array(matrix.to_rows(), np.uint32)
 
 
@@ -52,15 +56,21 @@ def datasketch(hashes: Hashes, offsets: Offsets) -> np.ndarray:
 
 def numpy_minhash(hashes: Hashes, offsets: Offsets) -> np.ndarray:
     """The textbook's MinHash by multiply-shift, a permutation at a time."""
-    factors = np.random.default_rng(SEED).integers(1 << 63, size=PERMUTATIONS, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    factors = np.random.default_rng(SEED).integers(1 << 63, size=PERMUTATIONS, dtype=np.uint64) * np.uint64(
+        2
+    ) + np.uint64(1)
     columns = [np.minimum.reduceat((hashes * factor) >> np.uint64(32), offsets[:-1]) for factor in factors]
     return np.stack(columns, axis=1).astype(np.uint32)
 
 
 def numpy_one_permutation(hashes: Hashes, offsets: Offsets) -> np.ndarray:
-    """One permutation hashing (Li, Owen, Zhang 2012), empty bins filled by optimal densification (Shrivastava 2017)."""
+    """One permutation hashing (Li, Owen, Zhang 2012), empty bins filled by optimal densification (Shrivastava
+    2017).
+    """
     documents, empty = len(offsets) - 1, np.uint32(0xFFFFFFFF)
-    bins = np.repeat(np.arange(documents) * PERMUTATIONS, np.diff(offsets)) + (hashes >> np.uint64(57)).astype(np.int64)
+    bins = np.repeat(np.arange(documents) * PERMUTATIONS, np.diff(offsets)) + (
+        hashes >> np.uint64(57)
+    ).astype(np.int64)
     found = np.full(documents * PERMUTATIONS, empty)
     np.minimum.at(found, bins, hashes.astype(np.uint32))
     sparse = found.reshape(documents, PERMUTATIONS)
@@ -69,7 +79,9 @@ def numpy_one_permutation(hashes: Hashes, offsets: Offsets) -> np.ndarray:
     attempt = 0
     while len(row):
         attempt += 1
-        donor = (mix((column + attempt * 1000003).astype(np.uint64)) % np.uint64(PERMUTATIONS)).astype(np.int64)
+        donor = (mix((column + attempt * 1000003).astype(np.uint64)) % np.uint64(PERMUTATIONS)).astype(
+            np.int64
+        )
         value = sparse[row, donor]
         filled[row, column] = value
         row, column = row[value == empty], column[value == empty]
@@ -83,7 +95,10 @@ def clusters(signed: list[np.ndarray], blocks: list[tuple[Hashes, Offsets]], thr
     with tempfile.TemporaryDirectory() as folder:
         similar, first = Similar(Path(folder)), 0
         for block, (_, offsets) in zip(signed, blocks, strict=True):
-            similar.add(sketch(block, offsets, np.zeros(len(block), np.uint64), bands_for(threshold)), np.uint32(first))
+            similar.add(
+                sketch(block, offsets, np.zeros(len(block), np.uint64), bands_for(threshold)),
+                np.uint32(first),
+            )
             first += len(block)
         for a, b, alike in similar.pairs(parent, parent.copy()):
             unite(parent, a[alike >= threshold], b[alike >= threshold])
@@ -119,12 +134,21 @@ def main() -> None:
     generated = list(chats(options.rows, seed=0))
     truth, texts = np.array([cluster for cluster, _ in generated]), ["\n".join(chat) for _, chat in generated]
     seconds, tokens = timed(lambda: [tokenize(texts[i : i + BLOCK]) for i in range(0, len(texts), BLOCK)])
-    first_turns = [tokenize([chat[0] for _, chat in generated[i : i + BLOCK]]) for i in range(0, len(texts), BLOCK)]
-    blocks, short = ([shingles(each.hashes, each.offsets, 3) for each in some] for some in (tokens, first_turns))
+    first_turns = [
+        tokenize([chat[0] for _, chat in generated[i : i + BLOCK]]) for i in range(0, len(texts), BLOCK)
+    ]
+    blocks, short = (
+        [shingles(each.hashes, each.offsets, 3) for each in some] for some in (tokens, first_turns)
+    )
     print(f"{options.rows} chats, threshold {options.threshold}, bands {bands_for(options.threshold)}\n")
     print("signatures                time / rensa's  of first turns      F1")
-    signers: dict[str, Sign] = {"rensa R-MinHash": signatures, "rensa rho": rensa_rho, "numpy one permutation": numpy_one_permutation,
-                                "numpy MinHash": numpy_minhash, "datasketch": datasketch}  # fmt: skip
+    signers: dict[str, Sign] = {
+        "rensa R-MinHash": signatures,
+        "rensa rho": rensa_rho,
+        "numpy one permutation": numpy_one_permutation,
+        "numpy MinHash": numpy_minhash,
+        "datasketch": datasketch,
+    }
     base = base_short = 0.0
     for name, sign in signers.items():
         try:
@@ -135,7 +159,8 @@ def main() -> None:
             continue
         base, base_short = base or took, base_short or took_short
         print(
-            f"{name:24}  {took / base:14.2f}  {took_short / base_short:14.2f}  {pairwise_f1(truth, clusters(signed, blocks, options.threshold)):6.4f}"
+            f"{name:24}  {took / base:14.2f}  {took_short / base_short:14.2f}  "
+            f"{pairwise_f1(truth, clusters(signed, blocks, options.threshold)):6.4f}"
         )
     try:
         took, found = timed(lambda: gaoya(texts, options.threshold))
@@ -145,7 +170,9 @@ def main() -> None:
     print(f"{'(our tokens)':24}  {seconds / base:14.2f}\n\nshingle of n tokens       F1")
     for n in range(1, 6):
         blocks = [shingles(each.hashes, each.offsets, n) for each in tokens]
-        print(f"{n:24}  {pairwise_f1(truth, clusters([signatures(*block) for block in blocks], blocks, options.threshold)):6.4f}")
+        print(
+            f"{n:24}  {pairwise_f1(truth, clusters([signatures(*block) for block in blocks], blocks, options.threshold)):6.4f}"  # noqa: E501
+        )
 
 
 if __name__ == "__main__":

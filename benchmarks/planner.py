@@ -1,10 +1,12 @@
-"""Measures the planner: wall time of `quench plan` against Python's own start, and its figures against real tensors and memory.
+"""Measures the planner: wall time of `quench plan` against Python's own start, and its figures against real
+tensors and memory.
 
     python benchmarks/planner.py [--base FOLDER] [--tokens 1024] [--starts 10]
 
-Times are of processes run alternately (A B A B). Errors are (plan − measured) ÷ measured, on the CPU: of the tensors that stay
-after a step, of what autograd keeps for the backward, and, for FOLDER (a Hugging Face folder, the demo's base say), of the
-memory of a whole process at its peak, over three steps of the trainer's own loss. What a GPU takes is measured by gpu_all.py.
+Times are of processes run alternately (A B A B). Errors are (plan − measured) ÷ measured, on the CPU: of the
+tensors that stay after a step, of what autograd keeps for the backward, and, for FOLDER (a Hugging Face
+folder, the demo's base say), of the memory of a whole process at its peak, over three steps of the trainer's
+own loss. What a GPU takes is measured by gpu_all.py.
 """
 
 import argparse
@@ -50,7 +52,10 @@ def starts(count: int) -> None:
             subprocess.run(command, cwd=PROJECT, capture_output=True, check=True)
             seconds[name].append(time.perf_counter() - begin)
     for name, found in seconds.items():
-        print(f"{name:16} {statistics.median(found):.3f} s (fastest {min(found):.3f}, slowest {max(found):.3f}, {count} starts)")
+        print(
+            f"{name:16} {statistics.median(found):.3f} s (fastest {min(found):.3f}, slowest "
+            f"{max(found):.3f}, {count} starts)"
+        )
     plan_time, python_time = (statistics.median(found) for found in seconds.values())
     print(f"ratio {plan_time / python_time:.1f}; {plan_time - python_time:.3f} s above Python's own start\n")
 
@@ -66,20 +71,31 @@ def tensors(name: str, base: Path, tokens: int) -> None:
 
     shape = load_shape(base / "config.json")
     for checkpointing in (False, True):
-        train = load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(update={"gradient_checkpointing": checkpointing})
+        train = load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(
+            update={"gradient_checkpointing": checkpointing}
+        )
         model = adapted(base, train).train()
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
         step = Step(shape, train, "cpu", "chunked", tokens)
         kept = kept_bytes(model, lambda model=model: hidden_states(model, tokens))
-        plan = activations.inputs_kept(step) - activations.rope_bytes(step) if checkpointing else activations.all_kept(step)
+        plan = (
+            activations.inputs_kept(step) - activations.rope_bytes(step)
+            if checkpointing
+            else activations.all_kept(step)
+        )
         print(f"{name:22} {'layer inputs' if checkpointing else 'activations':14} {error(plan, kept)}")
         if not checkpointing:
-            optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
+            optimizer = torch.optim.AdamW(
+                [parameter for parameter in model.parameters() if parameter.requires_grad]
+            )
             hidden_states(model, 32).float().sum().backward()
             optimizer.step()
-            print(f"{name:22} {'what stays':14} {error(sum(planned(shape, train).values()), sum(measured(model, optimizer).values()))}")
+            print(
+                f"{name:22} {'what stays':14} "
+                f"{error(sum(planned(shape, train).values()), sum(measured(model, optimizer).values()))}"
+            )
         del model
         gc.collect()
 
@@ -100,7 +116,9 @@ def process_peak(base: Path, tokens: int, checkpointing: bool) -> None:
     import torch
 
     silence_libraries()
-    train = load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(update={"gradient_checkpointing": checkpointing})
+    train = load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(
+        update={"gradient_checkpointing": checkpointing}
+    )
     model = adapted(base, train).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -124,17 +142,31 @@ def whole_process(base: Path, tokens: int) -> None:
     """Print plan and measured peak of a whole process, without and with gradient checkpointing."""
     shape = load_shape(base / "config.json")
     for checkpointing in (False, True):
-        words = ["--base", str(base), "--tokens", str(tokens), "--child", "checkpointing" if checkpointing else "plain"]
+        words = [
+            "--base",
+            str(base),
+            "--tokens",
+            str(tokens),
+            "--child",
+            "checkpointing" if checkpointing else "plain",
+        ]
         done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, check=True)
-        train = load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(update={"gradient_checkpointing": checkpointing})
+        train = load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(
+            update={"gradient_checkpointing": checkpointing}
+        )
         plan = plan_memory(shape, train, tokens, "cpu", "chunked").total
         name = f"{base.name}, process"
-        print(f"{name:22} {'checkpointing' if checkpointing else 'no checkpoint':14} {error(plan, int(done.stdout.split()[-1]))}")
+        print(
+            f"{name:22} {'checkpointing' if checkpointing else 'no checkpoint':14} "
+            f"{error(plan, int(done.stdout.split()[-1]))}"
+        )
 
 
 def main() -> None:
     """Print all three tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--base", type=Path)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--starts", type=int, default=10)
@@ -159,7 +191,9 @@ def random_base(folder: Path, kind: str, values: dict[str, Any]) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(kind, vocab_size=1000, num_hidden_layers=3, max_position_embeddings=512, **values)
+    config = AutoConfig.for_model(
+        kind, vocab_size=1000, num_hidden_layers=3, max_position_embeddings=512, **values
+    )
     AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
     return folder
 

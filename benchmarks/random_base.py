@@ -1,7 +1,9 @@
-"""A random Qwen2 as a Hugging Face folder, and full training rows for it: what a training benchmark needs, without a hub.
+"""A random Qwen2 as a Hugging Face folder, and full training rows for it: what a training benchmark needs,
+without a hub.
 
-The weights are stored in 16 bit, one shard a layer, so that every side loads and quantizes them the way it would a real base; 7B takes
-15.2 GB of disk and the memory of one layer. All layers are the same random layer: neither speed nor memory depends on the values.
+The weights are stored in 16 bit, one shard a layer, so that every side loads and quantizes them the way it
+would a real base; 7B takes 15.2 GB of disk and the memory of one layer. All layers are the same random layer:
+neither speed nor memory depends on the values.
 """
 
 import json
@@ -9,25 +11,59 @@ from pathlib import Path
 from typing import Any
 
 ROW_COUNT = 64
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # Qwen2's
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)  # Qwen2's
 ADDED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + "
+    "'<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SHAPES: dict[str, dict[str, Any]] = {
-    "7b": {"vocab_size": 152_064, "hidden_size": 3_584, "intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28,
-           "num_key_value_heads": 4},
-    "0.5b": {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4_864, "num_hidden_layers": 24, "num_attention_heads": 14,
-             "num_key_value_heads": 2},
-    "tiny": {"vocab_size": 1_024, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2},
+    "7b": {
+        "vocab_size": 152_064,
+        "hidden_size": 3_584,
+        "intermediate_size": 18_944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+    },
+    "0.5b": {
+        "vocab_size": 151_936,
+        "hidden_size": 896,
+        "intermediate_size": 4_864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
+    "tiny": {
+        "vocab_size": 1_024,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
     # as wide as 7b, and the smallest whose rows are K-quants' blocks of 256
-    "wide": {"vocab_size": 4_096, "hidden_size": 3_584, "intermediate_size": 18_944, "num_hidden_layers": 2, "num_attention_heads": 28,
-             "num_key_value_heads": 4},
-    "blocks": {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
-               "num_key_value_heads": 2},
-}  # fmt: skip
+    "wide": {
+        "vocab_size": 4_096,
+        "hidden_size": 3_584,
+        "intermediate_size": 18_944,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+    },
+    "blocks": {
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+}
 
 
 def write_base(folder: Path, shape: str) -> Path:
@@ -38,9 +74,17 @@ def write_base(folder: Path, shape: str) -> Path:
 
     folder.mkdir(parents=True)
     config = Qwen2Config(
-        **SHAPES[shape], max_position_embeddings=32_768, rope_theta=1_000_000.0, rms_norm_eps=1e-6, tie_word_embeddings=False, bos_token_id=256,
-        eos_token_id=258, pad_token_id=256, dtype="bfloat16", architectures=["Qwen2ForCausalLM"],
-    )  # fmt: skip
+        **SHAPES[shape],
+        max_position_embeddings=32_768,
+        rope_theta=1_000_000.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=False,
+        bos_token_id=256,
+        eos_token_id=258,
+        pad_token_id=256,
+        dtype="bfloat16",
+        architectures=["Qwen2ForCausalLM"],
+    )
     config.save_pretrained(folder)
     write_tokenizer(folder)
     with torch.device("meta"):
@@ -49,7 +93,11 @@ def write_base(folder: Path, shape: str) -> Path:
     layer: dict[str, Any] = {}
     index, total = {}, 0
     for shard in ("head", *range(config.num_hidden_layers)):
-        names = [name for name in empty if (f".layers.{shard}." in name if shard != "head" else ".layers." not in name)]
+        names = [
+            name
+            for name in empty
+            if (f".layers.{shard}." in name if shard != "head" else ".layers." not in name)
+        ]
         tensors = {}
         for name in names:
             part = name.partition(f".layers.{shard}.")[2] or name
@@ -60,7 +108,9 @@ def write_base(folder: Path, shape: str) -> Path:
         save_file(tensors, folder / file, metadata={"format": "pt"})
         index |= dict.fromkeys(names, file)
         total += sum(tensor.numel() * 2 for tensor in tensors.values())
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": index})
+    )
     return folder
 
 
@@ -79,21 +129,33 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE(words, [], continuing_subword_prefix="", end_of_word_suffix=""))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens([AddedToken(word, special=True, normalized=False) for word in ADDED])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
-        "tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": False, "bos_token": None, "eos_token": ADDED[2], "pad_token": ADDED[0],
-        "unk_token": None, "model_max_length": 131_072, "clean_up_tokenization_spaces": False, "errors": "replace",
-    }  # fmt: skip
+        "tokenizer_class": "Qwen2Tokenizer",
+        "add_prefix_space": False,
+        "bos_token": None,
+        "eos_token": ADDED[2],
+        "pad_token": ADDED[0],
+        "unk_token": None,
+        "model_max_length": 131_072,
+        "clean_up_tokenization_spaces": False,
+        "errors": "replace",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
 def write_rows(folder: Path, base: Path, tokens: int) -> Path:
-    """Write what preprocess does for `base`: train.parquet with ROW_COUNT rows of `tokens` tokens, val.parquet with one, the manifest; the folder."""
+    """Write what preprocess does for `base`: train.parquet with ROW_COUNT rows of `tokens` tokens,
+    val.parquet with one, the manifest; the folder.
+    """
     import numpy as np
     import pyarrow
     from pyarrow import parquet
@@ -104,15 +166,30 @@ def write_rows(folder: Path, base: Path, tokens: int) -> Path:
 
     folder.mkdir(parents=True)
     ints = pyarrow.list_(pyarrow.int32())
-    schema = pyarrow.schema({"input_ids": ints, "labels": ints, "seq_lengths": ints, "row_ids": pyarrow.list_(pyarrow.string())})
+    schema = pyarrow.schema(
+        {"input_ids": ints, "labels": ints, "seq_lengths": ints, "row_ids": pyarrow.list_(pyarrow.string())}
+    )
     random = np.random.default_rng(0)
     ids = [random.integers(0, 256, tokens).tolist() for _ in range(ROW_COUNT)]
     halves = [[tokens // 2, tokens - tokens // 2]] * ROW_COUNT  # two conversations a row
-    rows = {"input_ids": ids, "labels": ids, "seq_lengths": halves, "row_ids": [[f"{number}-a", f"{number}-b"] for number in range(ROW_COUNT)]}
+    rows = {
+        "input_ids": ids,
+        "labels": ids,
+        "seq_lengths": halves,
+        "row_ids": [[f"{number}-a", f"{number}-b"] for number in range(ROW_COUNT)],
+    }
     for split, some in (("train", rows), ("val", {key: values[:1] for key, values in rows.items()})):
         parquet.write_table(pyarrow.table(some, schema=schema), folder / f"{split}.parquet")
-    counts = {split: {"rows": 2 * n, "sequences": 2 * n, "packed_rows": n, "tokens": n * tokens, "trained_tokens": n * tokens}
-              for split, n in (("train", ROW_COUNT), ("val", 1))}  # fmt: skip
+    counts = {
+        split: {
+            "rows": 2 * n,
+            "sequences": 2 * n,
+            "packed_rows": n,
+            "tokens": n * tokens,
+            "trained_tokens": n * tokens,
+        }
+        for split, n in (("train", ROW_COUNT), ("val", 1))
+    }
     stats = {"max_length": tokens, "packing": True, "splits": counts}
     write_json(folder / NAME, manifest(folder, [], base, load_tokenizer(base), stats))
     return folder

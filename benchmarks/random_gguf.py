@@ -1,4 +1,6 @@
-"""A random Qwen2 as a Q4_K_M GGUF with config.json and tokenizer, without llama.cpp: what a benchmark of packed training needs on any machine."""
+"""A random Qwen2 as a Q4_K_M GGUF with config.json and tokenizer, without llama.cpp: what a benchmark of
+packed training needs on any machine.
+"""
 
 import sys
 from pathlib import Path
@@ -14,13 +16,16 @@ Q4_K, Q6_K = 12, 14
 
 
 def ggml_type_of(name: str, layer: int, layers: int) -> int:
-    """The type that llama-quantize gives a tensor at Q4_K_M (llama-quant.cpp): the value and down projections of half the layers get more bits."""
+    """The type that llama-quantize gives a tensor at Q4_K_M (llama-quant.cpp): the value and down projections
+    of half the layers get more bits.
+    """
     more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
     return Q6_K if name == "output" or (more and name in ("attn_v", "ffn_down")) else Q4_K
 
 
 def write_random_gguf(folder: Path, shape: str) -> Path:
-    """A random Qwen2 of a shape in SHAPES, its head untied, as a Q4_K_M GGUF with config.json and tokenizer; the folder.
+    """A random Qwen2 of a shape in SHAPES, its head untied, as a Q4_K_M GGUF with config.json and tokenizer;
+    the folder.
 
     The blocks of a type are one random tile, repeated: neither speed nor memory depends on the values.
     """
@@ -32,8 +37,18 @@ def write_random_gguf(folder: Path, shape: str) -> Path:
     sizes = SHAPES[shape]
     hidden, inner, layers = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_hidden_layers"]
     kv = hidden // sizes["num_attention_heads"] * sizes["num_key_value_heads"]
-    config = Qwen2Config(**sizes, max_position_embeddings=32_768, rope_theta=1_000_000.0, rms_norm_eps=1e-6, tie_word_embeddings=False,
-                         bos_token_id=256, eos_token_id=258, pad_token_id=256, architectures=["Qwen2ForCausalLM"], dtype="bfloat16")  # fmt: skip
+    config = Qwen2Config(
+        **sizes,
+        max_position_embeddings=32_768,
+        rope_theta=1_000_000.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=False,
+        bos_token_id=256,
+        eos_token_id=258,
+        pad_token_id=256,
+        architectures=["Qwen2ForCausalLM"],
+        dtype="bfloat16",
+    )
     config.save_pretrained(folder)
     write_tokenizer(folder)
     random = np.random.default_rng(0)
@@ -49,16 +64,31 @@ def write_random_gguf(folder: Path, shape: str) -> Path:
     matrices = {"token_embd": (sizes["vocab_size"], hidden), "output": (sizes["vocab_size"], hidden)}
     for name, (rows, columns) in matrices.items():
         ggml_type = ggml_type_of(name, 0, layers)
-        writer.add_tensor(f"{name}.weight", quantized(ggml_type, rows, columns), raw_dtype=gguf.GGMLQuantizationType(ggml_type))
-    linears = {"attn_q": (hidden, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden), "attn_output": (hidden, hidden),
-               "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner)}  # fmt: skip
+        writer.add_tensor(
+            f"{name}.weight",
+            quantized(ggml_type, rows, columns),
+            raw_dtype=gguf.GGMLQuantizationType(ggml_type),
+        )
+    linears = {
+        "attn_q": (hidden, hidden),
+        "attn_k": (kv, hidden),
+        "attn_v": (kv, hidden),
+        "attn_output": (hidden, hidden),
+        "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }
     tiles: dict[tuple[str, int], Any] = {}
     for layer in range(layers):
         for name, (rows, columns) in linears.items():
             ggml_type = ggml_type_of(name, layer, layers)
             if (name, ggml_type) not in tiles:
                 tiles[name, ggml_type] = quantized(ggml_type, rows, columns)
-            writer.add_tensor(f"blk.{layer}.{name}.weight", tiles[name, ggml_type], raw_dtype=gguf.GGMLQuantizationType(ggml_type))
+            writer.add_tensor(
+                f"blk.{layer}.{name}.weight",
+                tiles[name, ggml_type],
+                raw_dtype=gguf.GGMLQuantizationType(ggml_type),
+            )
         for name, size in (("attn_q", hidden), ("attn_k", kv), ("attn_v", kv)):
             writer.add_tensor(f"blk.{layer}.{name}.bias", np.zeros(size, np.float32))
         for name in ("attn_norm", "ffn_norm"):

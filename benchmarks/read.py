@@ -1,10 +1,12 @@
-"""Reads, validates and writes 20,000 generated chats of about 1 KB, as curation does and with `json` + `jsonschema`.
+"""Reads, validates and writes 20,000 generated chats of about 1 KB, as curation does and with `json` +
+`jsonschema`.
 
     python benchmarks/read.py [--rows 20000]
 
-Ours: `raw_lines`, `parse_line`, `formats.to_row`, `dump_line`. Theirs: `json.loads`, `Draft202012Validator` (compiled once, on
-the schema of a chat alone, which spares it trying the other kinds), `json.dumps`. Same file, same machine, in turn, the
-best of three runs each.
+Ours: `raw_lines`, `parse_line`, `formats.to_row`, `dump_line`. Theirs: `json.loads`, `Draft202012Validator`
+(compiled once, on
+the schema of a chat alone, which spares it trying the other kinds), `json.dumps`. Same file, same machine, in
+turn, the best of three runs each.
 """
 
 import argparse
@@ -36,7 +38,16 @@ def write_chats(path: Path, rows: int) -> None:
     rng = np.random.default_rng(0)
     with path.open("wb") as file:
         for chat in islice(originals(rng, vocabulary(rng), rows), rows):
-            file.write(dump_line({"messages": [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(chat)]}))
+            file.write(
+                dump_line(
+                    {
+                        "messages": [
+                            {"role": ("user", "assistant")[i % 2], "content": text}
+                            for i, text in enumerate(chat)
+                        ]
+                    }
+                )
+            )
 
 
 def ours(path: Path) -> Iterator[bytes]:
@@ -51,7 +62,13 @@ def theirs(path: Path) -> Iterator[bytes]:
     chat = Draft202012Validator({"$ref": "#/$defs/Chat", "$defs": schema["$defs"]})
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            row = {"id": "0" * 16, "source": f"chats.jsonl:{number}", "kind": "chat", "domain": "chats", **json.loads(line)}
+            row = {
+                "id": "0" * 16,
+                "source": f"chats.jsonl:{number}",
+                "kind": "chat",
+                "domain": "chats",
+                **json.loads(line),
+            }
             chat.validate(row)
             yield json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
@@ -67,7 +84,9 @@ def seconds(run: Callable[[Path], Iterator[bytes]], path: Path, rows: int) -> fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=20_000)
     rows = parser.parse_args().rows
     with tempfile.TemporaryDirectory() as folder:

@@ -2,7 +2,8 @@
 
     python benchmarks/redaction.py FILE.jsonl …
 
-Prints kinds and numbers, never a value: the hits in a file without secrets are the false positives to look at.
+Prints kinds and numbers, never a value: the hits in a file without secrets are the false positives to look
+at.
 """
 
 import base64
@@ -31,7 +32,8 @@ ALPHABETS = {
     "a": string.ascii_lowercase + string.digits,
     "P": string.ascii_letters + string.digits + "!*-_.~",
 }
-# <A36> is 36 random characters of alphabet A; forms as their vendors publish them, several of a kind where it has several
+# <A36> is 36 random characters of alphabet A; forms as their vendors publish them, several of a kind where it
+# has several
 FORMS = """
 aws_access_key AKIA<U16> | ASIA<U16>
 aws_secret_key <b40>
@@ -107,9 +109,20 @@ PLACES = {  # where people paste secrets; {} is the secret
     "escaped": 'print("first line\\n{}\\nlast line")',
 }
 OWN_PLACES = {  # these are secrets by their surroundings alone
-    "url_password": ("postgres://app:{}@db.acme.dev:5432/main", "https://deploy:{}@git.acme.dev/x.git", "redis://:{}@cache:6379/0"),
-    "bearer_token": ("curl -H 'Authorization: Bearer {}' https://api.acme.dev", 'headers = {{"Authorization": "Bearer {}"}}'),
-    "aws_secret_key": ("AWS_SECRET_ACCESS_KEY={}\n", 'aws_secret_access_key = "{}"', '{{"SecretAccessKey": "{}", "Version": 1}}'),
+    "url_password": (
+        "postgres://app:{}@db.acme.dev:5432/main",
+        "https://deploy:{}@git.acme.dev/x.git",
+        "redis://:{}@cache:6379/0",
+    ),
+    "bearer_token": (
+        "curl -H 'Authorization: Bearer {}' https://api.acme.dev",
+        'headers = {{"Authorization": "Bearer {}"}}',
+    ),
+    "aws_secret_key": (
+        "AWS_SECRET_ACCESS_KEY={}\n",
+        'aws_secret_access_key = "{}"',
+        '{{"SecretAccessKey": "{}", "Version": 1}}',
+    ),
 }
 
 
@@ -138,24 +151,40 @@ def _secret(shape: str, draw: random.Random) -> str:
 
     if shape == "JWT":
         payload = json.dumps({"sub": text("<d10>"), "name": text("<l8>"), "iat": 1516239022})
-        return f"{encoded(json.dumps({'alg': 'HS256', 'typ': 'JWT'}).encode())}.{encoded(payload.encode())}.{text('<w43>')}"
+        return f"{encoded(json.dumps({'alg': 'HS256', 'typ': 'JWT'}).encode())}.{encoded(payload.encode())}.{text('<w43>')}"  # noqa: E501
     if shape == "DISCORD":
         return f"{encoded(text('<D1><d17>').encode())}.{text('G<w5>')}.{text('<w38>')}"
     if shape == "PEM":
-        name = draw.choice(("RSA PRIVATE KEY", "PRIVATE KEY", "EC PRIVATE KEY", "OPENSSH PRIVATE KEY", "PGP PRIVATE KEY BLOCK"))
-        return f"-----BEGIN {name}-----\n" + "\n".join(text("<b64>") for _ in range(12)) + f"\n-----END {name}-----"
+        name = draw.choice(
+            (
+                "RSA PRIVATE KEY",
+                "PRIVATE KEY",
+                "EC PRIVATE KEY",
+                "OPENSSH PRIVATE KEY",
+                "PGP PRIVATE KEY BLOCK",
+            )
+        )
+        return (
+            f"-----BEGIN {name}-----\n"
+            + "\n".join(text("<b64>") for _ in range(12))
+            + f"\n-----END {name}-----"
+        )
     return text(shape)
 
 
 def leaks(secret: str, redacted: str, fragment: int = 6) -> bool:
-    """Does the text still hold `fragment` characters in a row of the secret's end (24 characters: the random part)?"""
+    """Does the text still hold `fragment` characters in a row of the secret's end (24 characters: the random
+    part)?
+    """
     end, redacted = secret[-24:], PLACEHOLDER.sub("", redacted)
     return any(end[i : i + fragment] in redacted for i in range(len(end) - fragment + 1))
 
 
 def chat(*contents: str) -> dict:
     """A canonical row of these turns."""
-    messages = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
+    messages = [
+        {"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)
+    ]
     return {"id": "0" * 16, "source": "a.jsonl:1", "kind": "chat", "domain": "", "messages": messages}
 
 
@@ -188,15 +217,23 @@ def main(files: list[str]) -> None:
             hit["any"] += bool(found)
         spent = time.perf_counter() - start
         size = sum(len(turn["content"]) for row in rows for turn in row["messages"]) / len(rows)
-        print(f"{Path(file).name}: {len(rows)} rows of {size:.0f} characters, {spent / len(rows) * 1e6:.1f} µs a row; rows with a hit, per 1,000:")
+        print(
+            f"{Path(file).name}: {len(rows)} rows of {size:.0f} characters, {spent / len(rows) * 1e6:.1f} "
+            "µs a row; rows with a hit, per 1,000:"
+        )
         for kind, count in sorted(hit.items()):
             print(f"  {kind:20} {count:5} {1000 * count / len(rows):8.2f}")
     total, hidden, named = recall()
     count = total.total()
-    print(f"planted: {count} secrets of {len(total)} kinds, hidden {hidden.total() / count:.1%}, by their own kind {named.total() / count:.1%}")
+    print(
+        f"planted: {count} secrets of {len(total)} kinds, hidden {hidden.total() / count:.1%}, by their own "
+        f"kind {named.total() / count:.1%}"
+    )
     for kind in total:
         if min(hidden[kind], named[kind]) < total[kind]:
-            print(f"  {kind:20} {total[kind]} planted, {hidden[kind]} hidden, {named[kind]} by their own kind")
+            print(
+                f"  {kind:20} {total[kind]} planted, {hidden[kind]} hidden, {named[kind]} by their own kind"
+            )
 
 
 if __name__ == "__main__":

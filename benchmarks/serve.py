@@ -1,9 +1,10 @@
-"""What hardening costs: first token and tokens/s of the hardened server beside a bare llama-server with equal flags, asked in turn.
+"""What hardening costs: first token and tokens/s of the hardened server beside a bare llama-server with equal
+flags, asked in turn.
 
     python benchmarks/serve.py models/gguf/demo-Q4_K_M.gguf [--rounds 30] [--threads 1]
 
-Both run at the same time and only one is asked at a time, so that whatever else the machine does meets both. Exit code 1 where the hardened one is
-more than 2 % slower in either median.
+Both run at the same time and only one is asked at a time, so that whatever else the machine does meets both.
+Exit code 1 where the hardened one is more than 2 % slower in either median.
 """
 
 import argparse
@@ -38,9 +39,24 @@ def bare(tools: Toolchain, model: Path, threads: int) -> Iterator[httpx.Client]:
     """A llama-server as it comes, with the same context, slots, threads and no key."""
     port = free_port()
     command = [
-        str(tools.tool("llama-server")), "--model", str(model), "--port", str(port), "--ctx-size", str(CTX_SIZE), "--parallel", "1",
-        "--threads", str(threads), "--n-gpu-layers", "0", "--flash-attn", "auto", "--batch-size", "512",
-    ]  # fmt: skip
+        str(tools.tool("llama-server")),
+        "--model",
+        str(model),
+        "--port",
+        str(port),
+        "--ctx-size",
+        str(CTX_SIZE),
+        "--parallel",
+        "1",
+        "--threads",
+        str(threads),
+        "--n-gpu-layers",
+        "0",
+        "--flash-attn",
+        "auto",
+        "--batch-size",
+        "512",
+    ]
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -64,13 +80,21 @@ def hardened(tools: Toolchain, model: Path, threads: int) -> Iterator[httpx.Clie
 def watched(server: Server) -> None:
     """Let the watch of `quench serve` run beside it, in a client of its own."""
     client = httpx.Client(base_url=server.url, headers=server.client.headers, trust_env=False)
-    threading.Thread(target=watch, args=(Server(server.process, server.url, server.log, client),), daemon=True).start()
+    threading.Thread(
+        target=watch, args=(Server(server.process, server.url, server.log, client),), daemon=True
+    ).start()
 
 
 def ask(client: httpx.Client, number: int) -> tuple[float, float]:
     """Seconds to the first token, and tokens per second after it, of a prompt that no cache holds."""
     words = f"{secrets.token_hex(8)} " + " ".join(f"word{(number * 31 + word) % 97}" for word in range(WORDS))
-    fixed = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "cache_prompt": False, "stream": True}
+    fixed = {
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "stream": True,
+    }
     body = {"messages": [{"role": "user", "content": words}], **fixed}
     began = time.perf_counter()
     first = 0.0
@@ -85,7 +109,9 @@ def ask(client: httpx.Client, number: int) -> tuple[float, float]:
 
 def main(arguments: Sequence[str]) -> int:
     """Measure and print; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1)
@@ -99,13 +125,28 @@ def main(arguments: Sequence[str]) -> int:
                 found = ask(sides[side], number)
                 if number >= 0:
                     figures[side].append(found)
-    medians = {side: [statistics.median(values) for values in zip(*found, strict=True)] for side, found in figures.items()}
+    medians = {
+        side: [statistics.median(values) for values in zip(*found, strict=True)]
+        for side, found in figures.items()
+    }
     slower = {
         "first_token": medians["hardened"][0] / medians["bare"][0],
         "tokens_per_second": medians["bare"][1] / medians["hardened"][1],
     }
-    report = {side: {"first_token_seconds": round(first, 5), "tokens_per_second": round(speed, 2)} for side, (first, speed) in medians.items()}
-    print(json.dumps(report | {"rounds": given.rounds, "hardened_takes": {name: round(value, 4) for name, value in slower.items()}}, indent=2))
+    report = {
+        side: {"first_token_seconds": round(first, 5), "tokens_per_second": round(speed, 2)}
+        for side, (first, speed) in medians.items()
+    }
+    print(
+        json.dumps(
+            report
+            | {
+                "rounds": given.rounds,
+                "hardened_takes": {name: round(value, 4) for name, value in slower.items()},
+            },
+            indent=2,
+        )
+    )
     return int(max(slower.values()) > MOST)
 
 

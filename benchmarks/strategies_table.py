@@ -1,9 +1,10 @@
-"""Prints the strategies to ship from figures that stage compare saved, by its own statistics; strategies that were not measured are left out.
+"""Prints the strategies to ship from figures that stage compare saved, by its own statistics; strategies that
+were not measured are left out.
 
 python benchmarks/strategies_table.py benchmarks/results/2026-11-21-strategies.jsonl
-python benchmarks/strategies_table.py models/.compare/records --save FILE.jsonl     # a project's figures into such a file, a line each
-python benchmarks/strategies_table.py benchmarks/results/2026-11-21-strategies.jsonl --draw docs/strategies.svg     # the report's drawings, where all
-was measured
+python benchmarks/strategies_table.py models/.compare/records --save FILE.jsonl     # a project's figures into
+such a file, a line each python benchmarks/strategies_table.py benchmarks/results/2026-11-21-strategies.jsonl
+--draw docs/strategies.svg     # the report's drawings, where all was measured
 """
 
 import argparse
@@ -23,64 +24,105 @@ from pipeline.stages.compare.summary import all_right, matrix, mine, scored_rows
 from pipeline.stages.report.strategies_section import strategies_values
 
 # the page's light colors, for a picture that stands alone
-COLORS = {"--ink": "#1f2328", "--muted": "#5b6470", "--line": "#e2ded5", "--accent": "#1c5f7d", "--paper": "#fbfaf7"}
+COLORS = {
+    "--ink": "#1f2328",
+    "--muted": "#5b6470",
+    "--line": "#e2ded5",
+    "--accent": "#1c5f7d",
+    "--paper": "#fbfaf7",
+}
 WIDTH, MARGIN = 548, 12
 
 
 def read(place: Path) -> list[dict[str, Any]]:
     """The figures of a folder of records or of a file of lines."""
     if place.is_dir():
-        return [json.loads(path.read_text(encoding="utf-8"))["figures"] for path in sorted(place.glob("*.json"))]
+        return [
+            json.loads(path.read_text(encoding="utf-8"))["figures"] for path in sorted(place.glob("*.json"))
+        ]
     return [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
 
 
 def shorter(figures: dict[str, Any]) -> dict[str, Any]:
     """Figures with the scores rounded to four places, which is what a row of a few fields has."""
-    return figures | {"points": {row: score if score is None else round(score, 4) for row, score in figures["points"].items()}}
+    return figures | {
+        "points": {
+            row: score if score is None else round(score, 4) for row, score in figures["points"].items()
+        }
+    }
 
 
 def show(figures: list[dict[str, Any]], seed: int = 42) -> None:
     """Print a line a strategy and level, and under each level the differences from its merged model."""
     rows, levels = scored_rows(figures), sorted({one["level"] for one in figures})
     print(f"{len(figures)} measurements, {len(rows)} rows\n")
-    print(f"{'':<58}{'score':>7}{'95 %':>14}{'all right':>11}{'95 %':>14}{'KLD':>8}{'same':>7}{'tok/s':>7}{'bare':>7}{'shipped':>9}{'disk':>7}")
+    print(
+        f"{'':<58}{'score':>7}{'95 %':>14}{'all right':>11}{'95 %':>14}{'KLD':>8}{'same':>7}{'tok/s':>7}{'bare':>7}{'shipped':>9}{'disk':>7}"  # noqa: E501
+    )
     for level in levels:
         points: dict[str, Scores] = {}
         for strategy in STRATEGIES:
-            if not (seeds := sorted(one["seed"] for one in figures if (one["level"], one["strategy"]) == (level, strategy))):
+            if not (
+                seeds := sorted(
+                    one["seed"] for one in figures if (one["level"], one["strategy"]) == (level, strategy)
+                )
+            ):
                 continue
-            own, points[strategy] = mine(figures, level, strategy, seeds), matrix(figures, rows, level, strategy, seeds)
+            own, points[strategy] = (
+                mine(figures, level, strategy, seeds),
+                matrix(figures, rows, level, strategy, seeds),
+            )
             score, perfect = mean_of(points[strategy]), mean_of(all_right(points[strategy]))
             bare = [one["speed"]["bare"]["median"] for one in own if "bare" in one["speed"]]
             size, disk = (fmean(sum(one[key].values()) for one in own) / 1e6 for key in ("shipped", "disk"))
             print(
-                f"{title(strategy, level) + ', ' + str(len(seeds)) + ' seeds':<58}{100 * score.value:>7.1f}{span(score.low, score.high):>14}"
-                f"{100 * perfect.value:>11.1f}{span(perfect.low, perfect.high):>14}{fmean(one['kld'] for one in own):>8.4f}"
-                f"{100 * fmean(one['same_top'] for one in own):>7.1f}{median(one['speed']['shipped']['median'] for one in own):>7.1f}"
+                f"{title(strategy, level) + ', ' + str(len(seeds)) + ' seeds':<58}{100 * score.value:>7.1f}{span(score.low, score.high):>14}"  # noqa: E501
+                f"{100 * perfect.value:>11.1f}{span(perfect.low, perfect.high):>14}{fmean(one['kld'] for one in own):>8.4f}"  # noqa: E501
+                f"{100 * fmean(one['same_top'] for one in own):>7.1f}{median(one['speed']['shipped']['median'] for one in own):>7.1f}"  # noqa: E501
                 f"{f'{median(bare):.1f}' if bare else '':>7}{size:>9.1f}{disk:>7.0f}"
             )
         for strategy in points:
-            if strategy != MERGED_16 and MERGED_16 in points and points[strategy].shape == points[MERGED_16].shape:
-                found = [difference(of(points[MERGED_16]), of(points[strategy]), seed) for of in (np.asarray, all_right)]
-                words = (f"{one.points:+.1f} ({one.low:+.1f} to {one.high:+.1f}), p {one.p_value:.4f}" for one in found)
+            if (
+                strategy != MERGED_16
+                and MERGED_16 in points
+                and points[strategy].shape == points[MERGED_16].shape
+            ):
+                found = [
+                    difference(of(points[MERGED_16]), of(points[strategy]), seed)
+                    for of in (np.asarray, all_right)
+                ]
+                words = (
+                    f"{one.points:+.1f} ({one.low:+.1f} to {one.high:+.1f}), p {one.p_value:.4f}"
+                    for one in found
+                )
                 print(f"    {title(strategy, level)}: score {next(words)}; all right {next(words)}")
         print()
 
 
 def draw(figures: list[dict[str, Any]], seed: int = 42) -> str:
     """The report's drawing of each level below each other, as one SVG file."""
-    levels, seeds = sorted({one["level"] for one in figures if one["strategy"] != MERGED_16}), sorted({one["seed"] for one in figures})
+    levels, seeds = (
+        sorted({one["level"] for one in figures if one["strategy"] != MERGED_16}),
+        sorted({one["seed"] for one in figures}),
+    )
     sixteen = next(one["level"] for one in figures if one["level"] not in levels)
     found = summarize(figures, seeds=seeds, levels=levels, sixteen=sixteen, scorer="json_fields", seed=seed)
     parts, top = [], MARGIN
     for level in strategies_values(found)["levels"]:
         drawn = str(level["drawn"])
         height = float(drawn.partition('viewBox="0 0 ')[2].partition('"')[0].split()[1])
-        parts.append(drawn.replace("<svg", f'<svg x="{MARGIN}" y="{top}" width="{WIDTH}" height="{height}"', 1))
+        parts.append(
+            drawn.replace("<svg", f'<svg x="{MARGIN}" y="{top}" width="{WIDTH}" height="{height}"', 1)
+        )
         top += round(height) + MARGIN
     width, height = WIDTH + 2 * MARGIN, top
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
-    picture = "\n".join([opening, '<rect width="100%" height="100%" fill="var(--paper)"/>', *parts, "</svg>\n"])
+    opening = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}">'
+    )
+    picture = "\n".join(
+        [opening, '<rect width="100%" height="100%" fill="var(--paper)"/>', *parts, "</svg>\n"]
+    )
     for name, color in COLORS.items():
         picture = picture.replace(f"var({name})", color)
     return picture
@@ -93,7 +135,9 @@ def span(low: float, high: float) -> str:
 
 def main() -> None:
     """Print the table, after saving the figures where that was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("figures", type=Path)
     parser.add_argument("--save", type=Path)
     parser.add_argument("--draw", type=Path)

@@ -2,10 +2,11 @@
 
     python benchmarks/tokenizing.py BASE [FILE.jsonl] [--rows 2000] [--rounds 3]
 
-BASE is a model folder whose template is ChatML (models/base of the demo). Without FILE.jsonl (lines with `messages`) the chats are
-those of benchmarks/chats.py. Both sides run alternately (A B A B) in one process, and make the same Arrow columns of the same
-rows; TRL is given the template with its generation marks, which it needs for masks. A second line adds what TRL has no part
-for: packing, writing and the proof of what was written, that is the whole of preprocess. `--processes 2` lets TRL have two.
+BASE is a model folder whose template is ChatML (models/base of the demo). Without FILE.jsonl (lines with
+`messages`) the chats are those of benchmarks/chats.py. Both sides run alternately (A B A B) in one process,
+and make the same Arrow columns of the same rows; TRL is given the template with its generation marks, which
+it needs for masks. A second line adds what TRL has no part for: packing, writing and the proof of what was
+written, that is the whole of preprocess. `--processes 2` lets TRL have two.
 """
 
 import argparse
@@ -25,8 +26,10 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 MARKED = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' and SYSTEM %}"
-    "{{ '<|im_start|>system\\n' + SYSTEM + '<|im_end|>\\n' }}{% endif %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{{ '<|im_start|>system\\n' + SYSTEM + '<|im_end|>\\n' }}{% endif %}{{ '<|im_start|>' + message['role'] "
+    "+ '\\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% "
+    "endgeneration %}"
     "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
 )
 
@@ -36,10 +39,15 @@ def generated(rows: int) -> list[dict[str, Any]]:
     from chats import chats
 
     turns = ("user", "assistant")
-    return [{"messages": [{"role": turns[i % 2], "content": text} for i, text in enumerate(chat)]} for _, chat in chats(rows, seed=0)]
+    return [
+        {"messages": [{"role": turns[i % 2], "content": text} for i, text in enumerate(chat)]}
+        for _, chat in chats(rows, seed=0)
+    ]
 
 
-def trl_side(tokenizer: Any, rows: list[dict[str, Any]], system: str | None, processes: int) -> Callable[[], Any]:
+def trl_side(
+    tokenizer: Any, rows: list[dict[str, Any]], system: str | None, processes: int
+) -> Callable[[], Any]:
     """SFTTrainer's preparation of a data set of `messages`, without truncation and packing."""
     from datasets import Dataset, disable_caching, disable_progress_bars
     from trl import SFTTrainer
@@ -66,7 +74,12 @@ def our_side(tokenizer: Any, rows: list[dict[str, Any]]) -> Callable[[], Any]:
     from pipeline.stages.preprocess.tables import to_table
 
     def run() -> Any:
-        found = ((one.name_in(row["id"]), one) for row, each in encode(tokenizer, rows) if not isinstance(each, Unrenderable) for one in each)
+        found = (
+            (one.name_in(row["id"]), one)
+            for row, each in encode(tokenizer, rows)
+            if not isinstance(each, Unrenderable)
+            for one in each
+        )
         return to_table(found)
 
     return run
@@ -106,7 +119,10 @@ def main() -> None:
     tokenizer = load_tokenizer(options.base)
     if options.file:
         with options.file.open(encoding="utf-8") as lines:
-            rows = [{"messages": json.loads(line)["messages"]} for line, _ in zip(lines, range(options.rows), strict=False)]
+            rows = [
+                {"messages": json.loads(line)["messages"]}
+                for line, _ in zip(lines, range(options.rows), strict=False)
+            ]
     else:
         rows = generated(options.rows)
     named = [{"id": f"{number:016x}", "kind": "chat", **row} for number, row in enumerate(rows)]
@@ -116,22 +132,32 @@ def main() -> None:
             "ids and labels": our_side(tokenizer, named),
             "whole stage, proven": stage_side(load_base(options.base, tokenizer), named, Path(folder)),
         }
-        results = {name: run() for name, run in sides.items()}  # the first run of each warms its caches and is not counted
+        results = {
+            name: run() for name, run in sides.items()
+        }  # the first run of each warms its caches and is not counted
         theirs, ours = results["TRL's map"], results["ids and labels"]
         same = sum(
             a == b.as_py() and c == d.as_py()
-            for a, b, c, d in zip(theirs["input_ids"], ours["input_ids"], theirs["labels"], ours["labels"], strict=True)
+            for a, b, c, d in zip(
+                theirs["input_ids"], ours["input_ids"], theirs["labels"], ours["labels"], strict=True
+            )
         )
         spent: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(options.rounds):
             for name, run in sides.items():
                 spent[name].append(timed(run)[0])
     tokens = sum(map(len, theirs["input_ids"]))
-    print(f"{len(rows):,} rows, {tokens:,} tokens, {options.processes} process(es) for TRL, 1 for ours; ids and masks equal in {same:,}")
+    print(
+        f"{len(rows):,} rows, {tokens:,} tokens, {options.processes} process(es) for TRL, 1 for ours; ids "
+        f"and masks equal in {same:,}"
+    )
     reference = median(spent["TRL's map"])
     for name, seconds in spent.items():
         middle = median(seconds)
-        print(f"  {name:22} {middle:6.2f} s  {len(rows) / middle:8,.0f} rows/s  {tokens / middle / 1e6:5.2f} M tokens/s  {reference / middle:5.2f} ×")
+        print(
+            f"  {name:22} {middle:6.2f} s  {len(rows) / middle:8,.0f} rows/s  {tokens / middle / 1e6:5.2f} "
+            f"M tokens/s  {reference / middle:5.2f} ×"
+        )
 
 
 if __name__ == "__main__":

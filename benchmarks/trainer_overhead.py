@@ -1,10 +1,12 @@
-"""What the trainer costs beside the training: time per optimizer step of `QuenchTrainer`, watched and all, against a bare loop.
+"""What the trainer costs beside the training: time per optimizer step of `QuenchTrainer`, watched and all,
+against a bare loop.
 
     python benchmarks/trainer_overhead.py [--steps 60] [--rounds 3] [--tokens 512]
 
-Both sides have the same random two-layer model in NF4 with an adapter, the same packed rows, loss, optimizer and schedule, in one process,
-alternately (A B A B). A step is the median wall time from one step's end to the next: metrics log, TensorBoard, monitoring rules, random states and
-logging are in it, evaluation and checkpoints are not.
+Both sides have the same random two-layer model in NF4 with an adapter, the same packed rows, loss, optimizer
+and schedule, in one process, alternately (A B A B). A step is the median wall time from one step's end to the
+next: metrics log, TensorBoard, monitoring rules, random states and logging are in it, evaluation and
+checkpoints are not.
 """
 
 import argparse
@@ -42,7 +44,9 @@ def bare(base: Path, rows: Path, settings: Training) -> list[float]:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
     data, collate = load_rows(rows, "train"), Collator(0)
-    schedule = get_cosine_schedule_with_warmup(optimizer, warmup_steps(settings, len(data)), settings.max_steps)
+    schedule = get_cosine_schedule_with_warmup(
+        optimizer, warmup_steps(settings, len(data)), settings.max_steps
+    )
     ends = []
     for step in range(settings.max_steps):
         batch = collate([data[step % len(data)]])
@@ -75,7 +79,15 @@ def ours(base: Path, rows: Path, settings: Training, folder: Path) -> list[float
     metrics_log = MetricsLog(folder / "checkpoints/steps.jsonl")
     with Interruption() as interruption:
         trainer, _ = make_trainer(
-            rows, base, load_tokenizer(base), folder / "checkpoints", folder / "tensorboard", settings, metrics_log, None, interruption
+            rows,
+            base,
+            load_tokenizer(base),
+            folder / "checkpoints",
+            folder / "tensorboard",
+            settings,
+            metrics_log,
+            None,
+            interruption,
         )
         trainer.add_callback(Clock())
         trainer.train()
@@ -109,8 +121,15 @@ def main() -> None:
             by_hand = step_seconds(bare(base, rows, settings))
             whole = step_seconds(ours(base, rows, settings, Path(place) / f"run-{number}"))
             ratios.append(whole / by_hand)
-            print(f"bare loop {by_hand * 1e3:7.1f} ms/step   trainer {whole * 1e3:7.1f} ms/step   overhead {whole / by_hand - 1:+.1%}", flush=True)
-        print(f"median overhead {median(ratios) - 1:+.1%} over {options.rounds} rounds of {options.steps} steps of {options.tokens} tokens")
+            print(
+                f"bare loop {by_hand * 1e3:7.1f} ms/step   trainer {whole * 1e3:7.1f} ms/step   overhead "
+                f"{whole / by_hand - 1:+.1%}",
+                flush=True,
+            )
+        print(
+            f"median overhead {median(ratios) - 1:+.1%} over {options.rounds} rounds of {options.steps} "
+            f"steps of {options.tokens} tokens"
+        )
 
 
 if __name__ == "__main__":

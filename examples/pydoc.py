@@ -1,8 +1,9 @@
-"""Write the demo's data: the running interpreter's own standard library as "describe this callable as JSON" chats.
+"""Write the demo's data: the running interpreter's own standard library as "describe this callable as JSON"
+chats.
 
-Real text that is on every machine and that nobody wrote for this purpose. Each row asks for the JSON record of one
-function or class (module, name, required and optional parameters, summary); every field can be read off the
-question, so an answer can be checked field by field. Same interpreter, same bytes. No network.
+Real text that is on every machine and that nobody wrote for this purpose. Each row asks for the JSON record
+of one function or class (module, name, required and optional parameters, summary); every field can be read
+off the question, so an answer can be checked field by field. Same interpreter, same bytes. No network.
 
     python examples/pydoc.py [--out data/raw/pydoc.jsonl]
 """
@@ -24,10 +25,22 @@ from typing import Any
 from pipeline.core.jsonl import write_rows
 
 TASK = "Describe this Python callable as JSON."
-# importing these opens windows or browsers, prints, or brings thousands of tables; distutils may be setuptools' own
+# importing these opens windows or browsers, prints, or brings thousands of tables; distutils may be
+# setuptools' own
 SKIPPED = {
-    "antigravity", "distutils", "encodings", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "this", "tkinter", "turtle", "turtledemo",
-}  # fmt: skip
+    "antigravity",
+    "distutils",
+    "encodings",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+    "test",
+    "this",
+    "tkinter",
+    "turtle",
+    "turtledemo",
+}
 DOC_CHARACTERS = 480  # rows have 130 tokens on average and 300 at most
 SUMMARY_CHARACTERS = 160
 MAX_PARAMETERS = 8
@@ -35,14 +48,18 @@ MAX_DEFAULT_CHARACTERS = 20
 
 
 class _Dots:
-    """Stands for a default that has no short, stable spelling (an object's address, a path, a set's order)."""
+    """Stands for a default that has no short, stable spelling (an object's address, a path, a set's
+    order).
+    """
 
     def __repr__(self) -> str:
         return "..."
 
 
 def modules() -> Iterator[ModuleType]:
-    """The standard library's public modules that import here, top level first, then packages' parts, by name."""
+    """The standard library's public modules that import here, top level first, then packages' parts, by
+    name.
+    """
     tops = [module for name in sorted(sys.stdlib_module_names - SKIPPED) if (module := _import(name))]
     parts = [
         found.name
@@ -71,7 +88,11 @@ def callables() -> Iterator[tuple[str, str, Callable[..., Any]]]:
     """(module, name, object) of every public function and class, each object once, where it is first met."""
     met: dict[int, object] = {}  # holds the objects too, so that no id is used again
     for module in modules():
-        own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        own = [
+            name
+            for name, value in vars(module).items()
+            if getattr(value, "__module__", None) == module.__name__
+        ]
         for name in sorted(set(getattr(module, "__all__", own))):
             value = getattr(module, name, None)
             if callable(value) and not name.startswith("_") and id(value) not in met:
@@ -80,7 +101,9 @@ def callables() -> Iterator[tuple[str, str, Callable[..., Any]]]:
 
 
 def signature(value: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature without annotations and with unstable defaults as `...`; None where it is unknown, private or long."""
+    """The signature without annotations and with unstable defaults as `...`; None where it is unknown,
+    private or long.
+    """
     try:
         found = inspect.signature(value)
     except (ValueError, TypeError):  # written in C, without a text signature
@@ -88,7 +111,10 @@ def signature(value: Callable[..., Any]) -> inspect.Signature | None:
     parameters = list(found.parameters.values())
     if len(parameters) > MAX_PARAMETERS or any(parameter.name.startswith("_") for parameter in parameters):
         return None
-    plain = [parameter.replace(annotation=parameter.empty, default=stable_default(parameter.default)) for parameter in parameters]
+    plain = [
+        parameter.replace(annotation=parameter.empty, default=stable_default(parameter.default))
+        for parameter in parameters
+    ]
     return inspect.Signature(plain)
 
 
@@ -97,11 +123,17 @@ def stable_default(default: Any) -> Any:
     if default is inspect.Parameter.empty:
         return default
     constant = type(default) in (type(None), bool, int, float, str, bytes)
-    return default if constant and len(repr(default)) <= MAX_DEFAULT_CHARACTERS and "/" not in repr(default) else _Dots()
+    return (
+        default
+        if constant and len(repr(default)) <= MAX_DEFAULT_CHARACTERS and "/" not in repr(default)
+        else _Dots()
+    )
 
 
 def parameter_names(found: inspect.Signature) -> tuple[list[str], list[str]]:
-    """(required, optional): those without a default, and those with one, `*args` and `**kwargs` with their stars."""
+    """(required, optional): those without a default, and those with one, `*args` and `**kwargs` with their
+    stars.
+    """
     required, optional = [], []
     for parameter in found.parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -116,7 +148,9 @@ def parameter_names(found: inspect.Signature) -> tuple[list[str], list[str]]:
 
 
 def summary(doc: str) -> str | None:
-    """The first sentence of the first paragraph on one line; None where it is long or only repeats the signature."""
+    """The first sentence of the first paragraph on one line; None where it is long or only repeats the
+    signature.
+    """
     paragraph = " ".join(doc.split("\n\n")[0].split())
     sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z\"'`(])", paragraph)[0]
     repeats = re.match(r"[\w.]+\s?\(", sentence) or "->" in sentence
@@ -160,11 +194,17 @@ def rows() -> Iterator[dict[str, Any]]:
 
 def main(argv: list[str] | None = None) -> None:
     """Write the rows and say how many."""
-    parser = argparse.ArgumentParser(description="Write the demo's data from the standard library's own docstrings.")
-    parser.add_argument("--out", type=Path, default=Path("data/raw/pydoc.jsonl"), metavar="FILE", help="default: %(default)s")
+    parser = argparse.ArgumentParser(
+        description="Write the demo's data from the standard library's own docstrings."
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("data/raw/pydoc.jsonl"), metavar="FILE", help="default: %(default)s"
+    )
     out = parser.parse_args(argv).out
     here = Path(__file__).resolve().parent
-    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]  # else "import pydoc" finds this file
+    sys.path[:] = [
+        entry for entry in sys.path if Path(entry).resolve() != here
+    ]  # else "import pydoc" finds this file
     print(f"{write_rows(out, rows())} rows in {out}")
 
 

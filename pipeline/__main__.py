@@ -13,17 +13,32 @@ from pathlib import Path
 from pipeline.core.errors import ConfigError, MachineError, QuenchError, Stopped
 
 STAGES = (
-    "base", "curate", "preprocess", "train", "lora", "merge", "convert", "imatrix", "quantize",
-    "compare_nf4", "compare_level", "compare_unquantized", "compare_measure", "compare", "parity", "evaluate", "report",
-)  # fmt: skip
+    "base",
+    "curate",
+    "preprocess",
+    "train",
+    "lora",
+    "merge",
+    "convert",
+    "imatrix",
+    "quantize",
+    "compare_nf4",
+    "compare_level",
+    "compare_unquantized",
+    "compare_measure",
+    "compare",
+    "parity",
+    "evaluate",
+    "report",
+)
 CODE = "code"  # no stage of Snakemake's: DVC's first one (pipeline/workflow/code_keys.py)
 
 
 def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path = True) -> None:
     """Run `stage` ("train", "quantize@Q4_K_M") on the data below `root`, then record its outputs with DVC.
 
-    In a job of Snakemake's, outputs come back from DVC's cache instead where nothing that they depend on has changed. Raises
-    `QuenchError` for what a user can fix.
+    In a job of Snakemake's, outputs come back from DVC's cache instead where nothing that they depend on has
+    changed. Raises `QuenchError` for what a user can fix.
     """
     from pipeline.config.params import read_params
     from pipeline.core.locks import inputs_below
@@ -123,8 +138,15 @@ def main(argv: list[str] | None = None) -> int:
         metavar="DIR",
         help="folder that holds data/, models/, reports/ (default: this one)",
     )
-    parser.add_argument("--resume", metavar="CHECKPOINT", nargs="?", type=Path, const=True, default=True,
-                        help="train: go on from the newest checkpoint of the same run (the default), or from this one")  # fmt: skip
+    parser.add_argument(
+        "--resume",
+        metavar="CHECKPOINT",
+        nargs="?",
+        type=Path,
+        const=True,
+        default=True,
+        help="train: go on from the newest checkpoint of the same run (the default), or from this one",
+    )
     parser.add_argument(
         "--no-resume",
         dest="resume",

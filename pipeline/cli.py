@@ -1,6 +1,8 @@
-"""The command `quench`: everything beside the stages, which `snakemake`, `dvc repro` or `python -m pipeline STAGE` run.
+"""The command `quench`: everything beside the stages, which `snakemake`, `dvc repro` or `python -m pipeline
+STAGE` run.
 
-The command lines are in `pipeline.commands.topics`. Each imports what it needs when it is run, so `quench --help` is instant.
+The command lines are in `pipeline.commands.topics`. Each imports what it needs when it is run, so `quench
+--help` is instant.
 """
 
 from typing import Any
@@ -14,7 +16,9 @@ from pipeline.core.errors import QuenchError
 
 
 class Sentences(TyperGroup):
-    """A `QuenchError` is its id and sentence on stderr and its exit code; any other exception is a bug and keeps its traceback."""
+    """A `QuenchError` is its id and sentence on stderr and its exit code; any other exception is a bug and
+    keeps its traceback.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command (called by Typer)."""
@@ -32,7 +36,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help and one-line errors, in half the time
     pretty_exceptions_enable=False,
     help="From a folder of chat logs to a local model one can trust.",
-    epilog="The pipeline itself is run by `snakemake` (all of it), `snakemake train` (up to a stage) or `dvc repro`.",
+    epilog="The pipeline itself is run by `snakemake` (all of it), `snakemake train` (up to a stage) or "
+    "`dvc repro`.",
 )
 for topic in (configuring, serving, checking, sharing):
     app.add_typer(topic.app)

@@ -9,28 +9,51 @@ from pipeline.chat.rows import row_id
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\t\n\r"), max_size=20)
 WORD = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=5,
 )
 CALLS = st.fixed_dictionaries(
-    {"type": st.just("function"), "function": st.fixed_dictionaries({"name": WORD, "arguments": st.dictionaries(TEXT, VALUES, max_size=3)})},
+    {
+        "type": st.just("function"),
+        "function": st.fixed_dictionaries(
+            {"name": WORD, "arguments": st.dictionaries(TEXT, VALUES, max_size=3)}
+        ),
+    },
     optional={"id": WORD},
 )
 TOOLS = st.lists(
     st.fixed_dictionaries(
-        {"type": st.just("function"), "function": st.fixed_dictionaries({"name": WORD}, optional={"description": TEXT, "parameters": VALUES})}
+        {
+            "type": st.just("function"),
+            "function": st.fixed_dictionaries(
+                {"name": WORD}, optional={"description": TEXT, "parameters": VALUES}
+            ),
+        }
     ),
     min_size=1,
     max_size=2,
 )
-OUTPUTS = st.fixed_dictionaries({"role": st.sampled_from(["system", "user"]), "content": TEXT}, optional={"name": WORD})
-RESULT = st.fixed_dictionaries({"role": st.just("tool"), "content": TEXT}, optional={"tool_call_id": WORD, "name": WORD})
+OUTPUTS = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user"]), "content": TEXT}, optional={"name": WORD}
+)
+RESULT = st.fixed_dictionaries(
+    {"role": st.just("tool"), "content": TEXT}, optional={"tool_call_id": WORD, "name": WORD}
+)
 ANSWER = st.fixed_dictionaries(
-    {"role": st.just("assistant"), "content": TEXT}, optional={"reasoning_content": WORD, "name": WORD, "train": st.just(False)}
+    {"role": st.just("assistant"), "content": TEXT},
+    optional={"reasoning_content": WORD, "name": WORD, "train": st.just(False)},
 )
 CALLING = st.fixed_dictionaries(
-    {"role": st.just("assistant"), "content": st.just(""), "tool_calls": st.lists(CALLS, min_size=1, max_size=2)},
+    {
+        "role": st.just("assistant"),
+        "content": st.just(""),
+        "tool_calls": st.lists(CALLS, min_size=1, max_size=2),
+    },
     optional={"name": WORD, "train": st.just(False)},
 )
 TURNS = st.lists(OUTPUTS | RESULT | ANSWER | CALLING, min_size=1, max_size=5)

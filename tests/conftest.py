@@ -1,6 +1,7 @@
 """Every test runs away from the user's home and off the network; the tiny models are made once per session.
 
-Fixtures: `tools` (the llama.cpp toolchain), `tiny_qwen2` (a Hugging Face folder), `tiny_params` (a params.yaml as a
+Fixtures: `tools` (the llama.cpp toolchain), `tiny_qwen2` (a Hugging Face folder), `tiny_params` (a
+params.yaml as a
 dict), `tiny_root` (a project folder: `python -m pipeline STAGE --root DIR` works in it).
 """
 
@@ -49,22 +50,38 @@ ISOLATED = {
     "no_proxy": "127.0.0.1,localhost",
     "NO_PROXY": "127.0.0.1,localhost",
 }
-FORGOTTEN = ("HF_TOKEN", "HF_ENDPOINT", "HUGGING_FACE_HUB_TOKEN", "TRANSFORMERS_OFFLINE", "ALL_PROXY", "all_proxy", "DVC_STAGE", "DVC_ROOT")
+FORGOTTEN = (
+    "HF_TOKEN",
+    "HF_ENDPOINT",
+    "HUGGING_FACE_HUB_TOKEN",
+    "TRANSFORMERS_OFFLINE",
+    "ALL_PROXY",
+    "all_proxy",
+    "DVC_STAGE",
+    "DVC_ROOT",
+)
 os.environ.update(ISOLATED)
 for name in FORGOTTEN:
     os.environ.pop(name, None)
 
 
 def share_the_cores() -> None:
-    """Give each test process cores of its own: threads that wait for each other on a shared core make the tests three times as slow."""
-    number, count = os.environ.get("PYTEST_XDIST_WORKER", "")[2:], int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    """Give each test process cores of its own: threads that wait for each other on a shared core make the
+    tests three times as slow.
+    """
+    number, count = (
+        os.environ.get("PYTEST_XDIST_WORKER", "")[2:],
+        int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")),
+    )
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if number and len(cores) >= count:
         os.sched_setaffinity(0, cores[int(number) :: count])
 
 
 def hear_signals() -> None:
-    """Give SIGINT and SIGHUP back their meaning: under `nohup … &` they are ignored, by all children too, and the tests send them."""
+    """Give SIGINT and SIGHUP back their meaning: under `nohup … &` they are ignored, by all children too, and
+    the tests send them.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -74,16 +91,24 @@ def hear_signals() -> None:
 draws.register()
 share_the_cores()
 hear_signals()
-(HOME / ".gitconfig").write_text("[user]\n\tname = Quench test\n\temail = test@localhost\n[init]\n\tdefaultBranch = main\n")
+(HOME / ".gitconfig").write_text(
+    "[user]\n\tname = Quench test\n\temail = test@localhost\n[init]\n\tdefaultBranch = main\n"
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`pytest --unit` runs what needs no PyTorch, no Transformers and no process."""
-    parser.addoption("--unit", action="store_true", help="skip every test that imports PyTorch or Transformers or starts a process")
+    parser.addoption(
+        "--unit",
+        action="store_true",
+        help="skip every test that imports PyTorch or Transformers or starts a process",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Name the folder of what is kept: in pytest's cache, for the next run too; without a cache for this run only."""
+    """Name the folder of what is kept: in pytest's cache, for the next run too; without a cache for this run
+    only.
+    """
     cache = getattr(config, "cache", None)
     os.environ.setdefault(STORE, str(cache.mkdir("fixtures") if cache else HOME / "fixtures"))
 
@@ -91,7 +116,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Begin the unit tier after xdist's own processes, and `uname`, have been started."""
-    if session.config.getoption("--unit") and (os.environ.get("PYTEST_XDIST_WORKER") or not session.config.getoption("numprocesses")):
+    if session.config.getoption("--unit") and (
+        os.environ.get("PYTEST_XDIST_WORKER") or not session.config.getoption("numprocesses")
+    ):
         unit_tier.begin()
 
 
@@ -106,7 +133,11 @@ def _loopback_only() -> Iterator[None]:
     real = socket.socket.connect
 
     def connect(self: socket.socket, address: Any) -> None:
-        if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in ("127.0.0.1", "::1", "localhost"):
+        if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in (
+            "127.0.0.1",
+            "::1",
+            "localhost",
+        ):
             raise OSError(f"tests stay on this machine: a connection to {address} was tried")
         real(self, address)
 
@@ -137,13 +168,17 @@ def tools(_converters: None) -> Toolchain:
 
 @pytest.fixture(scope="session")
 def tiny_qwen2(tools: Toolchain) -> Path:
-    """A random two-layer Qwen2 with Qwen2.5's tokenizer cut to its first 8,000 words, as a Hugging Face folder. Read only: copy it to change it."""
+    """A random two-layer Qwen2 with Qwen2.5's tokenizer cut to its first 8,000 words, as a Hugging Face
+    folder. Read only: copy it to change it.
+    """
     return kept("qwen2", lambda folder: tiny.tiny_qwen2(folder, tools, words=tiny.WORDS))
 
 
 @pytest.fixture(scope="session")
 def whole_qwen2(tools: Toolchain) -> Path:
-    """The same with the entire vocabulary, for what depends on its size or ids; all else is ten times as fast with the other. Read only."""
+    """The same with the entire vocabulary, for what depends on its size or ids; all else is ten times as fast
+    with the other. Read only.
+    """
     return kept("whole-qwen2", lambda folder: tiny.tiny_qwen2(folder, tools))
 
 
@@ -160,20 +195,48 @@ def tiny_root(tiny_params: dict[str, Any], tmp_path: Path) -> Path:
 
 
 STAGES = (
-    "base", "curate", "preprocess", "train", "merge", "convert", "compare", "imatrix", "quantize@Q4_K_M", "quantize@Q5_K_M", "parity",
-    "evaluate@base-F16", "evaluate@F16", "evaluate@Q4_K_M", "evaluate@Q5_K_M", "report",
-)  # fmt: skip
+    "base",
+    "curate",
+    "preprocess",
+    "train",
+    "merge",
+    "convert",
+    "compare",
+    "imatrix",
+    "quantize@Q4_K_M",
+    "quantize@Q5_K_M",
+    "parity",
+    "evaluate@base-F16",
+    "evaluate@F16",
+    "evaluate@Q4_K_M",
+    "evaluate@Q5_K_M",
+    "report",
+)
 
 
 GGUF_STAGES = (
-    "base", "curate", "preprocess", "train", "lora", "parity", "evaluate@source", "evaluate@base", "evaluate@adapter", "report",
-)  # fmt: skip
+    "base",
+    "curate",
+    "preprocess",
+    "train",
+    "lora",
+    "parity",
+    "evaluate@source",
+    "evaluate@base",
+    "evaluate@adapter",
+    "report",
+)
 
 
 @pytest.fixture(scope="session")
 def prepared(tiny_qwen2: Path) -> Path:
-    """A tiny project folder in which everything up to `preprocess` has run. Read only: copy it to change it."""
-    return kept("prepared", lambda root: run_stages(tiny.write_project(root, tiny.tiny_params(tiny_qwen2)), STAGES[:3]))
+    """A tiny project folder in which everything up to `preprocess` has run. Read only: copy it to change
+    it.
+    """
+    return kept(
+        "prepared",
+        lambda root: run_stages(tiny.write_project(root, tiny.tiny_params(tiny_qwen2)), STAGES[:3]),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -195,7 +258,9 @@ def tiny_gguf_base(tiny_qwen2: Path, tools: Toolchain) -> Path:
 
 @pytest.fixture(scope="session")
 def served(tiny_gguf_base: Path) -> Path:
-    """A tiny project folder of the graph without a merge, in which every stage has run. Read only: copy it to change it."""
+    """A tiny project folder of the graph without a merge, in which every stage has run. Read only: copy it to
+    change it.
+    """
     params = tiny.gguf_params(tiny_gguf_base)
     return kept("served", lambda root: run_stages(tiny.write_project(root, params), GGUF_STAGES))
 

@@ -1,4 +1,6 @@
-"""How many examples a property is tried with: few in every run, for they are others each time, all with `--hypothesis-profile exhaustive`."""
+"""How many examples a property is tried with: few in every run, for they are others each time, all with
+`--hypothesis-profile exhaustive`.
+"""
 
 import hypothesis
 
@@ -7,7 +9,11 @@ SHARE, LEAST = 4, 15  # a quarter of what its author asked for, and no fewer tha
 
 def draws(asked: int) -> int:
     """The number of examples of a property whose author asked for `asked`."""
-    return asked if hypothesis.settings.get_current_profile_name() == "exhaustive" else min(asked, max(LEAST, asked // SHARE))
+    return (
+        asked
+        if hypothesis.settings.get_current_profile_name() == "exhaustive"
+        else min(asked, max(LEAST, asked // SHARE))
+    )
 
 
 def register() -> None:

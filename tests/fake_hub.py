@@ -1,4 +1,6 @@
-"""A Hugging Face hub of one model on 127.0.0.1: the listing, tree and file answers that huggingface_hub 2.4 asks for."""
+"""A Hugging Face hub of one model on 127.0.0.1: the listing, tree and file answers that huggingface_hub 2.4
+asks for.
+"""
 
 import hashlib
 import json
@@ -33,7 +35,11 @@ class FakeHub(ThreadingHTTPServer):
             large = name.endswith((".safetensors", ".bin"))
             git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # noqa: S324 (git's own hash)
             sha, size = hashlib.sha256(data).hexdigest(), len(data)
-            row = {"type": "file", "path": name, "size": size, "oid": git} if tree else {"rfilename": name, "size": size, "blobId": git}
+            row = (
+                {"type": "file", "path": name, "size": size, "oid": git}
+                if tree
+                else {"rfilename": name, "size": size, "blobId": git}
+            )
             if large:
                 row["lfs"] = {"oid" if tree else "sha256": sha, "size": size, "pointerSize": 130}
             rows.append(row)
@@ -54,7 +60,17 @@ class _Handler(BaseHTTPRequestHandler):
             status, code = self.server.refusal
             self.answer(status, b"{}", {"X-Error-Code": code})
         elif path == f"/api/models/{REPO}/revision/{COMMIT}":
-            self.answer(200, json.dumps({"id": REPO, "sha": COMMIT, "gguf": self.server.gguf, "siblings": self.server.listing(tree=False)}).encode())
+            self.answer(
+                200,
+                json.dumps(
+                    {
+                        "id": REPO,
+                        "sha": COMMIT,
+                        "gguf": self.server.gguf,
+                        "siblings": self.server.listing(tree=False),
+                    }
+                ).encode(),
+            )
         elif path == f"/api/models/{REPO}/tree/{COMMIT}":
             self.answer(200, json.dumps(self.server.listing(tree=True)).encode())
         elif path.startswith(prefix) and (name := path.removeprefix(prefix)) in self.server.files:
@@ -66,7 +82,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def send_file(self, name: str) -> None:
         data = self.server.files[name]
-        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Accept-Ranges": "bytes"}
+        headers = {
+            "X-Repo-Commit": COMMIT,
+            "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
+            "Accept-Ranges": "bytes",
+        }
         first = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").split("-")[0])
         if self.command == "GET":
             self.server.served.append((name, first))
@@ -79,9 +99,15 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
         return self.answer(206 if first else 200, data[first:], headers)
 
-    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
+    def answer(
+        self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None
+    ) -> None:
         self.send_response(status)
-        for key, value in {"Content-Length": str(len(body)), "Content-Type": "application/json", **(headers or {})}.items():
+        for key, value in {
+            "Content-Length": str(len(body)),
+            "Content-Type": "application/json",
+            **(headers or {}),
+        }.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "GET":

@@ -1,4 +1,6 @@
-"""Makers of tiny random models of several families with real tokenizers, of adapters for them, and of a byte-level tokenizer."""
+"""Makers of tiny random models of several families with real tokenizers, of adapters for them, and of a
+byte-level tokenizer.
+"""
 
 import json
 import shutil
@@ -16,23 +18,34 @@ from pipeline.llamacpp.tools import Toolchain
 NAMES = ("qwen2", "qwen3", "llama", "qwen2_moe")
 # hidden and intermediate are multiples of 256, the block of K-quants
 SIZES: dict[str, Any] = {
-    "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "dtype": "bfloat16",
-}  # fmt: skip
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
 MORE: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 64},
     "qwen2_moe": {
-        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 256,
         "tie_word_embeddings": False,  # llama.cpp loads no tied head of this family
     },
-}  # fmt: skip
+}
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def family(name: str, folder: Path, tools: Toolchain) -> Path:
     """A random two-layer model of one of `NAMES` with its tokenizer, as a Hugging Face folder; the folder.
 
-    The Qwens have their tokenizer with a cut vocabulary and more rows of embeddings than tokens, as the published ones; Llama has SmolLM2's.
+    The Qwens have their tokenizer with a cut vocabulary and more rows of embeddings than tokens, as the
+    published ones; Llama has SmolLM2's.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -55,11 +68,16 @@ def write_tokenizer(name: str, folder: Path, tools: Toolchain) -> dict[str, int]
         return {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     make = tokenizer_folders.qwen3_folder if name == "qwen3" else tokenizer_folders.qwen_folder
     tiny.cut_vocabulary(make(folder, tools) / "tokenizer.json", qwen2_variants.KEPT)
-    return {"bos_token_id": qwen2_variants.KEPT, "eos_token_id": qwen2_variants.KEPT + 2, "pad_token_id": qwen2_variants.KEPT}
+    return {
+        "bos_token_id": qwen2_variants.KEPT,
+        "eos_token_id": qwen2_variants.KEPT + 2,
+        "pad_token_id": qwen2_variants.KEPT,
+    }
 
 
 def family_adapter(folder: Path, base: Path, settings: Training) -> Path:
-    """A random LoRA adapter on the attention of `base`, with tokenizer and record as stage train leaves them; the folder.
+    """A random LoRA adapter on the attention of `base`, with tokenizer and record as stage train leaves them;
+    the folder.
 
     `settings` are what it was trained with.
     """
@@ -73,23 +91,44 @@ def family_adapter(folder: Path, base: Path, settings: Training) -> Path:
 
 
 def byte_folder(folder: Path, template: str = tiny.CHATML) -> Path:
-    """The tokenizer of `tiny.tiny_gguf` (bytes, "he", "ll" and ChatML's tokens) with config and generation config; the folder."""
+    """The tokenizer of `tiny.tiny_gguf` (bytes, "he", "ll" and ChatML's tokens) with config and generation
+    config; the folder.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     folder.mkdir(parents=True, exist_ok=True)
     words = [*sorted(bytes_to_unicode().values()), "he", "ll"]
-    tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, [("h", "e"), ("l", "l")]))
+    tokenizer = Tokenizer(
+        models.BPE({word: number for number, word in enumerate(words)}, [("h", "e"), ("l", "l")])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")])
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(word, special=True, normalized=False)
+            for word in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+        ]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
-    ends = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "unk_token": "<|endoftext|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **ends}), encoding="utf-8")
+    ends = {
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|im_end|>",
+        "unk_token": "<|endoftext|>",
+    }
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **ends}), encoding="utf-8"
+    )
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     numbers = {"bos_token_id": 259, "eos_token_id": 260, "pad_token_id": 260}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 261, **numbers}), encoding="utf-8")
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "vocab_size": 261, **numbers}), encoding="utf-8"
+    )
     (folder / "generation_config.json").write_text(json.dumps(numbers), encoding="utf-8")
     return folder

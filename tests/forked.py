@@ -1,8 +1,10 @@
-"""Python programs in processes that are forked from one that has imported what they need: it takes seconds of CPU to start, and a fork of it nothing.
+"""Python programs in processes that are forked from one that has imported what they need: it takes seconds of
+CPU to start, and a fork of it nothing.
 
-A fork has its own process id, environment, working directory and streams. What a test kills, or starts twice at once, it starts the usual way.
-A stage of the toy (`tests/toy/run.py`) that finds `SERVER` in its environment has itself forked too, and so does DVC when it records that stage.
-llama.cpp's converters, which import PyTorch and Transformers, are forked in all tests but those of the converters (`converters_in_forks`).
+A fork has its own process id, environment, working directory and streams. What a test kills, or starts twice
+at once, it starts the usual way. A stage of the toy (`tests/toy/run.py`) that finds `SERVER` in its
+environment has itself forked too, and so does DVC when it records that stage. llama.cpp's converters, which
+import PyTorch and Transformers, are forked in all tests but those of the converters (`converters_in_forks`).
 """
 
 import json
@@ -30,14 +32,30 @@ class Forked:
         self.folder = tempfile.TemporaryDirectory(prefix="quench-forked-")
         self.socket = str(Path(self.folder.name, "socket"))
         command = [sys.executable, "-P", __file__, self.socket, what]
-        self.server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        self.server = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
         assert self.server.stdout
         self.server.stdout.readline()  # it listens
 
-    def run(self, *argv: str, cwd: Path, environment: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-        """The finished process of `snakemake …` or of `FILE.py …`; it has the environment that this process has now."""
-        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err, Path(os.devnull).open() as nothing:
-            code = _ask(self.socket, list(argv), str(cwd), environment or dict(os.environ), [nothing.fileno(), out.fileno(), err.fileno()])
+    def run(
+        self, *argv: str, cwd: Path, environment: dict[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        """The finished process of `snakemake …` or of `FILE.py …`; it has the environment that this process
+        has now.
+        """
+        with (
+            tempfile.TemporaryFile("w+") as out,
+            tempfile.TemporaryFile("w+") as err,
+            Path(os.devnull).open() as nothing,
+        ):
+            code = _ask(
+                self.socket,
+                list(argv),
+                str(cwd),
+                environment or dict(os.environ),
+                [nothing.fileno(), out.fileno(), err.fileno()],
+            )
             out.seek(0)
             err.seek(0)
             return subprocess.CompletedProcess(argv, code, out.read(), err.read())
@@ -59,20 +77,26 @@ def _ask(address: str, argv: list[str], cwd: str, environment: dict[str, str], s
 
 
 def converters_in_forks(patch: Any) -> Iterator[None]:
-    """Until this ends, `run_converter` runs its program in a fork of one that has imported what converters need."""
+    """Until this ends, `run_converter` runs its program in a fork of one that has imported what converters
+    need.
+    """
     from pipeline.llamacpp import tools
 
     servers: dict[str, Forked] = {}
 
     def run(command: list[Any], **how: Any) -> "subprocess.CompletedProcess[str]":
-        place = next((place for place, word in enumerate(command) if str(word).endswith("/converter_process.py")), None)
+        place = next(
+            (place for place, word in enumerate(command) if str(word).endswith("/converter_process.py")), None
+        )
         if place is None:
             return subprocess.run(command, **how)
         environment = how["env"]
         paths = environment["PYTHONPATH"]
         if paths not in servers:
             servers[paths] = Forked(environment, "converters")
-        return servers[paths].run(*map(str, command[place:]), cwd=how["cwd"] or Path.cwd(), environment=environment)
+        return servers[paths].run(
+            *map(str, command[place:]), cwd=how["cwd"] or Path.cwd(), environment=environment
+        )
 
     patch.setattr(tools, "subprocess", SimpleNamespace(**vars(subprocess) | {"run": run}))
     yield
@@ -105,7 +129,9 @@ def _serve(address: str) -> None:
         listening.bind(address)
         listening.listen(64)
         print("listening", flush=True)
-        while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:  # closed: the tests have ended
+        while (
+            sys.stdin not in select.select([listening, sys.stdin], [], [])[0]
+        ):  # closed: the tests have ended
             connection, _ = listening.accept()
             with suppress(ChildProcessError):  # those that have ended
                 while os.waitpid(-1, os.WNOHANG)[0]:
@@ -152,7 +178,9 @@ def _become(connection: socket.socket) -> None:
 
 
 def _dvc(command: list[str], *, cwd: Path, **_: Any) -> "subprocess.CompletedProcess[str]":
-    """Stands for `subprocess.run` where a stage is recorded: DVC in a fork of the stage, in a session of its own as there."""
+    """Stands for `subprocess.run` where a stage is recorded: DVC in a fork of the stage, in a session of its
+    own as there.
+    """
     from dvc.cli import main
 
     with tempfile.TemporaryFile("w+") as errors:

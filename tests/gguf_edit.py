@@ -1,4 +1,5 @@
-"""Changes to a GGUF file for the tests: other bytes in a tensor, tensors dropped or taken from another file, another number in a field.
+"""Changes to a GGUF file for the tests: other bytes in a tensor, tensors dropped or taken from another file,
+another number in a field.
 
 The metadata is kept byte for byte, so that a vocabulary of 152k tokens need not be written again.
 """
@@ -12,7 +13,9 @@ import numpy as np
 
 from pipeline.gguf.tensors import Bytes, GgufTensor, gguf_tensors
 
-Tensors = dict[str, tuple[tuple[int, ...], int, bytes]]  # name: (shape, fastest dimension first; type number; data)
+Tensors = dict[
+    str, tuple[tuple[int, ...], int, bytes]
+]  # name: (shape, fastest dimension first; type number; data)
 
 
 def change_rows(path: Path, tensor: str, change: Callable[[Bytes], Bytes]) -> None:
@@ -31,10 +34,17 @@ def change_tensors(path: Path, change: Callable[[Tensors], Tensors]) -> None:
     tensors = gguf_tensors(path)[1]
     name, first = next(iter(tensors.items()))
     metadata = data[24 : data.index(struct.pack("<Q", len(name)) + _entry(name, *_described(first)))]
-    ours = change({name: (*_described(tensor), tensor.stored(0, tensor.rows).tobytes()) for name, tensor in tensors.items()})
+    ours = change(
+        {
+            name: (*_described(tensor), tensor.stored(0, tensor.rows).tobytes())
+            for name, tensor in tensors.items()
+        }
+    )
     entries, blob = b"", b""
     for name, (shape, ggml_type, content) in ours.items():
-        entries += struct.pack("<Q", len(name)) + _entry(name, shape, ggml_type) + struct.pack("<Q", len(blob))
+        entries += (
+            struct.pack("<Q", len(name)) + _entry(name, shape, ggml_type) + struct.pack("<Q", len(blob))
+        )
         blob += content + b"\0" * (-len(content) % 32)
     head = data[:8] + struct.pack("<Q", len(ours)) + data[16:24] + metadata + entries
     path.write_bytes(head + b"\0" * (-len(head) % 32) + blob)
@@ -43,13 +53,17 @@ def change_tensors(path: Path, change: Callable[[Tensors], Tensors]) -> None:
 def change_number(path: Path, field: str, value: int) -> None:
     """Another number in a field of type uint32, in place."""
     data = bytearray(path.read_bytes())
-    at = data.index(struct.pack("<Q", len(field)) + field.encode() + struct.pack("<I", 4)) + 8 + len(field) + 4
+    at = (
+        data.index(struct.pack("<Q", len(field)) + field.encode() + struct.pack("<I", 4)) + 8 + len(field) + 4
+    )
     data[at : at + 4] = struct.pack("<I", value)
     path.write_bytes(data)
 
 
 def light_copy(source: Path, target: Path, *dropped: str) -> Path:
-    """A GGUF of the same architecture, file type and tensors, but for those dropped, without a vocabulary; `target`."""
+    """A GGUF of the same architecture, file type and tensors, but for those dropped, without a vocabulary;
+    `target`.
+    """
     import gguf
 
     header, tensors = gguf_tensors(source)

@@ -6,7 +6,9 @@ VOID = {"meta", "br", "link", "img", "hr", "input"}
 
 
 class Page(HTMLParser):
-    """The page as a browser sees it: tags in order, ids, text (scripts are none); unbalanced tags are an error."""
+    """The page as a browser sees it: tags in order, ids, text (scripts are none); unbalanced tags are an
+    error.
+    """
 
     def __init__(self, html: str) -> None:
         super().__init__()

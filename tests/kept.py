@@ -1,7 +1,9 @@
-"""Folders that take minutes to make, made once for all test processes and kept between runs, in pytest's cache.
+"""Folders that take minutes to make, made once for all test processes and kept between runs, in pytest's
+cache.
 
-They are kept under a key over all that they are made by: the syntax trees of the project's code (a comment changes nothing), what the
-stages read beside it, the makers in tests/, the packages, llama.cpp. A folder that a test has changed is made again.
+They are kept under a key over all that they are made by: the syntax trees of the project's code (a comment
+changes nothing), what the stages read beside it, the makers in tests/, the packages, llama.cpp. A folder that
+a test has changed is made again.
 """
 
 import fcntl
@@ -27,8 +29,12 @@ STORE = "QUENCH_TESTS_KEPT"  # set by conftest.py, for the processes of xdist to
 _held: list[TextIO] = []  # locks for as long as this process lives
 
 
-def kept(name: str, make: Callable[[Path], object], *, store: Path | None = None, key: str | None = None) -> Path:
-    """The folder `name`, made by `make` unless it is there as it was made; other processes wait for it. Read only."""
+def kept(
+    name: str, make: Callable[[Path], object], *, store: Path | None = None, key: str | None = None
+) -> Path:
+    """The folder `name`, made by `make` unless it is there as it was made; other processes wait for it. Read
+    only.
+    """
     home = _entered(store or _store(), key or made_by())
     folder, record = home / name, home / f"{name}.json"
     with (home / f"{name}.lock").open("w") as lock:
@@ -49,24 +55,34 @@ def _store() -> Path:
 
 def contents(folder: Path) -> dict[str, Any]:
     """Size and date of every file below `folder`."""
-    found = ((path, path.lstat()) for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+    found = (
+        (path, path.lstat()) for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()
+    )
     return {str(path.relative_to(folder)): [state.st_size, state.st_mtime_ns] for path, state in found}
 
 
 @functools.cache
 def made_by() -> str:
     """The key of everything that the kept folders are made by."""
-    digest = hashlib.sha256(json.dumps([str(_store()), stamp(), platform.python_version(), version("torch")], sort_keys=True).encode())
+    digest = hashlib.sha256(
+        json.dumps(
+            [str(_store()), stamp(), platform.python_version(), version("torch")], sort_keys=True
+        ).encode()
+    )
     for path, source in Package().sources.items():
         digest.update(f"{path}\0{source.digest}".encode())
     for path in (*(PROJECT / "tests" / name for name in MAKERS), *(PROJECT / name for name in READ)):
-        digest.update(f"{path.name}\0{read_source(path.read_bytes(), is_python=path.suffix == '.py').digest}".encode())
+        digest.update(
+            f"{path.name}\0{read_source(path.read_bytes(), is_python=path.suffix == '.py').digest}".encode()
+        )
     return digest.hexdigest()[:16]
 
 
 @functools.cache
 def _entered(store: Path, key: str) -> Path:
-    """The folder of a key, held until this process ends; those of other keys that nobody holds are deleted."""
+    """The folder of a key, held until this process ends; those of other keys that nobody holds are
+    deleted.
+    """
     store.mkdir(parents=True, exist_ok=True)
     with (store / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -4,19 +4,32 @@ import json
 from pathlib import Path
 from typing import Any
 
-SIZES = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128,
-         "max_position_embeddings": 64}  # fmt: skip
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 64,
+}
 MOE = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 1}
 GPT2 = {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
 LINEARS = ["q_proj", "v_proj", "o_proj", "down_proj"]
 
 
 def write_base(folder: Path, kind: str = "Qwen2", dtype: str = "bfloat16", **changed: Any) -> Path:
-    """A random model of a class of transformers (`kind` without Config and ForCausalLM) without a tokenizer; the folder."""
+    """A random model of a class of transformers (`kind` without Config and ForCausalLM) without a tokenizer;
+    the folder.
+    """
     import torch
     import transformers
 
-    sizes = {"GPT2": GPT2, "Qwen2Moe": SIZES | MOE | {"shared_expert_intermediate_size": 64}, "Qwen3Moe": SIZES | MOE}.get(kind, SIZES)
+    sizes = {
+        "GPT2": GPT2,
+        "Qwen2Moe": SIZES | MOE | {"shared_expert_intermediate_size": 64},
+        "Qwen3Moe": SIZES | MOE,
+    }.get(kind, SIZES)
     config = getattr(transformers, f"{kind}Config")(**(sizes | {"tie_word_embeddings": False} | changed))
     model = getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config)
     with torch.random.fork_rng(), torch.no_grad():
@@ -28,7 +41,9 @@ def write_base(folder: Path, kind: str = "Qwen2", dtype: str = "bfloat16", **cha
 
 
 def write_adapter(base: Path, folder: Path, *, resize: int = 0, **settings: Any) -> Path:
-    """A PEFT adapter of `settings` for `base`, all its numbers random, on embeddings of `resize` rows if not 0; the folder."""
+    """A PEFT adapter of `settings` for `base`, all its numbers random, on embeddings of `resize` rows if not
+    0; the folder.
+    """
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -38,7 +53,9 @@ def write_adapter(base: Path, folder: Path, *, resize: int = 0, **settings: Any)
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
         if resize:
             model.resize_token_embeddings(resize)
-        tuned = get_peft_model(model, LoraConfig(**({"task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8} | settings)))
+        tuned = get_peft_model(
+            model, LoraConfig(**({"task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8} | settings))
+        )
         for name, parameter in tuned.named_parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * (0.02 if "magnitude" in name else 0.1))
@@ -48,7 +65,11 @@ def write_adapter(base: Path, folder: Path, *, resize: int = 0, **settings: Any)
 
 def add_run(adapter: Path, **settings: Any) -> None:
     """Put training's record beside the adapter, as far as a merge reads it."""
-    output = {"quantization": "nf4", "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_use_double_quant": True} | settings
+    output = {
+        "quantization": "nf4",
+        "bnb_4bit_compute_dtype": "bfloat16",
+        "bnb_4bit_use_double_quant": True,
+    } | settings
     (adapter / "run.json").write_text(json.dumps({"settings": output}))
 
 

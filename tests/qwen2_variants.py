@@ -1,4 +1,6 @@
-"""Small Qwen2 models whose tokenizer llama.cpp does not list: the real one with its vocabulary cut, and with an added token."""
+"""Small Qwen2 models whose tokenizer llama.cpp does not list: the real one with its vocabulary cut, and with
+an added token.
+"""
 
 import json
 from pathlib import Path
@@ -25,7 +27,10 @@ def add_token(tokenizer_file: Path, token: str) -> None:
 def change_json(file: Path, **changed: Any) -> None:
     """Replace top keys of a JSON file; None takes a key out."""
     content = json.loads(file.read_text(encoding="utf-8")) | changed
-    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}, ensure_ascii=False), encoding="utf-8")
+    file.write_text(
+        json.dumps({key: value for key, value in content.items() if value is not None}, ensure_ascii=False),
+        encoding="utf-8",
+    )
 
 
 def cut_qwen2(folder: Path, tools: Toolchain, **config: Any) -> Path:
@@ -38,9 +43,17 @@ def cut_qwen2(folder: Path, tools: Toolchain, **config: Any) -> Path:
     tiny.cut_vocabulary(folder / "tokenizer.json", KEPT)
     end, pad = KEPT + 2, KEPT
     shape: dict[str, Any] = {
-        "vocab_size": ROWS, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 2048, "tie_word_embeddings": True, "bos_token_id": pad, "eos_token_id": end,
-    }  # fmt: skip
+        "vocab_size": ROWS,
+        "hidden_size": 256,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+        "bos_token_id": pad,
+        "eos_token_id": end,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(Qwen2Config(**shape | config)).to(torch.bfloat16)
@@ -60,7 +73,9 @@ def cut_models(tools: Toolchain) -> Path:
 
 
 def random_adapter(folder: Path) -> Path:
-    """A random LoRA adapter of rank 4 for the query and down projections of `cut_qwen2`, with training's record; the folder."""
+    """A random LoRA adapter of rank 4 for the query and down projections of `cut_qwen2`, with training's
+    record; the folder.
+    """
     import torch
     from safetensors.torch import save_file
 
@@ -73,14 +88,28 @@ def random_adapter(folder: Path) -> Path:
             tensors[f"{stem}.lora_A.weight"] = torch.randn(4, 256, generator=random) * 0.1
             tensors[f"{stem}.lora_B.weight"] = torch.randn(256, 4, generator=random) * 0.1
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"]}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj", "down_proj"],
+    }
     (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
-    (folder / "run.json").write_text(json.dumps({"tokens_sha256": "ab" * 32, "settings": {"r": 4}}), encoding="utf-8")
+    (folder / "run.json").write_text(
+        json.dumps({"tokens_sha256": "ab" * 32, "settings": {"r": 4}}), encoding="utf-8"
+    )
     return folder
 
 
 def lineage_of(file: Path, **changed: Any) -> Path:
     """A models/base.json; the file."""
-    record = {"source": "path", "model": "/home/someone/tiny", "revision": None, "license": "mit", "files": {"model.safetensors": "cd" * 32}}
+    record = {
+        "source": "path",
+        "model": "/home/someone/tiny",
+        "revision": None,
+        "license": "mit",
+        "files": {"model.safetensors": "cd" * 32},
+    }
     file.write_text(json.dumps(record | changed), encoding="utf-8")
     return file

@@ -1,4 +1,6 @@
-"""A small finished project to ship from: reports of the demo's size, GGUFs of a few kilobytes with true provenance records."""
+"""A small finished project to ship from: reports of the demo's size, GGUFs of a few kilobytes with true
+provenance records.
+"""
 
 import json
 from pathlib import Path
@@ -17,7 +19,12 @@ RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo.yaml"
 LEVELS = ["Q4_K_M", "Q5_K_M"]
 MODELS = ["base-F16", "F16", *LEVELS]
 FILE_TYPES = {"base-F16": 1, "F16": 1, "Q4_K_M": 15, "Q5_K_M": 17}
-PADDING = {"base-F16": 65, "F16": 64, "Q4_K_M": 1, "Q5_K_M": 32}  # rows of a tensor that makes the files as different in size as levels are
+PADDING = {
+    "base-F16": 65,
+    "F16": 64,
+    "Q4_K_M": 1,
+    "Q5_K_M": 32,
+}  # rows of a tensor that makes the files as different in size as levels are
 
 
 def params(**gate: Any) -> Params:
@@ -41,7 +48,16 @@ def write_project(root: Path, **base: Any) -> Path:
     ggufs.mkdir()
     (merged / "chat_template.jinja").write_text("template", encoding="utf-8")
     adapter_sha256 = write_lineage(root)
-    put(merged / "merge.json", {"merge_base": "nf4", "method": "stream", "dtype": "float16", "adapters": [], "adapter_sha256": adapter_sha256})
+    put(
+        merged / "merge.json",
+        {
+            "merge_base": "nf4",
+            "method": "stream",
+            "dtype": "float16",
+            "adapters": [],
+            "adapter_sha256": adapter_sha256,
+        },
+    )
     own = lineage_fields(root / "models/base.json") | adapter_fields(adapter) | folder_fields(merged)
     fields = {key.replace(".", "__"): value for key, value in own.items()}
     for model, kind in FILE_TYPES.items():
@@ -52,24 +68,42 @@ def write_project(root: Path, **base: Any) -> Path:
     put(root / "reports/parity.json", parity)
     for model in FILE_TYPES:
         file = ggufs / f"demo-{model}.gguf"
-        known = {"sha256": file_hash(file), "bytes": file.stat().st_size, "kld_mean": 0.0 if "F16" in model else 0.0184, "same_top": 0.98}
-        known |= {"answers_sha256": file_hash(root / f"reports/eval/{model}.answers.jsonl"), "all_tokens": {"kld_mean": 0.0184, "same_top": 0.98}}
+        known = {
+            "sha256": file_hash(file),
+            "bytes": file.stat().st_size,
+            "kld_mean": 0.0 if "F16" in model else 0.0184,
+            "same_top": 0.98,
+        }
+        known |= {
+            "answers_sha256": file_hash(root / f"reports/eval/{model}.answers.jsonl"),
+            "all_tokens": {"kld_mean": 0.0184, "same_top": 0.98},
+        }
         change(root / f"reports/eval/{model}.json", **known)
     task = json.loads((root / "reports/eval/F16.json").read_text(encoding="utf-8"))["task"]
     for model in MODELS:
-        change(root / f"reports/eval/{model}.json", general=None, serving=None, **({} if model == "base-F16" else {"task": task}))
+        change(
+            root / f"reports/eval/{model}.json",
+            general=None,
+            serving=None,
+            **({} if model == "base-F16" else {"task": task}),
+        )
     return root
 
 
 def write_lineage(root: Path) -> str:
-    """Rows, tokens and an adapter that name each other, as curate, preprocess and train leave them; the adapter's sha256."""
+    """Rows, tokens and an adapter that name each other, as curate, preprocess and train leave them; the
+    adapter's sha256.
+    """
     rows, tokens, adapter = root / "data/final", root / "data/tokens", root / "models/adapter"
     rows.mkdir(parents=True)
     tokens.mkdir()
     for split in ("train", "val", "test"):
         (rows / f"{split}.jsonl").write_text(f'{{"id": "{split}"}}\n', encoding="utf-8")
     (tokens / "train.parquet").write_bytes(b"tokens")
-    put(tokens / "manifest.json", {"rows": {f"{split}.jsonl": file_hash(rows / f"{split}.jsonl") for split in ("train", "val")}})
+    put(
+        tokens / "manifest.json",
+        {"rows": {f"{split}.jsonl": file_hash(rows / f"{split}.jsonl") for split in ("train", "val")}},
+    )
     (adapter / "adapter_model.safetensors").write_bytes(b"adapter")
     put(adapter / "run.json", {"tokens_sha256": tree_hash(tokens), "settings": {"r": 16}})
     trained_again(root)

@@ -46,17 +46,36 @@ def measured(model: Any, optimizer: Any) -> dict[str, int]:
     import torch
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    layers = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "lora_" not in name and "lm_head" not in name]
+    layers = [
+        m
+        for name, m in model.named_modules()
+        if isinstance(m, torch.nn.Linear) and "lora_" not in name and "lm_head" not in name
+    ]
     quantized = [layer for layer in layers if hasattr(layer.weight, "quant_state")]
     base = model.get_base_model()
-    tables = {id(table): table for table in (base.get_input_embeddings().weight, base.get_output_embeddings().weight)}
-    norms = [parameter for name, parameter in model.named_parameters() if name.endswith(".bias") or "norm" in name]
-    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    tables = {
+        id(table): table
+        for table in (base.get_input_embeddings().weight, base.get_output_embeddings().weight)
+    }
+    norms = [
+        parameter for name, parameter in model.named_parameters() if name.endswith(".bias") or "norm" in name
+    ]
+    states = [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    ]
     return {
-        "linears": size(t for m in quantized for t in quant_tensors(m)) if quantized else size(m.weight for m in layers),
-        "tables": size(tables.values()), "small": size([*norms, *model.buffers()]), "lora": size(trained),
-        "gradients": size(parameter.grad for parameter in trained), "optimizer": size({id(value): value for value in states}.values()),
-    }  # fmt: skip
+        "linears": size(t for m in quantized for t in quant_tensors(m))
+        if quantized
+        else size(m.weight for m in layers),
+        "tables": size(tables.values()),
+        "small": size([*norms, *model.buffers()]),
+        "lora": size(trained),
+        "gradients": size(parameter.grad for parameter in trained),
+        "optimizer": size({id(value): value for value in states}.values()),
+    }
 
 
 def planned(shape: Shape, train: Training, packed: QuantizedBase | None = None) -> dict[str, int]:
@@ -64,7 +83,13 @@ def planned(shape: Shape, train: Training, packed: QuantizedBase | None = None) 
     parts = {part.name: part.bytes for part in plan_memory(shape, train, 64, "cpu", "chunked", packed).parts}
     linears = next(name for name in parts if "linears" in name)
     names = (linears, "embeddings and head", "norms and biases", "LoRA", "gradients", "optimizer")
-    return dict(zip(("linears", "tables", "small", "lora", "gradients", "optimizer"), map(parts.__getitem__, names), strict=True))
+    return dict(
+        zip(
+            ("linears", "tables", "small", "lora", "gradients", "optimizer"),
+            map(parts.__getitem__, names),
+            strict=True,
+        )
+    )
 
 
 def kept_bytes(model: Any, forward: Callable[[], Any]) -> int:
@@ -72,7 +97,12 @@ def kept_bytes(model: Any, forward: Callable[[], Any]) -> int:
     import torch
 
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    own |= {t.untyped_storage().data_ptr() for m in model.modules() if hasattr(getattr(m, "weight", None), "quant_state") for t in quant_tensors(m)}
+    own |= {
+        t.untyped_storage().data_ptr()
+        for m in model.modules()
+        if hasattr(getattr(m, "weight", None), "quant_state")
+        for t in quant_tensors(m)
+    }
     kept: dict[int, Any] = {}
 
     def pack(tensor: Any) -> Any:

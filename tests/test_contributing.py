@@ -1,4 +1,6 @@
-"""The changes that CONTRIBUTING shows: each is short, applies to the project as it is now, keeps its style, and does what it says."""
+"""The changes that CONTRIBUTING shows: each is short, applies to the project as it is now, keeps its style,
+and does what it says.
+"""
 
 import os
 import re
@@ -28,7 +30,7 @@ assert load_params(Path("mine.yaml")).evaluate.scorer == "starts_with"
 measure = parse("starts_with").measure
 assert (measure("Paris", "Paris, of course.", {}).points, measure("Paris", "In Paris.", {}).points) == (1.0, 0.0)
 assert all(f"| `{name}` |" in Path("docs/evaluation.md").read_text() for name in SPELLINGS.replace(" or ", ", ").split(", "))
-""",
+""",  # noqa: E501
     "curation rule": """
 import json
 from pathlib import Path
@@ -45,7 +47,7 @@ counts = curate(Path(), settings.model_copy(update={"garbage": True}), 1)
 assert counts["rejected"] == {"garbage": 1} and counts["rows_kept"] == 2
 assert [rule for rule in counts["rules"] if rule["rejected"]] == [{"rule": "links", "rows_in": 3, "rows_out": 2, "rejected": 1, "changed": 0}]
 assert "nothing but a link" in Path("reports/data.html").read_text()
-""",
+""",  # noqa: E501
     "quantization check": """
 import numpy as np
 from pipeline.commands.quantization_check.outputs import compare_logits, output_lines
@@ -67,13 +69,26 @@ def test_a_change_that_contributing_shows_applies_and_works(tmp_path: Path, name
     diff = SHOWN[name]
     assert len(diff.splitlines()) <= MOST_LINES
     for folder in ("pipeline", "docs"):
-        shutil.copytree(PROJECT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
+        shutil.copytree(
+            PROJECT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.png")
+        )
     for file in ("params.yaml", "pyproject.toml"):
         shutil.copy(PROJECT / file, tmp_path)
 
     def run(*command: str, **given: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHONPATH": str(tmp_path), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, input=given.get("input"))
+        environment = os.environ | {
+            "PYTHONPATH": str(tmp_path),
+            "GIT_CEILING_DIRECTORIES": str(tmp_path.parent),
+        }
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            input=given.get("input"),
+        )
 
     applied = run("git", "apply", input=diff)
     assert applied.returncode == 0, applied.stderr

@@ -1,4 +1,6 @@
-"""Docs that can't lie: every link, path, command, option, key and stage in them is looked up in the project."""
+"""Docs that can't lie: every link, path, command, option, key and stage in them is looked up in the
+project.
+"""
 
 import ast
 import re
@@ -25,7 +27,9 @@ README = (PROJECT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (PROJECT / "Makefile").read_text(encoding="utf-8")
 PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-MistakenUse = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")  # Typer has a copy of Click of its own
+MistakenUse = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
+)  # Typer has a copy of Click of its own
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -37,7 +41,9 @@ def prose(page: Path) -> str:
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """What GitHub calls the headings of a page: small letters, spaces as hyphens, no other marks; -1, -2 … behind one that comes again."""
+    """What GitHub calls the headings of a page: small letters, spaces as hyphens, no other marks; -1, -2 …
+    behind one that comes again.
+    """
     found: list[str] = []
     for heading in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE):
         name = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
@@ -51,7 +57,11 @@ def commands(page: Path, *names: str) -> list[tuple[list[str], bool]]:
     blocks = [line for kind, block in BLOCK.findall(text) if kind == "sh" for line in block.splitlines()]
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^#.*$", "", prose(page), flags=re.MULTILINE))
     lines = [(line, True) for line in blocks] + [(line, False) for line in inline if "…" not in line]
-    return [(shlex.split(line, comments=True), block) for line, block in lines if re.match(rf"({'|'.join(names)})(?![\w-])", line)]
+    return [
+        (shlex.split(line, comments=True), block)
+        for line, block in lines
+        if re.match(rf"({'|'.join(names)})(?![\w-])", line)
+    ]
 
 
 def test_readme_is_one_page_and_leads_to_all_others() -> None:
@@ -69,22 +79,35 @@ def test_the_tree_in_readme_is_the_projects() -> None:
     if listed.returncode:
         pytest.skip("no Git checkout, so nobody knows which folders are the project's")
     files = [Path(line) for line in listed.stdout.splitlines() if (PROJECT / line).exists()]
-    folders = {f"{file.parts[0]}/" for file in files if len(file.parts) > 1 and not file.parts[0].startswith(".")}
-    packages = {f"pipeline/{file.parts[1]}/" for file in files if file.parts[0] == "pipeline" and len(file.parts) > 2}
+    folders = {
+        f"{file.parts[0]}/" for file in files if len(file.parts) > 1 and not file.parts[0].startswith(".")
+    }
+    packages = {
+        f"pipeline/{file.parts[1]}/" for file in files if file.parts[0] == "pipeline" and len(file.parts) > 2
+    }
     assert sorted(path for path in shown if path.endswith("/")) == sorted(folders | packages)
 
 
 @pages
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(page))
-    targets = [(link, (page.parent / link.partition("#")[0]).resolve() if link[0] != "#" else page, link.partition("#")[2]) for link in links]
+    targets = [
+        (
+            link,
+            (page.parent / link.partition("#")[0]).resolve() if link[0] != "#" else page,
+            link.partition("#")[2],
+        )
+        for link in links
+    ]
     assert [link for link, target, _ in targets if not target.exists()] == []
     assert [link for link, target, anchor in targets if anchor and anchor not in anchors(target)] == []
 
 
 @pages
 def test_paths_of_the_code_exist(page: Path) -> None:
-    paths = re.findall(r"`((?:pipeline|tests|docs|benchmarks|examples|graphs|recipes|profiles)/[\w./-]+)`", prose(page))
+    paths = re.findall(
+        r"`((?:pipeline|tests|docs|benchmarks|examples|graphs|recipes|profiles)/[\w./-]+)`", prose(page)
+    )
     assert [path for path in paths if not (PROJECT / path).exists()] == []
 
 
@@ -92,11 +115,17 @@ def test_paths_of_the_code_exist(page: Path) -> None:
 def test_keys_exist(page: Path) -> None:
     sections = {name: field.annotation for name, field in Params.model_fields.items()}
     named = re.findall(rf"`({'|'.join(sections)})\.([a-z_]\w*)", prose(page))
-    assert [f"{name}.{key}" for name, key in named if key not in {*getattr(sections[name], "model_fields", {}), "json", "jsonl", "sh"}] == []
+    assert [
+        f"{name}.{key}"
+        for name, key in named
+        if key not in {*getattr(sections[name], "model_fields", {}), "json", "jsonl", "sh"}
+    ] == []
 
 
 def parse(words: list[str], *, complete: bool) -> None:
-    """Parse a command line as `quench` would, running nothing. Raises `MistakenUse`; for arguments that are missing only if `complete`."""
+    """Parse a command line as `quench` would, running nothing. Raises `MistakenUse`; for arguments that are
+    missing only if `complete`.
+    """
     command: Any = typer.main.get_command(app)
     context = command.context_class(command, info_name="quench")
     while isinstance(command, TyperGroup):
@@ -121,7 +150,14 @@ def test_quenchs_commands_parse(page: Path) -> None:
 
 
 def test_a_wrong_command_would_be_found() -> None:
-    for line in ("serv", "serve --smok 8", "ship", "plan --vram much", "data chek x", "data export x --to csv"):
+    for line in (
+        "serv",
+        "serve --smok 8",
+        "ship",
+        "plan --vram much",
+        "data chek x",
+        "data export x --to csv",
+    ):
         with pytest.raises(MistakenUse):
             parse(line.split(), complete=True)
 
@@ -139,7 +175,9 @@ def test_the_workflow_tools_commands_parse(capsys: pytest.CaptureFixture[str]) -
                     parsed = parsers[words[0]].parse_args(words[1:])
                 except (SystemExit, DvcParserError):
                     pytest.fail(f"{page.name}: {shlex.join(words)}: {capsys.readouterr().err}")
-                assert {target for target in getattr(parsed, "targets", None) or () if words[0] == "snakemake"} <= {*STAGES}, words
+                assert {
+                    target for target in getattr(parsed, "targets", None) or () if words[0] == "snakemake"
+                } <= {*STAGES}, words
 
 
 @pages
@@ -158,14 +196,25 @@ def test_makes_and_pythons_commands_exist(page: Path, capsys: pytest.CaptureFixt
         assert {word for word in words if word.startswith("--")} <= options, words
     for words, _ in commands(page, r"python benchmarks/\w+\.py"):
         script = ast.parse((PROJECT / words[1]).read_text(encoding="utf-8"))
-        known = {node.value for node in ast.walk(script) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        known = {
+            node.value
+            for node in ast.walk(script)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
         assert {word for word in words if word.startswith("--")} <= known, words
 
 
 def test_the_pages_name_every_stage_recipe_scorer_and_tool() -> None:
-    workflow, evaluation, gpu = (PROJECT.joinpath("docs", name).read_text(encoding="utf-8") for name in ("workflow.md", "evaluation.md", "gpu.md"))
-    assert [stage for stage in STAGES if not re.search(rf"^\| .*`{stage}`.* \|", workflow, re.MULTILINE)] == []
-    assert sorted(path.stem for path in (PROJECT / "recipes").glob("*.yaml")) == sorted(re.findall(r"^\| `([\w.-]+)` \|", README, re.MULTILINE))
+    workflow, evaluation, gpu = (
+        PROJECT.joinpath("docs", name).read_text(encoding="utf-8")
+        for name in ("workflow.md", "evaluation.md", "gpu.md")
+    )
+    assert [
+        stage for stage in STAGES if not re.search(rf"^\| .*`{stage}`.* \|", workflow, re.MULTILINE)
+    ] == []
+    assert sorted(path.stem for path in (PROJECT / "recipes").glob("*.yaml")) == sorted(
+        re.findall(r"^\| `([\w.-]+)` \|", README, re.MULTILINE)
+    )
     scorers = re.findall(r"^\| `([^`]+)` \|", evaluation.partition("## Scorers")[2], re.MULTILINE)
     assert sorted(scorers) == sorted(re.split(", | or ", SPELLINGS))
     assert f".tools/llama.cpp/{VERSION}/" in gpu
@@ -179,7 +228,11 @@ def test_troubleshooting_is_made_from_the_catalog_of_errors() -> None:
 
 def test_ci_does_the_two_commands_of_the_readme() -> None:
     ci = (PROJECT / ".ci" / "run").read_text(encoding="utf-8")
-    assert re.findall(r"^make \w+$", ci, re.MULTILINE)[:2] == ["make demo", "make test"] == re.findall(r"^make \w+", README, re.MULTILINE)[:2]
+    assert (
+        re.findall(r"^make \w+$", ci, re.MULTILINE)[:2]
+        == ["make demo", "make test"]
+        == re.findall(r"^make \w+", README, re.MULTILINE)[:2]
+    )
 
 
 def test_no_page_holds_a_place_to_be_filled_in() -> None:

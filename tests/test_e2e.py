@@ -1,4 +1,6 @@
-"""The entire pipeline on a tiny random Qwen2 with a cut vocabulary (a whole one: `make demo`): every stage, then its products."""
+"""The entire pipeline on a tiny random Qwen2 with a cut vocabulary (a whole one: `make demo`): every stage,
+then its products.
+"""
 
 import csv
 import json
@@ -22,14 +24,24 @@ def test_every_gguf_opens_as_qwen2(finished: Path, name: str) -> None:
 
 def test_levels_hold_the_types_they_are_named_for(finished: Path) -> None:
     for level, kind in (("Q4_K_M", "Q4_K"), ("Q5_K_M", "Q5_K")):
-        types = {GGMLQuantizationType(number).name for _, number in read_header(finished / f"models/gguf/tiny-{level}.gguf").tensors.values()}
+        types = {
+            GGMLQuantizationType(number).name
+            for _, number in read_header(finished / f"models/gguf/tiny-{level}.gguf").tensors.values()
+        }
         assert kind in types
         assert "F16" not in types
 
 
 def test_the_adapter_is_in_the_merged_weights(finished: Path) -> None:
-    with safe_open(finished / "models/base/model.safetensors", "pt") as base, safe_open(finished / "models/merged/model.safetensors", "pt") as merged:
-        changed = {name for name in base.keys() if not base.get_tensor(name).half().equal(merged.get_tensor(name))}  # noqa: SIM118
+    with (
+        safe_open(finished / "models/base/model.safetensors", "pt") as base,
+        safe_open(finished / "models/merged/model.safetensors", "pt") as merged,
+    ):
+        changed = {
+            name
+            for name in base.keys()  # noqa: SIM118
+            if not base.get_tensor(name).half().equal(merged.get_tensor(name))  # noqa: RUF100, SIM118
+        }
         names = set(base.keys())
     assert changed == {name for name in names if name.endswith("proj.weight")}
 
@@ -43,7 +55,10 @@ def test_every_check_passed_or_says_that_it_was_not_measured(finished: Path) -> 
 
 
 def test_evaluation_measures_each_model(finished: Path) -> None:
-    figures = {name: json.loads((finished / f"reports/eval/{name}.json").read_text()) for name in ("base-F16", "F16", "Q4_K_M", "Q5_K_M")}
+    figures = {
+        name: json.loads((finished / f"reports/eval/{name}.json").read_text())
+        for name in ("base-F16", "F16", "Q4_K_M", "Q5_K_M")
+    }
     assert figures["F16"]["kld_mean"] < 1e-6
     assert figures["F16"]["same_top"] == 1.0
     assert figures["Q4_K_M"]["kld_mean"] > figures["Q5_K_M"]["kld_mean"] > 0

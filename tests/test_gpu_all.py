@@ -1,4 +1,6 @@
-"""benchmarks/gpu_all.py: one failure costs no other part its figures, and what didn't run is "not measured", never passed."""
+"""benchmarks/gpu_all.py: one failure costs no other part its figures, and what didn't run is "not measured",
+never passed.
+"""
 
 import json
 import sys
@@ -38,7 +40,9 @@ def test_a_part_that_fails_costs_no_other_its_figures(run: Run, monkeypatch: pyt
         raise PartError("CUDA out of memory")
 
     monkeypatch.setattr(gpu_all, "speed", named("speed", fail))
-    monkeypatch.setattr(gpu_all, "planner", named("planner", lambda run: run.note(planner_error=0.2, longest_row=3_000)))
+    monkeypatch.setattr(
+        gpu_all, "planner", named("planner", lambda run: run.note(planner_error=0.2, longest_row=3_000))
+    )
     measure(run, list(gpu_all.PARTS))
     lines = table(run).splitlines()
     assert next(line for line in lines if "Quench: tokens/s" in line).split("|")[2].strip() == "4,321"
@@ -46,10 +50,14 @@ def test_a_part_that_fails_costs_no_other_its_figures(run: Run, monkeypatch: pyt
     assert "CUDA out of memory" in ratio
     assert next(line for line in lines if "largest error" in line).endswith("| MISSED |")
     assert next(line for line in lines if "longest row" in line).endswith("| met |")
-    assert {key for line in (run.out / "figures.jsonl").read_text().splitlines() for key in json.loads(line)} == set(run.figures)
+    assert {
+        key for line in (run.out / "figures.jsonl").read_text().splitlines() for key in json.loads(line)
+    } == set(run.figures)
 
 
-def test_a_side_that_fails_costs_the_other_neither_figures_nor_a_round(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_side_that_fails_costs_the_other_neither_figures_nor_a_round(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = []
 
     def part(run: Run, name: str, side: str, **asked: Any) -> Any:
@@ -66,7 +74,10 @@ def test_a_side_that_fails_costs_the_other_neither_figures_nor_a_round(run: Run,
     assert started == ["ours-1", "plain-1", "ours-2", "unsloth"]
     assert run.figures["utilization"] == pytest.approx(4_321 * 42.5e9 / 700e12)
     lines = table(run).splitlines()
-    assert all("CUDA out of memory" in next(line for line in lines if name in line) for name in ("plain Hugging", "Quench ÷ plain", "Unsloth: t"))
+    assert all(
+        "CUDA out of memory" in next(line for line in lines if name in line)
+        for name in ("plain Hugging", "Quench ÷ plain", "Unsloth: t")
+    )
 
 
 def test_tests_that_take_too_long_are_counted_as_far_as_they_came(tmp_path: Path) -> None:

@@ -48,5 +48,7 @@ def syntax(text: str) -> str:
 
 
 def test_comments_are_no_code() -> None:
-    assert syntax('"""Words."""\nx = 1  # why\n\ndef f():\n    """Words."""\n') == syntax("x = 1\n\n\ndef f():\n    'Other.'\n")
+    assert syntax('"""Words."""\nx = 1  # why\n\ndef f():\n    """Words."""\n') == syntax(
+        "x = 1\n\n\ndef f():\n    'Other.'\n"
+    )
     assert syntax("x = 1") != syntax("x = 2")

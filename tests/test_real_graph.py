@@ -1,4 +1,6 @@
-"""The real Snakefile and dvc.yaml on the tiny model: either tool goes on where the other stopped, and both make the same adapter."""
+"""The real Snakefile and dvc.yaml on the tiny model: either tool goes on where the other stopped, and both
+make the same adapter.
+"""
 
 import os
 import shutil
@@ -32,7 +34,10 @@ def clone(tiny_qwen2: Path, root: Path) -> Path:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(PROJECT / name, root / name)
     params = tiny.tiny_params(tiny_qwen2)
-    params["quantize"]["levels"], params["evaluate"]["models"] = ["Q4_K_M"], ["F16", "Q4_K_M"]  # more of them are more of the same
+    params["quantize"]["levels"], params["evaluate"]["models"] = (
+        ["Q4_K_M"],
+        ["F16", "Q4_K_M"],
+    )  # more of them are more of the same
     tiny.write_project(root, params)
     run(root, "git", "init", "--quiet")
     run(root, "dvc", "add", "--quiet", "data/raw")
@@ -62,17 +67,25 @@ def test_each_tool_goes_on_where_the_other_stopped(tiny_qwen2: Path, tmp_path: P
     run(root, "dvc", "repro", "--force", "--single-item", "train")
     assert tree_hash(adapter) == trained  # by either tool
 
-    # a new raw file without a new training row: curate and the report run, everything between comes back from the cache
+    # a new raw file without a new training row: curate and the report run, everything between comes back from
+    # the cache
     (root / "data/raw/more.jsonl").write_bytes((root / "data/raw/chats.jsonl").read_bytes())
     log = run(root, "snakemake")
     assert "80 rows read, 40 kept" in log
     for stage in ("preprocess", "train", "merge", "convert", "parity"):
-        assert f"{stage}: nothing it depends on has changed: its outputs are back from DVC's cache" in log, stage
+        assert f"{stage}: nothing it depends on has changed: its outputs are back from DVC's cache" in log, (
+            stage
+        )
     assert "up to date" in run(root, "dvc", "status")
     assert tree_hash(adapter) == trained
 
     # and with new training rows it trains again
-    rows = (root / "data/raw/chats.jsonl").read_text().replace("plus", "and then also").replace("Antwort", "réponse")
+    rows = (
+        (root / "data/raw/chats.jsonl")
+        .read_text()
+        .replace("plus", "and then also")
+        .replace("Antwort", "réponse")
+    )
     (root / "data/raw/more.jsonl").write_text(rows)
     log = run(root, "snakemake", "train")
     assert "80 rows read, 80 kept" in log

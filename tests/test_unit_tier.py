@@ -1,4 +1,6 @@
-"""`pytest --unit`: whatever imports PyTorch or starts a process is left out at that moment, however it does it; the rest runs."""
+"""`pytest --unit`: whatever imports PyTorch or starts a process is left out at that moment, however it does
+it; the rest runs.
+"""
 
 import subprocess
 import sys
@@ -42,10 +44,30 @@ def test_pool():
 
 
 def test_torch_and_processes_leave_the_unit_tier(tmp_path: Path) -> None:
-    for name, text in {"conftest.py": CONFTEST, "test_some.py": TESTS, "test_file.py": "import torch\n\ndef test_any():\n    pass\n"}.items():
+    for name, text in {
+        "conftest.py": CONFTEST,
+        "test_some.py": TESTS,
+        "test_file.py": "import torch\n\ndef test_any():\n    pass\n",
+    }.items():
         (tmp_path / name).write_text(text)
-    options = ["-rs", "-v", "-p", "no:cacheprovider", "-p", "no:hydra_pytest", "-c", "/dev/null", f"--rootdir={tmp_path}"]
-    done = subprocess.run([sys.executable, "-m", "pytest", *options, str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    options = [
+        "-rs",
+        "-v",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:hydra_pytest",
+        "-c",
+        "/dev/null",
+        f"--rootdir={tmp_path}",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
     assert "1 passed, 7 skipped" in done.stdout, done.stdout
     assert "test_plain PASSED" in done.stdout
     assert done.stdout.count("it imports torch") >= 2 and "it starts a process (os.fork)" in done.stdout

@@ -1,4 +1,6 @@
-"""Makers of tiny models, files and project folders for the tests: small in weights, real in tokenizer and format."""
+"""Makers of tiny models, files and project folders for the tests: small in weights, real in tokenizer and
+format.
+"""
 
 import json
 from pathlib import Path
@@ -12,16 +14,38 @@ from pipeline.llamacpp.tools import PROJECT, Toolchain
 
 # Qwen2.5's added tokens in the order of their ids, from 151,643; the last eight are not "special"
 QWEN_ADDED = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>",
-    "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>",
-    "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
-)  # fmt: skip
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+)
 QWEN_SPECIAL = 14
 QWEN_ROWS = 151_936  # rows of the embedding; the tokenizer has 151,665 tokens
 # of a cut vocabulary, enough for short texts to stay short; rows of its embedding, the id of <|im_end|>
 WORDS, ROWS, END = 8_000, 8_192, 8_002
 # of the published tokenizer.json of Qwen2 and Qwen2.5
-QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 CHATML = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
     "{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif %}"
@@ -30,8 +54,17 @@ CHATML = (
 )
 
 
-def tiny_qwen2(folder: Path, tools: Toolchain, *, seed: int = 0, layers: int = 2, intermediate: int = 256, words: int | None = None) -> Path:
-    """A random Qwen2 of `layers` layers, hidden 256, tied embeddings, with Qwen2.5's tokenizer and chat template; the folder.
+def tiny_qwen2(
+    folder: Path,
+    tools: Toolchain,
+    *,
+    seed: int = 0,
+    layers: int = 2,
+    intermediate: int = 256,
+    words: int | None = None,
+) -> Path:
+    """A random Qwen2 of `layers` layers, hidden 256, tied embeddings, with Qwen2.5's tokenizer and chat
+    template; the folder.
 
     `words` cuts the vocabulary to so many, before the added tokens.
     """
@@ -45,15 +78,27 @@ def tiny_qwen2(folder: Path, tools: Toolchain, *, seed: int = 0, layers: int = 2
     end = (words or 151_643) + 2
     rows = -(-(words + len(QWEN_ADDED)) // 256) * 256 if words else QWEN_ROWS
     config = Qwen2Config(
-        vocab_size=rows, hidden_size=256, intermediate_size=intermediate, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=2048, rope_theta=1_000_000.0, rms_norm_eps=1e-6, tie_word_embeddings=True,
-        bos_token_id=end - 2, eos_token_id=end, dtype="bfloat16",
-    )  # fmt: skip
+        vocab_size=rows,
+        hidden_size=256,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        rope_theta=1_000_000.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        bos_token_id=end - 2,
+        eos_token_id=end,
+        dtype="bfloat16",
+    )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config).to(torch.bfloat16)
     # as Qwen2.5-Instruct publishes it: two ends, and a pad that isn't the end of turn
-    model.generation_config = GenerationConfig(bos_token_id=end - 2, eos_token_id=[end, end - 2], pad_token_id=end - 2)
+    model.generation_config = GenerationConfig(
+        bos_token_id=end - 2, eos_token_id=[end, end - 2], pad_token_id=end - 2
+    )
     model.save_pretrained(folder)
     return folder
 
@@ -65,55 +110,93 @@ def cut_vocabulary(tokenizer_file: Path, kept: int) -> None:
     vocabulary = {token: number for token, number in model["vocab"].items() if number < kept}
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
     model["vocab"] = vocabulary
-    model["merges"] = [pair for pair in pairs if "".join(pair) in vocabulary and all(part in vocabulary for part in pair)]
-    content["added_tokens"] = [token | {"id": kept + place} for place, token in enumerate(content["added_tokens"])]
+    model["merges"] = [
+        pair for pair in pairs if "".join(pair) in vocabulary and all(part in vocabulary for part in pair)
+    ]
+    content["added_tokens"] = [
+        token | {"id": kept + place} for place, token in enumerate(content["added_tokens"])
+    ]
     tokenizer_file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
 def untied_qwen2(folder: Path) -> Path:
-    """A random two-layer Qwen2 of 512 tokens whose head is a table of its own, without a tokenizer; the folder."""
+    """A random two-layer Qwen2 of 512 tokens whose head is a table of its own, without a tokenizer; the
+    folder.
+    """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
-        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         tie_word_embeddings=False,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     return folder
 
 
 def write_qwen2_tokenizer(folder: Path, tools: Toolchain) -> None:
-    """Qwen2.5's tokenizer.json, tokenizer_config.json and chat_template.jinja, from the vocabulary and template that llama.cpp carries."""
+    """Qwen2.5's tokenizer.json, tokenizer_config.json and chat_template.jinja, from the vocabulary and
+    template that llama.cpp carries.
+    """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     fields = read_header(tools.source / "models" / "ggml-vocab-qwen2.gguf").fields
     words, merges = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.merges"]
     first_added = words.index(QWEN_ADDED[0])
     vocabulary = {word: number for number, word in enumerate(words[:first_added])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [tuple(merge.split(" ")) for merge in merges], continuing_subword_prefix="", end_of_word_suffix=""))
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocabulary,
+            [tuple(merge.split(" ")) for merge in merges],
+            continuing_subword_prefix="",
+            end_of_word_suffix="",
+        )
+    )
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])  # fmt: skip
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_tokens([AddedToken(word, special=place < QWEN_SPECIAL, normalized=False) for place, word in enumerate(QWEN_ADDED)])
+    tokenizer.add_tokens(
+        [
+            AddedToken(word, special=place < QWEN_SPECIAL, normalized=False)
+            for place, word in enumerate(QWEN_ADDED)
+        ]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
-        "tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": False, "bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
-        "unk_token": None, "model_max_length": 131_072, "clean_up_tokenization_spaces": False, "errors": "replace",
-    }  # fmt: skip
+        "tokenizer_class": "Qwen2Tokenizer",
+        "add_prefix_space": False,
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "unk_token": None,
+        "model_max_length": 131_072,
+        "clean_up_tokenization_spaces": False,
+        "errors": "replace",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    template = (tools.source / "models" / "templates" / "Qwen-Qwen2.5-7B-Instruct.jinja").read_text(encoding="utf-8")
+    template = (tools.source / "models" / "templates" / "Qwen-Qwen2.5-7B-Instruct.jinja").read_text(
+        encoding="utf-8"
+    )
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 def tiny_gguf(file: Path, *, tensors: dict[str, Any] | None = None, **changed: Any) -> Path:
-    """A random one-layer Llama with a byte vocabulary, two merges and ChatML's tokens as a GGUF file; the file.
+    """A random one-layer Llama with a byte vocabulary, two merges and ChatML's tokens as a GGUF file; the
+    file.
 
-    `changed` replaces metadata fields ("." written as "__"; None leaves a field out), `tensors` adds or replaces tensors by name.
+    `changed` replaces metadata fields ("." written as "__"; None leaves a field out), `tensors` adds or
+    replaces tensors by name.
     """
     import gguf
     import numpy as np
@@ -122,27 +205,57 @@ def tiny_gguf(file: Path, *, tensors: dict[str, Any] | None = None, **changed: A
     words = [*sorted(bytes_to_unicode().values()), "he", "ll", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     hidden, inner = 32, 64
     fields: dict[str, Any] = {
-        "general.name": "tiny", "general.license": "apache-2.0", "llama.block_count": 1, "llama.context_length": 256,
-        "llama.embedding_length": hidden, "llama.feed_forward_length": inner, "llama.attention.head_count": 4,
-        "llama.attention.head_count_kv": 4, "llama.rope.dimension_count": hidden // 4, "llama.vocab_size": len(words),
-        "llama.rope.freq_base": 10_000.0, "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": words,
-        "tokenizer.ggml.token_type": [1] * 258 + [3] * 3, "tokenizer.ggml.merges": ["h e", "l l"],
-        "tokenizer.ggml.unknown_token_id": 258, "tokenizer.ggml.bos_token_id": 259, "tokenizer.ggml.eos_token_id": 260,
-        "tokenizer.ggml.padding_token_id": 260, "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": CHATML,
-    }  # fmt: skip
+        "general.name": "tiny",
+        "general.license": "apache-2.0",
+        "llama.block_count": 1,
+        "llama.context_length": 256,
+        "llama.embedding_length": hidden,
+        "llama.feed_forward_length": inner,
+        "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 4,
+        "llama.rope.dimension_count": hidden // 4,
+        "llama.vocab_size": len(words),
+        "llama.rope.freq_base": 10_000.0,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.token_type": [1] * 258 + [3] * 3,
+        "tokenizer.ggml.merges": ["h e", "l l"],
+        "tokenizer.ggml.unknown_token_id": 258,
+        "tokenizer.ggml.bos_token_id": 259,
+        "tokenizer.ggml.eos_token_id": 260,
+        "tokenizer.ggml.padding_token_id": 260,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": CHATML,
+    }
     fields |= {key.replace("__", "."): value for key, value in changed.items()}
     writer = gguf.GGUFWriter(file, "llama")
-    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+    add = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
     for key, value in fields.items():
         if value is not None:
             add[type(value)](key, value)
     random = np.random.default_rng(0)
     shapes = {f"blk.0.attn_{part}.weight": (hidden, hidden) for part in ("q", "k", "v", "output")}
-    shapes |= {"token_embd.weight": (len(words), hidden), "blk.0.ffn_gate.weight": (inner, hidden), "blk.0.ffn_up.weight": (inner, hidden)}
+    shapes |= {
+        "token_embd.weight": (len(words), hidden),
+        "blk.0.ffn_gate.weight": (inner, hidden),
+        "blk.0.ffn_up.weight": (inner, hidden),
+    }
     shapes |= {"blk.0.ffn_down.weight": (hidden, inner)}
-    weights: dict[str, Any] = {name: random.normal(0, 0.1, shape).astype(np.float16) for name, shape in shapes.items()}
-    weights |= {name: np.ones(hidden, np.float32) for name in ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")}
+    weights: dict[str, Any] = {
+        name: random.normal(0, 0.1, shape).astype(np.float16) for name, shape in shapes.items()
+    }
+    weights |= {
+        name: np.ones(hidden, np.float32)
+        for name in ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")
+    }
     for name, values in (weights | (tensors or {})).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -153,13 +266,22 @@ def tiny_gguf(file: Path, *, tensors: dict[str, Any] | None = None, **changed: A
 
 
 def tiny_params(base: Path) -> dict[str, Any]:
-    """The demo recipe cut down to a run of a minute on the Hugging Face folder `base`; a fresh dict each time."""
+    """The demo recipe cut down to a run of a minute on the Hugging Face folder `base`; a fresh dict each
+    time.
+    """
     params: dict[str, Any] = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
     small: dict[str, dict[str, Any]] = {
         "base": {"source": "path", "model": str(base), "revision": None, "file": None},
         "curate": {"val_fraction": 0.1, "test_fraction": 0.2, "max_tokens": 128},
         "preprocess": {"max_length": 160},
-        "train": {"max_steps": 2, "r": 4, "lora_alpha": 8, "gradient_accumulation_steps": 1, "save_steps": 1, "learning_rate": 1.0e-3},
+        "train": {
+            "max_steps": 2,
+            "r": 4,
+            "lora_alpha": 8,
+            "gradient_accumulation_steps": 1,
+            "save_steps": 1,
+            "learning_rate": 1.0e-3,
+        },
         "convert": {"name": "tiny"},
         "merge": {"base": "16-bit", "rows": 8, "task_rows": 0},
         "parity": {"conversations": 4, "strings": 1000, "rows": 2, "prompts": 2, "depth": "standard"},
@@ -185,7 +307,9 @@ def tiny_params(base: Path) -> dict[str, Any]:
 
 
 def gguf_params(gguf: Path) -> dict[str, Any]:
-    """`tiny_params` for the GGUF file `gguf` as a base that is trained on and served as it is, at Q4_K_M; a fresh dict each time."""
+    """`tiny_params` for the GGUF file `gguf` as a base that is trained on and served as it is, at Q4_K_M; a
+    fresh dict each time.
+    """
     params = tiny_params(gguf)
     params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_K_M"}
     params["evaluate"] |= {"models": ["source", "base", "adapter"]}
@@ -196,10 +320,15 @@ def write_project(root: Path, params: dict[str, Any], rows: int = 40) -> Path:
     """A project folder: params.yaml and `rows` short conversations in data/raw/chats.jsonl; the folder."""
     raw = root / "data" / "raw"
     raw.mkdir(parents=True, exist_ok=True)
-    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    (root / "params.yaml").write_text(
+        yaml.safe_dump(params, sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
     with (raw / "chats.jsonl").open("w", encoding="utf-8", newline="\n") as file:
         for number in range(rows):
-            question, answer = f"What is {number} plus {number + 3}? – Antwort, s'il vous plaît", f"{2 * number + 3} 🙂"
+            question, answer = (
+                f"What is {number} plus {number + 3}? – Antwort, s'il vous plaît",
+                f"{2 * number + 3} 🙂",
+            )
             messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
             file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
     return root

@@ -4,17 +4,34 @@ from pathlib import Path
 from typing import Any
 
 RANK, ALPHA = 4, 8.0
-SHAPES = {"blk.0.attn_q": (32, 32), "blk.0.attn_k": (32, 32), "blk.0.attn_v": (32, 32), "blk.0.ffn_down": (32, 64)}  # (out, in) of the base's
+SHAPES = {
+    "blk.0.attn_q": (32, 32),
+    "blk.0.attn_k": (32, 32),
+    "blk.0.attn_v": (32, 32),
+    "blk.0.ffn_down": (32, 64),
+}  # (out, in) of the base's
 
 
-def tiny_lora(file: Path, *, seed: int = 1, arch: str = "llama", size: float = 0.5, tensors: dict[str, Any] | None = None, **changed: Any) -> Path:
-    """A random adapter of rank 4 and alpha 8; the file. `tensors` adds or replaces tensors (None leaves one out), `changed` metadata."""
+def tiny_lora(
+    file: Path,
+    *,
+    seed: int = 1,
+    arch: str = "llama",
+    size: float = 0.5,
+    tensors: dict[str, Any] | None = None,
+    **changed: Any,
+) -> Path:
+    """A random adapter of rank 4 and alpha 8; the file. `tensors` adds or replaces tensors (None leaves one
+    out), `changed` metadata.
+    """
     import gguf
     import numpy as np
 
     writer = gguf.GGUFWriter(file, arch)
     writer.add_float32("adapter.lora.alpha", ALPHA)
-    fields = {"general.type": "adapter", "adapter.type": "lora"} | {key.replace("__", "."): value for key, value in changed.items()}
+    fields = {"general.type": "adapter", "adapter.type": "lora"} | {
+        key.replace("__", "."): value for key, value in changed.items()
+    }
     for key, value in fields.items():
         writer.add_uint32(key, value) if isinstance(value, int) else writer.add_string(key, value)
     random = np.random.default_rng(seed)

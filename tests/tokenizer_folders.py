@@ -1,4 +1,6 @@
-"""Folders with a real tokenizer and chat template and no weights: the demo's base model, Qwen2.5 and Qwen3."""
+"""Folders with a real tokenizer and chat template and no weights: the demo's base model, Qwen2.5 and
+Qwen3.
+"""
 
 import json
 from pathlib import Path
@@ -30,13 +32,20 @@ def smollm_folder(folder: Path) -> Path:
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     added = [word for word, kind in zip(words, types, strict=True) if kind == CONTROL]
     tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in added])
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     (folder / "chat_template.jinja").write_text(fields["tokenizer.chat_template"], encoding="utf-8")
     return folder
@@ -49,7 +58,9 @@ def added_tokens(folder: Path) -> list[str]:
 
 
 def qwen3_folder(folder: Path, tools: Toolchain) -> Path:
-    """Qwen3's: Qwen2.5's tokenizer with four more tokens, and a template that takes the reasoning out of earlier turns."""
+    """Qwen3's: Qwen2.5's tokenizer with four more tokens, and a template that takes the reasoning out of
+    earlier turns.
+    """
     tokenizer_file = qwen_folder(folder, tools) / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     tokenizer.add_tokens([AddedToken(word, special=False, normalized=False) for word in QWEN3_ADDED])
@@ -60,12 +71,22 @@ def qwen3_folder(folder: Path, tools: Toolchain) -> Path:
 
 
 def with_config(folder: Path, model_type: str = "llama", **changed: Any) -> Path:
-    """The folder with a config.json and generation_config.json of a tiny model whose vocabulary is the tokenizer's."""
+    """The folder with a config.json and generation_config.json of a tiny model whose vocabulary is the
+    tokenizer's.
+    """
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     end = tokenizer.token_to_id(settings["eos_token"])
-    sizes = {"vocab_size": tokenizer.get_vocab_size(), "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64}
+    sizes = {
+        "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "intermediate_size": 64,
+    }
     config = {"model_type": model_type, "num_key_value_heads": 2, "eos_token_id": end, **sizes, **changed}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end], "pad_token_id": end}), encoding="utf-8")
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [end], "pad_token_id": end}), encoding="utf-8"
+    )
     return folder

@@ -1,6 +1,8 @@
-"""`pytest --unit` (`make unit`): every test that needs no PyTorch, no Transformers and no process of its own. Nobody lists them.
+"""`pytest --unit` (`make unit`): every test that needs no PyTorch, no Transformers and no process of its own.
+Nobody lists them.
 
-A test, or a file of tests, is skipped at the moment when it imports one of the two or starts a process; what is not skipped has run without.
+A test, or a file of tests, is skipped at the moment when it imports one of the two or starts a process; what
+is not skipped has run without.
 """
 
 import importlib.machinery
@@ -13,7 +15,14 @@ from typing import Any, NoReturn
 
 import pytest
 
-EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"}  # of `sys.addaudithook`
+EVENTS = {
+    "subprocess.Popen",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.system",
+    "os.exec",
+}  # of `sys.addaudithook`
 SLOW_TO_IMPORT = ("torch", "transformers")
 
 
@@ -34,7 +43,9 @@ class _Refused:
 class _Finder:
     """Finds the module, for who only asks whether it is installed, with a loader that refuses."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> Any:
         spec = importlib.machinery.PathFinder.find_spec(name, path) if name in SLOW_TO_IMPORT else None
         if spec:
             spec.loader = _Refused()  # type: ignore[assignment]

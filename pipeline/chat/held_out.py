@@ -1,6 +1,8 @@
-"""Which held-out rows are measured: drawn by a seed, since curation writes them file by file and the first ones would all be of one.
+"""Which held-out rows are measured: drawn by a seed, since curation writes them file by file and the first
+ones would all be of one.
 
-The draw is by a hash of the row's id: nothing but `count` rows is held, and rows that are added or leave move no others.
+The draw is by a hash of the row's id: nothing but `count` rows is held, and rows that are added or leave move
+no others.
 """
 
 import hashlib
@@ -14,22 +16,31 @@ from pipeline.chat.tokens import Encoded, Row, chats, encodable
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 
-SPARE = 4  # as many candidates as rows that are wanted, since some are longer than the context or can't be rendered
+# as many candidates as rows that are wanted, since some are longer than the context or can't be rendered
+SPARE = 4
 
 
 def drawn(rows: Iterable[Row], count: int, seed: int) -> list[Row]:
-    """`count` of `rows` (all of them, where they are fewer), each as likely as another; the same ones for the same seed."""
-    return heapq.nsmallest(count, rows, key=lambda row: hashlib.sha256(f"{seed}:{row['id']}".encode()).digest())
+    """`count` of `rows` (all of them, where they are fewer), each as likely as another; the same ones for the
+    same seed.
+    """
+    return heapq.nsmallest(
+        count, rows, key=lambda row: hashlib.sha256(f"{seed}:{row['id']}".encode()).digest()
+    )
 
 
 def encoded_rows(tokenizer: Any, rows: Path, count: int, seed: int, ctx_size: int) -> list[Encoded]:
-    """The sequences of `count` drawn chats that the template can render and `ctx_size` tokens hold; none, if there are none."""
+    """The sequences of `count` drawn chats that the template can render and `ctx_size` tokens hold; none, if
+    there are none.
+    """
     candidates = drawn(chats(read_rows(rows)), SPARE * count, seed)
     return list(islice(encodable(tokenizer, candidates, ctx_size), count))
 
 
 def answerable_rows(rows: Path, count: int, seed: int) -> list[Row]:
-    """`count` drawn chats whose last turn is an answer in words: a call of a tool is not scored. Raises `DataError` if there is none."""
+    """`count` drawn chats whose last turn is an answer in words: a call of a tool is not scored. Raises
+    `DataError` if there is none.
+    """
     found = drawn(filter(is_answerable, chats(read_rows(rows))), count, seed)
     if not found:
         raise DataError(

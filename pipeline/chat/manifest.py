@@ -10,19 +10,30 @@ from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash
 
 NAME = "manifest.json"
-LIBRARIES = ("tokenizers", "transformers", "jinja2", "pyarrow")  # what ids, texts and the files' bytes depend on
+LIBRARIES = (
+    "tokenizers",
+    "transformers",
+    "jinja2",
+    "pyarrow",
+)  # what ids, texts and the files' bytes depend on
 AGAIN = "run `snakemake preprocess`"
 
 
-def manifest(tokens: Path, rows: list[Path], base: Path, tokenizer: Any, stats: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of the Parquet files in `tokens`, made of `rows` with the tokenizer and template of `base`."""
+def manifest(
+    tokens: Path, rows: list[Path], base: Path, tokenizer: Any, stats: dict[str, Any]
+) -> dict[str, Any]:
+    """The manifest of the Parquet files in `tokens`, made of `rows` with the tokenizer and template of
+    `base`.
+    """
     return {
         "rows": {path.name: file_hash(path) for path in rows},
         "files": {path.name: file_hash(path) for path in sorted(tokens.glob("*.parquet"))},
         **_of_base(base, tokenizer),
         **{key: stats[key] for key in ("max_length", "packing")},
         "splits": {
-            split: {key: found[key] for key in ("rows", "sequences", "packed_rows", "tokens", "trained_tokens")}
+            split: {
+                key: found[key] for key in ("rows", "sequences", "packed_rows", "tokens", "trained_tokens")
+            }
             for split, found in stats["splits"].items()
         },
         "versions": {name: version(name) for name in LIBRARIES},
@@ -30,9 +41,11 @@ def manifest(tokens: Path, rows: list[Path], base: Path, tokenizer: Any, stats: 
 
 
 def check_manifest(tokens: Path, base: Path, tokenizer: Any) -> dict[str, Any]:
-    """The manifest in `tokens`, proven to be about the files beside it and about the base in `base`, whose tokenizer is given.
+    """The manifest in `tokens`, proven to be about the files beside it and about the base in `base`, whose
+    tokenizer is given.
 
-    Raises `DataError`, which names what differs, where the tokens are stale or not those that preprocess wrote.
+    Raises `DataError`, which names what differs, where the tokens are stale or not those that preprocess
+    wrote.
     """
     path = tokens / NAME
     try:
@@ -58,4 +71,7 @@ def check_manifest(tokens: Path, base: Path, tokenizer: Any) -> dict[str, Any]:
 
 def _of_base(base: Path, tokenizer: Any) -> dict[str, str]:
     template = str(tokenizer.get_chat_template())
-    return {"tokenizer_sha256": file_hash(base / "tokenizer.json"), "template_sha256": hashlib.sha256(template.encode()).hexdigest()}
+    return {
+        "tokenizer_sha256": file_hash(base / "tokenizer.json"),
+        "template_sha256": hashlib.sha256(template.encode()).hexdigest(),
+    }

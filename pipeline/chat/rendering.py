@@ -1,10 +1,10 @@
 """Conversations as the base's own template shows them, and which ranges of that text are trained.
 
-The ranges come from rendering, not from looking for markers: the text up to an assistant turn (with the generation
-prompt) must be a prefix of the text with that turn; what the turn adds, up to and including its end-of-turn token, is
-what is trained. Where the template shows earlier turns differently once more turns follow (Qwen3 takes their reasoning
-out), a conversation is unfolded: one text for each trained turn, ending with it, so that each is learned behind the very
-text that a server shows the model at that point.
+The ranges come from rendering, not from looking for markers: the text up to an assistant turn (with the
+generation prompt) must be a prefix of the text with that turn; what the turn adds, up to and including its
+end-of-turn token, is what is trained. Where the template shows earlier turns differently once more turns
+follow (Qwen3 takes their reasoning out), a conversation is unfolded: one text for each trained turn, ending
+with it, so that each is learned behind the very text that a server shows the model at that point.
 """
 
 import json
@@ -14,7 +14,10 @@ from typing import Any
 
 from pipeline.chat.template_probe import Message, Tools, probe, shown
 
-UNFOLDED = ("template_rewrites", "template_drops")  # what may be cured by ending the conversation with the trained turn
+UNFOLDED = (
+    "template_rewrites",
+    "template_drops",
+)  # what may be cured by ending the conversation with the trained turn
 
 
 class Unrenderable(ValueError):
@@ -29,8 +32,8 @@ class Unrenderable(ValueError):
 class Rendered:
     """A conversation as text; `spans` are the character ranges [start, end) that are trained.
 
-    `messages` are the turns that are in it. Of the turns before `since` the template may have taken the reasoning out.
-    `part` counts the texts of an unfolded conversation, from 1.
+    `messages` are the turns that are in it. Of the turns before `since` the template may have taken the
+    reasoning out. `part` counts the texts of an unfolded conversation, from 1.
     """
 
     text: str
@@ -40,26 +43,51 @@ class Rendered:
     part: int | None = None
 
 
-def render(tokenizer: Any, messages: list[Message], tools: Tools = None, *, add_generation_prompt: bool = False, **recorded: Any) -> str:
-    """The conversation as text by the model's own template, which is `recorded` what else it asks for. Raises `Unrenderable` if it refuses."""
+def render(
+    tokenizer: Any,
+    messages: list[Message],
+    tools: Tools = None,
+    *,
+    add_generation_prompt: bool = False,
+    **recorded: Any,
+) -> str:
+    """The conversation as text by the model's own template, which is `recorded` what else it asks for. Raises
+    `Unrenderable` if it refuses.
+    """
     from jinja2 import TemplateError
 
     try:
-        return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt, **recorded))
-    except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # a template is a program
+        return str(
+            tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt, **recorded
+            )
+        )
+    except (
+        TemplateError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:  # a template is a program
         raise Unrenderable("template_refuses", f"the chat template says: {error}") from error
 
 
 def trained_turns(messages: list[Message]) -> list[int]:
     """The places of the assistant turns that are to be trained: all but those with `train: false`."""
-    return [turn for turn, message in enumerate(messages) if message["role"] == "assistant" and message.get("train") is not False]
+    return [
+        turn
+        for turn, message in enumerate(messages)
+        if message["role"] == "assistant" and message.get("train") is not False
+    ]
 
 
 def renderings(tokenizer: Any, messages: list[Message], tools: Tools = None) -> list[Rendered]:
-    """The conversation as one text where its trained turns stand in one, else unfolded: a text for each trained turn.
+    """The conversation as one text where its trained turns stand in one, else unfolded: a text for each
+    trained turn.
 
-    Raises `Unrenderable` if there is nothing to train, if the template refuses the turns, drops what is said or
-    rewrites it even in the text that ends with it, and if a turn doesn't end in the end-of-turn token.
+    Raises `Unrenderable` if there is nothing to train, if the template refuses the turns, drops what is said
+    or rewrites it even in the text that ends with it, and if a turn doesn't end in the end-of-turn token.
     """
     trained = trained_turns(messages)
     if not trained:
@@ -69,10 +97,20 @@ def renderings(tokenizer: Any, messages: list[Message], tools: Tools = None) -> 
     except Unrenderable as why:
         if why.code not in UNFOLDED:
             raise
-    return [_rendered(tokenizer, messages[: turn + 1], tools, [turn], turn, part) for part, turn in enumerate(trained, start=1)]
+    return [
+        _rendered(tokenizer, messages[: turn + 1], tools, [turn], turn, part)
+        for part, turn in enumerate(trained, start=1)
+    ]
 
 
-def _rendered(tokenizer: Any, messages: list[Message], tools: Tools, trained: list[int], since: int = 0, part: int | None = None) -> Rendered:
+def _rendered(
+    tokenizer: Any,
+    messages: list[Message],
+    tools: Tools,
+    trained: list[int],
+    since: int = 0,
+    part: int | None = None,
+) -> Rendered:
     text = render(tokenizer, messages, tools)
     _check_nothing_dropped(text, messages, since)
     spans = []
@@ -80,7 +118,10 @@ def _rendered(tokenizer: Any, messages: list[Message], tools: Tools, trained: li
         before = render(tokenizer, messages[:turn], tools, add_generation_prompt=True)
         after = text if turn + 1 == len(messages) else render(tokenizer, messages[: turn + 1], tools)
         if not after.startswith(before) or not text.startswith(after):
-            raise Unrenderable("template_rewrites", f"the template renders turn {turn + 1} differently once more turns follow")
+            raise Unrenderable(
+                "template_rewrites",
+                f"the template renders turn {turn + 1} differently once more turns follow",
+            )
         end = after.rfind(tokenizer.eos_token)
         if end < len(before):
             raise Unrenderable("no_end_of_turn", f"turn {turn + 1} does not end in {tokenizer.eos_token}")
@@ -89,7 +130,9 @@ def _rendered(tokenizer: Any, messages: list[Message], tools: Tools, trained: li
 
 
 def _check_nothing_dropped(text: str, messages: list[Message], since: int) -> None:
-    """Raise `Unrenderable` unless `text` shows all that is said, turn after turn (trimmed or as a JSON string, if the template likes)."""
+    """Raise `Unrenderable` unless `text` shows all that is said, turn after turn (trimmed or as a JSON
+    string, if the template likes).
+    """
     position = 0
     for number, message in enumerate(messages, start=1):
         in_order = message["role"] != "system"  # templates move system turns
@@ -100,7 +143,9 @@ def _check_nothing_dropped(text: str, messages: list[Message], since: int) -> No
                 words = json.dumps(words, ensure_ascii=False)[1:-1]
                 found = text.find(words, start)
             if found < 0:
-                raise Unrenderable("template_drops", f"the chat template does not show the {key} of turn {number}")
+                raise Unrenderable(
+                    "template_drops", f"the chat template does not show the {key} of turn {number}"
+                )
         position = found + len(words) if in_order else position
 
 
@@ -126,23 +171,37 @@ def _implied_ids(tokenizer: Any, template: str, bare: str, since: int) -> list[i
     for what, stand_in in shown(messages, tools, since):
         if stand_in not in text:
             raise Unrenderable("template_drops", f"the chat template does not show {what}")
-    keys = [key for message in messages for call in message.get("tool_calls", ()) for key in call["function"]["arguments"]]
+    keys = [
+        key
+        for message in messages
+        for call in message.get("tool_calls", ())
+        for key in call["function"]["arguments"]
+    ]
     if any(f"'{key}':" in text for key in keys):
-        raise Unrenderable("template_not_json", "the chat template writes the arguments of a call as Python, not as JSON")
+        raise Unrenderable(
+            "template_not_json", "the chat template writes the arguments of a call as Python, not as JSON"
+        )
     return control_ids(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 @lru_cache(maxsize=8)
 def _added_ids(tokenizer: Any) -> frozenset[int]:
-    """The ids of the tokenizer's added tokens, without the harmless: white space (runs of it, as "  " or "▁▁") and single letters."""
-    return frozenset(number for token, number in tokenizer.get_added_vocab().items() if len(token) > 1 and token.replace("▁", " ").strip())
+    """The ids of the tokenizer's added tokens, without the harmless: white space (runs of it, as "  " or
+    "▁▁") and single letters.
+    """
+    return frozenset(
+        number
+        for token, number in tokenizer.get_added_vocab().items()
+        if len(token) > 1 and token.replace("▁", " ").strip()
+    )
 
 
 def own_system_prompt(tokenizer: Any) -> str | None:
-    """The system prompt that the template puts before a conversation without one; None if it puts none, or refuses system turns.
+    """The system prompt that the template puts before a conversation without one; None if it puts none, or
+    refuses system turns.
 
-    Found by rendering the same user's turn with and without a system turn before it: what stands there without one, between
-    the same markup.
+    Found by rendering the same user's turn with and without a system turn before it: what stands there
+    without one, between the same markup.
     """
     asked, stated = {"role": "user", "content": "q00000002"}, {"role": "system", "content": "q00000001"}
     try:
@@ -151,7 +210,13 @@ def own_system_prompt(tokenizer: Any) -> str | None:
     except Unrenderable:
         return None
     head, closing = bare.partition(asked["content"])[0], rest.partition(asked["content"])[0]
-    if not opening or not closing or not head.startswith(opening) or not head.endswith(closing) or len(head) < len(opening) + len(closing):
+    if (
+        not opening
+        or not closing
+        or not head.startswith(opening)
+        or not head.endswith(closing)
+        or len(head) < len(opening) + len(closing)
+    ):
         return None
     # Llama 3.1 has its own words before the place where the system turn goes
     return head[len(opening) : len(head) - len(closing)].strip() or _without_markup(tokenizer, opening)

@@ -1,6 +1,7 @@
 """The canonical row: what curation writes, and what the stages after it read.
 
-The model here is the source of `docs/row.schema.json` (JSON Schema 2020-12); docs/data-formats.md explains it.
+The model here is the source of `docs/row.schema.json` (JSON Schema 2020-12); docs/data-formats.md explains
+it.
 
     python -m pipeline.chat.rows > docs/row.schema.json
 """
@@ -40,7 +41,9 @@ class ToolCall(TypedDict):
 
 
 class Message(TypedDict):
-    """One turn; `content` may be empty only where there are `tool_calls`. `train: false` keeps an assistant turn out of the loss."""
+    """One turn; `content` may be empty only where there are `tool_calls`. `train: false` keeps an assistant
+    turn out of the loss.
+    """
 
     role: Role
     content: str
@@ -64,8 +67,19 @@ Tools = list[dict[str, Any]]
 class Envelope(TypedDict):
     """What every row says about itself; no part of its content."""
 
-    id: Annotated[str, Field(pattern="^[0-9a-f]{16}$", description="the start of the content's SHA-256: equal contents, equal ids")]
-    source: Annotated[str, Field(description="FILE:LINE below data/raw; FILE:LINE#PART for a part of a long conversation or text")]
+    id: Annotated[
+        str,
+        Field(
+            pattern="^[0-9a-f]{16}$",
+            description="the start of the content's SHA-256: equal contents, equal ids",
+        ),
+    ]
+    source: Annotated[
+        str,
+        Field(
+            description="FILE:LINE below data/raw; FILE:LINE#PART for a part of a long conversation or text"
+        ),
+    ]
     domain: str
 
 
@@ -75,11 +89,21 @@ class Chat(Envelope):
     kind: Literal["chat"]
     messages: list[Message]
     tools: NotRequired[Tools]
-    reward: NotRequired[Annotated[float, Field(allow_inf_nan=False, description="kept, but not used in training yet: each row counts the same")]]
+    reward: NotRequired[
+        Annotated[
+            float,
+            Field(
+                allow_inf_nan=False,
+                description="kept, but not used in training yet: each row counts the same",
+            ),
+        ]
+    ]
 
 
 class Preference(Envelope):
-    """`messages` is the prompt, `chosen` and `rejected` are its better and its worse continuation. Kept, but not trained yet."""
+    """`messages` is the prompt, `chosen` and `rejected` are its better and its worse continuation. Kept, but
+    not trained yet.
+    """
 
     kind: Literal["preference"]
     messages: list[Message]
@@ -98,7 +122,9 @@ class Feedback(Envelope):
 
 
 class Prompt(Envelope):
-    """A conversation that ends with the user; `answer` is what a checker of the model's own answers expects. Kept, but not trained yet."""
+    """A conversation that ends with the user; `answer` is what a checker of the model's own answers expects.
+    Kept, but not trained yet.
+    """
 
     kind: Literal["prompt"]
     messages: list[Message]
@@ -107,21 +133,27 @@ class Prompt(Envelope):
 
 
 class Text(Envelope):
-    """`segments` without any template, one after the other; no messages. A part of a long text ends in an empty segment, unless it is the last."""
+    """`segments` without any template, one after the other; no messages. A part of a long text ends in an
+    empty segment, unless it is the last.
+    """
 
     kind: Literal["text"]
     messages: Annotated[list[Message], Field(max_length=0)]
     segments: list[Segment]
 
 
-CanonicalRow = Annotated[Chat | Preference | Feedback | Prompt | Text, Discriminator("kind")]  # one line of `data/final/*.jsonl`
+CanonicalRow = Annotated[
+    Chat | Preference | Feedback | Prompt | Text, Discriminator("kind")
+]  # one line of `data/final/*.jsonl`
 
 ENVELOPE = ("id", "source", "kind", "domain")  # about the row, no part of its content
 TURN_LISTS = ("messages", "chosen", "rejected")
 
 
 class BadRow(BadLine):
-    """A JSON object that is no usable row; `code` is the stable reason, the text says more (never the row's own text)."""
+    """A JSON object that is no usable row; `code` is the stable reason, the text says more (never the row's
+    own text).
+    """
 
 
 @cache
@@ -130,13 +162,15 @@ def _model() -> TypeAdapter[Any]:
 
 
 def check_row(row: Row) -> None:
-    """Raise `BadRow` (`not_canonical`, with the place) where `row` is none of the kinds above or its id is not its content's."""
+    """Raise `BadRow` (`not_canonical`, with the place) where `row` is none of the kinds above or its id is
+    not its content's.
+    """
     try:
         _model().validate_python(row)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = " ".join(str(part + 1 if isinstance(part, int) else part)[:40] for part in first["loc"][1:])
-        words = first["msg"] if place else f"kind is missing or none of {', '.join(Kind.__args__)}"  # type: ignore[attr-defined]
+        words = first["msg"] if place else (f"kind is missing or none of {', '.join(Kind.__args__)}")  # type: ignore[attr-defined]
         raise BadRow("not_canonical", f"{place or 'row'}: {words}") from None
     if row["id"] != row_id(row):
         raise BadRow("not_canonical", f"id: {row['id']} is not its content's: {row_id(row)}")
@@ -144,19 +178,28 @@ def check_row(row: Row) -> None:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of a row."""
-    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A line of Quench's data/final/*.jsonl"}
+    dialect = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A line of Quench's data/final/*.jsonl",
+    }
     return dialect | _model().json_schema()
 
 
 def row_id(row: Row) -> str:
-    """16 hexadecimal digits of the content's SHA-256: equal contents, equal ids. A plain chat's is that of its messages alone."""
+    """16 hexadecimal digits of the content's SHA-256: equal contents, equal ids. A plain chat's is that of
+    its messages alone.
+    """
     content = {key: value for key, value in row.items() if key not in ENVELOPE}
-    canonical = orjson.dumps(content["messages"] if len(content) == 1 else content)  # compact UTF-8, keys in their order
+    canonical = orjson.dumps(
+        content["messages"] if len(content) == 1 else content
+    )  # compact UTF-8, keys in their order
     return hashlib.sha256(canonical).hexdigest()[:16]
 
 
 def texts(row: Row) -> Iterator[tuple[str, str]]:
-    """(place, text) of every string that a model may get to see; a place is `messages 2`, `messages 2 reasoning_content`, `answer` …"""
+    """(place, text) of every string that a model may get to see; a place is `messages 2`, `messages 2
+    reasoning_content`, `answer` …
+    """
     found: list[tuple[str, str]] = []
 
     def note(place: str, text: str) -> str:
@@ -170,14 +213,20 @@ def texts(row: Row) -> Iterator[tuple[str, str]]:
 def edit_texts(row: Row, edit: Callable[[str, str], str]) -> Row:
     """The row with every text replaced by `edit(place, text)`; the same object if nothing changed.
 
-    Raises `BadRow` if the edit makes two keys of one object (of a tool's schema, of a call's arguments) the same.
+    Raises `BadRow` if the edit makes two keys of one object (of a tool's schema, of a call's arguments) the
+    same.
     """
     changed = dict(row)
     for field in TURN_LISTS:
         if field in row:
-            changed[field] = [_edited_turn(turn, f"{field} {i}", edit) for i, turn in enumerate(row[field], start=1)]
+            changed[field] = [
+                _edited_turn(turn, f"{field} {i}", edit) for i, turn in enumerate(row[field], start=1)
+            ]
     if "segments" in row:
-        changed["segments"] = [{**one, "text": edit(f"segments {i}", one["text"])} for i, one in enumerate(row["segments"], start=1)]
+        changed["segments"] = [
+            {**one, "text": edit(f"segments {i}", one["text"])}
+            for i, one in enumerate(row["segments"], start=1)
+        ]
     if "tools" in row:
         changed["tools"] = _edited_tree(row["tools"], partial(edit, "tools"))
     if "answer" in row:
@@ -191,13 +240,18 @@ def _edited_turn(turn: dict[str, Any], place: str, edit: Callable[[str, str], st
         if key in turn:
             changed[key] = edit(f"{place} {key}", turn[key])
     if "tool_calls" in turn:
-        changed["tool_calls"] = [_edited_call(call, partial(edit, f"{place} tool_calls")) for call in turn["tool_calls"]]
+        changed["tool_calls"] = [
+            _edited_call(call, partial(edit, f"{place} tool_calls")) for call in turn["tool_calls"]
+        ]
     return changed
 
 
 def _edited_call(call: dict[str, Any], edit: Edit) -> dict[str, Any]:
     """A tool call with name, arguments and id edited; its other strings are the format's own."""
-    function = {"name": edit(call["function"]["name"]), "arguments": _edited_tree(call["function"]["arguments"], edit)}
+    function = {
+        "name": edit(call["function"]["name"]),
+        "arguments": _edited_tree(call["function"]["arguments"], edit),
+    }
     return {**call, "function": function} | ({"id": edit(call["id"])} if "id" in call else {})
 
 

@@ -1,7 +1,7 @@
 """A conversation with its words taken out: what a chat template makes of its turns, whatever is said in them.
 
-Words become stand-ins, nine letters and digits each (the form that Mistral's templates demand of ids). Rendered, they show
-what the template drops; tokenized, which control tokens the turns imply.
+Words become stand-ins, nine letters and digits each (the form that Mistral's templates demand of ids).
+Rendered, they show what the template drops; tokenized, which control tokens the turns imply.
 """
 
 from collections.abc import Iterator
@@ -11,11 +11,41 @@ Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
 
 # strings of tools that templates ask for; everything else in a tool is the user's
-KEYWORDS = frozenset({
-    "type", "function", "name", "description", "parameters", "properties", "required", "items", "enum", "default", "strict", "title",
-    "additionalProperties", "anyOf", "oneOf", "allOf", "const", "format", "nullable", "return", "returns", "response", "$ref", "$defs",
-    "object", "string", "number", "integer", "boolean", "array", "null",
-})  # fmt: skip
+KEYWORDS = frozenset(
+    {
+        "type",
+        "function",
+        "name",
+        "description",
+        "parameters",
+        "properties",
+        "required",
+        "items",
+        "enum",
+        "default",
+        "strict",
+        "title",
+        "additionalProperties",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "const",
+        "format",
+        "nullable",
+        "return",
+        "returns",
+        "response",
+        "$ref",
+        "$defs",
+        "object",
+        "string",
+        "number",
+        "integer",
+        "boolean",
+        "array",
+        "null",
+    }
+)
 
 
 class StandIns:
@@ -59,7 +89,9 @@ def probe(messages: list[Message], tools: Tools = None) -> tuple[list[Message], 
 
 
 def shown(messages: list[Message], tools: Tools = None, since: int = 0) -> Iterator[tuple[str, str]]:
-    """(what it is, stand-in) of everything in a template probe that a template must show; of the turns before `since` no reasoning."""
+    """(what it is, stand-in) of everything in a template probe that a template must show; of the turns before
+    `since` no reasoning.
+    """
     for number, tool in enumerate(tools or [], start=1):
         yield f"tool {number}", tool["function"]["name"]
     for number, message in enumerate(messages, start=1):
@@ -83,7 +115,10 @@ def _bare_turn(message: Message, words: StandIns, arguments: StandIns) -> Messag
 
 
 def _bare_call(call: dict[str, Any], words: StandIns, arguments: StandIns) -> dict[str, Any]:
-    bare = {"type": "function", "function": {"name": words.new(), "arguments": arguments.tree(call["function"]["arguments"])}}
+    bare = {
+        "type": "function",
+        "function": {"name": words.new(), "arguments": arguments.tree(call["function"]["arguments"])},
+    }
     return bare | {"id": words.of(call["id"])} if "id" in call else bare
 
 

@@ -1,7 +1,8 @@
 """Rows as the model sees them: the base's tokenizer, token ids, and which tokens are trained.
 
-The text and its trained ranges are those of `pipeline.chat.rendering`. Two things are proven of every row: the template
-drops nothing that is said, and no control token comes from what is said (`pipeline.chat.template_probe`).
+The text and its trained ranges are those of `pipeline.chat.rendering`. Two things are proven of every row:
+the template drops nothing that is said, and no control token comes from what is said
+(`pipeline.chat.template_probe`).
 """
 
 import errno
@@ -20,14 +21,17 @@ from pipeline.core.errors import DataError
 NOT_A_CHAT = "not_a_chat"  # the reason of a row whose kind supervised training doesn't learn from
 IGNORED = -100  # the label that PyTorch's cross entropy leaves out
 TOGETHER = 256  # rows that are tokenized in one call
-Row = dict[str, Any]  # of data/final, as `pipeline.chat.rows` describes them; those of older runs have no kind and are chats
+Row = dict[
+    str, Any
+]  # of data/final, as `pipeline.chat.rows` describes them; those of older runs have no kind and are chats
 
 
 @dataclass(frozen=True)
 class Encoded:
     """A sequence of token ids and its labels, both of length T; a label is the id itself or `IGNORED`.
 
-    `part` is which of its row's trained turns it is for (from 1), where the row is unfolded; else it is the entire row.
+    `part` is which of its row's trained turns it is for (from 1), where the row is unfolded; else it is the
+    entire row.
     """
 
     ids: list[int]
@@ -42,9 +46,9 @@ class Encoded:
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model folder, proven to be the one of its `tokenizer.json`.
 
-    transformers 5 picks the tokenizer class by `config.model_type` and can swap the pre-tokenizer in silence; so
-    its ids are compared with those of `tokenizers.Tokenizer.from_file`. Raises `DataError` on a difference, on a
-    missing chat template and on a missing end-of-turn token.
+    transformers 5 picks the tokenizer class by `config.model_type` and can swap the pre-tokenizer in silence;
+    so its ids are compared with those of `tokenizers.Tokenizer.from_file`. Raises `DataError` on a
+    difference, on a missing chat template and on a missing end-of-turn token.
     """
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
@@ -61,7 +65,10 @@ def load_tokenizer(folder: Path) -> Any:
         )
     plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
     for text in PROBES:
-        ours, theirs = tokenizer(text, add_special_tokens=False)["input_ids"], plain.encode(text, add_special_tokens=False).ids
+        ours, theirs = (
+            tokenizer(text, add_special_tokens=False)["input_ids"],
+            plain.encode(text, add_special_tokens=False).ids,
+        )
         if ours != theirs:
             raise DataError(
                 "Q-CHAT-003",
@@ -96,15 +103,17 @@ def chat_request(messages: list[Message], tools: Tools = None) -> dict[str, Any]
 def encode(tokenizer: Any, rows: Iterable[Row]) -> Iterator[tuple[Row, list[Encoded] | Unrenderable]]:
     """Each row with its token ids and labels, or with the reason why it has none.
 
-    A chat is rendered; labels are on what the assistant says (not on turns with `train: false`) and its ends of turn. It
-    becomes several sequences where the template makes it unfold (`pipeline.chat.rendering`). The segments of a text are
-    tokenized one by one; the tokenizer's beginning of text goes before them (if it sets one) and its end of text after
-    them, if the last one is trained and has none.
+    A chat is rendered; labels are on what the assistant says (not on turns with `train: false`) and its ends
+    of turn. It becomes several sequences where the template makes it unfold (`pipeline.chat.rendering`). The
+    segments of a text are tokenized one by one; the tokenizer's beginning of text goes before them (if it
+    sets one) and its end of text after them, if the last one is trained and has none.
     """
     rows = iter(rows)
     while some := list(islice(rows, TOGETHER)):
         rendered = [_rendered(tokenizer, row) for row in some]
-        encodings = iter(_tokenized(tokenizer, [one.text for each in rendered if isinstance(each, list) for one in each]))
+        encodings = iter(
+            _tokenized(tokenizer, [one.text for each in rendered if isinstance(each, list) for one in each])
+        )
         for row, each in zip(some, rendered, strict=True):
             if isinstance(each, Unrenderable):
                 yield row, each
@@ -114,7 +123,13 @@ def encode(tokenizer: Any, rows: Iterable[Row]) -> Iterator[tuple[Row, list[Enco
                 if row.get("kind", "chat") == "text":
                     yield row, [encode_segments(tokenizer, row["segments"])]
                 else:
-                    yield row, [_labeled(tokenizer, one, row.get("tools"), ids) for one, ids in zip(each, mine, strict=True)]
+                    yield (
+                        row,
+                        [
+                            _labeled(tokenizer, one, row.get("tools"), ids)
+                            for one, ids in zip(each, mine, strict=True)
+                        ],
+                    )
             except Unrenderable as why:
                 yield row, why
 
@@ -133,7 +148,9 @@ def _rendered(tokenizer: Any, row: Row) -> list[Rendered] | Unrenderable:
 
 
 def _tokenized(tokenizer: Any, texts: list[str]) -> list[Any]:
-    """The texts as `tokenizers.Encoding`s: ids, and the characters that each comes from. All in one call, which takes half as long."""
+    """The texts as `tokenizers.Encoding`s: ids, and the characters that each comes from. All in one call,
+    which takes half as long.
+    """
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()  # some tokenizer.json files ask for it
     backend.no_padding()
@@ -144,8 +161,8 @@ def _tokenized(tokenizer: Any, texts: list[str]) -> list[Any]:
 def _labeled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) -> Encoded:
     """The ids of a rendered conversation, with labels on its trained ranges only.
 
-    Raises `Unrenderable` if the template drops tools, calls or reasoning, if a token lies across the border of a
-    trained range, and where a control token comes from what is said.
+    Raises `Unrenderable` if the template drops tools, calls or reasoning, if a token lies across the border
+    of a trained range, and where a control token comes from what is said.
     """
     implied = implied_ids(tokenizer, rendered.messages, tools, rendered.since)
     ids: list[int] = encoding.ids
@@ -154,20 +171,36 @@ def _labeled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) ->
     labels = [IGNORED] * len(ids)
     for start, end in rendered.spans:
         # some tokenizers count the space before a word to none of the tokens
-        first = next((token for place in range(start, end) if (token := encoding.char_to_token(place)) is not None), None)
+        first = next(
+            (token for place in range(start, end) if (token := encoding.char_to_token(place)) is not None),
+            None,
+        )
         last = encoding.char_to_token(end - 1)
-        if first is None or last is None or encoding.token_to_chars(first)[0] < start or encoding.token_to_chars(last)[1] > end:
+        if (
+            first is None
+            or last is None
+            or encoding.token_to_chars(first)[0] < start
+            or encoding.token_to_chars(last)[1] > end
+        ):
             raise Unrenderable("token_across_turns", "a token lies across the border of an assistant turn")
         if ids[last] != tokenizer.eos_token_id:
-            raise Unrenderable("no_end_of_turn", f"an assistant turn's last trained token is not {tokenizer.eos_token}")
+            raise Unrenderable(
+                "no_end_of_turn", f"an assistant turn's last trained token is not {tokenizer.eos_token}"
+            )
         if tokenizer.eos_token_id in ids[first:last]:
-            raise Unrenderable("no_end_of_turn", f"the template writes {tokenizer.eos_token} inside an assistant turn, where the model would stop")
+            raise Unrenderable(
+                "no_end_of_turn",
+                f"the template writes {tokenizer.eos_token} inside an assistant turn, where the model would "
+                "stop",
+            )
         labels[first : last + 1] = ids[first : last + 1]
     return Encoded(ids, labels, rendered.part)
 
 
 def encode_segments(tokenizer: Any, segments: list[dict[str, Any]]) -> Encoded:
-    """Token ids of text without a template, with labels on the segments to train. Raises `Unrenderable` if there is none."""
+    """Token ids of text without a template, with labels on the segments to train. Raises `Unrenderable` if
+    there is none.
+    """
     begin = [token for token in tokenizer("")["input_ids"][:1] if token == tokenizer.bos_token_id]
     ids, labels = list(begin), [IGNORED] * len(begin)
     for segment in segments:
@@ -185,7 +218,9 @@ def encode_segments(tokenizer: Any, segments: list[dict[str, Any]]) -> Encoded:
 
 
 def encodable(tokenizer: Any, rows: Iterable[Row], longest: int) -> Iterator[Encoded]:
-    """The sequences of those of `rows` that can be encoded with exact labels, if they have at most `longest` tokens."""
+    """The sequences of those of `rows` that can be encoded with exact labels, if they have at most `longest`
+    tokens.
+    """
     for _, encoded in encode(tokenizer, rows):
         if not isinstance(encoded, Unrenderable):  # preprocess counts such rows by reason
             yield from (one for one in encoded if len(one.ids) <= longest)
@@ -198,4 +233,6 @@ def trained_positions(encoded: Encoded) -> list[int]:
 
 def _as_text(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    return call | {"function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+    return call | {
+        "function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+    }

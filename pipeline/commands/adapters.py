@@ -1,7 +1,7 @@
 """Show the adapters of the running server (`quench serve` in another terminal), or give them other scales.
 
-Reads `.quench/api-key` and section `serve`. Asks 127.0.0.1 only. New scales hold for all requests from then on that say none themselves, until the
-server is started again.
+Reads `.quench/api-key` and section `serve`. Asks 127.0.0.1 only. New scales hold for all requests from then
+on that say none themselves, until the server is started again.
 
     quench adapters [NAME=SCALE ...]
 """
@@ -19,13 +19,16 @@ from pipeline.serve.switching import loaded_adapters, set_scales
 
 
 def parse_changes(words: Sequence[str]) -> dict[str, float]:
-    """NAME=SCALE words as a mapping. Raises `ConfigError` for a word that is none, a scale that is none and a name twice."""
+    """NAME=SCALE words as a mapping. Raises `ConfigError` for a word that is none, a scale that is none and a
+    name twice.
+    """
     changes: dict[str, float] = {}
     for word in words:
         name, equals, scale = word.rpartition("=")
         if not equals:
             raise ConfigError(
-                "Q-COMMANDS-009", f"{word!r} has no scale: give NAME=SCALE; {word}=0, for example, turns {word} off"
+                "Q-COMMANDS-009",
+                f"{word!r} has no scale: give NAME=SCALE; {word}=0, for example, turns {word} off",
             )
         if name in changes:
             raise ConfigError("Q-COMMANDS-009", f"{name} is given two scales: give it one")
@@ -34,7 +37,9 @@ def parse_changes(words: Sequence[str]) -> dict[str, float]:
 
 
 def main(params: Params, root: Path, words: Sequence[str]) -> None:
-    """Set the scales that `words` say and print all. `ToolError` if no server of this project answers, `ConfigError` for a name it lacks."""
+    """Set the scales that `words` say and print all. `ToolError` if no server of this project answers,
+    `ConfigError` for a name it lacks.
+    """
     changes = parse_changes(words)
     with connect(f"http://127.0.0.1:{params.serve.port}", read_key(root / KEY_FILE)) as client:
         served = served_model(client)

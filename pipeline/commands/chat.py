@@ -25,8 +25,11 @@ from pipeline.llamacpp.server import connect
 from pipeline.serve.key import KEY_FILE, read_key
 from pipeline.serve.stream import BROKEN_OFF, Piece, parse_line, reason
 
-HELP = ('/new forgets the conversation, /quit ends (so do Ctrl-D and Ctrl-C twice), Ctrl-C breaks an answer off, \\ goes on in the next line, '
-        '""" many lines')  # fmt: skip
+HELP = (
+    "/new forgets the conversation, /quit ends (so do Ctrl-D and Ctrl-C twice), Ctrl-C breaks an answer "
+    "off, \\ goes on in the next line, "
+    '""" many lines'
+)
 FENCE = '"""'
 DIM, PLAIN = "\033[2m", "\033[0m"
 

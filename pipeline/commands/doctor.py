@@ -1,6 +1,7 @@
 """Is this machine ready? One line per check with its remedy, nothing changed.
 
-Reads the installed packages, `requirements.lock`, `params.yaml`, the toolchain that it names and the machine. Writes nothing.
+Reads the installed packages, `requirements.lock`, `params.yaml`, the toolchain that it names and the machine.
+Writes nothing.
 
     quench doctor
 """
@@ -22,19 +23,42 @@ from pipeline.workflow.stages import WORDS
 GB = 1e9
 DEMO_DISK = 7 * GB  # set-up and the demo's artifacts
 DEMO_MEMORY = 8 * GB
-PINNED = ("transformers", "peft", "trl", "bitsandbytes", "gguf", "dvc", "snakemake")  # a slip in one of these changes results
+PINNED = (
+    "transformers",
+    "peft",
+    "trl",
+    "bitsandbytes",
+    "gguf",
+    "dvc",
+    "snakemake",
+)  # a slip in one of these changes results
 
 
 def doctor(*, root: Path, lock: Path) -> list[Check]:
     """Every check, in the order in which a set-up needs them."""
     settings, home = configuration(root)
-    return [python(), compiler(), git(root), packages(lock), torch(), settings, llama_cpp(home), disk(root), memory(), gpu()]
+    return [
+        python(),
+        compiler(),
+        git(root),
+        packages(lock),
+        torch(),
+        settings,
+        llama_cpp(home),
+        disk(root),
+        memory(),
+        gpu(),
+    ]
 
 
 def python() -> Check:
     """Python 3.11 or later."""
     found = ".".join(map(str, sys.version_info[:3]))
-    return Check("Python", "pass", found) if sys.version_info >= (3, 11) else Check("Python", "fail", found, "install Python 3.11 or later")
+    return (
+        Check("Python", "pass", found)
+        if sys.version_info >= (3, 11)
+        else Check("Python", "fail", found, "install Python 3.11 or later")
+    )
 
 
 def compiler() -> Check:
@@ -42,14 +66,18 @@ def compiler() -> Check:
     try:
         return Check("C++ compiler", "pass", find_compiler())
     except ToolError:
-        return Check("C++ compiler", "warn", "none on PATH", "install g++ if `make setup` has not built llama.cpp yet")
+        return Check(
+            "C++ compiler", "warn", "none on PATH", "install g++ if `make setup` has not built llama.cpp yet"
+        )
 
 
 def git(root: Path) -> Check:
     """A Git repository around the project: DVC needs one."""
     if not shutil.which("git"):
         return Check("Git", "fail", "not on PATH", "install git")
-    done = subprocess.run(["git", "-C", str(root), "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         return Check("Git", "fail", "no repository here", "run `git init`: DVC needs it")
     return Check("Git", "pass", done.stdout.strip())
@@ -58,7 +86,11 @@ def git(root: Path) -> Check:
 def packages(lock: Path) -> Check:
     """The packages on which results depend, at the versions of the lock file."""
     pins = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", lock.read_text(encoding="utf-8"), re.MULTILINE))
-    wrong = [f"{name} {found or 'missing'} (pinned {pins[name]})" for name in PINNED if (found := _version(name)) != pins[name]]
+    wrong = [
+        f"{name} {found or 'missing'} (pinned {pins[name]})"
+        for name in PINNED
+        if (found := _version(name)) != pins[name]
+    ]
     if wrong:
         return Check("packages", "fail", ", ".join(wrong), "run `make setup`")
     return Check("packages", "pass", f"{len(PINNED)} pins as in {lock.name}")
@@ -76,7 +108,12 @@ def configuration(root: Path) -> tuple[Check, str | None]:
 
     file = root / "params.yaml"
     if not file.exists():
-        return Check("params.yaml", "warn", f"not in {root.resolve()}", "run `quench use demo`, or name the project's folder with --root"), None
+        return Check(
+            "params.yaml",
+            "warn",
+            f"not in {root.resolve()}",
+            "run `quench use demo`, or name the project's folder with --root",
+        ), None
     try:
         params = load_params(file)
     except ConfigError as error:
@@ -85,7 +122,9 @@ def configuration(root: Path) -> tuple[Check, str | None]:
 
 
 def llama_cpp(home: str | None) -> Check:
-    """The llama.cpp that stages will use is complete and runs, and the binding is of the pinned version; `home` is `llamacpp.home`."""
+    """The llama.cpp that stages will use is complete and runs, and the binding is of the pinned version;
+    `home` is `llamacpp.home`.
+    """
     chosen = "LLAMA_CPP_HOME" if os.environ.get("LLAMA_CPP_HOME") else "llamacpp.home" if home else None
     remedy = f"correct {chosen}" if chosen else "run `make setup`"
     try:
@@ -99,7 +138,12 @@ def llama_cpp(home: str | None) -> Check:
         return Check("llama.cpp", "fail", str(error), remedy)
     binding = _version("llama-cpp-python")
     if binding != VERSION:
-        return Check("llama.cpp", "fail", f"its Python binding is {binding or 'missing'}, {VERSION} is pinned", "run `make setup`")
+        return Check(
+            "llama.cpp",
+            "fail",
+            f"its Python binding is {binding or 'missing'}, {VERSION} is pinned",
+            "run `make setup`",
+        )
     return Check("llama.cpp", "pass", f"{version} in {tools.bin}{f' ({chosen})' if chosen else ''}")
 
 
@@ -130,10 +174,17 @@ def gpu() -> Check:
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode != 0:
-        return Check("GPU", "warn", "nvidia-smi fails", "repair the driver: until then training takes the CPU")
+        return Check(
+            "GPU", "warn", "nvidia-smi fails", "repair the driver: until then training takes the CPU"
+        )
     found = "; ".join(done.stdout.strip().splitlines())
     if "+cpu" in (_version("torch") or ""):
-        return Check("GPU", "warn", f"{found}, but torch is a CPU build", "docs/gpu.md has the line that installs a CUDA build")
+        return Check(
+            "GPU",
+            "warn",
+            f"{found}, but torch is a CPU build",
+            "docs/gpu.md has the line that installs a CUDA build",
+        )
     return Check("GPU", "pass", found)
 
 

@@ -18,14 +18,18 @@ from pipeline.core.publish import write_text
 
 
 def main(wanted: str | None, page: Path | None) -> None:
-    """Write `page`, or print the problem or area `wanted` (None: everything). `ConfigError` if there is none."""
+    """Write `page`, or print the problem or area `wanted` (None: everything). `ConfigError` if there is
+    none.
+    """
     if page:
         write_text(page, troubleshooting())
         return
     name = (wanted or "").upper()
     shown = [problem for id, problem in catalog().items() if name in ("", id, problem.area)]
     if not shown:
-        near = difflib.get_close_matches(name, [*catalog(), *(problem.area for problem in catalog().values())], n=1)
+        near = difflib.get_close_matches(
+            name, [*catalog(), *(problem.area for problem in catalog().values())], n=1
+        )
         hint = f"did you mean {near[0]}?" if near else "`quench explain` lists all"
         raise ConfigError("Q-COMMANDS-033", f"no error or area is called {wanted!r}: {hint}")
     if len(shown) == 1:
@@ -37,7 +41,9 @@ def main(wanted: str | None, page: Path | None) -> None:
 
 def explanation(problem: Problem) -> str:
     """When it comes, what to do and the exit code, as lines."""
-    return f"{problem.id} (exit code {exit_code(problem)})\nWhen: {problem.when}\nWhat to do: {problem.remedy}"
+    return (
+        f"{problem.id} (exit code {exit_code(problem)})\nWhen: {problem.when}\nWhat to do: {problem.remedy}"
+    )
 
 
 def exit_code(problem: Problem) -> int:
@@ -49,7 +55,9 @@ def exit_code(problem: Problem) -> int:
 def troubleshooting() -> str:
     """docs/troubleshooting.md: the hand-written beginning, then a table per area."""
     areas = groupby(catalog().values(), key=lambda problem: problem.area)
-    return "\n".join([HEAD.read_text(encoding="utf-8"), *(_table(area, list(problems)) for area, problems in areas)])
+    return "\n".join(
+        [HEAD.read_text(encoding="utf-8"), *(_table(area, list(problems)) for area, problems in areas)]
+    )
 
 
 def _table(area: str, problems: Sequence[Problem]) -> str:

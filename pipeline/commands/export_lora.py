@@ -1,8 +1,9 @@
 """Add an adapter to the weights of its base, to have one file: with llama.cpp's own llama-export-lora.
 
-Reads one GGUF and an adapter's, as `quench serve` does. Writes `models/gguf/NAME-merged-TYPE.gguf` (of another adapter its own
-name, and a scale or a model that is not the usual one is in the name too). With F16, what the adapter changes becomes F16
-whatever it was in the base, and the rest stays unchanged; with another TYPE all of it is quantized after that.
+Reads one GGUF and an adapter's, as `quench serve` does. Writes `models/gguf/NAME-merged-TYPE.gguf` (of
+another adapter its own name, and a scale or a model that is not the usual one is in the name too). With F16,
+what the adapter changes becomes F16 whatever it was in the base, and the rest stays unchanged; with another
+TYPE all of it is quantized after that.
 
     quench export-lora [MODEL] [--adapter FILE[=SCALE]] [--type F16]
 """
@@ -30,37 +31,66 @@ F16 = 1  # its number in ggml
 LONGEST = 127  # bytes of a text that llama-quantize writes into metadata
 
 
-def export_lora(*, base: Path, adapter: Adapter, target: Path, type: str, threads: int, tools: Toolchain) -> dict[str, Any]:
-    """Write `base` with `adapter` in its weights as `target`, and describe it (`pipeline.gguf.file.describe`).
+def export_lora(
+    *, base: Path, adapter: Adapter, target: Path, type: str, threads: int, tools: Toolchain
+) -> dict[str, Any]:
+    """Write `base` with `adapter` in its weights as `target`, and describe it
+    (`pipeline.gguf.file.describe`).
 
-    Raises `ConfigError` for a type that is none, `DataError` if the adapter isn't the base's, `MachineError` if the disk is too small,
-    `ToolError` if a tool fails or merges less than the adapter holds.
+    Raises `ConfigError` for a type that is none, `DataError` if the adapter isn't the base's, `MachineError`
+    if the disk is too small, `ToolError` if a tool fails or merges less than the adapter holds.
     """
-    if type != SIXTEEN and (problem := level_problem(type) or ("an importance matrix" if split_level(type)[1] else "")):
+    if type != SIXTEEN and (
+        problem := level_problem(type) or ("an importance matrix" if split_level(type)[1] else "")
+    ):
         raise ConfigError(
-            "Q-COMMANDS-010", f"--type is {type!r} ({problem}): give F16, or a level of llama.cpp, Q4_K_M for example"
+            "Q-COMMANDS-010",
+            f"--type is {type!r} ({problem}): give F16, or a level of llama.cpp, Q4_K_M for example",
         )
     matching_adapters(base, [adapter])
     names, tensors = adapted_tensors(check_gguf(adapter.file)), check_gguf(base).tensors
-    need_disk(target.parent, 2 * (base.stat().st_size + sum(tensor_bytes(name, tensors[name][0], F16) for name in names)))
-    with publishing(target, check_gguf) as aside, scratch_folder(target.with_name(f".{target.stem}.merging")) as folder:
+    need_disk(
+        target.parent,
+        2 * (base.stat().st_size + sum(tensor_bytes(name, tensors[name][0], F16) for name in names)),
+    )
+    with (
+        publishing(target, check_gguf) as aside,
+        scratch_folder(target.with_name(f".{target.stem}.merging")) as folder,
+    ):
         merged = folder / "merged.gguf"
         # a name that it can take, whatever the adapter is called
         given = folder / "adapter.gguf"
         given.symlink_to(adapter.file.resolve())
-        output = run_tool([tools.tool("llama-export-lora").resolve(), "--model", base.resolve(), *lora_arguments([(Path(given.name), adapter.scale)]),
-                         "--output", merged.name, "--threads", str(threads)], cwd=folder)  # fmt: skip
+        output = run_tool(
+            [
+                tools.tool("llama-export-lora").resolve(),
+                "--model",
+                base.resolve(),
+                *lora_arguments([(Path(given.name), adapter.scale)]),
+                "--output",
+                merged.name,
+                "--threads",
+                str(threads),
+            ],
+            cwd=folder,
+        )
         found = re.search(r"merged (\d+) tensors", output)
         if not found or int(found[1]) != len(names):
             count = found[1] if found else "no"
             raise ToolError(
                 "Q-COMMANDS-011",
-                f"llama-export-lora merged {count} of {len(names)} tensors of {adapter.file.name}, so nothing is "
+                f"llama-export-lora merged {count} of {len(names)} tensors of {adapter.file.name}, so "
+                "nothing is "
                 "written: run `make setup` again",
             )
         flags = override_flags(merged_fields(adapter) | {"general.name": target.stem})
         how = ["--allow-requantize", *flags] if type != SIXTEEN else flags
-        words: list[str | Path] = [merged, aside.resolve(), "COPY" if type == SIXTEEN else type.upper(), str(threads)]
+        words: list[str | Path] = [
+            merged,
+            aside.resolve(),
+            "COPY" if type == SIXTEEN else type.upper(),
+            str(threads),
+        ]
         run_tool([tools.tool("llama-quantize").resolve(), *how, *words])
     return describe(target)
 
@@ -68,7 +98,11 @@ def export_lora(*, base: Path, adapter: Adapter, target: Path, type: str, thread
 def merged_fields(adapter: Adapter) -> Fields:
     """The adapter's provenance for the file that holds it, and how it came in there."""
     recorded = check_gguf(adapter.file).fields
-    own = {key: value for key, value in recorded.items() if key.startswith((OWN, "general.license", "general.base_model."))}
+    own = {
+        key: value
+        for key, value in recorded.items()
+        if key.startswith((OWN, "general.license", "general.base_model."))
+    }
     return {**own, "quench.merge.method": "llama-export-lora", "quench.merge.scale": f"{adapter.scale:g}"}
 
 
@@ -82,14 +116,34 @@ def override_flags(fields: Mapping[str, str | int]) -> list[str]:
 
 
 def main(params: Params, root: Path, asked: str | None, given: str | None, type: str) -> None:
-    """Export and say what was written; `ConfigError` if more than the project's or the one named adapter would be merged."""
+    """Export and say what was written; `ConfigError` if more than the project's or the one named adapter
+    would be merged.
+    """
     usual = BASE if params.graph == "adapter" else f"base-{params.convert.type}"
     model = choose_model(params, root, asked or usual)
     words = [given] if given else []
-    (adapter,) = chosen_adapters(params, root, BASE if params.graph == "adapter" else model, lora=not words, given=words)
-    what = [adapter.name if given else params.convert.name, *([f"{adapter.scale:g}"] if adapter.scale != 1 else []), "merged"]
-    parts = [*what, *([f"on-{model}"] if model not in (usual, BASE_WITH_ADAPTER) else []), type.upper()]  # another pair, another file
+    (adapter,) = chosen_adapters(
+        params, root, BASE if params.graph == "adapter" else model, lora=not words, given=words
+    )
+    what = [
+        adapter.name if given else params.convert.name,
+        *([f"{adapter.scale:g}"] if adapter.scale != 1 else []),
+        "merged",
+    ]
+    parts = [
+        *what,
+        *([f"on-{model}"] if model not in (usual, BASE_WITH_ADAPTER) else []),
+        type.upper(),
+    ]  # another pair, another file
     target = root / "models" / "gguf" / f"{'-'.join(parts)}.gguf"
-    made = export_lora(base=model_file(params, root, model), adapter=adapter, target=target, type=type.upper(), threads=params.serve.threads,
-                       tools=find_toolchain(params.llamacpp.home))  # fmt: skip
-    print(f"export-lora: {target} {made['bytes'] / 1e6:.0f} MB, {made['bits_per_weight']:.2f} bits per weight")
+    made = export_lora(
+        base=model_file(params, root, model),
+        adapter=adapter,
+        target=target,
+        type=type.upper(),
+        threads=params.serve.threads,
+        tools=find_toolchain(params.llamacpp.home),
+    )
+    print(
+        f"export-lora: {target} {made['bytes'] / 1e6:.0f} MB, {made['bits_per_weight']:.2f} bits per weight"
+    )

@@ -22,7 +22,8 @@ from pipeline.core.errors import ToolError
 
 TORCH = "2.13.0"  # as in pyproject.toml
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-CUDA_SIZE = "3.3 GB"  # measured with 2.13.0 on Linux: what the plain package and its libraries take on disk above a CPU build
+# measured with 2.13.0 on Linux: what the plain package and its libraries take on disk above a CPU build
+CUDA_SIZE = "3.3 GB"
 PINNED = ("--require-hashes", "--no-deps")
 # pip's setting: uv's variable, and what uv writes between several values
 UV_VARIABLES = {
@@ -56,7 +57,9 @@ def uv_environment(pip_config: str, environment: Mapping[str, str]) -> dict[str,
 
 
 def lines_of(package: str, lock: str) -> str:
-    """The requirement of one package with its hashes, cut out of a lock file's text; "" if it is not in it."""
+    """The requirement of one package with its hashes, cut out of a lock file's text; "" if it is not in
+    it.
+    """
     found = re.search(rf"^{re.escape(package)}==.*(?:\n[ \t].*)*", lock, re.MULTILINE)
     return found[0] + "\n" if found else ""
 
@@ -64,8 +67,8 @@ def lines_of(package: str, lock: str) -> str:
 def install_torch(wanted: str) -> None:
     """Install PyTorch: `cpu`, or whatever `wanted` says in pip's own words.
 
-    A CPU build is looked for where pip is set up to look, then in PyTorch's own index. Some mirrors have neither: then the plain
-    package is taken. Raises `ToolError` if pip finds nothing.
+    A CPU build is looked for where pip is set up to look, then in PyTorch's own index. Some mirrors have
+    neither: then the plain package is taken. Raises `ToolError` if pip finds nothing.
     """
     if wanted != "cpu":
         _pip("uninstall", "--yes", "torch")
@@ -76,8 +79,11 @@ def install_torch(wanted: str) -> None:
         return
     size = f" (with CUDA's libraries: {CUDA_SIZE} more)" if sys.platform == "linux" else ""
     python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
-    print(f"no CPU build of torch {TORCH} for {python} was found in pip's index or on download.pytorch.org: "
-          f"installing the plain torch=={TORCH}{size}; `make setup TORCH=...` takes another", flush=True)  # fmt: skip
+    print(
+        f"no CPU build of torch {TORCH} for {python} was found in pip's index or on download.pytorch.org: "
+        f"installing the plain torch=={TORCH}{size}; `make setup TORCH=...` takes another",
+        flush=True,
+    )
     _need_torch(f"torch=={TORCH}")
 
 
@@ -93,16 +99,33 @@ def install(lock: Path) -> None:
             file.write(uv)
             file.flush()
             _pip("install", *PINNED, "-r", file.name)
-    config = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True).stdout
-    # compiled now, as pip does: containers often forbid Python to do it later, and then every start compiles all that it imports
-    command = ("uv", "pip", "install", "--compile-bytecode", "--python", sys.executable, *PINNED, "-r", str(lock))
+    config = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    ).stdout
+    # compiled now, as pip does: containers often forbid Python to do it later, and then every start compiles
+    # all that it imports
+    command = (
+        "uv",
+        "pip",
+        "install",
+        "--compile-bytecode",
+        "--python",
+        sys.executable,
+        *PINNED,
+        "-r",
+        str(lock),
+    )
     if _logged(command, uv_environment(config, os.environ)):
         return
-    print(f"uv could not install these (its reason is in {_log()}): pip does it, which takes some minutes", file=sys.stderr)
+    print(
+        f"uv could not install these (its reason is in {_log()}): pip does it, which takes some minutes",
+        file=sys.stderr,
+    )
     if not _pip("install", *PINNED, "-r", str(lock)):
         raise ToolError(
             "Q-COMMANDS-031",
-            f"{lock.name} could not be installed ({_reason()}; pip's output is in {_log()}): fix that, then run "
+            f"{lock.name} could not be installed ({_reason()}; pip's output is in {_log()}): fix that, then "
+            "run "
             "`make setup` again",
         )
 
@@ -111,19 +134,27 @@ def _need_torch(*words: str) -> None:
     if not _pip("install", *words):
         raise ToolError(
             "Q-COMMANDS-032",
-            f"PyTorch could not be installed ({_reason()}; pip's output is in {_log()}): name one that pip can reach, "
-            f'as in `make setup TORCH="torch=={TORCH} --index-url URL"` or `make setup TORCH=/path/to/torch.whl`',
+            f"PyTorch could not be installed ({_reason()}; pip's output is in {_log()}): name one that pip "
+            "can reach, "
+            f'as in `make setup TORCH="torch=={TORCH} --index-url URL"` or `make setup '
+            "TORCH=/path/to/torch.whl`",
         )
 
 
 def _uv_version() -> str:
-    done = subprocess.run([sys.executable, "-m", "uv", "--version"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "uv", "--version"], capture_output=True, text=True, check=False
+    )
     return done.stdout.split()[1] if done.returncode == 0 else "none"
 
 
 def _pip(*arguments: str) -> bool:
-    """Whether pip did it; it retries twice, for its own five keep somebody without a network waiting for minutes."""
-    return _logged(("pip", *arguments), {"PIP_RETRIES": os.environ.get("PIP_RETRIES", "2"), "PIP_PROGRESS_BAR": "off"})
+    """Whether pip did it; it retries twice, for its own five keep somebody without a network waiting for
+    minutes.
+    """
+    return _logged(
+        ("pip", *arguments), {"PIP_RETRIES": os.environ.get("PIP_RETRIES", "2"), "PIP_PROGRESS_BAR": "off"}
+    )
 
 
 def _logged(module: tuple[str, ...], environment: Mapping[str, str]) -> bool:
@@ -132,7 +163,12 @@ def _logged(module: tuple[str, ...], environment: Mapping[str, str]) -> bool:
     with _log().open("a", encoding="utf-8") as log:
         log.write(f"\n$ {shlex.join(command)}\n")
         log.flush()
-        return subprocess.run(command, stdout=log, stderr=log, env={**os.environ, **environment}, check=False).returncode == 0
+        return (
+            subprocess.run(
+                command, stdout=log, stderr=log, env={**os.environ, **environment}, check=False
+            ).returncode
+            == 0
+        )
 
 
 def _log() -> Path:

@@ -22,9 +22,11 @@ from pipeline.serve.load import SHARES, Load, put_under_load
 from pipeline.serve.smoke import held_out_prompts
 
 OWN = (
-    "What is a checksum good for?", "Name three uses of a hash table.", "Explain the difference between a process and a thread.",
+    "What is a checksum good for?",
+    "Name three uses of a hash table.",
+    "Explain the difference between a process and a thread.",
     "Write a haiku about a slow computer.",
-)  # fmt: skip
+)
 PROMPTS = 64  # of the test split, asked in turn
 
 
@@ -68,7 +70,8 @@ def show(model: str, parallel: int, found: Load) -> None:
 
     console = Console(highlight=False)
     console.print(
-        f"{model}: {found.answered} answers to {found.clients} clients at once ({parallel} slots) in {found.seconds:.1f} s",
+        f"{model}: {found.answered} answers to {found.clients} clients at once ({parallel} slots) in "
+        f"{found.seconds:.1f} s",
         markup=False,
     )
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))

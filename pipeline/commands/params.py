@@ -1,6 +1,8 @@
-"""Show every setting that is in effect, and where it comes from: `params.yaml`, a recipe's value there, or a default.
+"""Show every setting that is in effect, and where it comes from: `params.yaml`, a recipe's value there, or a
+default.
 
-Reads `params.yaml` and the recipe that it names. With --write, puts what the file leaves out into it; writes nothing else.
+Reads `params.yaml` and the recipe that it names. With --write, puts what the file leaves out into it; writes
+nothing else.
 """
 
 import json
@@ -28,17 +30,31 @@ class Setting(NamedTuple):
 
 
 def main(file: Path, section: str | None, *, as_json: bool, complete: bool) -> None:
-    """Print the settings of `file`, those of `section` (or of one key) alone if it is given; first `complete` the file if asked."""
+    """Print the settings of `file`, those of `section` (or of one key) alone if it is given; first `complete`
+    the file if asked.
+    """
     read = read_params(file)
     if complete:
         write(file, read)
         read = read_params(file)
     recipe = recipe_of(file)
-    shown = [one for one in settings(read, recipe) if section is None or one.name == section or one.name.startswith(f"{section}.")]
+    shown = [
+        one
+        for one in settings(read, recipe)
+        if section is None or one.name == section or one.name.startswith(f"{section}.")
+    ]
     if not shown:
-        raise ConfigError("Q-COMMANDS-001", f"no section or key is called {section!r}: `quench params` shows all")
+        raise ConfigError(
+            "Q-COMMANDS-001", f"no section or key is called {section!r}: `quench params` shows all"
+        )
     if as_json:
-        print(json.dumps({one.name: {"value": one.value, "from": one.origin, "line": one.line} for one in shown}, indent=2, ensure_ascii=False))
+        print(
+            json.dumps(
+                {one.name: {"value": one.value, "from": one.origin, "line": one.line} for one in shown},
+                indent=2,
+                ensure_ascii=False,
+            )
+        )
         return
     longest = max(len(one.name) for one in shown)
     for one in shown:
@@ -49,11 +65,17 @@ def settings(read: Read, recipe: str | None) -> list[Setting]:
     """Every key in the schema's order; `recipe` is the one that the file was written from."""
     known, defaults = read.params.model_dump(mode="json"), Params().model_dump(mode="json")
     written = {} if recipe is None else read_params(RECIPES / f"{recipe}.yaml").params.model_dump(mode="json")
-    return [_setting(place, read, known, defaults, written) for place, field in keys_of(Params) if not group_of(field)]
+    return [
+        _setting(place, read, known, defaults, written)
+        for place, field in keys_of(Params)
+        if not group_of(field)
+    ]
 
 
 def recipe_of(file: Path) -> str | None:
-    """The recipe that a comment at the beginning of `file` names, as `quench use` writes it; None if there is none."""
+    """The recipe that a comment at the beginning of `file` names, as `quench use` writes it; None if there is
+    none.
+    """
     found = re.search(rf"^# {TITLE} ([\w.-]+):", file.read_text(encoding="utf-8")[:2000], re.MULTILINE)
     return found[1] if found and found[1] in recipe_names() else None
 
@@ -63,7 +85,9 @@ def _setting(place: Key, read: Read, known: Any, defaults: Any, written: Any) ->
     name = ".".join(place)
     if line is None or value == value_at(defaults, place):
         return Setting(name, value, "default", line)
-    return Setting(name, value, "recipe" if written and value == value_at(written, place) else "params.yaml", line)
+    return Setting(
+        name, value, "recipe" if written and value == value_at(written, place) else "params.yaml", line
+    )
 
 
 def _sentence(one: Setting, file: str, recipe: str | None) -> str:

@@ -1,4 +1,5 @@
-"""What the parity checks said last: a line per parity check with figure, limit and verdict, and the likely cause of what failed.
+"""What the parity checks said last: a line per parity check with figure, limit and verdict, and the likely
+cause of what failed.
 
 Reads `reports/parity.json`. Writes nothing, unless it measures again: then the stage's reports.
 
@@ -24,7 +25,9 @@ COLORS = {"pass": "green", "fail": "bold red", "not measured": "yellow"}
 
 
 def main(root: Path, *, as_json: bool) -> int:
-    """Print the last report; gives the exit code: 5 if a parity check failed, else 0. Raises `DataError` if there is no report."""
+    """Print the last report; gives the exit code: 5 if a parity check failed, else 0. Raises `DataError` if
+    there is no report.
+    """
     report = read(root / "reports" / "parity.json")
     if as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
@@ -34,7 +37,9 @@ def main(root: Path, *, as_json: bool) -> int:
 
 
 def measure(params_file: Path | None, root: Path, depth: str) -> None:
-    """Run the stage at another depth than params.yaml's; it writes the same reports, even if a parity check fails."""
+    """Run the stage at another depth than params.yaml's; it writes the same reports, even if a parity check
+    fails.
+    """
     from pipeline.config.params import load_params
     from pipeline.stages.parity.stage import measure_parity
     from pipeline.workflow.integrity import verify_inputs
@@ -51,19 +56,25 @@ def measure(params_file: Path | None, root: Path, depth: str) -> None:
 def read(path: Path) -> dict[str, Any]:
     """The report. Raises `DataError` if it is missing or damaged."""
     if not path.is_file():
-        raise DataError("Q-CORE-001", f"{path} is missing: run `snakemake parity`, which measures the parity checks")
+        raise DataError(
+            "Q-CORE-001", f"{path} is missing: run `snakemake parity`, which measures the parity checks"
+        )
     try:
         report = parse_record(path.read_bytes())
         Parity.model_validate(report)
     except (OSError, BadLine, ValidationError):
         raise DataError(
-            "Q-CORE-006", f"{path} is no report of the parity checks: run `snakemake --force parity`, which measures them again"
+            "Q-CORE-006",
+            f"{path} is no report of the parity checks: run `snakemake --force parity`, which measures them "
+            "again",
         ) from None
     return report
 
 
 def show(report: Mapping[str, Any]) -> None:
-    """Print the parity checks as a table by group, then what each failed one shows and why, then the verdict."""
+    """Print the parity checks as a table by group, then what each failed one shows and why, then the
+    verdict.
+    """
     from rich.text import Text
 
     console = wide_console(None)
@@ -73,7 +84,13 @@ def show(report: Mapping[str, Any]) -> None:
         table.add_row(Text(name, style="bold"))
         for row in rows:
             verdict = Text(f"{MARKS[row['verdict']]} {row['verdict']}", style=COLORS[row["verdict"]])
-            table.add_row(Text(f"  {row['title']}"), figure(row.get("figure")), figure(row.get("limit")), Text(row.get("unit") or ""), verdict)
+            table.add_row(
+                Text(f"  {row['title']}"),
+                figure(row.get("figure")),
+                figure(row.get("limit")),
+                Text(row.get("unit") or ""),
+                verdict,
+            )
     console.print(table)
     lines = explained([row for rows in groups.values() for row in rows])
     for line in (*lines, f"{title(report)} (depth {report.get('depth', 'unknown')}). {sentence(report)}"):
@@ -86,7 +103,10 @@ def explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         detail = (row.get("detail") or "").rstrip(".")
         if row["verdict"] == "fail":
-            lines.append(f"{row['title']} failed: {figure(row.get('figure'))} against limit {figure(row.get('limit'))}{detail and '; '}{detail}.")
+            lines.append(
+                f"{row['title']} failed: {figure(row.get('figure'))} against limit "
+                f"{figure(row.get('limit'))}{detail and '; '}{detail}."
+            )
             lines += [f"  Likely cause: {row['cause']}"] if row.get("cause") else []
         elif row["verdict"] == "not measured":
             lines.append(f"{row['title']} was not measured{detail and ': '}{detail}.")

@@ -1,4 +1,5 @@
-"""What will training need: memory part by part, the longest rows that fit, disk and time. Reads numbers only, no weights.
+"""What will training need: memory part by part, the longest rows that fit, disk and time. Reads numbers only,
+no weights.
 
 Reads `params.yaml` (or a recipe) and the base's config.json, and what `data/tokens` holds. Writes nothing.
 
@@ -31,13 +32,21 @@ DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 
 
 def main(
-    params_file: Path | None, root: Path, *, recipe: str | None, config: Path | None, vram: float | None, tflops: float | None, as_json: bool,
+    params_file: Path | None,
+    root: Path,
+    *,
+    recipe: str | None,
+    config: Path | None,
+    vram: float | None,
+    tflops: float | None,
+    as_json: bool,
     serve: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Print the plan of training, or of serving with `serve`; `MachineError` if it does not fit the card."""
     if recipe is not None and params_file is not None:
         raise ConfigError(
-            "Q-COMMANDS-005", f"--recipe {recipe} and --params {params_file} name two configurations: give one of them"
+            "Q-COMMANDS-005",
+            f"--recipe {recipe} and --params {params_file} name two configurations: give one of them",
         )
     params = load_params(params_file or root / "params.yaml" if recipe is None else recipe_file(recipe))
     shape = load_shape(config) if config else find_shape(params, root)
@@ -52,9 +61,18 @@ def main(
         card = main_memory()
     train = params.training_on(card.device if card else "cuda")
     plan = make_plan(
-        shape, train, params.preprocess.max_length, params.quantize.levels, card, work_in(root, params.train), tflops,
-        quantized=quantized, level=level_name(params.base), lora=params.lora.type, untuned=params.convert.base,
-    )  # fmt: skip
+        shape,
+        train,
+        params.preprocess.max_length,
+        params.quantize.levels,
+        card,
+        work_in(root, params.train),
+        tflops,
+        quantized=quantized,
+        level=level_name(params.base),
+        lora=params.lora.type,
+        untuned=params.convert.base,
+    )
     if as_json:
         print(json.dumps(plan.as_json(), indent=2, ensure_ascii=False))
     else:
@@ -62,7 +80,8 @@ def main(
     if plan.fits is False and plan.card:
         raise MachineError(
             "Q-COMMANDS-006",
-            f"training needs {memory_gb(plan.memory.total)} and does not fit {plan.card.words}: {plan.remedy}",
+            f"training needs {memory_gb(plan.memory.total)} and does not fit {plan.card.words}: "
+            f"{plan.remedy}",
         )
 
 
@@ -71,11 +90,18 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
     console = wide_console()
     write = partial(console.print, markup=False)
     memory, card = plan.memory, plan.card
-    write(f"{base}: {plan.shape.parameters:,} parameters, {memory.tokens:,} tokens in a forward, {memory.loss} loss, on the {DEVICES[memory.device]}")
+    write(
+        f"{base}: {plan.shape.parameters:,} parameters, {memory.tokens:,} tokens in a forward, "
+        f"{memory.loss} loss, on the {DEVICES[memory.device]}"
+    )
     parts = plain_table("part", "GB", "how", numbers=(1,))
     for part in memory.parts:
         figure = f"{part.bytes / MEMORY_GB:.3f}"
-        parts.add_row(part.name, figure if part.at_peak else f"({figure})", part.source + ("" if part.at_peak else "; not at the peak"))
+        parts.add_row(
+            part.name,
+            figure if part.at_peak else f"({figure})",
+            part.source + ("" if part.at_peak else "; not at the peak"),
+        )
     parts.add_section()
     parts.add_row("total", f"{memory.total / MEMORY_GB:.3f}", "the peak", style="bold")
     if card:
@@ -84,21 +110,44 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
     for line in verdict(plan):
         write(line)
     if plan.reductions:
-        reductions = plain_table("change, each on top of those above", "saves GB", "total GB", "enough", numbers=(1, 2))
+        reductions = plain_table(
+            "change, each on top of those above", "saves GB", "total GB", "enough", numbers=(1, 2)
+        )
         for reduction in plan.reductions:
             reductions.add_row(
-                reduction.change, f"{reduction.saves / MEMORY_GB:.3f}", f"{reduction.total / MEMORY_GB:.3f}", "yes" if reduction.enough else "no"
+                reduction.change,
+                f"{reduction.saves / MEMORY_GB:.3f}",
+                f"{reduction.total / MEMORY_GB:.3f}",
+                "yes" if reduction.enough else "no",
             )
         console.print(reductions)
     if plan.strategies:
-        shipping = plain_table("strategies to ship it (*: as set)", "download", "on disk", "shipped", "training", numbers=(1, 2, 3, 4))
+        shipping = plain_table(
+            "strategies to ship it (*: as set)",
+            "download",
+            "on disk",
+            "shipped",
+            "training",
+            numbers=(1, 2, 3, 4),
+        )
         for strategy in plan.strategies:
-            shipping.add_row(*strategy_cells(strategy, plan.quantization), style="bold" if strategy.quantization == plan.quantization else None)
+            shipping.add_row(
+                *strategy_cells(strategy, plan.quantization),
+                style="bold" if strategy.quantization == plan.quantization else None,
+            )
         console.print(shipping)
         alike = disk_gb(plan.disk["checkpoints"] + plan.disk["adapter"])
-        write(f"On disk are a strategy's base, merged model and GGUFs at once; checkpoints and adapter, {alike}, come with each. Training is memory.")
-    files = ", ".join(f"{name} {size / DISK_GB:.2f}" for name, size in plan.disk.items() if name not in (BASE, CACHE))
-    write(f"Disk: {disk_gb(own_bytes(plan.disk))} ({files}), beside the base's {disk_gb(plan.disk[BASE])}; {disk_gb(free_disk)} are free.")
+        write(
+            "On disk are a strategy's base, merged model and GGUFs at once; checkpoints and adapter, "
+            f"{alike}, come with each. Training is memory."
+        )
+    files = ", ".join(
+        f"{name} {size / DISK_GB:.2f}" for name, size in plan.disk.items() if name not in (BASE, CACHE)
+    )
+    write(
+        f"Disk: {disk_gb(own_bytes(plan.disk))} ({files}), beside the base's {disk_gb(plan.disk[BASE])}; "
+        f"{disk_gb(free_disk)} are free."
+    )
     copied = "a copy of each of these but the checkpoints, unless the file system shares blocks (Btrfs, XFS)"
     write(f"DVC's cache: {disk_gb(plan.disk[CACHE])} more, {copied}.")
     write(f"Time: {duration(plan)}.")
@@ -110,7 +159,13 @@ def strategy_cells(strategy: Strategy, quantization: Quantization) -> tuple[str,
     shipped = " + ".join(f"{size / DISK_GB:.2f}" for size in strategy.shipped)
     memory = NOT_TRAINABLE if strategy.training is None else f"{strategy.training / MEMORY_GB:.2f}"
     star = "* " if strategy.quantization == quantization else "  "
-    return star + strategy.name, f"{strategy.download / DISK_GB:.2f}", f"{strategy.on_disk / DISK_GB:.2f}", shipped, memory
+    return (
+        star + strategy.name,
+        f"{strategy.download / DISK_GB:.2f}",
+        f"{strategy.on_disk / DISK_GB:.2f}",
+        shipped,
+        memory,
+    )
 
 
 def verdict(plan: Plan) -> list[str]:
@@ -118,9 +173,17 @@ def verdict(plan: Plan) -> list[str]:
     if plan.card is None or plan.longest_row is None:
         return ["Whether it fits is not measured: there is no GPU here; name a card's memory with --vram GB."]
     spare = plan.card.memory - plan.memory.total
-    fits = f"It fits, with {memory_gb(spare)} to spare." if spare >= 0 else f"It does not fit: {memory_gb(-spare)} too much."
+    fits = (
+        f"It fits, with {memory_gb(spare)} to spare."
+        if spare >= 0
+        else f"It does not fit: {memory_gb(-spare)} too much."
+    )
     limit = ", the most that the model has positions for" if plan.longest_row == plan.shape.positions else ""
-    longest = f"The longest rows that fit are of {plan.longest_row:,} tokens{limit}." if plan.longest_row else "Not even rows of one token fit."
+    longest = (
+        f"The longest rows that fit are of {plan.longest_row:,} tokens{limit}."
+        if plan.longest_row
+        else "Not even rows of one token fit."
+    )
     return [f"{fits} {longest}"]
 
 
@@ -130,7 +193,10 @@ def duration(plan: Plan) -> str:
     if plan.tflops is None:
         return f"not measured ({per_token}): give what the card reaches with --tflops"
     origin = "assumed from the card's name" if plan.tflops_assumed else "as given"
-    rate = f"{plan.tflops * 1e12 / plan.flops_per_token:,.0f} tokens/s ({per_token}, {plan.tflops:g} TFLOP/s {origin})"
+    rate = (
+        f"{plan.tflops * 1e12 / plan.flops_per_token:,.0f} tokens/s ({per_token}, {plan.tflops:g} "
+        f"TFLOP/s {origin})"
+    )
     if plan.work is None or plan.seconds is None:
         return f"{rate}; how many tokens there are is not measured: run `snakemake preprocess`"
     hours = f"{plan.seconds / 3600:.1f} h" if plan.seconds >= 3600 else f"{plan.seconds / 60:.1f} min"

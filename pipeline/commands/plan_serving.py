@@ -1,7 +1,9 @@
-"""What serving will need, level by level: weights, KV cache, buffers, the longest context that fits, and the best level that fits.
+"""What serving will need, level by level: weights, KV cache, buffers, the longest context that fits, and the
+best level that fits.
 
-Before a model is made, weights are computed from the base's config.json and the types that each level gives its tensors; after, they are the files'.
-Where every model is evaluated, the best is the recommended one that the gate lets pass. Writes nothing.
+Before a model is made, weights are computed from the base's config.json and the types that each level gives
+its tensors; after, they are the files'. Where every model is evaluated, the best is the recommended one that
+the gate lets pass. Writes nothing.
 
     quench plan --serve --vram 8
 """
@@ -24,7 +26,14 @@ from pipeline.gguf.file import kv_cache_bytes
 from pipeline.planning.base import find_quantized
 from pipeline.planning.card import Card
 from pipeline.planning.quantized import MODEL_FILE
-from pipeline.planning.serving import LevelPlan, best_that_fits, cache_per_token, computed_weights, plan_level, prompt_cache
+from pipeline.planning.serving import (
+    LevelPlan,
+    best_that_fits,
+    cache_per_token,
+    computed_weights,
+    plan_level,
+    prompt_cache,
+)
 from pipeline.planning.shape import Shape
 from pipeline.planning.strategies import lora_bytes
 
@@ -33,16 +42,22 @@ ALL_LAYERS = 99
 
 
 def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: str, as_json: bool) -> None:
-    """Print the plan; `MachineError` if no level fits `card` (None: its memory is not known), `ConfigError` for too long a context."""
+    """Print the plan; `MachineError` if no level fits `card` (None: its memory is not known), `ConfigError`
+    for too long a context.
+    """
     reports = evaluations(params, root)
     plans = plan_levels(params, root, shape, card, reports)
     advice = measured_advice(params, root, card) if card and reports and params.graph == "merged" else None
     best = advice.model if advice else best_that_fits(plans)
     if as_json:
         value = {
-            "card": asdict(card) if card else None, "ctx_size": params.serve.ctx_size, "parallel": params.serve.parallel, "best": best,
-            "reason": advice.reason if advice else None, "levels": {name: as_values(plan) for name, plan in plans.items()},
-        }  # fmt: skip
+            "card": asdict(card) if card else None,
+            "ctx_size": params.serve.ctx_size,
+            "parallel": params.serve.parallel,
+            "best": best,
+            "reason": advice.reason if advice else None,
+            "levels": {name: as_values(plan) for name, plan in plans.items()},
+        }
         print(json.dumps(value, indent=2, ensure_ascii=False))
     else:
         show(params, plans, card, base=base, best=best, advice=advice)
@@ -55,39 +70,69 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
         )
     if card and all(plan.fits is False for plan in plans.values()):
         least = min(plans.values(), key=lambda plan: plan.memory.total)
-        remedy = f"serve at most {least.longest:,} tokens (serve.ctx_size)" if least.longest else "make a smaller level"
-        needed = f"{least.name}, the smallest, needs {memory_gb(least.memory.total)} of {memory_gb(card.memory)}"
+        remedy = (
+            f"serve at most {least.longest:,} tokens (serve.ctx_size)"
+            if least.longest
+            else "make a smaller level"
+        )
+        needed = (
+            f"{least.name}, the smallest, needs {memory_gb(least.memory.total)} of {memory_gb(card.memory)}"
+        )
         raise MachineError("Q-COMMANDS-008", f"no level fits {card.name}: {needed}: {remedy}")
 
 
-def plan_levels(params: Params, root: Path, shape: Shape, card: Card | None, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, LevelPlan]:
+def plan_levels(
+    params: Params, root: Path, shape: Shape, card: Card | None, reports: Mapping[str, Mapping[str, Any]]
+) -> dict[str, LevelPlan]:
     """The plan of each model that can be served, the smallest first."""
     serve = served_on(card, params.serve)
-    wanted = {"context": serve.ctx_size, "parallel": serve.parallel, "positions": shape.positions, "kept": prompt_cache(serve)}
+    wanted = {
+        "context": serve.ctx_size,
+        "parallel": serve.parallel,
+        "positions": shape.positions,
+        "kept": prompt_cache(serve),
+    }
     plans = []
     for name, files, computed in models(params, root, shape):
         made = all(file.is_file() for file in files)
         sizes = [file.stat().st_size for file in files] if made else []
         # an evaluation of another file says nothing about this one
         report = reports.get(name, {})
-        peak = memory_of(report, serve).peak if made and report.get("bytes") in (sizes[0], sum(sizes)) else None
-        weights, per_token = (sum(sizes), kv_cache_bytes(files[0], 1)) if made else (computed, cache_per_token(shape))
-        plans.append(plan_level(name, weights, per_token, **wanted, room=card.memory if card else None, made=made, peak=peak))
+        peak = (
+            memory_of(report, serve).peak if made and report.get("bytes") in (sizes[0], sum(sizes)) else None
+        )
+        weights, per_token = (
+            (sum(sizes), kv_cache_bytes(files[0], 1)) if made else (computed, cache_per_token(shape))
+        )
+        plans.append(
+            plan_level(
+                name, weights, per_token, **wanted, room=card.memory if card else None, made=made, peak=peak
+            )
+        )
     return {plan.name: plan for plan in sorted(plans, key=lambda plan: plan.memory.weights)}
 
 
 def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Path], int]]:
-    """(name, files, bytes as computed) of what can be served: the tuned levels and the 16-bit model, or the base's own GGUF with its adapter."""
+    """(name, files, bytes as computed) of what can be served: the tuned levels and the 16-bit model, or the
+    base's own GGUF with its adapter.
+    """
     name, ggufs = params.convert.name, root / "models" / "gguf"
     if quantized := find_quantized(params, shape, root):
         files = [root / "models" / "base" / MODEL_FILE, ggufs / f"{name}-lora.gguf"]
-        return [(BASE_WITH_ADAPTER, files, quantized.file + lora_bytes(shape, params.train, params.lora.type))]
+        return [
+            (BASE_WITH_ADAPTER, files, quantized.file + lora_bytes(shape, params.train, params.lora.type))
+        ]
     computed = computed_weights(shape, params.quantize.tuned)
-    return [(level, [ggufs / f"{name}-{level}.gguf"], computed[level]) for level in (*params.quantize.tuned, params.convert.type)]
+    return [
+        (level, [ggufs / f"{name}-{level}.gguf"], computed[level])
+        for level in (*params.quantize.tuned, params.convert.type)
+    ]
 
 
 def served_on(card: Card | None, serve: Serve) -> Serve:
-    """`serve` as it would be for `card`: a GPU is planned with all layers on it, so that nothing measured in main memory counts for it."""
+    """`serve` as it would be for `card`: a GPU is planned with all layers on it, so that nothing measured in
+    main memory counts for it.
+    """
     on_gpu = card is not None and card.device == "cuda" and not serve.n_gpu_layers
     return serve.model_copy(update={"n_gpu_layers": ALL_LAYERS}) if on_gpu else serve
 
@@ -95,7 +140,9 @@ def served_on(card: Card | None, serve: Serve) -> Serve:
 def evaluations(params: Params, root: Path) -> dict[str, Mapping[str, Any]]:
     """reports/eval/MODEL.json by model, as far as they are there."""
     files = {model: root / "reports" / "eval" / f"{model}.json" for model in params.evaluate.models}
-    return {model: read_json(file, "run `snakemake evaluate`") for model, file in files.items() if file.is_file()}
+    return {
+        model: read_json(file, "run `snakemake evaluate`") for model, file in files.items() if file.is_file()
+    }
 
 
 def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | None:
@@ -108,20 +155,36 @@ def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | 
     except DataError:
         return None  # not all stages have run: the files alone decide
     room = math.floor(card.memory / MEMORY_GB * 100) / 100  # never more than there is
-    return advise(inputs, params.report, served_on(card, params.serve), params.evaluate.seed, memory_gb=room)[0]
+    return advise(inputs, params.report, served_on(card, params.serve), params.evaluate.seed, memory_gb=room)[
+        0
+    ]
 
 
 def as_values(plan: LevelPlan) -> dict[str, Any]:
     """A level's plan as plain values: bytes and tokens."""
     memory = plan.memory
     return {
-        "weights_bytes": memory.weights, "weights_from": "file" if plan.made else "computed", "kv_cache_bytes": memory.kv_cache,
-        "buffers_bytes": memory.buffers, "buffers_from": "assumed" if memory.peak is None else "measured",
-        "prompt_cache_bytes": memory.prompt_cache, "total_bytes": memory.total, "longest_context": plan.longest, "fits": plan.fits,
-    }  # fmt: skip
+        "weights_bytes": memory.weights,
+        "weights_from": "file" if plan.made else "computed",
+        "kv_cache_bytes": memory.kv_cache,
+        "buffers_bytes": memory.buffers,
+        "buffers_from": "assumed" if memory.peak is None else "measured",
+        "prompt_cache_bytes": memory.prompt_cache,
+        "total_bytes": memory.total,
+        "longest_context": plan.longest,
+        "fits": plan.fits,
+    }
 
 
-def show(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, *, base: str, best: str | None, advice: Recommendation | None) -> None:
+def show(
+    params: Params,
+    plans: Mapping[str, LevelPlan],
+    card: Card | None,
+    *,
+    base: str,
+    best: str | None,
+    advice: Recommendation | None,
+) -> None:
     """Print the levels as a table of at most 100 columns, the best that fits and the arithmetic behind it."""
     console = wide_console()
     serve = params.serve
@@ -134,28 +197,45 @@ def show(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, *, b
     for plan in plans.values():
         memory = plan.memory
         table.add_row(
-            plan.name, f"{memory.weights / MEMORY_GB:.3f}{'' if plan.made else ' *'}", figure(memory.kv_cache),
+            plan.name,
+            f"{memory.weights / MEMORY_GB:.3f}{'' if plan.made else ' *'}",
+            figure(memory.kv_cache),
             f"{memory.buffers / MEMORY_GB:.3f}{' *' if memory.peak is None else ''}",
-            *([figure(memory.prompt_cache)] if caches else []), f"{memory.total / MEMORY_GB:.3f}",
-            NOT_KNOWN if plan.longest is None else f"{plan.longest:,}", {True: "yes", False: "no", None: NOT_KNOWN}[plan.fits],
+            *([figure(memory.prompt_cache)] if caches else []),
+            f"{memory.total / MEMORY_GB:.3f}",
+            NOT_KNOWN if plan.longest is None else f"{plan.longest:,}",
+            {True: "yes", False: "no", None: NOT_KNOWN}[plan.fits],
             style="bold" if plan.name == best else None,
-        )  # fmt: skip
+        )
     console.print(table)
     for line in closing(params, plans, card, best, advice):
         console.print(line, markup=False)
 
 
-def closing(params: Params, plans: Mapping[str, LevelPlan], card: Card | None, best: str | None, advice: Recommendation | None) -> list[str]:
+def closing(
+    params: Params,
+    plans: Mapping[str, LevelPlan],
+    card: Card | None,
+    best: str | None,
+    advice: Recommendation | None,
+) -> list[str]:
     """What the table means, as lines."""
     lines = [f"{MEMORY_UNIT}."]
     if not all(plan.made and plan.memory.peak is not None for plan in plans.values()):
         lines.append(
-            "* computed: weights from the types of the level's tensors, buffers as a tenth of weights and cache; `snakemake` makes and measures them."
+            "* computed: weights from the types of the level's tensors, buffers as a tenth of weights and "
+            "cache; `snakemake` makes and measures them."
         )
     if card is None:
-        return [*lines, "Whether a level fits is not measured: there is no GPU here; name a card's memory with --vram GB."]
+        return [
+            *lines,
+            "Whether a level fits is not measured: there is no GPU here; name a card's memory with --vram "
+            "GB.",
+        ]
     if card.device == "cuda" and not params.serve.n_gpu_layers:
-        lines.append("serve.n_gpu_layers is 0, so `quench serve` would use main memory: set it to 99 for the card.")
+        lines.append(
+            "serve.n_gpu_layers is 0, so `quench serve` would use main memory: set it to 99 for the card."
+        )
     if advice:
         lines += [advice.reason, *(f"Beware: {warning}" for warning in advice.warnings)]
     elif best:

@@ -1,7 +1,8 @@
-"""Put a ready recipe in place as `params.yaml`, and its graph of stages as `dvc.yaml`, never over someone's edits: `quench use RECIPE`.
+"""Put a ready recipe in place as `params.yaml`, and its graph of stages as `dvc.yaml`, never over someone's
+edits: `quench use RECIPE`.
 
-Reads `recipes/` (what each changes of the schema's defaults) and `graphs/`. Writes `params.yaml`, every key with its comment, and `dvc.yaml`.
-An edited file is one that is not, byte for byte, what these make.
+Reads `recipes/` (what each changes of the schema's defaults) and `graphs/`. Writes `params.yaml`, every key
+with its comment, and `dvc.yaml`. An edited file is one that is not, byte for byte, what these make.
 """
 
 import difflib
@@ -35,20 +36,28 @@ def recipe_file(recipe: str) -> Path:
 
 
 def recipe_text(recipe: str) -> str:
-    """The `params.yaml` that `quench use` writes: the schema's defaults with what the recipe changes, a comment above every key."""
+    """The `params.yaml` that `quench use` writes: the schema's defaults with what the recipe changes, a
+    comment above every key.
+    """
     file = recipe_file(recipe)
     purpose = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-    return full_text(load_params(file), [
-        "Quench's one configuration: a section per stage, a comment above every key.",
-        f"{TITLE} {recipe}: {purpose}",
-        "`quench use RECIPE` writes another one here; `quench params` shows what is in effect. A key that is left out has its default.",
-    ])  # fmt: skip
+    return full_text(
+        load_params(file),
+        [
+            "Quench's one configuration: a section per stage, a comment above every key.",
+            f"{TITLE} {recipe}: {purpose}",
+            "`quench use RECIPE` writes another one here; `quench params` shows what is in effect. A key "
+            "that is left out has its default.",
+        ],
+    )
 
 
 def use(recipe: str, root: Path, force: bool = False) -> str:
-    """Install `recipe` as `root`/params.yaml, print what changes as a unified diff and give that diff ("" for no change).
+    """Install `recipe` as `root`/params.yaml, print what changes as a unified diff and give that diff ("" for
+    no change).
 
-    Raises `ConfigError` for an unknown recipe and, unless `force` is set, for a params.yaml with edits (the diff is in the message).
+    Raises `ConfigError` for an unknown recipe and, unless `force` is set, for a params.yaml with edits (the
+    diff is in the message).
     """
     file, target = recipe_file(recipe), root / "params.yaml"
     new = recipe_text(recipe).encode()
@@ -73,7 +82,8 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
 
 
 def graph(root: Path, force: bool = False) -> None:
-    """Make `root`/dvc.yaml the graph that its params.yaml needs: after `base.quantization` was changed by hand, or with `force` after an update.
+    """Make `root`/dvc.yaml the graph that its params.yaml needs: after `base.quantization` was changed by
+    hand, or with `force` after an update.
 
     Raises `ConfigError` if it has edits and is another graph, unless `force` is set; they are kept beside it.
     """
@@ -86,7 +96,9 @@ def unified_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str:
     """What turns `old` into `new`, as `diff -u` writes it; "" if they are equal."""
     before, after = (text.decode("utf-8", errors="replace").splitlines(keepends=True) for text in (old, new))
     lines = list(difflib.unified_diff(before, after, old_name, new_name, n=1))
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )
 
 
 def _read(path: Path) -> bytes | None:

@@ -48,7 +48,8 @@ def choose_model(params: Params, root: Path, asked: str | None) -> str:
         if (asked or BASE_WITH_ADAPTER).lower() not in (BASE_WITH_ADAPTER, BASE):
             raise ConfigError(
                 "Q-SERVE-001",
-                f"no model is called {asked!r}: with base.quantization gguf there are {BASE_WITH_ADAPTER} (the base "
+                f"no model is called {asked!r}: with base.quantization gguf there are {BASE_WITH_ADAPTER} "
+                "(the base "
                 f"with its adapter) and {BASE}",
             )
         return (asked or BASE_WITH_ADAPTER).lower()
@@ -126,9 +127,19 @@ def serve(
     """
     need_port(settings.port)
     command = server_command(
-        tools, model, port=settings.port, key_file=key_file, ctx_size=settings.ctx_size, parallel=settings.parallel, threads=settings.threads,
-        n_gpu_layers=settings.n_gpu_layers, flash_attn=settings.flash_attn, n_predict=settings.n_predict, lora=lora, alias=alias,
-    )  # fmt: skip
+        tools,
+        model,
+        port=settings.port,
+        key_file=key_file,
+        ctx_size=settings.ctx_size,
+        parallel=settings.parallel,
+        threads=settings.threads,
+        n_gpu_layers=settings.n_gpu_layers,
+        flash_attn=settings.flash_attn,
+        n_predict=settings.n_predict,
+        lora=lora,
+        alias=alias,
+    )
     with start(command, log) as process:
         url = f"http://127.0.0.1:{settings.port}"
         wait_for_health(process, url, log)
@@ -168,7 +179,8 @@ def main(
     with suppress(OSError):  # anything else than a file is refused when the log is opened
         log.unlink()
     title = (
-        f"{model} with {', '.join(one.file.name + ('' if one.scale == 1 else f' × {one.scale:g}') for one in applied)}"
+        f"{model} with "
+        + ", ".join(one.file.name + ("" if one.scale == 1 else f" × {one.scale:g}") for one in applied)
         if applied
         else model
     )

@@ -65,7 +65,8 @@ def shippable(params: Params, asked: str) -> str:
         if asked.lower() != BASE_WITH_ADAPTER:
             raise ConfigError(
                 "Q-SHIP-011",
-                f"{asked} can't be shipped: with base.quantization gguf there is {BASE_WITH_ADAPTER}, the base's GGUF "
+                f"{asked} can't be shipped: with base.quantization gguf there is {BASE_WITH_ADAPTER}, the "
+                "base's GGUF "
                 "with the adapter's beside it",
             )
         return BASE_WITH_ADAPTER
@@ -109,8 +110,17 @@ def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipmen
     advice, verdicts = advise(inputs, params.report, params.serve, params.evaluate.seed)
     lora = model_files(params, root, level).lora
     shipment = Shipment(
-        gguf, params.convert.name, level, inputs, advice, verdicts[level], params.serve, chat_template(root / "models" / "adapter"),
-        tuple(params.curate.languages), datasets, lora,
-    )  # fmt: skip
+        gguf,
+        params.convert.name,
+        level,
+        inputs,
+        advice,
+        verdicts[level],
+        params.serve,
+        chat_template(root / "models" / "adapter"),
+        tuple(params.curate.languages),
+        datasets,
+        lora,
+    )
     other = mismatches(level, gguf, lora, root, inputs.evaluations, inputs.parity)
     return shipment, [*other, *verdicts[level].reasons]

@@ -1,7 +1,9 @@
-"""Cut a GGUF into parts that fit a place with a limit (a hub, a FAT disk), and prove that nothing was lost on the way.
+"""Cut a GGUF into parts that fit a place with a limit (a hub, a FAT disk), and prove that nothing was lost on
+the way.
 
-Reads one GGUF of `models/gguf/`. Writes `models/split/NAME-LEVEL/NAME-LEVEL-00001-of-0000N.gguf` …; llama.cpp is given the
-first one and finds the others beside it. Where base.quantization is gguf: `models/base/model.gguf`, `models/split/NAME-base/`.
+Reads one GGUF of `models/gguf/`. Writes `models/split/NAME-LEVEL/NAME-LEVEL-00001-of-0000N.gguf` …; llama.cpp
+is given the first one and finds the others beside it. Where base.quantization is gguf:
+`models/base/model.gguf`, `models/split/NAME-base/`.
 
     quench split [MODEL] [--max-size 4G] [--to DIR]
 """
@@ -23,10 +25,11 @@ from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
 
 
 def split(*, source: Path, folder: Path, max_size: str, tools: Toolchain) -> list[Path]:
-    """Publish `folder` with the parts of `source`, each of at most `max_size` ("4G", "500M"; decimal) of tensors; the parts in order.
+    """Publish `folder` with the parts of `source`, each of at most `max_size` ("4G", "500M"; decimal) of
+    tensors; the parts in order.
 
-    Raises `ConfigError` for a size that is none and if the folder holds something else, `DataError` if the parts
-    together are not the whole, `ToolError` if llama-gguf-split fails or llama.cpp can't load them.
+    Raises `ConfigError` for a size that is none and if the folder holds something else, `DataError` if the
+    parts together are not the whole, `ToolError` if llama-gguf-split fails or llama.cpp can't load them.
     """
     if not re.fullmatch(r"[1-9]\d*[MG]", max_size):
         raise ConfigError(
@@ -44,14 +47,26 @@ def split(*, source: Path, folder: Path, max_size: str, tools: Toolchain) -> lis
     if folder.exists() and not folder.is_dir():
         raise ConfigError("Q-COMMANDS-013", f"{folder} is a file: give another folder with --to")
     part_name = re.compile(rf"{re.escape(source.stem)}-\d{{5}}-of-\d{{5}}\.gguf")
-    if folder.exists() and (others := [path.name for path in folder.iterdir() if not part_name.fullmatch(path.name)]):
+    if folder.exists() and (
+        others := [path.name for path in folder.iterdir() if not part_name.fullmatch(path.name)]
+    ):
         raise ConfigError(
-            "Q-COMMANDS-013", f"{folder} holds {min(others)} and would be replaced: give another folder with --to"
+            "Q-COMMANDS-013",
+            f"{folder} holds {min(others)} and would be replaced: give another folder with --to",
         )
     need_disk(folder.parent, source.stat().st_size)
     with publishing(folder) as aside:
         aside.mkdir()
-        run_tool([tools.tool("llama-gguf-split"), "--split", "--split-max-size", max_size, source, aside / source.stem])
+        run_tool(
+            [
+                tools.tool("llama-gguf-split"),
+                "--split",
+                "--split-max-size",
+                max_size,
+                source,
+                aside / source.stem,
+            ]
+        )
         parts = sorted(aside.glob("*.gguf"))
         prove_whole(source, parts)
         with open_gguf(tools, parts[0], ctx_size=32, threads=1, n_gpu_layers=0):
@@ -60,32 +75,42 @@ def split(*, source: Path, folder: Path, max_size: str, tools: Toolchain) -> lis
 
 
 def prove_whole(source: Path, parts: list[Path]) -> None:
-    """Raise `DataError` unless the parts together hold the source's metadata and every tensor, byte for byte and once."""
+    """Raise `DataError` unless the parts together hold the source's metadata and every tensor, byte for byte
+    and once.
+    """
     header, wanted = gguf_tensors(source)
     found: dict[str, GgufTensor] = {}
     for part in parts:
         for name, tensor in gguf_tensors(part)[1].items():
             if name in found:
                 raise DataError(
-                    "Q-COMMANDS-014", f"{name} is in {found[name].file.name} and in {part.name}: split {source} again"
+                    "Q-COMMANDS-014",
+                    f"{name} is in {found[name].file.name} and in {part.name}: split {source} again",
                 )
             found[name] = tensor
     if different := sorted(wanted.keys() ^ found.keys()):
         raise DataError(
             "Q-COMMANDS-014",
-            f"{different[0]} is in {source.name} or in its parts, not in both ({len(different)} such tensors): "
+            f"{different[0]} is in {source.name} or in its parts, not in both ({len(different)} such "
+            "tensors): "
             "split it again",
         )
     for name, tensor in wanted.items():
         if not _equal(tensor, found[name]):
             raise DataError(
-                "Q-COMMANDS-014", f"{name} in {found[name].file.name} differs from the one in {source.name}: split it again"
+                "Q-COMMANDS-014",
+                f"{name} in {found[name].file.name} differs from the one in {source.name}: split it again",
             )
     fields = check_gguf(parts[0]).fields
-    if lost := sorted(key for key, value in header.fields.items() if not key.startswith("split.") and fields.get(key) != value):
+    if lost := sorted(
+        key
+        for key, value in header.fields.items()
+        if not key.startswith("split.") and fields.get(key) != value
+    ):
         raise DataError(
             "Q-COMMANDS-014",
-            f"{lost[0]} in {parts[0].name} differs from the one in {source.name} ({len(lost)} such fields): split it again",
+            f"{lost[0]} in {parts[0].name} differs from the one in {source.name} ({len(lost)} such fields): "
+            "split it again",
         )
 
 
@@ -99,8 +124,16 @@ def main(params: Params, root: Path, model: str | None, max_size: str, to: Path 
     """Split the model that was asked for (else the recommended one) and say what to do with the parts."""
     chosen = choose_model(params, root, model)
     source = model_file(params, root, chosen)
-    folder = (to or root / "models" / "split") / (f"{params.convert.name}-{BASE}" if params.graph == "adapter" else source.stem)
+    folder = (to or root / "models" / "split") / (
+        f"{params.convert.name}-{BASE}" if params.graph == "adapter" else source.stem
+    )
     parts = split(source=source, folder=folder, max_size=max_size, tools=find_toolchain(params.llamacpp.home))
-    print(f"split: {source.name} is in {len(parts)} parts in {folder}, equal to the whole; give llama.cpp {parts[0].name}")
+    print(
+        f"split: {source.name} is in {len(parts)} parts in {folder}, equal to the whole; give llama.cpp "
+        f"{parts[0].name}"
+    )
     if chosen == BASE_WITH_ADAPTER:
-        print(f"split: the adapter is a file of its own, which goes with them as --lora: {root / 'models/gguf' / params.convert.name}-lora.gguf")
+        print(
+            "split: the adapter is a file of its own, which goes with them as --lora: "
+            f"{root / 'models/gguf' / params.convert.name}-lora.gguf"
+        )

@@ -23,7 +23,9 @@ def wide_console(widest: int | None = WIDEST) -> "Console":
 
 
 def plain_table(*columns: str, numbers: Collection[int] = (), whole: Collection[int] = ()) -> "Table":
-    """A table with a line below its head; columns in `numbers` are aligned right, and like those in `whole` never wrapped."""
+    """A table with a line below its head; columns in `numbers` are aligned right, and like those in `whole`
+    never wrapped.
+    """
     from rich import box
     from rich.table import Table
 

@@ -1,4 +1,5 @@
-"""Compare every recorded file with its record: outputs of stages, raw data, and all of DVC's cache. Reads every byte; changes no artifact.
+"""Compare every recorded file with its record: outputs of stages, raw data, and all of DVC's cache. Reads
+every byte; changes no artifact.
 
 An object of the cache that is damaged is put aside (`.dvc/cache/rotten`), so that nothing brings it back.
 
@@ -13,7 +14,14 @@ from typing import Any
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.workflow.code_keys import CODE
 from pipeline.workflow.hashes import Hashes, files_below
-from pipeline.workflow.integrity import changed_files, drop_dead_links, faults, put_aside, put_runs_aside, teach
+from pipeline.workflow.integrity import (
+    changed_files,
+    drop_dead_links,
+    faults,
+    put_aside,
+    put_runs_aside,
+    teach,
+)
 from pipeline.workflow.prepare import be_the_only_one, no_stage_at_work
 from pipeline.workflow.record import open_project
 
@@ -24,31 +32,52 @@ def main(root: Path) -> int:
     """Print what differs, each with its remedy; the exit code: 3 if anything does, else 0."""
     if not (root / ".dvc").is_dir():
         raise ConfigError(
-            "Q-COMMANDS-015", f"{root.resolve()} is no DVC project, so nothing is recorded: run it in the project's folder"
+            "Q-COMMANDS-015",
+            f"{root.resolve()} is no DVC project, so nothing is recorded: run it in the project's folder",
         )
     be_the_only_one(root)
     no_stage_at_work(root)  # what it writes is not in the record yet
     with open_project(root, alone=False) as repo, Hashes(root) as hashes:
-        outs = [out for out in repo.index.outs if out.hash_info and out.exists and getattr(out.stage, "name", None) != CODE]  # keys follow the code
+        outs = [
+            out
+            for out in repo.index.outs
+            if out.hash_info and out.exists and getattr(out.stage, "name", None) != CODE
+        ]  # keys follow the code
         cache = Path(repo.cache.local.path)
         objects = [path for path in files_below(cache) if OBJECT.fullmatch(path.parent.name + path.name)]
         unchanged = [out for out in outs if out.stage.is_data_source and not out.workspace_status()]
-        digests = hashes.md5s([*objects, *(file for out in outs for file in files_below(Path(out.fs_path)))], again=True)
-        damaged = [*put_aside(cache, {path: digests[path] for path in objects if path in digests}), *put_runs_aside(repo)]
+        digests = hashes.md5s(
+            [*objects, *(file for out in outs for file in files_below(Path(out.fs_path)))], again=True
+        )
+        damaged = [
+            *put_aside(cache, {path: digests[path] for path in objects if path in digests}),
+            *put_runs_aside(repo),
+        ]
         drop_dead_links(repo)
         found = _faults(repo, hashes, outs, unchanged)
         missing = sum(1 for out in repo.index.outs if out.hash_info and not out.exists)
     for sentence in found:
         print(sentence, file=sys.stderr)
     if damaged:
-        print("what DVC's cache lost by that, `snakemake` puts back if the file itself is good, and `dvc pull` from a remote", file=sys.stderr)
-    print(f"{len(outs)} recorded outputs and {len(objects)} objects of DVC's cache were read: {_count(len(found) + len(damaged))} damaged"
-          + (f"; {missing} recorded outputs are not here" if missing else ""))  # fmt: skip
+        print(
+            "what DVC's cache lost by that, `snakemake` puts back if the file itself is good, and `dvc "
+            "pull` from a remote",
+            file=sys.stderr,
+        )
+    print(
+        (
+            f"{len(outs)} recorded outputs and {len(objects)} objects of DVC's cache were read: "
+            f"{_count(len(found) + len(damaged))} damaged"
+        )
+        + (f"; {missing} recorded outputs are not here" if missing else "")
+    )
     return DataError.exit_code if found or damaged else 0
 
 
 def _faults(repo: Any, hashes: Hashes, outs: list[Any], unchanged: list[Any]) -> list[str]:
-    """A sentence for each output that differs; raw data that DVC took for `unchanged` has changed behind its date."""
+    """A sentence for each output that differs; raw data that DVC took for `unchanged` has changed behind its
+    date.
+    """
     teach(repo, hashes)
     for out in unchanged:
         if out.workspace_status():

@@ -24,11 +24,13 @@ def main(folder: Path, key: Path | None) -> int:
         "it is signed, but no --key tells by whom" if (folder / SIGNATURE).exists() else "it is not signed"
     )
     print(
-        f"{folder} verifies: checksums, card, bill of materials and evidence agree with the GGUF{', and so does the signature' if key else ''}"
+        f"{folder} verifies: checksums, card, bill of materials and evidence agree with the "
+        f"GGUF{', and so does the signature' if key else ''}"
     )
     if not key:
         print(
-            f"  But {unchecked}: whoever made it may have written {SCRIPT}, {UNIT} and Modelfile. Read them before you run them."
+            f"  But {unchecked}: whoever made it may have written {SCRIPT}, {UNIT} and Modelfile. Read them "
+            "before you run them."
         )
     return 0
 

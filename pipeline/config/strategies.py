@@ -1,4 +1,6 @@
-"""The strategies from a base and data to a model that is served at a level, by key, in the order in which tables show them."""
+"""The strategies from a base and data to a model that is served at a level, by key, in the order in which
+tables show them.
+"""
 
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -9,7 +11,8 @@ MERGED_16, MERGED_NF4, LORA_NF4, LORA_LEVEL = "merged_16", "merged_nf4", "lora_n
 class Strategy(NamedTuple):
     """One strategy; `{level}` in its texts is the level's name.
 
-    `merge_base` is what the adapter is merged into; without one it stays an adapter, on a GGUF of the base. `on_level`: trained on that GGUF.
+    `merge_base` is what the adapter is merged into; without one it stays an adapter, on a GGUF of the base.
+    `on_level`: trained on that GGUF.
     """
 
     title: str

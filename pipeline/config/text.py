@@ -1,4 +1,6 @@
-"""`params.yaml` as text: every key of the schema with its comment above it, or a file's own text with what it leaves out put in."""
+"""`params.yaml` as text: every key of the schema with its comment above it, or a file's own text with what it
+leaves out put in.
+"""
 
 import json
 import textwrap
@@ -37,14 +39,28 @@ def left_out(values: Any) -> list[Key]:
 
 
 def completed(text: str, values: Any, lines: dict[Place, int], params: Params) -> str:
-    """`text`, which holds `values` with these line numbers, with what it leaves out put in, as `params` has it; the rest stays as it was."""
+    """`text`, which holds `values` with these line numbers, with what it leaves out put in, as `params` has
+    it; the rest stays as it was.
+    """
     rows, known = text.removesuffix("\n").split("\n"), params.model_dump(mode="json")
     blocks = []
     for number, place in enumerate(left_out(values)):
         more = _more_indent(place, rows, lines)
-        block = [more + line for below, field in keys_of(Params) if below[: len(place)] == place for line in _entry(below, field, known)]
+        block = [
+            more + line
+            for below, field in keys_of(Params)
+            if below[: len(place)] == place
+            for line in _entry(below, field, known)
+        ]
         # a section's own keys come before the next section
-        blocks.append((_end_of_sibling(place, rows, lines), -len(place), number, ["", *block] if len(place) == 1 else block))
+        blocks.append(
+            (
+                _end_of_sibling(place, rows, lines),
+                -len(place),
+                number,
+                ["", *block] if len(place) == 1 else block,
+            )
+        )
     for after, *_, block in sorted(blocks, reverse=True):  # from the end, so that line numbers hold
         rows[after:after] = block
     return "\n".join(rows) + "\n"
@@ -58,12 +74,18 @@ def value_at(values: Any, place: Key) -> Any:
 
 
 def _end_of_sibling(place: Key, rows: list[str], lines: dict[Place, int]) -> int:
-    """The number of lines up to the end of what stands before `place` in the schema: the nearest key of the same section that is there."""
+    """The number of lines up to the end of what stands before `place` in the schema: the nearest key of the
+    same section that is there.
+    """
     siblings = _siblings(place)
     before = [other for other in siblings[: siblings.index(place)] if other in lines]
     if not before:
         return lines[place[:-1]] if place[:-1] else len(rows)
-    starts = [line for other, line in lines.items() if line > lines[before[-1]] and other[: len(before[-1])] != before[-1]]
+    starts = [
+        line
+        for other, line in lines.items()
+        if line > lines[before[-1]] and other[: len(before[-1])] != before[-1]
+    ]
     end = min(starts, default=len(rows) + 1) - 1
     while not rows[end - 1].strip() or rows[end - 1].lstrip().startswith("#"):
         end -= 1  # the comment above the next key, or the end of the file
@@ -90,7 +112,14 @@ def _entry(place: Key, field: FieldInfo, values: Any) -> list[str]:
 
 def _comment(text: str, indent: str) -> list[str]:
     first = f"{indent}# "
-    return textwrap.wrap(text, COLUMNS, initial_indent=first, subsequent_indent=first, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        text,
+        COLUMNS,
+        initial_indent=first,
+        subsequent_indent=first,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def as_yaml(value: Any) -> str:

@@ -1,4 +1,5 @@
-"""One check with its verdict: a line of `quench doctor`, of training's preflight and its monitor, of parity, of the gate.
+"""One check with its verdict: a line of `quench doctor`, of training's preflight and its monitor, of parity,
+of the gate.
 
 `str(check)` is the line on the terminal, `pipeline/pages/templates/checks.html.jinja` the row of a page.
 """
@@ -17,9 +18,10 @@ Verdict = Literal["pass", "warn", "fail", "not measured"]
 class Check:
     """What was looked at, how it went and what to do unless it passed ("warn": it works, but).
 
-    `id` is the error that a failed check is raised as. `figure`, `limit` and `unit` are None or "" if nothing was counted; `what`
-    says what the figure is, and is "" if the sentence says it already. `figures` are further numbers, which have no limit. `key` names
-    the check in records, `step` is the training step that it is about.
+    `id` is the error that a failed check is raised as. `figure`, `limit` and `unit` are None or "" if nothing
+    was counted; `what` says what the figure is, and is "" if the sentence says it already. `figures` are
+    further numbers, which have no limit. `key` names the check in records, `step` is the training step that
+    it is about.
     """
 
     name: str
@@ -63,7 +65,9 @@ def overall(checks: Iterable[Check]) -> Literal["pass", "fail"]:
 
 
 def refuse(checks: Iterable[Check]) -> None:
-    """Raise the first failed check as the error that its id names, in one sentence; nothing if none failed."""
+    """Raise the first failed check as the error that its id names, in one sentence; nothing if none
+    failed.
+    """
     failed = [check for check in checks if check.verdict == "fail"]
     if failed:
         first, others = failed[0], ", ".join(check.name for check in failed[1:])

@@ -1,8 +1,10 @@
-"""A child process that ends when its parent does, however the parent ended. Run as a script, this becomes the child's command.
+"""A child process that ends when its parent does, however the parent ended. Run as a script, this becomes the
+child's command.
 
     python -I -S child.py PARENT_PID SIGNAL COMMAND ...
 
-asks Linux to send SIGNAL when the parent is gone, and becomes COMMAND. (It imports nothing of the project: -I hides the project's folder.)
+asks Linux to send SIGNAL when the parent is gone, and becomes COMMAND. (It imports nothing of the project: -I
+hides the project's folder.)
 """
 
 import os
@@ -15,8 +17,18 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def bound(command: Sequence[str], number: int = signal.SIGKILL) -> list[str]:
-    """The command line that runs `command` as a child of this process, which gets the signal `number` when this process is gone."""
-    return [sys.executable, "-I", "-S", str(Path(__file__).resolve()), str(os.getpid()), str(int(number)), *command]
+    """The command line that runs `command` as a child of this process, which gets the signal `number` when
+    this process is gone.
+    """
+    return [
+        sys.executable,
+        "-I",
+        "-S",
+        str(Path(__file__).resolve()),
+        str(os.getpid()),
+        str(int(number)),
+        *command,
+    ]
 
 
 def become(parent: int, number: int, command: list[str]) -> None:

@@ -1,7 +1,8 @@
 """Which type training computes in where `train.bnb_4bit_compute_dtype` leaves it to the machine.
 
-bfloat16 halves the memory of float32 and is as fast or faster where the hardware multiplies it. A CPU that doesn't, as most in desktops and
-laptops, is ten times slower in it than in float32, and more: torch has no kernel for it there but a plain loop.
+bfloat16 halves the memory of float32 and is as fast or faster where the hardware multiplies it. A CPU that
+doesn't, as most in desktops and laptops, is ten times slower in it than in float32, and more: torch has no
+kernel for it there but a plain loop.
 """
 
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Literal
 
 ComputeDtype = Literal["bfloat16", "float16", "float32"]
 Device = Literal["cuda", "cpu"]
-# as Linux names what multiplies bfloat16: x86's AVX512-BF16 and AMX-BF16 (x86's are `flags`), ARM's FEAT_BF16 (ARM's are `Features`)
+# as Linux names what multiplies bfloat16: x86's AVX512-BF16 and AMX-BF16 (x86's are `flags`), ARM's FEAT_BF16
+# (ARM's are `Features`)
 INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
@@ -26,7 +28,9 @@ def fast_dtype(device: Device) -> ComputeDtype:
 
 
 def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the CPU has instructions for products of bfloat16; False if nobody says (other systems than Linux)."""
+    """Whether the CPU has instructions for products of bfloat16; False if nobody says (other systems than
+    Linux).
+    """
     return not INSTRUCTIONS.isdisjoint(instructions(cpuinfo))
 
 
@@ -40,5 +44,9 @@ def cpu_fields(cpuinfo: Path) -> dict[str, str]:
     """What Linux says of the last core, by name; nothing if there is no such file."""
     if not cpuinfo.is_file():
         return {}
-    fields = (line.split(":", 1) for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if ":" in line)
+    fields = (
+        line.split(":", 1)
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+        if ":" in line
+    )
     return {key.strip(): value.strip() for key, value in fields}

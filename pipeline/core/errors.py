@@ -1,15 +1,17 @@
 """What can go wrong for a user: one class per kind with its stable exit code, one id per problem.
 
-An error is raised with its id and one sentence (value, reason, remedy): `raise DataError("Q-TRAIN-004", f"...")`. The ids are in
-`pipeline/core/catalog/`, one file per area; `quench explain ID` and docs/troubleshooting.md are made from it. Anything else that is raised
-is a bug and keeps its traceback.
+An error is raised with its id and one sentence (value, reason, remedy): `raise DataError("Q-TRAIN-004",
+f"...")`. The ids are in `pipeline/core/catalog/`, one file per area; `quench explain ID` and
+docs/troubleshooting.md are made from it. Anything else that is raised is a bug and keeps its traceback.
 """
 
 import signal
 
 
 class QuenchError(Exception):
-    """A mistake or a condition that the user can act on: `id` is the problem's in the catalog, `sentence` has this case's values."""
+    """A mistake or a condition that the user can act on: `id` is the problem's in the catalog, `sentence` has
+    this case's values.
+    """
 
     exit_code = 1
 

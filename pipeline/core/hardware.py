@@ -1,4 +1,5 @@
-"""What this machine is made of, for the run record: CPU, memory, GPU; nothing that names the machine or its user.
+"""What this machine is made of, for the run record: CPU, memory, GPU; nothing that names the machine or its
+user.
 
 What can't be found out is None.
 """
@@ -13,7 +14,8 @@ from typing import Any
 from pipeline.core.cpu import cpu_fields, instructions
 
 QUERY = ("name", "memory.total", "driver_version")  # of nvidia-smi
-# what Linux calls the instructions that most decide how fast products are, the fastest first; virtual machines of one name differ in them
+# what Linux calls the instructions that most decide how fast products are, the fastest first; virtual
+# machines of one name differ in them
 FASTEST = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "asimd")
 
 
@@ -36,14 +38,22 @@ def usable_cores() -> int | None:
 
 
 def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """What speeds depend on, in a line: the CPU, its fastest instructions, the cores that this process may use, the GPUs."""
+    """What speeds depend on, in a line: the CPU, its fastest instructions, the cores that this process may
+    use, the GPUs.
+    """
     known = instructions(cpuinfo)
-    parts = [cpu_name(cpuinfo) or "an unknown CPU", next((name for name in FASTEST if name in known), ""), f"{usable_cores()} cores"]
+    parts = [
+        cpu_name(cpuinfo) or "an unknown CPU",
+        next((name for name in FASTEST if name in known), ""),
+        f"{usable_cores()} cores",
+    ]
     return ", ".join([*filter(None, parts), *(gpu["name"] for gpu in gpus() or [])])
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """The CPU's name as it gives it itself: on Linux from `cpuinfo`, on macOS from sysctl, else from the platform."""
+    """The CPU's name as it gives it itself: on Linux from `cpuinfo`, on macOS from sysctl, else from the
+    platform.
+    """
     if cpuinfo.is_file():
         names = cpu_fields(cpuinfo)
         return names.get("model name") or names.get("Model") or platform.machine()  # ARM's has no model name
@@ -60,7 +70,11 @@ def gpus() -> list[dict[str, Any]] | None:
 
 def _gpu(line: str) -> dict[str, Any]:
     name, mebibytes, driver = (part.strip() for part in line.split(","))
-    return {"name": name, "memory_bytes": int(mebibytes) << 20 if mebibytes.isdigit() else None, "driver": driver}
+    return {
+        "name": name,
+        "memory_bytes": int(mebibytes) << 20 if mebibytes.isdigit() else None,
+        "driver": driver,
+    }
 
 
 def _text_of(*command: str) -> str | None:

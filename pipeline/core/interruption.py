@@ -1,7 +1,8 @@
 """SIGTERM and SIGINT while training: the run ends with a checkpoint, not in the middle of one.
 
-In the training loop a signal is noted and acted on after the forward and backward pass at hand; everywhere else (loading,
-evaluating, publishing) it ends the work at once. A second signal ends the process as it does elsewhere.
+In the training loop a signal is noted and acted on after the forward and backward pass at hand; everywhere
+else (loading, evaluating, publishing) it ends the work at once. A second signal ends the process as it does
+elsewhere.
 """
 
 import signal
@@ -30,13 +31,17 @@ class Interruption:
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     @contextmanager
     def deferred(self, wait: bool = True) -> Iterator[None]:
-        """Inside, a signal waits in `received` (`wait` false: ends the work at once, inside another `deferred`)."""
+        """Inside, a signal waits in `received` (`wait` false: ends the work at once, inside another
+        `deferred`).
+        """
         before, self.waiting = self.waiting, wait
         try:
             yield

@@ -1,4 +1,6 @@
-"""Strict JSONL: one JSON object a line, split on newline bytes only, UTF-8, no NaN, no key twice; written whole."""
+"""Strict JSONL: one JSON object a line, split on newline bytes only, UTF-8, no NaN, no key twice; written
+whole.
+"""
 
 import gc
 import json
@@ -17,13 +19,18 @@ from pipeline.core.publish import publishing
 MAX_LINE_BYTES = 4 << 20
 LONG = 1 << 18  # bytes
 MAX_DEPTH = 32  # lists and objects inside each other, the row's own object included
-INTEGERS = (-(2**63), 2**64 - 1)  # what 64 bits hold, with or without a sign; other readers round what lies outside
+INTEGERS = (
+    -(2**63),
+    2**64 - 1,
+)  # what 64 bits hold, with or without a sign; other readers round what lies outside
 CONTAINERS = (dict, list)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # Unicode's category Cc without tab, LF and CR
 CONTROL_ESCAPE = re.compile(rb"\\[ubf]")  # how orjson writes U+0000 to U+001F without tab, LF and CR
 C1_CONTROL = re.compile(rb"\xc2[\x80-\x9f]")  # U+0080 to U+009F in UTF-8
-BIG_FLOAT = re.compile(rb"\de\+\d")  # how orjson writes a float of 1e16 and more, and so an integer too big for it
+BIG_FLOAT = re.compile(
+    rb"\de\+\d"
+)  # how orjson writes a float of 1e16 and more, and so an integer too big for it
 
 
 class BadLine(ValueError):
@@ -38,11 +45,14 @@ class BadLine(ValueError):
         return type(self), (self.code, str(self))
 
 
-def read_raw_lines(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, int, bytes | None]]:
+def read_raw_lines(
+    file: BinaryIO, max_bytes: int = MAX_LINE_BYTES
+) -> Iterator[tuple[int, int, bytes | None]]:
     """Yield (line number from 1, byte offset, line without its newline); None for a line over `max_bytes`.
 
-    Splits on b"\\n" alone (str.splitlines would also cut at U+2028, which JSON allows inside strings) and never
-    holds more than `max_bytes` of one line. A byte order mark at the start of the file is no part of its first line.
+    Splits on b"\\n" alone (str.splitlines would also cut at U+2028, which JSON allows inside strings) and
+    never holds more than `max_bytes` of one line. A byte order mark at the start of the file is no part of
+    its first line.
     """
     number, offset = 0, 0
     while piece := file.readline(max_bytes + 1):
@@ -55,7 +65,11 @@ def read_raw_lines(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[
                 offset += len(piece)
             yield number, start, None
         else:
-            yield number, start, piece.removeprefix(BYTE_ORDER_MARK if number == 1 else b"").removesuffix(b"\n")
+            yield (
+                number,
+                start,
+                piece.removeprefix(BYTE_ORDER_MARK if number == 1 else b"").removesuffix(b"\n"),
+            )
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
@@ -66,7 +80,9 @@ def parse_line(line: bytes) -> dict[str, Any]:
 def parse_value(line: bytes) -> Any:
     """Any one strict JSON value. Raises `BadLine`."""
     if len(line) > LONG and gc.isenabled():
-        gc.disable()  # JSON has no cycles to collect, and looking for them in a million new lists takes longer than reading them
+        # JSON has no cycles to collect, and looking for them in a million new lists takes longer than reading
+        # them
+        gc.disable()
         try:
             return parse_value(line)
         finally:
@@ -95,7 +111,8 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file that Quench itself wrote (and which may hold what a model said, control characters too).
+    """Yield the rows of a file that Quench itself wrote (and which may hold what a model said, control
+    characters too).
 
     `DataError` names file and line of a bad one.
     """
@@ -104,7 +121,9 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 value = parse_object(line or b"")
             except BadLine as error:
-                raise DataError("Q-CORE-006", f"{path}, line {number}: {error}: run the stage that writes it again") from error
+                raise DataError(
+                    "Q-CORE-006", f"{path}, line {number}: {error}: run the stage that writes it again"
+                ) from error
             yield value
 
 
@@ -124,15 +143,17 @@ def to_line(row: dict[str, Any]) -> str:
 
 
 def dump_line(row: dict[str, Any]) -> bytes:
-    """As `to_line`, without spaces and ten times as fast, for rows whose values `parse_line` gave (a NaN would become null)."""
+    """As `to_line`, without spaces and ten times as fast, for rows whose values `parse_line` gave (a NaN
+    would become null).
+    """
     return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _parse_plain(line: bytes) -> Any:
     """The value, where it is certain that `_parse_strictly` would give the same; else None.
 
-    orjson takes the last of equal keys, makes floats of big integers and lets control characters pass: all three show in
-    what it writes of what it read.
+    orjson takes the last of equal keys, makes floats of big integers and lets control characters pass: all
+    three show in what it writes of what it read.
     """
     try:
         value = orjson.loads(line)
@@ -156,7 +177,7 @@ def _deeper_than(value: Any, depth: int) -> bool:
     """Whether the list or object has more than `depth` levels, itself included."""
     if depth == 0:
         return True
-    for item in value.values() if type(value) is dict else value:  # noqa: SIM110 (any() takes twice the time)
+    for item in value.values() if type(value) is dict else value:
         if type(item) in CONTAINERS and _deeper_than(item, depth - 1):
             return True
     return False
@@ -169,14 +190,20 @@ def _parse_strictly(line: bytes) -> Any:
     while level:
         kinds = set(map(type, level))
         if str in kinds and CONTROL.search("\n".join(item for item in level if type(item) is str)):
-            raise BadLine("control_character", "a string holds a control character other than tab and line break")
-        if int in kinds and any(type(item) is int and not INTEGERS[0] <= item <= INTEGERS[1] for item in level):
+            raise BadLine(
+                "control_character", "a string holds a control character other than tab and line break"
+            )
+        if int in kinds and any(
+            type(item) is int and not INTEGERS[0] <= item <= INTEGERS[1] for item in level
+        ):
             raise BadLine("number_out_of_range", "an integer needs more than 64 bits")
         inner = [item for item in level if type(item) in CONTAINERS]
         depth += bool(inner)
         if depth > MAX_DEPTH:
             raise BadLine("too_deep", f"nested more than {MAX_DEPTH} deep")
-        level = list(chain.from_iterable(chain(item, item.values()) if type(item) is dict else item for item in inner))
+        level = list(
+            chain.from_iterable(chain(item, item.values()) if type(item) is dict else item for item in inner)
+        )
     return value
 
 
@@ -199,7 +226,9 @@ def _parse_json(line: bytes) -> Any:
     except ValueError as error:
         if isinstance(error, BadLine):
             raise
-        raise BadLine("number_out_of_range", "an integer has thousands of digits") from None  # Python reads up to 4,300
+        raise BadLine(
+            "number_out_of_range", "an integer has thousands of digits"
+        ) from None  # Python reads up to 4,300
     return value
 
 

@@ -1,4 +1,5 @@
-"""Who is at work in a project: one lock file for each running stage and one for the run, in `.quench/`, each with its process id.
+"""Who is at work in a project: one lock file for each running stage and one for the run, in `.quench/`, each
+with its process id.
 
 The kernel gives a dead process's lock back, so nobody ever has to remove one by hand.
 """
@@ -14,7 +15,10 @@ from typing import IO
 from pipeline.core.errors import DataError, MachineError, QuenchError
 from pipeline.core.publish import is_scrap
 
-RUN, WORK = "run", "work"  # of Snakemake's main process; shared by all that write (`pipeline.workflow.scraps`)
+RUN, WORK = (
+    "run",
+    "work",
+)  # of Snakemake's main process; shared by all that write (`pipeline.workflow.scraps`)
 LOOK_SECONDS = 0.05  # between two looks at a lock; who only looks holds it for less
 
 
@@ -62,7 +66,9 @@ def holder(path: Path) -> str | None:
 
 def stages_at_work(root: Path) -> dict[str, str]:
     """{stage: process id} of the stages that run below `root` now."""
-    locks = {path.stem: path for path in sorted((root / ".quench").glob("*.lock")) if path.stem not in (RUN, WORK)}
+    locks = {
+        path.stem: path for path in sorted((root / ".quench").glob("*.lock")) if path.stem not in (RUN, WORK)
+    }
     return {stage: pid for stage, path in locks.items() if (pid := holder(path))}
 
 
@@ -71,10 +77,20 @@ def absent(path: Path, root: Path, stage: str | None = None) -> QuenchError:
 
     `MachineError` if that is at work on it: DVC and Snakemake remove what a stage is about to write.
     """
-    at_work = {name: pid for name, pid in stages_at_work(root).items() if stage in (None, name) and pid != str(os.getpid())}
+    at_work = {
+        name: pid
+        for name, pid in stages_at_work(root).items()
+        if stage in (None, name) and pid != str(os.getpid())
+    }
     for name, pid in at_work.items():
-        return MachineError("Q-CORE-002", f"{path} is missing: process {pid} ({name}) is writing it; wait until it has finished")
-    return DataError("Q-CORE-001", f"{path} is missing: run `{f'python -m pipeline {stage}' if stage else 'snakemake'}`, which makes it")
+        return MachineError(
+            "Q-CORE-002",
+            f"{path} is missing: process {pid} ({name}) is writing it; wait until it has finished",
+        )
+    return DataError(
+        "Q-CORE-001",
+        f"{path} is missing: run `{f'python -m pipeline {stage}' if stage else 'snakemake'}`, which makes it",
+    )
 
 
 @contextmanager
@@ -84,7 +100,11 @@ def inputs_below(root: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         path = Path(os.fsdecode(error.filename or ""))
-        ours = [path for top in ("data", "models", "reports") if path.absolute().is_relative_to((root / top).absolute())]
+        ours = [
+            path
+            for top in ("data", "models", "reports")
+            if path.absolute().is_relative_to((root / top).absolute())
+        ]
         if not ours or any(is_scrap(part) for part in path.parts):
             raise
         raise absent(path, root) from error

@@ -1,8 +1,10 @@
-"""The metrics log of a training run: one JSON line per step and per evaluation, whole but for a torn last line whenever the run dies.
+"""The metrics log of a training run: one JSON line per step and per evaluation, whole but for a torn last
+line whenever the run dies.
 
-A row has a `kind`. "step": step, epoch (passes done), loss, learning_rate, grad_norm (before clipping), tokens,
-trained_tokens, rows (packed rows in order), row_ids, seconds, tokens_per_second, memory_bytes. "eval": step, eval_loss,
-samples ({"prompt", "answer", "reference"} each), seconds. Only the fields in `MEASURED` differ between two runs of the same inputs.
+A row has a `kind`. "step": step, epoch (passes done), loss, learning_rate, grad_norm (before clipping),
+tokens, trained_tokens, rows (packed rows in order), row_ids, seconds, tokens_per_second, memory_bytes.
+"eval": step, eval_loss, samples ({"prompt", "answer", "reference"} each), seconds. Only the fields in
+`MEASURED` differ between two runs of the same inputs.
 """
 
 import json
@@ -16,8 +18,16 @@ from pipeline.core.errors import DataError, MachineError
 from pipeline.core.jsonl import BadLine, parse_object
 from pipeline.core.publish import write_text
 
-MEASURED = ("seconds", "tokens_per_second", "memory_bytes")  # times and memory: they depend on the machine's mood
-NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no word for them, so they are written as text
+MEASURED = (
+    "seconds",
+    "tokens_per_second",
+    "memory_bytes",
+)  # times and memory: they depend on the machine's mood
+NO_NUMBERS = {
+    "NaN": math.nan,
+    "Infinity": math.inf,
+    "-Infinity": -math.inf,
+}  # JSON has no word for them, so they are written as text
 
 RESTART = "start from the beginning with `python -m pipeline train --no-resume`"
 
@@ -42,32 +52,46 @@ class MetricsLog:
             self._file.flush()
         except OSError as error:
             raise MachineError(
-                "Q-CORE-005", f"{self.path} can't be written ({error.strerror}): make room, then run the same command again"
+                "Q-CORE-005",
+                f"{self.path} can't be written ({error.strerror}): make room, then run the same command "
+                "again",
             ) from error
 
     def rows(self) -> list[Row]:
-        """Every whole row, in order; a torn last line is left out. Raises `DataError` if a complete line is no JSON object."""
+        """Every whole row, in order; a torn last line is left out. Raises `DataError` if a complete line is
+        no JSON object.
+        """
         if not self.path.exists():
             return []
-        lines = self.path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is a torn line, or nothing
+        lines = self.path.read_bytes().split(b"\n")[
+            :-1
+        ]  # what follows the last newline is a torn line, or nothing
         return [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
 
     def truncate(self, after_step: int, *, evaluated: bool = True) -> None:
-        """Keep the rows up to and including `after_step`: what a resumed run goes on from. Raises `DataError` if a step lacks.
+        """Keep the rows up to and including `after_step`: what a resumed run goes on from. Raises `DataError`
+        if a step lacks.
 
         Without `evaluated`, the evaluation of that very step goes too: the run will do it again.
         """
         self.close()
-        kept = [row for row in self.rows() if row["step"] + (row["kind"] == "eval" and not evaluated) <= after_step]
+        kept = [
+            row
+            for row in self.rows()
+            if row["step"] + (row["kind"] == "eval" and not evaluated) <= after_step
+        ]
         steps = [row["step"] for row in kept if row["kind"] == "step"]
         if steps != list(range(1, after_step + 1)):
             raise DataError(
-                "Q-CORE-007", f"{self.path} has {len(steps)} of the {after_step} steps that the checkpoint has: {RESTART}"
+                "Q-CORE-007",
+                f"{self.path} has {len(steps)} of the {after_step} steps that the checkpoint has: {RESTART}",
             )
         write_rows(self.path, kept)
 
     def sync(self) -> None:
-        """Bring what was appended to the disk: a checkpoint that survives a power cut must not know more steps than the metrics log."""
+        """Bring what was appended to the disk: a checkpoint that survives a power cut must not know more
+        steps than the metrics log.
+        """
         if self._file is not None:
             os.fsync(self._file.fileno())
 
@@ -81,8 +105,13 @@ class MetricsLog:
         try:
             row = parse_object(line)  # a model's answer may hold any character
         except BadLine as reason:
-            raise DataError("Q-CORE-007", f"line {number} of {self.path} is damaged ({reason}): {RESTART}") from reason
-        return {key: NO_NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in row.items()}
+            raise DataError(
+                "Q-CORE-007", f"line {number} of {self.path} is damaged ({reason}): {RESTART}"
+            ) from reason
+        return {
+            key: NO_NUMBERS.get(value, value) if isinstance(value, str) else value
+            for key, value in row.items()
+        }
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

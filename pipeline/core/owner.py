@@ -1,4 +1,5 @@
-"""A stage ends with the Snakemake or DVC that runs it, however that ended: a job must not work on beside the next run.
+"""A stage ends with the Snakemake or DVC that runs it, however that ended: a job must not work on beside the
+next run.
 
 A stage that a user runs by hand, under nohup for example, has no such owner.
 """
@@ -29,29 +30,40 @@ def mark_run() -> None:
 
 
 def here() -> str:
-    """Where a process id means the same process: this machine since its start, and in a container, the container.
+    """Where a process id means the same process: this machine since its start, and in a container, the
+    container.
 
-    A host's name alone does not tell: the nodes of some clusters are all called localhost, and a container may have its host's name.
+    A host's name alone does not tell: the nodes of some clusters are all called localhost, and a container
+    may have its host's name.
     """
     names = [socket.gethostname()]
     with suppress(OSError):  # other systems than Linux
-        names += [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(), str(Path("/proc/self/ns/pid").readlink())]
+        names += [
+            Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
+            str(Path("/proc/self/ns/pid").readlink()),
+        ]
     return "/".join(names)
 
 
 def end_with_owner(stage: str) -> None:
-    """From now on this process ends, by SIGTERM, when the run that started it is gone: a training then saves a checkpoint."""
+    """From now on this process ends, by SIGTERM, when the run that started it is gone: a training then saves
+    a checkpoint.
+    """
     for pid, owner in _owners():
         threading.Thread(target=_end_after, args=(stage, pid, owner), daemon=True).start()
 
 
 def _owners() -> Iterator[tuple[int, Any]]:
-    """(process id, psutil's process; None if it is gone already) of the Snakemake and the DVC that run this process."""
+    """(process id, psutil's process; None if it is gone already) of the Snakemake and the DVC that run this
+    process.
+    """
     where, _, pid = os.environ.get(RUN, "").rpartition(":")
     if pid and where == here():
         yield int(pid), psutil.Process(int(pid)) if psutil.pid_exists(int(pid)) else None
     if DVC in os.environ:
-        yield from [(process.pid, process) for process in psutil.Process().parents() if not _is_of_dvc(process)][:1]  # the nearest
+        yield from [
+            (process.pid, process) for process in psutil.Process().parents() if not _is_of_dvc(process)
+        ][:1]  # the nearest
 
 
 def _is_of_dvc(process: Any) -> bool:
@@ -69,5 +81,10 @@ def _end_after(stage: str, pid: int, owner: Any) -> None:
     if Interruption.stopping:  # told to end before: a second signal would cut its checkpoint short
         return
     with suppress(OSError):
-        print(f"{stage}: process {pid}, which ran this stage, is gone, so it ends too: run the same command again", file=sys.stderr, flush=True)
+        print(
+            f"{stage}: process {pid}, which ran this stage, is gone, so it ends too: run the same command "
+            "again",
+            file=sys.stderr,
+            flush=True,
+        )
     os.kill(os.getpid(), signal.SIGTERM)

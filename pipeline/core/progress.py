@@ -1,4 +1,6 @@
-"""How far a long job has come: a bar on a terminal, now and then a plain line in a log; nothing for a short job."""
+"""How far a long job has come: a bar on a terminal, now and then a plain line in a log; nothing for a short
+job.
+"""
 
 import sys
 import time
@@ -11,7 +13,8 @@ LINE_SECONDS = 15.0  # a log gets a line at most this often
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Give `advance(amount)`, to be called as work is done; `amount` and `total` are in one unit (rows, bytes, steps).
+    """Give `advance(amount)`, to be called as work is done; `amount` and `total` are in one unit (rows,
+    bytes, steps).
 
     Writes to standard error.
     """
@@ -36,7 +39,11 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
             bar.update(task, completed=done)
         else:
             left = (now - started) * max(total - done, 0) / max(done, 1)
-            print(f"{label}: {done / max(total, 1):.0%} after {now - started:.0f} s, about {left:.0f} s left", file=sys.stderr, flush=True)
+            print(
+                f"{label}: {done / max(total, 1):.0%} after {now - started:.0f} s, about {left:.0f} s left",
+                file=sys.stderr,
+                flush=True,
+            )
 
     with bar or nullcontext():
         yield advance

@@ -21,9 +21,13 @@ SCRAPS = (f".*{WRITING}", WRITING, f".?*{OLD}", *SCRATCH)
 def need_folder(root: Path) -> None:
     """Raise `ConfigError` unless `root` is a folder that can be read."""
     if not os.path.isdir(root):  # noqa: PTH112 (pathlib's raises for a name that is too long)
-        raise ConfigError("Q-CORE-003", f"{root} is not a folder: --root names the one with data/, models/ and reports/")
+        raise ConfigError(
+            "Q-CORE-003", f"{root} is not a folder: --root names the one with data/, models/ and reports/"
+        )
     if not os.access(root, os.R_OK | os.X_OK):
-        raise ConfigError("Q-CORE-003", f"{root} can't be read: correct its rights, or name another with --root")
+        raise ConfigError(
+            "Q-CORE-003", f"{root} can't be read: correct its rights, or name another with --root"
+        )
 
 
 def need_disk(folder: Path, predicted_bytes: int) -> None:
@@ -43,8 +47,8 @@ def need_disk(folder: Path, predicted_bytes: int) -> None:
 def publishing(target: Path, check: Callable[[Path], object] | None = None) -> Iterator[Path]:
     """Give a temporary sibling of `target` to write to (a file or a folder), then put it in `target`'s place.
 
-    `check` reads the finished sibling back and raises if it is not whole; then nothing is published. If the body
-    raises, the artifact that was there before stays as it was.
+    `check` reads the finished sibling back and raises if it is not whole; then nothing is published. If the
+    body raises, the artifact that was there before stays as it was.
     """
     aside, old = target.with_name(f".{target.name}{WRITING}"), target.with_name(f".{target.name}{OLD}")
     try:
@@ -71,9 +75,13 @@ def publishing(target: Path, check: Callable[[Path], object] | None = None) -> I
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder of this name, one of `SCRATCH`, while the body runs; what a killed run left in it is deleted first."""
+    """An empty folder of this name, one of `SCRATCH`, while the body runs; what a killed run left in it is
+    deleted first.
+    """
     if not is_scrap(folder.name):
-        raise AssertionError(f"{folder.name} is not in SCRATCH, so nobody would remove what a kill leaves in it")
+        raise AssertionError(
+            f"{folder.name} is not in SCRATCH, so nobody would remove what a kill leaves in it"
+        )
     remove(folder)
     folder.mkdir(parents=True)
     try:
@@ -113,21 +121,31 @@ def recover(target: Path, old: Path) -> bool:
 
 
 def is_scrap(name: str) -> bool:
-    """Whether a file or folder of this name is half made: of use to the process that is making it, and to nobody after."""
+    """Whether a file or folder of this name is half made: of use to the process that is making it, and to
+    nobody after.
+    """
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in SCRAPS)
 
 
 def read_json(path: Path, remedy: str) -> Any:
-    """What `write_json` or another tool wrote. Raises `DataError`, with `remedy`, if the file is missing or cut."""
+    """What `write_json` or another tool wrote. Raises `DataError`, with `remedy`, if the file is missing or
+    cut.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError("Q-CORE-006", f"{path} is missing or no JSON ({type(error).__name__}): {remedy}") from error
+        raise DataError(
+            "Q-CORE-006", f"{path} is missing or no JSON ({type(error).__name__}): {remedy}"
+        ) from error
 
 
 def write_json(target: Path, value: Any) -> None:
-    """Publish `value` as indented UTF-8 JSON with sorted keys; NaN and infinities are refused (`ValueError`)."""
-    write_text(target, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+    """Publish `value` as indented UTF-8 JSON with sorted keys; NaN and infinities are refused
+    (`ValueError`).
+    """
+    write_text(
+        target, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    )
 
 
 def write_text(target: Path, text: str) -> None:

@@ -1,7 +1,8 @@
-"""Files that nobody could read to their end: a named pipe, a socket or a device is waited for, or read, without end.
+"""Files that nobody could read to their end: a named pipe, a socket or a device is waited for, or read,
+without end.
 
-What reads a folder of the user's (curate, DVC when it hashes) opens every file in it, so it is looked through before. Nothing is
-opened here. `printable` is how a file is called in messages and reports.
+What reads a folder of the user's (curate, DVC when it hashes) opens every file in it, so it is looked through
+before. Nothing is opened here. `printable` is how a file is called in messages and reports.
 """
 
 import errno
@@ -24,12 +25,16 @@ ESCAPED = str.maketrans({"\n": "\\n", "\t": "\\t"})
 
 
 def printable(path: Path) -> str:
-    """The path as text for reports and for the terminal: bytes that are not UTF-8 and control characters as escapes."""
+    """The path as text for reports and for the terminal: bytes that are not UTF-8 and control characters as
+    escapes.
+    """
     return plain(path.as_posix()).translate(ESCAPED)
 
 
 def trouble(path: Path) -> str | None:
-    """What keeps the file, or what a link leads to, from being read to its end; None for regular files and folders."""
+    """What keeps the file, or what a link leads to, from being read to its end; None for regular files and
+    folders.
+    """
     linked = path.is_symlink()
     try:
         mode = path.stat().st_mode
@@ -47,7 +52,8 @@ def trouble(path: Path) -> str | None:
 
 
 def need_plain_files(*folders: Path, recorded: bool) -> None:
-    """Raise `DataError` if one of the folders holds what can't be read to its end, hidden files included; links to folders aren't followed.
+    """Raise `DataError` if one of the folders holds what can't be read to its end, hidden files included;
+    links to folders aren't followed.
 
     `recorded`: also if a name is not UTF-8, for DVC can't record such names.
     """
@@ -59,8 +65,11 @@ def need_plain_files(*folders: Path, recorded: bool) -> None:
             paths = [Path(folder, name) for name in sorted(names)]
             found += [(path, why) for path in paths if (why := trouble(path))]
             if recorded:
-                found += [(path, "its name is not UTF-8, and DVC can't record it") for path in (*paths, *(Path(folder, name) for name in inner))
-                          if not _is_utf8(path.name)]  # fmt: skip
+                found += [
+                    (path, "its name is not UTF-8, and DVC can't record it")
+                    for path in (*paths, *(Path(folder, name) for name in inner))
+                    if not _is_utf8(path.name)
+                ]
     if found:
         path, why = found[0]
         more = f", nor can {plural(len(found) - 1, 'other')}" if len(found) > 1 else ""
@@ -71,7 +80,8 @@ def need_plain_files(*folders: Path, recorded: bool) -> None:
 def unreadable(path: Path | str, error: OSError) -> NoReturn:
     """Raise `DataError` about a file or folder that the machine can't read."""
     raise DataError(
-        "Q-CORE-009", f"{printable(Path(path))} can't be read ({error.strerror}): correct its rights or move it away"
+        "Q-CORE-009",
+        f"{printable(Path(path))} can't be read ({error.strerror}): correct its rights or move it away",
     ) from error
 
 

@@ -1,8 +1,10 @@
-"""YAML that people write (`params.yaml`), read strictly: YAML 1.2 without anchors and tags, bounded, every fault with its line.
+"""YAML that people write (`params.yaml`), read strictly: YAML 1.2 without anchors and tags, bounded, every
+fault with its line.
 
-DVC reads the same file by the same library and agrees on every value that is accepted here. Where older readers (YAML 1.1: `on`, `010`, `1:30`)
-or DVC (`2020-01-01`, `1_000`) would take a bare value for something else, it is refused, so that it means the same to everybody. Numbers that
-only YAML 1.2 knows are accepted: `2e-4`, `0o17`.
+DVC reads the same file by the same library and agrees on every value that is accepted here. Where older
+readers (YAML 1.1: `on`, `010`, `1:30`) or DVC (`2020-01-01`, `1_000`) would take a bare value for something
+else, it is refused, so that it means the same to everybody. Numbers that only YAML 1.2 knows are accepted:
+`2e-4`, `0o17`.
 """
 
 import re
@@ -21,7 +23,9 @@ from pipeline.core.errors import ConfigError
 
 MAX_BYTES = 1 << 16  # four times what our own files have, their comments included
 MAX_VALUES, MAX_DEPTH, MAX_TEXT, MAX_NUMBER = 4000, 10, 1000, 40
-UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]")
+UNPRINTABLE = re.compile(
+    "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]"
+)
 Place = tuple[str | int, ...]  # a value's keys and indices from the top
 
 # bare scalars of YAML 1.2's core schema; anything else is text
@@ -30,10 +34,20 @@ CORE: dict[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
     "bool": (re.compile("true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
     "int": (re.compile("[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+"), lambda text: int(text, 0)),
     "float": (re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"), float),
-    "infinity": (re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"), lambda text: float(text.replace(".", ""))),
+    "infinity": (
+        re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"),
+        lambda text: float(text.replace(".", "")),
+    ),
 }
 UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)  # what `read_fast` raises of a file that is no YAML
-WORDS = {"bool": "true or false", "int": "a number", "float": "a number", "timestamp": "a date", "null": "nothing", "str": "text"}
+WORDS = {
+    "bool": "true or false",
+    "int": "a number",
+    "float": "a number",
+    "timestamp": "a date",
+    "null": "nothing",
+    "str": "text",
+}
 
 
 class Fault(Exception):
@@ -44,26 +58,33 @@ class Fault(Exception):
 
 
 def read_strict(path: Path) -> tuple[Any, dict[Place, int]]:
-    """What the file holds, and the line of each value. Raises `ConfigError`, with the file's name and the place, for what can't be read."""
+    """What the file holds, and the line of each value. Raises `ConfigError`, with the file's name and the
+    place, for what can't be read.
+    """
     try:
         return _Reader(_text(path)).document()
     except OSError as error:
         raise ConfigError(
             "Q-CONFIG-001",
-            f"{path} can't be read ({error.strerror}): run in the project's folder, or name the file with --params",
+            f"{path} can't be read ({error.strerror}): run in the project's folder, or name the file with "
+            "--params",
         ) from error
     except Fault as fault:
         raise ConfigError("Q-CONFIG-002", f"{path}: {fault}") from None
 
 
 def read_fast(file: Path) -> Any:
-    """What DVC wrote into `file`, or somebody into dvc.yaml: read as DVC does, without bounds, in C where PyYAML has it (ten times as fast)."""
+    """What DVC wrote into `file`, or somebody into dvc.yaml: read as DVC does, without bounds, in C where
+    PyYAML has it (ten times as fast).
+    """
     return yaml.load(file.read_bytes(), _Fast)  # noqa: S506 (a SafeLoader)
 
 
 def printable(text: str, longest: int) -> str:
     """The beginning of `text` on one line, with escapes for what a terminal would obey or not show."""
-    line = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text[: longest + 1])
+    line = "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text[: longest + 1]
+    )
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
@@ -78,12 +99,17 @@ def _text(path: Path) -> str:
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise Fault(f"more than {MAX_BYTES:,} bytes, too many for a configuration: this is another file, or lists in it have to be shorter")
+        raise Fault(
+            f"more than {MAX_BYTES:,} bytes, too many for a configuration: this is another file, or lists "
+            "in it have to be shorter"
+        )
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise Fault(f"line {line}: not UTF-8 text (byte {error.start} of the file): save it as UTF-8") from None
+        raise Fault(
+            f"line {line}: not UTF-8 text (byte {error.start} of the file): save it as UTF-8"
+        ) from None
     if found := UNPRINTABLE.search(text.removeprefix("\ufeff")):
         line = text.count("\n", 0, found.start()) + 1
         raise Fault(f"line {line}: the control character {quoted(found[0])} can't stand in YAML: remove it")
@@ -91,13 +117,22 @@ def _text(path: Path) -> str:
 
 
 class _BoundedScanner(Scanner):
-    """Without the bound, thousands of brackets on one line take the scanner minutes, before it gives the first of them."""
+    """Without the bound, thousands of brackets on one line take the scanner minutes, before it gives the
+    first of them.
+    """
 
     def fetch_more_tokens(self) -> Any:
         try:
             return super().fetch_more_tokens()
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # on an escape that can't be, it fails as Python does
-            raise Fault(f"not valid YAML ({printable(str(error), 200)}): correct or quote it", self.reader.get_mark()) from None
+        except (
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:  # on an escape that can't be, it fails as Python does
+            raise Fault(
+                f"not valid YAML ({printable(str(error), 200)}): correct or quote it", self.reader.get_mark()
+            ) from None
 
     def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:
         if len(self.flow_context) >= MAX_DEPTH:
@@ -105,7 +140,11 @@ class _BoundedScanner(Scanner):
         super().fetch_flow_collection_start(TokenClass, to_push)
 
 
-_TOO_DEEP = f"lists and mappings are nested more than {MAX_DEPTH} deep, and no setting is: remove brackets, or quote a text that has them"
+_TOO_DEEP = (
+    f"lists and mappings are nested more than {MAX_DEPTH} deep, and no setting is: remove brackets, "
+    "or "
+    "quote a text that has them"
+)
 
 
 class _Reader:
@@ -136,11 +175,20 @@ class _Reader:
         """The value that `event` begins."""
         self.values += 1
         if self.values > MAX_VALUES:
-            raise Fault(f"more than {MAX_VALUES:,} values: this is another file, or lists in it have to be shorter", event.start_mark)
+            raise Fault(
+                f"more than {MAX_VALUES:,} values: this is another file, or lists in it have to be shorter",
+                event.start_mark,
+            )
         if isinstance(event, ruamel.yaml.events.AliasEvent) or event.anchor is not None:
-            raise Fault("anchors and aliases (&, *) are not read here: write the value out, or quote it if it is text", event.start_mark)
+            raise Fault(
+                "anchors and aliases (&, *) are not read here: write the value out, or quote it if it is "
+                "text",
+                event.start_mark,
+            )
         if event.tag is not None:
-            raise Fault("tags (!) are not read here: remove it, or quote the value if it is text", event.start_mark)
+            raise Fault(
+                "tags (!) are not read here: remove it, or quote the value if it is text", event.start_mark
+            )
         if len(place) >= MAX_DEPTH:
             raise Fault(_TOO_DEEP, event.start_mark)
         self.lines[place] = event.start_mark.line + 1
@@ -148,7 +196,10 @@ class _Reader:
             return _scalar(event)
         if isinstance(event, ruamel.yaml.events.MappingStartEvent):
             return self.mapping(place)
-        return [self.value(item, (*place, index)) for index, item in enumerate(self.until(ruamel.yaml.events.SequenceEndEvent))]
+        return [
+            self.value(item, (*place, index))
+            for index, item in enumerate(self.until(ruamel.yaml.events.SequenceEndEvent))
+        ]
 
     def mapping(self, place: Place) -> dict[str, Any]:
         """The rest of a mapping."""
@@ -160,7 +211,10 @@ class _Reader:
             if not isinstance(key, str):
                 raise Fault(f"a key has to be text, and this is {quoted(key)}: quote it", event.start_mark)
             if key in found:
-                raise Fault(f"key {quoted(key)} is written twice, in line {lines[key]} too: keep one", event.start_mark)
+                raise Fault(
+                    f"key {quoted(key)} is written twice, in line {lines[key]} too: keep one",
+                    event.start_mark,
+                )
             lines[key] = line
             found[key] = self.value(next(self.events), (*place, key))
             self.lines[(*place, key)] = line
@@ -178,7 +232,10 @@ def _faults(events: Iterator[Any]) -> Iterator[Any]:
         yield from events
     except MarkedYAMLError as error:
         words = ", ".join(part for part in (error.context, error.problem) if part)
-        raise Fault(f"not valid YAML ({printable(words, 200)}): correct or quote it", error.problem_mark or error.context_mark) from None
+        raise Fault(
+            f"not valid YAML ({printable(words, 200)}): correct or quote it",
+            error.problem_mark or error.context_mark,
+        ) from None
     except YAMLError as error:
         raise Fault(f"not valid YAML ({printable(str(error), 200)})") from None
 
@@ -187,26 +244,39 @@ def _scalar(event: Any) -> Any:
     """A scalar's value. Raises `Fault` if it is too long, or if readers disagree on it."""
     text: str = event.value
     if len(text) > MAX_TEXT:
-        raise Fault(f"a text of {len(text):,} characters, more than {MAX_TEXT:,}: shorten it", event.start_mark)
+        raise Fault(
+            f"a text of {len(text):,} characters, more than {MAX_TEXT:,}: shorten it", event.start_mark
+        )
     if found := UNPRINTABLE.search(text):
         raise Fault(f"the text holds the control character {quoted(found[0])}: remove it", event.start_mark)
     if not event.implicit[0]:
         return text
-    kind, made = next(((name, make) for name, (pattern, make) in CORE.items() if pattern.fullmatch(text)), ("str", str))
+    kind, made = next(
+        ((name, make) for name, (pattern, make) in CORE.items() if pattern.fullmatch(text)), ("str", str)
+    )
     kind = kind.replace("infinity", "float")
     number = kind in ("int", "float")
     if number and len(text) > MAX_NUMBER:
-        raise Fault(f"a number of {len(text):,} characters, more than {MAX_NUMBER}: quote it if it is text", event.start_mark)
+        raise Fault(
+            f"a number of {len(text):,} characters, more than {MAX_NUMBER}: quote it if it is text",
+            event.start_mark,
+        )
     others = [other for other in (_dvc_kind(text), _old_kind(text) if not number else kind) if other != kind]
     if others:
         raise Fault(
-            f"{quoted(text)} is {WORDS[kind]} to one reader of YAML and {WORDS.get(others[0], 'a command')} to another: put it in quotes "
-            "if it is text; write a number like 12 or 0.5, a switch as true or false", event.start_mark,
-        )  # fmt: skip
+            f"{quoted(text)} is {WORDS[kind]} to one reader of YAML and {WORDS.get(others[0], 'a command')} "
+            "to another: put it in quotes "
+            "if it is text; write a number like 12 or 0.5, a switch as true or false",
+            event.start_mark,
+        )
     return made(text)
 
 
-_DVC = [(tag.rpartition(":")[2], pattern, first) for versions, tag, pattern, first in implicit_resolvers if (1, 2) in versions]
+_DVC = [
+    (tag.rpartition(":")[2], pattern, first)
+    for versions, tag, pattern, first in implicit_resolvers
+    if (1, 2) in versions
+]
 
 
 class _Fast(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -231,5 +301,10 @@ def _old_kind(text: str) -> str:
 
 
 def is_plain_text(text: str) -> bool:
-    """Whether `text` may be written without quotes: every reader of YAML takes it for text, wherever it stands."""
-    return bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]*", text)) and {_dvc_kind(text), _old_kind(text)} == {"str"}
+    """Whether `text` may be written without quotes: every reader of YAML takes it for text, wherever it
+    stands.
+    """
+    return bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]*", text)) and {
+        _dvc_kind(text),
+        _old_kind(text),
+    } == {"str"}

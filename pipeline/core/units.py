@@ -1,4 +1,6 @@
-"""What a GB is: of memory 2³⁰ bytes, as cards are sold; of disk and downloads 10⁹, as disks are sold and hubs count."""
+"""What a GB is: of memory 2³⁰ bytes, as cards are sold; of disk and downloads 10⁹, as disks are sold and hubs
+count.
+"""
 
 MEMORY_GB = 1 << 30
 DISK_GB = 10**9

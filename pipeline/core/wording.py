@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 SPLITS = ("train", "val", "test")
-DIRECTIONS = frozenset(["LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"])  # characters that turn the text after them around
+DIRECTIONS = frozenset(
+    ["LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"]
+)  # characters that turn the text after them around
 # rule → (its name, what it takes out: one, many)
 RULES = {
     "read": ("Read", "line that can't be read", "lines that can't be read"),
@@ -22,7 +24,11 @@ RULES = {
     "length": ("Length", "row over the token budget", "rows over the token budget"),
     "exact_duplicates": ("Exact duplicates", "exact duplicate", "exact duplicates"),
     "near_duplicates": ("Near duplicates", "near duplicate", "near duplicates"),
-    "contamination": ("Contamination", "row that overlaps what is measured on", "rows that overlap what is measured on"),
+    "contamination": (
+        "Contamination",
+        "row that overlaps what is measured on",
+        "rows that overlap what is measured on",
+    ),
     "balance": ("Balance", "row over its domain's share", "rows over their domain's share"),
 }
 
@@ -32,21 +38,33 @@ def title(stats: Mapping[str, Any]) -> str:
     kept, read = stats["rows_kept"], stats["rows_read"]
     if not read:
         return "No rows were read"
-    return f"{count(kept)} of {plural(read, 'row', 'rows')} kept" if kept <= read else f"{plural(kept, 'row', 'rows')} from {count(read)} lines"
+    return (
+        f"{count(kept)} of {plural(read, 'row', 'rows')} kept"
+        if kept <= read
+        else f"{plural(kept, 'row', 'rows')} from {count(read)} lines"
+    )
 
 
 def verdict(stats: Mapping[str, Any]) -> str:
     """What was left out, by the largest causes, and where the rest went."""
-    lost = sorted(((rule["rejected"], rule["rule"]) for rule in stats["rules"] if rule.get("rejected")), key=lambda item: -item[0])
+    lost = sorted(
+        ((rule["rejected"], rule["rule"]) for rule in stats["rules"] if rule.get("rejected")),
+        key=lambda item: -item[0],
+    )
     named = [taken_out(rule, rows) for rows, rule in lost[:3]]
     others = sum(rows for rows, _ in lost[3:])
     named += [f"{count(others)} for other reasons"] if others else []
     total = sum(rows for rows, _ in lost)
-    sentences = [f"Left out: {_listed(named)}." if total else "Nothing was left out." if stats["rows_read"] else ""]
+    sentences = [
+        f"Left out: {_listed(named)}." if total else "Nothing was left out." if stats["rows_read"] else ""
+    ]
     if stats["parts_added"]:
         sentences.append(f"Splitting long rows added {plural(stats['parts_added'], 'row')}.")
     train, val, test = (stats["splits"].get(split, 0) for split in SPLITS)
-    monitoring, measuring = f"{count(val)} for monitoring it", f"{plural(test, 'is', 'are')} held out for measuring"
+    monitoring, measuring = (
+        f"{count(val)} for monitoring it",
+        f"{plural(test, 'is', 'are')} held out for measuring",
+    )
     sentences.append(f"{plural(train, 'is', 'are')} for training, {monitoring} and {measuring}.")
     return " ".join(filter(None, sentences))
 
@@ -56,30 +74,50 @@ def warnings(stats: Mapping[str, Any]) -> list[str]:
     found = []
     read, rejected, splits = stats["rows_read"], stats["rows_rejected"], stats["splits"]
     if read and rejected * 5 > read:
-        found.append(f"{percent(rejected / read)} of the lines were rejected: look at the largest branch below before you train on what is left.")
+        found.append(
+            f"{percent(rejected / read)} of the lines were rejected: look at the largest branch below "
+            "before you train on what is left."
+        )
     if stats["rows_kept"] and not splits.get("test"):
-        found.append("no row is held out for measuring: raise curate.test_fraction, or nothing can be said of the finished model.")
+        found.append(
+            "no row is held out for measuring: raise curate.test_fraction, or nothing can be said of the "
+            "finished model."
+        )
     found += training_sentences(stats["untrained"], stats["scored"])
     if suspects := stats["poison"]["suspects"]:
         came = plural(suspects, "phrase nearly always comes", "phrases nearly always come")
-        found.append(f"{came} with one and the same answer: see whether someone planted {'it' if suspects == 1 else 'them'}.")
+        found.append(
+            f"{came} with one and the same answer: see whether someone planted "
+            f"{'it' if suspects == 1 else 'them'}."
+        )
     if files := sum(stats["files_rejected"].values()):
-        found.append(f"{plural(files, 'whole file was', 'whole files were')} rejected: see the table of files.")
+        found.append(
+            f"{plural(files, 'whole file was', 'whole files were')} rejected: see the table of files."
+        )
     if stats["tokens"]["estimated"]:
-        found.append("lengths are estimated from characters, for the base's tokenizer was not there: run stage base first.")
+        found.append(
+            "lengths are estimated from characters, for the base's tokenizer was not there: run stage base "
+            "first."
+        )
     return found
 
 
 def training_sentences(untrained: Mapping[str, int], scored: int) -> list[str]:
-    """What supervised training doesn't do with rows, a sentence each: rows of other kinds (kind → rows), and rows with a reward."""
+    """What supervised training doesn't do with rows, a sentence each: rows of other kinds (kind → rows), and
+    rows with a reward.
+    """
     found = []
     if rows := sum(untrained.values()):
         kinds = _listed([f"{count(number)} {kind}" for kind, number in most(untrained) if number])
-        found.append(f"{plural(rows, 'row')} won't be trained ({kinds}): train.method sft learns from chats and text. They are kept for later.")
+        found.append(
+            f"{plural(rows, 'row')} won't be trained ({kinds}): train.method sft learns from chats and "
+            "text. They are kept for later."
+        )
     if scored:
         has = plural(scored, "row has", "rows have")
         found.append(
-            f"{has} a reward (or score), which training doesn't use yet: bad answers are learned like good ones. "
+            f"{has} a reward (or score), which training doesn't use yet: bad answers are learned like good "
+            "ones. "
             "Take those out of data/raw."
         )
     return found
@@ -95,7 +133,13 @@ def percent(value: Any) -> str:
     if not isinstance(value, int | float):
         return "–"
     shown = f"{value * 100:.1f}"
-    return "< 0.1 %" if shown == "0.0" and value > 0 else "> 99.9 %" if shown == "100.0" and value < 1 else f"{shown} %"
+    return (
+        "< 0.1 %"
+        if shown == "0.0" and value > 0
+        else "> 99.9 %"
+        if shown == "100.0" and value < 1
+        else f"{shown} %"
+    )
 
 
 def plural(number: int, one: str, many: str = "") -> str:
@@ -124,10 +168,14 @@ def _listed(items: Sequence[str]) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that can't steer the terminal: control characters (but newline and tab), overrides of direction and half surrogates as escapes."""
+    """Text that can't steer the terminal: control characters (but newline and tab), overrides of direction
+    and half surrogates as escapes.
+    """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(one if one in "\n\t" or not _steers(one) else one.encode("unicode_escape").decode() for one in text)
+    return "".join(
+        one if one in "\n\t" or not _steers(one) else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def one_line(text: str, longest: int = 100) -> str:

@@ -22,7 +22,12 @@ def advise(
         model: " ".join(judgment.reasons) for model, judgment in judged.items() if judgment.verdict == "fail"
     }
     advice = recommend(
-        inputs.evaluations, memory_gb=memory_gb or settings.memory_gb, max_task_drop=settings.max_task_drop, serve=serve,
-        refused=refused, answers=inputs.answers, seed=seed,
-    )  # fmt: skip
+        inputs.evaluations,
+        memory_gb=memory_gb or settings.memory_gb,
+        max_task_drop=settings.max_task_drop,
+        serve=serve,
+        refused=refused,
+        answers=inputs.answers,
+        seed=seed,
+    )
     return advice, judged

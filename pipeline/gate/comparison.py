@@ -59,7 +59,11 @@ class Comparison:
 
 def comparison(model: str, evaluations: Evaluations, parity: Mapping[str, Any]) -> Comparison:
     """What `model` of `evaluations` is compared with, and how far it is from that."""
-    return _adapter(evaluations[BASE_WITH_ADAPTER], parity["checks"]) if model == BASE_WITH_ADAPTER else _level(model, evaluations)
+    return (
+        _adapter(evaluations[BASE_WITH_ADAPTER], parity["checks"])
+        if model == BASE_WITH_ADAPTER
+        else _level(model, evaluations)
+    )
 
 
 def _level(model: str, evaluations: Evaluations) -> Comparison:
@@ -71,7 +75,10 @@ def _level(model: str, evaluations: Evaluations) -> Comparison:
     )
     against = reference_of(model, sixteen)
     own = "weights_gguf" if model == sixteen else level_key("weights", model)
-    fault = f"{model}'s report compares it with {named or 'nothing'}, not with {against}: run `python -m pipeline {stage}` again."
+    fault = (
+        f"{model}'s report compares it with {named or 'nothing'}, not with {against}: run `python -m "
+        f"pipeline {stage}` again."
+    )
     # the worse of the assistant's tokens and all: answers known by heart survive damage that the rest of the
     # text shows
     klds, tops = (figures_of((found, found.get("all_tokens")), key) for key in ("kld_mean", "same_top"))
@@ -92,15 +99,24 @@ def _level(model: str, evaluations: Evaluations) -> Comparison:
             min(tops), f"{model} ranks {against}'s token first at {share_text(min(tops))} of {where}"
         )
     return Comparison(
-        against, UNTUNED + sixteen, {} if model.startswith(UNTUNED) else {own: f"the weights of {model}"},
-        "" if named == against else fault, stage, level_limit(model.removeprefix(UNTUNED), figure_of(found, "parameters")), kld, same_top,
-    )  # fmt: skip
+        against,
+        UNTUNED + sixteen,
+        {} if model.startswith(UNTUNED) else {own: f"the weights of {model}"},
+        "" if named == against else fault,
+        stage,
+        level_limit(model.removeprefix(UNTUNED), figure_of(found, "parameters")),
+        kld,
+        same_top,
+    )
 
 
 def _adapter(found: Evaluation, checks: Mapping[str, Any]) -> Comparison:
     named, served = found.get("reference"), checks.get(SERVED) or {}
-    fault = (f"The report of {BASE_WITH_ADAPTER} compares it with {named or 'nothing'} or names no adapter's GGUF: run `python -m pipeline "
-        f"evaluate@{BASE_WITH_ADAPTER}`.")
+    fault = (
+        f"The report of {BASE_WITH_ADAPTER} compares it with {named or 'nothing'} or names no adapter's "
+        "GGUF: run `python -m pipeline "
+        f"evaluate@{BASE_WITH_ADAPTER}`."
+    )
     nats, top = (
         figure_of(served, "figure") if served.get("unit") == "nats" else None,
         figure_of(served.get("figures"), "same_top"),
@@ -117,12 +133,20 @@ def _adapter(found: Evaluation, checks: Mapping[str, Any]) -> Comparison:
     if top is not None and top <= 1:
         same_top = Measured(
             top,
-            f"Base and adapter in llama.cpp rank the trained model's token first at {share_text(top)} of the positions",
+            f"Base and adapter in llama.cpp rank the trained model's token first at {share_text(top)} of "
+            "the positions",
         )
     return Comparison(
-        BASE, BASE, OF_ADAPTER, "" if named in (BASE, ORIGINAL) and found.get("lora") else fault, "parity", served_limit(), kld, same_top,
+        BASE,
+        BASE,
+        OF_ADAPTER,
+        "" if named in (BASE, ORIGINAL) and found.get("lora") else fault,
+        "parity",
+        served_limit(),
+        kld,
+        same_top,
         ends=checks.get("behavior_answers_end") or {},
-    )  # fmt: skip
+    )
 
 
 def figure_of(of: Mapping[str, Any] | None, key: str) -> float | None:

@@ -6,9 +6,14 @@ from typing import Any, Literal
 from pipeline.core.checks import Check, overall
 
 TITLES = {
-    "parity": "Parity checks", "reference": "Reference", "kld": "Divergence", "same_top": "Same first choice",
-    "task_drop": "Task", "stopped": "Ends its answers", "forgetting": "General ability",
-}  # fmt: skip
+    "parity": "Parity checks",
+    "reference": "Reference",
+    "kld": "Divergence",
+    "same_top": "Same first choice",
+    "task_drop": "Task",
+    "stopped": "Ends its answers",
+    "forgetting": "General ability",
+}
 RECORD = {
     "rule": "key",
     "title": "name",

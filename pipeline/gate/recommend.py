@@ -42,9 +42,15 @@ class Recommendation:
 
 
 def recommend(
-    evaluations: Evaluations, *, memory_gb: float, max_task_drop: float, serve: Serve, refused: Mapping[str, str] | None = None,
-    answers: Answers | None = None, seed: int = 0,
-) -> Recommendation:  # fmt: skip
+    evaluations: Evaluations,
+    *,
+    memory_gb: float,
+    max_task_drop: float,
+    serve: Serve,
+    refused: Mapping[str, str] | None = None,
+    answers: Answers | None = None,
+    seed: int = 0,
+) -> Recommendation:
     """Choose among the tuned models; of a merged graph one of `REFERENCES` must be among them.
 
     `memory_gb` is in GB as cards are sold (2³⁰ bytes), `max_task_drop` in points of 100; `serve` says the
@@ -74,7 +80,11 @@ def recommend(
     allowed = {name: memory[name] for name in fitting if name not in refused}
     if not allowed and unmerged:
         return Recommendation(
-            None, f"The gate refuses {WHAT.removesuffix(',')}.", (refused[BASE_WITH_ADAPTER],), arithmetic, gains
+            None,
+            f"The gate refuses {WHAT.removesuffix(',')}.",
+            (refused[BASE_WITH_ADAPTER],),
+            arithmetic,
+            gains,
         )
     if not allowed:
         reason = f"The gate refuses every level that fits in {room}: {', '.join(fitting)}."
@@ -141,7 +151,10 @@ def _adapter(evidence: Evidence, fits: str, max_task_drop: float, gain: Gain) ->
     below = gain.points is not None and -gain.points > max_task_drop + TOLERANCE
     compared, warnings = evidence.compare(BASE_WITH_ADAPTER, BASE), []
     if compared:
-        score = f"; on the task it has {compared.mine:.1f} points, {BASE} alone {compared.theirs:.1f} ({compared.words})"
+        score = (
+            f"; on the task it has {compared.mine:.1f} points, {BASE} alone {compared.theirs:.1f} "
+            f"({compared.words})"
+        )
     elif task_score(evidence.evaluations[BASE_WITH_ADAPTER]) is None:
         score = "; there is no task score to judge by"
     else:
@@ -163,7 +176,9 @@ def _fits(memory: ServingMemory) -> str:
 def reference_name(evaluations: Evaluations) -> str:
     """The model that the tuned ones are compared with: which of `REFERENCES` was evaluated, without a merge
     the base's file alone."""
-    return BASE if BASE_WITH_ADAPTER in evaluations else next(name for name in REFERENCES if name in evaluations)
+    return (
+        BASE if BASE_WITH_ADAPTER in evaluations else next(name for name in REFERENCES if name in evaluations)
+    )
 
 
 def untuned_name(evaluations: Evaluations) -> str:
@@ -227,5 +242,8 @@ def _resolution(reference: Evaluation, max_task_drop: float) -> list[str]:
     )
     if not task or half <= max_task_drop:
         return []
-    coarse = f"{scored_rows(task)} rows measure a score to ± {half:.0f} points, coarser than the {max_task_drop:g} allowed"
+    coarse = (
+        f"{scored_rows(task)} rows measure a score to ± {half:.0f} points, coarser than the "
+        f"{max_task_drop:g} allowed"
+    )
     return [f"{coarse}: raise evaluate.task_rows for a firmer choice."]

@@ -33,11 +33,11 @@ ONLY_MERGED = ("merge", "compare")  # stages of the graph of merged models
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the other stages found: their reports as decoded JSON, `log` as rows of train.csv, `metrics_log` as
-    those of train.jsonl.
+    """What the other stages found: their reports as decoded JSON, `log` as rows of train.csv, `metrics_log`
+    as those of train.jsonl.
 
-    Evaluations and answers are by model. Without a merge there is no report of it, nor of the strategies to ship:
-    `merge` and `strategies` are None.
+    Evaluations and answers are by model. Without a merge there is no report of it, nor of the strategies to
+    ship: `merge` and `strategies` are None.
     """
 
     data: Mapping[str, Any]
@@ -60,7 +60,9 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
     """Every input below `root`. Raises `DataError` with the file and the stage that makes it if one is
     missing or damaged."""
     needed = {
-        file: what for file, what in NEEDED.items() if what[0] not in ONLY_MERGED or BASE_WITH_ADAPTER not in models
+        file: what
+        for file, what in NEEDED.items()
+        if what[0] not in ONLY_MERGED or BASE_WITH_ADAPTER not in models
     }
     found = {
         Path(file).stem: read_record(root, file, shape, stage) for file, (stage, shape) in needed.items()
@@ -81,12 +83,19 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
     metrics_log = MetricsLog(
         root / "reports" / "train.jsonl"
     ).rows()  # runs of older versions have none: what it holds is then not measured
-    quantization_check = read_quantization_check(root / "reports" / "quantization-check.json", found["base"]["files"])
+    quantization_check = read_quantization_check(
+        root / "reports" / "quantization-check.json", found["base"]["files"]
+    )
     return Inputs(
-        merge=found.pop("merge", None), strategies=found.pop("strategies", None), log=read_curve(root), metrics_log=metrics_log,
+        merge=found.pop("merge", None),
+        strategies=found.pop("strategies", None),
+        log=read_curve(root),
+        metrics_log=metrics_log,
         evaluations=evaluations,
-        answers=answers, quantization_check=quantization_check, **found,
-    )  # fmt: skip
+        answers=answers,
+        quantization_check=quantization_check,
+        **found,
+    )
 
 
 def read_record(root: Path, file: str, shape: type[shapes.Shape], stage: str) -> dict[str, Any]:
@@ -176,8 +185,9 @@ def read_curve(root: Path) -> list[dict[str, Any]]:
 
 
 def read_quantization_check(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] | None:
-    """What `quench quantization-check` measured, if it is there and of the base's weights; None for another base's, or
-    an older version's."""
+    """What `quench quantization-check` measured, if it is there and of the base's weights; None for another
+    base's, or an older version's.
+    """
     if not path.is_file():
         return None
     try:
@@ -190,7 +200,8 @@ def read_quantization_check(path: Path, base_files: Mapping[str, str]) -> dict[s
         whole = False
     if not whole:
         raise DataError(
-            "Q-GATE-003", f"{path} is not what `quench quantization-check` wrote: run that again, or delete the file"
+            "Q-GATE-003",
+            f"{path} is not what `quench quantization-check` wrote: run that again, or delete the file",
         )
     weights = {name: digest for name, digest in base_files.items() if name.endswith(".safetensors")}
     return dict(found) if found.get("base_weights_sha256") == json_hash(weights) else None

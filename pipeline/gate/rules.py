@@ -30,8 +30,12 @@ def judge(
     """
     found, compared = evaluations[model], comparison(model, evaluations, parity)
     kld, same_top, drop, stopped, forgotten = (
-        limits.max_kld, limits.min_same_top, limits.max_task_drop, limits.min_stopped, limits.max_forgetting,
-    )  # fmt: skip
+        limits.max_kld,
+        limits.min_same_top,
+        limits.max_task_drop,
+        limits.min_stopped,
+        limits.max_forgetting,
+    )
     reference = evaluations.get(compared.against, found)
     checks = (
         _parity(parity, compared.needed),
@@ -79,7 +83,11 @@ def _parity(parity: Mapping[str, Any], needed: Mapping[str, str]) -> Check:
         )
     measured = sum(check["verdict"] == "pass" for check in checks.values())
     return check(
-        "parity", "pass", f"{measured} of {len(checks)} parity checks were measured, and none failed.", 0.0, 0.0
+        "parity",
+        "pass",
+        f"{measured} of {len(checks)} parity checks were measured, and none failed.",
+        0.0,
+        0.0,
     )
 
 

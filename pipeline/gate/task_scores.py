@@ -98,12 +98,17 @@ def gain_over(name: str, evidence: Evidence, untuned: str) -> Gain:
             name,
             None,
             better,
-            f"{name}'s held-out perplexity is {'' if better else 'not '}below the untuned base's ({figures}).",
+            f"{name}'s held-out perplexity is {'' if better else 'not '}below the untuned base's "
+            f"({figures}).",
         )
     points, figures = round(compared.points, 1), str(compared)
     if not compared.apart:
         gain = Gain(name, points, False, f"{name} does not measurably beat the untuned base ({figures}).")
-        return replace(gain, beats=None) if name == BASE_WITH_ADAPTER and is_distillation(evidence.evaluations) else gain
+        return (
+            replace(gain, beats=None)
+            if name == BASE_WITH_ADAPTER and is_distillation(evidence.evaluations)
+            else gain
+        )
     figures = figures.removesuffix(", so it is more than noise")
     if compared.points < 0:
         return Gain(name, points, False, f"{name} is worse than the untuned base ({figures}).")

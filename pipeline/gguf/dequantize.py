@@ -1,8 +1,9 @@
 """A GGUF's packed rows as values, bit for bit those of the package gguf, on whatever device they lie.
 
-The formulas follow ggml's `dequantize_row_*` (ggml-quants.c) and `gguf.quants`: float32 throughout, rounded once to the dtype asked for.
-A float16 scale, times six bits, times a quant is exact in float32, so that only adding a minimum rounds: whether a compiler fuses it with
-the product makes no difference. Bytes are taken eight at a time, as int64 words: torch moves and shifts those several times as fast.
+The formulas follow ggml's `dequantize_row_*` (ggml-quants.c) and `gguf.quants`: float32 throughout, rounded
+once to the dtype asked for. A float16 scale, times six bits, times a quant is exact in float32, so that only
+adding a minimum rounds: whether a compiler fuses it with the product makes no difference. Bytes are taken
+eight at a time, as int64 words: torch moves and shifts those several times as fast.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,11 @@ from torch import Tensor
 
 from pipeline.core.errors import DataError
 
-STEP = 1 << 20  # weights that are worked on at a time on a CPU: 4 MB of float32 stay in its cache, and a call's cost is spread over many
+STEP = (
+    1 << 20
+    # weights that are worked on at a time on a CPU: 4 MB of float32 stay in its cache, and a call's cost is
+    # spread over many
+)
 GPU_STEP = 1 << 24  # on a GPU there is no such cache, only the cost of a launch
 LOW = 0x0F0F0F0F0F0F0F0F  # the low nibble of each of a word's eight bytes
 ONES = LOW // 15
@@ -33,20 +38,37 @@ FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 KERNELS = (8, 12, 13, 14)  # those of `pipeline.gguf.kernels`
 # by ggml's number (`enum ggml_type`, ggml.h)
 TRAINABLE_TYPES = {
-    0: Layout("F32", 1, 4), 1: Layout("F16", 1, 2), 30: Layout("BF16", 1, 2),
-    2: Layout("Q4_0", 32, 18), 3: Layout("Q4_1", 32, 20), 6: Layout("Q5_0", 32, 22), 7: Layout("Q5_1", 32, 24), 8: Layout("Q8_0", 32, 34),
-    10: Layout("Q2_K", 256, 84), 11: Layout("Q3_K", 256, 110), 12: Layout("Q4_K", 256, 144), 13: Layout("Q5_K", 256, 176),
-    14: Layout("Q6_K", 256, 210), 20: Layout("IQ4_NL", 32, 18), 23: Layout("IQ4_XS", 256, 136),
-}  # fmt: skip
+    0: Layout("F32", 1, 4),
+    1: Layout("F16", 1, 2),
+    30: Layout("BF16", 1, 2),
+    2: Layout("Q4_0", 32, 18),
+    3: Layout("Q4_1", 32, 20),
+    6: Layout("Q5_0", 32, 22),
+    7: Layout("Q5_1", 32, 24),
+    8: Layout("Q8_0", 32, 34),
+    10: Layout("Q2_K", 256, 84),
+    11: Layout("Q3_K", 256, 110),
+    12: Layout("Q4_K", 256, 144),
+    13: Layout("Q5_K", 256, 176),
+    14: Layout("Q6_K", 256, 210),
+    20: Layout("IQ4_NL", 32, 18),
+    23: Layout("IQ4_XS", 256, 136),
+}
 
 
 def layout(ggml_type: int) -> Layout:
-    """Name, weights and bytes of a block of the type with ggml's number `ggml_type`; `DataError` for one that can't be trained on."""
+    """Name, weights and bytes of a block of the type with ggml's number `ggml_type`; `DataError` for one that
+    can't be trained on.
+    """
     if ggml_type in TRAINABLE_TYPES:
         return TRAINABLE_TYPES[ggml_type]
     from gguf import GGMLQuantizationType
 
-    name = GGMLQuantizationType(ggml_type).name if ggml_type in list(GGMLQuantizationType) else f"number {ggml_type}"
+    name = (
+        GGMLQuantizationType(ggml_type).name
+        if ggml_type in list(GGMLQuantizationType)
+        else f"number {ggml_type}"
+    )
     raise DataError(
         "Q-GGUF-001",
         f"tensor type {name} is not one that can be trained on: take a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of "
@@ -55,7 +77,9 @@ def layout(ggml_type: int) -> Layout:
 
 
 def row_bytes(ggml_type: int, columns: int) -> int:
-    """Bytes of a row of `columns` weights. Raises `DataError` if they are no whole blocks, or for a type not known."""
+    """Bytes of a row of `columns` weights. Raises `DataError` if they are no whole blocks, or for a type not
+    known.
+    """
     name, weights, size = layout(ggml_type)
     if columns % weights:
         raise DataError(
@@ -67,7 +91,9 @@ def row_bytes(ggml_type: int, columns: int) -> int:
 
 
 def columns_of(ggml_type: int, stored: int) -> int:
-    """Weights of a row of `stored` bytes. Raises `DataError` if they are no whole blocks, or for a type not known."""
+    """Weights of a row of `stored` bytes. Raises `DataError` if they are no whole blocks, or for a type not
+    known.
+    """
     name, weights, size = layout(ggml_type)
     if stored % size:
         raise DataError(
@@ -78,23 +104,32 @@ def columns_of(ggml_type: int, stored: int) -> int:
     return stored // size * weights
 
 
-def dequantize(quantized: Tensor, ggml_type: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
-    """The values of `quantized`, uint8 (rows, row bytes) of the type with ggml's number `ggml_type`: (rows, columns) of `dtype`.
+def dequantize(
+    quantized: Tensor, ggml_type: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+) -> Tensor:
+    """The values of `quantized`, uint8 (rows, row bytes) of the type with ggml's number `ggml_type`: (rows,
+    columns) of `dtype`.
 
-    Computed in float32 and rounded once, so that every value is that of `gguf.quants.dequantize` rounded once. `out`, contiguous,
-    is written and returned where it is given: a large matrix again at every call costs more in page faults than in arithmetic.
-    Raises `DataError` for a type that is not in `TRAINABLE_TYPES` and for rows that are no whole blocks.
+    Computed in float32 and rounded once, so that every value is that of `gguf.quants.dequantize` rounded
+    once. `out`, contiguous, is written and returned where it is given: a large matrix again at every call
+    costs more in page faults than in arithmetic. Raises `DataError` for a type that is not in
+    `TRAINABLE_TYPES` and for rows that are no whole blocks.
     """
     columns = columns_of(ggml_type, quantized.shape[-1])
     if out is None:
         out = torch.empty(*quantized.shape[:-1], columns, dtype=dtype, device=quantized.device)
     elif not out.is_contiguous() or out.dtype != dtype or out.shape != (*quantized.shape[:-1], columns):
-        raise ValueError(f"out is {tuple(out.shape)} of {out.dtype}: contiguous {(*quantized.shape[:-1], columns)} of {dtype} is needed")
+        raise ValueError(
+            f"out is {tuple(out.shape)} of {out.dtype}: contiguous {(*quantized.shape[:-1], columns)} of "
+            f"{dtype} is needed"
+        )
     _, weights, size = layout(ggml_type)
     if not out.numel():
         return out
     if quantized.storage_offset() % (size if ggml_type in FLOATS else 2):
-        quantized = quantized.clone()  # bytes are viewed as wider numbers, which must begin at a multiple of their width
+        quantized = (
+            quantized.clone()
+        )  # bytes are viewed as wider numbers, which must begin at a multiple of their width
     if ggml_type in FLOATS:
         return out.copy_(quantized.contiguous().view(FLOATS[ggml_type]))
     blocks, values = quantized.reshape(-1, size), out.view(-1, weights)
@@ -123,7 +158,12 @@ def has_triton() -> bool:
 def words(blocks: Tensor, start: int, end: int, *shape: int) -> Tensor:
     """Bytes [start, end) of each block as int64 words, (blocks, *shape)."""
     # not contiguous(): of a single block that gives the slice itself, whose start may be no multiple of 8
-    return blocks[:, start:end].clone(memory_format=torch.contiguous_format).view(torch.int64).view(len(blocks), *shape)
+    return (
+        blocks[:, start:end]
+        .clone(memory_format=torch.contiguous_format)
+        .view(torch.int64)
+        .view(len(blocks), *shape)
+    )
 
 
 def halves(blocks: Tensor, start: int) -> Tensor:
@@ -136,12 +176,16 @@ def nibbles(blocks: Tensor, start: int) -> Tensor:
     quantized = words(blocks, start, start + 16, 2)
     both = torch.empty(len(blocks), 2, 2, dtype=torch.int64, device=blocks.device)
     for half, low in enumerate((quantized & LOW, (quantized >> 4).bitwise_and_(LOW))):
-        both.view(torch.complex128)[:, half].copy_(low.view(torch.complex128))  # 16 bytes as one element: four times as fast as two words
+        both.view(torch.complex128)[:, half].copy_(
+            low.view(torch.complex128)
+        )  # 16 bytes as one element: four times as fast as two words
     return both.view(-1, 4)
 
 
 def groups(blocks: Tensor, start: int) -> Tensor:
-    """The 128 bytes at `start` as 4 groups of 32 low nibbles, then 32 high ones: int64 words (blocks, 8, 4)."""
+    """The 128 bytes at `start` as 4 groups of 32 low nibbles, then 32 high ones: int64 words (blocks, 8,
+    4).
+    """
     quantized = words(blocks, start, start + 128, 4, 4)
     both = torch.empty(len(blocks), 4, 2, 4, dtype=torch.int64, device=blocks.device)
     torch.bitwise_and(quantized, LOW, out=both[:, :, 0])
@@ -152,17 +196,23 @@ def groups(blocks: Tensor, start: int) -> Tensor:
 @cache
 def fifth_bits(device: torch.device) -> Tensor:
     """By byte, the word of eight bytes that hold its bits as 16 or 0: int64 (256,)."""
-    return torch.tensor([sum((byte >> bit & 1) << 8 * bit + 4 for bit in range(8)) for byte in range(256)], device=device)
+    return torch.tensor(
+        [sum((byte >> bit & 1) << 8 * bit + 4 for bit in range(8)) for byte in range(256)], device=device
+    )
 
 
 def fives(blocks: Tensor, high: int, low: int) -> Tensor:
-    """32 values of five bits: the fifth ones in the 4 bytes at `high`, the others in the 16 at `low`. int64 words (blocks, 4)."""
+    """32 values of five bits: the fifth ones in the 4 bytes at `high`, the others in the 16 at `low`. int64
+    words (blocks, 4).
+    """
     bits = fifth_bits(blocks.device).index_select(0, blocks[:, high : high + 4].contiguous().view(-1).int())
     return nibbles(blocks, low).bitwise_or_(bits.view(-1, 4))
 
 
 def scaled_groups(blocks: Tensor, quants: Tensor, out: Tensor) -> None:
-    """`quants`, words (blocks, 8, 4), times each group's scale less its minimum, from the 16 bytes that Q4_K and Q5_K begin with."""
+    """`quants`, words (blocks, 8, 4), times each group's scale less its minimum, from the 16 bytes that Q4_K
+    and Q5_K begin with.
+    """
     head = words(blocks, 0, 16, 2)
     six = head.view(torch.int32)  # d and dmin, four scales, four minima, the low nibbles of four more of each
     first, last = six[:, 1:3], six[:, 3:]
@@ -210,7 +260,9 @@ def q5_k(blocks: Tensor, out: Tensor, _: int) -> None:
 
 
 def q6_k(blocks: Tensor, out: Tensor, _: int) -> None:
-    """(d · scale) · (q − 32) by groups of 16; in each half, 64 bytes of low nibbles and 32 of four upper pairs of bits."""
+    """(d · scale) · (q − 32) by groups of 16; in each half, 64 bytes of low nibbles and 32 of four upper
+    pairs of bits.
+    """
     low, high = words(blocks, 0, 128, 2, 8), words(blocks, 128, 192, 2, 4)
     quants = torch.stack((low & LOW, (low >> 4).bitwise_and_(LOW)), 2).view(-1, 2, 4, 4)
     for pair, upper in enumerate((high << 4, high << 2, high, high >> 2)):
@@ -227,5 +279,12 @@ def library(blocks: Tensor, out: Tensor, ggml_type: int) -> None:
 
 
 FORMULAS: dict[int, Callable[[Tensor, Tensor, int], None]] = {
-    2: q4_0, 3: q4_1, 6: q5_0, 7: q5_1, 8: q8_0, 12: q4_k, 13: q5_k, 14: q6_k,
-}  # fmt: skip
+    2: q4_0,
+    3: q4_1,
+    6: q5_0,
+    7: q5_1,
+    8: q8_0,
+    12: q4_k,
+    13: q5_k,
+    14: q6_k,
+}

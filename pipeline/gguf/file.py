@@ -1,4 +1,6 @@
-"""What a GGUF that llama.cpp's tools wrote holds: is it whole, how large, which tensor types (GGUF v3, ggml/docs/gguf.md)."""
+"""What a GGUF that llama.cpp's tools wrote holds: is it whole, how large, which tensor types (GGUF v3,
+ggml/docs/gguf.md).
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -8,14 +10,18 @@ from pipeline.core.errors import DataError
 from pipeline.core.publish import publishing
 from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
 
-K_BLOCK = 256  # K- and I-quants pack rows in blocks of 256 weights; other row lengths fall back to types with blocks of 32
+# K- and I-quants pack rows in blocks of 256 weights; other row lengths fall back to types with blocks of 32
+K_BLOCK = 256
 PLAIN_TYPES = ("F32", "F16", "BF16")
-NOT_MADE = "quench.not_made"  # the field of a GGUF without tensors that stands for one that nothing needs; it says why
+# the field of a GGUF without tensors that stands for one that nothing needs; it says why
+NOT_MADE = "quench.not_made"
 HEADS = ("output.weight", "token_embd.weight")
 
 
 def check_gguf(path: Path) -> Header:
-    """Read a GGUF back: its header, and that the file holds every tensor announced there. Raises `DataError`."""
+    """Read a GGUF back: its header, and that the file holds every tensor announced there. Raises
+    `DataError`.
+    """
     header = _read(path)
     if not header.tensors and (why := header.fields.get(NOT_MADE)):
         raise DataError(
@@ -27,7 +33,9 @@ def check_gguf(path: Path) -> Header:
 
 
 def write_not_made(path: Path, why: str) -> None:
-    """Put a GGUF without tensors in the place of one that nothing needs: a stage's outputs are always the same files, so that all graphs agree."""
+    """Put a GGUF without tensors in the place of one that nothing needs: a stage's outputs are always the
+    same files, so that all graphs agree.
+    """
     from gguf import GGUFWriter
 
     with publishing(path) as aside:
@@ -40,7 +48,9 @@ def write_not_made(path: Path, why: str) -> None:
 
 
 def is_made(path: Path) -> bool:
-    """Whether a GGUF is one, not what `write_not_made` put in its place. Raises `DataError` if it is damaged."""
+    """Whether a GGUF is one, not what `write_not_made` put in its place. Raises `DataError` if it is
+    damaged.
+    """
     return NOT_MADE not in _read(path).fields
 
 
@@ -54,11 +64,12 @@ def _read(path: Path) -> Header:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Bytes, parameters, bits per weight (of the tensors), tensors by type, and those that fell back to another type.
+    """Bytes, parameters, bits per weight (of the tensors), tensors by type, and those that fell back to
+    another type.
 
-    A tensor fell back where its row length is no multiple of 256, so that llama.cpp had to take a type of smaller
-    blocks than the level's K- or I-quant. The count is llama-quantize's own: an output matrix (or the embedding
-    that is tied to it) gets Q8_0 there by rule, which its warning doesn't count.
+    A tensor fell back where its row length is no multiple of 256, so that llama.cpp had to take a type of
+    smaller blocks than the level's K- or I-quant. The count is llama-quantize's own: an output matrix (or the
+    embedding that is tied to it) gets Q8_0 there by rule, which its warning doesn't count.
     """
     from gguf import GGMLQuantizationType, LlamaFileType
 
@@ -72,7 +83,11 @@ def describe(path: Path) -> dict[str, Any]:
     fallbacks: Counter[str] = Counter(
         types[name]
         for name, (shape, _) in header.tensors.items()
-        if block_level and len(shape) > 1 and shape[0] % K_BLOCK and types[name] not in PLAIN_TYPES and name not in HEADS
+        if block_level
+        and len(shape) > 1
+        and shape[0] % K_BLOCK
+        and types[name] not in PLAIN_TYPES
+        and name not in HEADS
     )
     return {
         "bytes": path.stat().st_size,
@@ -86,15 +101,23 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def kv_cache_bytes(path: Path, ctx_size: int) -> int | None:
-    """Bytes of a float16 key-value cache of `ctx_size` tokens: layers × kv heads × (key + value length) × 2 each.
+    """Bytes of a float16 key-value cache of `ctx_size` tokens: layers × kv heads × (key + value length) × 2
+    each.
 
     None if the header doesn't say (layers with different heads, for example).
     """
     fields = check_gguf(path).fields
     prefix = fields.get("general.architecture")
-    layers, heads, width = (fields.get(f"{prefix}.{name}") for name in ("block_count", "attention.head_count", "embedding_length"))
+    layers, heads, width = (
+        fields.get(f"{prefix}.{name}") for name in ("block_count", "attention.head_count", "embedding_length")
+    )
     kv_heads = fields.get(f"{prefix}.attention.head_count_kv") or heads
-    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(width, int)):
+    if not (
+        isinstance(layers, int)
+        and isinstance(heads, int)
+        and isinstance(kv_heads, int)
+        and isinstance(width, int)
+    ):
         return None
     key = fields.get(f"{prefix}.attention.key_length") or width // heads
     value = fields.get(f"{prefix}.attention.value_length") or width // heads

@@ -1,7 +1,7 @@
 """The header of a GGUF file, read strictly: metadata, tensor names, shapes and types.
 
-It gives up at the first count that the file's own size can't hold; the reader of the `gguf` package trusts such
-counts and can loop for hours on a file of 43 bytes. So a foreign file is read with this one first.
+It gives up at the first count that the file's own size can't hold; the reader of the `gguf` package trusts
+such counts and can loop for hours on a file of 43 bytes. So a foreign file is read with this one first.
 """
 
 import math
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MAX_HEADER_BYTES = 64 << 20  # the largest vocabularies in use need 15 MB; as Python numbers, 64 MB of bytes take 1 GB
+MAX_HEADER_BYTES = (
+    64 << 20
+)  # the largest vocabularies in use need 15 MB; as Python numbers, 64 MB of bytes take 1 GB
 # GGUF value types (ggml/docs/gguf.md): struct format by number; 8 is a string, 9 an array
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -22,7 +24,9 @@ class NotGguf(ValueError):
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF says about itself: its metadata, and per tensor (shape, fastest dimension first; ggml type number)."""
+    """What a GGUF says about itself: its metadata, and per tensor (shape, fastest dimension first; ggml type
+    number).
+    """
 
     fields: dict[str, Any]
     tensors: dict[str, tuple[tuple[int, ...], int]]
@@ -62,7 +66,9 @@ class _Cursor:
         return self.texts(count)
 
     def texts(self, count: int) -> list[str]:
-        """`count` texts, each behind its length, in a loop without calls: a vocabulary and its merges are 300,000 of them."""
+        """`count` texts, each behind its length, in a loop without calls: a vocabulary and its merges are
+        300,000 of them.
+        """
         if count * 8 > len(self.data) - self.at:
             raise NotGguf(f"{count:,} texts are announced at byte {self.at:,}, more than the file holds")
         data, at, end, length, found = self.data, self.at, len(self.data), struct.Struct("<Q").unpack_from, []

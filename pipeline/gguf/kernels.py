@@ -1,8 +1,10 @@
 # mypy: disable-error-code="import-untyped, import-not-found, untyped-decorator, no-untyped-call"
-"""Triton kernels for the types that K-mixed files are made of: quantized blocks on a GPU straight to values, bit for bit those of torch's path.
+"""Triton kernels for the types that K-mixed files are made of: quantized blocks on a GPU straight to values,
+bit for bit those of torch's path.
 
-A program takes `TILE` blocks of 256 weights; each weight is computed by itself, from bytes that it shares with its neighbors through
-the cache. Imported only where Triton is (`pipeline.gguf.dequantize`); TRITON_INTERPRET=1 runs it on a CPU.
+A program takes `TILE` blocks of 256 weights; each weight is computed by itself, from bytes that it shares
+with its neighbors through the cache. Imported only where Triton is (`pipeline.gguf.dequantize`);
+TRITON_INTERPRET=1 runs it on a CPU.
 """
 
 import torch
@@ -15,21 +17,27 @@ TILE = 4
 
 @triton.jit
 def half_at(place: tl.tensor) -> tl.tensor:
-    """The float16 in the two bytes at `place`, as float32, read as bytes so that no alignment is asked for."""
+    """The float16 in the two bytes at `place`, as float32, read as bytes so that no alignment is asked
+    for.
+    """
     bits = tl.load(place).to(tl.uint16) | (tl.load(place + 1).to(tl.uint16) << 8)
     return bits.to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def scaled(block: tl.tensor, group: tl.tensor, quant: tl.tensor) -> tl.tensor:
-    """(d · scale) · quant − (dmin · minimum), as Q4_K and Q5_K pack the scales and minima of their 8 groups into 12 bytes."""
+    """(d · scale) · quant − (dmin · minimum), as Q4_K and Q5_K pack the scales and minima of their 8 groups
+    into 12 bytes.
+    """
     four = group % 4
     first = tl.load(block + 4 + four).to(tl.int32)
     second = tl.load(block + 8 + four).to(tl.int32)
     last = tl.load(block + 12 + four).to(tl.int32)
     scale = tl.where(group < 4, first & 63, (last & 15) | ((first >> 6) << 4))
     minimum = tl.where(group < 4, second & 63, (last >> 4) | ((second >> 6) << 4))
-    return (half_at(block) * scale.to(tl.float32)) * quant.to(tl.float32) - half_at(block + 2) * minimum.to(tl.float32)
+    return (half_at(block) * scale.to(tl.float32)) * quant.to(tl.float32) - half_at(block + 2) * minimum.to(
+        tl.float32
+    )
 
 
 @triton.jit
@@ -67,7 +75,14 @@ def q8_0(block: tl.tensor, at: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def whole(quantized: tl.tensor, out: tl.tensor, weights: tl.tensor, formula: tl.constexpr, size: tl.constexpr, tile: tl.constexpr) -> None:
+def whole(
+    quantized: tl.tensor,
+    out: tl.tensor,
+    weights: tl.tensor,
+    formula: tl.constexpr,
+    size: tl.constexpr,
+    tile: tl.constexpr,
+) -> None:
     """Weights [256 · tile · program, …) of `quantized`, whose 256 weights take `size` bytes, into `out`."""
     at = tl.program_id(0).to(tl.int64) * (256 * tile) + tl.arange(0, 256 * tile)
     # the last program's lanes past the end read the last block again and write nothing
@@ -76,11 +91,17 @@ def whole(quantized: tl.tensor, out: tl.tensor, weights: tl.tensor, formula: tl.
     tl.store(out + at, value.to(out.dtype.element_ty), mask=at < weights)
 
 
-FORMULAS = {8: (q8_0, 8 * 34), 12: (q4_k, 144), 13: (q5_k, 176), 14: (q6_k, 210)}  # by ggml's number: formula, bytes of 256 weights
+FORMULAS = {
+    8: (q8_0, 8 * 34),
+    12: (q4_k, 144),
+    13: (q5_k, 176),
+    14: (q6_k, 210),
+}  # by ggml's number: formula, bytes of 256 weights
 
 
 def dequantize_blocks(blocks: Tensor, kind: int, out: Tensor) -> None:
-    """The values of `blocks`, uint8 (n, bytes of a block) of the type with ggml's number `kind`, into `out` (n, weights of a block).
+    """The values of `blocks`, uint8 (n, bytes of a block) of the type with ggml's number `kind`, into `out`
+    (n, weights of a block).
 
     Both contiguous; `out` of float32, float16 or bfloat16.
     """
@@ -88,5 +109,7 @@ def dequantize_blocks(blocks: Tensor, kind: int, out: Tensor) -> None:
     programs = triton.cdiv(out.numel(), 256 * TILE)
     if not programs:
         return
-    with torch.cuda.device_of(blocks):  # Triton launches on the current device, which may be another than the tensor's
+    with torch.cuda.device_of(
+        blocks
+    ):  # Triton launches on the current device, which may be another than the tensor's
         whole[(programs,)](blocks, out, out.numel(), formula, size, TILE)

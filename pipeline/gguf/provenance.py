@@ -1,7 +1,9 @@
-"""Where a GGUF comes from, as metadata in the file itself: base, adapter, data, settings, template, llama.cpp.
+"""Where a GGUF comes from, as metadata in the file itself: base, adapter, data, settings, template,
+llama.cpp.
 
-llama-quantize copies metadata, so that every level has it too. Standard keys where there are some (ggml/docs/gguf.md), `quench.*` for the rest.
-No paths and no dates: the same model has the same bytes on every machine.
+llama-quantize copies metadata, so that every level has it too. Standard keys where there are some
+(ggml/docs/gguf.md), `quench.*` for the rest. No paths and no dates: the same model has the same bytes on
+every machine.
 """
 
 from pathlib import Path
@@ -16,7 +18,11 @@ IMATRIX = "quench.imatrix."  # what stage quantize adds, other in every level
 ADAPTER = "quench.adapter.sha256"
 BASE_FILE = "quench.base_gguf.sha256"  # in an adapter's GGUF: the very file that it was trained on
 # of merge.json
-MERGE = {"adapter_sha256": ADAPTER} | {"merge_base": "quench.merge.base"} | {key: f"quench.merge.{key}" for key in ("method", "dtype")}
+MERGE = (
+    {"adapter_sha256": ADAPTER}
+    | {"merge_base": "quench.merge.base"}
+    | {key: f"quench.merge.{key}" for key in ("method", "dtype")}
+)
 STANDARD = ("general.name", "general.license", "general.base_model.")
 Fields = dict[str, str | int]
 
@@ -26,7 +32,9 @@ def lineage_fields(lineage: Path) -> Fields:
     record = read_json(lineage, "run the stage that makes it again")
     named, revision = str(record["model"]), record.get("revision")
     on_hub = record["source"] == "hub"
-    owner, _, name = named.rpartition("/") if on_hub else ("", "", Path(named).name)  # elsewhere it may be a path of this machine
+    owner, _, name = (
+        named.rpartition("/") if on_hub else ("", "", Path(named).name)
+    )  # elsewhere it may be a path of this machine
     given = {
         "general.license": record.get("license"),
         "general.base_model.0.name": name,
@@ -40,16 +48,23 @@ def lineage_fields(lineage: Path) -> Fields:
 
 
 def adapter_fields(adapter: Path) -> Fields:
-    """The adapter, and its data and settings where it has training's record, for the tuned model and the adapter alone."""
+    """The adapter, and its data and settings where it has training's record, for the tuned model and the
+    adapter alone.
+    """
     fields: Fields = {ADAPTER: file_hash(adapter / "adapter_model.safetensors")}
     if (adapter / "run.json").exists():  # another tool's adapter has none
         run = read_json(adapter / "run.json", "run the stage that makes it again")
-        fields |= {"quench.data.sha256": str(run["tokens_sha256"]), "quench.config.sha256": json_hash(run["settings"])}
+        fields |= {
+            "quench.data.sha256": str(run["tokens_sha256"]),
+            "quench.config.sha256": json_hash(run["settings"]),
+        }
     return fields
 
 
 def folder_fields(folder: Path) -> Fields:
-    """The template of a model's folder, and how it was merged where it was (merge.json, without the figures, which arithmetic may change)."""
+    """The template of a model's folder, and how it was merged where it was (merge.json, without the figures,
+    which arithmetic may change).
+    """
     fields: Fields = {}
     template, merge = folder / "chat_template.jinja", folder / "merge.json"
     if template.exists():
@@ -57,13 +72,20 @@ def folder_fields(folder: Path) -> Fields:
     if merge.exists():
         record = read_json(merge, "run the stage that makes it again")
         fields |= {field: str(record[key]) for key, field in MERGE.items() if key in record}
-        fields["quench.merge.sha256"] = json_hash(record | {"adapters": [(one["tensor"], one["scale"]) for one in record.get("adapters", [])]})
+        fields["quench.merge.sha256"] = json_hash(
+            record | {"adapters": [(one["tensor"], one["scale"]) for one in record.get("adapters", [])]}
+        )
     return fields
 
 
 def provenance(path: Path) -> dict[str, Any]:
-    """What a GGUF says about where it comes from: its `quench.*` fields and the standard ones; empty for a file of another maker.
+    """What a GGUF says about where it comes from: its `quench.*` fields and the standard ones; empty for a
+    file of another maker.
 
     Raises `DataError` if the file is not whole.
     """
-    return {key: value for key, value in sorted(check_gguf(path).fields.items()) if key.startswith((OWN, *STANDARD))}
+    return {
+        key: value
+        for key, value in sorted(check_gguf(path).fields.items())
+        if key.startswith((OWN, *STANDARD))
+    }

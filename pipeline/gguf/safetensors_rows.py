@@ -1,6 +1,7 @@
 """Safetensors files read and written in row blocks, so that memory holds a block of a tensor, never a model.
 
-Format: github.com/huggingface/safetensors, README: 8 bytes header length (little endian), JSON header, then the tensors' bytes without holes.
+Format: github.com/huggingface/safetensors, README: 8 bytes header length (little endian), JSON header, then
+the tensors' bytes without holes.
 Plain reads, not `mmap`: mapped pages count as the process's own memory.
 """
 
@@ -21,10 +22,22 @@ INDEX = "model.safetensors.index.json"
 HEADER_LIMIT = 100_000_000  # the format's own limit, in bytes
 # the format's names of types: bytes of a number and torch's name
 DTYPES = {
-    "BOOL": (1, "bool"), "U8": (1, "uint8"), "I8": (1, "int8"), "F8_E4M3": (1, "float8_e4m3fn"), "F8_E5M2": (1, "float8_e5m2"),
-    "U16": (2, "uint16"), "I16": (2, "int16"), "F16": (2, "float16"), "BF16": (2, "bfloat16"), "U32": (4, "uint32"), "I32": (4, "int32"),
-    "F32": (4, "float32"), "U64": (8, "uint64"), "I64": (8, "int64"), "F64": (8, "float64"),
-}  # fmt: skip
+    "BOOL": (1, "bool"),
+    "U8": (1, "uint8"),
+    "I8": (1, "int8"),
+    "F8_E4M3": (1, "float8_e4m3fn"),
+    "F8_E5M2": (1, "float8_e5m2"),
+    "U16": (2, "uint16"),
+    "I16": (2, "int16"),
+    "F16": (2, "float16"),
+    "BF16": (2, "bfloat16"),
+    "U32": (4, "uint32"),
+    "I32": (4, "int32"),
+    "F32": (4, "float32"),
+    "U64": (8, "uint64"),
+    "I64": (8, "int64"),
+    "F64": (8, "float64"),
+}
 NAMES = {name: key for key, (_, name) in DTYPES.items()}
 REMEDY = "download or build it again"
 
@@ -74,7 +87,9 @@ def read_rows(entry: Entry, first: int = 0, last: int | None = None) -> Any:
 
 
 def fill(file: Any, buffer: Any, start: int) -> None:
-    """Read `buffer` (uint8 tensor) full from byte `start`; one read stops at 2 GiB, so there may be several."""
+    """Read `buffer` (uint8 tensor) full from byte `start`; one read stops at 2 GiB, so there may be
+    several.
+    """
     view, at = memoryview(buffer.numpy()), 0
     while at < len(view):
         count = os.preadv(file.fileno(), [view[at:]], start + at)
@@ -84,10 +99,14 @@ def fill(file: Any, buffer: Any, start: int) -> None:
 
 
 def read_folder(folder: Path) -> dict[str, Entry]:
-    """All tensors of a model's folder, shard by shard in the files' order. Raises `DataError` if a file is not whole or contradicts the index."""
+    """All tensors of a model's folder, shard by shard in the files' order. Raises `DataError` if a file is
+    not whole or contradicts the index.
+    """
     index = _read_index(folder)
     single = folder / "model.safetensors"
-    files = sorted({folder / name for name in index.values()}) or ([single] if single.exists() else sorted(folder.glob("*.safetensors")))
+    files = sorted({folder / name for name in index.values()}) or (
+        [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+    )
     if not files:
         raise DataError("Q-GGUF-007", f"{folder} holds no safetensors file: {REMEDY}")
     found: dict[str, Entry] = {}
@@ -102,7 +121,11 @@ def read_folder(folder: Path) -> dict[str, Entry]:
                     "two",
                 )
             found[entry.name] = entry
-    wrong = [name for name in index.keys() | found.keys() if index and (name not in found or index.get(name) != found[name].file.name)]
+    wrong = [
+        name
+        for name in index.keys() | found.keys()
+        if index and (name not in found or index.get(name) != found[name].file.name)
+    ]
     if wrong:
         raise DataError(
             "Q-GGUF-007",
@@ -124,7 +147,9 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 
 def read_header(file: Path) -> list[Entry]:
-    """The tensors of one file in the order of their bytes. Raises `DataError` unless the header describes the file exactly."""
+    """The tensors of one file in the order of their bytes. Raises `DataError` unless the header describes the
+    file exactly.
+    """
     size = file.stat().st_size
     with file.open("rb") as opened:
         start = opened.read(8)
@@ -193,7 +218,9 @@ class Shard:
 
 @contextmanager
 def writing_shard(file: Path, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Iterator[Shard]:
-    """A file with the header of `tensors` (name, type, shape), to be filled in that order; an `AssertionError` if too much or too little came."""
+    """A file with the header of `tensors` (name, type, shape), to be filled in that order; an
+    `AssertionError` if too much or too little came.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape in tensors:
@@ -205,4 +232,6 @@ def writing_shard(file: Path, tensors: Iterable[tuple[str, str, tuple[int, ...]]
         opened.write(struct.pack("<Q", len(text)) + text)
         yield Shard(opened)
         if opened.tell() != 8 + len(text) + end:
-            raise AssertionError(f"{file} got {opened.tell() - 8 - len(text)} bytes of tensors where its header says {end}")
+            raise AssertionError(
+                f"{file} got {opened.tell() - 8 - len(text)} bytes of tensors where its header says {end}"
+            )

@@ -1,7 +1,9 @@
-"""Which rows of a Hugging Face folder each tensor of its GGUF is made of, for the architectures whose conversion is known.
+"""Which rows of a Hugging Face folder each tensor of its GGUF is made of, for the architectures whose
+conversion is known.
 
-Names are mapped by the package gguf. What llama.cpp's converter does to values is written again here, from its description: it orders the
-rows of Llama's q and k for its own rotary embedding, and it puts the experts of a layer into one tensor.
+Names are mapped by the package gguf. What llama.cpp's converter does to values is written again here, from
+its description: it orders the rows of Llama's q and k for its own rotary embedding, and it puts the experts
+of a layer into one tensor.
 """
 
 import re
@@ -18,9 +20,13 @@ from pipeline.gguf.tensors import BLOCK, Floats
 
 # architecture in config.json: general.architecture in the GGUF
 KNOWN = {
-    "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
-    "Qwen2MoeForCausalLM": "qwen2moe", "Qwen3MoeForCausalLM": "qwen3moe",
-}  # fmt: skip
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+}
 ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(?:\.weight)?")
 NOT_CONVERTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
@@ -28,7 +34,9 @@ NOT_CONVERTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_b
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [first, last) of a stored tensor; as `head`, they are one attention head whose rows are to be put in llama.cpp's order."""
+    """Rows [first, last) of a stored tensor; as `head`, they are one attention head whose rows are to be put
+    in llama.cpp's order.
+    """
 
     entry: Entry
     first: int
@@ -37,7 +45,9 @@ class Piece:
 
     def blocks(self) -> Iterator[Floats]:
         """The rows in llama.cpp's order, flat, in blocks of about `BLOCK` weights."""
-        if self.head:  # its first half and its second half, row by row in turns (arXiv:2104.09864 pairs neighbors, Hugging Face halves)
+        # its first half and its second half, row by row in turns (arXiv:2104.09864 pairs neighbors, Hugging
+        # Face halves)
+        if self.head:
             rows = self._read(self.first, self.last)
             yield np.stack(np.split(rows, 2), axis=1).reshape(-1)
             return
@@ -51,7 +61,8 @@ class Piece:
 
 
 def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list[Piece]]:
-    """{GGUF tensor: the pieces that lie behind each other in it}; the caller has checked that the architecture is `KNOWN`.
+    """{GGUF tensor: the pieces that lie behind each other in it}; the caller has checked that the
+    architecture is `KNOWN`.
 
     A tensor whose name has no place in this architecture is under its own name.
     """
@@ -60,7 +71,10 @@ def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list
     architecture = KNOWN[config["architectures"][0]]
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads") or config["num_attention_heads"]}
+    heads = {
+        "q_proj": config["num_attention_heads"],
+        "k_proj": config.get("num_key_value_heads") or config["num_attention_heads"],
+    }
     found: dict[str, list[Piece]] = {}
     for name in sorted(entries, key=_expert_number):
         if name.endswith(NOT_CONVERTED):
@@ -99,7 +113,8 @@ def _expert_number(name: str) -> tuple[str, int]:
 
 
 def rope_factors(merged: Path) -> Floats | None:
-    """rope_freqs.weight as llama.cpp wants it for a Llama 3 context extension: how much slower each frequency turns than without it.
+    """rope_freqs.weight as llama.cpp wants it for a Llama 3 context extension: how much slower each frequency
+    turns than without it.
 
     Taken from the function that transformers itself runs with; None if the model has no such extension.
     """

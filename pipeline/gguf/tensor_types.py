@@ -1,4 +1,6 @@
-"""Types given for single tensors of a level (`quantize.tensor_types`): checked before llama-quantize runs, and proven after it."""
+"""Types given for single tensors of a level (`quantize.tensor_types`): checked before llama-quantize runs,
+and proven after it.
+"""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +12,9 @@ from pipeline.gguf.file import check_gguf
 
 
 def check_tensor_types(source: Path, tensor_types: Mapping[str, str], with_imatrix: bool) -> None:
-    """Raise `ConfigError` if a type is none that llama-quantize makes, or a pattern is none or is in no tensor name of `source`."""
+    """Raise `ConfigError` if a type is none that llama-quantize makes, or a pattern is none or is in no
+    tensor name of `source`.
+    """
     names = check_gguf(source).tensors if tensor_types else {}
     for pattern, ggml_type in tensor_types.items():
         key = f"quantize.tensor_types.{pattern}"
@@ -23,7 +27,8 @@ def check_tensor_types(source: Path, tensor_types: Mapping[str, str], with_imatr
         if ggml_type.upper() in TYPES_NEEDING_IMATRIX and not with_imatrix:
             raise ConfigError(
                 "Q-GGUF-011",
-                f"{key} is {ggml_type}, which needs an importance matrix: write the level with -imatrix behind "
+                f"{key} is {ggml_type}, which needs an importance matrix: write the level with -imatrix "
+                "behind "
                 "it and set imatrix.tokens",
             )
         if not any(_finds(pattern, name) for name in names):
@@ -35,17 +40,33 @@ def check_tensor_types(source: Path, tensor_types: Mapping[str, str], with_imatr
 
 
 def prove_tensor_types(made: Path, tensor_types: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if a pattern changed nothing in the level `made`: norms and the like are never quantized, short rows fall back."""
+    """Raise `ConfigError` if a pattern changed nothing in the level `made`: norms and the like are never
+    quantized, short rows fall back.
+    """
     from gguf import GGMLQuantizationType
 
-    left = {name: GGMLQuantizationType(ggml_type).name for name, (_, ggml_type) in check_gguf(made).tensors.items()} if tensor_types else {}
+    left = (
+        {
+            name: GGMLQuantizationType(ggml_type).name
+            for name, (_, ggml_type) in check_gguf(made).tensors.items()
+        }
+        if tensor_types
+        else {}
+    )
     for pattern, ggml_type in tensor_types.items():
-        mine = {name: left.pop(name) for name in list(left) if _finds(pattern, name)}  # as there, the first pattern that matches wins
+        mine = {
+            name: left.pop(name) for name in list(left) if _finds(pattern, name)
+        }  # as there, the first pattern that matches wins
         if ggml_type.upper() not in mine.values():
-            found = f"its tensors have {', '.join(sorted(set(mine.values())))}" if mine else "patterns before it have taken all its tensors"
+            found = (
+                f"its tensors have {', '.join(sorted(set(mine.values())))}"
+                if mine
+                else "patterns before it have taken all its tensors"
+            )
             raise ConfigError(
                 "Q-GGUF-013",
-                f"quantize.tensor_types.{pattern} asks for {ggml_type}, but {found}: llama-quantize can't give "
+                f"quantize.tensor_types.{pattern} asks for {ggml_type}, but {found}: llama-quantize can't "
+                "give "
                 "it to them, take the key out",
             )
 

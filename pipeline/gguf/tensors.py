@@ -1,4 +1,6 @@
-"""The tensors of a GGUF in blocks of rows, as stored and as float32, so that no more than a block is in memory."""
+"""The tensors of a GGUF in blocks of rows, as stored and as float32, so that no more than a block is in
+memory.
+"""
 
 import math
 import mmap
@@ -22,7 +24,8 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor of a GGUF file: its first byte is at `start`; the last dimension of `shape` is the one that lies in a row.
+    """One tensor of a GGUF file: its first byte is at `start`; the last dimension of `shape` is the one that
+    lies in a row.
 
     Leading dimensions of 1 are left out: llama.cpp's tools keep them or drop them.
     """
@@ -110,8 +113,8 @@ class GgufTensor:
 def gguf_tensors(path: Path) -> tuple[Header, dict[str, GgufTensor]]:
     """(header, {name: tensor}) of a GGUF. Raises `DataError` if it is not whole.
 
-    The places follow from sizes: llama.cpp loads no file whose tensors don't lie behind each other in the header's order,
-    each padded to the alignment.
+    The places follow from sizes: llama.cpp loads no file whose tensors don't lie behind each other in the
+    header's order, each padded to the alignment.
     """
     header = check_gguf(path)
     alignment = header.fields.get("general.alignment", 32)
@@ -121,15 +124,27 @@ def gguf_tensors(path: Path) -> tuple[Header, dict[str, GgufTensor]]:
         end += -(-tensor_bytes(name, shape, ggml_type) // alignment) * alignment
     start = data_start(path, header, next(reversed(offsets.values())), alignment)
     return header, {
-        name: GgufTensor(name, tuple(dropwhile(lambda size: size == 1, reversed(shape))), ggml_type, path, start + offsets[name])
+        name: GgufTensor(
+            name,
+            tuple(dropwhile(lambda size: size == 1, reversed(shape))),
+            ggml_type,
+            path,
+            start + offsets[name],
+        )
         for name, (shape, ggml_type) in header.tensors.items()
     }
 
 
 def data_start(path: Path, header: Header, last_offset: int, alignment: int) -> int:
-    """The byte where tensor data begins: behind the last tensor's entry, which must say `last_offset`. Raises `DataError`."""
+    """The byte where tensor data begins: behind the last tensor's entry, which must say `last_offset`. Raises
+    `DataError`.
+    """
     name, (shape, ggml_type) = next(reversed(header.tensors.items()))
-    entry = name.encode() + struct.pack(f"<I{len(shape)}QI", len(shape), *shape, ggml_type) + struct.pack("<Q", last_offset)
+    entry = (
+        name.encode()
+        + struct.pack(f"<I{len(shape)}QI", len(shape), *shape, ggml_type)
+        + struct.pack("<Q", last_offset)
+    )
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         place = mapped.find(entry, 0, MAX_HEADER_BYTES)  # reads no further than the entry
     if place < 0:

@@ -1,9 +1,11 @@
-"""Build llama.cpp, once, from the pinned llama-cpp-python source distribution, and install its Python binding.
+"""Build llama.cpp, once, from the pinned llama-cpp-python source distribution, and install its Python
+binding.
 
-Reads the package index that pip is set up for. Writes `.tools/llama.cpp/VERSION/`: `source/`, `build/`, `build.log`
-and, last, `stamp.json`. A build whose stamp is right and that runs here is used, also one that was copied here with the
-project; one that another checkout made is copied from the user's cache (`pipeline.llamacpp.cache`); an interrupted
-one goes on where it stopped. With `LLAMA_CPP_HOME` set nothing is built, only source and binding are installed.
+Reads the package index that pip is set up for. Writes `.tools/llama.cpp/VERSION/`: `source/`, `build/`,
+`build.log` and, last, `stamp.json`. A build whose stamp is right and that runs here is used, also one that
+was copied here with the project; one that another checkout made is copied from the user's cache
+(`pipeline.llamacpp.cache`); an interrupted one goes on where it stopped. With `LLAMA_CPP_HOME` set nothing is
+built, only source and binding are installed.
 
     python -m pipeline.llamacpp.build [--check-compiler]
 """
@@ -39,7 +41,8 @@ Tell = Callable[[int, int], None]  # steps done, steps in all
 def build(home: Path = DEFAULT_HOME) -> None:
     """Make `home` hold the llama.cpp of this version; nothing is done if it does.
 
-    Raises `ToolError` if a compiler is missing or fails, `MachineError` if the disk is full or another process builds here.
+    Raises `ToolError` if a compiler is missing or fails, `MachineError` if the disk is full or another
+    process builds here.
     """
     if is_built(home):
         return
@@ -48,7 +51,10 @@ def build(home: Path = DEFAULT_HOME) -> None:
     with _alone(home):
         fetch_source(home)
         if take(home, compiler):
-            print(f"llama.cpp {VERSION}: built before for another checkout, taken from {cache_folder()} (QUENCH_CACHE=off builds it again)")
+            print(
+                f"llama.cpp {VERSION}: built before for another checkout, taken from {cache_folder()} "
+                "(QUENCH_CACHE=off builds it again)"
+            )
             return
         _forget_foreign_build(home)
         (home / "stamp.json").unlink(missing_ok=True)  # it says "finished"
@@ -86,7 +92,9 @@ def fetch_source(home: Path) -> None:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Unpack a .tar.gz whose one top folder becomes `target`; absolute paths, links to outside and devices are refused (`tarfile.FilterError`)."""
+    """Unpack a .tar.gz whose one top folder becomes `target`; absolute paths, links to outside and devices
+    are refused (`tarfile.FilterError`).
+    """
     holder = target.with_name(f"{target.name}.tar")
     shutil.rmtree(holder, ignore_errors=True)
     try:
@@ -101,22 +109,52 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def install_binding(home: Path = DEFAULT_HOME) -> None:
-    """Install the Python binding without a build of its own; `pipeline.llamacpp.tools.load_binding` gives it our libraries."""
+    """Install the Python binding without a build of its own; `pipeline.llamacpp.tools.load_binding` gives it
+    our libraries.
+    """
     try:
         if importlib.metadata.version("llama-cpp-python") == VERSION:
             return
     except importlib.metadata.PackageNotFoundError:
         pass
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", str(home / "source")]
-    _run(command, {"CMAKE_ARGS": "-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF"}, "the Python binding llama-cpp-python did not install")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        str(home / "source"),
+    ]
+    _run(
+        command,
+        {"CMAKE_ARGS": "-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF"},
+        "the Python binding llama-cpp-python did not install",
+    )
 
 
 def _download(folder: Path) -> Path:
-    # no build isolation: pip asks for the package's metadata, and an isolated build environment only for that takes 30 s
+    # no build isolation: pip asks for the package's metadata, and an isolated build environment only for that
+    # takes 30 s
     wanted = folder / "wanted.txt"
     wanted.write_text(f"llama-cpp-python=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation", "--require-hashes",
-               "--no-binary", "llama-cpp-python", "--dest", str(folder), "-r", str(wanted)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--require-hashes",
+        "--no-binary",
+        "llama-cpp-python",
+        "--dest",
+        str(folder),
+        "-r",
+        str(wanted),
+    ]
     _run(command, {}, f"{SDIST}.tar.gz did not arrive whole from the package index that pip is set up for")
     archive = folder / f"{SDIST}.tar.gz"
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
@@ -133,14 +171,23 @@ def _run(command: list[str], environment: dict[str, str], what_failed: str) -> N
     done = subprocess.run(command, capture_output=True, text=True, env=_environment(environment), check=False)
     if done.returncode != 0:
         last = last_lines(done.stdout + done.stderr)
-        raise ToolError("Q-LLAMACPP-003", f"{what_failed}: correct what pip says, then run `make setup` again:\n{last}")
+        raise ToolError(
+            "Q-LLAMACPP-003", f"{what_failed}: correct what pip says, then run `make setup` again:\n{last}"
+        )
 
 
 def _logged(command: list[str], log: Path, tell: Tell | None = None) -> None:
     """Run a build step with its output in `log`, `tell` called with every "[done/total]" of ninja."""
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                   text=True, errors="replace", env=_environment({"NINJA_STATUS": "[%f/%t] "}))  # fmt: skip
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=_environment({"NINJA_STATUS": "[%f/%t] "}),
+        )
     except FileNotFoundError:
         raise ToolError(
             "Q-LLAMACPP-004", f"{command[0]} is not on PATH: `make setup` installs it in .venv, so run that"
@@ -154,7 +201,8 @@ def _logged(command: list[str], log: Path, tell: Tell | None = None) -> None:
     if process.returncode != 0:
         raise ToolError(
             "Q-LLAMACPP-005",
-            f"{command[0]} failed with exit status {process.returncode} while building llama.cpp (the full log "
+            f"{command[0]} failed with exit status {process.returncode} while building llama.cpp (the full "
+            "log "
             f"is {log}):\n{last_lines(log.read_text(encoding='utf-8'))}",
         )
 
@@ -167,7 +215,9 @@ def _environment(more: dict[str, str]) -> dict[str, str]:
 
 @contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """Two ninjas in one folder would spoil each other's files; the lock ends with its process, however that ends."""
+    """Two ninjas in one folder would spoil each other's files; the lock ends with its process, however that
+    ends.
+    """
     with (home / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,7 +236,9 @@ def _progress() -> Iterator[Tell]:
     if sys.stdout.isatty():
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        with Progress(TextColumn("building llama.cpp"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
+        with Progress(
+            TextColumn("building llama.cpp"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        ) as bar:
             task = bar.add_task("", total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
         return
@@ -210,11 +262,15 @@ def _jobs() -> int:
 
 
 def _forget_foreign_build(home: Path) -> None:
-    """Delete a build that can't be continued: configured at another path, which CMake refuses, or finished on another machine."""
+    """Delete a build that can't be continued: configured at another path, which CMake refuses, or finished on
+    another machine.
+    """
     cache = home / "build" / "CMakeCache.txt"
     wanted = f"CMAKE_HOME_DIRECTORY:INTERNAL={home / 'source' / 'vendor' / 'llama.cpp'}"
     moved = cache.exists() and wanted not in cache.read_text(errors="replace").splitlines()
-    finished = (home / "stamp.json").exists() and all((home / "build" / "bin" / tool).exists() for tool in TOOLS)
+    finished = (home / "stamp.json").exists() and all(
+        (home / "build" / "bin" / tool).exists() for tool in TOOLS
+    )
     if moved or not fits_cpu(home) or (finished and not runs(home)):
         shutil.rmtree(home / "build", ignore_errors=True)
 

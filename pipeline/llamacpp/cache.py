@@ -1,8 +1,9 @@
 """Built llama.cpps in the user's cache folder, so that the set-up of another checkout compiles nothing.
 
-`$QUENCH_CACHE`, else `$XDG_CACHE_HOME/quench`, else `~/.cache/quench`; `QUENCH_CACHE=off` neither reads nor writes it. A build is found by what
-it was made of: `llama.cpp/VERSION-KEY/`, the tools and their libraries in `build/bin/` and what is known of them in `stamp.json`. The cache is a
-convenience: whatever is wrong with it costs a compilation and a line, never the set-up.
+`$QUENCH_CACHE`, else `$XDG_CACHE_HOME/quench`, else `~/.cache/quench`; `QUENCH_CACHE=off` neither reads nor
+writes it. A build is found by what it was made of: `llama.cpp/VERSION-KEY/`, the tools and their libraries in
+`build/bin/` and what is known of them in `stamp.json`. The cache is a convenience: whatever is wrong with it
+costs a compilation and a line, never the set-up.
 """
 
 import fcntl
@@ -32,16 +33,27 @@ def cache_folder() -> Path | None:
     if chosen is not None:
         return None if chosen.lower() in OFF else Path(chosen).expanduser().absolute() / "llama.cpp"
     try:
-        return (base if base.is_absolute() else Path.home() / ".cache") / "quench" / "llama.cpp"  # XDG: a relative path is no path
+        return (
+            (base if base.is_absolute() else Path.home() / ".cache") / "quench" / "llama.cpp"
+        )  # XDG: a relative path is no path
     except RuntimeError:
         return None
 
 
 def entry_name(compiler: str) -> str:
-    """The name of the build that this machine's `compiler` makes now: version, and a hash of whatever else its bytes depend on."""
-    version = subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    """The name of the build that this machine's `compiler` makes now: version, and a hash of whatever else
+    its bytes depend on.
+    """
+    version = subprocess.run(
+        [*shlex.split(compiler), "--version"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     environment = {name: os.environ.get(name, "") for name in USED_BY_CMAKE}
-    made_of = {"stamp": stamp(), "compiler": [compiler, version], "environment": environment, "machine": [sys.platform, platform.machine()]}
+    made_of = {
+        "stamp": stamp(),
+        "compiler": [compiler, version],
+        "environment": environment,
+        "machine": [sys.platform, platform.machine()],
+    }
     return f"{VERSION}-{json_hash(made_of)[:16]}"
 
 
@@ -67,7 +79,10 @@ def keep(home: Path, compiler: str) -> None:
     if folder is None:
         return
     entry = folder / entry_name(compiler)
-    with _trouble(f"{entry} can't be written, so another checkout will compile llama.cpp again"), _locked(folder, fcntl.LOCK_EX):
+    with (
+        _trouble(f"{entry} can't be written, so another checkout will compile llama.cpp again"),
+        _locked(folder, fcntl.LOCK_EX),
+    ):
         if not _is_whole(entry):
             with publishing(entry) as aside:
                 shutil.copytree(home / "build" / "bin", aside / "build" / "bin", symlinks=True)
@@ -96,4 +111,6 @@ def _trouble(words: str) -> Iterator[None]:
     try:
         yield
     except (OSError, MachineError) as error:
-        print(f"the cache of built llama.cpps: {words} ({error}); QUENCH_CACHE=off goes without it", flush=True)
+        print(
+            f"the cache of built llama.cpps: {words} ({error}); QUENCH_CACHE=off goes without it", flush=True
+        )

@@ -1,9 +1,12 @@
-"""Be one of llama.cpp's converters, with what it has no option for: the pre-tokenizer's name, and metadata fields to write.
+"""Be one of llama.cpp's converters, with what it has no option for: the pre-tokenizer's name, and metadata
+fields to write.
 
-    python -P pipeline/llamacpp/converter_process.py '{"pre": "qwen2", "fields": {"general.license": "mit"}}' path/to/convert_hf_to_gguf.py ARGUMENTS…
+    python -P pipeline/llamacpp/converter_process.py '{"pre": "qwen2", "fields": {"general.license": "mit"}}'
+    path/to/convert_hf_to_gguf.py ARGUMENTS…
 
-The name is for vocabularies that its list of hashes doesn't know. The fields are written with the header, because adding
-them later would mean writing the entire file again. The converter's folder must be on PYTHONPATH; none of its files is changed.
+The name is for vocabularies that its list of hashes doesn't know. The fields are written with the header,
+because adding them later would mean writing the entire file again. The converter's folder must be on
+PYTHONPATH; none of its files is changed.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""From a Hugging Face folder to a GGUF, from an adapter to a GGUF, from a GGUF to a level: each published only when it reads back whole."""
+"""From a Hugging Face folder to a GGUF, from an adapter to a GGUF, from a GGUF to a level: each published
+only when it reads back whole.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,51 +22,109 @@ NO_TYPES: Mapping[str, str] = MappingProxyType({})
 
 
 def base_fields(lineage: Path, tools: Toolchain) -> dict[str, str | int]:
-    """Provenance of every GGUF: the base (`lineage` is models/base.json) and llama.cpp. Raises `DataError` if the record can't be read."""
-    return lineage_fields(lineage) | {"quench.llama_cpp.commit": tools.commit, "quench.llama_cpp.package": VERSION}
+    """Provenance of every GGUF: the base (`lineage` is models/base.json) and llama.cpp. Raises `DataError` if
+    the record can't be read.
+    """
+    return lineage_fields(lineage) | {
+        "quench.llama_cpp.commit": tools.commit,
+        "quench.llama_cpp.package": VERSION,
+    }
 
 
-def to_gguf(tools: Toolchain, folder: Path, target: Path, type: FloatType, name: str, pre: str | None = None, fields: Fields = NO_FIELDS) -> None:
+def to_gguf(
+    tools: Toolchain,
+    folder: Path,
+    target: Path,
+    type: FloatType,
+    name: str,
+    pre: str | None = None,
+    fields: Fields = NO_FIELDS,
+) -> None:
     """Write the model in `folder` as `target`, in 16-bit floats; `name` becomes general.name.
 
-    `pre` is the pre-tokenizer's name (tokenizer.ggml.pre); without it the converter looks it up in its list of hashes.
-    `fields` are written beside the converter's own. Raises `ToolError` if the converter fails.
+    `pre` is the pre-tokenizer's name (tokenizer.ggml.pre); without it the converter looks it up in its list
+    of hashes. `fields` are written beside the converter's own. Raises `ToolError` if the converter fails.
     """
     need_disk(target.parent, sum(shard.stat().st_size for shard in folder.glob("*.safetensors")))
     with publishing(target, check_gguf) as aside:
-        run_converter(tools, "convert_hf_to_gguf.py", [folder, "--outtype", type.lower(), "--model-name", name, "--outfile", aside], pre, fields)
+        run_converter(
+            tools,
+            "convert_hf_to_gguf.py",
+            [folder, "--outtype", type.lower(), "--model-name", name, "--outfile", aside],
+            pre,
+            fields,
+        )
 
 
-def lora_to_gguf(tools: Toolchain, adapter: Path, base: Path, target: Path, type: FloatType | LoraType, fields: Fields = NO_FIELDS,
-                 check: Callable[[Path], object] = check_gguf) -> None:  # fmt: skip
-    """Write the adapter of the model in `base` as `target`, for `llama-server --lora`, published where `check` lets it pass.
+def lora_to_gguf(
+    tools: Toolchain,
+    adapter: Path,
+    base: Path,
+    target: Path,
+    type: FloatType | LoraType,
+    fields: Fields = NO_FIELDS,
+    check: Callable[[Path], object] = check_gguf,
+) -> None:
+    """Write the adapter of the model in `base` as `target`, for `llama-server --lora`, published where
+    `check` lets it pass.
 
     Raises `ToolError` if the converter fails.
     """
     with publishing(target, check) as aside:
-        run_converter(tools, "convert_lora_to_gguf.py", [adapter, "--base", base, "--outtype", type.lower(), "--outfile", aside], None, fields)
+        run_converter(
+            tools,
+            "convert_lora_to_gguf.py",
+            [adapter, "--base", base, "--outtype", type.lower(), "--outfile", aside],
+            None,
+            fields,
+        )
 
 
-def quantize_gguf(tools: Toolchain, source: Path, target: Path, level: str, nthreads: int, imatrix: Path | None = None,
-                  tensor_types: Mapping[str, str] = NO_TYPES, requantize: bool = False) -> None:  # fmt: skip
+def quantize_gguf(
+    tools: Toolchain,
+    source: Path,
+    target: Path,
+    level: str,
+    nthreads: int,
+    imatrix: Path | None = None,
+    tensor_types: Mapping[str, str] = NO_TYPES,
+    requantize: bool = False,
+) -> None:
     """Write `source` at `level` (llama.cpp's name) to `target`; the same bytes for any number of threads.
 
-    `imatrix` is an importance matrix's GGUF. `tensor_types` maps patterns (searched in tensor names, the first match
-    wins) to types that replace the level's. `requantize` allows a `source` that is quantized already.
+    `imatrix` is an importance matrix's GGUF. `tensor_types` maps patterns (searched in tensor names, the
+    first match wins) to types that replace the level's. `requantize` allows a `source` that is quantized
+    already.
 
-    Raises `ConfigError` if a pattern or type can't be, `DataError` if `source` is not whole, `ToolError` if llama-quantize fails.
+    Raises `ConfigError` if a pattern or type can't be, `DataError` if `source` is not whole, `ToolError` if
+    llama-quantize fails.
     """
     check_gguf(source)
-    # an upper bound: no level is larger than 16-bit floats; of a file that is quantized already, some are larger than it
+    # an upper bound: no level is larger than 16-bit floats; of a file that is quantized already, some are
+    # larger than it
     need_disk(target.parent, source.stat().st_size * (2 if requantize else 1))
-    flags = [word for pattern, kind in tensor_types.items() for word in ("--tensor-type", f"{pattern}={kind}")]
+    flags = [
+        word for pattern, kind in tensor_types.items() for word in ("--tensor-type", f"{pattern}={kind}")
+    ]
     check_tensor_types(source, tensor_types, imatrix is not None)
     if requantize:
         flags.append("--allow-requantize")
     if imatrix:
         # the name that is given is written into the level: no folder of this machine in it
-        flags += ["--imatrix", imatrix.name, "--override-kv", f"quench.imatrix.sha256=str:{file_hash(imatrix)}"]
+        flags += [
+            "--imatrix",
+            imatrix.name,
+            "--override-kv",
+            f"quench.imatrix.sha256=str:{file_hash(imatrix)}",
+        ]
     with publishing(target, check_gguf) as aside:
-        command: list[str | Path] = [tools.tool("llama-quantize").resolve(), *flags, source.resolve(), aside.resolve(), level.upper(), str(nthreads)]
+        command: list[str | Path] = [
+            tools.tool("llama-quantize").resolve(),
+            *flags,
+            source.resolve(),
+            aside.resolve(),
+            level.upper(),
+            str(nthreads),
+        ]
         run_tool(command, cwd=imatrix.parent if imatrix else None)
         prove_tensor_types(aside, tensor_types)

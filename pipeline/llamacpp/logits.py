@@ -11,7 +11,8 @@ import numpy as np
 from pipeline.core.errors import ToolError
 from pipeline.llamacpp.tools import Toolchain, load_binding
 
-CHUNK = 256  # positions whose logits llama.cpp holds at once when a row is streamed: 156 MB for a vocabulary of 152k
+# positions whose logits llama.cpp holds at once when a row is streamed: 156 MB for a vocabulary of 152k
+CHUNK = 256
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
@@ -23,15 +24,18 @@ class GgufModel:
         self.vocabulary: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
 
     def logits(self, ids: list[int], positions: list[int]) -> Floats:
-        """Logits of the next token after each of `positions` (ascending) in the row `ids`: float32, (len(positions), V)."""
+        """Logits of the next token after each of `positions` (ascending) in the row `ids`: float32,
+        (len(positions), V).
+        """
         self.keep(0)
         return self.read(ids, 0, set(positions)).copy()  # llama.cpp writes the next row into the same memory
 
     def stream(self, ids: list[int], start: int = 0) -> Iterator[Floats]:
-        """Logits of the next token after every position of the row `ids` from `start` on, at most `CHUNK` positions at a time: float32, (n, V).
+        """Logits of the next token after every position of the row `ids` from `start` on, at most `CHUNK`
+        positions at a time: float32, (n, V).
 
-        What is before `start` must be what the row before began with; it isn't read again. Each array is llama.cpp's own memory,
-        which the next one overwrites: a row of any length takes CHUNK × V × 4 bytes.
+        What is before `start` must be what the row before began with; it isn't read again. Each array is
+        llama.cpp's own memory, which the next one overwrites: a row of any length takes CHUNK × V × 4 bytes.
         """
         self._need_room(len(ids))
         kept = self.keep(start)
@@ -42,7 +46,9 @@ class GgufModel:
             yield self.read(some, place, set(range(len(some))))
 
     def keep(self, tokens: int) -> int:
-        """Forget the row before but for its first `tokens` tokens; how many stay: none where the architecture can't forget a part."""
+        """Forget the row before but for its first `tokens` tokens; how many stay: none where the architecture
+        can't forget a part.
+        """
         memory = self._llama.llama_get_memory(self._context)
         if tokens and self._llama.llama_memory_seq_rm(memory, 0, tokens, -1):
             return tokens
@@ -50,9 +56,11 @@ class GgufModel:
         return 0
 
     def read(self, ids: list[int], start: int, wanted: set[int]) -> Floats:
-        """Read `ids` as the row's tokens from position `start` on: logits after those of `wanted`, counted from there, float32, (len(wanted), V).
+        """Read `ids` as the row's tokens from position `start` on: logits after those of `wanted`, counted
+        from there, float32, (len(wanted), V).
 
-        The array is llama.cpp's own memory, which the next call overwrites. Raises `ToolError` if llama.cpp can't (no memory).
+        The array is llama.cpp's own memory, which the next call overwrites. Raises `ToolError` if llama.cpp
+        can't (no memory).
         """
         self._need_room(start + len(ids))
         llama = self._llama
@@ -60,7 +68,12 @@ class GgufModel:
         try:
             batch.n_tokens = len(ids)
             for i, token in enumerate(ids):
-                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, start + i, 1, i in wanted
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = (
+                    token,
+                    start + i,
+                    1,
+                    i in wanted,
+                )
                 batch.seq_id[i][0] = 0
             if llama.llama_decode(self._context, batch) != 0:
                 raise ToolError(
@@ -72,7 +85,9 @@ class GgufModel:
             llama.llama_batch_free(batch)
         if not wanted:
             return np.empty((0, self.vocabulary), np.float32)  # llama.cpp has no memory to show then
-        values: Floats = np.ctypeslib.as_array(llama.llama_get_logits(self._context), shape=(len(wanted), self.vocabulary))
+        values: Floats = np.ctypeslib.as_array(
+            llama.llama_get_logits(self._context), shape=(len(wanted), self.vocabulary)
+        )
         return values
 
     def _need_room(self, tokens: int) -> None:
@@ -81,7 +96,9 @@ class GgufModel:
 
 
 @contextmanager
-def open_gguf(tools: Toolchain, path: Path, *, ctx_size: int, threads: int, n_gpu_layers: int, lora: Path | None = None) -> Iterator[GgufModel]:
+def open_gguf(
+    tools: Toolchain, path: Path, *, ctx_size: int, threads: int, n_gpu_layers: int, lora: Path | None = None
+) -> Iterator[GgufModel]:
     """Load a GGUF, with a LoRA GGUF on it if one is given, for `GgufModel.logits`; freed when the body ends.
 
     Raises `ToolError` if llama.cpp refuses one of them.
@@ -130,13 +147,20 @@ def loaded_gguf(tools: Toolchain, path: Path, **settings: Any) -> Iterator[tuple
 
 
 def _put_on(llama: Any, model: Any, context: Any, lora: Path) -> None:
-    """Add a LoRA GGUF to a context at its full strength; it is freed with the model. Raises `ToolError` if it doesn't fit the model."""
+    """Add a LoRA GGUF to a context at its full strength; it is freed with the model. Raises `ToolError` if it
+    doesn't fit the model.
+    """
     adapter = llama.llama_adapter_lora_init(model, str(lora).encode())
     if not adapter:
         raise ToolError(
             "Q-LLAMACPP-010", f"llama.cpp can't put {lora} on its base: run `snakemake --force convert`"
         )
-    if llama.llama_set_adapters_lora(context, (llama.llama_adapter_lora_p_ctypes * 1)(adapter), 1, (ctypes.c_float * 1)(1.0)) != 0:
+    if (
+        llama.llama_set_adapters_lora(
+            context, (llama.llama_adapter_lora_p_ctypes * 1)(adapter), 1, (ctypes.c_float * 1)(1.0)
+        )
+        != 0
+    ):
         raise ToolError(
             "Q-LLAMACPP-010", f"llama.cpp can't use {lora} in this context: run `snakemake --force convert`"
         )
@@ -153,7 +177,9 @@ def silence(llama: Any) -> None:
 
 
 def log_softmax(logits: Floats) -> Floats:
-    """log p over the last axis, in float64 so that a divergence of 1e-6 is still a number and not rounding."""
+    """log p over the last axis, in float64 so that a divergence of 1e-6 is still a number and not
+    rounding.
+    """
     shifted: Floats = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return shifted
@@ -166,13 +192,17 @@ def divergence(reference: Floats, candidate: Floats) -> Floats:
 
 
 def nmse(reference: Floats, candidate: Floats) -> float:
-    """Normalized mean squared error Σ(c − r)² ÷ Σr² of logits, as llama.cpp's test-backend-ops measures it."""
+    """Normalized mean squared error Σ(c − r)² ÷ Σr² of logits, as llama.cpp's test-backend-ops measures
+    it.
+    """
     difference = candidate.astype(np.float64) - reference
     return float((difference**2).sum() / (reference.astype(np.float64) ** 2).sum())
 
 
 def perplexity(losses: Floats) -> tuple[float, float]:
-    """exp(mean loss) and its standard error (delta method, as llama-perplexity prints them); losses in nats, (T,)."""
+    """exp(mean loss) and its standard error (delta method, as llama-perplexity prints them); losses in nats,
+    (T,).
+    """
     value = float(np.exp(losses.mean()))
     error = value * float(losses.std(ddof=1)) / float(np.sqrt(len(losses))) if len(losses) > 1 else 0.0
     return value, error

@@ -9,7 +9,8 @@ Lora = tuple[Path, float]  # an adapter's GGUF and the factor that its change is
 
 
 def lora_arguments(lora: Sequence[Lora]) -> list[str]:
-    """The adapters as llama.cpp's tools take them: each value is a row of CSV, and with a scale its parts are split at every colon.
+    """The adapters as llama.cpp's tools take them: each value is a row of CSV, and with a scale its parts are
+    split at every colon.
 
     Raises `ConfigError` for a scale beside a path with a colon.
     """
@@ -22,5 +23,8 @@ def lora_arguments(lora: Sequence[Lora]) -> list[str]:
                 "leave the scale away",
             )
         value = str(file) if scale == 1 else f"{file}:{scale:.6f}"
-        words += ["--lora" if scale == 1 else "--lora-scaled", '"' + value.replace('"', '""') + '"' if set(value) & set(',"') else value]
+        words += [
+            "--lora" if scale == 1 else "--lora-scaled",
+            '"' + value.replace('"', '""') + '"' if set(value) & set(',"') else value,
+        ]
     return words

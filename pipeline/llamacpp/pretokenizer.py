@@ -1,8 +1,8 @@
 """Which of llama.cpp's pre-tokenizers splits text as a model's own does.
 
-llama.cpp knows a tokenizer by the hash of the ids that a check text gets; one with another vocabulary is unknown to it,
-though it may split text in the very same way. So where the hash is unknown, the structure decides: normalizer, patterns,
-and how merges are used.
+llama.cpp knows a tokenizer by the hash of the ids that a check text gets; one with another vocabulary is
+unknown to it, though it may split text in the very same way. So where the hash is unknown, the structure
+decides: normalizer, patterns, and how merges are used.
 """
 
 import ast
@@ -20,21 +20,26 @@ CONTRACTIONS, ENDS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"| ?[^\s\p{L}\p{N}]+[\r\n]
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 DIGIT = r"\p{N}"
 QWEN2 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + ENDS
-QWEN35 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN35 = (
+    CONTRACTIONS
+    + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 LLAMA3 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + ENDS
 
 
 @dataclass(frozen=True)
 class Structure:
-    """How a byte-level BPE tokenizer works, its vocabulary left out: patterns that split one after the other, merges, beginning of text."""
+    """How a byte-level BPE tokenizer works, its vocabulary left out: patterns that split one after the other,
+    merges, beginning of text.
+    """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False  # a word that is a token is taken whole
     adds_bos: bool = False
 
 
-# src/llama-vocab.cpp: regex_exprs, ignore_merges and add_bos of each name. Normalizers are left out: llama.cpp has none
-# here, and NFC changes nothing in text that curate has brought to NFC
+# src/llama-vocab.cpp: regex_exprs, ignore_merges and add_bos of each name. Normalizers are left out:
+# llama.cpp has none here, and NFC changes nothing in text that curate has brought to NFC
 KNOWN = {
     Structure((GPT2,)): "gpt-2",
     Structure((DIGIT, GPT2)): "smollm",
@@ -47,7 +52,9 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """llama.cpp's name for a tokenizer's way to split text, and how it was found; no name where llama.cpp needs none (no byte-level BPE)."""
+    """llama.cpp's name for a tokenizer's way to split text, and how it was found; no name where llama.cpp
+    needs none (no byte-level BPE).
+    """
 
     name: str | None
     found_by: Literal["hash", "structure", "converter"]
@@ -74,7 +81,11 @@ def find_pre_tokenizer(folder: Path, tools: Toolchain) -> PreTokenizer:
     structure = read_structure(content, adds_bos=bool(tokenizer.encode("").ids))
     if isinstance(structure, Structure) and structure in KNOWN:
         return PreTokenizer(KNOWN[structure], "structure")
-    why = structure if isinstance(structure, str) else "its patterns, or how it uses merges and the beginning of text, are none of llama.cpp's"
+    why = (
+        structure
+        if isinstance(structure, str)
+        else "its patterns, or how it uses merges and the beginning of text, are none of llama.cpp's"
+    )
     raise DataError(
         "Q-LLAMACPP-012",
         f"{file} splits text in a way that this llama.cpp does not know ({why}): train on a base whose "
@@ -83,15 +94,24 @@ def find_pre_tokenizer(folder: Path, tools: Toolchain) -> PreTokenizer:
 
 
 def known_hashes(tools: Toolchain) -> tuple[str, dict[str, str]]:
-    """The check text and {sha256 of its ids: name}, read from the source of the converter's `get_vocab_base_pre`."""
+    """The check text and {sha256 of its ids: name}, read from the source of the converter's
+    `get_vocab_base_pre`.
+    """
     source = (tools.source / "conversion" / "base.py").read_text(encoding="utf-8")
-    (function,) = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.name == "get_vocab_base_pre")
+    (function,) = (
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name == "get_vocab_base_pre"
+    )
     text, names = None, {}
     for node in function.body:
         match node:
             case ast.Assign(targets=[ast.Name(id="chktxt")], value=ast.Constant(value=str(value))):
                 text = value
-            case ast.If(test=ast.Compare(comparators=[ast.Constant(value=str(digest))]), body=[ast.Assign(value=ast.Constant(value=str(name)))]):
+            case ast.If(
+                test=ast.Compare(comparators=[ast.Constant(value=str(digest))]),
+                body=[ast.Assign(value=ast.Constant(value=str(name)))],
+            ):
                 names[digest] = name
     assert text and names, "the converter's list of hashes is written in another way than this reads"
     return text, names
@@ -106,7 +126,12 @@ def read_structure(content: dict[str, Any], *, adds_bos: bool) -> Structure | st
     patterns = []
     for part in pre.get("pretokenizers", []) if pre.get("type") == "Sequence" else [pre]:
         match part:
-            case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False}:
+            case {
+                "type": "Split",
+                "pattern": {"Regex": str(pattern)},
+                "behavior": "Isolated",
+                "invert": False,
+            }:
                 patterns.append(pattern)
             case {"type": "Digits", "individual_digits": True}:
                 patterns.append(DIGIT)
@@ -115,7 +140,11 @@ def read_structure(content: dict[str, Any], *, adds_bos: bool) -> Structure | st
             case _:
                 return f"pre_tokenizer {json.dumps(part, ensure_ascii=False)[:120]}"
     model = content["model"]
-    odd = [key for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback") if model.get(key)]
+    odd = [
+        key
+        for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
+        if model.get(key)
+    ]
     if odd:
         return f"model.{odd[0]} {model[odd[0]]!r}"
     return Structure(tuple(patterns), bool(model.get("ignore_merges")), adds_bos)

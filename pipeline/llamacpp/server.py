@@ -1,6 +1,7 @@
 """A `llama-server` on 127.0.0.1 with a key, as a context: started, waited for, asked, stopped.
 
-`server_command` is the one place with the hardened command line: `quench serve`, every measurement, the report and the bundle take it from here.
+`server_command` is the one place with the hardened command line: `quench serve`, every measurement, the
+report and the bundle take it from here.
 """
 
 import os
@@ -28,7 +29,8 @@ START_SECONDS = 300  # a 15 GB file from a slow disk
 STOP_SECONDS = 10
 ASK_SECONDS = 600  # that a measurement's own client waits, and may be waited for
 IDLE_SECONDS = 30  # that a client may take for the next byte of its request, before it loses its thread
-BATCH_TOKENS = 512  # between two looks at what else is asked; llama-server's own default is 2,048, computed 512 at a time as well
+# between two looks at what else is asked; llama-server's own default is 2,048, computed 512 at a time as well
+BATCH_TOKENS = 512
 PROMPT_CACHE_MIB = 512  # of conversations that no slot holds any more; llama-server's own default is 8 GiB
 
 
@@ -59,47 +61,103 @@ class Server:
         return answer.json()
 
 
-def server_command(tools: Toolchain, model: Path, *, port: int, key_file: Path, ctx_size: int, parallel: int, threads: int, n_gpu_layers: int,
-                   flash_attn: str = "auto", n_predict: int = -1, lora: Sequence[Lora] = (), alias: str | None = None,
-                   idle_seconds: int = IDLE_SECONDS) -> list[str]:  # fmt: skip
-    """The hardened command line: loopback only, key from a file, no web page, no slot view, nothing fetched, the model's own template.
+def server_command(
+    tools: Toolchain,
+    model: Path,
+    *,
+    port: int,
+    key_file: Path,
+    ctx_size: int,
+    parallel: int,
+    threads: int,
+    n_gpu_layers: int,
+    flash_attn: str = "auto",
+    n_predict: int = -1,
+    lora: Sequence[Lora] = (),
+    alias: str | None = None,
+    idle_seconds: int = IDLE_SECONDS,
+) -> list[str]:
+    """The hardened command line: loopback only, key from a file, no web page, no slot view, nothing fetched,
+    the model's own template.
 
-    No web page may read an answer: the one origin that is allowed is the server's own, where no page is. `ctx_size` is per slot, in tokens;
-    llama-server divides its context among `parallel` slots. `lora` are adapters to apply, `alias` is the model's name (else of the files' names).
-    Raises `ConfigError` for an adapter that can't be said there.
+    No web page may read an answer: the one origin that is allowed is the server's own, where no page is.
+    `ctx_size` is per slot, in tokens; llama-server divides its context among `parallel` slots. `lora` are
+    adapters to apply, `alias` is the model's name (else of the files' names). Raises `ConfigError` for an
+    adapter that can't be said there.
     """
     name = alias or "+".join([model.stem, *(file.stem for file, _ in lora)])
     return [
-        str(tools.tool("llama-server")), "--model", str(model), "--alias", name.replace(",", "_"),  # a comma would make two names of it
-        *lora_arguments(lora), *cache_arguments(len(lora)),
-        "--host", "127.0.0.1", "--port", str(port), "--api-key-file", str(key_file),
-        "--cors-origins", f"http://127.0.0.1:{port}", "--no-cors-credentials", "--timeout", str(idle_seconds),
-        "--no-webui", "--no-slots", "--offline", "--jinja", "--ctx-size", str(ctx_size * parallel), "--parallel", str(parallel),
-        "--threads", str(threads), "--n-gpu-layers", str(n_gpu_layers), "--flash-attn", flash_attn, "--n-predict", str(n_predict), "--cont-batching",
-        "--batch-size", str(BATCH_TOKENS),
-    ]  # fmt: skip
+        str(tools.tool("llama-server")),
+        "--model",
+        str(model),
+        "--alias",
+        name.replace(",", "_"),  # a comma would make two names of it
+        *lora_arguments(lora),
+        *cache_arguments(len(lora)),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--api-key-file",
+        str(key_file),
+        "--cors-origins",
+        f"http://127.0.0.1:{port}",
+        "--no-cors-credentials",
+        "--timeout",
+        str(idle_seconds),
+        "--no-webui",
+        "--no-slots",
+        "--offline",
+        "--jinja",
+        "--ctx-size",
+        str(ctx_size * parallel),
+        "--parallel",
+        str(parallel),
+        "--threads",
+        str(threads),
+        "--n-gpu-layers",
+        str(n_gpu_layers),
+        "--flash-attn",
+        flash_attn,
+        "--n-predict",
+        str(n_predict),
+        "--cont-batching",
+        "--batch-size",
+        str(BATCH_TOKENS),
+    ]
 
 
 def cache_arguments(adapters: int) -> list[str]:
     """How prompts are kept between requests, by the number of adapters that a request can switch.
 
-    llama-server keeps what it computed of a prompt when an adapter's scale changes, and then answers from one adapter's keys with another's weights
-    (llama.cpp's issue 26207). So nothing is kept of several adapters, and of one only what a slot holds, which `pipeline.serve.switching` makes it
-    forget.
+    llama-server keeps what it computed of a prompt when an adapter's scale changes, and then answers from one
+    adapter's keys with another's weights (llama.cpp's issue 26207). So nothing is kept of several adapters,
+    and of one only what a slot holds, which `pipeline.serve.switching` makes it forget.
     """
-    return ["--cache-ram", str(0 if adapters else PROMPT_CACHE_MIB), *(["--no-cache-prompt"] if adapters > 1 else [])]
+    return [
+        "--cache-ram",
+        str(0 if adapters else PROMPT_CACHE_MIB),
+        *(["--no-cache-prompt"] if adapters > 1 else []),
+    ]
 
 
 class LoggedProcess(subprocess.Popen[bytes]):
-    """A guarded process whose output a `LogPump` carries into `log`; `wait` also waits for the log's last line.
+    """A guarded process whose output a `LogPump` carries into `log`; `wait` also waits for the log's last
+    line.
 
     Raises `MachineError` if `log` can't be written, before anything is started.
     """
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         handler = open_log(log)
-        super().__init__(guarded(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                         env=environment(os.environ), start_new_session=True)  # fmt: skip
+        super().__init__(
+            guarded(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment(os.environ),
+            start_new_session=True,
+        )
         assert self.stdout is not None
         self.pump = LogPump(self.stdout, handler)
 
@@ -111,16 +169,37 @@ class LoggedProcess(subprocess.Popen[bytes]):
 
 
 @contextmanager
-def serving(tools: Toolchain, model: Path, *, ctx_size: int, parallel: int = 1, threads: int, n_gpu_layers: int = 0,
-            flash_attn: str = "auto", lora: Path | None = None) -> Iterator[Server]:  # fmt: skip
-    """Serve `model` on a free port while the body runs, with the adapter `lora` (a GGUF) if given. Raises `ToolError` if it doesn't come up."""
+def serving(
+    tools: Toolchain,
+    model: Path,
+    *,
+    ctx_size: int,
+    parallel: int = 1,
+    threads: int,
+    n_gpu_layers: int = 0,
+    flash_attn: str = "auto",
+    lora: Path | None = None,
+) -> Iterator[Server]:
+    """Serve `model` on a free port while the body runs, with the adapter `lora` (a GGUF) if given. Raises
+    `ToolError` if it doesn't come up.
+    """
     with tempfile.TemporaryDirectory(prefix="quench-server-") as folder:
         key = secrets.token_urlsafe(24)
         key_file = write_key(Path(folder) / "key", key)
         port = free_port()
-        command = server_command(tools, model, port=port, key_file=key_file, ctx_size=ctx_size, parallel=parallel,
-                                 threads=threads, n_gpu_layers=n_gpu_layers, flash_attn=flash_attn,
-                                 lora=[(lora, 1.0)] if lora else [], idle_seconds=ASK_SECONDS)  # fmt: skip
+        command = server_command(
+            tools,
+            model,
+            port=port,
+            key_file=key_file,
+            ctx_size=ctx_size,
+            parallel=parallel,
+            threads=threads,
+            n_gpu_layers=n_gpu_layers,
+            flash_attn=flash_attn,
+            lora=[(lora, 1.0)] if lora else [],
+            idle_seconds=ASK_SECONDS,
+        )
         log = Path(folder) / "log"
         with start(command, log) as process:
             url = f"http://127.0.0.1:{port}"
@@ -132,17 +211,22 @@ def serving(tools: Toolchain, model: Path, *, ctx_size: int, parallel: int = 1, 
 def connect(url: str, key: str) -> httpx.Client:
     """A client that opens a connection per request.
 
-    llama-server closes a connection after it has streamed on it and does not say so: a request that reuses it is lost without an answer.
+    llama-server closes a connection after it has streamed on it and does not say so: a request that reuses it
+    is lost without an answer.
     """
     headers, limits = {"Authorization": f"Bearer {key}"}, httpx.Limits(max_keepalive_connections=0)
     # no certificates: the address is this machine's, over plain HTTP, and to read them takes 0.14 s
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return httpx.Client(base_url=url, headers=headers, limits=limits, timeout=ASK_SECONDS, trust_env=False, verify=bare)
+    return httpx.Client(
+        base_url=url, headers=headers, limits=limits, timeout=ASK_SECONDS, trust_env=False, verify=bare
+    )
 
 
 @contextmanager
 def start(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `command` guarded (`server_process`), its output added to `log` (`server_log`); whatever happens in the body, it is stopped after it."""
+    """Run `command` guarded (`server_process`), its output added to `log` (`server_log`); whatever happens in
+    the body, it is stopped after it.
+    """
     process = LoggedProcess(command, log)
     try:
         yield process
@@ -160,8 +244,12 @@ def stop(process: subprocess.Popen[Any]) -> None:
         process.wait()
 
 
-def wait_for_health(process: subprocess.Popen[bytes], url: str, log: Path, seconds: float = START_SECONDS) -> None:
-    """Wait until `/health` says that the model is loaded; `ToolError` with the log's end if the server dies or takes too long."""
+def wait_for_health(
+    process: subprocess.Popen[bytes], url: str, log: Path, seconds: float = START_SECONDS
+) -> None:
+    """Wait until `/health` says that the model is loaded; `ToolError` with the log's end if the server dies
+    or takes too long.
+    """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if process.poll() is not None:
@@ -189,7 +277,9 @@ def log_end(log: Path, lines: int = 8) -> str:
 
 
 def write_key(path: Path, key: str) -> Path:
-    """Write a key file that only its owner can read (mode 0600), in place of a file that is there: that keeps its mode and its readers."""
+    """Write a key file that only its owner can read (mode 0600), in place of a file that is there: that keeps
+    its mode and its readers.
+    """
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(key + "\n")

@@ -1,8 +1,9 @@
 """The log of a llama-server without a word of what was asked or answered.
 
-llama-server quotes requests in its log, at any level: what it can't parse, grammars, tool calls, answers that don't fit their format (some by a
-plain `fprintf`, which no option silences). So its output goes through a pipe, and from the moment it may take requests only lines of known shape
-are kept: figures of finished answers, start and end, why it aborted.
+llama-server quotes requests in its log, at any level: what it can't parse, grammars, tool calls, answers that
+don't fit their format (some by a plain `fprintf`, which no option silences). So its output goes through a
+pipe, and from the moment it may take requests only lines of known shape are kept: figures of finished
+answers, start and end, why it aborted.
 """
 
 import logging
@@ -19,18 +20,25 @@ from pipeline.core.errors import MachineError
 MAX_BYTES = 10_000_000  # of one log file; one older one is kept
 LONGEST_LINE = 4096
 
-LOADED = re.compile(r"srv +load_model: initializing, n_slots = \d+")  # the last line before requests are taken
+LOADED = re.compile(
+    r"srv +load_model: initializing, n_slots = \d+"
+)  # the last line before requests are taken
 KEPT = re.compile(
-    r"[\d.]+ [IWE] slot +(?:print_timing|release): id +\d+ \| task \d+ \|[\w =.,:/()%]+"  # figures of an answer
+    r"[\d.]+ [IWE] slot +(?:print_timing|release): id +\d+ \| task \d+ \|[\w "
+    r"=.,:/()%]+"  # figures of an answer
     r"|[\d.]+ I srv +llama_server: (?:model loaded|listening on http://127\.0\.0\.1:\d+)"
     r"|[\d.]+ I srv +operator\(\): operator\(\): cleaning up before exit\.\.\."
-    r"|[\w./+-]+\.(?:c|cpp|cu|cuh|h|hpp|m):\d+: (?:GGML_ASSERT\(.{1,200}\) failed|fatal error|CUDA error|ROCm error)"
-    r"|terminate called after throwing an instance of '[\w:]{1,80}'"  # the next line, what(), may quote a request
+    r"|[\w./+-]+\.(?:c|cpp|cu|cuh|h|hpp|m):\d+: (?:GGML_ASSERT\(.{1,200}\) failed|fatal error|CUDA "
+    r"error|ROCm error)"
+    r"|terminate called after throwing an instance of "
+    r"'[\w:]{1,80}'"  # the next line, what(), may quote a request
 )
 
 
 def kept(line: str) -> bool:
-    """Whether a line that was written while requests are taken has a shape that can't hold any text of theirs."""
+    """Whether a line that was written while requests are taken has a shape that can't hold any text of
+    theirs.
+    """
     return KEPT.fullmatch(line.rstrip()) is not None
 
 
@@ -44,7 +52,11 @@ class LogFile(RotatingFileHandler):
         if not self.failed:
             self.failed = True
             with suppress(OSError):  # the terminal may be gone
-                print(f"the log {self.baseFilename} can't be written: {sys.exception()}", file=sys.stderr, flush=True)
+                print(
+                    f"the log {self.baseFilename} can't be written: {sys.exception()}",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 def open_log(log: Path) -> LogFile:
@@ -55,7 +67,8 @@ def open_log(log: Path) -> LogFile:
     except OSError as error:
         raise MachineError(
             "Q-LLAMACPP-016",
-            f"the log {log} can't be written ({error.strerror}: {error.filename}): correct its rights or take "
+            f"the log {log} can't be written ({error.strerror}: {error.filename}): correct its rights or "
+            "take "
             "it away",
         ) from None
 

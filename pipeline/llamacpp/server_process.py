@@ -2,12 +2,16 @@
 
     python -I -S server_process.py COMMAND ...
 
-- **Deep JSON.** llama.cpp copies and prints JSON by recursion; with the usual 8 MB of stack, 10,000 levels in a request end the server (measured: a
-  schema, and a grammar of 100,000 brackets). Threads get the stack that RLIMIT_STACK says at start; pages that aren't touched cost nothing.
-- **Crashes keep no prompts.** No core file, and no backtrace by a debugger, which prints the arguments of functions.
-- **Memory.** A request can make it eat all there is; then the kernel is to end the server (it starts again), not the user's other programs.
+- **Deep JSON.** llama.cpp copies and prints JSON by recursion; with the usual 8 MB of stack, 10,000 levels in
+  a request end the server (measured: a schema, and a grammar of 100,000 brackets). Threads get the stack that
+  RLIMIT_STACK says at start; pages that aren't touched cost nothing.
+- **Crashes keep no prompts.** No core file, and no backtrace by a debugger, which prints the arguments of
+  functions.
+- **Memory.** A request can make it eat all there is; then the kernel is to end the server (it starts again),
+  not the user's other programs.
 - **No orphans.** Linux kills the server when its parent is gone (`pipeline.core.child`).
-- **No settings from outside.** llama-server reads options from `LLAMA_ARG_*` and lets `AIP_*` replace its port.
+- **No settings from outside.** llama-server reads options from `LLAMA_ARG_*` and lets `AIP_*` replace its
+  port.
 """
 
 import contextlib
@@ -18,14 +22,43 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 STACK_BYTES = 2 * 1024**3  # of address space per thread
-KEPT = {"PATH", "HOME", "USER", "TMPDIR", "TZ", "LANG", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"}
+KEPT = {
+    "PATH",
+    "HOME",
+    "USER",
+    "TMPDIR",
+    "TZ",
+    "LANG",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "XDG_CACHE_HOME",
+    "XDG_RUNTIME_DIR",
+}
 KEPT_PREFIXES = (  # of GPU drivers, their compilers and OpenMP
-    "LC_", "CUDA_", "NVIDIA_", "GGML_", "OMP_", "GOMP_", "KMP_", "HIP_", "ROCR_", "ROCM_", "HSA_", "AMD_", "GPU_", "VK_", "ONEAPI_", "SYCL_", "ZE_",
-)  # fmt: skip
+    "LC_",
+    "CUDA_",
+    "NVIDIA_",
+    "GGML_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "HIP_",
+    "ROCR_",
+    "ROCM_",
+    "HSA_",
+    "AMD_",
+    "GPU_",
+    "VK_",
+    "ONEAPI_",
+    "SYCL_",
+    "ZE_",
+)
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What a server may see of the environment `given`: no options, no tokens and no proxies; nothing but where things are."""
+    """What a server may see of the environment `given`: no options, no tokens and no proxies; nothing but
+    where things are.
+    """
     kept = {name: value for name, value in given.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
     return kept | {"GGML_NO_BACKTRACE": "1"}
 
@@ -38,12 +71,16 @@ def guarded(command: Sequence[str]) -> list[str]:
 
 
 def peak_memory(pid: int) -> int | None:
-    """The largest resident set of a process so far, mapped files included, in bytes; None if the system doesn't say."""
+    """The largest resident set of a process so far, mapped files included, in bytes; None if the system
+    doesn't say.
+    """
     return _memory(pid, "VmHWM")
 
 
 def own_memory(pid: int) -> int | None:
-    """Bytes of memory that are the process's own, without mapped files (the model is one); None if the system doesn't say."""
+    """Bytes of memory that are the process's own, without mapped files (the model is one); None if the system
+    doesn't say.
+    """
     return _memory(pid, "RssAnon")
 
 
@@ -52,7 +89,9 @@ def _memory(pid: int, field: str) -> int | None:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:")), None)
+    return next(
+        (int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:")), None
+    )
 
 
 def main(command: list[str]) -> None:

@@ -1,7 +1,9 @@
-"""Whether a built llama.cpp can be used unchanged: the right version, made with the right flags, and it runs here.
+"""Whether a built llama.cpp can be used unchanged: the right version, made with the right flags, and it runs
+here.
 
-Reads `stamp.json`, which the build writes last, and asks one tool for its version. The place is not in the stamp: tools find
-their libraries beside themselves, so a copied build is as good as the first. The CPU is: the compiler uses all of it.
+Reads `stamp.json`, which the build writes last, and asks one tool for its version. The place is not in the
+stamp: tools find their libraries beside themselves, so a copied build is as good as the first. The CPU is:
+the compiler uses all of it.
 """
 
 import json
@@ -33,28 +35,49 @@ SECONDS_TO_START = 60
 
 
 def stamp() -> dict[str, object]:
-    """What a build that is finished now is made of, and for which instructions; nothing is said of those outside Linux."""
-    return {"version": VERSION, "sdist_sha256": SDIST_SHA256, "cmake_flags": list(CMAKE_FLAGS), "instructions": sorted(_instructions())}
+    """What a build that is finished now is made of, and for which instructions; nothing is said of those
+    outside Linux.
+    """
+    return {
+        "version": VERSION,
+        "sdist_sha256": SDIST_SHA256,
+        "cmake_flags": list(CMAKE_FLAGS),
+        "instructions": sorted(_instructions()),
+    }
 
 
 def is_built(home: Path) -> bool:
-    """Whether `home` holds a finished build of exactly this version and these flags that runs on this machine."""
+    """Whether `home` holds a finished build of exactly this version and these flags that runs on this
+    machine.
+    """
     found, wanted = read_stamp(home), stamp()
     same = all(found.get(key) == wanted[key] for key in wanted if key != "instructions")
-    return same and all(os.access(home / "build" / "bin" / tool, os.X_OK) for tool in TOOLS) and fits_cpu(home) and runs(home)
+    return (
+        same
+        and all(os.access(home / "build" / "bin" / tool, os.X_OK) for tool in TOOLS)
+        and fits_cpu(home)
+        and runs(home)
+    )
 
 
 def fits_cpu(home: Path) -> bool:
-    """Whether this CPU knows every instruction that the build in `home` was made for; True if its stamp names none."""
+    """Whether this CPU knows every instruction that the build in `home` was made for; True if its stamp names
+    none.
+    """
     needed = read_stamp(home).get("instructions")
     return not isinstance(needed, list) or _instructions().issuperset(needed)
 
 
 def runs(home: Path) -> bool:
-    """Whether the server, which is linked to every library of the build, starts here; a machine that is too busy to say so is believed."""
+    """Whether the server, which is linked to every library of the build, starts here; a machine that is too
+    busy to say so is believed.
+    """
     command = [str(home / "build" / "bin" / "llama-server"), "--version"]
     try:
-        return subprocess.run(command, capture_output=True, timeout=SECONDS_TO_START, check=False).returncode == 0
+        return (
+            subprocess.run(command, capture_output=True, timeout=SECONDS_TO_START, check=False).returncode
+            == 0
+        )
     except subprocess.TimeoutExpired:
         return True
     except OSError:

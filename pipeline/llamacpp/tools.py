@@ -1,8 +1,8 @@
 """The one place that knows llama.cpp: where it is, which version, how its tools are called.
 
 Reads `.tools/llama.cpp/VERSION/` (built by `make setup`, see `pipeline.llamacpp.build`), or the build that
-`LLAMA_CPP_HOME` or `llamacpp.home` in `params.yaml` points at. One version for everything: converter, quantizer,
-bench, server and the Python binding.
+`LLAMA_CPP_HOME` or `llamacpp.home` in `params.yaml` points at. One version for everything: converter,
+quantizer, bench, server and the Python binding.
 """
 
 import json
@@ -23,8 +23,15 @@ VERSION = "0.3.36"  # of the llama-cpp-python source distribution whose llama.cp
 PROJECT = Path(__file__).resolve().parents[2]
 DEFAULT_HOME = PROJECT / ".tools" / "llama.cpp" / VERSION
 TOOLS = (
-    "llama-quantize", "llama-server", "llama-perplexity", "llama-imatrix", "llama-bench", "llama-export-lora", "llama-tokenize", "llama-gguf-split",
-)  # fmt: skip
+    "llama-quantize",
+    "llama-server",
+    "llama-perplexity",
+    "llama-imatrix",
+    "llama-bench",
+    "llama-export-lora",
+    "llama-tokenize",
+    "llama-gguf-split",
+)
 
 
 @dataclass(frozen=True)
@@ -54,15 +61,17 @@ class Toolchain:
     @property
     def version(self) -> str:
         """What `llama-server --version` says, on one line: build number, commit, compiler."""
-        done = subprocess.run([self.tool("llama-server"), "--version"], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [self.tool("llama-server"), "--version"], capture_output=True, text=True, timeout=60, check=False
+        )
         return " ".join((done.stdout + done.stderr).split())
 
 
 def find_toolchain(home: str | None = None) -> Toolchain:
     """The llama.cpp to use: `LLAMA_CPP_HOME`, else `home` (`llamacpp.home`), else the one `make setup` built.
 
-    A home is either ours (`build/bin` and `source/vendor/llama.cpp`) or a llama.cpp checkout with `build/bin`.
-    Raises `ToolError` if there is none.
+    A home is either ours (`build/bin` and `source/vendor/llama.cpp`) or a llama.cpp checkout with
+    `build/bin`. Raises `ToolError` if there is none.
     """
     chosen = Path(os.environ.get("LLAMA_CPP_HOME") or home or DEFAULT_HOME).expanduser()
     source = chosen / "source" / "vendor" / "llama.cpp"
@@ -79,13 +88,24 @@ def find_toolchain(home: str | None = None) -> Toolchain:
     return found
 
 
-def run_tool(command: Sequence[str | Path], env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
-    """Run one tool to its end, in the folder `cwd` if it is given, and give what it printed (stdout, then stderr). It dies with this process.
+def run_tool(
+    command: Sequence[str | Path], env: dict[str, str] | None = None, cwd: Path | None = None
+) -> str:
+    """Run one tool to its end, in the folder `cwd` if it is given, and give what it printed (stdout, then
+    stderr). It dies with this process.
 
     Raises `ToolError` with its last lines if it fails.
     """
     words = [str(word) for word in command]
-    done = subprocess.run(bound(words), capture_output=True, text=True, errors="replace", env={**os.environ, **(env or {})}, cwd=cwd, check=False)
+    done = subprocess.run(
+        bound(words),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env={**os.environ, **(env or {})},
+        cwd=cwd,
+        check=False,
+    )
     if done.returncode != 0:
         last = last_lines(done.stdout + done.stderr, 8)
         raise ToolError(
@@ -100,23 +120,60 @@ def last_lines(text: str, lines: int = 12) -> str:
     return "\n".join(text.strip().splitlines()[-lines:])
 
 
-def run_converter(tools: Toolchain, script: str, arguments: Sequence[str | Path], pre: str | None = None,
-                  fields: Mapping[str, str | int] | None = None) -> str:  # fmt: skip
+def run_converter(
+    tools: Toolchain,
+    script: str,
+    arguments: Sequence[str | Path],
+    pre: str | None = None,
+    fields: Mapping[str, str | int] | None = None,
+) -> str:
     """Run one of llama.cpp's converters (`convert_hf_to_gguf.py`, …) with its own `gguf` package, offline.
 
-    `pre` is the name that it takes for the pre-tokenizer, instead of looking the vocabulary up in its list of hashes;
-    `fields` are written into the GGUF's metadata (`pipeline.llamacpp.converter_process`).
+    `pre` is the name that it takes for the pre-tokenizer, instead of looking the vocabulary up in its list of
+    hashes; `fields` are written into the GGUF's metadata (`pipeline.llamacpp.converter_process`).
     """
     paths = os.pathsep.join([str(tools.source / "gguf-py"), str(tools.source)])
     env = {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     given = json.dumps({"pre": pre, "fields": dict(fields or {})})
-    return run_tool([sys.executable, "-P", Path(__file__).with_name("converter_process.py"), given, tools.source / script, *arguments], env)
+    return run_tool(
+        [
+            sys.executable,
+            "-P",
+            Path(__file__).with_name("converter_process.py"),
+            given,
+            tools.source / script,
+            *arguments,
+        ],
+        env,
+    )
 
 
-def bench(tools: Toolchain, model: Path, arguments: Sequence[str], *, repetitions: int, threads: int, n_gpu_layers: int) -> Iterator[dict[str, Any]]:
-    """Each test of `llama-bench` as its JSON object, when it is done; `arguments` say which tests. Raises `ToolError` if it fails."""
-    command = [str(tools.tool("llama-bench")), "--model", str(model), *arguments, "--repetitions", str(repetitions), "--threads", str(threads),
-               "--n-gpu-layers", str(n_gpu_layers), "--output", "jsonl"]  # fmt: skip
+def bench(
+    tools: Toolchain,
+    model: Path,
+    arguments: Sequence[str],
+    *,
+    repetitions: int,
+    threads: int,
+    n_gpu_layers: int,
+) -> Iterator[dict[str, Any]]:
+    """Each test of `llama-bench` as its JSON object, when it is done; `arguments` say which tests. Raises
+    `ToolError` if it fails.
+    """
+    command = [
+        str(tools.tool("llama-bench")),
+        "--model",
+        str(model),
+        *arguments,
+        "--repetitions",
+        str(repetitions),
+        "--threads",
+        str(threads),
+        "--n-gpu-layers",
+        str(n_gpu_layers),
+        "--output",
+        "jsonl",
+    ]
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         with subprocess.Popen(bound(command), stdout=subprocess.PIPE, stderr=log, text=True) as process:
             try:
@@ -134,7 +191,9 @@ def bench(tools: Toolchain, model: Path, arguments: Sequence[str], *, repetition
 
 
 def load_binding(tools: Toolchain) -> Any:
-    """The module `llama_cpp` (the ctypes binding), bound to this toolchain's libraries. Call it before any other import of it."""
+    """The module `llama_cpp` (the ctypes binding), bound to this toolchain's libraries. Call it before any
+    other import of it.
+    """
     os.environ["LLAMA_CPP_LIB_PATH"] = str(tools.bin)
     try:
         import llama_cpp

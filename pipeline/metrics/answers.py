@@ -17,9 +17,17 @@ from pipeline.metrics.score import Score, Scorer
 from pipeline.metrics.scorers import parse
 
 
-def answer_rows(model: Path, rows: list[dict[str, Any]], settings: Evaluate, tools: Toolchain, lora: Path | None = None) -> list[dict[str, Any]]:
-    """Each row's last assistant turn as `llama-server` answers it, greedily, `settings.parallel` rows at a time; `lora` is put on the model."""
-    load: dict[str, Any] = {"ctx_size": settings.ctx_size, "parallel": settings.parallel, "threads": settings.threads}
+def answer_rows(
+    model: Path, rows: list[dict[str, Any]], settings: Evaluate, tools: Toolchain, lora: Path | None = None
+) -> list[dict[str, Any]]:
+    """Each row's last assistant turn as `llama-server` answers it, greedily, `settings.parallel` rows at a
+    time; `lora` is put on the model.
+    """
+    load: dict[str, Any] = {
+        "ctx_size": settings.ctx_size,
+        "parallel": settings.parallel,
+        "threads": settings.threads,
+    }
     up = serving(tools, model, **load, n_gpu_layers=settings.n_gpu_layers, lora=lora)
     answers = []
     bar = progress(f"{(lora or model).name}: answers", len(rows))
@@ -36,26 +44,43 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
     `stopped`: the model ended the answer by itself; `refused`: the answer is nothing but a stock refusal.
     """
     *asked, last = row["messages"]
-    # cache_prompt: which request warmed a slot changes the rounding, and so the answer. Which rows share a batch does too, a little: only one
-    # slot gives the same answers in every run, and there what rows begin with alike is read once
-    limits = {"temperature": 0, "seed": settings.seed, "max_tokens": settings.max_new_tokens, "cache_prompt": settings.parallel == 1}
+    # cache_prompt: which request warmed a slot changes the rounding, and so the answer. Which rows share a
+    # batch does too, a little: only one slot gives the same answers in every run, and there what rows begin
+    # with alike is read once
+    limits = {
+        "temperature": 0,
+        "seed": settings.seed,
+        "max_tokens": settings.max_new_tokens,
+        "cache_prompt": settings.parallel == 1,
+    }
     reply = server.post("/v1/chat/completions", chat_request(asked, row.get("tools")) | limits)
     choice = reply["choices"][0]
     answer = choice["message"].get("content") or ""
     return {
-        "id": row["id"], "domain": row.get("domain", "unknown"), "prompt": asked[-1]["content"] if asked else "", "reference": last["content"],
-        "answer": answer, "stopped": choice["finish_reason"] != "length", "refused": is_refusal(answer),
-    }  # fmt: skip
+        "id": row["id"],
+        "domain": row.get("domain", "unknown"),
+        "prompt": asked[-1]["content"] if asked else "",
+        "reference": last["content"],
+        "answer": answer,
+        "stopped": choice["finish_reason"] != "length",
+        "refused": is_refusal(answer),
+    }
 
 
 def score_answers(
-    answers: list[dict[str, Any]], scorers: str | Sequence[str], seed: int, *, judge: Judge | None = None, root: Path = Path()
+    answers: list[dict[str, Any]],
+    scorers: str | Sequence[str],
+    seed: int,
+    *,
+    judge: Judge | None = None,
+    root: Path = Path(),
 ) -> dict[str, Any]:
-    """Score every answer in place (`score` by the first scorer, `scores` by each; None: not measured) and sum up.
+    """Score every answer in place (`score` by the first scorer, `scores` by each; None: not measured) and sum
+    up.
 
-    `scorers` are spelled as in `evaluate.scorers`, `judge` is evaluate.judge, `root` the project's folder. Means come with their 95 % interval.
-    Raises `DataError` if a reference can't be scored, `ConfigError` for a scorer that can't be made, `ToolError` if a judge or a
-    sandbox is out of reach.
+    `scorers` are spelled as in `evaluate.scorers`, `judge` is evaluate.judge, `root` the project's folder.
+    Means come with their 95 % interval. Raises `DataError` if a reference can't be scored, `ConfigError` for
+    a scorer that can't be made, `ToolError` if a judge or a sandbox is out of reach.
     """
     parsed = [parse(one, judge, root) for one in ([scorers] if isinstance(scorers, str) else scorers)]
     scores = {scorer.name: _scored(answers, scorer) for scorer in parsed}
@@ -64,15 +89,23 @@ def score_answers(
         answer["score"] = _rounded(first[place].points)
         answer["scores"] = {name: _rounded(found[place].points) for name, found in scores.items()}
     return {
-        "scorer": parsed[0].name, "rows": len(answers), **_mean(first, seed),
-        "perfect": _share(score.points == 1.0 for score in first if score.points is not None), "valid": _share(score.valid for score in first),
-        "stopped": _share(answer["stopped"] for answer in answers), "refused": _share(answer["refused"] for answer in answers),
+        "scorer": parsed[0].name,
+        "rows": len(answers),
+        **_mean(first, seed),
+        "perfect": _share(score.points == 1.0 for score in first if score.points is not None),
+        "valid": _share(score.valid for score in first),
+        "stopped": _share(answer["stopped"] for answer in answers),
+        "refused": _share(answer["refused"] for answer in answers),
         "domains": _domains(answers, first, seed),
         "scores": {
-            name: _mean(found, seed) | {"valid": _share(score.valid for score in found), "measured": sum(score.points is not None for score in found)}
+            name: _mean(found, seed)
+            | {
+                "valid": _share(score.valid for score in found),
+                "measured": sum(score.points is not None for score in found),
+            }
             for name, found in scores.items()
         },
-    }  # fmt: skip
+    }
 
 
 def _scored(answers: list[dict[str, Any]], scorer: Scorer) -> list[Score]:
@@ -94,23 +127,34 @@ def _scored(answers: list[dict[str, Any]], scorer: Scorer) -> list[Score]:
         try:
             return [one.result() for one in running]
         except BaseException:
-            pool.shutdown(cancel_futures=True)  # a judge that can't be reached is not asked again for every row that waits
+            pool.shutdown(
+                cancel_futures=True
+            )  # a judge that can't be reached is not asked again for every row that waits
             raise
 
 
 def _domains(answers: list[dict[str, Any]], scores: list[Score], seed: int) -> dict[str, Any]:
     names = sorted({answer["domain"] for answer in answers})
-    found = {name: [score for answer, score in zip(answers, scores, strict=True) if answer["domain"] == name] for name in names}
+    found = {
+        name: [score for answer, score in zip(answers, scores, strict=True) if answer["domain"] == name]
+        for name in names
+    }
     return {name: {"rows": len(of_it), **_mean(of_it, seed)} for name, of_it in found.items()}
 
 
 def _mean(scores: list[Score], seed: int) -> dict[str, float | None]:
-    """Mean points of what was measured, with its interval; one row alone says nothing about its mean: 0 to 1."""
+    """Mean points of what was measured, with its interval; one row alone says nothing about its mean: 0
+    to 1.
+    """
     points = [score.points for score in scores if score.points is not None]
     if not points:
         return {"score": None, "score_low": None, "score_high": None}
     low, high = interval(points, seed) if len(points) > 1 else (0.0, 1.0)
-    return {"score": round(sum(points) / len(points), 4), "score_low": round(low, 4), "score_high": round(high, 4)}
+    return {
+        "score": round(sum(points) / len(points), 4),
+        "score_low": round(low, 4),
+        "score_high": round(high, 4),
+    }
 
 
 def _share(found: Iterable[bool]) -> float | None:

@@ -1,4 +1,6 @@
-"""How far one model's next-token distributions are from another's, on the same tokens, never holding more than one prompt's logits."""
+"""How far one model's next-token distributions are from another's, on the same tokens, never holding more
+than one prompt's logits.
+"""
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -30,10 +32,12 @@ Speaker = Callable[[Prompt], Floats]  # a loaded model: a prompt's float32 logit
 
 @dataclass(frozen=True)
 class Divergence:
-    """A model against a reference; `kld` in nats is the mean over `kld_rows`, each the mean KL(reference ‖ model) of one prompt.
+    """A model against a reference; `kld` in nats is the mean over `kld_rows`, each the mean KL(reference ‖
+    model) of one prompt.
 
-    `nmse` is Σ(difference²) ÷ Σ(reference²) of the worst prompt's logits. `strange` positions hold logits that are no finite numbers, and
-    `widths` are the two vocabularies: where there are strange ones or the widths differ, every other figure is NaN.
+    `nmse` is Σ(difference²) ÷ Σ(reference²) of the worst prompt's logits. `strange` positions hold logits
+    that are no finite numbers, and `widths` are the two vocabularies: where there are strange ones or the
+    widths differ, every other figure is NaN.
     """
 
     kld_rows: list[float]
@@ -63,7 +67,9 @@ class Reference:
 
     def __init__(self, file: Path, prompts: list[Prompt], width: int) -> None:
         self.prompts, self.width = prompts, width
-        self._values = np.memmap(file, np.float32, "r", shape=(sum(len(prompt.positions) for prompt in prompts), width))
+        self._values = np.memmap(
+            file, np.float32, "r", shape=(sum(len(prompt.positions) for prompt in prompts), width)
+        )
 
     def __iter__(self) -> Iterator[Floats]:
         """Each prompt's logits, (len(positions), V)."""
@@ -74,15 +80,21 @@ class Reference:
 
 
 def spread(ids: list[int], most: int = POSITIONS) -> Prompt:
-    """A prompt of which up to `most` positions are compared, evenly over all of it, the last one among them."""
+    """A prompt of which up to `most` positions are compared, evenly over all of it, the last one among
+    them.
+    """
     return Prompt(ids, sorted({round(place) for place in np.linspace(len(ids) - 1, 0, min(most, len(ids)))}))
 
 
 @contextmanager
-def kept_logits(prompts: list[Prompt], model: AbstractContextManager[Speaker], scratch: Path) -> Iterator[Reference]:
-    """What a model says to every prompt, in a temporary file below `scratch` of positions × V × 4 bytes; gone after the body.
+def kept_logits(
+    prompts: list[Prompt], model: AbstractContextManager[Speaker], scratch: Path
+) -> Iterator[Reference]:
+    """What a model says to every prompt, in a temporary file below `scratch` of positions × V × 4 bytes; gone
+    after the body.
 
-    The model is opened here and closed before the body. Raises `MachineError` if the disk has no room for the file.
+    The model is opened here and closed before the body. Raises `MachineError` if the disk has no room for the
+    file.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".logits-", dir=scratch) as folder:
@@ -91,7 +103,9 @@ def kept_logits(prompts: list[Prompt], model: AbstractContextManager[Speaker], s
 
 
 def _write_logits(file: Path, prompts: list[Prompt], model: AbstractContextManager[Speaker]) -> int:
-    """Write what the model says and give the vocabulary's size; when it returns, nothing refers to the model any more."""
+    """Write what the model says and give the vocabulary's size; when it returns, nothing refers to the model
+    any more.
+    """
     total, width = sum(len(prompt.positions) for prompt in prompts), 0
     with model as speaker, file.open("wb") as out:
         for prompt in prompts:
@@ -105,7 +119,9 @@ def _write_logits(file: Path, prompts: list[Prompt], model: AbstractContextManag
 
 def compare(reference: Iterable[Floats], candidate: Iterable[Floats]) -> Divergence:
     """One model's logits (T, V) of each prompt against another's, prompt by prompt."""
-    return summarize([prompt_figures(before, after) for before, after in zip(reference, candidate, strict=True)])
+    return summarize(
+        [prompt_figures(before, after) for before, after in zip(reference, candidate, strict=True)]
+    )
 
 
 def gguf_divergence(reference: Reference, gguf: Path, *, threads: int, tools: Toolchain) -> Divergence:
@@ -125,7 +141,9 @@ def gguf_divergence(reference: Reference, gguf: Path, *, threads: int, tools: To
 
 
 @contextmanager
-def gguf_speaker(gguf: Path, prompts: list[Prompt], *, threads: int, tools: Toolchain, lora: Path | None = None) -> Iterator[Speaker]:
+def gguf_speaker(
+    gguf: Path, prompts: list[Prompt], *, threads: int, tools: Toolchain, lora: Path | None = None
+) -> Iterator[Speaker]:
     """A GGUF loaded on the CPU with a context as long as the longest prompt."""
     longest = max(len(prompt.ids) for prompt in prompts)
     with open_gguf(tools, gguf, ctx_size=longest, threads=threads, n_gpu_layers=0, lora=lora) as model:
@@ -141,17 +159,31 @@ def prompt_figures(before: Floats, after: Floats) -> Divergence:
         return Divergence([nothing], nothing, nothing, nothing, nothing, len(before), strange, widths)
     klds, wrong, power = [], 0.0, 0.0
     for start in range(0, len(before), CHUNK):
-        ours, theirs = before[start : start + CHUNK].astype(np.float64), after[start : start + CHUNK].astype(np.float64)
+        ours, theirs = (
+            before[start : start + CHUNK].astype(np.float64),
+            after[start : start + CHUNK].astype(np.float64),
+        )
         wrong, power = wrong + float(((theirs - ours) ** 2).sum()), power + float((ours**2).sum())
         klds.append(divergence(log_softmax(ours), log_softmax(theirs)))
     kld = np.concatenate(klds)
     same = float((before.argmax(axis=-1) == after.argmax(axis=-1)).mean())
     mean = float(kld.mean())
-    return Divergence([mean], mean, float(kld.max()), same, wrong / power if power else float(wrong > 0), len(kld), 0, widths)
+    return Divergence(
+        [mean],
+        mean,
+        float(kld.max()),
+        same,
+        wrong / power if power else float(wrong > 0),
+        len(kld),
+        0,
+        widths,
+    )
 
 
 def summarize(parts: list[Divergence]) -> Divergence:
-    """The figures of all prompts together; every prompt counts the same for `kld`, every position for `same_top`."""
+    """The figures of all prompts together; every prompt counts the same for `kld`, every position for
+    `same_top`.
+    """
     rows = [row for part in parts for row in part.kld_rows]
     positions = sum(part.positions for part in parts)
     return Divergence(

@@ -1,4 +1,6 @@
-"""Models in PyTorch as parity asks them: the merged one, the 16-bit base with its adapter, and the model that training had."""
+"""Models in PyTorch as parity asks them: the merged one, the 16-bit base with its adapter, and the model that
+training had.
+"""
 
 import gc
 import json
@@ -14,25 +16,34 @@ from pipeline.models.qlora import load_quantized
 from pipeline.models.runtime import silence_libraries
 
 
-def trained_logits(*, base: Path, adapter: Path, prompts: list[Prompt], scratch: Path) -> AbstractContextManager[Reference]:
-    """The logits of the model that training had, in a file below `scratch`; the model itself is freed before the body."""
+def trained_logits(
+    *, base: Path, adapter: Path, prompts: list[Prompt], scratch: Path
+) -> AbstractContextManager[Reference]:
+    """The logits of the model that training had, in a file below `scratch`; the model itself is freed before
+    the body.
+    """
     return kept_logits(prompts, trained_model(base, adapter), scratch)
 
 
 @contextmanager
-def trained_model(base: Path, adapter: Path | None, *, float32: bool = False, settings_of: Path | None = None) -> Iterator[Speaker]:
-    """The base as training held it (`run.json` says how), with the trained adapter, on the GPU if there is one.
+def trained_model(
+    base: Path, adapter: Path | None, *, float32: bool = False, settings_of: Path | None = None
+) -> Iterator[Speaker]:
+    """The base as training held it (`run.json` says how), with the trained adapter, on the GPU if there is
+    one.
 
-    Without an adapter it is the base alone, held as the run of `settings_of` did. It computes in training's own type, or with `float32` in
-    float32 on the same weights: the difference is the rounding of training's arithmetic. Raises `DataError` if the adapter has no
-    record of its run.
+    Without an adapter it is the base alone, held as the run of `settings_of` did. It computes in training's
+    own type, or with `float32` in float32 on the same weights: the difference is the rounding of training's
+    arithmetic. Raises `DataError` if the adapter has no record of its run.
     """
     silence_libraries()
     from peft import PeftModel
 
     recorded = adapter or settings_of
     assert recorded, "a base alone needs the settings of a run"
-    settings = run_settings(recorded).model_copy(update={"embeddings_on_cpu": False})  # where the table lies changes no number
+    settings = run_settings(recorded).model_copy(
+        update={"embeddings_on_cpu": False}
+    )  # where the table lies changes no number
     bare = load_quantized(base, settings)
     model = PeftModel.from_pretrained(bare, adapter) if adapter else bare
     yield speaker_of(in_float32(model) if float32 else model)
@@ -43,7 +54,9 @@ def trained_model(base: Path, adapter: Path | None, *, float32: bool = False, se
 def run_settings(adapter: Path) -> Training:
     """Training's settings as the adapter's own record has them. Raises `DataError` if it has none."""
     try:
-        return Training.model_validate(json.loads((adapter / "run.json").read_text(encoding="utf-8"))["settings"])
+        return Training.model_validate(
+            json.loads((adapter / "run.json").read_text(encoding="utf-8"))["settings"]
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             "Q-METRICS-003",
@@ -54,7 +67,8 @@ def run_settings(adapter: Path) -> Training:
 
 @contextmanager
 def plain_model(folder: Path, adapter: Path | None = None) -> Iterator[Speaker]:
-    """The 16-bit model in `folder`, with the adapter on it if one is given, on the CPU in float32 arithmetic; freed after the body.
+    """The 16-bit model in `folder`, with the adapter on it if one is given, on the CPU in float32 arithmetic;
+    freed after the body.
 
     The weights stay in the 16 bits of the file: see `in_float32`.
     """
@@ -62,7 +76,9 @@ def plain_model(folder: Path, adapter: Path | None = None) -> Iterator[Speaker]:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
+    )
     yield speaker_of(in_float32(PeftModel.from_pretrained(model, adapter) if adapter else model))
     del model
     gc.collect()
@@ -78,22 +94,31 @@ def speaker_of(model: Any) -> Speaker:
         with torch.no_grad():
             # the head runs on the wanted positions alone: a row of 1,024 tokens × 152k tokens would be 0.6 GB
             wanted = torch.tensor(prompt.positions, device=model.device)
-            out = model(input_ids=torch.tensor([prompt.ids], device=model.device), use_cache=False, logits_to_keep=wanted)
+            out = model(
+                input_ids=torch.tensor([prompt.ids], device=model.device),
+                use_cache=False,
+                logits_to_keep=wanted,
+            )
             return out.logits[0].float().cpu().numpy()
 
     return logits
 
 
 def in_float32(model: Any) -> Any:
-    """Let a model of 16-bit weights compute in float32: each module's own weights are cast for its forward alone.
+    """Let a model of 16-bit weights compute in float32: each module's own weights are cast for its forward
+    alone.
 
-    So the peak is the stored weights and the largest tensor in float32, not the entire model twice. NF4 weights are dequantized
-    by their own linear, to the type it is told to compute in. Gives the model back.
+    So the peak is the stored weights and the largest tensor in float32, not the entire model twice. NF4
+    weights are dequantized by their own linear, to the type it is told to compute in. Gives the model back.
     """
     import torch
 
     def widen(module: Any, _inputs: Any) -> None:
-        module.stored = {name: value.data for name, value in module.named_parameters(recurse=False) if value.dtype in (torch.float16, torch.bfloat16)}
+        module.stored = {
+            name: value.data
+            for name, value in module.named_parameters(recurse=False)
+            if value.dtype in (torch.float16, torch.bfloat16)
+        }
         for name, value in module.stored.items():
             getattr(module, name).data = value.float()
 

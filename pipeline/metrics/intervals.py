@@ -12,8 +12,9 @@ CELLS = 1 << 22  # picks held at a time, so that 10,000 rows take 64 MB and not 
 def interval(points: Sequence[float], seed: int) -> tuple[float, float]:
     """95 % interval of the mean by percentile bootstrap over rows.
 
-    `scipy.stats.bootstrap(method="percentile")` gives the same but for its random numbers, takes twice as long for 64 rows (3.7 ms) and
-    seconds to import. Its BCa, which corrects for skewness, has no interval where every row scores the same, as a perfect model's do.
+    `scipy.stats.bootstrap(method="percentile")` gives the same but for its random numbers, takes twice as
+    long for 64 rows (3.7 ms) and seconds to import. Its BCa, which corrects for skewness, has no interval
+    where every row scores the same, as a perfect model's do.
     """
     low, high = np.percentile(resampled_means(points, seed), [2.5, 97.5])
     return float(low), float(high)
@@ -24,4 +25,6 @@ def resampled_means(points: Sequence[float], seed: int) -> NDArray[np.float64]:
     values = np.array(points, dtype=np.float64)
     random, together = np.random.default_rng(seed), max(1, CELLS // len(values))
     sizes = [min(together, RESAMPLES - start) for start in range(0, RESAMPLES, together)]
-    return np.concatenate([values[random.integers(0, len(values), size=(size, len(values)))].mean(axis=1) for size in sizes])
+    return np.concatenate(
+        [values[random.integers(0, len(values), size=(size, len(values)))].mean(axis=1) for size in sizes]
+    )

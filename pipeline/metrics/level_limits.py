@@ -1,6 +1,8 @@
-"""How far a rounded model may be from the one it was made from, where a limit is `auto`: what is published for its level, by the model's size.
+"""How far a rounded model may be from the one it was made from, where a limit is `auto`: what is published
+for its level, by the model's size.
 
-A sound Q5_K_M differs from F16 by a third of what a sound Q4_K_M does, and a small model loses more than a large one, so no single number suits all.
+A sound Q5_K_M differs from F16 by a third of what a sound Q4_K_M does, and a small model loses more than a
+large one, so no single number suits all.
 """
 
 from dataclasses import dataclass
@@ -9,38 +11,75 @@ from math import exp, log
 
 from pipeline.config.levels import split_level
 
-# Mean KL divergence from F16 in nats: Llama-3-8B on Wikitext-2, without an importance matrix (IQ levels: with one, others are not published).
-# Source: llama.cpp, tools/perplexity/README.md, "LLaMA 3 8b Scoreboard" (revision f364eb6f). It is among the largest of the models of 7 to 9
-# billion parameters that figures were found for: at Q4_K_M Llama-2-7B has 0.0127 (the same page), Mistral-7B 0.01 (llama.cpp pull request 4739),
+# Mean KL divergence from F16 in nats: Llama-3-8B on Wikitext-2, without an importance matrix (IQ levels: with
+# one, others are not published). Source: llama.cpp, tools/perplexity/README.md, "LLaMA 3 8b Scoreboard"
+# (revision f364eb6f). It is among the largest of the models of 7 to 9 billion parameters that figures were
+# found for: at Q4_K_M Llama-2-7B has 0.0127 (the same page), Mistral-7B 0.01 (llama.cpp pull request 4739),
 # files of Qwen3.5-9B 0.009 to 0.035 (r/LocalLLaMA 1rr72lr).
 PUBLISHED_MODEL, PUBLISHED_PARAMETERS = "Llama-3-8B", 8.03e9
 PUBLISHED_KLD = {
-    "F16": 0.00055, "BF16": 0.00055, "Q8_0": 0.00136, "Q6_K": 0.00545, "Q5_K_M": 0.01076, "Q5_K_S": 0.0166, "Q5_1": 0.01805, "Q5_0": 0.02224,
-    "Q4_K_M": 0.03127, "IQ4_NL": 0.03574, "IQ4_XS": 0.03633, "Q4_K_S": 0.04314, "Q4_1": 0.07168, "Q4_0": 0.07194, "Q3_K_L": 0.08718,
-    "Q3_K_M": 0.10191, "IQ3_M": 0.10253, "IQ3_S": 0.11128, "IQ3_XS": 0.13869, "IQ3_XXS": 0.18363, "Q3_K_S": 0.22822, "IQ2_M": 0.32599,
-    "Q2_K_S": 0.40336, "IQ2_S": 0.4392, "Q2_K": 0.44513, "IQ2_XS": 0.54629, "IQ2_XXS": 0.81202, "IQ1_M": 1.39308, "IQ1_S": 2.25455,
-}  # fmt: skip
-# NF4 by blocks of 64 is not in that table. Its weights' relative error, 0.092, lies below that of Q4_0, 0.113 (`level_weights.NOISE`)
+    "F16": 0.00055,
+    "BF16": 0.00055,
+    "Q8_0": 0.00136,
+    "Q6_K": 0.00545,
+    "Q5_K_M": 0.01076,
+    "Q5_K_S": 0.0166,
+    "Q5_1": 0.01805,
+    "Q5_0": 0.02224,
+    "Q4_K_M": 0.03127,
+    "IQ4_NL": 0.03574,
+    "IQ4_XS": 0.03633,
+    "Q4_K_S": 0.04314,
+    "Q4_1": 0.07168,
+    "Q4_0": 0.07194,
+    "Q3_K_L": 0.08718,
+    "Q3_K_M": 0.10191,
+    "IQ3_M": 0.10253,
+    "IQ3_S": 0.11128,
+    "IQ3_XS": 0.13869,
+    "IQ3_XXS": 0.18363,
+    "Q3_K_S": 0.22822,
+    "IQ2_M": 0.32599,
+    "Q2_K_S": 0.40336,
+    "IQ2_S": 0.4392,
+    "Q2_K": 0.44513,
+    "IQ2_XS": 0.54629,
+    "IQ2_XXS": 0.81202,
+    "IQ1_M": 1.39308,
+    "IQ1_S": 2.25455,
+}
+# NF4 by blocks of 64 is not in that table. Its weights' relative error, 0.092, lies below that of Q4_0, 0.113
+# (`level_weights.NOISE`)
 NF4_COUNTS_AS = "Q4_0"
-# (KLD, share of tokens with another first choice) of that model at Q8_0, Q6_K, Q4_K_M and Q2_K, from the same page. The curve through them holds
-# for small models too: SmolLM2-135M, 0.0765 nats and 12.9 % measured, 12.4 % by the curve; 0.315 nats and 20.5 % measured, 24.5 % by the curve
+# (KLD, share of tokens with another first choice) of that model at Q8_0, Q6_K, Q4_K_M and Q2_K, from the same
+# page. The curve through them holds for small models too: SmolLM2-135M, 0.0765 nats and 12.9 % measured, 12.4
+# % by the curve; 0.315 nats and 20.5 % measured, 24.5 % by the curve
 OTHER_TOP = ((0.001355, 0.02326), (0.005452, 0.03969), (0.031273, 0.08099), (0.445132, 0.28862))
-# Whole chats cost more than windows of Wikitext, whose first half llama-perplexity leaves out: 0.498 against 0.230 nats, SmolLM2-135M at Q4_0
-# (measured), 2.2 times. The rest is for models that lose more than the published one
+# Whole chats cost more than windows of Wikitext, whose first half llama-perplexity leaves out: 0.498 against
+# 0.230 nats, SmolLM2-135M at Q4_0 (measured), 2.2 times. The rest is for models that lose more than the
+# published one
 SLACK = 4.0
-# SmolLM2-135M loses 0.230 nats at Q4_0 by llama-perplexity (measured) where the published model, 60 times as large, loses 0.0719: a power of
-# the size between the two. Published in between: Qwen3.5-0.8B at Q4_K_M 0.036 (with an importance matrix), by this power 0.060
+# SmolLM2-135M loses 0.230 nats at Q4_0 by llama-perplexity (measured) where the published model, 60 times as
+# large, loses 0.0719: a power of the size between the two. Published in between: Qwen3.5-0.8B at Q4_K_M 0.036
+# (with an importance matrix), by this power 0.060
 SIZE_POWER = 0.285
-UNPUBLISHED_KLD, UNPUBLISHED_SAME_TOP = 0.5, 0.7  # of levels without a published figure: only what is plainly broken is refused
-MOST_OVER = 1.5  # and no limit is above 0.5 nats, or so many times the published figure where that is more: at that size a divergence saturates
-# What llama.cpp's 8-bit activations may cost a GGUF at most (measured: 0.008 nats and 94.9 % on a Q4_K_M of 135M); beyond, one of the two sides
-# computes another model. An adapter may add its share to that
+UNPUBLISHED_KLD, UNPUBLISHED_SAME_TOP = (
+    0.5,
+    0.7,
+)  # of levels without a published figure: only what is plainly broken is refused
+# and no limit is above 0.5 nats, or so many times the published figure where that is more: at that size a
+# divergence saturates
+MOST_OVER = 1.5
+# What llama.cpp's 8-bit activations may cost a GGUF at most (measured: 0.008 nats and 94.9 % on a Q4_K_M of
+# 135M); beyond, one of the two sides computes another model. An adapter may add its share to that
 MOST_SERVED_KLD, LEAST_SERVED_SAME_TOP, ADDED_BY_ADAPTER = 0.05, 0.85, 0.2
 
 
 @dataclass(frozen=True)
 class LevelLimit:
-    """The largest mean KL divergence in nats, the least share of positions with the same first choice, and where they come from."""
+    """The largest mean KL divergence in nats, the least share of positions with the same first choice, and
+    where they come from.
+    """
 
     kld: float
     same_top: float
@@ -48,7 +87,9 @@ class LevelLimit:
 
 
 def level_limit(level: str, parameters: float | None) -> LevelLimit:
-    """What `level` ("Q4_K_M", "Q4_K_M-imatrix", "nf4") of a model of `parameters` (None: not known) may lose; larger models get no less."""
+    """What `level` ("Q4_K_M", "Q4_K_M-imatrix", "nf4") of a model of `parameters` (None: not known) may lose;
+    larger models get no less.
+    """
     name = split_level(level)[0].upper()
     known = NF4_COUNTS_AS if name == "NF4" else name
     if known not in PUBLISHED_KLD:
@@ -57,23 +98,37 @@ def level_limit(level: str, parameters: float | None) -> LevelLimit:
     most = max(UNPUBLISHED_KLD, MOST_OVER * PUBLISHED_KLD[known])
     if SLACK * larger * PUBLISHED_KLD[known] > most:
         return LevelLimit(
-            float(f"{most:.3g}"), round(1 - other_top(most), 3), f"the ceiling; published for {PUBLISHED_MODEL}: {PUBLISHED_KLD[known]:.3g}"
+            float(f"{most:.3g}"),
+            round(1 - other_top(most), 3),
+            f"the ceiling; published for {PUBLISHED_MODEL}: {PUBLISHED_KLD[known]:.3g}",
         )
     kld = float(f"{SLACK * larger * PUBLISHED_KLD[known]:.3g}")
-    size = f", × {larger:.2g} for {parameters / 1e9:.2g} billion parameters" if parameters and larger > 1.05 else ""
+    size = (
+        f", × {larger:.2g} for {parameters / 1e9:.2g} billion parameters"
+        if parameters and larger > 1.05
+        else ""
+    )
     stands = f" ({name} counts as it)" if known != name else ""
-    source = f"{SLACK:g} × {PUBLISHED_KLD[known]:.3g}, published for {PUBLISHED_MODEL} at {known}{stands}{size}"
+    source = (
+        f"{SLACK:g} × {PUBLISHED_KLD[known]:.3g}, published for {PUBLISHED_MODEL} at {known}{stands}{size}"
+    )
     return LevelLimit(kld, round(1 - other_top(kld), 3), source)
 
 
 def served_limit() -> LevelLimit:
     """What an adapter on its GGUF may differ by in llama.cpp from training's own forward."""
     least = LEAST_SERVED_SAME_TOP - ADDED_BY_ADAPTER * (1 - LEAST_SERVED_SAME_TOP)
-    return LevelLimit(MOST_SERVED_KLD * (1 + ADDED_BY_ADAPTER), least, "7 times what llama.cpp's 8-bit activations cost a model of 135M")
+    return LevelLimit(
+        MOST_SERVED_KLD * (1 + ADDED_BY_ADAPTER),
+        least,
+        "7 times what llama.cpp's 8-bit activations cost a model of 135M",
+    )
 
 
 def other_top(kld: float) -> float:
-    """The share of positions with another first choice that goes with a mean KL divergence: `OTHER_TOP`, straight on logarithms, at most 1."""
+    """The share of positions with another first choice that goes with a mean KL divergence: `OTHER_TOP`,
+    straight on logarithms, at most 1.
+    """
     pairs = pairwise(OTHER_TOP)
     (low, below), (high, above) = next((pair for pair in pairs if kld <= pair[1][0]), OTHER_TOP[-2:])
     power = log(above / below) / log(high / low)

@@ -3,7 +3,8 @@
     def close_enough(reference: str, answer: str, row: dict) -> float:  # 0 to 1, or a bool
         return float(answer.strip().lower() == reference.strip().lower())
 
-It is the user's code, so it runs here and not in the sandbox. `row` is a copy of the answer's row: id, domain, prompt, stopped, refused …
+It is the user's code, so it runs here and not in the sandbox. `row` is a copy of the answer's row: id,
+domain, prompt, stopped, refused …
 """
 
 import sys
@@ -20,7 +21,8 @@ from pipeline.metrics.score import Measure, Score
 def function(name: str, folder: Path) -> Measure:
     """The measure that calls FUNCTION of `folder`/FILE.py; `name` is FILE.py:FUNCTION.
 
-    Raises `ConfigError` if it is missing. The measure raises `DataError` if the function fails or gives no points.
+    Raises `ConfigError` if it is missing. The measure raises `DataError` if the function fails or gives no
+    points.
     """
     match = NAME.fullmatch(name)
     if not match:
@@ -35,7 +37,10 @@ def function(name: str, folder: Path) -> Measure:
         try:
             points = score(reference, answer, dict(row))
             points = points.item() if hasattr(points, "item") else points  # a number of numpy's or torch's
-        except (Exception, SystemExit) as error:  # whatever it is, it is the user's, and the row is what he needs to find it
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # whatever it is, it is the user's, and the row is what he needs to find it
             raise DataError(
                 "Q-METRICS-009",
                 f"{where}: it raised {type(error).__name__}: {error}: correct the function in "
@@ -63,10 +68,16 @@ def _load(file: Path, name: str) -> Callable[[str, str, dict[str, Any]], Any]:
         raise ConfigError("Q-METRICS-011", f"{file} can't be loaded as Python: correct it")
     module = module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
-    quiet, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the graph watches the folder: no __pycache__ in it
+    quiet, sys.dont_write_bytecode = (
+        sys.dont_write_bytecode,
+        True,
+    )  # the graph watches the folder: no __pycache__ in it
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a script's sys.exit() would end the evaluation as if it had gone well
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a script's sys.exit() would end the evaluation as if it had gone well
         raise ConfigError(
             "Q-METRICS-011", f"{file} can't be loaded ({type(error).__name__}: {error}): correct it"
         ) from error

@@ -14,7 +14,9 @@ SWAPS = 5000  # of the 2ⁿ ways to swap; all of them up to 12 rows
 
 @dataclass(frozen=True)
 class Difference:
-    """The second's mean score less the first's, in points of 100, with its 95 % interval and the two-sided p of no difference."""
+    """The second's mean score less the first's, in points of 100, with its 95 % interval and the two-sided p
+    of no difference.
+    """
 
     points: float
     low: float
@@ -26,17 +28,24 @@ class Difference:
 def compare_scores(first: Sequence[float], second: Sequence[float], seed: int) -> Difference:
     """Compare the scores (0 to 1) of two models on the same rows, in the same order.
 
-    The interval is the paired percentile bootstrap's; of one row, which says nothing about others, -100 to 100. p is McNemar's exact test
-    (1947; a binomial test on the rows where one is right and the other wrong) where every score is 0 or 1, else that of the permutation test
-    which swaps each row's two scores or leaves them (Fisher 1935; `scipy.stats.permutation_test`, "samples"): exact up to 12 rows, and never
-    below 2 / 2ⁿ of n rows, where a bootstrap's p would be certain of two. Raises `ValueError` for lists that are empty or not of one length.
+    The interval is the paired percentile bootstrap's; of one row, which says nothing about others, -100 to
+    100. p is McNemar's exact test (1947; a binomial test on the rows where one is right and the other wrong)
+    where every score is 0 or 1, else that of the permutation test which swaps each row's two scores or leaves
+    them (Fisher 1935; `scipy.stats.permutation_test`, "samples"): exact up to 12 rows, and never below 2 / 2ⁿ
+    of n rows, where a bootstrap's p would be certain of two. Raises `ValueError` for lists that are empty or
+    not of one length.
     """
     if not first or len(first) != len(second):
-        raise ValueError(f"{len(first)} scores and {len(second)}: the same rows of both are wanted, one at least")
+        raise ValueError(
+            f"{len(first)} scores and {len(second)}: the same rows of both are wanted, one at least"
+        )
     differences = 100 * (np.array(second, dtype=np.float64) - np.array(first, dtype=np.float64))
     low, high = interval(differences.tolist(), seed) if len(first) > 1 else (-100.0, 100.0)
     if {*first, *second} <= {0.0, 1.0}:
-        p_value, method = _mcnemar(int((differences > 0).sum()), int((differences < 0).sum())), "McNemar, exact"
+        p_value, method = (
+            _mcnemar(int((differences > 0).sum()), int((differences < 0).sum())),
+            "McNemar, exact",
+        )
     else:
         p_value, method = _swapped(differences, seed), "paired permutation"
     return Difference(float(differences.mean()), float(low), float(high), float(p_value), method)  # type: ignore[arg-type]
@@ -49,9 +58,14 @@ def _swapped(differences: NDArray[np.float64], seed: int) -> float:
     if len(differences) == 1 or not differences.any():
         return 1.0
     found = permutation_test(
-        (differences,), lambda values, axis: values.mean(axis=axis), permutation_type="samples", vectorized=True, n_resamples=SWAPS,
-        batch=max(1, CELLS // len(differences)), rng=np.random.default_rng(seed),
-    )  # fmt: skip
+        (differences,),
+        lambda values, axis: values.mean(axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=SWAPS,
+        batch=max(1, CELLS // len(differences)),
+        rng=np.random.default_rng(seed),
+    )
     return float(found.pvalue)
 
 

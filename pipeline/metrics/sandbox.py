@@ -1,13 +1,15 @@
 """Runs Python that a model wrote, apart from this machine's files, network and processes; or not at all.
 
-bubblewrap where it is there, else `unshare` of util-linux with `pipeline.metrics.guard` making the file system: both give the answer
-namespaces of its own (user, mount, process, network, IPC). It sees Python with the packages of this environment, read-only, and an
-empty folder in memory that goes with it. No variable, no descriptor, no capability comes along; `LIMITS` and a clock hold for the rest.
-Before the first answer runs, a probe proves that what should be out of reach is.
+bubblewrap where it is there, else `unshare` of util-linux with `pipeline.metrics.guard` making the file
+system: both give the answer namespaces of its own (user, mount, process, network, IPC). It sees Python with
+the packages of this environment, read-only, and an empty folder in memory that goes with it. No variable, no
+descriptor, no capability comes along; `LIMITS` and a clock hold for the rest. Before the first answer runs, a
+probe proves that what should be out of reach is.
 
-Worst case for the machine: `RLIMIT_NPROC` processes of `RLIMIT_AS` bytes each, and a folder of `WORK_BYTES`, for `SECONDS`; what would
-hold memory beside them (System V IPC, memfd) is refused by seccomp, on x86-64 and aarch64, and no other machine runs an answer. Holes of
-the kernel itself are not guarded against, and an answer that sets out to cheat its own tests can: it shares their process.
+Worst case for the machine: `RLIMIT_NPROC` processes of `RLIMIT_AS` bytes each, and a folder of `WORK_BYTES`,
+for `SECONDS`; what would hold memory beside them (System V IPC, memfd) is refused by seccomp, on x86-64 and
+aarch64, and no other machine runs an answer. Holes of the kernel itself are not guarded against, and an
+answer that sets out to cheat its own tests can: it shares their process.
 """
 
 import json
@@ -43,17 +45,32 @@ LIMITS = {
 }
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 SYSTEM = (
-    "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/lib", "/lib32", "/lib64",
-    "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/alternatives",
-)  # fmt: skip
+    "/usr/lib",
+    "/usr/lib32",
+    "/usr/lib64",
+    "/usr/local/lib",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/usr/share/zoneinfo",
+    "/etc/ld.so.cache",
+    "/etc/alternatives",
+)
 ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": WORK, "TMPDIR": WORK,
-    "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
-}  # fmt: skip
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "HOME": WORK,
+    "TMPDIR": WORK,
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+}
 NAMESPACES = ("--net", "--ipc", "--uts", "--pid", "--mount", "--fork", "--kill-child")
 REMEDY = (
-    "install bubblewrap (apt install bubblewrap, dnf install bubblewrap), allow user namespaces (a container needs them from its host; on "
-    "Ubuntu 24.04 sysctl kernel.apparmor_restrict_unprivileged_userns=0), or take code out of evaluate.scorers"
+    "install bubblewrap (apt install bubblewrap, dnf install bubblewrap), allow user namespaces (a "
+    "container needs them from its host; on "
+    "Ubuntu 24.04 sysctl kernel.apparmor_restrict_unprivileged_userns=0), or take code out of "
+    "evaluate.scorers"
 )
 
 
@@ -67,13 +84,17 @@ class Sandbox:
 
 
 def run_tests(answer: str, tests: str) -> Outcome:
-    """Run `answer`, then `tests`, Python both, in one sandboxed process. Raises `ToolError` if no sandbox is possible here."""
+    """Run `answer`, then `tests`, Python both, in one sandboxed process. Raises `ToolError` if no sandbox is
+    possible here.
+    """
     return run_in(find_sandbox(), answer, tests)
 
 
 @cache
 def find_sandbox() -> Sandbox:
-    """The first way that works on this machine and passes the probe; `ToolError` with what to install where none does."""
+    """The first way that works on this machine and passes the probe; `ToolError` with what to install where
+    none does.
+    """
     reasons = []
     for sandbox, tool in ((BUBBLEWRAP, "bwrap"), (UNSHARE, "unshare")):
         if not shutil.which(tool):
@@ -91,20 +112,42 @@ def find_sandbox() -> Sandbox:
 
 
 def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) -> Outcome:
-    """As `run_tests`, in this sandbox. `ToolError` if the sandbox itself fails: that is no fault of the answer."""
+    """As `run_tests`, in this sandbox. `ToolError` if the sandbox itself fails: that is no fault of the
+    answer.
+    """
     nonce = secrets.token_hex(16)
     links, readable = _readable()
-    with tempfile.TemporaryDirectory(prefix="quench-sandbox-") as root, tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
+    with (
+        tempfile.TemporaryDirectory(prefix="quench-sandbox-") as root,
+        tempfile.TemporaryFile() as stdin,
+        tempfile.TemporaryFile() as stderr,
+    ):
         job = {
-            "root": root if sandbox.makes_root else None, "work": WORK, "bytes": WORK_BYTES, "limits": LIMITS, "user": _user(), "nonce": nonce,
-            "readable": readable, "links": links, "devices": DEVICES, "answer": answer, "tests": tests,
-        }  # fmt: skip
+            "root": root if sandbox.makes_root else None,
+            "work": WORK,
+            "bytes": WORK_BYTES,
+            "limits": LIMITS,
+            "user": _user(),
+            "nonce": nonce,
+            "readable": readable,
+            "links": links,
+            "devices": DEVICES,
+            "answer": answer,
+            "tests": tests,
+        }
         stdin.write(json.dumps(job).encode())
         stdin.seek(0)
         python = [os.path.realpath(sys.executable), "-P", "-s", "-B", "-X", "utf8"]
         command = [*sandbox.command(Path(root)), *python, "-c", GUARD.read_text(encoding="utf-8")]
         environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(_packages())}
-        with subprocess.Popen(bound(command), stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True) as process:
+        with subprocess.Popen(
+            bound(command),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+        ) as process:
             try:
                 process.wait(seconds)
             except subprocess.TimeoutExpired:
@@ -117,16 +160,28 @@ def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) 
             output = (process.stdout.read(4096) or b"").decode(errors="replace").splitlines()
         if f"{nonce} ready" not in output:
             stderr.seek(0)
-            words = stderr.read(1 << 16).decode(errors="replace").strip().splitlines() or [f"exit status {process.returncode}"]
+            words = stderr.read(1 << 16).decode(errors="replace").strip().splitlines() or [
+                f"exit status {process.returncode}"
+            ]
             raise ToolError("Q-METRICS-013", f"{sandbox.name} gave no sandbox: {words[-1][:300]}")
     outcomes: tuple[Outcome, ...] = ("passed", "unreadable")
     return next((outcome for outcome in outcomes if f"{nonce} {outcome}" in output), "failed")
 
 
 def probe(sandbox: Sandbox) -> None:
-    """Prove that an answer reaches no file, no port, no process and no variable of ours. Raises `ToolError` if it does."""
-    with tempfile.NamedTemporaryFile(prefix="quench-outside-") as outside, socket.create_server(("127.0.0.1", 0)) as listening:
-        facts = {"path": outside.name, "port": listening.getsockname()[1], "packages": _packages(), "work": WORK}
+    """Prove that an answer reaches no file, no port, no process and no variable of ours. Raises `ToolError`
+    if it does.
+    """
+    with (
+        tempfile.NamedTemporaryFile(prefix="quench-outside-") as outside,
+        socket.create_server(("127.0.0.1", 0)) as listening,
+    ):
+        facts = {
+            "path": outside.name,
+            "port": listening.getsockname()[1],
+            "packages": _packages(),
+            "work": WORK,
+        }
         outcome = run_in(sandbox, f"facts = {facts!r}", PROBE)
     if outcome != "passed":
         raise ToolError("Q-METRICS-013", f"{sandbox.name} runs, but what is outside is within reach of it")
@@ -148,22 +203,52 @@ assert os.getpid() < 10 and not os.path.exists("/proc") and not os.path.exists("
 assert refused(os.memfd_create, "held")
 with open("inside", "w") as file:
     file.write("x")
-"""
+"""  # noqa: E501
 
 
 def _bubblewrap(root: Path) -> list[str]:
     links, readable = _readable()
-    parents = sorted({str(parent) for path in (*readable, *DEVICES) for parent in Path(path).parents} - {"/"})  # made for root alone otherwise
+    parents = sorted(
+        {str(parent) for path in (*readable, *DEVICES) for parent in Path(path).parents} - {"/"}
+    )  # made for root alone otherwise
     folders = [word for path in parents for word in ("--perms", "0755", "--dir", path)]
-    binds = [word for path in readable for word in ("--ro-bind", path, path)] + [word for path in DEVICES for word in ("--dev-bind", path, path)]
+    binds = [word for path in readable for word in ("--ro-bind", path, path)] + [
+        word for path in DEVICES for word in ("--dev-bind", path, path)
+    ]
     symlinks = [word for link, to in links.items() for word in ("--symlink", to, link)]
-    # root can be another user inside (see `_user`), anyone else can't: his user namespace is made the last one instead
-    rights = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if os.geteuid() == 0 else ["--unshare-user", "--disable-userns"]
+    # root can be another user inside (see `_user`), anyone else can't: his user namespace is made the last
+    # one instead
+    rights = (
+        ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        if os.geteuid() == 0
+        else ["--unshare-user", "--disable-userns"]
+    )
     return [
-        "bwrap", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-pid", "--die-with-parent", "--new-session",
-        "--cap-drop", "ALL", *rights, *folders, *binds, *symlinks,
-        "--perms", "1777", "--size", str(WORK_BYTES), "--tmpfs", WORK, "--remount-ro", "/", "--chdir", WORK, "--",
-    ]  # fmt: skip
+        "bwrap",
+        "--unshare-net",
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-pid",
+        "--die-with-parent",
+        "--new-session",
+        "--cap-drop",
+        "ALL",
+        *rights,
+        *folders,
+        *binds,
+        *symlinks,
+        "--perms",
+        "1777",
+        "--size",
+        str(WORK_BYTES),
+        "--tmpfs",
+        WORK,
+        "--remount-ro",
+        "/",
+        "--chdir",
+        WORK,
+        "--",
+    ]
 
 
 def _unshare(root: Path) -> list[str]:
@@ -176,20 +261,35 @@ UNSHARE = Sandbox("unshare", _unshare, makes_root=True)
 
 
 def _user() -> int | None:
-    """A user that nobody is, where we are root: the number of processes is limited by user, and never for root."""
+    """A user that nobody is, where we are root: the number of processes is limited by user, and never for
+    root.
+    """
     return 50_000 + secrets.randbelow(15_000) if os.geteuid() == 0 else None
 
 
 def _readable() -> tuple[dict[str, str], list[str]]:
-    """({link: where it leads}, paths) that Python and its packages need, outer folders first; links lead into these paths."""
+    """({link: where it leads}, paths) that Python and its packages need, outer folders first; links lead into
+    these paths.
+    """
     links = {path: str(Path(path).readlink()) for path in SYSTEM if Path(path).is_symlink()}
     base = Path(sys.base_prefix).resolve()
     python = [str(base / part) for part in ("bin", "lib", "lib64")]
-    wanted = dict.fromkeys([*(path for path in SYSTEM if path not in links), *python, os.path.realpath(sys.executable), *_packages()])
-    inner = {path for path in wanted for other in wanted if path != other and Path(path).is_relative_to(other)}
+    wanted = dict.fromkeys(
+        [
+            *(path for path in SYSTEM if path not in links),
+            *python,
+            os.path.realpath(sys.executable),
+            *_packages(),
+        ]
+    )
+    inner = {
+        path for path in wanted for other in wanted if path != other and Path(path).is_relative_to(other)
+    }
     return links, [path for path in wanted if path not in inner and Path(path).exists()]
 
 
 def _packages() -> list[str]:
-    """The folders of installed packages; without the .pth files, which could lead to the project's own folder."""
+    """The folders of installed packages; without the .pth files, which could lead to the project's own
+    folder.
+    """
     return list(dict.fromkeys(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")))

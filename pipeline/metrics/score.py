@@ -14,7 +14,8 @@ class Score:
 
 
 UNREADABLE = Score(0.0, False)
-# (reference, answer, the answer's row as in reports/eval/MODEL.answers.jsonl); ValueError where the *reference* can't be scored by
+# (reference, answer, the answer's row as in reports/eval/MODEL.answers.jsonl); ValueError where the
+# *reference* can't be scored by
 Measure = Callable[[str, str, Mapping[str, Any]], Score]
 
 

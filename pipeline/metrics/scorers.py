@@ -13,9 +13,11 @@ SLOTS = {"code": 2, "judge": 4}
 
 
 def parse(spelling: str, judge: Judge | None = None, root: Path = Path()) -> Scorer:
-    """The scorer that `spelling` names; `judge` is evaluate.judge, user's own functions lie in `root`/data/evaluation.
+    """The scorer that `spelling` names; `judge` is evaluate.judge, user's own functions lie in
+    `root`/data/evaluation.
 
-    Raises `ConfigError` for what is no scorer, a pattern that can't be read, a function that is missing, a judge that isn't set.
+    Raises `ConfigError` for what is no scorer, a pattern that can't be read, a function that is missing, a
+    judge that isn't set.
     """
     try:
         check_scorers([spelling], judge is not None)

@@ -1,4 +1,6 @@
-"""Scorers that look at the text alone: equal, JSON fields, ROUGE-L, the number after a marker, what a pattern finds."""
+"""Scorers that look at the text alone: equal, JSON fields, ROUGE-L, the number after a marker, what a pattern
+finds.
+"""
 
 import json
 import re
@@ -9,17 +11,20 @@ from typing import Any
 from pipeline.metrics.score import UNREADABLE, Measure, Score
 
 PATTERN_SECONDS = 1.0  # a pattern that backtracks for ever is stopped
-# Possessive (`*+`) wherever two parts could share a long run of characters: nothing in an answer makes it slow
+# Possessive (`*+`) wherever two parts could share a long run of characters: nothing in an answer makes it
+# slow
 NUMBER = re.compile(
-    r"(?:[\s:=*_`\"'(\[{$€£¥₹~≈]|\\boxed|\\(?=[(\[$]))*+"  # what may stand before: marks of Markdown and LaTeX, a currency
+    # what may stand before: marks of Markdown and LaTeX, a currency
+    r"(?:[\s:=*_`\"'(\[{$€£¥₹~≈]|\\boxed|\\(?=[(\[$]))*+"
     r"(?P<sign>[-+−–]?)\s*+(?:[$€£¥₹]|US\$|USD|EUR|GBP)?\s*+(?P<sign2>[-+−]?)"
-    r"(?P<digits>\d{1,3}(?:(?P<gap>[ ,'’_\u00a0\u2009\u202f])\d{3})(?:(?P=gap)\d{3})*+(?!\d)|\d++|(?=\.\d))(?P<decimals>\.\d++)?"
+    r"(?P<digits>\d{1,3}(?:(?P<gap>[ "
+    r",'’_\u00a0\u2009\u202f])\d{3})(?:(?P=gap)\d{3})*+(?!\d)|\d++|(?=\.\d))(?P<decimals>\.\d++)?"
     r"(?:(?:[eE]| ?(?:[×xX*·]|\\times|\\cdot) ?10\^\{?)(?P<power>[-+−]?\d{1,3}))?"
     # what would make it another number, or none: 1.2.3, 5/2, 12:30, 2 1/2, 1e1000, 5-3, 5 - 3, 0x10
     r"(?![/,.:'’_]*+\d| \d|[eE][-+]?\d|(?P<space> ?)(?:[-+−–*×·÷^xX/]++|\\times|\\cdot)(?P=space)\d)"
 )
-# the library's tokens are a-z and 0-9 alone, so that Chinese against Chinese would score 0; for ASCII both are the same.
-# Han and Kana are written without spaces: a character each
+# the library's tokens are a-z and 0-9 alone, so that Chinese against Chinese would score 0; for ASCII both
+# are the same. Han and Kana are written without spaces: a character each
 HAN = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 WORD = re.compile(f"[{HAN}]|[^\\W_{HAN}]+")
 
@@ -30,7 +35,9 @@ def exact_match(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
 
 
 def json_fields(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
-    """Share of the reference object's fields that the answer's object has with an equal value, 1 and 1.0 being one number and `true` none."""
+    """Share of the reference object's fields that the answer's object has with an equal value, 1 and 1.0
+    being one number and `true` none.
+    """
     wanted, given = _object(reference), _object(answer)
     if wanted is None:
         raise ValueError("the reference is no JSON object")
@@ -44,7 +51,9 @@ def json_fields(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
 
 
 def rouge_l(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
-    """ROUGE-L (Lin 2004): F1 of the longest common subsequence of words, 0 to 1, as the library `rouge-score` has it, in every script."""
+    """ROUGE-L (Lin 2004): F1 of the longest common subsequence of words, 0 to 1, as the library `rouge-score`
+    has it, in every script.
+    """
     wanted, given = (WORD.findall(text.lower()) for text in (reference, answer))
     if not wanted:
         raise ValueError("the reference has no words")
@@ -58,8 +67,9 @@ def rouge_l(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
 def common_words(one: Sequence[str], other: Sequence[str]) -> int:
     """Length of the longest common subsequence: the zeros that are left of a row of ones.
 
-    The library fills a table of every word against every word: 11 s for 4,000 words each. Here a row of that table is the bits of one
-    integer (Crochemore et al. 2001, "A fast and practical bit-vector algorithm for the longest common subsequence problem"): 0.01 s.
+    The library fills a table of every word against every word: 11 s for 4,000 words each. Here a row of that
+    table is the bits of one integer (Crochemore et al. 2001, "A fast and practical bit-vector algorithm for
+    the longest common subsequence problem"): 0.01 s.
     """
     places: dict[str, int] = {}  # of each word in `one`, a bit each
     for place, word in enumerate(one):
@@ -79,10 +89,11 @@ PLAIN: dict[str, Measure] = {  # scorers without settings, by their spelling in 
 
 
 def number_after(marker: str) -> Measure:
-    r"""1 where the number after the last `marker` of the answer equals the reference's: 1,000.0 and $1000. are equal, as are 7 and +7.
+    r"""1 where the number after the last `marker` of the answer equals the reference's: 1,000.0 and $1000.
+    are equal, as are 7 and +7.
 
-    12 000 is 12,000, 2×10^3 is 2,000, \boxed{5} is 5. A calculation (5/2, 5 - 3), a time, a hexadecimal number and 1e1000 are no numbers.
-    Words after a number are its unit and not read: 10 million is 10.
+    12 000 is 12,000, 2×10^3 is 2,000, \boxed{5} is 5. A calculation (5/2, 5 - 3), a time, a hexadecimal
+    number and 1e1000 are no numbers. Words after a number are its unit and not read: 10 million is 10.
     """
 
     def measure(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
@@ -95,7 +106,8 @@ def number_after(marker: str) -> Measure:
 
 
 def first_group(pattern: str) -> Measure:
-    """1 where what `pattern` finds first is equal in both: its first group, all of the match where it has none.
+    """1 where what `pattern` finds first is equal in both: its first group, all of the match where it has
+    none.
 
     Not measured where the search in the answer takes longer than `PATTERN_SECONDS`.
     """
@@ -112,7 +124,9 @@ def first_group(pattern: str) -> Measure:
         try:
             wanted = found(reference)
         except TimeoutError:
-            raise ValueError(f"the pattern looks at the reference for more than {PATTERN_SECONDS:.0f} s: make it simpler") from None
+            raise ValueError(
+                f"the pattern looks at the reference for more than {PATTERN_SECONDS:.0f} s: make it simpler"
+            ) from None
         if wanted is None:
             raise ValueError("the pattern finds nothing in the reference")
         try:
@@ -131,7 +145,9 @@ def _number(text: str, marker: str) -> Decimal | None:
         return None
     digits = re.sub(r"\D", "", match["digits"])
     minus = (match["sign"] or match["sign2"]) in ("-", "−", "–")
-    return Decimal(f"{'-' if minus else ''}{digits}{match['decimals'] or ''}e{(match['power'] or '0').replace('−', '-')}")
+    return Decimal(
+        f"{'-' if minus else ''}{digits}{match['decimals'] or ''}e{(match['power'] or '0').replace('−', '-')}"
+    )
 
 
 def _same(one: Any, other: Any) -> bool:

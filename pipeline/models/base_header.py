@@ -40,8 +40,14 @@ def checked_header(file: Path) -> Header:
             f"{file} announces {blocks!r} layers but has {len(header.tensors)} tensors: fetch it again",
         )
     scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
-    factors = [fields.get(f"{architecture}.rope.{key}", 1) for key in ("scaling.factor", "scale_linear")]  # llama.cpp takes either for linear scaling
-    if scaling != "none" or "rope_freqs.weight" in header.tensors or any(factor not in (0, 1) for factor in factors):
+    factors = [
+        fields.get(f"{architecture}.rope.{key}", 1) for key in ("scaling.factor", "scale_linear")
+    ]  # llama.cpp takes either for linear scaling
+    if (
+        scaling != "none"
+        or "rope_freqs.weight" in header.tensors
+        or any(factor not in (0, 1) for factor in factors)
+    ):
         raise DataError(
             "Q-MODELS-005",
             f"{file} has scaled rotary positions, which transformers would drop in silence: take the "

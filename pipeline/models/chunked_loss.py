@@ -12,11 +12,13 @@ CHUNK_LOGITS = 5 << 20  # logits alive at once, 34 rows of 151,936; a chunk take
 
 
 def chunked_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
-    """Summed cross entropy over the trained tokens ÷ `tokens` (default: as many as `inputs` trains); a float32 scalar.
+    """Summed cross entropy over the trained tokens ÷ `tokens` (default: as many as `inputs` trains); a
+    float32 scalar.
 
-    `model` is the causal model below PEFT, `inputs` what the collator gives: `labels` (B, S), -100 where nothing is
-    trained, and the forward's own arguments. Logits have the head's type and the softmax is in float32, as in
-    transformers' own loss. A quantized head has a loss of its own, `pipeline.models.quantized_head`.
+    `model` is the causal model below PEFT, `inputs` what the collator gives: `labels` (B, S), -100 where
+    nothing is trained, and the forward's own arguments. Logits have the head's type and the softmax is in
+    float32, as in transformers' own loss. A quantized head has a loss of its own,
+    `pipeline.models.quantized_head`.
     """
     if has_quantized_head(model):
         return quantized_head_loss(model, inputs, tokens)
@@ -26,20 +28,29 @@ def chunked_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
 
 
 class ChunkedLoss(LossWithGradient):
-    """Gradients are made along with the loss, so that no logit is computed twice (as Liger does, arXiv:2410.10989)."""
+    """Gradients are made along with the loss, so that no logit is computed twice (as Liger does,
+    arXiv:2410.10989).
+    """
 
     @staticmethod
     def forward(ctx: Any, states: Any, targets: Any, model: Any, divisor: Any, with_gradient: bool) -> Any:
         """The loss; `states` (N, H), `targets` (N,). The head is frozen: it gets no gradient."""
         gradient = torch.empty(states.shape, dtype=gradient_type(states.dtype), device=states.device)
-        before, after = (divisor, 1) if gradient.dtype == states.dtype else (1, divisor)  # where it is divided by, of a chunk or of all
+        before, after = (
+            (divisor, 1) if gradient.dtype == states.dtype else (1, divisor)
+        )  # where it is divided by, of a chunk or of all
         total = torch.zeros((), device=states.device)
         rows = max(1, CHUNK_LOGITS // model.config.vocab_size)
         for start in range(0, len(targets), rows):
             piece = slice(start, start + rows)
             with torch.set_grad_enabled(with_gradient):
                 chunk = states[piece].detach().requires_grad_(with_gradient)
-                loss = torch.nn.functional.cross_entropy(to_logits(model, chunk), targets[piece], reduction="sum") / before
+                loss = (
+                    torch.nn.functional.cross_entropy(
+                        to_logits(model, chunk), targets[piece], reduction="sum"
+                    )
+                    / before
+                )
             total += loss.detach()
             if with_gradient:
                 gradient[piece] = torch.autograd.grad(loss, chunk)[0]
@@ -49,7 +60,8 @@ class ChunkedLoss(LossWithGradient):
 
 
 def check_head(model: Any) -> None:
-    """Prove on four tokens that `to_logits` of the last hidden states is what `model` (below PEFT) answers; `ToolError` if not.
+    """Prove on four tokens that `to_logits` of the last hidden states is what `model` (below PEFT) answers;
+    `ToolError` if not.
 
     Also refuses a head that is trained: neither this loss nor Liger's makes gradients for it here.
     """

@@ -1,12 +1,14 @@
-"""How far a level's answers are from its original's: the loss of distillation, by blocks of the vocabulary, never all logits nor a dense head.
+"""How far a level's answers are from its original's: the loss of distillation, by blocks of the vocabulary,
+never all logits nor a dense head.
 
-Of the teacher, its k likeliest tokens T and the probability of all others together are known: p_j for j in T, and p_R. With the student's q_j,
-and q_R the sum of q_j over the tokens not in T,
+Of the teacher, its k likeliest tokens T and the probability of all others together are known: p_j for j in T,
+and p_R. With the student's q_j, and q_R the sum of q_j over the tokens not in T,
 
     KL = Σ over T of p_j · log(p_j ÷ q_j) + p_R · log(p_R ÷ q_R).
 
-It is a divergence between two true distributions over k + 1 outcomes, so never negative, and 0 where these agree. Merging outcomes can't raise
-a divergence (the log-sum inequality), so it is a lower bound of the one over the entire vocabulary, and equal to it where k is the vocabulary.
+It is a divergence between two true distributions over k + 1 outcomes, so never negative, and 0 where these
+agree. Merging outcomes can't raise a divergence (the log-sum inequality), so it is a lower bound of the one
+over the entire vocabulary, and equal to it where k is the vocabulary.
 
 Its gradient by a logit is q_j − p_j in T, and q_j · (1 − p_R ÷ q_R) elsewhere.
 """
@@ -17,43 +19,68 @@ import torch
 
 from pipeline.models.chunked_loss import ChunkedLoss
 from pipeline.models.loss_parts import LossWithGradient, logit_rule
-from pipeline.models.quantized_head import BLOCK_HEAD, TINY, QuantizedHeadLoss, has_quantized_head, rows_at, sums_outside
+from pipeline.models.quantized_head import (
+    BLOCK_HEAD,
+    TINY,
+    QuantizedHeadLoss,
+    has_quantized_head,
+    rows_at,
+    sums_outside,
+)
 
 
 def distill_loss(model: Any, inputs: dict[str, Any], sft_weight: float, positions: Any, answered: Any) -> Any:
-    """(1 − w) · sum of KL ÷ `positions` + w · sum of cross entropies ÷ `answered`; a float32 scalar. w is `sft_weight`.
+    """(1 − w) · sum of KL ÷ `positions` + w · sum of cross entropies ÷ `answered`; a float32 scalar. w is
+    `sft_weight`.
 
-    `model` is the causal model below PEFT; `inputs` has `labels` and `position_ids` (1, S), the teacher's `teacher_ids` (P, k) and
-    `teacher_logs` (P, k + 1) for the P positions after which a token follows in the same row, and the forward's own arguments.
+    `model` is the causal model below PEFT; `inputs` has `labels` and `position_ids` (1, S), the teacher's
+    `teacher_ids` (P, k) and `teacher_logs` (P, k + 1) for the P positions after which a token follows in the
+    same row, and the forward's own arguments.
     """
     own = ("labels", "teacher_ids", "teacher_logs")
-    hidden = model.model(**{key: value for key, value in inputs.items() if key not in own}, use_cache=False)[0][:, :-1]  # (1, S - 1, H)
+    hidden = model.model(**{key: value for key, value in inputs.items() if key not in own}, use_cache=False)[
+        0
+    ][:, :-1]  # (1, S - 1, H)
     parts = []
     if sft_weight < 1:
         states = hidden[followed(inputs["position_ids"])]
-        divergence = Divergence.apply(states, inputs["teacher_ids"], inputs["teacher_logs"], model, positions, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+        divergence = Divergence.apply(
+            states, inputs["teacher_ids"], inputs["teacher_logs"], model, positions, torch.is_grad_enabled()
+        )  # type: ignore[no-untyped-call]
         parts.append((1 - sft_weight) * divergence)
     if sft_weight > 0:
         targets = inputs["labels"][:, 1:]
         loss = QuantizedHeadLoss if has_quantized_head(model) else ChunkedLoss
-        entropy = loss.apply(hidden[targets != -100], targets[targets != -100], model, answered, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+        entropy = loss.apply(
+            hidden[targets != -100], targets[targets != -100], model, answered, torch.is_grad_enabled()
+        )  # type: ignore[no-untyped-call]
         parts.append(sft_weight * entropy)
     return sum(parts[1:], start=parts[0])
 
 
 def followed(position_ids: Any) -> Any:
-    """Which of the positions (1, S - 1) has its next token in the same row, from `position_ids` (1, S), which restart with every row."""
+    """Which of the positions (1, S - 1) has its next token in the same row, from `position_ids` (1, S), which
+    restart with every row.
+    """
     return position_ids[:, 1:] != 0
 
 
 class Divergence(LossWithGradient):
-    """Gradients are made along with the loss, so that no logit is computed and no block dequantized a third time."""
+    """Gradients are made along with the loss, so that no logit is computed and no block dequantized a third
+    time.
+    """
 
     @staticmethod
-    def forward(ctx: Any, states: Any, ids: Any, logs: Any, model: Any, divisor: Any, with_gradient: bool) -> Any:
-        """Sum of KL ÷ `divisor`; `states` (P, H), `ids` (P, k), `logs` (P, k + 1). The head is frozen: it gets no gradient."""
+    def forward(
+        ctx: Any, states: Any, ids: Any, logs: Any, model: Any, divisor: Any, with_gradient: bool
+    ) -> Any:
+        """Sum of KL ÷ `divisor`; `states` (P, H), `ids` (P, k), `logs` (P, k + 1). The head is frozen: it
+        gets no gradient.
+        """
         with torch.autocast(states.device.type, enabled=False):
-            total, gradient = divergence_and_gradient(states, ids, logs, model.lm_head, *logit_rule(model.config), with_gradient)
+            total, gradient = divergence_and_gradient(
+                states, ids, logs, model.lm_head, *logit_rule(model.config), with_gradient
+            )
         if gradient is not None:
             Divergence.keep(ctx, states, gradient / divisor)
         return total / divisor
@@ -61,14 +88,17 @@ class Divergence(LossWithGradient):
 
 def divergence_and_gradient(
     states: Any, ids: Any, logs: Any, head: Any, factor: float, softcap: float | None, with_gradient: bool
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[Any, Any]:
     """Summed KL (float32) and its gradient (P, H) by `states` (None without).
 
-    T is kept out of the running sums: where level and original nearly agree, q_j − p_j would be lost in the head's 16 bits.
+    T is kept out of the running sums: where level and original nearly agree, q_j − p_j would be lost in the
+    head's 16 bits.
     """
     ids, kept = ids.long(), ids.shape[1]
     logs = logs.float().log_softmax(1)  # float16 has rounded them: a distribution again
-    found, found_slopes, highest, others, pulled = sums_outside(states, head, ids, factor, softcap, with_gradient)
+    found, found_slopes, highest, others, pulled = sums_outside(
+        states, head, ids, factor, softcap, with_gradient
+    )
     ours = torch.cat([found, (highest + others.log())[:, None]], 1).log_softmax(1)  # (P, k + 1)
     chances = logs.exp()
     total = torch.where(chances > 0, chances * (logs - ours), 0.0).sum()  # 0 · log 0 is 0
@@ -80,10 +110,14 @@ def divergence_and_gradient(
 
 
 def pull_kept(gradient: Any, head: Any, ids: Any, weights: Any) -> Any:
-    """Add to `gradient` (P, H) the head's rows for `ids` (P, k), times `weights` (P, k); few positions at a time, each row dequantized once."""
+    """Add to `gradient` (P, H) the head's rows for `ids` (P, k), times `weights` (P, k); few positions at a
+    time, each row dequantized once.
+    """
     step = max(1, BLOCK_HEAD // (ids.shape[1] * gradient.shape[1]))
     for start in range(0, len(ids), step):
         piece = slice(start, start + step)
         unique, places = ids[piece].unique(return_inverse=True)
-        gradient[piece] += torch.nn.functional.embedding_bag(places, rows_at(head, unique), mode="sum", per_sample_weights=weights[piece])
+        gradient[piece] += torch.nn.functional.embedding_bag(
+            places, rows_at(head, unique), mode="sum", per_sample_weights=weights[piece]
+        )
     return gradient

@@ -1,6 +1,8 @@
-"""Mixtures of experts: told by a model's configuration, and refused, for adapters are trained on dense models only.
+"""Mixtures of experts: told by a model's configuration, and refused, for adapters are trained on dense models
+only.
 
-transformers keeps a layer's routed experts in one parameter, which no LoRA on linears reaches and bitsandbytes leaves in 16 bit.
+transformers keeps a layer's routed experts in one parameter, which no LoRA on linears reaches and
+bitsandbytes leaves in 16 bit.
 """
 
 import re
@@ -9,12 +11,15 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 
-# how many experts there are, in the words of config.json (Qwen, Mixtral, DeepSeek, DBRX …); that of a GGUF is put under the first
+# how many experts there are, in the words of config.json (Qwen, Mixtral, DeepSeek, DBRX …); that of a GGUF is
+# put under the first
 COUNT = re.compile(r"(?:moe_)?(?:num|n)_(?:local_|routed_)?experts")
 
 
 def check_no_experts(config: Mapping[str, Any], where: str) -> None:
-    """Raise `DataError` if a model of this config.json (or with these fields of a GGUF's header) is a mixture of experts."""
+    """Raise `DataError` if a model of this config.json (or with these fields of a GGUF's header) is a mixture
+    of experts.
+    """
     if found := sign_of_experts(config):
         raise DataError(
             "Q-MODELS-010",
@@ -28,7 +33,9 @@ def check_no_experts(config: Mapping[str, Any], where: str) -> None:
 def check_no_experts_of(fields: Mapping[str, Any], where: str) -> None:
     """The same for the fields of a GGUF's header."""
     architecture = fields.get("general.architecture")
-    check_no_experts({"model_type": architecture, "num_experts": fields.get(f"{architecture}.expert_count")}, where)
+    check_no_experts(
+        {"model_type": architecture, "num_experts": fields.get(f"{architecture}.expert_count")}, where
+    )
 
 
 def sign_of_experts(config: Mapping[str, Any]) -> str | None:
@@ -40,7 +47,9 @@ def sign_of_experts(config: Mapping[str, Any]) -> str | None:
         named = next((key for key, value in config.items() if key.startswith("moe_") and value), None)
         if named or "moe" in str(config.get("model_type")).lower():
             return f"{named} {config[named]}" if named else f"model_type {config['model_type']}"
-    parts = (value for key, value in config.items() if isinstance(value, Mapping) and key.endswith("_config"))  # of a model that sees too, DBRX
+    parts = (
+        value for key, value in config.items() if isinstance(value, Mapping) and key.endswith("_config")
+    )  # of a model that sees too, DBRX
     return next((found for part in parts if (found := sign_of_experts(part))), None)
 
 

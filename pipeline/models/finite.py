@@ -1,4 +1,6 @@
-"""Whether every number that training multiplies with is finite: dequantized weights, the adapter's matrices, its linears' outputs."""
+"""Whether every number that training multiplies with is finite: dequantized weights, the adapter's matrices,
+its linears' outputs.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +10,8 @@ from pipeline.core.errors import GateError
 
 
 def dequantization_is_finite(model: Any) -> int:
-    """How many NF4 linears there are, each proven to give finite weights; `GateError` names the first that doesn't.
+    """How many NF4 linears there are, each proven to give finite weights; `GateError` names the first that
+    doesn't.
 
     One linear's weights are in memory at a time. Cheap enough to do before a run's first step.
     """
@@ -26,7 +29,9 @@ def dequantization_is_finite(model: Any) -> int:
 
 
 def adapter_is_finite(model: Any) -> int:
-    """How many matrices the adapter has, each proven finite; `GateError` names the first that isn't. Cheap at any step."""
+    """How many matrices the adapter has, each proven finite; `GateError` names the first that isn't. Cheap at
+    any step.
+    """
     matrices = {name: weight for name, weight in model.named_parameters() if "lora_" in name}
     for name, weight in matrices.items():
         if not weight.isfinite().all():
@@ -41,17 +46,24 @@ def adapter_is_finite(model: Any) -> int:
 def finite_record(model: Any) -> dict[str, int]:
     """What was proven finite, for the record of a run."""
     return {
-        "nf4_linears_finite": dequantization_is_finite(model), "quantized_tensors_finite": quantized_is_finite(model),
+        "nf4_linears_finite": dequantization_is_finite(model),
+        "quantized_tensors_finite": quantized_is_finite(model),
         "adapter_matrices_finite": adapter_is_finite(model),
-    }  # fmt: skip
+    }
 
 
 def quantized_is_finite(model: Any) -> int:
-    """How many quantized linears and tables there are, each proven finite block by block; `GateError` names the first that isn't."""
+    """How many quantized linears and tables there are, each proven finite block by block; `GateError` names
+    the first that isn't.
+    """
     from pipeline.gguf.dequantize import dequantize
     from pipeline.models.quantized_linear import row_blocks
 
-    quantized = {id(module.weight): (name, module) for name, module in model.named_modules() if hasattr(module, "logical")}  # a tied head once
+    quantized = {
+        id(module.weight): (name, module)
+        for name, module in model.named_modules()
+        if hasattr(module, "logical")
+    }  # a tied head once
     for name, module in quantized.values():
         rows = module.weight.shape[0]
         for first, last in row_blocks(rows, module.logical // rows):
@@ -66,7 +78,11 @@ def quantized_is_finite(model: Any) -> int:
 
 def nf4_linears(model: Any) -> dict[str, Any]:
     """Every linear in NF4, by its name in the base (without PEFT's prefix and wrapping)."""
-    found = {name: module for name, module in model.named_modules() if getattr(getattr(module, "weight", None), "quant_state", None) is not None}
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if getattr(getattr(module, "weight", None), "quant_state", None) is not None
+    }
     # PEFT's layer answers for its base layer's weight too: take the linear itself
     return {
         name.removeprefix("base_model.model.").removesuffix(".base_layer"): module
@@ -77,7 +93,9 @@ def nf4_linears(model: Any) -> dict[str, Any]:
 
 @contextmanager
 def outputs_watched(model: Any) -> Iterator[list[int]]:
-    """Inside, every output of a linear with an adapter must be finite; `GateError` names the first that isn't. Gives a count of outputs, as [n]."""
+    """Inside, every output of a linear with an adapter must be finite; `GateError` names the first that
+    isn't. Gives a count of outputs, as [n].
+    """
     from peft.tuners.lora import LoraLayer
 
     seen = [0]
@@ -94,7 +112,11 @@ def outputs_watched(model: Any) -> Iterator[list[int]]:
 
         return hook
 
-    handles = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
+    handles = [
+        module.register_forward_hook(look(name))
+        for name, module in model.named_modules()
+        if isinstance(module, LoraLayer)
+    ]
     try:
         yield seen
     finally:

@@ -1,4 +1,6 @@
-"""Liger's kernels: RMSNorm, RoPE and SwiGLU put into transformers before the model is loaded, and the fused loss."""
+"""Liger's kernels: RMSNorm, RoPE and SwiGLU put into transformers before the model is loaded, and the fused
+loss.
+"""
 
 import inspect
 import json
@@ -9,14 +11,26 @@ from typing import Any
 
 from pipeline.core.errors import ToolError
 
-SWITCHES = {"rope", "rms_norm", "swiglu", "cross_entropy", "fused_linear_cross_entropy"}  # of an architecture that has all kernels
+SWITCHES = {
+    "rope",
+    "rms_norm",
+    "swiglu",
+    "cross_entropy",
+    "fused_linear_cross_entropy",
+}  # of an architecture that has all kernels
 
 
 def choose_loss(wanted: str) -> str:
-    """`auto` as what this machine can do: liger on a GPU with Triton, chunked elsewhere. Raises `ToolError` for liger without these."""
+    """`auto` as what this machine can do: liger on a GPU with Triton, chunked elsewhere. Raises `ToolError`
+    for liger without these.
+    """
     import torch
 
-    missing = [what for what, there in (("a GPU", torch.cuda.is_available()), ("Triton", find_spec("triton") is not None)) if not there]
+    missing = [
+        what
+        for what, there in (("a GPU", torch.cuda.is_available()), ("Triton", find_spec("triton") is not None))
+        if not there
+    ]
     if wanted == "auto":
         return "chunked" if missing else "liger"
     if wanted == "liger" and missing:
@@ -29,7 +43,8 @@ def choose_loss(wanted: str) -> str:
 
 
 def apply_liger(folder: Path) -> None:
-    """Swap this architecture's RMSNorm, RoPE and SwiGLU for Liger's kernels, in this process for good, before the model is loaded.
+    """Swap this architecture's RMSNorm, RoPE and SwiGLU for Liger's kernels, in this process for good, before
+    the model is loaded.
 
     Raises `ToolError` if Liger doesn't have them for the architecture.
     """
@@ -47,7 +62,8 @@ def apply_liger(folder: Path) -> None:
 
 
 def check_liger(model: Any) -> None:
-    """Prove that the loaded `model` (below PEFT) is made of Liger's parts; `ToolError` names the first that isn't.
+    """Prove that the loaded `model` (below PEFT) is made of Liger's parts; `ToolError` names the first that
+    isn't.
 
     Liger replaces classes by name, so where transformers renames one nothing would happen, in silence.
     """
@@ -69,9 +85,11 @@ def check_liger(model: Any) -> None:
 
 
 def fused_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
-    """`chunked_loss` by Liger's fused linear cross entropy (arXiv:2410.10989): the same number, and gradients, from one kernel.
+    """`chunked_loss` by Liger's fused linear cross entropy (arXiv:2410.10989): the same number, and
+    gradients, from one kernel.
 
-    Liger's kernel needs the entire head dense, so a quantized one has a loss of its own, `pipeline.models.quantized_head`.
+    Liger's kernel needs the entire head dense, so a quantized one has a loss of its own,
+    `pipeline.models.quantized_head`.
     """
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
@@ -83,6 +101,9 @@ def fused_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
     states, targets = trained_states(model, inputs)
     factor, softcap = logit_rule(model.config)
     head = model.lm_head
-    # the head is linear: a factor on its output is one on its input, but for the bias, which no architecture has with a factor
-    loss = LigerFusedLinearCrossEntropyLoss(reduction="sum", softcap=softcap)(head.weight, states * factor, targets, head.bias)
+    # the head is linear: a factor on its output is one on its input, but for the bias, which no architecture
+    # has with a factor
+    loss = LigerFusedLinearCrossEntropyLoss(reduction="sum", softcap=softcap)(
+        head.weight, states * factor, targets, head.bias
+    )
     return loss / (max(len(targets), 1) if tokens is None else tokens)

@@ -1,4 +1,6 @@
-"""What every loss here is made of: the hidden states that are trained, how they become logits, a gradient made along with the loss."""
+"""What every loss here is made of: the hidden states that are trained, how they become logits, a gradient
+made along with the loss.
+"""
 
 from typing import Any
 
@@ -9,15 +11,21 @@ SCALES = {"logit_scale": 1, "lm_head_multiplier": 1, "output_multiplier": 1, "lo
 
 
 def trained_states(model: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
-    """The last hidden states (N, H) of the positions whose next token is trained, and those tokens' ids (N,)."""
-    hidden = model.model(**{key: value for key, value in inputs.items() if key != "labels"}, use_cache=False)[0]  # (B, S, H)
+    """The last hidden states (N, H) of the positions whose next token is trained, and those tokens' ids
+    (N,).
+    """
+    hidden = model.model(**{key: value for key, value in inputs.items() if key != "labels"}, use_cache=False)[
+        0
+    ]  # (B, S, H)
     targets = inputs["labels"][:, 1:]
     trained = targets != -100
     return hidden[:, :-1][trained], targets[trained]
 
 
 class LossWithGradient(torch.autograd.Function):
-    """A loss of hidden states, its first argument, whose gradient is made along with it; nothing else gets one."""
+    """A loss of hidden states, its first argument, whose gradient is made along with it; nothing else gets
+    one.
+    """
 
     @staticmethod
     def keep(ctx: Any, states: Any, gradient: Any) -> None:
@@ -33,15 +41,19 @@ class LossWithGradient(torch.autograd.Function):
 
 
 def gradient_type(states: torch.dtype) -> torch.dtype:
-    """The type in which the gradient of hidden states waits for the loss scale: theirs, but of float16 float32.
+    """The type in which the gradient of hidden states waits for the loss scale: theirs, but of float16
+    float32.
 
-    Divided by the tokens of a step most of it is below float16's smallest number, 6e-8, until it is scaled (arXiv:1710.03740, section 3.2).
+    Divided by the tokens of a step most of it is below float16's smallest number, 6e-8, until it is scaled
+    (arXiv:1710.03740, section 3.2).
     """
     return torch.float32 if states == torch.float16 else states
 
 
 def logit_rule(config: Any) -> tuple[float, float | None]:
-    """What an architecture does to its head's output: a factor (Granite, Cohere) and a softcap (Gemma 2; None: none)."""
+    """What an architecture does to its head's output: a factor (Granite, Cohere) and a softcap (Gemma 2;
+    None: none).
+    """
     factor = 1.0
     for key, power in SCALES.items():
         value = getattr(config, key, None)

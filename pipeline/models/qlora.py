@@ -1,4 +1,6 @@
-"""The model that QLoRA trains: a frozen base in NF4 or a GGUF's blocks with a float32 LoRA adapter, and the proofs that it is that."""
+"""The model that QLoRA trains: a frozen base in NF4 or a GGUF's blocks with a float32 LoRA adapter, and the
+proofs that it is that.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,12 @@ from pipeline.core.errors import ConfigError, ToolError
 
 
 def load_quantized(folder: Path, train: Training, device: str | None = None) -> Any:
-    """The base model as `train.quantization` says, frozen, on the GPU if there is one: linears in NF4, in a GGUF's own blocks, or in 16 bit.
+    """The base model as `train.quantization` says, frozen, on the GPU if there is one: linears in NF4, in a
+    GGUF's own blocks, or in 16 bit.
 
-    Unlike PEFT's `prepare_model_for_kbit_training` nothing is cast to float32: see `float32_cast_bytes`. Raises
-    `ToolError` if a linear is not NF4, `DataError` if a GGUF can't be trained on, `ConfigError` if `embeddings_on_cpu` can't be.
+    Unlike PEFT's `prepare_model_for_kbit_training` nothing is cast to float32: see `float32_cast_bytes`.
+    Raises `ToolError` if a linear is not NF4, `DataError` if a GGUF can't be trained on, `ConfigError` if
+    `embeddings_on_cpu` can't be.
     """
     import torch
 
@@ -25,7 +29,9 @@ def load_quantized(folder: Path, train: Training, device: str | None = None) -> 
 
 
 def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> Any:
-    """The model of a Hugging Face folder with its linears in NF4, or in `dtype` where `train.quantization` is none."""
+    """The model of a Hugging Face folder with its linears in NF4, or in `dtype` where `train.quantization` is
+    none.
+    """
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     nf4 = BitsAndBytesConfig(
@@ -35,10 +41,17 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
         bnb_4bit_compute_dtype=dtype,
     )
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, quantization_config=nf4 if train.quantization == "nf4" else None, device_map={"": device},
-        local_files_only=True, trust_remote_code=False, use_safetensors=True,
-    )  # fmt: skip
-    model.config.use_cache = False  # with a cache, packed rows leak into each other (field-measured: logits differ by 25)
+        folder,
+        dtype=dtype,
+        quantization_config=nf4 if train.quantization == "nf4" else None,
+        device_map={"": device},
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+    )
+    model.config.use_cache = (
+        False  # with a cache, packed rows leak into each other (field-measured: logits differ by 25)
+    )
     model.requires_grad_(False)
     if train.quantization == "nf4":
         check_quantized(model, train)
@@ -49,7 +62,9 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
 
 
 def check_quantized(model: Any, train: Training) -> None:
-    """Prove, before an adapter is put on, that every linear it will be put on is quantized and NF4; `ToolError` names the first that isn't."""
+    """Prove, before an adapter is put on, that every linear it will be put on is quantized and NF4;
+    `ToolError` names the first that isn't.
+    """
     for name, module in model.named_modules():
         if ".layers." in name and name.rpartition(".")[2] in train.target_modules:
             state = getattr(getattr(module, "weight", None), "quant_state", None)
@@ -65,9 +80,9 @@ def check_quantized(model: Any, train: Training) -> None:
 def forbid_repacking(model: Any) -> None:
     """Keep bitsandbytes from rewriting the weights at the first evaluation.
 
-    On a CPU with AVX512-BF16 its `Linear4bit.forward` repacks the weight in place, for good, the first time it runs in
-    evaluation mode; its kernel for that has no backward, so that from then on training loses every gradient
-    through the base, with no more than a warning (0.50.2).
+    On a CPU with AVX512-BF16 its `Linear4bit.forward` repacks the weight in place, for good, the first time
+    it runs in evaluation mode; its kernel for that has no backward, so that from then on training loses every
+    gradient through the base, with no more than a warning (0.50.2).
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -75,18 +90,22 @@ def forbid_repacking(model: Any) -> None:
 
 
 def float32_cast_bytes(model: Any) -> int:
-    """Bytes that PEFT's `prepare_model_for_kbit_training` would add: it casts every 16-bit parameter to float32.
+    """Bytes that PEFT's `prepare_model_for_kbit_training` would add: it casts every 16-bit parameter to
+    float32.
 
-    These are embeddings, head and norms; 2.18 GB for Qwen2.5-7B. `model` is a base as `load_quantized` gives it.
+    These are embeddings, head and norms; 2.18 GB for Qwen2.5-7B. `model` is a base as `load_quantized` gives
+    it.
     """
     return sum(p.numel() * 2 for p in model.parameters() if p.element_size() == 2 and p.is_floating_point())
 
 
 def keep_embeddings_on_cpu(model: Any) -> None:
-    """Put the input embeddings into main memory; a forward moves only the rows it looks up to where the rest is.
+    """Put the input embeddings into main memory; a forward moves only the rows it looks up to where the rest
+    is.
 
-    The table is no parameter then, so nothing that moves the model takes it along. Without a GPU nothing changes. Raises
-    `ConfigError` if head and embeddings are one table, which the head needs on the GPU anyway.
+    The table is no parameter then, so nothing that moves the model takes it along. Without a GPU nothing
+    changes. Raises `ConfigError` if head and embeddings are one table, which the head needs on the GPU
+    anyway.
     """
     import torch
 
@@ -127,10 +146,11 @@ def lora_config(train: Training) -> Any:
 
 
 def check_adapter(model: Any, train: Training) -> int:
-    """The number of trainable parameters, proven to be Σ r·(in + out) over every target of every layer (LoRA, arXiv:2106.09685).
+    """The number of trainable parameters, proven to be Σ r·(in + out) over every target of every layer (LoRA,
+    arXiv:2106.09685).
 
-    Raises `ConfigError` if a layer lacks a target or a linear outside the layers has an adapter, `AssertionError` where
-    anything but LoRA trains or the count is off.
+    Raises `ConfigError` if a layer lacks a target or a linear outside the layers has an adapter,
+    `AssertionError` where anything but LoRA trains or the count is off.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -150,7 +170,11 @@ def check_adapter(model: Any, train: Training) -> int:
         )
     for number in range(len(layers)):
         for target in train.target_modules:
-            found = [name for name in matched if name.startswith(f"layers.{number}.") and name.endswith(f".{target}")]
+            found = [
+                name
+                for name in matched
+                if name.startswith(f"layers.{number}.") and name.endswith(f".{target}")
+            ]
             if len(found) != 1:
                 raise ConfigError(
                     "Q-MODELS-026",
@@ -165,7 +189,14 @@ def check_adapter(model: Any, train: Training) -> int:
             f"{outside} got an adapter, and only the layers' linears can have one: take it out of "
             "train.target_modules",
         )
-    if other := next((name for name, parameter in model.named_parameters() if parameter.requires_grad and ".lora_" not in name), None):
+    if other := next(
+        (
+            name
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and ".lora_" not in name
+        ),
+        None,
+    ):
         raise AssertionError(f"{other} is trainable, and only the adapter should be")
     expected = sum(train.r * (layer.in_features + layer.out_features) for layer in matched.values())
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -1,7 +1,8 @@
-"""The loss of a quantized head: blocks of the vocabulary, each dequantized once, so that neither the head nor the logits are ever whole.
+"""The loss of a quantized head: blocks of the vocabulary, each dequantized once, so that neither the head nor
+the logits are ever whole.
 
-The softmax is summed up as the blocks come, with the largest logit so far taken out, and so are the gradients (as attention does it in
-arXiv:2112.05682; over a vocabulary: Cut Cross-Entropy, arXiv:2411.09009).
+The softmax is summed up as the blocks come, with the largest logit so far taken out, and so are the gradients
+(as attention does it in arXiv:2112.05682; over a vocabulary: Cut Cross-Entropy, arXiv:2411.09009).
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,11 @@ from pipeline.gguf.dequantize import dequantize
 from pipeline.models.loss_parts import LossWithGradient, logit_rule, trained_states
 from pipeline.models.quantized_linear import QuantizedLinear
 
-BLOCK_LOGITS = 5 << 20  # logits alive at once, of all trained positions and a block of the vocabulary; a block takes 12 bytes a logit
+BLOCK_LOGITS = (
+    5 << 20
+    # logits alive at once, of all trained positions and a block of the vocabulary; a block takes 12 bytes a
+    # logit
+)
 BLOCK_HEAD = 8 << 20  # weights of the head that are dense at once
 LOWEST, TINY = -1e38, 1e-38  # stand for −∞ and 0 where these would make no number
 
@@ -24,7 +29,9 @@ def has_quantized_head(model: Any) -> bool:
 
 
 def quantized_head_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
-    """`chunked_loss` for a model whose `lm_head` is a `QuantizedLinear`: the same number, a float32 scalar, and the same gradients."""
+    """`chunked_loss` for a model whose `lm_head` is a `QuantizedLinear`: the same number, a float32 scalar,
+    and the same gradients.
+    """
     states, targets = trained_states(model, inputs)
     divisor = max(len(targets), 1) if tokens is None else tokens
     return QuantizedHeadLoss.apply(states, targets, model, divisor, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
@@ -37,20 +44,30 @@ class QuantizedHeadLoss(LossWithGradient):
     def forward(ctx: Any, states: Any, targets: Any, model: Any, divisor: Any, with_gradient: bool) -> Any:
         """The loss; `states` (N, H), `targets` (N,). The head is frozen: it gets no gradient."""
         with torch.autocast(states.device.type, enabled=False):
-            total, gradient = loss_and_gradient(states, targets, model.lm_head, *logit_rule(model.config), with_gradient)
+            total, gradient = loss_and_gradient(
+                states, targets, model.lm_head, *logit_rule(model.config), with_gradient
+            )
         if gradient is not None:
             QuantizedHeadLoss.keep(ctx, states, gradient / divisor)
         return total / divisor
 
 
-def loss_and_gradient(states: Any, targets: Any, head: Any, factor: float, softcap: float | None, with_gradient: bool) -> tuple[Any, Any]:
-    """Summed cross entropy (float32) and its gradient (N, H) by `states` (None without); `head` is a `QuantizedLinear`.
+def loss_and_gradient(
+    states: Any, targets: Any, head: Any, factor: float, softcap: float | None, with_gradient: bool
+) -> tuple[Any, Any]:
+    """Summed cross entropy (float32) and its gradient (N, H) by `states` (None without); `head` is a
+    `QuantizedLinear`.
 
-    The target is kept out of the sums: of a token that the model is sure of, softmax − 1 would be lost in the head's 16 bits.
+    The target is kept out of the sums: of a token that the model is sure of, softmax − 1 would be lost in the
+    head's 16 bits.
     """
-    found, slopes, highest, others, pulled = sums_outside(states, head, targets[:, None], factor, softcap, with_gradient)
+    found, slopes, highest, others, pulled = sums_outside(
+        states, head, targets[:, None], factor, softcap, with_gradient
+    )
     log_others = highest + others.log()
-    total = torch.nn.functional.softplus(log_others - found[:, 0]).sum()  # −log softmax(target) = log(1 + others ÷ target)
+    total = torch.nn.functional.softplus(
+        log_others - found[:, 0]
+    ).sum()  # −log softmax(target) = log(1 + others ÷ target)
     if pulled is None:
         return total, None
     wrong = torch.sigmoid(log_others - found[:, 0])  # 1 − softmax(target)
@@ -58,20 +75,28 @@ def loss_and_gradient(states: Any, targets: Any, head: Any, factor: float, softc
     return total, pulled.mul_((wrong / others.clamp(min=TINY))[:, None]).sub_(of_targets)
 
 
-def sums_outside(states: Any, head: Any, ids: Any, factor: float, softcap: float | None, with_gradient: bool) -> tuple[Any, ...]:
-    """One pass over the vocabulary: the logits of `ids` (N, k), their slopes, and sums over all other tokens; all float32.
+def sums_outside(
+    states: Any, head: Any, ids: Any, factor: float, softcap: float | None, with_gradient: bool
+) -> tuple[Any, ...]:
+    """One pass over the vocabulary: the logits of `ids` (N, k), their slopes, and sums over all other tokens;
+    all float32.
 
-    The sums are the largest other logit (N,), Σ exp(logit − largest) (N,) and, for the gradient, Σ exp(logit − largest) · slope · row
-    (N, H; None without). `head` is a `QuantizedLinear` or dense.
+    The sums are the largest other logit (N,), Σ exp(logit − largest) (N,) and, for the gradient, Σ exp(logit
+    − largest) · slope · row (N, H; None without). `head` is a `QuantizedLinear` or dense.
     """
     x = states.to(compute_type(head))
     highest = torch.full((len(ids),), -torch.inf, device=x.device)
     others = torch.zeros(len(ids), device=x.device)
     pulled = torch.zeros(x.shape, device=x.device) if with_gradient else None
-    found, found_slopes = torch.zeros(ids.shape, device=x.device), torch.full(ids.shape, factor, device=x.device)
+    found, found_slopes = (
+        torch.zeros(ids.shape, device=x.device),
+        torch.full(ids.shape, factor, device=x.device),
+    )
     for first, last in vocabulary_blocks(head, len(ids)):
         rows = rows_between(head, first, last)
-        logits, slopes = block_logits(x, rows, None if head.bias is None else head.bias[first:last], factor, softcap)
+        logits, slopes = block_logits(
+            x, rows, None if head.bias is None else head.bias[first:last], factor, softcap
+        )
         at, place = ((ids >= first) & (ids < last)).nonzero(as_tuple=True)
         columns = ids[at, place] - first
         found[at, place] = logits[at, columns]
@@ -80,7 +105,9 @@ def sums_outside(states: Any, head: Any, ids: Any, factor: float, softcap: float
         logits[at, columns] = -torch.inf
         raised = torch.maximum(highest, logits.amax(1))
         shrink = torch.where(raised == highest, 1.0, (highest - raised).exp())
-        weights = logits.sub_(raised.clamp(min=LOWEST)[:, None]).exp_()  # all 0 in a block that holds no other token
+        weights = logits.sub_(
+            raised.clamp(min=LOWEST)[:, None]
+        ).exp_()  # all 0 in a block that holds no other token
         others = others * shrink + weights.sum(1)
         if pulled is not None:
             weights.mul_(factor if slopes is None else slopes)
@@ -90,7 +117,9 @@ def sums_outside(states: Any, head: Any, ids: Any, factor: float, softcap: float
 
 
 def block_logits(x: Any, rows: Any, bias: Any, factor: float, softcap: float | None) -> tuple[Any, Any]:
-    """Float32 logits (N, c) of states x (N, H) by rows (c, H), and their slopes by the head's output (None: `factor` everywhere)."""
+    """Float32 logits (N, c) of states x (N, H) by rows (c, H), and their slopes by the head's output (None:
+    `factor` everywhere).
+    """
     logits = torch.nn.functional.linear(x, rows, bias)
     if factor != 1.0:
         logits *= factor

@@ -1,7 +1,9 @@
-"""A linear and an embedding whose weight stays as a GGUF's quantized bytes: dequantized at every use, block by block, forward and backward.
+"""A linear and an embedding whose weight stays as a GGUF's quantized bytes: dequantized at every use, block
+by block, forward and backward.
 
-The weight is frozen: what trains is a LoRA adapter on top (QLoRA, arXiv:2305.14314, with llama.cpp's blocks in the place of NF4's). Nothing
-dense outlives the call that made it, so a linear costs its bytes in the file and, while it runs, one block.
+The weight is frozen: what trains is a LoRA adapter on top (QLoRA, arXiv:2305.14314, with llama.cpp's blocks
+in the place of NF4's). Nothing dense outlives the call that made it, so a linear costs its bytes in the file
+and, while it runs, one block.
 """
 
 from collections.abc import Iterator
@@ -12,7 +14,9 @@ import torch
 
 from pipeline.gguf.dequantize import columns_of, dequantize
 
-BLOCK_WEIGHTS = 32 << 20  # weights that are dense at a time: 67 MB in bfloat16; a 7B's largest matrices take three of them
+BLOCK_WEIGHTS = (
+    32 << 20
+)  # weights that are dense at a time: 67 MB in bfloat16; a 7B's largest matrices take three of them
 _spaces = local()
 
 
@@ -25,8 +29,8 @@ def row_blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
 def passing(quantized: torch.Tensor, ggml_type: int, dtype: torch.dtype) -> torch.Tensor:
     """Rows (R, row_bytes) as (R, columns) of `dtype`, good until the next call.
 
-    On a CPU every call writes to the same memory: pages that are new each time cost as much as the arithmetic (measured: half the speed at
-    64 MB). A GPU's allocator keeps its pages by itself.
+    On a CPU every call writes to the same memory: pages that are new each time cost as much as the arithmetic
+    (measured: half the speed at 64 MB). A GPU's allocator keeps its pages by itself.
     """
     if quantized.is_cuda:
         return dequantize(quantized, ggml_type, dtype)
@@ -39,10 +43,14 @@ def passing(quantized: torch.Tensor, ggml_type: int, dtype: torch.dtype) -> torc
 
 
 class QuantizedMatmul(torch.autograd.Function):
-    """y = x Wᵀ + b with W quantized. Only the quantized bytes are kept for the backward, which dequantizes them again."""
+    """y = x Wᵀ + b with W quantized. Only the quantized bytes are kept for the backward, which dequantizes
+    them again.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, quantized: torch.Tensor, bias: torch.Tensor | None, ggml_type: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, quantized: torch.Tensor, bias: torch.Tensor | None, ggml_type: int
+    ) -> torch.Tensor:
         """(T, out) for x (T, in), quantized (out, row_bytes), bias (out,), all in x's type."""
         ctx.save_for_backward(quantized)
         ctx.ggml_type, rows, columns = ggml_type, quantized.shape[0], x.shape[1]
@@ -51,12 +59,16 @@ class QuantizedMatmul(torch.autograd.Function):
         y = x.new_empty(x.shape[0], rows)
         for first, last in row_blocks(rows, columns):
             part = None if bias is None else bias[first:last]
-            y[:, first:last] = torch.nn.functional.linear(x, passing(quantized[first:last], ggml_type, x.dtype), part)
+            y[:, first:last] = torch.nn.functional.linear(
+                x, passing(quantized[first:last], ggml_type, x.dtype), part
+            )
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None, None]:
+    def backward(
+        ctx: Any, upstream: torch.Tensor
+    ) -> tuple[torch.Tensor | None, None, torch.Tensor | None, None]:
         """The gradients of x, upstream W, and of the bias where it trains."""
         (quantized,) = ctx.saved_tensors
         columns = columns_of(ctx.ggml_type, quantized.shape[1])
@@ -67,25 +79,41 @@ class QuantizedMatmul(torch.autograd.Function):
             return upstream @ passing(quantized, ctx.ggml_type, upstream.dtype), None, of_bias, None
         of_x = upstream.new_zeros(upstream.shape[0], columns)
         for first, last in row_blocks(quantized.shape[0], columns):
-            of_x.addmm_(upstream[:, first:last], passing(quantized[first:last], ctx.ggml_type, upstream.dtype))
+            of_x.addmm_(
+                upstream[:, first:last], passing(quantized[first:last], ctx.ggml_type, upstream.dtype)
+            )
         return of_x, None, of_bias, None
 
 
 class QuantizedLinear(torch.nn.Linear):
-    """nn.Linear with `weight` uint8 (out_features, row_bytes) of ggml type `ggml_type`, frozen; PEFT puts LoRA on it as on any nn.Linear.
+    """nn.Linear with `weight` uint8 (out_features, row_bytes) of ggml type `ggml_type`, frozen; PEFT puts
+    LoRA on it as on any nn.Linear.
 
-    It computes in `compute_dtype` and answers in its input's type, under autocast too, as bitsandbytes' NF4 linears do. PEFT can't merge into
-    bytes: `merge_adapter` and its like raise `RuntimeError`.
+    It computes in `compute_dtype` and answers in its input's type, under autocast too, as bitsandbytes' NF4
+    linears do. PEFT can't merge into bytes: `merge_adapter` and its like raise `RuntimeError`.
     """
 
     weight: torch.nn.Parameter
 
-    def __init__(self, quantized: torch.Tensor, ggml_type: int, bias: torch.Tensor | None = None, *, compute_dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        quantized: torch.Tensor,
+        ggml_type: int,
+        bias: torch.Tensor | None = None,
+        *,
+        compute_dtype: torch.dtype,
+    ) -> None:
         torch.nn.Module.__init__(self)  # nn.Linear's own would make the dense weight first
         self.in_features, self.out_features = columns_of(ggml_type, quantized.shape[1]), quantized.shape[0]
         self.ggml_type, self.compute_dtype = ggml_type, compute_dtype
-        self.weight = quantized if isinstance(quantized, torch.nn.Parameter) else torch.nn.Parameter(quantized, requires_grad=False)
-        self.register_parameter("bias", None if bias is None else torch.nn.Parameter(bias.to(compute_dtype), requires_grad=False))
+        self.weight = (
+            quantized
+            if isinstance(quantized, torch.nn.Parameter)
+            else torch.nn.Parameter(quantized, requires_grad=False)
+        )
+        self.register_parameter(
+            "bias", None if bias is None else torch.nn.Parameter(bias.to(compute_dtype), requires_grad=False)
+        )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """(…, out_features) for (…, in_features), in the input's type."""
@@ -101,35 +129,65 @@ class QuantizedLinear(torch.nn.Linear):
         return self.in_features * self.out_features
 
     def rows(self, first: int, last: int) -> torch.Tensor:
-        """Rows [first, last) of the weight, (last − first, in_features) in the compute type, good until the next use of any packed linear."""
+        """Rows [first, last) of the weight, (last − first, in_features) in the compute type, good until the
+        next use of any packed linear.
+        """
         return passing(self.weight[first:last], self.ggml_type, self.compute_dtype)
 
     def densify(self) -> torch.nn.Linear:
-        """The same linear, frozen, with its weight in the compute type once and for all: for machines with memory to spare."""
+        """The same linear, frozen, with its weight in the compute type once and for all: for machines with
+        memory to spare.
+        """
         linear = torch.nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
-        linear.weight = torch.nn.Parameter(dequantize(self.weight, self.ggml_type, self.compute_dtype), requires_grad=False)
+        linear.weight = torch.nn.Parameter(
+            dequantize(self.weight, self.ggml_type, self.compute_dtype), requires_grad=False
+        )
         linear.bias = self.bias
         return linear
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, kind={self.ggml_type}, compute_dtype={self.compute_dtype}"
+        return (
+            f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, "
+            f"kind={self.ggml_type}, compute_dtype={self.compute_dtype}"
+        )
 
 
 class QuantizedEmbedding(torch.nn.Embedding):
-    """nn.Embedding with `weight` uint8 (num_embeddings, row_bytes), frozen: the rows that are looked up are dequantized, no others.
+    """nn.Embedding with `weight` uint8 (num_embeddings, row_bytes), frozen: the rows that are looked up are
+    dequantized, no others.
 
     A head tied to it takes this very parameter, so that the table is held once.
     """
 
     weight: torch.nn.Parameter
 
-    def __init__(self, quantized: torch.Tensor, ggml_type: int, padding_idx: int | None = None, *, compute_dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        quantized: torch.Tensor,
+        ggml_type: int,
+        padding_idx: int | None = None,
+        *,
+        compute_dtype: torch.dtype,
+    ) -> None:
         torch.nn.Module.__init__(self)
-        self.num_embeddings, self.embedding_dim = quantized.shape[0], columns_of(ggml_type, quantized.shape[1])
-        self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = padding_idx, None, 2.0, False, False
+        self.num_embeddings, self.embedding_dim = (
+            quantized.shape[0],
+            columns_of(ggml_type, quantized.shape[1]),
+        )
+        self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = (
+            padding_idx,
+            None,
+            2.0,
+            False,
+            False,
+        )
         self.ggml_type, self.compute_dtype = ggml_type, compute_dtype
-        self.weight = quantized if isinstance(quantized, torch.nn.Parameter) else torch.nn.Parameter(quantized, requires_grad=False)
+        self.weight = (
+            quantized
+            if isinstance(quantized, torch.nn.Parameter)
+            else torch.nn.Parameter(quantized, requires_grad=False)
+        )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Rows (…, embedding_dim) in the compute type for ids (…)."""
@@ -144,4 +202,6 @@ class QuantizedEmbedding(torch.nn.Embedding):
     def densify(self) -> torch.nn.Embedding:
         """The same table, frozen, in the compute type once and for all."""
         table = dequantize(self.weight, self.ggml_type, self.compute_dtype)
-        return torch.nn.Embedding(self.num_embeddings, self.embedding_dim, self.padding_idx, _weight=table, _freeze=True)
+        return torch.nn.Embedding(
+            self.num_embeddings, self.embedding_dim, self.padding_idx, _weight=table, _freeze=True
+        )

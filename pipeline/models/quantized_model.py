@@ -1,6 +1,8 @@
-"""A causal language model whose weights are the bytes of a GGUF: what LoRA trains on, and what llama-server then serves.
+"""A causal language model whose weights are the bytes of a GGUF: what LoRA trains on, and what llama-server
+then serves.
 
-Norms and biases, which a GGUF holds in float32, are rounded to the compute type, as transformers does when it loads a model in that type.
+Norms and biases, which a GGUF holds in float32, are rounded to the compute type, as transformers does when it
+loads a model in that type.
 """
 
 from dataclasses import dataclass
@@ -43,12 +45,16 @@ class Names:
         return self.heads.get(parameter.rpartition(".")[0].rpartition(".")[2], 0)
 
 
-def load_gguf(folder: Path, *, compute_dtype: torch.dtype, device: str, dense: bool = False, name: str = MODEL_FILE) -> Any:
-    """The model of `folder` (config.json and the GGUF `name`), frozen, in evaluation mode, with quantized linears, embedding and head.
+def load_gguf(
+    folder: Path, *, compute_dtype: torch.dtype, device: str, dense: bool = False, name: str = MODEL_FILE
+) -> Any:
+    """The model of `folder` (config.json and the GGUF `name`), frozen, in evaluation mode, with quantized
+    linears, embedding and head.
 
-    `dense` dequantizes them once, to the compute type. The file is mapped: on a CPU the quantized weights are views of it, a GPU gets them tensor
-    by tensor. Raises `DataError` if the architecture is not one of llama, mistral, qwen2 and qwen3, or where not every tensor of the file
-    fills exactly one parameter, and every parameter is filled.
+    `dense` dequantizes them once, to the compute type. The file is mapped: on a CPU the quantized weights are
+    views of it, a GPU gets them tensor by tensor. Raises `DataError` if the architecture is not one of llama,
+    mistral, qwen2 and qwen3, or where not every tensor of the file fills exactly one parameter, and every
+    parameter is filled.
     """
     from transformers import AutoConfig
 
@@ -64,7 +70,9 @@ def load_gguf(folder: Path, *, compute_dtype: torch.dtype, device: str, dense: b
 
 
 def tensor_names(config: Any, header: Header, file: Path) -> Names:
-    """The names for this model's architecture. Raises `DataError` if it is not one that can be trained quantized, or not the file's."""
+    """The names for this model's architecture. Raises `DataError` if it is not one that can be trained
+    quantized, or not the file's.
+    """
     import gguf
 
     found = (getattr(config, "architectures", None) or ["model without architectures"])[0]
@@ -89,25 +97,37 @@ def tensor_names(config: Any, header: Header, file: Path) -> Names:
             f"{file} has scaled rotary positions (rope_freqs.weight), which training would not see: set "
             "base.quantization to nf4",
         )
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads} if architecture == "llama" else {}
+    heads = (
+        {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        if architecture == "llama"
+        else {}
+    )
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     return Names(file, gguf.get_tensor_name_map(number, config.num_hidden_layers), heads)
 
 
 def empty_model(folder: Path, config: Any, dtype: torch.dtype, device: str) -> Any:
-    """The model without weights: parameters on the meta device, the rotary table as transformers computes it on `device`."""
+    """The model without weights: parameters on the meta device, the rotary table as transformers computes it
+    on `device`.
+    """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config=config).to(device)  # its table is no parameter, and in no file
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=config).to(
+        device
+    )  # its table is no parameter, and in no file
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return model
 
 
-def fill(model: Any, tensors: dict[str, GgufTensor], names: Names, dtype: torch.dtype, device: str, dense: bool) -> None:
-    """Give every module of `model` its weights. Raises `DataError` if the file lacks one or it has another shape."""
+def fill(
+    model: Any, tensors: dict[str, GgufTensor], names: Names, dtype: torch.dtype, device: str, dense: bool
+) -> None:
+    """Give every module of `model` its weights. Raises `DataError` if the file lacks one or it has another
+    shape.
+    """
     mapped = torch.from_file(str(names.file), shared=False, size=names.file.stat().st_size, dtype=torch.uint8)
     for path, module in list(model.named_modules()):
         for leaf, parameter in list(module.named_parameters(recurse=False)):
@@ -115,7 +135,11 @@ def fill(model: Any, tensors: dict[str, GgufTensor], names: Names, dtype: torch.
                 continue
             tensor = find(tensors, names, f"{path}.{leaf}", parameter)
             values = in_order(floats(tensor)[:, None], names.reordered(f"{path}.{leaf}"))[:, 0]
-            setattr(module, leaf, torch.nn.Parameter(rounded(values, dtype, tensor).to(device), requires_grad=False))
+            setattr(
+                module,
+                leaf,
+                torch.nn.Parameter(rounded(values, dtype, tensor).to(device), requires_grad=False),
+            )
     tied = model.config.tie_word_embeddings
     for path, module in list(model.named_modules()):
         if not isinstance(module, torch.nn.Linear | torch.nn.Embedding) or (tied and path == "lm_head"):
@@ -160,7 +184,9 @@ def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: tor
 
 
 def floats(tensor: GgufTensor) -> torch.Tensor:
-    """A norm or bias as float32. Raises `DataError` if it is stored in blocks, which no file of llama.cpp's tools has."""
+    """A norm or bias as float32. Raises `DataError` if it is stored in blocks, which no file of llama.cpp's
+    tools has.
+    """
     if tensor.type not in FLOATS:
         raise DataError(
             "Q-MODELS-030",
@@ -183,17 +209,22 @@ def rounded(values: torch.Tensor, dtype: torch.dtype, tensor: GgufTensor) -> tor
 
 
 def quantized_rows(tensor: GgufTensor, mapped: torch.Tensor, heads: int) -> torch.Tensor:
-    """A matrix's packed rows (rows, row_bytes) in transformers' order: a view of the mapped file where that is the file's own."""
+    """A matrix's packed rows (rows, row_bytes) in transformers' order: a view of the mapped file where that
+    is the file's own.
+    """
     if heads:  # read past the map, so that these rows are in memory once
         return in_order(torch.from_numpy(tensor.stored(0, tensor.rows)), heads)
-    return mapped[tensor.start : tensor.start + tensor.rows * tensor.row_bytes].view(tensor.rows, tensor.row_bytes)
+    return mapped[tensor.start : tensor.start + tensor.rows * tensor.row_bytes].view(
+        tensor.rows, tensor.row_bytes
+    )
 
 
 def in_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
     """Rows (R, …) of a GGUF's q or k in transformers' order.
 
-    llama.cpp's rotary embedding turns neighbors, transformers' the two halves of a head, so the converter lays row i of both halves side by
-    side. Blocks lie along a row, so that moving whole rows keeps every weight exactly.
+    llama.cpp's rotary embedding turns neighbors, transformers' the two halves of a head, so the converter
+    lays row i of both halves side by side. Blocks lie along a row, so that moving whole rows keeps every
+    weight exactly.
     """
     if not heads:
         return rows
@@ -202,7 +233,9 @@ def in_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def prove_whole(model: Any, tensors: dict[str, GgufTensor], names: Names) -> None:
-    """Raise `DataError` unless the file's tensors and the model's parameters are one to one, and nothing is left without values."""
+    """Raise `DataError` unless the file's tensors and the model's parameters are one to one, and nothing is
+    left without values.
+    """
     used: dict[str, str] = {}
     for parameter, values in model.named_parameters():  # a tied one under its first name
         name = names.of(parameter)

@@ -1,4 +1,6 @@
-"""How PyTorch and its libraries behave in this process: quiet, with a set number of threads, and how much memory they take."""
+"""How PyTorch and its libraries behave in this process: quiet, with a set number of threads, and how much
+memory they take.
+"""
 
 import os
 import resource
@@ -11,7 +13,9 @@ from pathlib import Path
 
 
 def silence_libraries() -> None:
-    """Keep hints about other set-ups, which are the same in every run, off the terminal; call it before they are imported."""
+    """Keep hints about other set-ups, which are the same in every run, off the terminal; call it before they
+    are imported.
+    """
     for noisy in ("trl", "bitsandbytes"):
         getLogger(noisy).setLevel("ERROR")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl")
@@ -23,15 +27,21 @@ def silence_libraries() -> None:
 
 
 def use_all_cores() -> None:
-    """One thread a core that this process may use, whatever OMP_NUM_THREADS says: Snakemake sets it, DVC doesn't, and the sums would differ."""
+    """One thread a core that this process may use, whatever OMP_NUM_THREADS says: Snakemake sets it, DVC
+    doesn't, and the sums would differ.
+    """
     import torch
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    torch.set_num_threads(
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep torch to one thread: the bytes can't depend on how a sum was split, and small work loses more by waiting than it gains."""
+    """Keep torch to one thread: the bytes can't depend on how a sum was split, and small work loses more by
+    waiting than it gains.
+    """
     import torch
 
     before = torch.get_num_threads()
@@ -43,11 +53,15 @@ def one_thread() -> Iterator[None]:
 
 
 def memory_used() -> int:
-    """Bytes: the most that was allocated on the GPU so far where there is one, else this process's resident memory now."""
+    """Bytes: the most that was allocated on the GPU so far where there is one, else this process's resident
+    memory now.
+    """
     import psutil
     import torch
 
-    return int(torch.cuda.max_memory_allocated() if torch.cuda.is_available() else psutil.Process().memory_info().rss)
+    return int(
+        torch.cuda.max_memory_allocated() if torch.cuda.is_available() else psutil.Process().memory_info().rss
+    )
 
 
 def peak_memory() -> int:
@@ -58,5 +72,9 @@ def peak_memory() -> int:
         return int(torch.cuda.max_memory_allocated())
     status = Path("/proc/self/status")
     if status.exists():  # ru_maxrss of a process that was forked counts its parent's
-        return next(int(line.split()[1]) * 1024 for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM"))
+        return next(
+            int(line.split()[1]) * 1024
+            for line in status.read_text(encoding="ascii").splitlines()
+            if line.startswith("VmHWM")
+        )
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

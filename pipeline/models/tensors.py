@@ -5,7 +5,9 @@ from typing import Any
 
 
 def frozen_tensors(model: Any) -> Iterator[Any]:
-    """Every tensor of the base: weights, buffers, and the scales and tables that NF4 keeps beside a weight."""
+    """Every tensor of the base: weights, buffers, and the scales and tables that NF4 keeps beside a
+    weight.
+    """
     yield from (weight for weight in model.parameters() if not weight.requires_grad)
     yield from model.buffers()
     for weight in model.parameters():

@@ -9,18 +9,23 @@ if TYPE_CHECKING:
 
 LONGEST = 2000  # characters of a text that are shown
 NEAR, LONG = 10, 50  # words shown on either side of a difference; more than `LONG` further ones are left out
-# a run of letters, of digits, or one other character (code differs in less than what lies between two blanks), with the blanks before it
+# a run of letters, of digits, or one other character (code differs in less than what lies between two
+# blanks), with the blanks before it
 WORD = re.compile(r"\s*(?:[^\W\d_]+|\d+|\S)|\s+")
 
 
 def clipped(text: object, longest: int = LONGEST) -> str:
     """The text's beginning, and how much more there is."""
     whole = str(text)
-    return whole if len(whole) <= longest else f"{whole[:longest]}… ({len(whole) - longest:,} more characters)"
+    return (
+        whole if len(whole) <= longest else f"{whole[:longest]}… ({len(whole) - longest:,} more characters)"
+    )
 
 
 def marked(before: str, after: str) -> "Markup":
-    """`after` with its own words in `<ins>` and those only in `before` in `<del>`; long runs of equal words are shortened. Everything is escaped."""
+    """`after` with its own words in `<ins>` and those only in `before` in `<del>`; long runs of equal words
+    are shortened. Everything is escaped.
+    """
     from markupsafe import Markup, escape
 
     old, new = WORD.findall(clipped(before)), WORD.findall(clipped(after))

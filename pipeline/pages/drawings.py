@@ -1,7 +1,7 @@
 """The data page's drawings as inline SVG, without a library: a flow (Sankey diagram) and bars.
 
-Colors are classes of the page's style (`flow-…`, `bar-…`), so that light, dark and print follow the page; the same
-input gives the same bytes. Every drawing has a title and a description; text in it is escaped.
+Colors are classes of the page's style (`flow-…`, `bar-…`), so that light, dark and print follow the page; the
+same input gives the same bytes. Every drawing has a title and a description; text in it is escaped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,9 @@ BARS_LEFT, BARS_RIGHT = 8, 552
 
 @dataclass(frozen=True)
 class Step:
-    """What a rule did: it took `lost` rows out or put `added` ones in (neither: it changed some); `words` and, smaller, `more` say so."""
+    """What a rule did: it took `lost` rows out or put `added` ones in (neither: it changed some); `words`
+    and, smaller, `more` say so.
+    """
 
     name: str
     rows_in: int
@@ -42,7 +44,8 @@ class Step:
 
 
 def flow(description: str, ends: tuple[str, str], steps: Sequence[Step], splits: Mapping[str, int]) -> str:
-    """A stream from top to bottom, as wide as it has rows; what a step takes out branches off to the right, at the end it parts into `splits`.
+    """A stream from top to bottom, as wide as it has rows; what a step takes out branches off to the right,
+    at the end it parts into `splits`.
 
     `ends` are the words at its two ends. Returns SVG.
     """
@@ -67,11 +70,19 @@ def flow(description: str, ends: tuple[str, str], steps: Sequence[Step], splits:
     )
 
 
-def bars(name: str, title: str, description: str, items: Sequence[tuple[str, int]], *,
-         edges: bool = False, marks: Sequence[tuple[str, float]] = ()) -> str:  # fmt: skip
+def bars(
+    name: str,
+    title: str,
+    description: str,
+    items: Sequence[tuple[str, int]],
+    *,
+    edges: bool = False,
+    marks: Sequence[tuple[str, float]] = (),
+) -> str:
     """A bar for each (label, count). `edges`: a label stands at its bar's left edge, as in a histogram.
 
-    `marks` are (label, place) of upright lines, a place counted in bars from the left. Returns SVG, "" without items.
+    `marks` are (label, place) of upright lines, a place counted in bars from the left. Returns SVG, ""
+    without items.
     """
     if not items:
         return ""
@@ -87,7 +98,8 @@ def bars(name: str, title: str, description: str, items: Sequence[tuple[str, int
             height = max(height, THIN)
             words = f"<title>{escape(label)}: {count:,}</title>"
             parts.append(
-                f'<rect class="bar" x="{short(x)}" y="{short(LOW - height)}" width="{short(inner)}" height="{short(height)}">{words}</rect>'
+                f'<rect class="bar" x="{short(x)}" y="{short(LOW - height)}" width="{short(inner)}" '
+                f'height="{short(height)}">{words}</rect>'
             )
         if pitch >= 44:
             parts.append(text(x + inner / 2, LOW - height - 5, f"{count:,}", "bar-count", anchor="middle"))
@@ -109,12 +121,15 @@ def bars(name: str, title: str, description: str, items: Sequence[tuple[str, int
 
 
 def _step(parts: list[str], edge: list[tuple[float, float]], step: Step, unit: float, y: float) -> float:
-    """Draw one step's branch and words from `y` down, add to the stream's right edge; gives where the step ends."""
+    """Draw one step's branch and words from `y` down, add to the stream's right edge; gives where the step
+    ends.
+    """
     rows = step.lost or step.added
     if not rows:  # it only changed some: a short piece with a note
         start = LEFT + step.rows_in * unit + 6
         parts.append(
-            f'<line class="flow-leader" x1="{short(start)}" x2="{WORDS - 8}" y1="{short(y + 15)}" y2="{short(y + 15)}"/>'
+            f'<line class="flow-leader" x1="{short(start)}" x2="{WORDS - 8}" y1="{short(y + 15)}" '
+            f'y2="{short(y + 15)}"/>'
         )
         _sentence(parts, step, y + 15, quiet=True)
         return y + 30
@@ -122,7 +137,8 @@ def _step(parts: list[str], edge: list[tuple[float, float]], step: Step, unit: f
     middle = y + 14 + max(thick, 26) / 2
     bottom = y + 14 + max(thick, 26) + 6
     inner = LEFT + min(step.rows_in, step.rows_out) * unit
-    # lost rows leave at the top and turn right: the inner side of the turn ends below; added ones come in and join at the bottom
+    # lost rows leave at the top and turn right: the inner side of the turn ends below; added ones come in and
+    # join at the bottom
     (turn, outer_y, inner_y), kind = (
         ((y, -thick / 2, thick / 2), "flow-lost")
         if step.lost
@@ -156,10 +172,14 @@ def _fan(parts: list[str], splits: Mapping[str, int], unit: float, y: float) -> 
         down = (
             f"C{short(start)} {short(middle)} {short(place)} {short(middle)} {short(place)} {short(y + deep)}"
         )
-        up = f"C{short(place + thick)} {short(middle)} {short(start + thick)} {short(middle)} {short(start + thick)} {short(y)}"
+        up = (
+            f"C{short(place + thick)} {short(middle)} {short(start + thick)} {short(middle)} "
+            f"{short(start + thick)} {short(y)}"
+        )
         if rows:
             parts.append(
-                f'<path class="flow-{escape(name)}" d="M{short(start)} {short(y)} {down} L{short(place + thick)} {short(y + deep)} {up} Z"/>'
+                f'<path class="flow-{escape(name)}" d="M{short(start)} {short(y)} {down} '
+                f'L{short(place + thick)} {short(y + deep)} {up} Z"/>'
             )
         parts.append(text(place, y + deep + 18, f"{rows:,}", "flow-words"))
         parts.append(text(place, y + deep + 34, name, "flow-quiet"))

@@ -1,4 +1,6 @@
-"""Figures as the report's text: sizes, shares, points, p-values; a dash where nothing was measured. The templates' filters."""
+"""Figures as the report's text: sizes, shares, points, p-values; a dash where nothing was measured. The
+templates' filters.
+"""
 
 from typing import Any
 
@@ -32,11 +34,19 @@ def signed(value: Any, digits: int = 1) -> str:
 
 
 def probability(value: Any) -> str:
-    """A p-value: 0.032, or < 0.001; 0.0496, since 0.050 would be on the other side of 0.05, where a difference counts as noise."""
+    """A p-value: 0.032, or < 0.001; 0.0496, since 0.050 would be on the other side of 0.05, where a
+    difference counts as noise.
+    """
     if not is_number(value):
         return MISSING
     text = f"{value:.3f}"
-    return "< 0.001" if value < 0.001 else text if text != "0.050" or value >= 0.05 else f"{int(value * 10_000) / 10_000:.4f}"
+    return (
+        "< 0.001"
+        if value < 0.001
+        else text
+        if text != "0.050" or value >= 0.05
+        else f"{int(value * 10_000) / 10_000:.4f}"
+    )
 
 
 def p_value(value: float) -> str:
@@ -61,7 +71,13 @@ def duration(value: Any) -> str:
         return MISSING
     if value < 10:
         return f"{value:.1f} s"
-    return f"{value:.0f} s" if value < 100 else f"{value / 60:.1f} min" if value < 6000 else f"{value / 3600:.1f} h"
+    return (
+        f"{value:.0f} s"
+        if value < 100
+        else f"{value / 60:.1f} min"
+        if value < 6000
+        else f"{value / 3600:.1f} h"
+    )
 
 
 def is_number(value: Any) -> bool:
@@ -69,4 +85,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-FILTERS = {one.__name__: one for one in (number, percent, points, signed, probability, significant, size, count, duration)}
+FILTERS = {
+    one.__name__: one
+    for one in (number, percent, points, signed, probability, significant, size, count, duration)
+}

@@ -1,4 +1,5 @@
-"""The parity checks' words: the groups they fall into, where on the chain they stand, their figures as text and the verdict in a sentence.
+"""The parity checks' words: the groups they fall into, where on the chain they stand, their figures as text
+and the verdict in a sentence.
 
 A parity check's key is its group and its place: `weights_merged`, `outputs_q4_k_m`, `tokens_corpus`.
 """
@@ -12,17 +13,31 @@ if TYPE_CHECKING:
 
 ParityChecks = Mapping[str, Mapping[str, Any]]  # key: a parity check of reports/parity.json
 
-GROUPS = {"text": "Text", "tokens": "Tokens", "weights": "Weights", "outputs": "Outputs", "behavior": "Behavior"}
+GROUPS = {
+    "text": "Text",
+    "tokens": "Tokens",
+    "weights": "Weights",
+    "outputs": "Outputs",
+    "behavior": "Behavior",
+}
 OTHER = "Other"
 VERDICTS = ("fail", "not measured", "pass")  # the gravest first
 MARKS = {"pass": "✓", "fail": "✕", "not measured": "○"}
-MERGED = "merged"  # both what training had and the 16-bit base with its adapter are handed over to the merged model
+# both what training had and the 16-bit base with its adapter are handed over to the merged model
+MERGED = "merged"
 SIXTEEN = "16-bit GGUF"
 # where nothing is merged: the file that is trained on and served, and the same with the adapter's GGUF on it
 BASE, SERVED = "base GGUF", "base GGUF + LoRA"
 UNMERGED = {"weights_file": BASE, "outputs_bare": BASE, "weights_lora": SERVED, "outputs_served": SERVED}
 LORA = "+lora"  # behind a GGUF's name: that GGUF of the base, with the adapter put on it as a GGUF of its own
-PLACES = {"merged": MERGED, "sixteen": MERGED, "trained": MERGED, "gguf": SIXTEEN, "f16": SIXTEEN, "bf16": SIXTEEN}
+PLACES = {
+    "merged": MERGED,
+    "sixteen": MERGED,
+    "trained": MERGED,
+    "gguf": SIXTEEN,
+    "f16": SIXTEEN,
+    "bf16": SIXTEEN,
+}
 LEVEL = re.compile(r"(?:^|_)((?:iq|tq|q)\d(?:_[a-z0-9]+)*|mxfp4(?:_moe)?)$", re.IGNORECASE)
 
 
@@ -32,8 +47,9 @@ def group_of(key: str) -> str:
 
 
 def place_of(key: str) -> str:
-    """What a parity check judges: `MERGED`, `SIXTEEN`, a level as users write it (Q4_K_M-imatrix), one of these two with `LORA` behind it, or "";
-    where nothing is merged `BASE` or `SERVED`."""
+    """What a parity check judges: `MERGED`, `SIXTEEN`, a level as users write it (Q4_K_M-imatrix), one of
+    these two with `LORA` behind it, or ""; where nothing is merged `BASE` or `SERVED`.
+    """
     if key in UNMERGED:
         return UNMERGED[key]
     words = key.lower().replace("-", "_").split("_")[1:]
@@ -51,14 +67,21 @@ def verdict_of(check: Mapping[str, Any]) -> str:
 
 
 def gravest(checks: Iterable[Mapping[str, Any]]) -> str:
-    """The verdict over several parity checks: fail before not measured before pass; not measured if there is none."""
+    """The verdict over several parity checks: fail before not measured before pass; not measured if there is
+    none.
+    """
     found = {verdict_of(check) for check in checks} or {"not measured"}
     return next(verdict for verdict in VERDICTS if verdict in found)
 
 
 def grouped(checks: ParityChecks) -> dict[str, list[dict[str, Any]]]:
-    """The parity checks by group, each with its key and its verdict made sure; a group without any is left out."""
-    rows = [{**check, "key": key, "verdict": verdict_of(check), "group": group_of(key)} for key, check in checks.items()]
+    """The parity checks by group, each with its key and its verdict made sure; a group without any is left
+    out.
+    """
+    rows = [
+        {**check, "key": key, "verdict": verdict_of(check), "group": group_of(key)}
+        for key, check in checks.items()
+    ]
     names = (*GROUPS.values(), OTHER)
     return {name: found for name in names if (found := [row for row in rows if row["group"] == name])}
 
@@ -76,7 +99,11 @@ def title(report: Mapping[str, Any]) -> str:
         return f"Something was lost: {found['fail']} of {sum(found.values())} parity checks failed"
     if report["verdict"] != "pass" or not found["pass"]:
         return "Parity did not pass"
-    return "Every parity check holds" if not found["not measured"] else "No parity check failed, but not all were measured"
+    return (
+        "Every parity check holds"
+        if not found["not measured"]
+        else "No parity check failed, but not all were measured"
+    )
 
 
 def sentence(report: Mapping[str, Any]) -> str:
@@ -84,17 +111,31 @@ def sentence(report: Mapping[str, Any]) -> str:
     checks = report["checks"]
     found = counts(checks)
     if failed := first_failed(checks):
-        return f"The first that failed is “{failed['title']}”: do not serve these files before its cause is repaired."
+        return (
+            f"The first that failed is “{failed['title']}”: do not serve these files before its cause is "
+            "repaired."
+        )
     if report["verdict"] != "pass" or not found["pass"]:
-        return f"None of {sum(found.values())} parity checks failed, {found['pass']} hold: run `snakemake --force parity`, which measures them again."
+        return (
+            f"None of {sum(found.values())} parity checks failed, {found['pass']} hold: run `snakemake "
+            "--force parity`, which measures them again."
+        )
     if not found["not measured"]:
-        return f"All {found['pass']} were measured and are within their limits: nothing was lost between training and serving that they can show."
+        return (
+            f"All {found['pass']} were measured and are within their limits: nothing was lost between "
+            "training and serving that they can show."
+        )
     held = f"{found['pass']} of {sum(found.values())} parity checks hold"
-    return f"{held}; {found['not measured']} {'was' if found['not measured'] == 1 else 'were'} not measured, so what they would show is not known."
+    return (
+        f"{held}; {found['not measured']} {'was' if found['not measured'] == 1 else 'were'} not "
+        "measured, so what they would show is not known."
+    )
 
 
 def first_failed(checks: ParityChecks) -> Mapping[str, Any] | None:
-    """The failed parity check that stands first on the way from text to behavior: what comes after it may only follow from it."""
+    """The failed parity check that stands first on the way from text to behavior: what comes after it may
+    only follow from it.
+    """
     return next((row for rows in grouped(checks).values() for row in rows if row["verdict"] == "fail"), None)
 
 
@@ -105,4 +146,6 @@ def code(sentence: str) -> "Markup":
     parts = sentence.split("`")
     if len(parts) % 2 == 0:  # a backtick that nothing closes
         return Markup("{}").format(sentence)
-    return Markup("").join(Markup("<code>{}</code>").format(part) if number % 2 else part for number, part in enumerate(parts))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else part for number, part in enumerate(parts)
+    )

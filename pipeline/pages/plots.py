@@ -1,4 +1,6 @@
-"""Matplotlib figures as inline SVG: the same input gives the same bytes, and the page's colors apply to them."""
+"""Matplotlib figures as inline SVG: the same input gives the same bytes, and the page's colors apply to
+them.
+"""
 
 import io
 import re
@@ -8,9 +10,13 @@ from xml.sax.saxutils import escape
 
 # drawn in these and then replaced by the page's variables, so that light, dark and print follow the page
 COLORS = {
-    "#0a0b0c": "var(--ink)", "#6a6b6c": "var(--muted)", "#d1d2d3": "var(--line)", "#1a6b8c": "var(--accent)", "#9c4a1a": "var(--warm)",
+    "#0a0b0c": "var(--ink)",
+    "#6a6b6c": "var(--muted)",
+    "#d1d2d3": "var(--line)",
+    "#1a6b8c": "var(--accent)",
+    "#9c4a1a": "var(--warm)",
     "#fefdfc": "var(--card)",
-}  # fmt: skip
+}
 INK, MUTED, LINE, ACCENT, WARM, CARD = COLORS
 
 
@@ -20,7 +26,9 @@ def axes_of(x_label: str, y_label: str, inches: tuple[float, float], *, grid: st
     return figure, axes
 
 
-def panels_of(x_label: str, y_label: str, inches: tuple[float, float], heights: Sequence[float], *, grid: str = "y") -> tuple[Any, list[Any]]:
+def panels_of(
+    x_label: str, y_label: str, inches: tuple[float, float], heights: Sequence[float], *, grid: str = "y"
+) -> tuple[Any, list[Any]]:
     """(figure, panels below each other over one x axis, of relative `heights`) in the page's colors."""
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
@@ -41,7 +49,9 @@ def panels_of(x_label: str, y_label: str, inches: tuple[float, float], heights: 
 
 
 def svg_of(figure: Any, name: str, title: str, description: str) -> str:
-    """The figure as an `<svg>` element for an HTML page: ids of its own, no date, no namespaces, a text alternative."""
+    """The figure as an `<svg>` element for an HTML page: ids of its own, no date, no namespaces, a text
+    alternative.
+    """
     import matplotlib
 
     output = io.StringIO()
@@ -50,11 +60,23 @@ def svg_of(figure: Any, name: str, title: str, description: str) -> str:
     text = output.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
-    text = re.sub(r' (xmlns(:xlink)?|version|width|height)="[^"]*"', "", text.split(">", 1)[0]) + ">" + text.split(">", 1)[1]
-    for written, wanted in {"xlink:href=": "href=", 'id="': f'id="{name}-', 'href="#': f'href="#{name}-', "url(#": f"url(#{name}-"}.items():
+    text = (
+        re.sub(r' (xmlns(:xlink)?|version|width|height)="[^"]*"', "", text.split(">", 1)[0])
+        + ">"
+        + text.split(">", 1)[1]
+    )
+    for written, wanted in {
+        "xlink:href=": "href=",
+        'id="': f'id="{name}-',
+        'href="#': f'href="#{name}-',
+        "url(#": f"url(#{name}-",
+    }.items():
         text = text.replace(written, wanted)
     for drawn, shown in COLORS.items():
         text = text.replace(drawn, shown)
     opening = f'<svg class="plot" role="img" aria-labelledby="{name}-title {name}-description"'
-    alternative = f'><title id="{name}-title">{escape(title)}</title><desc id="{name}-description">{escape(description)}</desc>'
+    alternative = (
+        f'><title id="{name}-title">{escape(title)}</title><desc '
+        f'id="{name}-description">{escape(description)}</desc>'
+    )
     return opening + text.removeprefix("<svg").replace(">", alternative, 1)

@@ -1,14 +1,23 @@
-"""Inline SVG for the pages: the element with its title and description, text, numbers. The same input gives the same bytes."""
+"""Inline SVG for the pages: the element with its title and description, text, numbers. The same input gives
+the same bytes.
+"""
 
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
 
-def svg(name: str, kind: str, size: tuple[float, float], title: str, description: str, parts: Sequence[str]) -> str:
-    """An `<svg>` of class `kind` with ids that begin with `name`; `size` is its viewBox, `description` says in words what is drawn."""
+def svg(
+    name: str, kind: str, size: tuple[float, float], title: str, description: str, parts: Sequence[str]
+) -> str:
+    """An `<svg>` of class `kind` with ids that begin with `name`; `size` is its viewBox, `description` says
+    in words what is drawn.
+    """
     head = f'<svg class="drawing {kind}" viewBox="0 0 {short(size[0])} {short(size[1])}" role="img"'
     label = f' aria-labelledby="{name}-title {name}-description">'
-    words = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-description">{escape(description)}</desc>'
+    words = (
+        f'<title id="{name}-title">{escape(title)}</title><desc '
+        f'id="{name}-description">{escape(description)}</desc>'
+    )
     return "\n".join([head + label, words, *parts, "</svg>"])
 
 

@@ -10,20 +10,33 @@ from pipeline.pages.differences import clipped, marked
 
 TEMPLATES = Path(__file__).parent / "templates"
 DATA_FILTERS: dict[str, Callable[..., Any]] = {
-    "count": count, "percent": percent, "marked": marked, "clipped": clipped, "words": words, "plural": plural, "most": most,
-}  # fmt: skip
+    "count": count,
+    "percent": percent,
+    "marked": marked,
+    "clipped": clipped,
+    "words": words,
+    "plural": plural,
+    "most": most,
+}
 
 
-def fill(template: str, filters: dict[str, Callable[..., Any]] = DATA_FILTERS, *, html: bool = True, **values: Any) -> str:
+def fill(
+    template: str, filters: dict[str, Callable[..., Any]] = DATA_FILTERS, *, html: bool = True, **values: Any
+) -> str:
     """One template of `templates/`, filled; as HTML everything printed is escaped.
 
-    Raises jinja2's `UndefinedError` if a text that is not HTML (Markdown, shell, INI) uses a value that is missing.
+    Raises jinja2's `UndefinedError` if a text that is not HTML (Markdown, shell, INI) uses a value that is
+    missing.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-        autoescape=html, undefined=Undefined if html else StrictUndefined,  # noqa: S701 - texts that are not HTML
-    )  # fmt: skip
+        loader=FileSystemLoader(TEMPLATES),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=html,  # noqa: S701 (a Modelfile or a Markdown card is no HTML)
+        undefined=Undefined if html else StrictUndefined,
+    )
     environment.filters.update({"figure_text": figure_text, **filters})
     return environment.get_template(template).render(**values)

@@ -1,8 +1,9 @@
 """Bytes that come and go with every step: what the forward keeps for the backward, the loss, workspace.
 
-A padding-free micro batch is one sequence of T = micro batch × max_length tokens. What autograd keeps is known operation by
-operation (transformers' `modeling_qwen2.py`, PEFT's `lora/bnb.py`, Liger's `rms_norm.py` and `swiglu.py`); a frozen linear keeps
-nothing. On the CPU the tests count the kept tensors and find these very numbers.
+A padding-free micro batch is one sequence of T = micro batch × max_length tokens. What autograd keeps is
+known operation by operation (transformers' `modeling_qwen2.py`, PEFT's `lora/bnb.py`, Liger's `rms_norm.py`
+and `swiglu.py`); a frozen linear keeps nothing. On the CPU the tests count the kept tensors and find these
+very numbers.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters
 Loss = Literal["liger", "chunked", "plain"]  # plain: transformers' own, with all logits; for comparison
 CHUNK_LOGITS = 5 << 20  # `pipeline.models.chunked_loss`'s, which imports torch; a test keeps them equal
 LOSS_BYTES = 3 * FLOAT  # per logit alive: log-softmax and two gradients
-BLOCK_WEIGHTS, BLOCK_HEAD = 32 << 20, 8 << 20  # `pipeline.gguf.base_files`'s, which import torch too: dense at a time of a linear, of the head
+BLOCK_WEIGHTS, BLOCK_HEAD = (
+    32 << 20,
+    8 << 20,
+)  # `pipeline.gguf.base_files`'s, which import torch too: dense at a time of a linear, of the head
 CUBLAS_WORKSPACE = 8_519_680  # torch's default for a stream, :4096:2:16:8
 
 
@@ -39,7 +43,9 @@ class Step:
 
     @property
     def lora_element(self) -> int:
-        """Bytes of an activation in the adapter: float32 where no autocast makes it 16 bit, that is on the CPU."""
+        """Bytes of an activation in the adapter: float32 where no autocast makes it 16 bit, that is on the
+        CPU.
+        """
         return self.element if self.device == "cuda" else FLOAT
 
     @property
@@ -59,45 +65,63 @@ class Step:
 
 
 def norm_kept(step: Step, rows: int, width: int) -> int:
-    """Bytes kept by an RMSNorm over `rows` vectors: its input (float32 unless Liger's) and each one's reciprocal root."""
+    """Bytes kept by an RMSNorm over `rows` vectors: its input (float32 unless Liger's) and each one's
+    reciprocal root.
+    """
     return rows * (width * (step.element if step.liger else FLOAT) + FLOAT)
 
 
 def lora_kept(step: Step, without_mask: tuple[str, ...] = ()) -> int:
     """Bytes kept by one layer's LoRA branches: dropout's mask and output (or the input), and A's output.
 
-    Without dropout, linears that read the same tensor share it, unless each makes its own float32 copy. Inputs named in
-    `without_mask` need no gradient, so their dropout keeps no mask.
+    Without dropout, linears that read the same tensor share it, unless each makes its own float32 copy.
+    Inputs named in `without_mask` need no gradient, so their dropout keeps no mask.
     """
     targets = [linear for linear in step.shape.linears if linear.name in step.train.target_modules]
     kept = sum(step.train.r * step.lora_element for _ in targets)
     if step.train.lora_dropout:
-        kept += sum(linear.inputs * (step.lora_element + (0 if linear.reads in without_mask else step.dropout_mask)) for linear in targets)
+        kept += sum(
+            linear.inputs * (step.lora_element + (0 if linear.reads in without_mask else step.dropout_mask))
+            for linear in targets
+        )
     elif step.lora_element != step.element:
         kept += sum(linear.inputs * step.lora_element for linear in targets)
     else:
-        inputs = {linear.reads: linear.inputs for linear in targets if linear.reads != "attended"}  # attention keeps its output anyway
+        inputs = {
+            linear.reads: linear.inputs for linear in targets if linear.reads != "attended"
+        }  # attention keeps its output anyway
         kept += sum(inputs.values()) * step.element
     return step.tokens * kept
 
 
 def attention_kept(step: Step) -> int:
-    """Bytes kept by one layer's attention: queries, keys, values, output, log-sums and, of packed rows, the T × T mask as bias.
+    """Bytes kept by one layer's attention: queries, keys, values, output, log-sums and, of packed rows, the T
+    × T mask as bias.
 
-    With a mask, transformers' SDPA copies keys and values for every head (`use_gqa_in_sdpa`, `repeat_kv`); a single one is viewed.
+    With a mask, transformers' SDPA copies keys and values for every head (`use_gqa_in_sdpa`, `repeat_kv`); a
+    single one is viewed.
     """
     shape = step.shape
     keys = shape.keys if shape.kv_heads == 1 else shape.queries
-    kept = step.tokens * (2 * (shape.queries + keys) * step.element + shape.heads * FLOAT) + step.tokens**2 * step.element
+    kept = (
+        step.tokens * (2 * (shape.queries + keys) * step.element + shape.heads * FLOAT)
+        + step.tokens**2 * step.element
+    )
     if shape.qk_norms:
-        kept += norm_kept(step, step.tokens * shape.heads, shape.head_dim) + norm_kept(step, step.tokens * shape.kv_heads, shape.head_dim)
+        kept += norm_kept(step, step.tokens * shape.heads, shape.head_dim) + norm_kept(
+            step, step.tokens * shape.kv_heads, shape.head_dim
+        )
     return kept
 
 
 def layer_kept(step: Step, first: bool = False) -> int:
-    """Bytes that one layer's forward keeps; the first layer's input needs no gradient, which saves a norm and masks."""
+    """Bytes that one layer's forward keeps; the first layer's input needs no gradient, which saves a norm and
+    masks.
+    """
     norms = norm_kept(step, step.tokens, step.shape.hidden)
-    gated = step.tokens * step.shape.intermediate * step.element * (2 if step.liger else 3)  # gate, up and, unless Liger's, SiLU's output
+    gated = (
+        step.tokens * step.shape.intermediate * step.element * (2 if step.liger else 3)
+    )  # gate, up and, unless Liger's, SiLU's output
     lora = lora_kept(step, ("normed",) if first else ())
     return norms * (1 if first else 2) + lora + attention_kept(step) + gated
 
@@ -108,7 +132,9 @@ def rope_bytes(step: Step) -> int:
 
 
 def mask_bytes(step: Step) -> int:
-    """The mask that keeps packed rows apart, T × T bools, which all layers share; autograd doesn't keep it, the layers' arguments do."""
+    """The mask that keeps packed rows apart, T × T bools, which all layers share; autograd doesn't keep it,
+    the layers' arguments do.
+    """
     return step.tokens**2
 
 
@@ -118,7 +144,9 @@ def ends_kept(step: Step) -> int:
 
 
 def inputs_kept(step: Step) -> int:
-    """With gradient checkpointing: the input of every layer, L·T·h elements, and what is kept outside the layers."""
+    """With gradient checkpointing: the input of every layer, L·T·h elements, and what is kept outside the
+    layers.
+    """
     return step.shape.layers * step.tokens * step.shape.hidden * step.element + ends_kept(step)
 
 
@@ -129,27 +157,35 @@ def all_kept(step: Step) -> int:
 
 def autocast_copies(step: Step) -> int:
     """Autocast's 16-bit copies of the adapter, which a forward holds to its end."""
-    return lora_parameters(step.shape, step.train) * step.element if step.device == "cuda" and step.element < FLOAT else 0
+    return (
+        lora_parameters(step.shape, step.train) * step.element
+        if step.device == "cuda" and step.element < FLOAT
+        else 0
+    )
 
 
 def gradients_in_flight(step: Step) -> int:
-    """Activations' gradients alive at a layer's widest point: two of the hidden width, one of the intermediate width."""
+    """Activations' gradients alive at a layer's widest point: two of the hidden width, one of the
+    intermediate width.
+    """
     return step.tokens * (2 * step.shape.hidden + step.shape.intermediate) * step.element
 
 
 def loss_bytes(step: Step) -> int:
     """Bytes that the loss adds: logits alive at once, and the last hidden states with their gradient.
 
-    Plain and chunked: log-softmax and two gradients in float32; plain keeps the logits too. Liger (arXiv:2410.10989,
-    `fused_linear_cross_entropy_forward`): one chunk of logits, overwritten by its gradient; rows in it are T ÷ ⌈V/h⌉ rounded
-    up to a power of two. Quantized: `quantized_head_bytes`.
+    Plain and chunked: log-softmax and two gradients in float32; plain keeps the logits too. Liger
+    (arXiv:2410.10989, `fused_linear_cross_entropy_forward`): one chunk of logits, overwritten by its
+    gradient; rows in it are T ÷ ⌈V/h⌉ rounded up to a power of two. Quantized: `quantized_head_bytes`.
     """
     shape = step.shape
     states = 2 * step.tokens * shape.hidden * step.element
     if step.quantized:
         return states + quantized_head_bytes(step)
     if step.liger:
-        rows = min(step.tokens, 1 << (ceil(step.tokens / ceil(shape.vocabulary / shape.hidden)) - 1).bit_length())
+        rows = min(
+            step.tokens, 1 << (ceil(step.tokens / ceil(shape.vocabulary / shape.hidden)) - 1).bit_length()
+        )
         return states + rows * shape.vocabulary * step.element + step.tokens * FLOAT
     if step.loss == "plain":
         return states + step.tokens * shape.vocabulary * (LOSS_BYTES + step.element)
@@ -157,26 +193,34 @@ def loss_bytes(step: Step) -> int:
 
 
 def quantized_head_bytes(step: Step) -> int:
-    """Bytes that the loss of a quantized head adds, besides the last hidden states (`pipeline.models.quantized_head`; arXiv:2411.09009).
+    """Bytes that the loss of a quantized head adds, besides the last hidden states
+    (`pipeline.models.quantized_head`; arXiv:2411.09009).
 
-    A block of the vocabulary, dense, and its logits as often as elsewhere, each of at most `BLOCK_HEAD` elements; gradients summed up in float32,
-    with the block's part. After the blocks these are there twice more, for the targets' own rows.
+    A block of the vocabulary, dense, and its logits as often as elsewhere, each of at most `BLOCK_HEAD`
+    elements; gradients summed up in float32, with the block's part. After the blocks these are there twice
+    more, for the targets' own rows.
     """
     shape = step.shape
     gradient = step.tokens * shape.hidden
     head, logits = min(shape.table_weights, BLOCK_HEAD), min(step.tokens * shape.vocabulary, BLOCK_HEAD)
-    return max(head * step.element + logits * LOSS_BYTES + gradient * (FLOAT + step.element), 3 * gradient * FLOAT)
+    return max(
+        head * step.element + logits * LOSS_BYTES + gradient * (FLOAT + step.element), 3 * gradient * FLOAT
+    )
 
 
 def workspace_bytes(step: Step, quantized: QuantizedBase | None = None) -> int:
     """What linears take while they run, and cuBLAS's own workspace.
 
-    NF4: the largest one dequantized, with its scales in float32 twice. Packed: rows of at most `BLOCK_WEIGHTS` weights of the largest one
+    NF4: the largest one dequantized, with its scales in float32 twice. Packed: rows of at most
+    `BLOCK_WEIGHTS` weights of the largest one
     (`pipeline.models.quantized_linear`), and what the dequantizer takes beside.
     """
     cublas = CUBLAS_WORKSPACE if step.device == "cuda" else 0
     if quantized and step.quantized:
-        block = max(min(linear.outputs, max(1, BLOCK_WEIGHTS // linear.inputs)) * linear.inputs for linear in step.shape.linears)
+        block = max(
+            min(linear.outputs, max(1, BLOCK_WEIGHTS // linear.inputs)) * linear.inputs
+            for linear in step.shape.linears
+        )
         return cublas + block * step.element + quantized.scratch(step.device, block)
     if step.train.quantization != "nf4":
         return cublas

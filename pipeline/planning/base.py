@@ -1,4 +1,6 @@
-"""What is planned for: the shape and, where it stays quantized, the bytes of the base that `params.yaml` names, from what is here or by its name."""
+"""What is planned for: the shape and, where it stays quantized, the bytes of the base that `params.yaml`
+names, from what is here or by its name.
+"""
 
 import json
 from dataclasses import replace
@@ -10,12 +12,21 @@ from pipeline.config.sections import Base
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.published import published_shape
-from pipeline.planning.quantized import MODEL_FILE, SOURCE_FILE, QuantizedBase, gguf_shape, level_of, quantized_file, quantized_level
+from pipeline.planning.quantized import (
+    MODEL_FILE,
+    SOURCE_FILE,
+    QuantizedBase,
+    gguf_shape,
+    level_of,
+    quantized_file,
+    quantized_level,
+)
 from pipeline.planning.shape import Shape, load_shape
 
 
 def find_shape(params: Params, root: Path) -> Shape:
-    """The shape of the base that `params` names: from its config.json or GGUF where it is here, else a published one.
+    """The shape of the base that `params` names: from its config.json or GGUF where it is here, else a
+    published one.
 
     Raises `ConfigError` where neither is known, `DataError` for a file that can't be read.
     """
@@ -30,7 +41,8 @@ def find_shape(params: Params, root: Path) -> Shape:
     if shape is None:
         raise ConfigError(
             "Q-PLANNING-001",
-            f"the base {base.model} is not here and its shape is not known: run `snakemake base`, or name its config.json with --config"
+            f"the base {base.model} is not here and its shape is not known: run `snakemake base`, or name "
+            "its config.json with --config",
         )
     return shape
 
@@ -38,8 +50,9 @@ def find_shape(params: Params, root: Path) -> Shape:
 def find_quantized(params: Params, shape: Shape, root: Path) -> QuantizedBase | None:
     """What the base takes as the GGUF that is trained on; None where training is not on a GGUF.
 
-    From the file's header where it is here: models/base/model.gguf, or the user's own where no level is made of it. Else computed, from
-    `base.level` or the level in the file's name; `ConfigError` where it has none, `DataError` for a damaged file.
+    From the file's header where it is here: models/base/model.gguf, or the user's own where no level is made
+    of it. Else computed, from `base.level` or the level in the file's name; `ConfigError` where it has none,
+    `DataError` for a damaged file.
     """
     base = params.base
     if base.quantization != "gguf":
@@ -79,6 +92,10 @@ def is_here(base: Base, root: Path) -> bool:
         facts: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
         same = (facts["model"], facts["revision"]) == (base.model, base.revision)
         # older records don't say these
-        return same and all(facts.get(key, getattr(base, key)) == getattr(base, key) for key in ("file", "level"))
+        return same and all(
+            facts.get(key, getattr(base, key)) == getattr(base, key) for key in ("file", "level")
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError("Q-PLANNING-002", f"{record} is not what stage base wrote: run `snakemake --force base`") from error
+        raise DataError(
+            "Q-PLANNING-002", f"{record} is not what stage base wrote: run `snakemake --force base`"
+        ) from error

@@ -24,7 +24,11 @@ class Card:
     @property
     def words(self) -> str:
         """Its name and its memory; that of `--vram` has it in its name."""
-        return self.name if f" {self.memory / MEMORY_GB:g} GB" in self.name else f"{self.name} of {memory_gb(self.memory)}"
+        return (
+            self.name
+            if f" {self.memory / MEMORY_GB:g} GB" in self.name
+            else f"{self.name} of {memory_gb(self.memory)}"
+        )
 
 
 def card_of(gigabytes: float) -> Card:
@@ -35,11 +39,22 @@ def card_of(gigabytes: float) -> Card:
 def query(*what: str) -> list[list[str]]:
     """What nvidia-smi answers, a list of fields per line. Raises `ToolError` where it fails."""
     try:
-        done = subprocess.run(["nvidia-smi", *what, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            ["nvidia-smi", *what, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
     except subprocess.TimeoutExpired as error:
-        raise ToolError("Q-PLANNING-003", "nvidia-smi doesn't answer within 30 s: fix the driver, or restart the machine") from error
+        raise ToolError(
+            "Q-PLANNING-003", "nvidia-smi doesn't answer within 30 s: fix the driver, or restart the machine"
+        ) from error
     if done.returncode != 0:
-        raise ToolError("Q-PLANNING-003", f"nvidia-smi fails ({' '.join((done.stderr or done.stdout).split())[:200]}): fix the driver")
+        raise ToolError(
+            "Q-PLANNING-003",
+            f"nvidia-smi fails ({' '.join((done.stderr or done.stdout).split())[:200]}): fix the driver",
+        )
     return [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
 
 
@@ -48,7 +63,9 @@ def first_gpu() -> Card | None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not shutil.which("nvidia-smi") or visible in ("", "-1"):
         return None
-    lines = query("--query-gpu=name,memory.total", *([f"--id={visible.partition(',')[0]}"] if visible else []))
+    lines = query(
+        "--query-gpu=name,memory.total", *([f"--id={visible.partition(',')[0]}"] if visible else [])
+    )
     return Card(lines[0][0], int(lines[0][1]) << 20, "cuda") if lines else None
 
 

@@ -15,13 +15,21 @@ STATE = 100_000  # of a checkpoint: random state, scheduler, marker
 
 
 def plan_disk(
-    shape: Shape, train: Training, levels: Sequence[str], lora: LoraType = "F16", *, untuned: bool = True, base: int | None = None
+    shape: Shape,
+    train: Training,
+    levels: Sequence[str],
+    lora: LoraType = "F16",
+    *,
+    untuned: bool = True,
+    base: int | None = None,
 ) -> dict[str, int]:
-    """Bytes on disk by artifact: checkpoints (one above `save_total_limit` while it is written), adapter, merged model, GGUFs.
+    """Bytes on disk by artifact: checkpoints (one above `save_total_limit` while it is written), adapter,
+    merged model, GGUFs.
 
-    Trained on a GGUF (`train.quantization` gguf) nothing is merged: what comes is the adapter, in its folder and as a GGUF of type `lora`.
-    `untuned` says whether the untuned base's 16-bit GGUF is made. `BASE` is what is there before (`base` bytes, by default its 16-bit weights).
-    DVC's cache holds one more copy of each but the checkpoints; none where the file system shares blocks (Btrfs, XFS). Of the base it has none.
+    Trained on a GGUF (`train.quantization` gguf) nothing is merged: what comes is the adapter, in its folder
+    and as a GGUF of type `lora`. `untuned` says whether the untuned base's 16-bit GGUF is made. `BASE` is
+    what is there before (`base` bytes, by default its 16-bit weights). DVC's cache holds one more copy of
+    each but the checkpoints; none where the file system shares blocks (Btrfs, XFS). Of the base it has none.
     """
     adapter = 4 * lora_parameters(shape, train)
     checkpoint = adapter + optimizer_bytes(shape, train) + STATE

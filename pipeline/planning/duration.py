@@ -12,8 +12,19 @@ from pipeline.planning.shape import Shape
 from pipeline.planning.steps import steps_per_epoch, total_steps
 from pipeline.planning.weights import lora_parameters
 
-# dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows; NVIDIA's data sheets
-PEAK = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "L4": 121.0, "A10": 125.0, "T4": 65.0, "4090": 165.0, "3090": 71.0}
+# dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows;
+# NVIDIA's data sheets
+PEAK = {
+    "H200": 989.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "A10": 125.0,
+    "T4": 65.0,
+    "4090": 165.0,
+    "3090": 71.0,
+}
 UTILizATION = 0.4  # assumed share of that peak
 
 
@@ -28,28 +39,48 @@ class Work:
 def flops_per_token(shape: Shape, train: Train, max_length: int) -> float:
     """Floating-point operations a token costs, 42.5 GFLOP for Qwen2.5-7B at 1,024 tokens with checkpointing.
 
-    Per weight 2 for the forward, 2 for the gradient of its input (frozen weights have none of their own), 2 where the forward is
-    recomputed; the head's is never. The adapter adds 2 for its gradients. Attention: 4 per query width and key, half of them
-    masked, ×2 in the backward (Kaplan et al., arXiv:2001.08361, appendix B).
+    Per weight 2 for the forward, 2 for the gradient of its input (frozen weights have none of their own), 2
+    where the forward is recomputed; the head's is never. The adapter adds 2 for its gradients. Attention: 4
+    per query width and key, half of them masked, ×2 in the backward (Kaplan et al., arXiv:2001.08361,
+    appendix B).
     """
     again = 2 if train.gradient_checkpointing else 0
     attention = shape.layers * 4 * shape.queries * max_length / 2
-    return shape.linear_weights * (4 + again) + shape.table_weights * 4 + lora_parameters(shape, train) * (6 + again) + attention * (3 + again / 2)
+    return (
+        shape.linear_weights * (4 + again)
+        + shape.table_weights * 4
+        + lora_parameters(shape, train) * (6 + again)
+        + attention * (3 + again / 2)
+    )
 
 
 def run_of(train: Train, packed_rows: int, tokens: int) -> Work:
-    """What a run over `packed_rows` training rows of `tokens` in all does: steps as transformers counts them, tokens on average."""
-    epochs = train.num_train_epochs if train.max_steps <= 0 else train.max_steps / steps_per_epoch(train, packed_rows)
+    """What a run over `packed_rows` training rows of `tokens` in all does: steps as transformers counts them,
+    tokens on average.
+    """
+    epochs = (
+        train.num_train_epochs
+        if train.max_steps <= 0
+        else train.max_steps / steps_per_epoch(train, packed_rows)
+    )
     return Work(round(tokens * epochs), total_steps(train, packed_rows))
 
 
 def work_in(root: Path, train: Train) -> Work | None:
-    """The work that data/tokens holds; None where nothing is tokenized yet. Raises `DataError` for an account that can't be read."""
+    """The work that data/tokens holds; None where nothing is tokenized yet. Raises `DataError` for an account
+    that can't be read.
+    """
     for name in ("data/tokens/manifest.json", "reports/labels.json"):
         if (root / name).is_file():
             split = _read(root / name).get("splits", {}).get("train", {})
-            if not all(isinstance(split.get(key), int) and split[key] > 0 for key in ("packed_rows", "tokens")):
-                raise DataError("Q-PLANNING-004", f"{root / name} doesn't say how many rows and tokens there are: run `snakemake --force preprocess`")
+            if not all(
+                isinstance(split.get(key), int) and split[key] > 0 for key in ("packed_rows", "tokens")
+            ):
+                raise DataError(
+                    "Q-PLANNING-004",
+                    f"{root / name} doesn't say how many rows and tokens there are: run `snakemake --force "
+                    "preprocess`",
+                )
             return run_of(train, split["packed_rows"], split["tokens"])
     return None
 
@@ -64,7 +95,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DataError("Q-PLANNING-004", f"{path} is not valid JSON ({error}): run `snakemake --force preprocess`") from error
+        raise DataError(
+            "Q-PLANNING-004", f"{path} is not valid JSON ({error}): run `snakemake --force preprocess`"
+        ) from error
     if not isinstance(values, dict):
         raise DataError("Q-PLANNING-004", f"{path} is no JSON object: run `snakemake --force preprocess`")
     return values

@@ -1,6 +1,7 @@
 """Bytes of a GGUF before it is made: each tensor has the type that llama-quantize would give it.
 
-After llama.cpp, src/llama-quant.cpp: `llama_tensor_get_type_impl` for dense models, and `tensor_type_fallback` for rows that a type can't pack.
+After llama.cpp, src/llama-quant.cpp: `llama_tensor_get_type_impl` for dense models, and
+`tensor_type_fallback` for rows that a type can't pack.
 """
 
 from collections.abc import Iterator
@@ -8,57 +9,126 @@ from collections.abc import Iterator
 from pipeline.config.levels import split_level
 from pipeline.planning.shape import Shape
 
-HEADER_PER_TOKEN = 36  # of the vocabulary: its text, score, type and merges; 36.3 measured with SmolLM2's 49,152 tokens
+HEADER_PER_TOKEN = (
+    36  # of the vocabulary: its text, score, type and merges; 36.3 measured with SmolLM2's 49,152 tokens
+)
 # ggml type: (weights in a block, its bytes), ggml/src/ggml-common.h
 TYPES = {
-    "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q1_0": (128, 18), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24),
-    "Q8_0": (32, 34), "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
-    "IQ1_S": (256, 50), "IQ1_M": (256, 56), "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ2_S": (256, 82), "IQ3_XXS": (256, 98), "IQ3_S": (256, 110),
-    "IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "TQ1_0": (256, 54), "TQ2_0": (256, 66),
-}  # fmt: skip
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q1_0": (128, 18),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "IQ1_S": (256, 50),
+    "IQ1_M": (256, 56),
+    "IQ2_XXS": (256, 66),
+    "IQ2_XS": (256, 74),
+    "IQ2_S": (256, 82),
+    "IQ3_XXS": (256, 98),
+    "IQ3_S": (256, 110),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
+}
 # the type of a level whose name is not its type's, with _S, _M or _L behind it
-BASE_TYPES = {"IQ3_XS": "IQ3_S", "IQ2_S": "IQ2_XS", "IQ2_M": "IQ2_S", "IQ1_S": "IQ1_S", "IQ1_M": "IQ1_M", "IQ3_S": "IQ3_S", "IQ3_M": "IQ3_S",
-              "MXFP4_MOE": "Q8_0"}  # fmt: skip
-FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0")}  # of IQ types: IQ4_NL
+BASE_TYPES = {
+    "IQ3_XS": "IQ3_S",
+    "IQ2_S": "IQ2_XS",
+    "IQ2_M": "IQ2_S",
+    "IQ1_S": "IQ1_S",
+    "IQ1_M": "IQ1_M",
+    "IQ3_S": "IQ3_S",
+    "IQ3_M": "IQ3_S",
+    "MXFP4_MOE": "Q8_0",
+}
+FALLBACKS = {
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+    **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
+}  # of IQ types: IQ4_NL
 LOW = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")
-NAMES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up",
-         "down_proj": "ffn_down"}  # fmt: skip
+NAMES = {
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+}
 Rules = dict[str, tuple[tuple[str, str], ...]]
-# tensor: level (with -imatrix where that matters): (where in the layers, type), the first that holds; else the level's own type
+# tensor: level (with -imatrix where that matters): (where in the layers, type), the first that holds; else
+# the level's own type
 RULES: dict[str, Rules] = {
-    "output": {**dict.fromkeys((*LOW, "IQ3_XXS"), (("all", "Q5_K"),)), **dict.fromkeys(("Q8_0", "MXFP4_MOE"), (("all", "Q8_0"),))},
+    "output": {
+        **dict.fromkeys((*LOW, "IQ3_XXS"), (("all", "Q5_K"),)),
+        **dict.fromkeys(("Q8_0", "MXFP4_MOE"), (("all", "Q8_0"),)),
+    },
     "token_embd": {
-        **dict.fromkeys(LOW[:4], (("all", "Q2_K"),)), **dict.fromkeys(("IQ2_S", "IQ2_M", "IQ3_XXS"), (("all", "IQ3_S"),)),
+        **dict.fromkeys(LOW[:4], (("all", "Q2_K"),)),
+        **dict.fromkeys(("IQ2_S", "IQ2_M", "IQ3_XXS"), (("all", "IQ3_S"),)),
         **dict.fromkeys(("TQ1_0", "TQ2_0"), (("all", "Q4_K"),)),
     },
     "attn_v": {
-        **dict.fromkeys(LOW[:4], (("shared", "Q4_K"), ("all", "Q2_K"))), **dict.fromkeys(LOW[4:], (("shared", "Q4_K"), ("all", "IQ3_S"))),
-        "Q2_K": (("shared", "Q4_K"), ("all", "Q3_K")), **dict.fromkeys(("Q2_K_S", "IQ3_XXS", "IQ3_XS", "IQ3_S"), (("shared", "Q4_K"),)),
-        "IQ3_M": (("all", "Q4_K"),), "Q3_K_M": (("first 2", "Q5_K"), ("all", "Q4_K")), "Q3_K_L": (("all", "Q5_K"),),
-        **dict.fromkeys(("IQ4_NL", "IQ4_XS"), (("shared", "Q5_K"),)), "Q4_K_S": (("first 4", "Q5_K"),),
+        **dict.fromkeys(LOW[:4], (("shared", "Q4_K"), ("all", "Q2_K"))),
+        **dict.fromkeys(LOW[4:], (("shared", "Q4_K"), ("all", "IQ3_S"))),
+        "Q2_K": (("shared", "Q4_K"), ("all", "Q3_K")),
+        **dict.fromkeys(("Q2_K_S", "IQ3_XXS", "IQ3_XS", "IQ3_S"), (("shared", "Q4_K"),)),
+        "IQ3_M": (("all", "Q4_K"),),
+        "Q3_K_M": (("first 2", "Q5_K"), ("all", "Q4_K")),
+        "Q3_K_L": (("all", "Q5_K"),),
+        **dict.fromkeys(("IQ4_NL", "IQ4_XS"), (("shared", "Q5_K"),)),
+        "Q4_K_S": (("first 4", "Q5_K"),),
         **dict.fromkeys(("Q4_K_M", "Q5_K_M"), (("sensitive", "Q6_K"),)),
     },
     "attn_k": {"IQ3_XS": (("all", "IQ3_XXS"),), "IQ3_XXS": (("all", "IQ2_S"),)},
     "attn_q": {"IQ3_XS": (("all", "IQ3_XXS"),), "IQ3_XXS": (("all", "IQ2_S"),)},
     "attn_output": {
-        **dict.fromkeys(LOW[:2], (("all", "IQ2_XXS"),)), **dict.fromkeys((*LOW[4:], "IQ3_XXS"), (("all", "IQ3_S"),)),
-        "Q2_K": (("all", "Q3_K"),), "Q3_K_L": (("all", "Q5_K"),), **dict.fromkeys(("Q3_K_M", "IQ3_M"), (("all", "Q4_K"),)),
+        **dict.fromkeys(LOW[:2], (("all", "IQ2_XXS"),)),
+        **dict.fromkeys((*LOW[4:], "IQ3_XXS"), (("all", "IQ3_S"),)),
+        "Q2_K": (("all", "Q3_K"),),
+        "Q3_K_L": (("all", "Q5_K"),),
+        **dict.fromkeys(("Q3_K_M", "IQ3_M"), (("all", "Q4_K"),)),
     },
     "ffn_gate": {"IQ3_XS": (("middle", "IQ3_XXS"),)},
     "ffn_up": {"IQ3_XS": (("middle", "IQ3_XXS"),)},
     "ffn_down": {
-        **dict.fromkeys(LOW[:4], (("first eighth", "Q2_K"),)), **dict.fromkeys(LOW[4:], (("first eighth", "IQ3_S"),)),
-        "Q2_K": (("all", "Q3_K"),), **dict.fromkeys(("Q2_K_S", "IQ3_M"), (("first eighth", "Q4_K"),)),
-        "Q3_K_M": (("first sixteenth", "Q5_K"), ("all", "Q4_K")), "Q3_K_L": (("all", "Q5_K"),),
-        **dict.fromkeys(("Q4_K_M", "Q5_K_M"), (("sensitive", "Q6_K"),)), **dict.fromkeys(("Q4_K_S", "IQ4_NL", "IQ4_XS"), (("first eighth", "Q5_K"),)),
-        "IQ4_NL-imatrix": (), "IQ4_XS-imatrix": (), "Q4_0-imatrix": (("first eighth", "Q4_1"),), "Q5_0-imatrix": (("first eighth", "Q5_1"),),
+        **dict.fromkeys(LOW[:4], (("first eighth", "Q2_K"),)),
+        **dict.fromkeys(LOW[4:], (("first eighth", "IQ3_S"),)),
+        "Q2_K": (("all", "Q3_K"),),
+        **dict.fromkeys(("Q2_K_S", "IQ3_M"), (("first eighth", "Q4_K"),)),
+        "Q3_K_M": (("first sixteenth", "Q5_K"), ("all", "Q4_K")),
+        "Q3_K_L": (("all", "Q5_K"),),
+        **dict.fromkeys(("Q4_K_M", "Q5_K_M"), (("sensitive", "Q6_K"),)),
+        **dict.fromkeys(("Q4_K_S", "IQ4_NL", "IQ4_XS"), (("first eighth", "Q5_K"),)),
+        "IQ4_NL-imatrix": (),
+        "IQ4_XS-imatrix": (),
+        "Q4_0-imatrix": (("first eighth", "Q4_1"),),
+        "Q5_0-imatrix": (("first eighth", "Q5_1"),),
     },
-}  # fmt: skip
+}
 
 
 def level_bytes(shape: Shape, level: str) -> int:
-    """Bytes of the GGUF of `level` as `quantize.levels` spells it, or of a 16-bit type: quantized tensors, float32 norms and biases, the header."""
-    return sum(size for *_, size in matrices(shape, level)) + 4 * shape.small_weights + HEADER_PER_TOKEN * shape.vocabulary
+    """Bytes of the GGUF of `level` as `quantize.levels` spells it, or of a 16-bit type: quantized tensors,
+    float32 norms and biases, the header.
+    """
+    return (
+        sum(size for *_, size in matrices(shape, level))
+        + 4 * shape.small_weights
+        + HEADER_PER_TOKEN * shape.vocabulary
+    )
 
 
 def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int = 0) -> str:
@@ -67,16 +137,24 @@ def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int 
     if name in ("F32", "F16", "BF16"):
         return name
     base = BASE_TYPES.get(name) or (name if name in TYPES else name.rpartition("_")[0])
-    is_output = tensor == "output" or (tensor == "token_embd" and shape.tied)  # a tied embedding is the output matrix as well
+    is_output = tensor == "output" or (
+        tensor == "token_embd" and shape.tied
+    )  # a tied embedding is the output matrix as well
     if is_output and columns % TYPES[base][0]:
         return _quantized("Q8_0", columns)
     rules = RULES["output" if is_output else tensor]
-    mine = rules.get(f"{name}-imatrix" if with_matrix else name, rules.get(name, (("all", "Q6_K"),) if is_output else ()))
-    return _quantized(next((ggml_type for where, ggml_type in mine if _holds(where, shape, layer)), base), columns)
+    mine = rules.get(
+        f"{name}-imatrix" if with_matrix else name, rules.get(name, (("all", "Q6_K"),) if is_output else ())
+    )
+    return _quantized(
+        next((ggml_type for where, ggml_type in mine if _holds(where, shape, layer)), base), columns
+    )
 
 
 def matrices(shape: Shape, level: str) -> Iterator[tuple[str, str, int]]:
-    """(its name without the layer, ggml type, bytes) of every matrix in the GGUF of `level`: token_embd, output (none where it is tied), attn_q, …"""
+    """(its name without the layer, ggml type, bytes) of every matrix in the GGUF of `level`: token_embd,
+    output (none where it is tied), attn_q, …
+    """
 
     def stored(tensor: str, columns: int, rows: int, layer: int = 0) -> tuple[str, str, int]:
         ggml_type = tensor_type(shape, level, tensor, columns, layer)
@@ -100,7 +178,12 @@ def _quantized(ggml_type: str, columns: int) -> str:
 def _holds(where: str, shape: Shape, layer: int) -> bool:
     eighth, last = shape.layers // 8, 7 * shape.layers // 8
     return {
-        "all": True, "shared": shape.heads >= 4 * shape.kv_heads, "first 2": layer < 2, "first 4": layer < 4, "first eighth": layer < eighth,
-        "first sixteenth": layer < shape.layers // 16, "middle": eighth <= layer < last,
+        "all": True,
+        "shared": shape.heads >= 4 * shape.kv_heads,
+        "first 2": layer < 2,
+        "first 4": layer < 4,
+        "first eighth": layer < eighth,
+        "first sixteenth": layer < shape.layers // 16,
+        "middle": eighth <= layer < last,
         "sensitive": layer < eighth or layer >= last or (layer - eighth) % 3 == 2,
-    }[where]  # fmt: skip
+    }[where]

@@ -12,7 +12,8 @@ from pipeline.planning.weights import held_quantized
 
 CUDA_CONTEXT = 500_000_000  # assumed: 0.3 to 0.8 GB, by card and driver
 CUDA_SLACK = 0.03  # assumed: what torch's allocator reserves above what is allocated, rounding included
-CPU_LIBRARIES = 1_350_000_000  # assumed: what a process takes beside its tensors; 1.0 to 1.45 GB with SmolLM2 (`benchmarks/planner.py`)
+# assumed: what a process takes beside its tensors; 1.0 to 1.45 GB with SmolLM2 (`benchmarks/planner.py`)
+CPU_LIBRARIES = 1_350_000_000
 
 
 @dataclass(frozen=True)
@@ -45,23 +46,40 @@ class MemoryPlan:
         return sum(part.bytes for part in self.parts if part.at_peak and part.name not in ASSUMED)
 
 
-LOGITS: dict[Loss, str] = {"liger": "one chunk of logits", "chunked": "one chunk of logits", "plain": "all logits"}
+LOGITS: dict[Loss, str] = {
+    "liger": "one chunk of logits",
+    "chunked": "one chunk of logits",
+    "plain": "all logits",
+}
 ASSUMED = ("CUDA context", "allocator slack", "Python and libraries")
 
 
-def plan_memory(shape: Shape, train: Training, max_length: int, device: Device, loss: Loss, quantized: QuantizedBase | None = None) -> MemoryPlan:
-    """The parts for training rows of `max_length` tokens, in packed micro batches of `train.per_device_train_batch_size`.
+def plan_memory(
+    shape: Shape,
+    train: Training,
+    max_length: int,
+    device: Device,
+    loss: Loss,
+    quantized: QuantizedBase | None = None,
+) -> MemoryPlan:
+    """The parts for training rows of `max_length` tokens, in packed micro batches of
+    `train.per_device_train_batch_size`.
 
-    Two moments can be the peak: the loss, and the backward of the layer that comes first there. The smaller one's own bytes
-    don't count. `quantized` is what a base takes that stays in its GGUF's blocks (`train.quantization` gguf, `train.keep_quantized`).
-    Raises `ConfigError` for targets or an optimizer that can't be planned.
+    Two moments can be the peak: the loss, and the backward of the layer that comes first there. The smaller
+    one's own bytes don't count. `quantized` is what a base takes that stays in its GGUF's blocks
+    (`train.quantization` gguf, `train.keep_quantized`). Raises `ConfigError` for targets or an optimizer that
+    can't be planned.
     """
     tokens = max_length * train.per_device_train_batch_size
     step = Step(shape, train, device, loss, tokens)
     adapter = 4 * weights.lora_parameters(shape, train)
     held = held_quantized(train, quantized)
     table = weights.table_bytes(shape, train, quantized)
-    off_card = table // 2 if train.embeddings_on_cpu and device == "cuda" and not shape.tied and train.quantization != "gguf" else 0
+    off_card = (
+        table // 2
+        if train.embeddings_on_cpu and device == "cuda" and not shape.tied and train.quantization != "gguf"
+        else 0
+    )
     in_layer = activations.gradients_in_flight(step)
     if train.gradient_checkpointing:
         inputs = activations.inputs_kept(step) + activations.mask_bytes(step)
@@ -70,7 +88,9 @@ def plan_memory(shape: Shape, train: Training, max_length: int, device: Device, 
         layer_name, layer_source = "one layer recomputed", "what its forward keeps, and gradients"
         at_loss = activations.autocast_copies(step)  # the recomputed layer makes its own again
     else:
-        outputs = activations.all_kept(step) + activations.mask_bytes(step) + activations.autocast_copies(step)
+        outputs = (
+            activations.all_kept(step) + activations.mask_bytes(step) + activations.autocast_copies(step)
+        )
         kept = Part("activations kept", outputs, "what all layers' forwards keep")
         layer_name, layer_source, at_loss = "gradients in flight", "of one layer's activations", 0
     workspace = activations.workspace_bytes(step, held)
@@ -103,15 +123,26 @@ def _linears(train: Training, held: QuantizedBase | None, size: int) -> Part:
     if held:
         return Part("quantized linears", size, held.source)
     if train.quantization == "nf4":
-        return Part("linears in NF4", size, "scales quantized too" if train.bnb_4bit_use_double_quant else "scales in float32")
+        return Part(
+            "linears in NF4",
+            size,
+            "scales quantized too" if train.bnb_4bit_use_double_quant else "scales in float32",
+        )
     return Part("linears", size, train.bnb_4bit_compute_dtype)
 
 
 def _workspace(train: Training, held: QuantizedBase | None, device: Device) -> str:
-    dequantized = "a block of linears dequantized" if held else "the largest linear dequantized" if train.quantization == "nf4" else ""
+    dequantized = (
+        "a block of linears dequantized"
+        if held
+        else "the largest linear dequantized"
+        if train.quantization == "nf4"
+        else ""
+    )
     return ", ".join(filter(None, (dequantized, "cuBLAS" if device == "cuda" else ""))) or "none"
 
 
 def _tables(shape: Shape, train: Training, held: QuantizedBase | None, off_card: int) -> str:
     tied = ", one table for both" if shape.tied else ""
-    return f"{'quantized too' if held else train.bnb_4bit_compute_dtype}{tied}{', embeddings in main memory' if off_card else ''}"
+    computed_in = "quantized too" if held else train.bnb_4bit_compute_dtype
+    return f"{computed_in}{tied}{', embeddings in main memory' if off_card else ''}"

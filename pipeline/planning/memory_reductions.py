@@ -33,12 +33,21 @@ class Setup:
 
     def at(self, max_length: int, **changes: Any) -> "Setup":
         """The same with rows of `max_length` tokens and other values for keys of `train`."""
-        return Setup(self.shape, self.train.model_copy(update=changes), max_length, self.device, self.loss, self.quantized)
+        return Setup(
+            self.shape,
+            self.train.model_copy(update=changes),
+            max_length,
+            self.device,
+            self.loss,
+            self.quantized,
+        )
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """One change on top of those before it: the bytes it saves, the total with it, and whether that is enough."""
+    """One change on top of those before it: the bytes it saves, the total with it, and whether that is
+    enough.
+    """
 
     change: str
     saves: int
@@ -47,7 +56,8 @@ class Reduction:
 
 
 def longest_rows(setup: Setup, room: int) -> int:
-    """The most tokens in a training row for which the plan needs at most `room` bytes, up to the model's positions; 0 for none.
+    """The most tokens in a training row for which the plan needs at most `room` bytes, up to the model's
+    positions; 0 for none.
 
     Found by halving: a plan never shrinks when rows grow.
     """
@@ -59,10 +69,12 @@ def longest_rows(setup: Setup, room: int) -> int:
 
 
 def memory_reductions(setup: Setup, room: int) -> list[Reduction]:
-    """The changes that help, cheapest first, down to the first that is enough or to the end; none where the plan fits already.
+    """The changes that help, cheapest first, down to the first that is enough or to the end; none where the
+    plan fits already.
 
-    Micro batch 1 (with accumulation for it, so that the run learns the same), checkpointing, a GGUF's linears left packed, shorter
-    rows where that is enough, embeddings in main memory, else shorter rows, a smaller rank.
+    Micro batch 1 (with accumulation for it, so that the run learns the same), checkpointing, a GGUF's linears
+    left packed, shorter rows where that is enough, embeddings in main memory, else shorter rows, a smaller
+    rank.
     """
     reductions: list[Reduction] = []
     total = setup.plan().total
@@ -83,7 +95,9 @@ def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
     train = setup.train
     if train.per_device_train_batch_size > 1:
         accumulation = train.gradient_accumulation_steps * train.per_device_train_batch_size
-        setup = setup.at(setup.max_length, per_device_train_batch_size=1, gradient_accumulation_steps=accumulation)
+        setup = setup.at(
+            setup.max_length, per_device_train_batch_size=1, gradient_accumulation_steps=accumulation
+        )
         yield f"train.per_device_train_batch_size: 1 and gradient_accumulation_steps: {accumulation}", setup
     if not train.gradient_checkpointing:
         setup = setup.at(setup.max_length, gradient_checkpointing=True)
@@ -107,4 +121,8 @@ def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
 def _shortened(setup: Setup, room: int) -> Setup:
     """The same with the longest rows that fit, not below `SHORTEST`."""
     fitting = longest_rows(setup, room)
-    return setup if fitting >= setup.max_length else setup.at(min(setup.max_length, max(SHORTEST, fitting // STEP * STEP)))
+    return (
+        setup
+        if fitting >= setup.max_length
+        else setup.at(min(setup.max_length, max(SHORTEST, fitting // STEP * STEP)))
+    )

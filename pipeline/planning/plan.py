@@ -1,4 +1,6 @@
-"""The entire plan of a run: does it fit, what would fit, disk and time. `quench plan` and the preflight check share it."""
+"""The entire plan of a run: does it fit, what would fit, disk and time. `quench plan` and the preflight check
+share it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -40,7 +42,11 @@ class Plan:
     @property
     def seconds(self) -> float | None:
         """How long the steps take."""
-        return None if self.work is None or self.tflops is None else self.work.tokens * self.flops_per_token / (self.tflops * 1e12)
+        return (
+            None
+            if self.work is None or self.tflops is None
+            else self.work.tokens * self.flops_per_token / (self.tflops * 1e12)
+        )
 
     @property
     def remedy(self) -> str:
@@ -53,34 +59,75 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain values; bytes, tokens, seconds."""
-        memory = {part.name: {"bytes": part.bytes, "at_peak": part.at_peak, "source": part.source} for part in self.memory.parts}
+        memory = {
+            part.name: {"bytes": part.bytes, "at_peak": part.at_peak, "source": part.source}
+            for part in self.memory.parts
+        }
         return {
-            "parameters": self.shape.parameters, "device": self.memory.device, "loss": self.memory.loss, "tokens_per_forward": self.memory.tokens,
-            "memory": memory, "allocated_bytes": self.memory.allocated, "total_bytes": self.memory.total,
-            "card": asdict(self.card) if self.card else None, "fits": self.fits, "longest_row": self.longest_row,
-            "memory_reductions": [asdict(reduction) for reduction in self.reductions], "disk": self.disk,
+            "parameters": self.shape.parameters,
+            "device": self.memory.device,
+            "loss": self.memory.loss,
+            "tokens_per_forward": self.memory.tokens,
+            "memory": memory,
+            "allocated_bytes": self.memory.allocated,
+            "total_bytes": self.memory.total,
+            "card": asdict(self.card) if self.card else None,
+            "fits": self.fits,
+            "longest_row": self.longest_row,
+            "memory_reductions": [asdict(reduction) for reduction in self.reductions],
+            "disk": self.disk,
             "work": asdict(self.work) if self.work else None,
-            "flops_per_token": self.flops_per_token, "tflops": self.tflops, "tflops_assumed": self.tflops_assumed, "seconds": self.seconds,
-            "quantization": self.quantization, "strategies": [asdict(strategy) for strategy in self.strategies],
-        }  # fmt: skip
+            "flops_per_token": self.flops_per_token,
+            "tflops": self.tflops,
+            "tflops_assumed": self.tflops_assumed,
+            "seconds": self.seconds,
+            "quantization": self.quantization,
+            "strategies": [asdict(strategy) for strategy in self.strategies],
+        }
 
 
 def make_plan(
-    shape: Shape, train: Training, max_length: int, levels: Sequence[str], card: Card | None, work: Work | None = None, tflops: float | None = None,
-    quantized: QuantizedBase | None = None, level: str | None = None, lora: LoraType = "F16", untuned: bool = True,
-) -> Plan:  # fmt: skip
-    """The plan of training on `card`; without one, for a GPU whose memory isn't known. `tflops` is what the card reaches.
+    shape: Shape,
+    train: Training,
+    max_length: int,
+    levels: Sequence[str],
+    card: Card | None,
+    work: Work | None = None,
+    tflops: float | None = None,
+    quantized: QuantizedBase | None = None,
+    level: str | None = None,
+    lora: LoraType = "F16",
+    untuned: bool = True,
+) -> Plan:
+    """The plan of training on `card`; without one, for a GPU whose memory isn't known. `tflops` is what the
+    card reaches.
 
-    `levels` are `quantize.levels`. Where the base is trained on as a GGUF, `quantized` is what that takes, `level` what it is called and `lora` the
-    adapter's type in its own. `untuned` is `convert.base`. Raises `ConfigError` for targets or an optimizer that can't be planned.
+    `levels` are `quantize.levels`. Where the base is trained on as a GGUF, `quantized` is what that takes,
+    `level` what it is called and `lora` the adapter's type in its own. `untuned` is `convert.base`. Raises
+    `ConfigError` for targets or an optimizer that can't be planned.
     """
     device = card.device if card else "cuda"
     setup = Setup(shape, train, max_length, device, loss_on(device, train), quantized)
     assumed = assumed_tflops(card.name) if card and tflops is None else None
     shipped = level or next((name for name in levels if not name.startswith(UNTUNED)), None)
     return Plan(
-        shape, setup.plan(), card, longest_rows(setup, card.memory) if card else None, tuple(memory_reductions(setup, card.memory)) if card else (),
-        plan_disk(shape, train, levels, lora, untuned=untuned, base=quantized.file + quantized.made_from if quantized else None), work,
-        flops_per_token(shape, train, max_length), tflops or assumed, assumed is not None,
-        tuple(strategies(setup, shipped, lora)) if shipped else (), train.quantization,
-    )  # fmt: skip
+        shape,
+        setup.plan(),
+        card,
+        longest_rows(setup, card.memory) if card else None,
+        tuple(memory_reductions(setup, card.memory)) if card else (),
+        plan_disk(
+            shape,
+            train,
+            levels,
+            lora,
+            untuned=untuned,
+            base=quantized.file + quantized.made_from if quantized else None,
+        ),
+        work,
+        flops_per_token(shape, train, max_length),
+        tflops or assumed,
+        assumed is not None,
+        tuple(strategies(setup, shipped, lora)) if shipped else (),
+        train.quantization,
+    )

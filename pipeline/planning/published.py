@@ -1,6 +1,7 @@
 """Shapes of published models, so that a recipe can be planned before its base is here.
 
-Numbers from each model's config.json on the Hugging Face Hub; the tests compare the parameters that follow with the published counts.
+Numbers from each model's config.json on the Hugging Face Hub; the tests compare the parameters that follow
+with the published counts.
 """
 
 import re
@@ -9,9 +10,16 @@ from pipeline.planning.quantized import LEVEL_NAMES
 from pipeline.planning.shape import Shape, read_shape
 
 KEYS = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-    "tie_word_embeddings", "max_position_embeddings",
-)  # fmt: skip
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "tie_word_embeddings",
+    "max_position_embeddings",
+)
 # name of the model, in lower case, without "-instruct" and "-base": (model_type, values of KEYS)
 PUBLISHED: dict[str, tuple[str, tuple[int | bool, ...]]] = {
     "smollm2-135m": ("llama", (576, 1536, 30, 9, 3, 64, 49_152, True, 8_192)),
@@ -35,7 +43,9 @@ PUBLISHED: dict[str, tuple[str, tuple[int | bool, ...]]] = {
 
 
 def published_shape(model: str, file: str | None = None) -> Shape | None:
-    """The shape of the model that `base.model` ("Qwen/Qwen2.5-7B-Instruct") or a GGUF's file name means; None for an unknown one."""
+    """The shape of the model that `base.model` ("Qwen/Qwen2.5-7B-Instruct") or a GGUF's file name means; None
+    for an unknown one.
+    """
     for name in (file or "", model):
         last = name.rpartition("/")[2].lower().removesuffix(".gguf").removesuffix("-gguf")
         plain = re.sub(rf"-(instruct|base)\b|[-.](?:{LEVEL_NAMES.lower()}|fp16)$", "", last)

@@ -1,4 +1,6 @@
-"""Bytes of a base that is trained on as its GGUF holds it: from the file's header, or from a level and a shape before there is a file."""
+"""Bytes of a base that is trained on as its GGUF holds it: from the file's header, or from a level and a
+shape before there is a file.
+"""
 
 import math
 import re
@@ -13,14 +15,19 @@ from pipeline.models.experts import check_no_experts_of
 from pipeline.planning.level_bytes import NAMES, level_bytes, matrices
 from pipeline.planning.shape import Shape, read_shape
 
-MODEL_FILE, SOURCE_FILE = "model.gguf", "source.gguf"  # in models/base: what is trained on, and the one that it was made from
+MODEL_FILE, SOURCE_FILE = (
+    "model.gguf",
+    "source.gguf",
+)  # in models/base: what is trained on, and the one that it was made from
 LINEAR = re.compile(rf"blk\.\d+\.({'|'.join(NAMES.values())})\.weight")
-# ggml types that `pipeline.gguf.dequantize` knows, which imports torch (a test keeps them equal): bytes that a weight takes beside its packed and
-# its dequantized form while it is worked on, rounded up from the peak of a process (measured: 4.1 to 7.5, the rare types 13.5 to 17.3)
+# ggml types that `pipeline.gguf.dequantize` knows, which imports torch (a test keeps them equal): bytes that
+# a weight takes beside its packed and its dequantized form while it is worked on, rounded up from the peak of
+# a process (measured: 4.1 to 7.5, the rare types 13.5 to 17.3)
 SCRATCH = {
-    **dict.fromkeys(("F32", "F16", "BF16"), 0), **dict.fromkeys(("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q5_0", "Q5_1", "Q4_0", "Q4_1"), 8),
+    **dict.fromkeys(("F32", "F16", "BF16"), 0),
+    **dict.fromkeys(("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q5_0", "Q5_1", "Q4_0", "Q4_1"), 8),
     **dict.fromkeys(("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"), 18),
-}  # fmt: skip
+}
 KERNELS = ("Q8_0", "Q6_K", "Q5_K", "Q4_K")  # on a GPU these have a kernel, which takes nothing beside
 AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights
 LEVEL_NAMES = "|".join(sorted((*LEVELS, "F16", "BF16", "F32")))
@@ -29,7 +36,9 @@ LEVEL = re.compile(rf"(?<![a-z0-9])({LEVEL_NAMES}|FP16)(?![a-z0-9_])", re.IGNORE
 
 @dataclass(frozen=True)
 class QuantizedBase:
-    """Bytes of the matrices as they lie quantized in a GGUF, and of the entire file; `head` is 0 where the embeddings are the head as well."""
+    """Bytes of the matrices as they lie quantized in a GGUF, and of the entire file; `head` is 0 where the
+    embeddings are the head as well.
+    """
 
     linears: int
     embeddings: int
@@ -37,7 +46,9 @@ class QuantizedBase:
     file: int
     ggml_types: frozenset[str]  # ggml types of the matrices
     source: str  # "as in the file", "computed for Q4_K_M"
-    made_from: int = 0  # bytes of the GGUF that it is quantized from here (`base.level`), 0 where it is fetched as it is
+    made_from: int = (
+        0  # bytes of the GGUF that it is quantized from here (`base.level`), 0 where it is fetched as it is
+    )
 
     @property
     def tables(self) -> int:
@@ -45,8 +56,16 @@ class QuantizedBase:
         return self.embeddings + self.head
 
     def scratch(self, device: str, block: int) -> int:
-        """Bytes that dequantizing a block of `block` weights takes beside the result, on "cpu" or "cuda" (with Triton)."""
-        each = max((0 if device == "cuda" and ggml_type in KERNELS else SCRATCH.get(ggml_type, 0) for ggml_type in self.ggml_types), default=0)
+        """Bytes that dequantizing a block of `block` weights takes beside the result, on "cpu" or "cuda"
+        (with Triton).
+        """
+        each = max(
+            (
+                0 if device == "cuda" and ggml_type in KERNELS else SCRATCH.get(ggml_type, 0)
+                for ggml_type in self.ggml_types
+            ),
+            default=0,
+        )
         return min(block, AT_A_TIME[device]) * each
 
 
@@ -55,42 +74,65 @@ def quantized_file(file: Path) -> QuantizedBase:
     from gguf import GGMLQuantizationType
 
     header = _header(file)
-    sizes = {name: tensor_bytes(name, shape, ggml_type) for name, (shape, ggml_type) in header.tensors.items()}
+    sizes = {
+        name: tensor_bytes(name, shape, ggml_type) for name, (shape, ggml_type) in header.tensors.items()
+    }
     linears = [name for name in sizes if LINEAR.fullmatch(name)]
     tables = [name for name in ("token_embd.weight", "output.weight") if name in sizes]
     ggml_types = frozenset(GGMLQuantizationType(header.tensors[name][1]).name for name in (*linears, *tables))
     return QuantizedBase(
-        sum(sizes[name] for name in linears), sizes.get("token_embd.weight", 0), sizes.get("output.weight", 0), file.stat().st_size, ggml_types,
+        sum(sizes[name] for name in linears),
+        sizes.get("token_embd.weight", 0),
+        sizes.get("output.weight", 0),
+        file.stat().st_size,
+        ggml_types,
         "as in the file",
-    )  # fmt: skip
+    )
 
 
 def quantized_level(shape: Shape, level: str) -> QuantizedBase:
-    """The bytes of `level` before there is a file: each tensor has the type that llama-quantize would give it."""
+    """The bytes of `level` before there is a file: each tensor has the type that llama-quantize would give
+    it.
+    """
     sizes, ggml_types = {"linears": 0, "token_embd": 0, "output": 0}, set()
     for tensor, ggml_type, size in matrices(shape, level):
         sizes[tensor if tensor in sizes else "linears"] += size
         ggml_types.add(ggml_type)
     return QuantizedBase(
-        sizes["linears"], sizes["token_embd"], sizes["output"], level_bytes(shape, level), frozenset(ggml_types), f"computed for {level}"
+        sizes["linears"],
+        sizes["token_embd"],
+        sizes["output"],
+        level_bytes(shape, level),
+        frozenset(ggml_types),
+        f"computed for {level}",
     )
 
 
 def quantized_in(base: Path, train: Training) -> QuantizedBase | None:
-    """The bytes of the GGUF in the folder `base`; None where training is not on a GGUF. Raises `DataError` where it is missing or not whole."""
+    """The bytes of the GGUF in the folder `base`; None where training is not on a GGUF. Raises `DataError`
+    where it is missing or not whole.
+    """
     return quantized_file(base / MODEL_FILE) if train.quantization == "gguf" else None
 
 
 def level_of(name: str) -> str:
-    """The level that a GGUF's file name says: Q4_K_M of "qwen2.5-7b-instruct-q4_k_m.gguf". Raises `ConfigError` where it says none."""
+    """The level that a GGUF's file name says: Q4_K_M of "qwen2.5-7b-instruct-q4_k_m.gguf". Raises
+    `ConfigError` where it says none.
+    """
     found = LEVEL.findall(name.rpartition("/")[2])
     if not found:
-        raise ConfigError("Q-PLANNING-001", f"the name {name} says no level, so what is in it is not known before it is here: run `snakemake base`")
+        raise ConfigError(
+            "Q-PLANNING-001",
+            f"the name {name} says no level, so what is in it is not known before it is here: run "
+            "`snakemake base`",
+        )
     return str(found[-1]).upper().replace("FP16", "F16")
 
 
 def gguf_shape(file: Path) -> Shape:
-    """The shape of the model in a GGUF, from its header. Raises `ConfigError` for another architecture, `DataError` for a damaged file."""
+    """The shape of the model in a GGUF, from its header. Raises `ConfigError` for another architecture,
+    `DataError` for a damaged file.
+    """
     header = _header(file)
     fields, tensors = header.fields, header.tensors
     ggml_type = fields.get("general.architecture")
@@ -102,12 +144,19 @@ def gguf_shape(file: Path) -> Shape:
 
     table = tensors.get("token_embd.weight", ((0, 0), 0))[0]
     config = {
-        "model_type": ggml_type, "hidden_size": of("embedding_length"), "intermediate_size": of("feed_forward_length"),
-        "num_hidden_layers": of("block_count"), "num_attention_heads": of("attention.head_count"),
-        "num_key_value_heads": of("attention.head_count_kv"), "head_dim": of("attention.key_length"), "vocab_size": math.prod(table[1:]),
-        "tie_word_embeddings": "output.weight" not in tensors, "max_position_embeddings": of("context_length"),
-        "attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
-    }  # fmt: skip
+        "model_type": ggml_type,
+        "hidden_size": of("embedding_length"),
+        "intermediate_size": of("feed_forward_length"),
+        "num_hidden_layers": of("block_count"),
+        "num_attention_heads": of("attention.head_count"),
+        "num_key_value_heads": of("attention.head_count_kv"),
+        "head_dim": of("attention.key_length"),
+        "vocab_size": math.prod(table[1:]),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "max_position_embeddings": of("context_length"),
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+    }
     return read_shape(config, str(file))
 
 
@@ -115,6 +164,10 @@ def _header(file: Path) -> Header:
     try:
         return read_header(file)
     except NotGguf as error:
-        raise DataError("Q-PLANNING-002", f"{file} is not a complete GGUF file ({error}): fetch it again") from None
+        raise DataError(
+            "Q-PLANNING-002", f"{file} is not a complete GGUF file ({error}): fetch it again"
+        ) from None
     except OSError as error:
-        raise DataError("Q-PLANNING-002", f"{file} can't be read ({error.strerror}): run `snakemake base`") from None
+        raise DataError(
+            "Q-PLANNING-002", f"{file} can't be read ({error.strerror}): run `snakemake base`"
+        ) from None

@@ -1,4 +1,5 @@
-"""What serving a level takes: weights + KV cache + buffers, the longest context that fits, and the best level that fits. Pure arithmetic.
+"""What serving a level takes: weights + KV cache + buffers, the longest context that fits, and the best level
+that fits. Pure arithmetic.
 
 quench plan --serve --vram 8
 """
@@ -12,7 +13,9 @@ from pipeline.llamacpp.server import PROMPT_CACHE_MIB
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.shape import Shape
 
-BUFFERS = 0.1  # assumed where it was not measured: a tenth on top of weights and KV cache, for compute buffers and the process itself
+# assumed where it was not measured: a tenth on top of weights and KV cache, for compute buffers and the
+# process itself
+BUFFERS = 0.1
 CACHE_BYTES = 2  # of a number in a float16 KV cache
 GB = MEMORY_GB
 
@@ -21,7 +24,8 @@ GB = MEMORY_GB
 class ServingMemory:
     """What serving a model takes, in bytes. None: not measured.
 
-    `peak` is the server's own, at this very context, with one conversation; `prompt_cache` is what it may keep of earlier ones on top.
+    `peak` is the server's own, at this very context, with one conversation; `prompt_cache` is what it may
+    keep of earlier ones on top.
     """
 
     weights: int
@@ -37,7 +41,9 @@ class ServingMemory:
 
     @property
     def buffers(self) -> int:
-        """Compute buffers and the process: what the measured peak has on top of weights and cache, else a tenth of them."""
+        """Compute buffers and the process: what the measured peak has on top of weights and cache, else a
+        tenth of them.
+        """
         known = self.weights + (self.kv_cache or 0)
         return round(known * (1 + BUFFERS)) - known if self.peak is None else max(0, self.peak - known)
 
@@ -48,18 +54,30 @@ class ServingMemory:
 
     def __str__(self) -> str:
         tokens = "" if self.context is None else f" of {self.context:,} tokens"
-        cache = "KV cache not measured" if self.kv_cache is None else f"{memory_gb(self.kv_cache)} KV cache{tokens}"
-        buffers = f"{BUFFERS:.0%}".replace("%", " %") if self.peak is None else f"{memory_gb(self.buffers)} buffers (measured)"
+        cache = (
+            "KV cache not measured"
+            if self.kv_cache is None
+            else f"{memory_gb(self.kv_cache)} KV cache{tokens}"
+        )
+        buffers = (
+            f"{BUFFERS:.0%}".replace("%", " %")
+            if self.peak is None
+            else f"{memory_gb(self.buffers)} buffers (measured)"
+        )
         if self.kv_cache is None and self.peak is not None:
             cache, buffers = "", f"{memory_gb(self.buffers)} KV cache{tokens} and buffers (measured)"
         kept = f"{memory_gb(self.prompt_cache)} prompt cache" if self.prompt_cache else ""
-        parts = " + ".join(part for part in (f"{memory_gb(self.weights)} weights", cache, buffers, kept) if part)
+        parts = " + ".join(
+            part for part in (f"{memory_gb(self.weights)} weights", cache, buffers, kept) if part
+        )
         return f"{parts} = {'' if self.known else 'at least '}{memory_gb(self.total)}"
 
 
 @dataclass(frozen=True)
 class LevelPlan:
-    """One level at the wanted context. `longest` is the largest context per slot that fits `room` bytes, in tokens; None where that is not known."""
+    """One level at the wanted context. `longest` is the largest context per slot that fits `room` bytes, in
+    tokens; None where that is not known.
+    """
 
     name: str
     memory: ServingMemory
@@ -69,14 +87,25 @@ class LevelPlan:
 
 
 def plan_level(
-    name: str, weights: int, per_token: int | None, *, context: int, parallel: int, positions: int, room: int | None,
-    made: bool = False, peak: int | None = None, kept: int = 0,
-) -> LevelPlan:  # fmt: skip
+    name: str,
+    weights: int,
+    per_token: int | None,
+    *,
+    context: int,
+    parallel: int,
+    positions: int,
+    room: int | None,
+    made: bool = False,
+    peak: int | None = None,
+    kept: int = 0,
+) -> LevelPlan:
     """Plan `parallel` slots of `context` tokens each.
 
-    `weights` in bytes; `per_token` is the KV cache's bytes of a token; `positions` is the longest context that the model knows; `room` is the card's
-    memory in bytes (None: not known); `peak` is what llama-server was measured to take at this context; `kept` is the bytes of its prompt cache.
-    A context beyond `positions` fits nowhere. Without `per_token` and `peak` a level may be too large, but can't be said to fit.
+    `weights` in bytes; `per_token` is the KV cache's bytes of a token; `positions` is the longest context
+    that the model knows; `room` is the card's memory in bytes (None: not known); `peak` is what llama-server
+    was measured to take at this context; `kept` is the bytes of its prompt cache. A context beyond
+    `positions` fits nowhere. Without `per_token` and `peak` a level may be too large, but can't be said to
+    fit.
     """
     cache = None if per_token is None else per_token * context * parallel
     memory = ServingMemory(weights, cache, context * parallel, peak, kept)
@@ -85,14 +114,22 @@ def plan_level(
         return LevelPlan(name, memory, made, None, False if too_long else None)
     longest = None
     if per_token:
-        spare = (room - kept) / (1 + BUFFERS) - weights if peak is None else room - kept - weights - memory.buffers
+        spare = (
+            (room - kept) / (1 + BUFFERS) - weights
+            if peak is None
+            else room - kept - weights - memory.buffers
+        )
         longest = max(0, min(positions, int(spare // (per_token * parallel))))
     too_large = memory.total > room
-    return LevelPlan(name, memory, made, longest, False if too_long or too_large else True if memory.known else None)
+    return LevelPlan(
+        name, memory, made, longest, False if too_long or too_large else True if memory.known else None
+    )
 
 
 def prompt_cache(serve: Serve) -> int:
-    """Bytes of earlier conversations that llama-server may keep. They lie in main memory, so they count where the model does too."""
+    """Bytes of earlier conversations that llama-server may keep. They lie in main memory, so they count where
+    the model does too.
+    """
     return 0 if serve.n_gpu_layers else PROMPT_CACHE_MIB << 20
 
 

@@ -15,7 +15,9 @@ KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclass(frozen=True)
 class Linear:
-    """One linear of a layer: `inputs` → `outputs` features; `reads` says which tensor of the layer goes in."""
+    """One linear of a layer: `inputs` → `outputs` features; `reads` says which tensor of the layer goes
+    in.
+    """
 
     name: str
     inputs: int
@@ -80,16 +82,19 @@ class Shape:
 
 
 def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
-    """The shape that a config.json describes, as transformers' `modeling_{llama,mistral,qwen2,qwen3}.py` build it.
+    """The shape that a config.json describes, as transformers' `modeling_{llama,mistral,qwen2,qwen3}.py`
+    build it.
 
-    Raises `ConfigError` for another architecture, `DataError` for a mixture of experts and where a number is missing or can't be.
+    Raises `ConfigError` for another architecture, `DataError` for a mixture of experts and where a number is
+    missing or can't be.
     """
     check_no_experts(config, where)
     kind = config.get("model_type")
     if kind not in KNOWN:
         raise ConfigError(
             "Q-PLANNING-005",
-            f"{where} is of a {kind!r} model, whose memory can't be planned: plans are made for {', '.join(KNOWN)}",
+            f"{where} is of a {kind!r} model, whose memory can't be planned: plans are made for "
+            f"{', '.join(KNOWN)}",
         )
 
     def number(key: str, default: int | None = None) -> int:
@@ -98,7 +103,8 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise DataError(
                 "Q-PLANNING-006",
-                f"{where} has {key} {value!r}, which is no number above 0: take the file that the model was published with",
+                f"{where} has {key} {value!r}, which is no number above 0: take the file that the model was "
+                "published with",
             )
         return value
 
@@ -108,7 +114,8 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     if heads % kv_heads:
         raise DataError(
             "Q-PLANNING-006",
-            f"{where} has {heads} attention heads over {kv_heads} key-value heads, which don't divide them: take the file that the model was "
+            f"{where} has {heads} attention heads over {kv_heads} key-value heads, which don't divide them: "
+            "take the file that the model was "
             "published with",
         )
     attention_bias = kind == "qwen2" or (
@@ -127,9 +134,19 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
         Linear("down_proj", inner, hidden, mlp_bias, "gated"),
     )
     return Shape(
-        kind, number("num_hidden_layers"), hidden, inner, heads, kv_heads, head_dim, number("vocab_size"),
-        bool(config.get("tie_word_embeddings", False)), kind == "qwen3", number("max_position_embeddings", 32_768), linears,
-    )  # fmt: skip
+        kind,
+        number("num_hidden_layers"),
+        hidden,
+        inner,
+        heads,
+        kv_heads,
+        head_dim,
+        number("vocab_size"),
+        bool(config.get("tie_word_embeddings", False)),
+        kind == "qwen3",
+        number("max_position_embeddings", 32_768),
+        linears,
+    )
 
 
 def load_shape(path: Path) -> Shape:
@@ -139,7 +156,8 @@ def load_shape(path: Path) -> Shape:
     except OSError as error:
         raise DataError(
             "Q-PLANNING-006",
-            f"{path} can't be read ({error.strerror}): run `snakemake base`, or name a config.json with --config",
+            f"{path} can't be read ({error.strerror}): run `snakemake base`, or name a config.json with "
+            "--config",
         ) from error
     except ValueError as error:
         raise DataError(

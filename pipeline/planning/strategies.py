@@ -1,6 +1,8 @@
-"""The strategies from a base and data to a model that is served at a level: what each downloads, needs on disk, ships, and takes while it trains.
+"""The strategies from a base and data to a model that is served at a level: what each downloads, needs on
+disk, ships, and takes while it trains.
 
-Pure arithmetic. Checkpoints and the adapter's folder are alike in all and left out, and so is what only comparisons take (the untuned base's GGUF).
+Pure arithmetic. Checkpoints and the adapter's folder are alike in all and left out, and so is what only
+comparisons take (the untuned base's GGUF).
 """
 
 from dataclasses import dataclass, replace
@@ -18,18 +20,23 @@ LORA_BYTES = {"F16": 2, "F32": 4}
 
 @dataclass(frozen=True)
 class Strategy:
-    """One strategy; bytes. `training` is the memory plan's total, None where the level has types that can't be trained on."""
+    """One strategy; bytes. `training` is the memory plan's total, None where the level has types that can't
+    be trained on.
+    """
 
     name: str
     download: int
     on_disk: int
     shipped: tuple[int, ...]  # of each file
     training: int | None
-    quantization: Quantization  # of base.quantization: the strategy that a configuration takes is the one with its own
+    quantization: (
+        Quantization  # of base.quantization: the strategy that a configuration takes is the one with its own
+    )
 
 
 def strategies(setup: Setup, level: str, lora: LoraType = "F16") -> list[Strategy]:
-    """The four strategies to ship `level` of the model of `setup`, each trained with its settings on its device.
+    """The four strategies to ship `level` of the model of `setup`, each trained with its settings on its
+    device.
 
     `setup.quantized` is the level's GGUF where it is known; else its bytes are computed.
     """
@@ -39,15 +46,31 @@ def strategies(setup: Setup, level: str, lora: LoraType = "F16") -> list[Strateg
     merged = merged_disk(shape, file)
 
     def memory(quantization: Quantization) -> int:
-        return replace(setup, quantized=quantized).at(setup.max_length, quantization=quantization).plan().total
+        return (
+            replace(setup, quantized=quantized).at(setup.max_length, quantization=quantization).plan().total
+        )
 
     nf4 = memory("nf4")
     on_level = memory("gguf") if quantized.ggml_types <= set(SCRATCH) else None
     return [
         Strategy(f"train unquantized, merge, make {level}", sixteen, merged, (file,), memory("none"), "none"),
         Strategy(f"train on NF4, merge, make {level}", sixteen, merged, (file,), nf4, "nf4"),
-        Strategy(f"train on NF4, put the adapter on {level}", sixteen + file, sixteen + file + adapter, (file, adapter), nf4, "nf4"),
-        Strategy(f"train on {level} itself", quantized.made_from or file, quantized.made_from + file + adapter, (file, adapter), on_level, "gguf"),
+        Strategy(
+            f"train on NF4, put the adapter on {level}",
+            sixteen + file,
+            sixteen + file + adapter,
+            (file, adapter),
+            nf4,
+            "nf4",
+        ),
+        Strategy(
+            f"train on {level} itself",
+            quantized.made_from or file,
+            quantized.made_from + file + adapter,
+            (file, adapter),
+            on_level,
+            "gguf",
+        ),
     ]
 
 
@@ -62,5 +85,7 @@ def lora_bytes(shape: Shape, train: Train, ggml_type: LoraType) -> int:
 
 
 def merged_disk(shape: Shape, level: int) -> int:
-    """Bytes on disk at once where the adapter is merged: base, merged model, 16-bit GGUF (as large again, and its header), and `level`'s bytes."""
+    """Bytes on disk at once where the adapter is merged: base, merged model, 16-bit GGUF (as large again, and
+    its header), and `level`'s bytes.
+    """
     return 2 * sixteen_bytes(shape) + level_bytes(shape, "F16") + level

@@ -1,4 +1,6 @@
-"""Bytes that stay from the first step to the last: weights, adapter, gradients, optimizer. Exact, tensor by tensor."""
+"""Bytes that stay from the first step to the last: weights, adapter, gradients, optimizer. Exact, tensor by
+tensor.
+"""
 
 from math import ceil
 
@@ -17,7 +19,8 @@ NF4_CODE, SCALE_CODE, OFFSET = (
 )  # tables and offset that bitsandbytes keeps per linear
 EIGHT_BIT_BLOCK, SMALLEST_EIGHT_BIT = 256, 4096  # of bitsandbytes' 8-bit optimizers, in elements
 EIGHT_BIT_CODE = 256 * FLOAT
-# states an optimizer keeps per trained parameter, by transformers' name for it: (how many, are they 8 bit, is there a step tensor)
+# states an optimizer keeps per trained parameter, by transformers' name for it: (how many, are they 8 bit, is
+# there a step tensor)
 OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused"), (2, False, True)),
     **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"), (2, True, False)),
@@ -29,10 +32,11 @@ OPTIMIZERS = {
 
 
 def nf4_bytes(weights: int, double_quant: bool) -> int:
-    """Bytes of a linear's `weights` in NF4: packed halves, scales, tables (QLoRA, arXiv:2305.14314; bitsandbytes `quantize_4bit`).
+    """Bytes of a linear's `weights` in NF4: packed halves, scales, tables (QLoRA, arXiv:2305.14314;
+    bitsandbytes `quantize_4bit`).
 
-    Two weights a byte, the odd one padded; a float32 scale per 64 weights. With double quantization these are uint8, with a
-    float32 scale per 256 of them, an offset and a table.
+    Two weights a byte, the odd one padded; a float32 scale per 64 weights. With double quantization these are
+    uint8, with a float32 scale per 256 of them, an offset and a table.
     """
     scales = ceil(weights / NF4_BLOCK)
     quantized = ceil(weights / 2) + NF4_CODE
@@ -42,7 +46,9 @@ def nf4_bytes(weights: int, double_quant: bool) -> int:
 
 
 def held_quantized(train: Training, quantized: QuantizedBase | None) -> QuantizedBase | None:
-    """`quantized` where the base stays as its GGUF packs it, None where it doesn't. Raises `AssertionError` where its bytes are then missing."""
+    """`quantized` where the base stays as its GGUF packs it, None where it doesn't. Raises `AssertionError`
+    where its bytes are then missing.
+    """
     if train.quantization != "gguf" or not train.keep_quantized:
         return None
     if quantized is None:
@@ -62,7 +68,9 @@ def linear_bytes(shape: Shape, train: Training, quantized: QuantizedBase | None 
 
 
 def table_bytes(shape: Shape, train: Training, quantized: QuantizedBase | None = None) -> int:
-    """Bytes of embedding and head, which NF4 leaves as they are and a GGUF packs too; a tied head has none of its own."""
+    """Bytes of embedding and head, which NF4 leaves as they are and a GGUF packs too; a tied head has none of
+    its own.
+    """
     if held := held_quantized(train, quantized):
         return held.tables
     return shape.table_weights * (1 if shape.tied else 2) * ELEMENT[train.bnb_4bit_compute_dtype]
@@ -83,7 +91,8 @@ def lora_shapes(shape: Shape, train: Train) -> list[int]:
         has = ", ".join(linear.name for linear in shape.linears)
         raise ConfigError(
             "Q-PLANNING-007",
-            f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take some of {has}",
+            f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take "
+            f"some of {has}",
         )
     targets = [linear for linear in shape.linears if linear.name in train.target_modules]
     return [
@@ -97,10 +106,11 @@ def lora_parameters(shape: Shape, train: Train) -> int:
 
 
 def optimizer_bytes(shape: Shape, train: Train) -> int:
-    """Bytes of the optimizer's states for the adapter, as torch's and bitsandbytes' `init_state` allocate them.
+    """Bytes of the optimizer's states for the adapter, as torch's and bitsandbytes' `init_state` allocate
+    them.
 
-    An 8-bit state has a float32 scale per 256 elements and shares one table per state; a matrix below 4,096 elements keeps
-    32-bit states. A paged one counts as on the card: it leaves it only when memory runs short.
+    An 8-bit state has a float32 scale per 256 elements and shares one table per state; a matrix below 4,096
+    elements keeps 32-bit states. A paged one counts as on the card: it leaves it only when memory runs short.
     """
     states, eight_bit, step = OPTIMIZERS[train.optim]
     matrices = lora_shapes(shape, train)

@@ -115,7 +115,8 @@ def matching_adapter(model: Path, adapter: Path, model_hash: Callable[[], str] |
             raise DataError(
                 "Q-SERVE-012",
                 f"{adapter.name} was trained on another file ({wanted[:12]}…) than {model.name} "
-                f"({found[:12]}…), byte for byte: serve the file that it was trained on, or train again on this "
+                f"({found[:12]}…), byte for byte: serve the file that it was trained on, or train again on "
+                "this "
                 "one",
             )
     else:

@@ -10,7 +10,10 @@ def how_to_call(model: str, url: str, key_file: Path, log: Path, adapters: Seque
     """What `quench serve` prints once the model is loaded; `adapters` are the names of those on it. The key
     itself is never printed."""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
-    header = f"sed 's/^/Authorization: Bearer /' {shlex.quote(str(key_file))}"  # by a pipe: everybody can read a command's arguments
+    header = (
+        "sed 's/^/Authorization: Bearer /' "
+        f"{shlex.quote(str(key_file))}"
+    )  # by a pipe: everybody can read a command's arguments
     return f"""{model} is served on {url} (Ctrl-C stops it; log: {log})
   chat here:         quench chat
 {how_to_switch(adapters)}  OpenAI clients:    base URL {url}/v1, API key: what {key_file} holds
@@ -30,7 +33,12 @@ def how_to_switch(adapters: Sequence[str]) -> str:
     )
     if (
         len(adapters) > 1
-    ):  # of one alone prompts are kept, which a request's own scales don't clear (llamacpp.server.cache_arguments)
+        # of one alone prompts are kept, which a request's own scales don't clear
+        # (llamacpp.server.cache_arguments)
+    ):
         ids = ", ".join(f"{number} {name}" for number, name in enumerate(adapters))
-        lines += f'  one request only:  "lora": [{{"id": 0, "scale": 0.5}}] in its JSON, the others are off in it ({ids})\n'
+        lines += (
+            f'  one request only:  "lora": [{{"id": 0, "scale": 0.5}}] in its JSON, the others are off '
+            f"in it ({ids})\n"
+        )
     return lines

@@ -67,12 +67,17 @@ def summarize(timed: Sequence[Timed], clients: int, seconds: float) -> Load:
     each = [after_first / duration for after_first, duration in streamed if after_first > 0 and duration > 0]
     tokens = sum(one.tokens for one in good)
     return Load(
-        clients=clients, requests=len(timed), answered=len(good), errors=errors, seconds=seconds, tokens=tokens,
+        clients=clients,
+        requests=len(timed),
+        answered=len(good),
+        errors=errors,
+        seconds=seconds,
+        tokens=tokens,
         first_token=_percentiles([one.first_token for one in good if one.first_token is not None]),
         whole=_percentiles([one.whole for one in good]),
         tokens_per_second_each=statistics.median(each) if each else None,
         tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
-    )  # fmt: skip
+    )
 
 
 async def put_under_load(

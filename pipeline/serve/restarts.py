@@ -19,7 +19,8 @@ LONGEST_PAUSE = 60.0
 LOOK_SECONDS = 1.0
 PROBE_SECONDS = 10.0
 STALL_SECONDS = 120.0  # without any answer; a batch of 512 tokens of a 7B takes some 50 s on two slow cores
-# over what it took when it was ready: a schema of 100,000 levels takes all memory (measured: 20 GB in 3 minutes)
+# over what it took when it was ready: a schema of 100,000 levels takes all memory (measured: 20 GB in 3
+# minutes)
 GROWTH_BYTES = 4 * MEMORY_GB
 
 
@@ -42,9 +43,12 @@ class Restarts:
 
 
 def keep_serving(
-    start: Callable[[], AbstractContextManager[Server]], limit: int, ready: Callable[[Server], None], tell: Callable[[str], None],
+    start: Callable[[], AbstractContextManager[Server]],
+    limit: int,
+    ready: Callable[[Server], None],
+    tell: Callable[[str], None],
     stall_seconds: float = STALL_SECONDS,
-) -> None:  # fmt: skip
+) -> None:
     """Start a server, again after each crash, until an exception ends it (KeyboardInterrupt does). `ready` is
     called at the first start.
 
@@ -77,7 +81,8 @@ def keep_serving(
                 f"again; the log ends with\n{end}",
             )
         tell(
-            f"{why}: starting it again in {pause:.0f} s (restart {len(restarts.crashes)} of at most {limit} within an hour)"
+            f"{why}: starting it again in {pause:.0f} s (restart {len(restarts.crashes)} of at most {limit} "
+            "within an hour)"
         )
         time.sleep(pause)
 

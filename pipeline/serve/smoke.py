@@ -55,7 +55,10 @@ def judge(replies: Sequence[Reply], min_stopped: float | None) -> str:
     cut = [number for number, reply in enumerate(replies, 1) if reply.finish_reason == "length"]
     empty = [number for number, reply in enumerate(replies, 1) if not reply.text.strip()]
     stopped = len(replies) - len(cut)
-    figures = f"{stopped} of {len(replies)} answers stopped by themselves, {sum(reply.tokens for reply in replies)} tokens"
+    figures = (
+        f"{stopped} of {len(replies)} answers stopped by themselves, "
+        f"{sum(reply.tokens for reply in replies)} tokens"
+    )
     if cut and (not stopped or _too_few(stopped, len(replies), min_stopped)):
         raise GateError(
             "Q-SERVE-005",

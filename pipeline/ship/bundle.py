@@ -100,13 +100,22 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
     own = lora or gguf  # what was made here, and names its sources
     found, sha256 = provenance(folder / own.name), evaluation["sha256"]
     values = text_values(
-        inputs, shipment.advice, name=shipment.name, level=level, serve=serve, jinja=shipment.jinja, languages=shipment.languages
+        inputs,
+        shipment.advice,
+        name=shipment.name,
+        level=level,
+        serve=serve,
+        jinja=shipment.jinja,
+        languages=shipment.languages,
     ) | {
         "bundle": {
-            "file": gguf.name, "sha256": sha256, "claims": claims(found), "verdict": shipment.verdict,
+            "file": gguf.name,
+            "sha256": sha256,
+            "claims": claims(found),
+            "verdict": shipment.verdict,
             "llama_version": evaluation.get("llama_cpp", "llama.cpp of unknown version"),
         },
-    }  # fmt: skip
+    }
     unit = {
         "name": shipment.name,
         "level": level,
@@ -119,10 +128,17 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
         "Modelfile": fill_text("Modelfile.jinja", **values),
         SCRIPT: serve_script(gguf.name, serve, lora.name if lora else None),
         UNIT: fill_text("quench.service.jinja", **unit),
-        BILL: bill(name=shipment.title, file=own.name, sha256=evaluation["lora"]["sha256"] if lora else sha256, base=inputs.base, provenance=found,
-                   datasets=shipment.datasets, versions=inputs.train.get("run", {}).get("versions", {}),
-                   beside={gguf.name: sha256} if lora else None),
-    }  # fmt: skip
+        BILL: bill(
+            name=shipment.title,
+            file=own.name,
+            sha256=evaluation["lora"]["sha256"] if lora else sha256,
+            base=inputs.base,
+            provenance=found,
+            datasets=shipment.datasets,
+            versions=inputs.train.get("run", {}).get("versions", {}),
+            beside={gguf.name: sha256} if lora else None,
+        ),
+    }
     for file, text in texts.items():
         if hidden := obeyed(text):
             source = "models/base.json, the chat template or params.yaml"

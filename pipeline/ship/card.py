@@ -59,11 +59,23 @@ def text_values(
     checks = [{"name": key, **check} for key, check in inputs.parity["checks"].items()]
     kinds = inputs.base["architecture"].get("architectures") or [inputs.base["architecture"]["model_type"]]
     return {
-        "inputs": inputs, "advice": advice, "name": name, "level": level, "serve": serve, "ollama": ollama_template(jinja), "version": __version__,
-        "front_matter": front_matter(inputs.base, level, languages), "reference": reference_name(inputs.evaluations),
-        "chosen": inputs.evaluations.get(level), "checks": checks, "architecture": ", ".join(kinds), "bundle": None,
-        "unmerged": level == BASE_WITH_ADAPTER, "lora": (inputs.evaluations.get(level) or {}).get("lora"), "ORIGINAL": ORIGINAL,
-    }  # fmt: skip
+        "inputs": inputs,
+        "advice": advice,
+        "name": name,
+        "level": level,
+        "serve": serve,
+        "ollama": ollama_template(jinja),
+        "version": __version__,
+        "front_matter": front_matter(inputs.base, level, languages),
+        "reference": reference_name(inputs.evaluations),
+        "chosen": inputs.evaluations.get(level),
+        "checks": checks,
+        "architecture": ", ".join(kinds),
+        "bundle": None,
+        "unmerged": level == BASE_WITH_ADAPTER,
+        "lora": (inputs.evaluations.get(level) or {}).get("lora"),
+        "ORIGINAL": ORIGINAL,
+    }
 
 
 def front_matter(base: Mapping[str, Any], level: str = "", languages: Sequence[str] = ()) -> str:
@@ -113,14 +125,24 @@ def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:
     `lora` is an adapter's GGUF beside it, which is put on it.
     """
     command = server_command(
-        PrintedTools(Path(), Path()), Path(file), port=serve.port, key_file=Path(KEY), ctx_size=serve.ctx_size, parallel=serve.parallel,
-        threads=serve.threads, n_gpu_layers=serve.n_gpu_layers, flash_attn=serve.flash_attn, n_predict=serve.n_predict,
-        lora=[(Path(lora), 1.0)] if lora else [], alias=served_as(Path(lora)) if lora else None,
-    )  # fmt: skip
+        PrintedTools(Path(), Path()),
+        Path(file),
+        port=serve.port,
+        key_file=Path(KEY),
+        ctx_size=serve.ctx_size,
+        parallel=serve.parallel,
+        threads=serve.threads,
+        n_gpu_layers=serve.n_gpu_layers,
+        flash_attn=serve.flash_attn,
+        n_predict=serve.n_predict,
+        lora=[(Path(lora), 1.0)] if lora else [],
+        alias=served_as(Path(lora)) if lora else None,
+    )
     words = {file: '"$here"/' + shlex.quote(file), KEY: '"$key"'}
     if lora:
         words[lora] = (
-            f'"\\"$csv/{lora}\\""'  # llama-server takes it as a row of CSV, so a comma in the folder's name would split it
+            # llama-server takes it as a row of CSV, so a comma in the folder's name would split it
+            f'"\\"$csv/{lora}\\""'
         )
     arguments = " ".join(words.get(word, shlex.quote(word)) for word in command[1:])
     kept = "|".join([*sorted(KEPT), *(f"{prefix}*" for prefix in KEPT_PREFIXES)])

@@ -57,7 +57,10 @@ def mismatches(
     yield from provenance_faults(fields, own.name, root, merged=not lora)
     beside = made_of.get(sixteen or "", [own])[0]  # the 16-bit GGUF
     if beside != own and beside in hashes and _common(fields) != _common(provenance(beside)):
-        yield f"{own.name} comes from another model than {beside.name} (their provenance records differ): run `snakemake --force quantize`."
+        yield (
+            f"{own.name} comes from another model than {beside.name} (their provenance records differ): "
+            "run `snakemake --force quantize`."
+        )
 
 
 def _report_faults(

@@ -140,4 +140,7 @@ def _need(root: Path, place: str, stage: str, recorded: str | None, found: str, 
 
 def _back(place: str, stage: str) -> str:
     """How to get it back."""
-    return f"`dvc checkout --force {place}` brings back what {stage} wrote; without a copy run `python -m pipeline {stage}`, then `snakemake`"
+    return (
+        f"`dvc checkout --force {place}` brings back what {stage} wrote; without a copy run `python -m "
+        f"pipeline {stage}`, then `snakemake`"
+    )

@@ -12,7 +12,10 @@ from typing import Any
 from pipeline.core.errors import DataError
 from pipeline.core.publish import read_json
 
-CHATML = "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n"
+CHATML = (
+    "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end "
+    "}}<|im_start|>assistant\n"
+)
 QUESTION = {"role": "user", "content": "q1"}
 DIALOGUE = [
     {"role": "system", "content": "s"},

@@ -49,30 +49,49 @@ def bill(
     the training run's packages (None: not installed).
     """
     model = Component(
-        name=name, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref=file, version=sha256[:12], hashes=[_hash(sha256)], licenses=_license(base),
+        name=name,
+        type=ComponentType.MACHINE_LEARNING_MODEL,
+        bom_ref=file,
+        version=sha256[:12],
+        hashes=[_hash(sha256)],
+        licenses=_license(base),
         pedigree=Pedigree(ancestors=[_base(base)]),
         properties=[Property(name=key, value=str(value)) for key, value in provenance.items()],
-        components=[Component(name=one, type=ComponentType.FILE, bom_ref=f"beside/{one}", hashes=[_hash(digest)])
-                    for one, digest in sorted((beside or {}).items())],
-    )  # fmt: skip
+        components=[
+            Component(name=one, type=ComponentType.FILE, bom_ref=f"beside/{one}", hashes=[_hash(digest)])
+            for one, digest in sorted((beside or {}).items())
+        ],
+    )
     llama = Component(
-        name="llama.cpp", type=ComponentType.APPLICATION, bom_ref=LLAMA_REF, version=str(provenance.get("quench.llama_cpp.commit", "unknown")),
-        purl=PackageURL("pypi", name="llama-cpp-python", version=_text(provenance.get("quench.llama_cpp.package"))),
-    )  # fmt: skip
+        name="llama.cpp",
+        type=ComponentType.APPLICATION,
+        bom_ref=LLAMA_REF,
+        version=str(provenance.get("quench.llama_cpp.commit", "unknown")),
+        purl=PackageURL(
+            "pypi", name="llama-cpp-python", version=_text(provenance.get("quench.llama_cpp.package"))
+        ),
+    )
     packages = [
-        Component(name=package, version=version, type=ComponentType.LIBRARY, bom_ref=f"pkg:pypi/{package}@{version}",
-                  purl=PackageURL("pypi", name=package, version=version))
-        for package, version in sorted(versions.items()) if version and package != "quench"
-    ]  # fmt: skip
+        Component(
+            name=package,
+            version=version,
+            type=ComponentType.LIBRARY,
+            bom_ref=f"pkg:pypi/{package}@{version}",
+            purl=PackageURL("pypi", name=package, version=version),
+        )
+        for package, version in sorted(versions.items())
+        if version and package != "quench"
+    ]
     data = [
         Component(name=title, type=ComponentType.DATA, bom_ref=f"data:{title}", hashes=[_hash(digest)])
         for title, digest in sorted(datasets.items())
     ]
     quench = Component(name="quench", version=__version__, type=ComponentType.APPLICATION, bom_ref="quench")
     bom = Bom(
-        serial_number=uuid.uuid5(NAMESPACE, sha256), components=[_base(base), llama, *packages, *data],
+        serial_number=uuid.uuid5(NAMESPACE, sha256),
+        components=[_base(base), llama, *packages, *data],
         metadata=BomMetaData(component=model, tools=ToolRepository(components=[quench])),
-    )  # fmt: skip
+    )
     bom.register_dependency(model, [*bom.components])
     value = json.loads(make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string())
     value["metadata"].pop("timestamp", None)  # the library always writes the present one
@@ -97,9 +116,15 @@ def _base(base: Mapping[str, Any]) -> Component:
         for file, digest in sorted(weights.items())
     ]
     return Component(
-        name=short, group=owner or None, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref=BASE_REF, version=_text(base.get("revision")),
-        licenses=_license(base), purl=purl, components=parts,
-    )  # fmt: skip
+        name=short,
+        group=owner or None,
+        type=ComponentType.MACHINE_LEARNING_MODEL,
+        bom_ref=BASE_REF,
+        version=_text(base.get("revision")),
+        licenses=_license(base),
+        purl=purl,
+        components=parts,
+    )
 
 
 def _license(base: Mapping[str, Any]) -> list[License]:

@@ -1,5 +1,5 @@
-"""Is a bundle what it says? Checksums, nothing missing, nothing extra, the GGUF's provenance and the card, the
-bill, the evidence, the signature.
+"""Is a bundle what it says? Checksums, nothing missing, nothing extra, the GGUF's provenance and the card,
+the bill, the evidence, the signature.
 
 Of an adapter there are two GGUFs: its own, and that of the base it was trained on. A bundle may come from
 anyone: nothing is executed, followed out of the folder or waited for, and the large file is read only after
@@ -91,7 +91,10 @@ def _unshown(folder: Path, texts: Iterable[str]) -> Iterator[str]:
     text."""
     for name in texts:
         if found := obeyed(read_small(folder / name)):
-            yield f"{name} holds {found}, a control character that can hide what stands there: no bundle of `quench ship` does."
+            yield (
+                f"{name} holds {found}, a control character that can hide what stands there: no bundle "
+                "of `quench ship` does."
+            )
 
 
 def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iterator[str]:
@@ -123,7 +126,10 @@ def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iter
     if not beside and (lora or parts):
         yield f"{EVALUATION} or {BILL} names a second GGUF, which is missing."
     if evaluation.get("bytes") != sum(sizes.values()):
-        yield f"{' and '.join(hashes)} has {sum(sizes.values()):,} bytes, {EVALUATION} says {str(evaluation.get('bytes'))[:20]!a}."
+        yield (
+            f"{' and '.join(hashes)} has {sum(sizes.values()):,} bytes, {EVALUATION} says "
+            f"{str(evaluation.get('bytes'))[:20]!a}."
+        )
         return
     for file, sha256 in hashes.items():
         if f"| {file} | `{sha256}` |" not in card:
@@ -133,19 +139,28 @@ def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iter
     files = parity.get("files")
     proven = files if isinstance(files, dict) else {}
     if parity.get("verdict") != "pass" or any(proven.get(file) != sha256 for file, sha256 in hashes.items()):
-        yield f"{PARITY} does not say that {'these files' if beside else 'this file'} passed every parity check."
+        yield (
+            f"{PARITY} does not say that {'these files' if beside else 'this file'} passed every parity "
+            "check."
+        )
     try:
         for file in beside:
             check_gguf(folder / file)
         own = provenance(folder / made)
     except DataError as error:
-        yield f"{made if not beside else ' or '.join(hashes)} is not a complete GGUF ({' '.join(error.sentence.split())[:200]})."
+        yield (
+            f"{made if not beside else ' or '.join(hashes)} is not a complete GGUF "
+            f"({' '.join(error.sentence.split())[:200]})."
+        )
         return
     if beside and own.get(BASE_FILE) != hashes[gguf]:
         yield f"{made} was trained on another file than {gguf} (sha256 {str(own.get(BASE_FILE))[:12]!a}…)."
     yield from (f"{BILL} {fault}." for fault in bill_faults(bill, hashes, own))
     if differ := sorted(key for key in own.keys() | on_card.keys() if own.get(key) != on_card.get(key)):
-        yield f"{CARD} says otherwise than the provenance in {made}: {', '.join(ascii(key)[1:-1] for key in differ[:10])}."
+        yield (
+            f"{CARD} says otherwise than the provenance in {made}: "
+            f"{', '.join(ascii(key)[1:-1] for key in differ[:10])}."
+        )
 
 
 def schema_fault(text: str, bill: Mapping[str, Any]) -> str | None:
@@ -174,7 +189,10 @@ def bill_faults(
     if differ := sorted(
         key for key in listed.keys() | fields.keys() if listed.get(key) != passport_text.get(key)
     ):
-        yield f"says otherwise than the provenance in {next(iter(hashes))}: {', '.join(ascii(key)[1:-1] for key in differ[:10])}"
+        yield (
+            f"says otherwise than the provenance in {next(iter(hashes))}: "
+            f"{', '.join(ascii(key)[1:-1] for key in differ[:10])}"
+        )
     parts = [
         *subject.get("components", []),
         *(part for one in components for part in one.get("components", [])),

@@ -2,8 +2,9 @@
 
     python -m pipeline code       writes .quench/code/STAGE.key for every stage
 
-A key lists the modules that a stage's own module imports, at any depth and also inside functions, and the data files (templates, questions) that
-these name, each with a hash. A module's hash is that of its syntax tree: comments, docstrings and layout change no key, and no stage runs again.
+A key lists the modules that a stage's own module imports, at any depth and also inside functions, and the
+data files (templates, questions) that these name, each with a hash. A module's hash is that of its syntax
+tree: comments, docstrings and layout change no key, and no stage runs again.
 """
 
 import json
@@ -26,7 +27,9 @@ LEFTOVERS = ("~", ".orig", ".rej", ".bak", ".tmp", ".swp")  # of editors and mer
 
 
 def stage_module(stage: str) -> str:
-    """The module whose `main` is the stage ("compare_nf4": `compare.nf4`); everything else that a stage runs is found from here."""
+    """The module whose `main` is the stage ("compare_nf4": `compare.nf4`); everything else that a stage runs
+    is found from here.
+    """
     package, _, part = stage.partition("_")
     return f"{ROOT}.stages.{package}.{part or 'stage'}"
 
@@ -37,7 +40,8 @@ def key_file(stage: str) -> str:
 
 
 def write_keys(root: Path, modules: Mapping[str, Iterable[str]]) -> list[str]:
-    """Write the key of each stage below `root`, given the modules that it starts from; the stages whose code has changed.
+    """Write the key of each stage below `root`, given the modules that it starts from; the stages whose code
+    has changed.
 
     Raises `MachineError` if a key can't be written.
     """
@@ -76,7 +80,9 @@ class Package:
         return "".join(f"{self.sources[path].digest} {path}\n" for path in sorted(self.closure(*modules)))
 
     def closure(self, *modules: str) -> set[str]:
-        """The files, relative to the package's folder, that `modules` reach, and their own. Raises `KeyError` for a module that is not there."""
+        """The files, relative to the package's folder, that `modules` reach, and their own. Raises `KeyError`
+        for a module that is not there.
+        """
         waiting = {self.modules[module] for module in modules}.union(
             *(self._named(module, "") for module in modules)
         )
@@ -98,7 +104,9 @@ class Package:
         return self._edges[path]
 
     def _named(self, name: str, folder: str) -> set[str]:
-        """What `name` stands for in a file of `folder`: a module with the packages around it, a program beside it, data files."""
+        """What `name` stands for in a file of `folder`: a module with the packages around it, a program
+        beside it, data files.
+        """
         parts = name.split(".")
         around = {
             self.modules[one]
@@ -114,7 +122,9 @@ class Package:
 
     @cached_property
     def modules(self) -> dict[str, str]:
-        """{dotted name: path}; the package's own `__init__`, which holds the version's number alone, is left out."""
+        """{dotted name: path}; the package's own `__init__`, which holds the version's number alone, is left
+        out.
+        """
         paths = [path for path in self.sources if path.endswith(".py") and path != "__init__.py"]
         return {
             ".".join([ROOT, *path.removesuffix(".py").removesuffix("/__init__").split("/")]): path
@@ -123,7 +133,9 @@ class Package:
 
     @cached_property
     def aliases(self) -> dict[str, set[str]]:
-        """{what a data file, or its folder ("index/"), may be called: its path}; of two in one package that share a name, the outer one."""
+        """{what a data file, or its folder ("index/"), may be called: its path}; of two in one package that
+        share a name, the outer one.
+        """
         found: dict[str, set[str]] = {}
         taken: dict[tuple[str, str], int] = {}
         for path in sorted(self._data(), key=lambda path: path.count("/")):
@@ -138,7 +150,9 @@ class Package:
 
     @cached_property
     def unnamed(self) -> dict[str, set[str]]:
-        """{folder of a package: its data files that no file names}: every module in it counts as one that reads them."""
+        """{folder of a package: its data files that no file names}: every module in it counts as one that
+        reads them.
+        """
         used = {
             path
             for source in self.sources.values()
@@ -180,7 +194,9 @@ class Package:
 
 
 def _files(folder: Path) -> list[str]:
-    """All files below `folder`, relative to it, but for caches, hidden files and what editors leave beside a file."""
+    """All files below `folder`, relative to it, but for caches, hidden files and what editors leave beside a
+    file.
+    """
     found = []
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]

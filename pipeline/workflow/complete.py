@@ -1,7 +1,9 @@
-"""DVC reads `params.yaml` itself and knows no default, so what it reads names every key: what was left out is written there before a run.
+"""DVC reads `params.yaml` itself and knows no default, so what it reads names every key: what was left out is
+written there before a run.
 
-Without that, DVC stops at a key that `dvc.yaml` names, and misses a default that changed in a section that it watches as one. What a project was
-run with stays in its file, so that a newer version's defaults change nothing in it unseen.
+Without that, DVC stops at a key that `dvc.yaml` names, and misses a default that changed in a section that it
+watches as one. What a project was run with stays in its file, so that a newer version's defaults change
+nothing in it unseen.
 """
 
 import os
@@ -19,7 +21,8 @@ MOST_NAMED = 8
 
 
 def need_all_keys(root: Path, read: Read) -> None:
-    """Write what `root`/params.yaml leaves out into it, if DVC records this project; `read` is what was read from there.
+    """Write what `root`/params.yaml leaves out into it, if DVC records this project; `read` is what was read
+    from there.
 
     Raises `ConfigError` in a stage that DVC itself runs: DVC has read the file already.
     """
@@ -36,7 +39,9 @@ def need_all_keys(root: Path, read: Read) -> None:
 
 
 def write(file: Path, read: Read) -> None:
-    """Put what `file` leaves out into it, with comments, and say so; the rest of its text stays. Raises `ConfigError` if that can't be done."""
+    """Put what `file` leaves out into it, with comments, and say so; the rest of its text stays. Raises
+    `ConfigError` if that can't be done.
+    """
     if not left_out(read.values):
         return
     file = file.resolve()  # a link stays one

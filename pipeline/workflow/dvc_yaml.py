@@ -16,7 +16,7 @@ HEADER = """\
 # The graph of {graph} for DVC, written by `quench graph`: the stages are in graphs/{table}, as they are for Snakemake. Stage {code}
 # writes a key for the code of every stage, so that `dvc repro` alone sees an edit of it. `quench graph` keeps edits of this file, which it knows
 # by the hash of what follows: {digest}
-"""
+"""  # noqa: E501
 
 
 @cache
@@ -47,7 +47,9 @@ def dvc_text(graph: Graph) -> str:
 
 
 def is_as_written(text: bytes) -> bool:
-    """Whether this is a dvc.yaml as `dvc_text` of this version or another one wrote it, without anybody's edits."""
+    """Whether this is a dvc.yaml as `dvc_text` of this version or another one wrote it, without anybody's
+    edits.
+    """
     head, _, body = text.replace(b"\r\n", b"\n").partition(b"\nstages:\n")
     return all(line.startswith(b"#") for line in head.splitlines()) and head.endswith(
         content_hash(b"stages:\n" + body).encode()

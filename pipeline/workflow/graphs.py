@@ -1,7 +1,8 @@
 """Which stages there are: the graph of merged models, or the shorter one of a base that is served as it is.
 
-Snakemake asks `params.yaml` for the one it needs (`Snakefile`). DVC can't: `quench use` and `quench graph` write `dvc.yaml` from the table of stages
-(`pipeline.workflow.stages`), and every stage refuses it if it is the other graph.
+Snakemake asks `params.yaml` for the one it needs (`Snakefile`). DVC can't: `quench use` and `quench graph`
+write `dvc.yaml` from the table of stages (`pipeline.workflow.stages`), and every stage refuses it if it is
+the other graph.
 """
 
 import shutil
@@ -50,13 +51,17 @@ def _stages(file: Path) -> dict[str, Any]:
 
 
 def _is_graph(stages: dict[str, Any], graph: Graph) -> bool:
-    """Whether `stages` have the one that only `graph` has, and not the other's; somebody's own stages may stand beside it."""
+    """Whether `stages` have the one that only `graph` has, and not the other's; somebody's own stages may
+    stand beside it.
+    """
     other: Graph = "merged" if graph == "adapter" else "adapter"
     return OWN[graph] in stages and OWN[other] not in stages
 
 
 def _names_code(stages: dict[str, Any]) -> bool:
-    """Whether one of our stages depends on files of code instead of a key, as all did before there were keys."""
+    """Whether one of our stages depends on files of code instead of a key, as all did before there were
+    keys.
+    """
     return any(name in table().stages and _depends_on_code(name, stage) for name, stage in stages.items())
 
 
@@ -69,10 +74,11 @@ def _depends_on_code(name: str, stage: Any) -> bool:
 
 
 def put_graph(root: Path, graph: Graph, *, force: bool = False, again: bool = False) -> bool:
-    """Make `root`/dvc.yaml the graph `graph`; whether that changed it. An edited file that is this graph already stays, unless it is wanted `again`.
+    """Make `root`/dvc.yaml the graph `graph`; whether that changed it. An edited file that is this graph
+    already stays, unless it is wanted `again`.
 
-    Raises `ConfigError` where it is someone's edits of anything else, unless `force` is set. What is replaced is kept as dvc.yaml.edited, or under
-    the next free name.
+    Raises `ConfigError` where it is someone's edits of anything else, unless `force` is set. What is replaced
+    is kept as dvc.yaml.edited, or under the next free name.
     """
     target, wanted = root / "dvc.yaml", dvc_text(graph).encode()
     there = target.read_bytes() if target.is_file() else None

@@ -1,7 +1,8 @@
 """md5 of files, as DVC records it, remembered so that an unchanged file is never read twice.
 
-DVC remembers by inode, size and modification date, so bytes that change behind its back (a failing disk, a tool that keeps dates) go unseen. This
-memory also compares the change time (ctime), which no ordinary program can set. It lies in `.quench/hashes.db` and may be deleted at any time.
+DVC remembers by inode, size and modification date, so bytes that change behind its back (a failing disk, a
+tool that keeps dates) go unseen. This memory also compares the change time (ctime), which no ordinary program
+can set. It lies in `.quench/hashes.db` and may be deleted at any time.
 """
 
 import hashlib
@@ -19,7 +20,9 @@ from pipeline.core.progress import progress
 
 CHUNK = 2**20  # bytes
 SHOWN = 2**28  # bytes to read from which on progress is shown
-YOUNG = 100_000_000  # nanoseconds: a file changed so recently may change once more with the same ctime, so it is not remembered yet
+# nanoseconds: a file changed so recently may change once more with the same ctime, so it is not remembered
+# yet
+YOUNG = 100_000_000
 SAVED_EVERY = 1.0  # seconds
 INT64 = 2**63 - 1  # the largest number that SQLite keeps
 NEVER = -1  # a change time that no file has
@@ -158,7 +161,9 @@ def _md5(path: Path, advance: Callable[[int], None]) -> str:
 
 
 def _open(file: Path) -> tuple[sqlite3.Connection, list[Any]]:
-    """The database and its rows; one that is damaged starts empty, and where none can be written it lives for this process only."""
+    """The database and its rows; one that is damaged starts empty, and where none can be written it lives for
+    this process only.
+    """
     for attempt in (1, 2):
         try:
             file.parent.mkdir(exist_ok=True)

@@ -1,7 +1,9 @@
-"""Are the bytes on disk those that `dvc.lock` records? Asked before they are read, restored, served or shipped.
+"""Are the bytes on disk those that `dvc.lock` records? Asked before they are read, restored, served or
+shipped.
 
-    verify_inputs("quantize@Q4_K_M", root)       what a stage is about to read; what is known to be unchanged is not read again
-    verify_outputs([root / "models/gguf/demo-Q4_K_M.gguf"], root)     what leaves the house; always read
+    verify_inputs("quantize@Q4_K_M", root)       what a stage is about to read; what is known to be unchanged
+    is not read again verify_outputs([root / "models/gguf/demo-Q4_K_M.gguf"], root)     what leaves the house;
+    always read
 
 Both raise `DataError`, and both say nothing about a file that no stage of a DVC project recorded.
 """
@@ -28,7 +30,9 @@ Digests = Mapping[Path, str]
 
 
 def verify_inputs(stage: str, root: Path) -> None:
-    """Raise `DataError` where an input of `stage` is not what the stage that wrote it recorded, or raw data changed though its date did not."""
+    """Raise `DataError` where an input of `stage` is not what the stage that wrote it recorded, or raw data
+    changed though its date did not.
+    """
     root = root.resolve()
     inputs = stages_of(root)[stage].deps if (root / ".dvc").is_dir() and stage in stages_of(root) else []
     sources = [root / path for path in inputs if (root / f"{path}.dvc").is_file()]
@@ -40,9 +44,11 @@ def verify_inputs(stage: str, root: Path) -> None:
 def verify_outputs(
     paths: Iterable[Path], root: Path, *, again: bool = True, params: Path | None = None
 ) -> None:
-    """Raise `DataError` where one of `paths` (files, or folders of them) is not what its stage recorded; `again`: read also what seems unchanged.
+    """Raise `DataError` where one of `paths` (files, or folders of them) is not what its stage recorded;
+    `again`: read also what seems unchanged.
 
-    With another `params` file than the project's it is said and not refused: what was made by that is in no record.
+    With another `params` file than the project's it is said and not refused: what was made by that is in no
+    record.
     """
     inside = [
         os.path.relpath(path, root) for path in paths
@@ -71,7 +77,9 @@ def _need_good(root: Path, paths: list[Path], hashes: Hashes, *, again: bool) ->
 
 
 def differing(records: Mapping[Path, str], hashes: Hashes, *, again: bool = False) -> list[Path]:
-    """Which files and folders of `records` ({path: md5}) have other bytes; DVC is to hear of them, also if another process read them."""
+    """Which files and folders of `records` ({path: md5}) have other bytes; DVC is to hear of them, also if
+    another process read them.
+    """
     digests = hashes.md5s([file for path in records for file in files_below(path)], again=again)
     changed = [path for path, md5 in records.items() if path.exists() and _digest(path, digests) != md5]
     hashes.fresh |= {file: digests[file] for path in changed for file in files_below(path) if file in digests}
@@ -79,7 +87,8 @@ def differing(records: Mapping[Path, str], hashes: Hashes, *, again: bool = Fals
 
 
 def faults(repo: Any, hashes: Hashes, paths: Iterable[Path]) -> list[str]:
-    """A sentence with a remedy for each output of a stage among `paths` that DVC, with the true hashes before it, finds changed; and for raw data.
+    """A sentence with a remedy for each output of a stage among `paths` that DVC, with the true hashes before
+    it, finds changed; and for raw data.
 
     Objects of DVC's cache that would bring damage back are put aside, so that the remedy works.
     """
@@ -99,7 +108,9 @@ def faults(repo: Any, hashes: Hashes, paths: Iterable[Path]) -> list[str]:
 
 
 def teach(repo: Any, hashes: Hashes) -> None:
-    """Tell DVC the hashes that were found by reading: it goes by inode, size and date, and would believe in what it had."""
+    """Tell DVC the hashes that were found by reading: it goes by inode, size and date, and would believe in
+    what it had.
+    """
     from dvc_data.hashfile.hash_info import HashInfo
 
     repo.state.save_many(
@@ -109,7 +120,8 @@ def teach(repo: Any, hashes: Hashes) -> None:
 
 
 def learn(repo: Any, hashes: Hashes) -> list[str]:
-    """Read every output that is not known to be unchanged, and tell DVC; the files that changed though their dates did not, relative to the project.
+    """Read every output that is not known to be unchanged, and tell DVC; the files that changed though their
+    dates did not, relative to the project.
 
     Raises `DataError` where such a file is raw data: nothing but its owner can tell damage from an edit.
     """
@@ -124,7 +136,9 @@ def learn(repo: Any, hashes: Hashes) -> list[str]:
 
 
 def drop_rotten(out: Any, hashes: Hashes) -> None:
-    """Put aside what DVC's cache holds of `out` under the name of other bytes, so that DVC sees it as missing; says so."""
+    """Put aside what DVC's cache holds of `out` under the name of other bytes, so that DVC sees it as
+    missing; says so.
+    """
     if out.use_cache and out.hash_info:
         cache, md5 = Path(out.cache.path), out.hash_info.value
         put_aside(cache, hashes.md5s([place(cache, md5)]))
@@ -132,7 +146,9 @@ def drop_rotten(out: Any, hashes: Hashes) -> None:
 
 
 def put_aside(cache: Path, digests: Digests) -> list[str]:
-    """Put aside each object of DVC's cache (of `digests`, by path) that is not what its name says; the names."""
+    """Put aside each object of DVC's cache (of `digests`, by path) that is not what its name says; the
+    names.
+    """
     rotten = {path: path.parent.name + path.name for path, digest in digests.items()}
     return [
         _move(path, cache, name)
@@ -142,7 +158,8 @@ def put_aside(cache: Path, digests: Digests) -> list[str]:
 
 
 def drop_dead_links(repo: Any) -> None:
-    """Remove links of stages' outputs into DVC's cache (its cache type may be symlink) that lead to nothing since; DVC fails on them.
+    """Remove links of stages' outputs into DVC's cache (its cache type may be symlink) that lead to nothing
+    since; DVC fails on them.
 
     Raw data without a file would look like an edit: its links stay, and are refused.
     """
@@ -200,7 +217,9 @@ def _listing(cache: Path, md5: str) -> list[dict[str, str]]:
 
 
 def _digest(path: Path, digests: Digests) -> str | None:
-    """The md5 as DVC records it; of a folder that of a list of its files (those that `.dvcignore` names would count: DVC itself is asked then)."""
+    """The md5 as DVC records it; of a folder that of a list of its files (those that `.dvcignore` names would
+    count: DVC itself is asked then).
+    """
     if not path.is_dir():
         return digests.get(path)
     below = {

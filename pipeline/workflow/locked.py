@@ -28,7 +28,9 @@ class Entry(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """An output as `dvc.lock` has it: the stage that wrote it, its path in the project, its md5 (of a folder: `….dir`)."""
+    """An output as `dvc.lock` has it: the stage that wrote it, its path in the project, its md5 (of a folder:
+    `….dir`).
+    """
 
     stage: str
     path: Path
@@ -45,7 +47,9 @@ def recording(root: Path) -> Iterator[IO[str]]:
 
 @contextmanager
 def reading(root: Path) -> Iterator[None]:
-    """The same for who only reads: others may do so too. Where nothing can be written, nothing is being recorded."""
+    """The same for who only reads: others may do so too. Where nothing can be written, nothing is being
+    recorded.
+    """
     try:
         lock = _record_lock(root)
     except OSError:
@@ -78,7 +82,9 @@ def seems_unchanged(stage: str, root: Path) -> bool:
 
 
 def recorded(root: Path) -> list[Recorded]:
-    """Every output that a stage of `dvc.yaml` has in `dvc.lock`, but for keys of code; nothing where `root` is no DVC project that has run."""
+    """Every output that a stage of `dvc.yaml` has in `dvc.lock`, but for keys of code; nothing where `root`
+    is no DVC project that has run.
+    """
     stages, entries = stages_of(root), _locked(root)
     return [
         Recorded(name, Path(out["path"]), out["md5"])
@@ -89,7 +95,9 @@ def recorded(root: Path) -> list[Recorded]:
 
 
 def _locked(root: Path) -> dict[str, Any]:
-    """What `dvc.lock` holds of each stage. Raises `DataError` where it is damaged: by a kill, or by a merge with marks of conflicts in it."""
+    """What `dvc.lock` holds of each stage. Raises `DataError` where it is damaged: by a kill, or by a merge
+    with marks of conflicts in it.
+    """
     lock = root / "dvc.lock"
     if not (root / ".dvc").is_dir() or not lock.is_file():
         return {}
@@ -113,7 +121,8 @@ def _locked(root: Path) -> dict[str, Any]:
 def stages_of(root: Path) -> dict[str, Entry]:
     """The stages of `dvc.yaml` with the values of `params.yaml` filled in, one for each level or model.
 
-    Those that can't be read so are left out (somebody's own may stand beside ours); DVC says what is wrong with them.
+    Those that can't be read so are left out (somebody's own may stand beside ours); DVC says what is wrong
+    with them.
     """
     found: dict[str, Entry] = {}
     with suppress(
@@ -156,7 +165,9 @@ def entry_of(stage: str, root: Path) -> dict[str, Any] | None:
 
 
 def _surely_differs(path: Path, recorded: dict[str, Any]) -> bool:
-    """Whether an input can't be the recorded one; a folder's and a large file's content are left to DVC, which remembers hashes."""
+    """Whether an input can't be the recorded one; a folder's and a large file's content are left to DVC,
+    which remembers hashes.
+    """
     if not path.is_file():
         return not path.is_dir() or "nfiles" not in recorded
     size = path.stat().st_size
@@ -167,7 +178,9 @@ def _surely_differs(path: Path, recorded: dict[str, Any]) -> bool:
 
 
 def check_no_writer(rwlock: Path) -> None:
-    """Raise `MachineError` if a `dvc repro` that is alive writes outputs; drop a file that a kill cut short."""
+    """Raise `MachineError` if a `dvc repro` that is alive writes outputs; drop a file that a kill cut
+    short.
+    """
     import psutil
 
     try:
@@ -188,7 +201,9 @@ def check_no_writer(rwlock: Path) -> None:
 
 
 def set_aside_if_cut(file: Path) -> None:
-    """Set a `dvc.lock` aside that a kill cut short while DVC wrote it; the stages whose record is lost run again."""
+    """Set a `dvc.lock` aside that a kill cut short while DVC wrote it; the stages whose record is lost run
+    again.
+    """
     from dvc.schema import COMPILED_LOCKFILE_SCHEMA
     from voluptuous import Invalid
 

@@ -1,4 +1,5 @@
-"""What Snakemake does before it plans: check `params.yaml` and `data/raw`, let one run in at a time, write the code's keys, settle dates.
+"""What Snakemake does before it plans: check `params.yaml` and `data/raw`, let one run in at a time, write
+the code's keys, settle dates.
 
 Called by the first lines of the Snakefile, in its main process only. Messages go to stderr: stdout belongs to
 `snakemake --rulegraph` and the like.
@@ -39,15 +40,18 @@ DRY_RUN = {
     "--lint",
     "--unlock",
 }
-# flags that mean "run it, whatever its record says", also among others: -f, -F, -R, -pF, -Rtrain, --force, --forceall, --forcerun=train
+# flags that mean "run it, whatever its record says", also among others: -f, -F, -R, -pF, -Rtrain, --force,
+# --forceall, --forcerun=train
 FORCED = re.compile(r"-[nktplDS]*[fFR].*|--force(?!-).*")
 _held: list[IO[str]] = []  # the lock's open file: the lock lasts as long as the process
 
 
 def prepare(given: Any = None, root: Path = Path()) -> Params:
-    """Make the folder ready for a plan and give its settings; a user's mistake ends the process with one sentence and its exit code.
+    """Make the folder ready for a plan and give its settings; a user's mistake ends the process with one
+    sentence and its exit code.
 
-    `given` is what Snakemake was given by `--config` and `--configfile` (`workflow.config_settings`): stages would not see it.
+    `given` is what Snakemake was given by `--config` and `--configfile` (`workflow.config_settings`): stages
+    would not see it.
     """
     # rules say `python`: this one, also where the virtual environment is not activated
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -80,7 +84,9 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
 
 
 def _check_settings(given: Any) -> None:
-    """Raise `ConfigError` where settings were given to Snakemake itself: every stage reads params.yaml, and DVC records it."""
+    """Raise `ConfigError` where settings were given to Snakemake itself: every stage reads params.yaml, and
+    DVC records it.
+    """
     files, keys = (getattr(given, name, ()) for name in ("configfiles", "config"))
     if words := [*(f"--configfile {file}" for file in files), *(f"--config {key}=…" for key in keys)]:
         raise ConfigError(
@@ -96,11 +102,12 @@ def _is_dry_run(words: list[str]) -> bool:
 
 
 def _allow_reuse(words: list[str]) -> None:
-    """Set `QUENCH_REUSE=1` for this run's jobs, which inherit it, unless the command line forces stages to run.
+    """Set `QUENCH_REUSE=1` for this run's jobs, which inherit it, unless the command line forces stages to
+    run.
 
-    Snakemake plans once. Where a stage then writes what was there before, those that follow are run all the same; with
-    this variable they look first whether DVC's cache has what they would make (`pipeline.workflow.settle.reuse`). It is
-    not set where a user runs a stage by hand.
+    Snakemake plans once. Where a stage then writes what was there before, those that follow are run all the
+    same; with this variable they look first whether DVC's cache has what they would make
+    (`pipeline.workflow.settle.reuse`). It is not set where a user runs a stage by hand.
     """
     os.environ.pop(REUSE, None)
     if not any(FORCED.fullmatch(word) for word in words):
@@ -126,7 +133,9 @@ def be_the_only_one(root: Path) -> None:
 
 
 def no_stage_at_work(root: Path) -> None:
-    """Raise `MachineError` if a stage runs here already: started by hand, or a killed run's that still saves its work."""
+    """Raise `MachineError` if a stage runs here already: started by hand, or a killed run's that still saves
+    its work.
+    """
     deadline = time.monotonic() + PATIENCE
     while at_work := stages_at_work(root):
         if time.monotonic() > deadline:
@@ -141,7 +150,9 @@ def no_stage_at_work(root: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove the marks in a folder of Snakemake's; the folder stays (without it Snakemake would migrate its records)."""
+    """Remove the marks in a folder of Snakemake's; the folder stays (without it Snakemake would migrate its
+    records).
+    """
     for mark in folder.glob("*"):
         remove(mark)
 
@@ -164,7 +175,9 @@ def _tell(settled: Settled) -> None:
 
 
 def _refetch(stages: list[str], root: Path) -> None:
-    """Have DVC run again what it recorded but doesn't keep (the base's weights), then settle again; a dry run only says so."""
+    """Have DVC run again what it recorded but doesn't keep (the base's weights), then settle again; a dry run
+    only says so.
+    """
     if not stages:
         return
     print(
@@ -185,7 +198,9 @@ def _refetch(stages: list[str], root: Path) -> None:
 
 
 def _need_plain_files(root: Path) -> None:
-    """Refuse what DVC would open and wait for without end, and names that it can't record, before it hashes the user's folders."""
+    """Refuse what DVC would open and wait for without end, and names that it can't record, before it hashes
+    the user's folders.
+    """
     need_plain_files(
         *(root / "data" / name for name in ("raw", "guard", "evaluation")), recorded=(root / ".dvc").is_dir()
     )

@@ -1,6 +1,8 @@
-"""Record a finished stage with DVC: its outputs go to the cache, their hashes and its inputs' into `dvc.lock`.
+"""Record a finished stage with DVC: its outputs go to the cache, their hashes and its inputs' into
+`dvc.lock`.
 
-Called by the stage runner (`python -m pipeline STAGE`), so that `dvc status` is clean after Snakemake ran a stage.
+Called by the stage runner (`python -m pipeline STAGE`), so that `dvc status` is clean after Snakemake ran a
+stage.
 """
 
 import os
@@ -24,8 +26,9 @@ from pipeline.workflow.stages import code_of_stages, stage_modules, value_at
 def record(stage: str, root: Path) -> None:
     """Have DVC record `stage` ("train", "quantize@Q4_K_M") as it now lies below `root`.
 
-    Does nothing where DVC itself runs the stage, or where `root` is no DVC project that knows it. The raw data that the
-    stage read is recorded with it, as `dvc repro` does. Raises `ToolError` with DVC's own words.
+    Does nothing where DVC itself runs the stage, or where `root` is no DVC project that knows it. The raw
+    data that the stage read is recorded with it, as `dvc repro` does. Raises `ToolError` with DVC's own
+    words.
     """
     known = entry_of(stage, root)
     if known is None or "DVC_STAGE" in os.environ:
@@ -56,7 +59,8 @@ def record(stage: str, root: Path) -> None:
 
 @contextmanager
 def open_project(root: Path, *, wait: bool = False, alone: bool = True) -> Iterator[Any]:
-    """The DVC project at `root` while no stage is being recorded, its errors in plain words; `wait` for its lock, or give up soon.
+    """The DVC project at `root` while no stage is being recorded, its errors in plain words; `wait` for its
+    lock, or give up soon.
 
     Who isn't `alone` lets others read meanwhile.
     """
@@ -70,7 +74,8 @@ def open_project(root: Path, *, wait: bool = False, alone: bool = True) -> Itera
             yield repo
     except LockError as error:
         raise MachineError(
-            "Q-WORKFLOW-015", f"DVC is at work in this folder ({_sentence(error)}): wait for it, then run again"
+            "Q-WORKFLOW-015",
+            f"DVC is at work in this folder ({_sentence(error)}): wait for it, then run again",
         ) from error
     except (DvcException, SCMError) as error:
         raise ToolError(
@@ -83,10 +88,11 @@ def open_project(root: Path, *, wait: bool = False, alone: bool = True) -> Itera
 
 
 def inputs_state(stage: str, root: Path) -> Any:
-    """What a user may edit while `stage` runs: its parameters, its code and the raw data; None where nothing is recorded.
+    """What a user may edit while `stage` runs: its parameters, its code and the raw data; None where nothing
+    is recorded.
 
-    DVC hashes these when a stage ends. Compared from before and after, they keep `dvc.lock` from naming what the stage
-    never read.
+    DVC hashes these when a stage ends. Compared from before and after, they keep `dvc.lock` from naming what
+    the stage never read.
     """
     known = entry_of(stage, root)
     if known is None:
@@ -117,7 +123,9 @@ def inputs_state(stage: str, root: Path) -> Any:
 
 
 def refresh_keys(stage: str, root: Path) -> None:
-    """Write the keys of the code that `stage` is about to run, where this project has them: a stage that is started by hand may be of newer code."""
+    """Write the keys of the code that `stage` is about to run, where this project has them: a stage that is
+    started by hand may be of newer code.
+    """
     if (root / FOLDER).is_dir() or _names_key(stage, stages_of(root).get(stage, Entry([], [])).deps):
         write_keys(root, code_of_stages())
 
@@ -133,7 +141,8 @@ def is_about(params: Path | None, root: Path) -> bool:
 
 @contextmanager
 def running(stage: str, root: Path) -> Iterator[None]:
-    """Run `stage` below `root` in this process: nobody else runs it meanwhile, and it ends with the run that started it.
+    """Run `stage` below `root` in this process: nobody else runs it meanwhile, and it ends with the run that
+    started it.
 
     What killed runs left is swept first. Raises `MachineError` if another process runs the stage.
     """

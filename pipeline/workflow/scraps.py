@@ -1,7 +1,9 @@
-"""What killed runs left half made is swept by the next run of anything, unless somebody may still be writing it.
+"""What killed runs left half made is swept by the next run of anything, unless somebody may still be writing
+it.
 
-Whoever writes below a project's folder shares a lock (`working`); who gets it alone knows that every scrap's owner is dead. What a later run
-goes on from is no scrap: downloads (`models/.base.download`), checkpoints, what `compare` measured (`models/.compare`).
+Whoever writes below a project's folder shares a lock (`working`); who gets it alone knows that every scrap's
+owner is dead. What a later run goes on from is no scrap: downloads (`models/.base.download`), checkpoints,
+what `compare` measured (`models/.compare`).
 """
 
 import fcntl
@@ -39,7 +41,9 @@ def working(root: Path) -> Iterator[None]:
 
 
 def sweep(root: Path) -> None:
-    """Remove the scraps below `root`, put back what a kill moved away, and say so on stderr; for who has the lock of `working` alone."""
+    """Remove the scraps below `root`, put back what a kill moved away, and say so on stderr; for who has the
+    lock of `working` alone.
+    """
     done = [words for scrap in list(_scraps(root)) if (words := _clear(scrap, root))]
     if done:
         print(f"swept what a killed run left: {', '.join(done)}", file=sys.stderr)

@@ -1,11 +1,12 @@
 """Give Snakemake, which judges by dates, DVC's verdict on contents, so that both tools do the same work.
 
-A stage is stale where its command, a parameter, an input or an output differs from what `dvc.lock` recorded, or where it
-follows a stale one. A fresh stage's outputs are dated no older than its inputs, a stale one's are dated `OLD`. A missing
-output is brought back from DVC's cache where it is there; where it isn't, Snakemake sees that itself.
+A stage is stale where its command, a parameter, an input or an output differs from what `dvc.lock` recorded,
+or where it follows a stale one. A fresh stage's outputs are dated no older than its inputs, a stale one's are
+dated `OLD`. A missing output is brought back from DVC's cache where it is there; where it isn't, Snakemake
+sees that itself.
 
-That is before Snakemake plans. Stages run later, and one may write the bytes that were there before: `reuse` then spares
-those that follow it.
+That is before Snakemake plans. Stages run later, and one may write the bytes that were there before: `reuse`
+then spares those that follow it.
 """
 
 import os
@@ -21,7 +22,8 @@ from pipeline.workflow.locked import check_no_writer, seems_unchanged, set_aside
 from pipeline.workflow.record import open_project
 from pipeline.workflow.stages import code_of_stages
 
-REUSE = "QUENCH_REUSE"  # "1" where Snakemake started the stage, and not because it was told to (see pipeline/workflow/prepare.py)
+# "1" where Snakemake started the stage, and not because it was told to (see pipeline/workflow/prepare.py)
+REUSE = "QUENCH_REUSE"
 OLD = 10**9  # nanoseconds since 1970: older than any input
 STAMP = ".snakemake_timestamp"  # Snakemake dates a folder by this file, where a folder holds it
 
@@ -43,8 +45,8 @@ class Settled:
 def settle(root: Path) -> Settled:
     """Bring back missing outputs and settle all dates below `root`; a second call changes nothing.
 
-    Raises `MachineError` where DVC is at work here, `ToolError` (with DVC's words) where DVC can't read the project, `DataError` where raw data
-    seems damaged.
+    Raises `MachineError` where DVC is at work here, `ToolError` (with DVC's words) where DVC can't read the
+    project, `DataError` where raw data seems damaged.
     """
     with open_project(root) as repo, Hashes(root) as hashes:
         with repo.lock:
@@ -62,10 +64,12 @@ def settle(root: Path) -> Settled:
 
 
 def reuse(stage: str, root: Path) -> bool:
-    """Bring the outputs of `stage` ("train", "quantize@Q4_K_M") back from DVC's cache and say so; False where it has to run.
+    """Bring the outputs of `stage` ("train", "quantize@Q4_K_M") back from DVC's cache and say so; False where
+    it has to run.
 
-    It has to where anything that it depends on differs from its record, where the cache lacks an output, and where nobody
-    said that it may be spared (`REUSE`; DVC itself does the same with its own runs). Raises `ToolError` with DVC's words.
+    It has to where anything that it depends on differs from its record, where the cache lacks an output, and
+    where nobody said that it may be spared (`REUSE`; DVC itself does the same with its own runs). Raises
+    `ToolError` with DVC's words.
     """
     if os.environ.get(REUSE) != "1" or "DVC_STAGE" in os.environ or not seems_unchanged(stage, root):
         return False
@@ -88,7 +92,9 @@ def _all_good(outs: list[Any], root: Path) -> bool:
 
 
 def _record_code(repo: Any) -> None:
-    """Record the keys of the code, which the caller has written: the stage that writes them need not run, and others are judged by them."""
+    """Record the keys of the code, which the caller has written: the stage that writes them need not run, and
+    others are judged by them.
+    """
     known = next(
         (stage for stage in repo.index.stages if not stage.is_data_source and stage.name == CODE), None
     )
@@ -103,14 +109,18 @@ def _record_code(repo: Any) -> None:
 
 
 def _sweep(repo: Any) -> None:
-    """Remove what a killed checkout left beside outputs: it would count as content of a folder that others read."""
+    """Remove what a killed checkout left beside outputs: it would count as content of a folder that others
+    read.
+    """
     for folder in {Path(out.fs_path).parent for out in repo.index.outs}:
         for scrap in folder.glob(f".{'?' * 22}.tmp"):  # DVC's temporary name: 16 random bytes as text
             scrap.unlink()
 
 
 def _bring_back(repo: Any, settled: Settled, hashes: Hashes) -> None:
-    """Check the missing outputs out of the cache, unless it is damaged; name those that only a pull can bring."""
+    """Check the missing outputs out of the cache, unless it is damaged; name those that only a pull can
+    bring.
+    """
     for out in repo.index.outs:
         if out.use_cache and out.hash_info and not out.exists:
             drop_rotten(out, hashes)
@@ -169,7 +179,8 @@ def _is_stale(stage: Any) -> bool:
 
 
 def _needs_refetch(stage: Any, stages: list[Any], stale: set[str]) -> bool:
-    """Whether a stage is fresh but its uncached output (the base's weights in a clone) is missing, and some follower will run.
+    """Whether a stage is fresh but its uncached output (the base's weights in a clone) is missing, and some
+    follower will run.
 
     Left to Snakemake, it would run again together with every follower, also those that are fresh.
     """

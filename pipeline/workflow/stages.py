@@ -100,7 +100,9 @@ def stages_in(graph: Graph) -> dict[str, Stage]:
 
 
 def stage_modules(stage: str) -> list[str]:
-    """The modules that `stage` ("quantize@Q4_K_M") starts from: its own and those of the stages that it starts."""
+    """The modules that `stage` ("quantize@Q4_K_M") starts from: its own and those of the stages that it
+    starts.
+    """
     name = stage.partition("@")[0]
     return [stage_module(one) for one in (name, *table().stages[name].starts)]
 
@@ -122,16 +124,21 @@ def rules(params: Params, cores: int) -> Iterator[Rule]:
         mine = values | {"item": item if isinstance(stage.each, Mapping) else ending}
         outputs = [filled(path, mine) for path in stage.written]
         yield Rule(
-            name, f"{name}@{ending}" if ending else name, key_file(name),
+            name,
+            f"{name}@{ending}" if ending else name,
+            key_file(name),
             [path for dep in stage.deps for path in _inside(filled(dep, mine), made)],
-            [path for path in outputs if not path.endswith("/")], [path.rstrip("/") for path in outputs if path.endswith("/")],
+            [path for path in outputs if not path.endswith("/")],
+            [path.rstrip("/") for path in outputs if path.endswith("/")],
             {key: "|".join(map(str, found)) for key, found in lists.items()},
-            _threads(stage.threads, values, cores), f"logs/{name}-{ending}.log" if ending else f"logs/{name}.log",
-        )  # fmt: skip
+            _threads(stage.threads, values, cores),
+            f"logs/{name}-{ending}.log" if ending else f"logs/{name}.log",
+        )
 
 
 def lists_of(each: str | Lists | None, values: Any) -> dict[str, list[Any]]:
-    """The lists that a stage has a job for each value of, or for each combination of values; {} if it is one job.
+    """The lists that a stage has a job for each value of, or for each combination of values; {} if it is one
+    job.
 
     `each` is as in the table, or as `foreach` and `matrix` in dvc.yaml.
     """
@@ -143,7 +150,9 @@ def lists_of(each: str | Lists | None, values: Any) -> dict[str, list[Any]]:
 
 
 def items_of(each: str | Lists | None, values: Any) -> Iterator[tuple[str, Any]]:
-    """(what follows the "@" in a job's name, what is `${item}` in its paths) for each job of a stage; ("", None) if it is one job."""
+    """(what follows the "@" in a job's name, what is `${item}` in its paths) for each job of a stage; ("",
+    None) if it is one job.
+    """
     lists = lists_of(each, values)
     for combination in product(*lists.values()):
         item = (
@@ -170,7 +179,9 @@ def _each_filled(stage: Stage, values: dict[str, Any]) -> Iterator[str]:
 
 
 def _inside(dep: str, made: list[str]) -> list[str]:
-    """`dep`, or if it is a folder that stages only write into, what they write; nothing, if it is that of jobs of which there are none now."""
+    """`dep`, or if it is a folder that stages only write into, what they write; nothing, if it is that of
+    jobs of which there are none now.
+    """
     collects = dep in {
         path.rstrip("/").rpartition("/")[0] for stage in table().stages.values() for path in stage.written
     }

@@ -1,4 +1,6 @@
-"""What a file of the package means, whatever its comments and layout: a hash of its syntax tree, and names that may lead to another file."""
+"""What a file of the package means, whatever its comments and layout: a hash of its syntax tree, and names
+that may lead to another file.
+"""
 
 import ast
 import hashlib
@@ -20,14 +22,18 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Source(NamedTuple):
-    """A file of the package: the hash of what it means, and every name in it that may lead to another file."""
+    """A file of the package: the hash of what it means, and every name in it that may lead to another
+    file.
+    """
 
     digest: str
     names: list[str]
 
 
 def read_source(content: bytes, *, is_python: bool) -> Source:
-    """What a file means and names. One that is not Python, though it should be, is taken as it stands: whoever imports it will say so."""
+    """What a file means and names. One that is not Python, though it should be, is taken as it stands:
+    whoever imports it will say so.
+    """
     if is_python:
         with suppress(SyntaxError, ValueError):
             return _read_module(ast.parse(content))
@@ -95,7 +101,9 @@ def _imported(tree: ast.Module) -> set[str]:
 
 
 def _name(node: ast.AST, names: set[str]) -> None:
-    """Add what `node` imports, or what its text may name; all imports of the project are absolute (a test sees to that)."""
+    """Add what `node` imports, or what its text may name; all imports of the project are absolute (a test
+    sees to that).
+    """
     if isinstance(node, ast.Import):
         names.update(alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):

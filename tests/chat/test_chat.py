@@ -1,4 +1,6 @@
-"""chat: the label mask covers exactly what the assistant says and its end of turn; nothing said is dropped or becomes a control token."""
+"""chat: the label mask covers exactly what the assistant says and its end of turn; nothing said is dropped or
+becomes a control token.
+"""
 
 import json
 import unicodedata
@@ -15,7 +17,16 @@ from tiny import CHATML, QWEN_ADDED
 
 from pipeline.chat.rendering import Unrenderable, render, renderings
 from pipeline.chat.rows import edit_texts, texts
-from pipeline.chat.tokens import IGNORED, Encoded, chat_request, chats, encodable, encode, encode_segments, load_tokenizer
+from pipeline.chat.tokens import (
+    IGNORED,
+    Encoded,
+    chat_request,
+    chats,
+    encodable,
+    encode,
+    encode_segments,
+    load_tokenizer,
+)
 from pipeline.core.errors import DataError
 
 
@@ -24,7 +35,13 @@ def normalized(text: str) -> str:
     return unicodedata.normalize("NFC", text).strip()
 
 
-WORDS = st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="<|>"), min_size=1, max_size=20).map(normalized).filter(bool)
+WORDS = (
+    st.text(
+        st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="<|>"), min_size=1, max_size=20
+    )
+    .map(normalized)
+    .filter(bool)
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +89,9 @@ def trained_text(tokenizer: Any, row: dict[str, Any]) -> str:
         (chat("naïve", "東京 🙂"), "東京 🙂<|im_end|>"),
     ],
 )
-def test_trained_tokens_are_the_assistants(tokenizer: Any, messages: list[dict[str, str]], trained: str) -> None:
+def test_trained_tokens_are_the_assistants(
+    tokenizer: Any, messages: list[dict[str, str]], trained: str
+) -> None:
     assert trained_text(tokenizer, row(messages)) == trained
     assert trained_text(tokenizer, {"messages": messages}) == trained  # a row of an older run
 
@@ -84,7 +103,9 @@ def test_trained_tokens_property(tokenizer: Any, texts: list[str]) -> None:
     encoded = only(tokenizer, row(messages))
     (rendered,) = renderings(tokenizer, messages)
     assert tokenizer.decode(encoded.ids) == rendered.text
-    assert [rendered.text[start:end] for start, end in rendered.spans] == [f"{answer}<|im_end|>" for answer in texts[1::2]]
+    assert [rendered.text[start:end] for start, end in rendered.spans] == [
+        f"{answer}<|im_end|>" for answer in texts[1::2]
+    ]
     assert sum(label == tokenizer.eos_token_id for label in encoded.labels) == len(texts) // 2
 
 
@@ -95,7 +116,9 @@ def refused(tokenizer: Any, row: dict[str, Any]) -> tuple[str, str]:
     return caught.value.code, str(caught.value)
 
 
-@pytest.mark.parametrize("messages", [chat("only a question"), [*chat("a"), {"role": "assistant", "content": "b", "train": False}]])
+@pytest.mark.parametrize(
+    "messages", [chat("only a question"), [*chat("a"), {"role": "assistant", "content": "b", "train": False}]]
+)
 def test_a_chat_without_an_answer_to_learn_is_refused(tokenizer: Any, messages: list[Any]) -> None:
     assert refused(tokenizer, row(messages))[0] == "nothing_to_train"
 
@@ -158,22 +181,56 @@ THOUGHT = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
 @pytest.mark.parametrize(
     ("template", "messages", "offered", "reason", "words"),
     [
-        ("{% for m in messages %}{{ m.role }}{{ messages|length }}:{{ m.content }}<|im_end|>{% endfor %}", chat("a", "b", "c", "d"), None,
-         "template_rewrites", "turn 2"),
-        ("{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}", chat("a", "b"), None,
-         "no_end_of_turn", "turn 2"),
+        (
+            "{% for m in messages %}{{ m.role }}{{ messages|length }}:{{ m.content }}<|im_end|>{% endfor %}",
+            chat("a", "b", "c", "d"),
+            None,
+            "template_rewrites",
+            "turn 2",
+        ),
+        (
+            "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt "
+            "%}assistant:{% endif %}",
+            chat("a", "b"),
+            None,
+            "no_end_of_turn",
+            "turn 2",
+        ),
         ("{{ raise_exception('no') }}", chat("a", "b"), None, "template_refuses", "no"),
         ("{{ 1 + messages }}", chat("a", "b"), None, "template_refuses", "unsupported operand"),
         (CHATML, chat("a", "b"), [TOOL], "template_drops", "does not show tool 1"),
         (CHATML, TURNS, None, "template_drops", "does not show a tool call of turn 2"),
-        (CHATML, [*chat("a"), THOUGHT], None, "template_drops", "does not show the reasoning_content of turn 2"),
-        (CHATML.replace("message['content']", "message['content'][:9]"), chat("a", "ten letters"), None, "template_drops", "the content of turn 2"),
-        (CHATML.replace("message['content']", "(message['content'] if loop.last else '')"), chat("b", "b"), None, "template_drops", "of turn 2"),
+        (
+            CHATML,
+            [*chat("a"), THOUGHT],
+            None,
+            "template_drops",
+            "does not show the reasoning_content of turn 2",
+        ),
+        (
+            CHATML.replace("message['content']", "message['content'][:9]"),
+            chat("a", "ten letters"),
+            None,
+            "template_drops",
+            "the content of turn 2",
+        ),
+        (
+            CHATML.replace("message['content']", "(message['content'] if loop.last else '')"),
+            chat("b", "b"),
+            None,
+            "template_drops",
+            "of turn 2",
+        ),
         (PYTHON, TURNS, None, "template_not_json", "as Python"),
     ],
-)  # fmt: skip
+)
 def test_a_template_that_does_not_tell_all_is_refused(
-    with_template: Callable[[str], Any], template: str, messages: list[Any], offered: Any, reason: str, words: str
+    with_template: Callable[[str], Any],
+    template: str,
+    messages: list[Any],
+    offered: Any,
+    reason: str,
+    words: str,
 ) -> None:
     found, output = refused(with_template(template), row(messages, **({"tools": offered} if offered else {})))
     assert found == reason
@@ -182,14 +239,25 @@ def test_a_template_that_does_not_tell_all_is_refused(
 
 def test_a_template_may_trim_or_escape_what_it_shows(with_template: Callable[[str], Any]) -> None:
     thought = THOUGHT | {"reasoning_content": " hm\n"}
-    assert trained_text(with_template(THINKS), row([*chat(" a "), thought])) == "<think>hm</think>\nb<|im_end|>"
+    assert (
+        trained_text(with_template(THINKS), row([*chat(" a "), thought])) == "<think>hm</think>\nb<|im_end|>"
+    )
     output = chat('"a"\n', "b")
-    assert trained_text(with_template(CHATML.replace("message['content']", "message['content'] | tojson")), row(output)) == '"b"<|im_end|>'
+    assert (
+        trained_text(
+            with_template(CHATML.replace("message['content']", "message['content'] | tojson")), row(output)
+        )
+        == '"b"<|im_end|>'
+    )
 
 
-SAYING = row([{"role": "system", "content": "x", "name": "x"}, *TURNS[:4], TURNS[4] | {"reasoning_content": "x"}], tools=[TOOL])
+SAYING = row(
+    [{"role": "system", "content": "x", "name": "x"}, *TURNS[:4], TURNS[4] | {"reasoning_content": "x"}],
+    tools=[TOOL],
+)
 SHOWS_ALL = (  # every text of a row, in any place
-    "{{ tools | tojson }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.reasoning_content }}{{ m.content }}{{ m.name }}{{ m.tool_call_id }}"
+    "{{ tools | tojson }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.reasoning_content }}{{ "
+    "m.content }}{{ m.name }}{{ m.tool_call_id }}"
     "{{ m.tool_calls | tojson if m.tool_calls }}<|im_end|>\n{% endfor %}" + PROMPT
 )
 PLACES = sorted({place for place, _ in texts(SAYING)})
@@ -197,7 +265,9 @@ PLACES = sorted({place for place, _ in texts(SAYING)})
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("token", QWEN_ADDED)
-def test_no_control_token_comes_from_what_is_said(with_template: Callable[[str], Any], place: str, token: str) -> None:
+def test_no_control_token_comes_from_what_is_said(
+    with_template: Callable[[str], Any], place: str, token: str
+) -> None:
     """Every added token, in every text of a row: keys and values of tools and of calls, names and ids too."""
     tokenizer = with_template(SHOWS_ALL)
     output = [text for found, text in texts(SAYING) if found == place]
@@ -205,7 +275,11 @@ def test_no_control_token_comes_from_what_is_said(with_template: Callable[[str],
         seen = iter(range(len(output)))
 
         def inject(found: str, text: str, seen: Iterator[int] = seen, number: int = number) -> str:
-            return f"{text} {token}" if found == place and next(seen) == number and text not in ("type", "function", "name") else text
+            return (
+                f"{text} {token}"
+                if found == place and next(seen) == number and text not in ("type", "function", "name")
+                else text
+            )
 
         injected = edit_texts(SAYING, inject)
         if injected is not SAYING:
@@ -214,7 +288,10 @@ def test_no_control_token_comes_from_what_is_said(with_template: Callable[[str],
 
 
 def test_the_markup_of_text_is_its_own(tokenizer: Any) -> None:
-    segments = [{"text": "<|im_start|>user\nhi<|im_end|>\n", "train": False}, {"text": " hello<|im_end|>", "train": True}]
+    segments = [
+        {"text": "<|im_start|>user\nhi<|im_end|>\n", "train": False},
+        {"text": " hello<|im_end|>", "train": True},
+    ]
     encoded = only(tokenizer, row([], kind="text", segments=segments))
     assert tokenizer.decode(encoded.ids) == "<|im_start|>user\nhi<|im_end|>\n hello<|im_end|>"
     assert trained_text(tokenizer, row([], kind="text", segments=segments)) == " hello<|im_end|>"
@@ -228,7 +305,9 @@ def test_the_markup_of_text_is_its_own(tokenizer: Any) -> None:
         ([("read ", False), ("lea", True), ("rn", True)], "learn<|im_end|>"),
     ],
 )
-def test_text_ends_where_it_is_learned_to_its_end(tokenizer: Any, segments: list[tuple[str, bool]], trained: str) -> None:
+def test_text_ends_where_it_is_learned_to_its_end(
+    tokenizer: Any, segments: list[tuple[str, bool]], trained: str
+) -> None:
     made = [{"text": text, "train": train} for text, train in segments]
     assert trained_text(tokenizer, row([], kind="text", segments=made)) == trained
 
@@ -240,7 +319,10 @@ def test_text_begins_as_the_tokenizer_begins_it(tokenizer: Any) -> None:
         bos_token_id, eos_token_id = tiny.WORDS, tiny.END
 
         def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-            return {"input_ids": [self.bos_token_id] * add_special_tokens + tokenizer(text, add_special_tokens=False)["input_ids"]}
+            return {
+                "input_ids": [self.bos_token_id] * add_special_tokens
+                + tokenizer(text, add_special_tokens=False)["input_ids"]
+            }
 
     for text in ("a", "<|endoftext|>a"):
         encoded = encode_segments(Begins(), [{"text": text, "train": False}, {"text": "b", "train": True}])
@@ -253,7 +335,10 @@ def test_text_begins_as_the_tokenizer_begins_it(tokenizer: Any) -> None:
     [
         (row(chat("a"), kind="prompt", answer="b"), "not_a_chat"),
         (row(chat("a", "b"), kind="feedback", label=True), "not_a_chat"),
-        (row(chat("a"), kind="preference", chosen=chat("a", "b")[1:], rejected=chat("a", "c")[1:]), "not_a_chat"),
+        (
+            row(chat("a"), kind="preference", chosen=chat("a", "b")[1:], rejected=chat("a", "c")[1:]),
+            "not_a_chat",
+        ),
         (row([], kind="text", segments=[]), "nothing_to_train"),
         (row([], kind="text", segments=[{"text": "a", "train": False}]), "nothing_to_train"),
     ],
@@ -261,7 +346,9 @@ def test_text_begins_as_the_tokenizer_begins_it(tokenizer: Any) -> None:
 def test_what_supervised_training_has_no_use_for(tokenizer: Any, other: dict[str, Any], reason: str) -> None:
     assert refused(tokenizer, other)[0] == reason
     good = row(chat("a", "b"))
-    assert [len(encoded.ids) for encoded in encodable(tokenizer, [other, good], 100)] == [len(only(tokenizer, good).ids)]
+    assert [len(encoded.ids) for encoded in encodable(tokenizer, [other, good], 100)] == [
+        len(only(tokenizer, good).ids)
+    ]
     assert list(encodable(tokenizer, [good], 4)) == []
     assert list(chats([other, good, {"messages": []}])) == [good, {"messages": []}]
 
@@ -278,13 +365,20 @@ def test_a_request_says_the_same_as_the_row(tokenizer: Any) -> None:
 
 
 def test_a_swapped_pre_tokenizer_is_caught(tiny_qwen2: Path, tmp_path: Path) -> None:
-    """transformers picks the tokenizer's class by config.model_type: with another type it cuts text by another rule, in silence."""
+    """transformers picks the tokenizer's class by config.model_type: with another type it cuts text by
+    another rule, in silence.
+    """
     import shutil
 
     folder = shutil.copytree(tiny_qwen2, tmp_path / "model")
     tokenizer_file = folder / "tokenizer.json"
     content = json.loads(tokenizer_file.read_text())
-    content["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    content["pre_tokenizer"] = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     tokenizer_file.write_text(json.dumps(content))
     with pytest.raises(DataError, match="Q-CHAT-003"):
         load_tokenizer(folder)

@@ -1,4 +1,6 @@
-"""pipeline.chat.held_out: every file has its share of what is measured, and what can't be measured makes room for what can."""
+"""pipeline.chat.held_out: every file has its share of what is measured, and what can't be measured makes room
+for what can.
+"""
 
 import json
 from collections import Counter
@@ -22,7 +24,9 @@ def rows(name: str, count: int, *messages: dict[str, Any]) -> list[dict[str, Any
 
 
 def test_every_file_has_its_share() -> None:
-    """Curation writes the rows of one file after the other: the first 64 of two files of 180 were all of the first."""
+    """Curation writes the rows of one file after the other: the first 64 of two files of 180 were all of the
+    first.
+    """
     both = [*rows("a_math", 180, ASK, ANSWER), *rows("b_code", 180, ASK, ANSWER)]
     shares = Counter(row["domain"] for row in drawn(both, 64, seed=42))
     assert shares.total() == 64

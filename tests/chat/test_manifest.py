@@ -1,4 +1,6 @@
-"""manifest: what tokens were made of is known by content, so that a copy elsewhere is the same and an edit is not."""
+"""manifest: what tokens were made of is known by content, so that a copy elsewhere is the same and an edit is
+not.
+"""
 
 import json
 import shutil
@@ -16,20 +18,26 @@ def test_the_manifest_names_contents_and_no_places(prepared: Path) -> None:
     tokens = prepared / "data/tokens"
     output = check_manifest(tokens, prepared / "models/base", load_tokenizer(prepared / "models/base"))
     assert output == json.loads((tokens / "manifest.json").read_text(encoding="utf-8"))
-    assert output["rows"] == {name: file_hash(prepared / "data/final" / name) for name in ("train.jsonl", "val.jsonl")}
+    assert output["rows"] == {
+        name: file_hash(prepared / "data/final" / name) for name in ("train.jsonl", "val.jsonl")
+    }
     assert output["files"] == {name: file_hash(tokens / name) for name in ("train.parquet", "val.parquet")}
     assert output["max_length"] == 160
     assert output["packing"] is True
     assert set(output["versions"]) == {"jinja2", "pyarrow", "tokenizers", "transformers"}
     stats = json.loads((prepared / "reports/labels.json").read_text(encoding="utf-8"))["splits"]
-    assert output["splits"] == {split: {key: stats[split][key] for key in found} for split, found in output["splits"].items()}
+    assert output["splits"] == {
+        split: {key: stats[split][key] for key in found} for split, found in output["splits"].items()
+    }
     assert str(prepared) not in json.dumps(output)
 
 
 def test_copies_are_the_same(prepared: Path, tmp_path: Path) -> None:
     for name in ("data/tokens", "models/base"):
         shutil.copytree(prepared / name, tmp_path / name)
-    assert check_manifest(tmp_path / "data/tokens", tmp_path / "models/base", load_tokenizer(tmp_path / "models/base"))
+    assert check_manifest(
+        tmp_path / "data/tokens", tmp_path / "models/base", load_tokenizer(tmp_path / "models/base")
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": {}}'])
@@ -37,4 +45,6 @@ def test_a_broken_manifest_is_no_manifest(text: str, prepared: Path, tmp_path: P
     shutil.copytree(prepared / "data/tokens", tmp_path / "tokens")
     (tmp_path / "tokens/manifest.json").write_text(text)
     with pytest.raises(DataError, match="Q-CHAT-005"):
-        check_manifest(tmp_path / "tokens", prepared / "models/base", load_tokenizer(prepared / "models/base"))
+        check_manifest(
+            tmp_path / "tokens", prepared / "models/base", load_tokenizer(prepared / "models/base")
+        )

@@ -15,9 +15,11 @@ from pipeline.llamacpp.tools import Toolchain
 def tokenizers(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("bases")
     found = {
-        "qwen2.5": load_tokenizer(qwen_folder(place / "qwen2.5", tools)), "qwen3": load_tokenizer(qwen3_folder(place / "qwen3", tools)),
-        "smollm": load_tokenizer(smollm_folder(place / "smollm")), "chatml": load_tokenizer(smollm_folder(place / "chatml")),
-    }  # fmt: skip
+        "qwen2.5": load_tokenizer(qwen_folder(place / "qwen2.5", tools)),
+        "qwen3": load_tokenizer(qwen3_folder(place / "qwen3", tools)),
+        "smollm": load_tokenizer(smollm_folder(place / "smollm")),
+        "chatml": load_tokenizer(smollm_folder(place / "chatml")),
+    }
     found["chatml"].chat_template = CHATML
     return found
 
@@ -26,12 +28,25 @@ def turn(role: str, content: str, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
-TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {}}},
+}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
 CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
 SEVERAL = [turn("user", "a"), turn("assistant", "b"), turn("user", "c"), turn("assistant", "d")]
-THOUGHT = [turn("user", "a"), turn("assistant", "b", reasoning_content="hm"), turn("user", "c"), turn("assistant", "d", reasoning_content="so")]
-LOOP = [turn("user", "2 + 2?"), turn("assistant", "", tool_calls=[CALL]), turn("tool", "4"), turn("assistant", "It is 4.")]
+THOUGHT = [
+    turn("user", "a"),
+    turn("assistant", "b", reasoning_content="hm"),
+    turn("user", "c"),
+    turn("assistant", "d", reasoning_content="so"),
+]
+LOOP = [
+    turn("user", "2 + 2?"),
+    turn("assistant", "", tool_calls=[CALL]),
+    turn("tool", "4"),
+    turn("assistant", "It is 4."),
+]
 EMPTY = "<think>\n\n</think>\n\n"
 CASES: dict[str, tuple[str, list[Any], Any, list[list[str]]]] = {
     "ChatML": ("chatml", SEVERAL, None, [["b", "d"]]),
@@ -40,9 +55,24 @@ CASES: dict[str, tuple[str, list[Any], Any, list[list[str]]]] = {
     "Qwen2.5, tools": ("qwen2.5", LOOP, [TOOL], [[CALLED, "It is 4."]]),
     "Qwen3": ("qwen3", SEVERAL[:2], None, [[f"{EMPTY}b"]]),
     "Qwen3, several turns": ("qwen3", SEVERAL, None, [[f"{EMPTY}b"], [f"{EMPTY}d"]]),
-    "Qwen3, reasoning": ("qwen3", THOUGHT, None, [["<think>\nhm\n</think>\n\nb"], ["<think>\nso\n</think>\n\nd"]]),
-    "Qwen3, an untrained turn": ("qwen3", [SEVERAL[0], SEVERAL[1] | {"train": False}, *SEVERAL[2:]], None, [[f"{EMPTY}d"]]),
-    "Qwen3, untrained reasoning": ("qwen3", [THOUGHT[0], THOUGHT[1] | {"train": False}, *THOUGHT[2:]], None, [["<think>\nso\n</think>\n\nd"]]),
+    "Qwen3, reasoning": (
+        "qwen3",
+        THOUGHT,
+        None,
+        [["<think>\nhm\n</think>\n\nb"], ["<think>\nso\n</think>\n\nd"]],
+    ),
+    "Qwen3, an untrained turn": (
+        "qwen3",
+        [SEVERAL[0], SEVERAL[1] | {"train": False}, *SEVERAL[2:]],
+        None,
+        [[f"{EMPTY}d"]],
+    ),
+    "Qwen3, untrained reasoning": (
+        "qwen3",
+        [THOUGHT[0], THOUGHT[1] | {"train": False}, *THOUGHT[2:]],
+        None,
+        [["<think>\nso\n</think>\n\nd"]],
+    ),
     "Qwen3, tools": ("qwen3", LOOP, [TOOL], [[EMPTY + CALLED], [f"{EMPTY}It is 4."]]),
 }
 
@@ -57,9 +87,15 @@ def test_each_turn_is_learned_behind_what_a_server_shows(case: str, tokenizers: 
     assert trained == ["".join(f"{answer}<|im_end|>" for answer in part) for part in answers]
     texts = renderings(tokenizer, messages, offered)
     assert [tokenizer.decode(one.ids) for one in encoded] == [text.text for text in texts]
-    turns = [place for place, message in enumerate(messages) if message["role"] == "assistant" and message.get("train", True)]
+    turns = [
+        place
+        for place, message in enumerate(messages)
+        if message["role"] == "assistant" and message.get("train", True)
+    ]
     starts = [text.text[:start] for text in texts for start, _ in text.spans]
-    assert starts == [render(tokenizer, messages[:place], offered, add_generation_prompt=True) for place in turns]
+    assert starts == [
+        render(tokenizer, messages[:place], offered, add_generation_prompt=True) for place in turns
+    ]
 
 
 def test_parts_are_named_by_the_answer_they_are_for(tokenizers: dict[str, Any]) -> None:
@@ -90,14 +126,29 @@ def test_rows_keep_their_order_and_bad_ones_their_reason(tokenizers: dict[str, A
     [
         (None, "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."),
         ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}", None),
-        ("{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}<|im_start|>{{ m.content }}{% endfor %}", None),
-        ("<|im_start|>system\nToday is Monday.\n{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}<|im_end|>\n"
-         "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}", "Today is Monday."),
-        ("{% set s = messages[0].content if messages[0].role == 'system' else '' %}{% for m in messages if m.role != 'system' %}"
-         "[INST] {{ s ~ '\n\n' if s }}{{ m.content }}[/INST]{% endfor %}", None),
+        (
+            "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif "
+            "%}<|im_start|>{{ m.content }}{% endfor %}",
+            None,
+        ),
+        (
+            "<|im_start|>system\nToday is Monday.\n{% if messages[0].role == 'system' %}{{ "
+            "messages[0].content }}{% endif %}<|im_end|>\n"
+            "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content "
+            "}}<|im_end|>\n{% endfor %}",
+            "Today is Monday.",
+        ),
+        (
+            "{% set s = messages[0].content if messages[0].role == 'system' else '' %}{% for m in messages "
+            "if m.role != 'system' %}"
+            "[INST] {{ s ~ '\n\n' if s }}{{ m.content }}[/INST]{% endfor %}",
+            None,
+        ),
     ],
-)  # fmt: skip
-def test_the_templates_own_system_prompt(template: str | None, prompt: str | None, tokenizers: dict[str, Any]) -> None:
+)
+def test_the_templates_own_system_prompt(
+    template: str | None, prompt: str | None, tokenizers: dict[str, Any]
+) -> None:
     tokenizer = tokenizers["qwen2.5"]
     kept, tokenizer.chat_template = tokenizer.chat_template, template or tokenizer.chat_template
     try:

@@ -16,7 +16,10 @@ ASK = {"role": "user", "content": "2 + 2?"}
 ANSWER = {"role": "assistant", "content": "4"}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"terms": [2, "two"]}}, "id": "1"}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"terms": {"type": "array"}}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"properties": {"terms": {"type": "array"}}}},
+}
 VALIDATOR = Draft202012Validator(json_schema())
 
 
@@ -27,7 +30,9 @@ def row(kind: str = "chat", messages: Any = (ASK, ANSWER), **content: Any) -> di
 
 def test_the_published_schema_is_the_models() -> None:
     """`python -m pipeline.chat.rows > docs/row.schema.json` writes it."""
-    assert (PROJECT / "docs/row.schema.json").read_text(encoding="utf-8") == json.dumps(json_schema(), indent=2) + "\n"
+    assert (PROJECT / "docs/row.schema.json").read_text(encoding="utf-8") == json.dumps(
+        json_schema(), indent=2
+    ) + "\n"
     Draft202012Validator.check_schema(json_schema())
 
 
@@ -46,7 +51,15 @@ def test_every_kind_passes_model_and_schema(made: dict[str, Any]) -> None:
         (row(messages=[ASK, ANSWER | {"role": "gpt"}]), "messages 2 role: "),
         (row(messages=[ASK, ANSWER | {"train": 0}]), "messages 2 train: "),
         (row(messages=[ASK, ANSWER | {"weight": 0}]), "messages 2 weight: "),
-        (row(messages=[ASK, CALLING | {"tool_calls": [CALL | {"function": {"name": "f", "arguments": ""}}]}]), "tool_calls 1 function arguments: "),
+        (
+            row(
+                messages=[
+                    ASK,
+                    CALLING | {"tool_calls": [CALL | {"function": {"name": "f", "arguments": ""}}]},
+                ]
+            ),
+            "tool_calls 1 function arguments: ",
+        ),
         (row(label=True), "label: "),
         (row(reward=float("nan")), "reward: "),
         (row(segments=[]), "segments: "),
@@ -58,13 +71,15 @@ def test_every_kind_passes_model_and_schema(made: dict[str, Any]) -> None:
         (row("text", messages=[], segments=[{"text": "a"}]), "segments 1 train: "),
         (row() | {"source": 3}, "source: "),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_canonical_row(bad: dict[str, Any], words: str) -> None:
     with pytest.raises(BadRow) as caught:
         check_row(bad)
     assert caught.value.code == "not_canonical"
     assert words in str(caught.value)
-    assert not VALIDATOR.is_valid(bad) or "reward" in bad  # JSON has no NaN, so that its schema needn't say so
+    assert (
+        not VALIDATOR.is_valid(bad) or "reward" in bad
+    )  # JSON has no NaN, so that its schema needn't say so
 
 
 def test_an_id_that_is_not_the_contents_is_refused() -> None:
@@ -76,8 +91,16 @@ def test_an_id_that_is_not_the_contents_is_refused() -> None:
 
 def test_the_id_is_of_the_content_alone() -> None:
     plain = row()
-    assert plain["id"] == row_id(plain | {"source": "b.jsonl:9", "domain": "b", "id": "x"}) == "940fdfbe13cd5bae"
-    others = [row(tools=[TOOL]), row(reward=1.0), row("feedback", label=True), row("feedback", label=False), row("prompt", answer="4")]
+    assert (
+        plain["id"] == row_id(plain | {"source": "b.jsonl:9", "domain": "b", "id": "x"}) == "940fdfbe13cd5bae"
+    )
+    others = [
+        row(tools=[TOOL]),
+        row(reward=1.0),
+        row("feedback", label=True),
+        row("feedback", label=False),
+        row("prompt", answer="4"),
+    ]
     assert len({made["id"] for made in (plain, *others)}) == 6
 
 
@@ -94,8 +117,32 @@ def test_an_edit_reaches_every_text_and_nothing_else(made: dict[str, Any]) -> No
     changed = edit_texts(made, lambda place, text: f"{text}!")
     assert made == before
     content = {key: value for key, value in changed.items() if key not in ("id", "source", "kind", "domain")}
-    ours = {"messages", "chosen", "rejected", "segments", "tools", "answer", "label", "reward", "train", "role", "content", "reasoning_content",
-            "tool_calls", "tool_call_id", "text", "type", "function", "name", "arguments", "id", "system", "user", "assistant", "tool"}  # fmt: skip
+    ours = {
+        "messages",
+        "chosen",
+        "rejected",
+        "segments",
+        "tools",
+        "answer",
+        "label",
+        "reward",
+        "train",
+        "role",
+        "content",
+        "reasoning_content",
+        "tool_calls",
+        "tool_call_id",
+        "text",
+        "type",
+        "function",
+        "name",
+        "arguments",
+        "id",
+        "system",
+        "user",
+        "assistant",
+        "tool",
+    }
     assert [leaf for leaf in leaves(content) if not leaf.endswith("!") and leaf not in ours] == []
     assert [text for _, text in texts(changed)] == [f"{text}!" for _, text in texts(made)]
     check_row(changed | {"id": row_id(changed)})
@@ -104,15 +151,29 @@ def test_an_edit_reaches_every_text_and_nothing_else(made: dict[str, Any]) -> No
 def test_every_text_has_a_place() -> None:
     thinking = {"role": "assistant", "content": "d", "reasoning_content": "e", "name": "f"}
     result = {"role": "tool", "content": "g", "tool_call_id": "h"}
-    made = row("preference", messages=[ASK, CALLING, result], tools=[TOOL], chosen=[thinking], rejected=[ANSWER])
+    made = row(
+        "preference", messages=[ASK, CALLING, result], tools=[TOOL], chosen=[thinking], rejected=[ANSWER]
+    )
     found = list(texts(made))
     assert [place for place, _ in found if place != "tools"] == [
-        "messages 1", "messages 2", *["messages 2 tool_calls"] * 4, "messages 3", "messages 3 tool_call_id",
-        "chosen 1", "chosen 1 reasoning_content", "chosen 1 name", "rejected 1",
-    ]  # fmt: skip
+        "messages 1",
+        "messages 2",
+        *["messages 2 tool_calls"] * 4,
+        "messages 3",
+        "messages 3 tool_call_id",
+        "chosen 1",
+        "chosen 1 reasoning_content",
+        "chosen 1 name",
+        "rejected 1",
+    ]
     assert [text for place, text in found if place == "messages 2 tool_calls"] == ["add", "terms", "two", "1"]
-    assert [place for place, _ in texts(row("prompt", messages=[ASK], answer="4"))] == ["messages 1", "answer"]
-    assert list(texts(row("text", messages=[], segments=[{"text": "a", "train": False}]))) == [("segments 1", "a")]
+    assert [place for place, _ in texts(row("prompt", messages=[ASK], answer="4"))] == [
+        "messages 1",
+        "answer",
+    ]
+    assert list(texts(row("text", messages=[], segments=[{"text": "a", "train": False}]))) == [
+        ("segments 1", "a")
+    ]
 
 
 def test_an_edit_never_loses_an_argument() -> None:

@@ -1,4 +1,6 @@
-"""The command line: instant help that imports nothing heavy, an example per command, one sentence and a stable code per mistake."""
+"""The command line: instant help that imports nothing heavy, an example per command, one sentence and a
+stable code per mistake.
+"""
 
 import resource
 import subprocess
@@ -50,20 +52,44 @@ except SystemExit as end:
     assert not end.code, end.code
 print("HEAVY", *(name for name in {HEAVY!r} if name in sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True
+    )
     assert done.stdout.splitlines()[-1] == "HEAVY"
 
 
 @pytest.mark.parametrize("root", ["nowhere", "file"])
-@pytest.mark.parametrize("words", ["use demo", "graph", "serve", "adapters", "export-lora", "chat", "load", "report", "doctor", "plan --recipe demo",
-                                   "plan --serve", "quantization_check", "parity --depth quick", "split", "ship F16", "data check x",
-                                   "data diff HEAD",
-                                   "data show", "data export x --to messages"])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        "use demo",
+        "graph",
+        "serve",
+        "adapters",
+        "export-lora",
+        "chat",
+        "load",
+        "report",
+        "doctor",
+        "plan --recipe demo",
+        "plan --serve",
+        "quantization_check",
+        "parity --depth quick",
+        "split",
+        "ship F16",
+        "data check x",
+        "data diff HEAD",
+        "data show",
+        "data export x --to messages",
+    ],
+)
 def test_a_root_that_is_no_folder_is_one_sentence(words: str, root: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     shown = CliRunner().invoke(app, [*words.split(), "--root", str(tmp_path / root)])
     assert shown.exit_code == 2
-    assert shown.stderr.startswith(f"quench: Q-CORE-003: {tmp_path / root} ") and shown.stderr.count("\n") == 1
+    assert (
+        shown.stderr.startswith(f"quench: Q-CORE-003: {tmp_path / root} ") and shown.stderr.count("\n") == 1
+    )
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -71,7 +97,9 @@ def test_help_is_instant() -> None:
     def seconds() -> float:
         """CPU time, not wall time: another program on the machine must not fail this."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "pipeline.cli", "--help"], capture_output=True, cwd=PROJECT, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "pipeline.cli", "--help"], capture_output=True, cwd=PROJECT, check=True
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
@@ -100,7 +128,9 @@ def test_every_command_is_listed() -> None:
         (["bake"], 2, "No such command"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_its_code(tmp_path: Path, words: list[str], code: int, sentence: str) -> None:
+def test_a_mistake_is_one_sentence_and_its_code(
+    tmp_path: Path, words: list[str], code: int, sentence: str
+) -> None:
     root = [] if words == ["bake"] else ["--root", str(tmp_path)]
     shown = CliRunner().invoke(app, [*words, *root])
     assert shown.exit_code == code
@@ -135,7 +165,11 @@ def test_doctor_names_a_wrong_package_and_a_missing_toolchain(
     lock = (PROJECT / "requirements.lock").read_text()
     other = tmp_path / "requirements.lock"
     other.write_text(lock.replace("\npeft==", "\npeft==99."))
-    assert (found := doctor.packages(other)).verdict == "fail" and "pinned 99." in found.sentence and found.remedy == "run `make setup`"
+    assert (
+        (found := doctor.packages(other)).verdict == "fail"
+        and "pinned 99." in found.sentence
+        and found.remedy == "run `make setup`"
+    )
     monkeypatch.setenv("LLAMA_CPP_HOME", str(tmp_path))
     with pytest.raises(ToolError, match="Q-DOCTOR-001"):
         doctor.main(PROJECT)
@@ -143,18 +177,23 @@ def test_doctor_names_a_wrong_package_and_a_missing_toolchain(
 
 
 @pytest.mark.parametrize(
-    ("variable", "home", "used"), [(None, None, None), (None, "mine", "mine"), ("theirs", "mine", "theirs"), ("theirs", None, "theirs")]
+    ("variable", "home", "used"),
+    [(None, None, None), (None, "mine", "mine"), ("theirs", "mine", "theirs"), ("theirs", None, "theirs")],
 )
 def test_doctor_checks_the_llama_cpp_that_stages_will_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, home: str | None, used: str | None
 ) -> None:
-    """`LLAMA_CPP_HOME`, then `llamacpp.home`, then our own build, as `find_toolchain` takes them; a build that lacks a tool is no build."""
+    """`LLAMA_CPP_HOME`, then `llamacpp.home`, then our own build, as `find_toolchain` takes them; a build
+    that lacks a tool is no build.
+    """
     if variable:
         monkeypatch.setenv("LLAMA_CPP_HOME", str(tmp_path / variable))
     else:
         monkeypatch.delenv("LLAMA_CPP_HOME", raising=False)
     text = recipe_text("demo")
-    (tmp_path / "params.yaml").write_text(text.replace("home: null", f"home: {tmp_path / home if home else 'null'}"), encoding="utf-8")
+    (tmp_path / "params.yaml").write_text(
+        text.replace("home: null", f"home: {tmp_path / home if home else 'null'}"), encoding="utf-8"
+    )
     for name in filter(None, (variable, home)):
         fake_build(tmp_path / name)
     settings, found = doctor.configuration(tmp_path)

@@ -38,7 +38,9 @@ def write(root: Path, splits: dict[str, list[dict[str, Any]]], rejected: dict[st
     (root / "data/final").mkdir(parents=True, exist_ok=True)
     (root / "reports").mkdir(exist_ok=True)
     for split in SPLITS:
-        (root / f"data/final/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in splits.get(split, [])))
+        (root / f"data/final/{split}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in splits.get(split, []))
+        )
     (root / "reports/data.json").write_text(json.dumps({"rejected": rejected}))
 
 
@@ -57,13 +59,16 @@ def commit(root: Path, tag: str) -> None:
 
 
 ONE = {
-    "train": [chat(f"a.jsonl:{n}", f"question {n}") for n in range(1, 7)] + [chat("b.jsonl:1", "old words, all the rest the same")],
+    "train": [chat(f"a.jsonl:{n}", f"question {n}") for n in range(1, 7)]
+    + [chat("b.jsonl:1", "old words, all the rest the same")],
     "val": [chat("a.jsonl:7", "question 7")],
     "test": [chat("a.jsonl:8", "question 8")],
 }
-# question 2 goes, 3 moves to test, 9 and 10 come, b.jsonl:1 gets other words, and every source below 2 moves up a line
+# question 2 goes, 3 moves to test, 9 and 10 come, b.jsonl:1 gets other words, and every source below 2 moves
+# up a line
 TWO = {
-    "train": [chat(f"a.jsonl:{n - (n > 2)}", f"question {n}") for n in (1, 4, 5, 6, 9)] + [chat("b.jsonl:1", "new words, all the rest the same")],
+    "train": [chat(f"a.jsonl:{n - (n > 2)}", f"question {n}") for n in (1, 4, 5, 6, 9)]
+    + [chat("b.jsonl:1", "new words, all the rest the same")],
     "val": [chat("a.jsonl:6", "question 7"), chat("c.jsonl:1", "question 10")],
     "test": [chat("a.jsonl:2", "question 3"), chat("a.jsonl:7", "question 8")],
 }
@@ -71,7 +76,9 @@ TWO = {
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with revision `empty` (no data), `one` and `two`; the workspace is as `two`. Read only: copy it to change it."""
+    """A repository with revision `empty` (no data), `one` and `two`; the workspace is as `two`. Read only:
+    copy it to change it.
+    """
     from dvc.repo import Repo
 
     root = tmp_path_factory.mktemp("versions")
@@ -107,12 +114,18 @@ def test_diff_shows_examples(versions: Path) -> None:
     assert "added\n  + a.jsonl:8 (train): question 9 yes" in shown
     assert "question 10" not in shown
     assert "removed\n  - a.jsonl:2 (train): question 2 yes" in shown
-    assert "changed\n  ~ b.jsonl:1 (train)\n    - old words, all the rest the same yes\n    + new words, all the rest the same yes" in shown
+    assert (
+        "changed\n  ~ b.jsonl:1 (train)\n    - old words, all the rest the same yes\n    + new "
+        "words, all the rest the same yes"
+    ) in shown
     assert "moved\n  > a.jsonl:2: train → test" in shown
 
 
 def test_diff_backwards_and_with_itself(versions: Path) -> None:
-    assert "rows: 1 added, 2 removed, 1 changed, 1 moved between splits, 6 the same" in quench(versions, "diff", "two", "one").stdout
+    assert (
+        "rows: 1 added, 2 removed, 1 changed, 1 moved between splits, 6 the same"
+        in quench(versions, "diff", "two", "one").stdout
+    )
     assert "no row differs (10 rows)" in quench(versions, "diff", "two").stdout
 
 
@@ -137,7 +150,9 @@ def test_diff_counts_rows_that_are_there_twice(versions: Path, tmp_path: Path) -
         (["check", ".", "--params", "no-such.yaml"], 2, "Q-CONFIG-001: no-such.yaml "),
     ],
 )
-def test_a_mistake_is_one_sentence_and_its_code(versions: Path, words: list[str], code: int, sentence: str) -> None:
+def test_a_mistake_is_one_sentence_and_its_code(
+    versions: Path, words: list[str], code: int, sentence: str
+) -> None:
     shown = quench(versions, *words)
     assert shown.exit_code == code
     assert sentence in " ".join(shown.stderr.split())
@@ -171,7 +186,9 @@ def test_diff_wants_a_lock_that_names_the_data(versions: Path, tmp_path: Path) -
 # ---- check
 
 
-GOOD = json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]})
+GOOD = json.dumps(
+    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+)
 KEY = "AKIA" + "Z7Q4M2X9K1P5R8T3"
 BAD = {
     2: ("not json", "not_json"),
@@ -189,7 +206,9 @@ def raw(tmp_path: Path) -> Path:
     (folder / ".hidden").mkdir(parents=True)
     (folder / ".hidden/x.jsonl").write_text("never read")
     (folder / "good.jsonl").write_text(GOOD + "\n")
-    (folder / "bad.jsonl").write_text("".join(BAD.get(number, (GOOD, ""))[0] + "\n" for number in range(1, 8)))
+    (folder / "bad.jsonl").write_text(
+        "".join(BAD.get(number, (GOOD, ""))[0] + "\n" for number in range(1, 8))
+    )
     return folder
 
 
@@ -198,7 +217,9 @@ def test_check_names_every_row_that_cannot_be_used(raw: Path) -> None:
     assert shown.exit_code == 3, shown.output
     *lines, stats, summary = shown.stdout.splitlines()
     assert stats == "check: 2 files: 2 read, 0 not read; 8 rows: 4 usable, 4 rejected"
-    assert [line.split(": ")[:2] for line in lines] == [[f"{raw / 'bad.jsonl'}:{number}", reason] for number, (_, reason) in BAD.items()]
+    assert [line.split(": ")[:2] for line in lines] == [
+        [f"{raw / 'bad.jsonl'}:{number}", reason] for number, (_, reason) in BAD.items()
+    ]
     assert summary == "check: 4 rejected: 1 not_json, 1 unknown_format, 1 bad_order, 1 blank"
     assert "models/base.json is missing, so control tokens are not measured" in shown.stderr
     assert "models/base is missing, so lengths are not measured" in shown.stderr
@@ -216,7 +237,9 @@ def test_check_as_json_is_for_machines_and_holds_no_secret(raw: Path) -> None:
     shown = quench(raw.parent, "check", str(raw), "--json")
     entries = [json.loads(line) for line in shown.stdout.splitlines()]
     assert shown.exit_code == 3
-    assert [(entry["line"], entry["reason"]) for entry in entries] == [(number, reason) for number, (_, reason) in BAD.items()]
+    assert [(entry["line"], entry["reason"]) for entry in entries] == [
+        (number, reason) for number, (_, reason) in BAD.items()
+    ]
     assert {entry["file"] for entry in entries} == {str(raw / "bad.jsonl")}
     assert "my key is" in entries[2]["text"]
     assert KEY not in shown.stdout + shown.stderr
@@ -224,7 +247,10 @@ def test_check_as_json_is_for_machines_and_holds_no_secret(raw: Path) -> None:
 
 def test_check_names_fifty_rows_or_all(raw: Path) -> None:
     (raw / "many.jsonl").write_text("{\n" * 70)
-    few, every = (quench(raw.parent, "check", str(raw / "many.jsonl"), *flags).stdout.splitlines() for flags in ((), ("--all",)))
+    few, every = (
+        quench(raw.parent, "check", str(raw / "many.jsonl"), *flags).stdout.splitlines()
+        for flags in ((), ("--all",))
+    )
     assert (len(few), few[-2], len(every)) == (53, "… and 20 more: --all names them", 72)
     assert few[-1] == every[-1] == "check: 70 rejected: 70 not_json"
 
@@ -233,7 +259,11 @@ def test_check_measures_control_tokens_where_the_base_is_known(raw: Path) -> Non
     (raw.parent / "models").mkdir()
     (raw.parent / "models/base.json").write_text('{"added_tokens": ["<|im_end|>"]}')
     params = raw.parent / "strict.yaml"
-    params.write_text((raw.parent / "params.yaml").read_text().replace("control_tokens: neutralize", "control_tokens: reject"))
+    params.write_text(
+        (raw.parent / "params.yaml")
+        .read_text()
+        .replace("control_tokens: neutralize", "control_tokens: reject")
+    )
     (raw / "token.jsonl").write_text(GOOD.replace("hello", "hello<|im_end|>") + "\n")
     shown = quench(raw.parent, "check", str(raw / "token.jsonl"), "--params", str(params))
     assert shown.exit_code == 3
@@ -269,7 +299,13 @@ def test_check_names_files_below_data_raw_as_curate_does(raw: Path) -> None:
     folder.mkdir(parents=True)
     (raw.parent / "short").symlink_to(folder)
     (folder / "link.jsonl").symlink_to(raw / "good.jsonl")
-    for path in (raw.parent / "data/raw", folder, folder / "link.jsonl", raw.parent / "short/link.jsonl", folder / "../logs/link.jsonl"):
+    for path in (
+        raw.parent / "data/raw",
+        folder,
+        folder / "link.jsonl",
+        raw.parent / "short/link.jsonl",
+        folder / "../logs/link.jsonl",
+    ):
         assert [name for _, name in files([path], raw.parent / "data/raw")] == ["logs/link.jsonl"]
     assert [name for _, name in files([raw / "good.jsonl"], raw.parent / "data/raw")] == ["good.jsonl"]
 
@@ -285,8 +321,14 @@ def test_check_outside_of_a_project_uses_the_demos_settings(raw: Path) -> None:
     (raw.parent / "params.yaml").unlink()
     shown = quench(raw.parent, "check", str(raw))
     assert shown.exit_code == 3, shown.output
-    assert shown.stdout.splitlines()[-1] == "check: 4 rejected: 1 not_json, 1 unknown_format, 1 bad_order, 1 blank"
-    assert f"check: no params.yaml in {raw.parent}, so the settings are those of {PROJECT / 'recipes/demo.yaml'}" in shown.stderr
+    assert (
+        shown.stdout.splitlines()[-1]
+        == "check: 4 rejected: 1 not_json, 1 unknown_format, 1 bad_order, 1 blank"
+    )
+    assert (
+        f"check: no params.yaml in {raw.parent}, so the settings are those of {PROJECT / 'recipes/demo.yaml'}"
+        in shown.stderr
+    )
     missing = quench(raw.parent, "check", str(raw), "--params", str(raw.parent / "params.yaml"))
     assert missing.exit_code == 2
     assert "Q-CONFIG-001: " in missing.stderr
@@ -294,7 +336,9 @@ def test_check_outside_of_a_project_uses_the_demos_settings(raw: Path) -> None:
 
 def test_check_counts_every_file_and_row_and_what_is_not_trained(raw: Path) -> None:
     (raw / "bad.jsonl").unlink()
-    (raw / "later.jsonl").write_text('{"prompt": "1 + 1?", "answer": 2}\n{"prompt": "a", "completion": "b", "reward": 1}\nx\n')
+    (raw / "later.jsonl").write_text(
+        '{"prompt": "1 + 1?", "answer": 2}\n{"prompt": "a", "completion": "b", "reward": 1}\nx\n'
+    )
     (raw / "empty.jsonl").touch()
     (raw / "no\n\x1b[31m.xz").touch()
     os.mkfifo(raw / "pipe.jsonl")
@@ -310,7 +354,9 @@ def test_check_counts_every_file_and_row_and_what_is_not_trained(raw: Path) -> N
         assert quench(raw.parent, "check", str(raw / path)).exit_code == 3
     (raw / "later.jsonl").write_text('{"prompt": "1 + 1?", "answer": 2}\n')
     kept = quench(raw.parent, "check", str(raw / "later.jsonl"))
-    assert (kept.exit_code, "1 row won't be trained" in kept.stdout) == (0, True), "what is kept for later is no mistake"
+    assert (kept.exit_code, "1 row won't be trained" in kept.stdout) == (0, True), (
+        "what is kept for later is no mistake"
+    )
 
 
 def test_check_can_say_any_files_name(raw: Path) -> None:
@@ -334,13 +380,26 @@ def test_check_of_nothing_is_a_mistake(raw: Path, name: str) -> None:
 
 KINDS = [
     chat("a.jsonl:1", "2 + 2?", "4"),
-    chat("a.jsonl:2", "think", messages=[{"role": "user", "content": "think"}, {"role": "assistant", "content": "ok", "reasoning_content": "hm"}]),
+    chat(
+        "a.jsonl:2",
+        "think",
+        messages=[
+            {"role": "user", "content": "think"},
+            {"role": "assistant", "content": "ok", "reasoning_content": "hm"},
+        ],
+    ),
     chat("a.jsonl:3", "", kind="text", messages=[], segments=[{"text": "raw", "train": True}]),
-    chat("a.jsonl:4", "", kind="preference", messages=[{"role": "user", "content": "best?"}],
-         chosen=[{"role": "assistant", "content": "tea"}], rejected=[{"role": "assistant", "content": "mud"}]),
+    chat(
+        "a.jsonl:4",
+        "",
+        kind="preference",
+        messages=[{"role": "user", "content": "best?"}],
+        chosen=[{"role": "assistant", "content": "tea"}],
+        rejected=[{"role": "assistant", "content": "mud"}],
+    ),
     chat("a.jsonl:5", "", kind="prompt", messages=[{"role": "user", "content": "3 + 3?"}], answer="6"),
     chat("a.jsonl:6", "like it?", kind="feedback", label=False),
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -393,7 +452,10 @@ def test_export_as_messages_can_be_read_again(project: Path) -> None:
     target = project / "out.jsonl"
     shown = quench(project, "export", str(target), "--to", "messages")
     assert shown.exit_code == 0, shown.output
-    again = [to_row(value, source=row["source"], domain="other") for value, row in zip(read(target), KINDS, strict=True)]
+    again = [
+        to_row(value, source=row["source"], domain="other")
+        for value, row in zip(read(target), KINDS, strict=True)
+    ]
     assert [{"id": row_id(row), **row} for row in again] == KINDS
 
 
@@ -412,8 +474,17 @@ def test_show_without_a_base_says_so_and_shows_the_messages(project: Path) -> No
     shown = quench(project, "show", "--count", "9")
     assert shown.exit_code == 0, shown.output
     assert "models/base is missing" in shown.stderr
-    for words in ("row 1 of train", KINDS[0]["id"], "a.jsonl:1", "user: 2 + 2?\nassistant: ⟦4⟧", "⟦raw⟧", "chosen", "⟦mud⟧", "thumb down",
-                  "a checker expects: 6"):  # fmt: skip
+    for words in (
+        "row 1 of train",
+        KINDS[0]["id"],
+        "a.jsonl:1",
+        "user: 2 + 2?\nassistant: ⟦4⟧",
+        "⟦raw⟧",
+        "chosen",
+        "⟦mud⟧",
+        "thumb down",
+        "a checker expects: 6",
+    ):
         assert words in shown.stdout, words
 
 
@@ -450,7 +521,9 @@ def test_show_renders_with_the_bases_template_and_marks_what_is_trained(with_bas
     assert not shown.stderr
     assert "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n⟦4<|im_end|>⟧" in shown.stdout
     assert "37 tokens, 2 trained" in shown.stdout
-    assert "stage preprocess will reject it (template_drops)" in shown.stdout  # Qwen2.5's template has no place for reasoning
+    assert (
+        "stage preprocess will reject it (template_drops)" in shown.stdout
+    )  # Qwen2.5's template has no place for reasoning
     assert "no template: 2 tokens, 2 trained\n⟦raw⟧" in shown.stdout
     for words in ("chosen: ", "⟦tea<|im_end|>⟧", "rejected: ", "⟦mud<|im_end|>⟧", "thumb down: "):
         assert words in shown.stdout, words
@@ -467,7 +540,13 @@ def test_show_colors_what_is_trained(with_base: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [("a\tb\nc", "a\tb\nc"), ("\x1b[2J", "\\x1b[2J"), ("\u202eabc", "\\u202eabc"), ("é🙂👩\u200d💻", "é🙂👩\u200d💻"), ("\x9b1m\r", "\\x9b1m\\r")],
+    [
+        ("a\tb\nc", "a\tb\nc"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("\u202eabc", "\\u202eabc"),
+        ("é🙂👩\u200d💻", "é🙂👩\u200d💻"),
+        ("\x9b1m\r", "\\x9b1m\\r"),
+    ],
 )
 def test_nothing_in_a_row_steers_the_terminal(text: str, shown: str) -> None:
     assert plain(text) == shown

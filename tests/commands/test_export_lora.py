@@ -1,4 +1,6 @@
-"""`quench export-lora`: the adapter in the weights says what base and adapter say together; nothing is written of what doesn't belong together."""
+"""`quench export-lora`: the adapter in the weights says what base and adapter say together; nothing is
+written of what doesn't belong together.
+"""
 
 import subprocess
 import sys
@@ -28,12 +30,19 @@ Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 def of_file(model: Path) -> dict[str, str]:
-    return {BASE_FILE.replace(".", "__"): file_hash(model), "quench__adapter__sha256": "c" * 64, "general__license": "mit"}
+    return {
+        BASE_FILE.replace(".", "__"): file_hash(model),
+        "quench__adapter__sha256": "c" * 64,
+        "general__license": "mit",
+    }
 
 
 def tensors(file: Path) -> Arrays:
     """Every tensor of a GGUF in float32, dequantized."""
-    return {one.name: gguf.dequantize(one.data, one.tensor_type).reshape(tuple(one.shape)[::-1]) for one in gguf.GGUFReader(file).tensors}
+    return {
+        one.name: gguf.dequantize(one.data, one.tensor_type).reshape(tuple(one.shape)[::-1])
+        for one in gguf.GGUFReader(file).tensors
+    }
 
 
 def logits(tools: Toolchain, model: Path, lora: Path | None = None) -> Any:
@@ -51,11 +60,18 @@ def base(request: pytest.FixtureRequest, tools: Toolchain, tmp_path: Path) -> Pa
 
 
 @pytest.mark.parametrize("scale", [1.0, -0.5])
-def test_the_weights_are_base_plus_adapter_rounded_once(base: Path, tools: Toolchain, tmp_path: Path, scale: float) -> None:
-    adapter, target = tiny_lora(tmp_path / "a, b:c.gguf", **of_file(base)), tmp_path / "gguf" / "x-merged-F16.gguf"
+def test_the_weights_are_base_plus_adapter_rounded_once(
+    base: Path, tools: Toolchain, tmp_path: Path, scale: float
+) -> None:
+    adapter, target = (
+        tiny_lora(tmp_path / "a, b:c.gguf", **of_file(base)),
+        tmp_path / "gguf" / "x-merged-F16.gguf",
+    )
     if scale != 1:
         adapter = adapter.rename(tmp_path / "plain=name.gguf")
-    made = export_lora(base=base, adapter=Adapter(adapter, scale), target=target, type="F16", threads=1, tools=tools)
+    made = export_lora(
+        base=base, adapter=Adapter(adapter, scale), target=target, type="F16", threads=1, tools=tools
+    )
     was, change, merged = tensors(base), tensors(adapter), tensors(target)
     assert merged.keys() == was.keys()
     for name, values in was.items():
@@ -78,12 +94,19 @@ def test_it_says_what_base_and_adapter_say(base: Path, tools: Toolchain, tmp_pat
 
 def test_it_says_where_it_comes_from(tools: Toolchain, tmp_path: Path) -> None:
     base = tiny.tiny_gguf(tmp_path / "model.gguf")
-    adapter, target = tiny_lora(tmp_path / "lora.gguf", quench__odd="ä" * 64, **of_file(base)), tmp_path / "x-merged-F16.gguf"
+    adapter, target = (
+        tiny_lora(tmp_path / "lora.gguf", quench__odd="ä" * 64, **of_file(base)),
+        tmp_path / "x-merged-F16.gguf",
+    )
     export_lora(base=base, adapter=Adapter(adapter, 0.5), target=target, type="F16", threads=1, tools=tools)
     assert provenance(target) == {
-        ADAPTER: "c" * 64, BASE_FILE: file_hash(base), "general.license": "mit", "general.name": "x-merged-F16",
-        "quench.merge.method": "llama-export-lora", "quench.merge.scale": "0.5",
-    }  # fmt: skip
+        ADAPTER: "c" * 64,
+        BASE_FILE: file_hash(base),
+        "general.license": "mit",
+        "general.name": "x-merged-F16",
+        "quench.merge.method": "llama-export-lora",
+        "quench.merge.scale": "0.5",
+    }
     with pytest.raises(DataError, match="Q-SERVE-012"):
         matching_adapter(target, adapter)
 
@@ -92,7 +115,14 @@ def test_another_type_is_quantized_after_it(tools: Toolchain, tmp_path: Path) ->
     base = tiny.tiny_gguf(tmp_path / "model.gguf")
     quantize_gguf(tools, base, tmp_path / "level.gguf", "Q8_0", 1)
     adapter = tiny_lora(tmp_path / "lora.gguf", **of_file(tmp_path / "level.gguf"))
-    made = export_lora(base=tmp_path / "level.gguf", adapter=Adapter(adapter), target=tmp_path / "m.gguf", type="Q5_0", threads=1, tools=tools)
+    made = export_lora(
+        base=tmp_path / "level.gguf",
+        adapter=Adapter(adapter),
+        target=tmp_path / "m.gguf",
+        type="Q5_0",
+        threads=1,
+        tools=tools,
+    )
     assert made["tensor_types"].get("Q5_0", 0) >= len(SHAPES)
     assert provenance(tmp_path / "m.gguf")[ADAPTER] == "c" * 64
 
@@ -102,11 +132,18 @@ def test_types_that_it_can_not_make(tools: Toolchain, tmp_path: Path, type: str)
     base = tiny.tiny_gguf(tmp_path / "model.gguf")
     adapter = Adapter(tiny_lora(tmp_path / "lora.gguf", **of_file(base)))
     with pytest.raises(ConfigError, match=rf"Q-COMMANDS-010: --type is '{type}'"):
-        export_lora(base=base, adapter=adapter, target=tmp_path / "out" / "x.gguf", type=type, threads=1, tools=tools)
+        export_lora(
+            base=base, adapter=adapter, target=tmp_path / "out" / "x.gguf", type=type, threads=1, tools=tools
+        )
 
 
-def test_what_fails_leaves_what_was_there(tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base, other = tiny.tiny_gguf(tmp_path / "model.gguf"), tiny.tiny_gguf(tmp_path / "other.gguf", general__name="other")
+def test_what_fails_leaves_what_was_there(
+    tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, other = (
+        tiny.tiny_gguf(tmp_path / "model.gguf"),
+        tiny.tiny_gguf(tmp_path / "other.gguf", general__name="other"),
+    )
     adapter, target = Adapter(tiny_lora(tmp_path / "lora.gguf", **of_file(base))), tmp_path / "out" / "x.gguf"
     target.parent.mkdir()
     target.write_text("before")
@@ -116,7 +153,9 @@ def test_what_fails_leaves_what_was_there(tools: Toolchain, tmp_path: Path, monk
 
     with pytest.raises(DataError, match="Q-SERVE-012"):
         export(other)
-    monkeypatch.setattr(exporting, "run_tool", lambda command, cwd=None: "merged 3 tensors with lora adapters")
+    monkeypatch.setattr(
+        exporting, "run_tool", lambda command, cwd=None: "merged 3 tensors with lora adapters"
+    )
     with pytest.raises(ToolError, match=r"Q-COMMANDS-011: .* 3 of 4 tensors of lora.gguf"):
         export(base)
     assert [(path.name, path.read_text()) for path in target.parent.iterdir()] == [("x.gguf", "before")]
@@ -135,14 +174,24 @@ def test_the_command(tmp_path: Path) -> None:
     other = tiny_lora(tmp_path / "other.gguf", seed=2, **of_file(base))
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "pipeline.cli", "export-lora", *words, "--root", str(tmp_path)], capture_output=True, text=True,
-                              cwd=PROJECT, timeout=60, check=False)  # fmt: skip
+        return subprocess.run(
+            [sys.executable, "-m", "pipeline.cli", "export-lora", *words, "--root", str(tmp_path)],
+            capture_output=True,
+            text=True,
+            cwd=PROJECT,
+            timeout=60,
+            check=False,
+        )
 
     done, merged = run(), tmp_path / "models/gguf/demo-merged-F16.gguf"
-    assert (done.returncode, done.stdout) == (0, f"export-lora: {merged} 0 MB, 16.08 bits per weight\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"export-lora: {merged} 0 MB, 16.08 bits per weight\n"), (
+        done.stderr
+    )
     first = tensors(merged)["blk.0.attn_q.weight"]
     assert run("--adapter", f"{other}=0.5").returncode == 0
-    assert not np.array_equal(tensors(tmp_path / "models/gguf/other-0.5-merged-F16.gguf")["blk.0.attn_q.weight"], first)
+    assert not np.array_equal(
+        tensors(tmp_path / "models/gguf/other-0.5-merged-F16.gguf")["blk.0.attn_q.weight"], first
+    )
     assert np.array_equal(tensors(merged)["blk.0.attn_q.weight"], first)  # another pair, another file
     assert run("--type", "q8_0").returncode == 0
     assert (tmp_path / "models/gguf/demo-merged-Q8_0.gguf").exists()

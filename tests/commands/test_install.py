@@ -18,14 +18,34 @@ STRATEGY = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     ("config", "environment", "output"),
     [
         ("", {}, STRATEGY),
-        ("global.index-url='https://mirror/simple'", {}, STRATEGY | {"UV_DEFAULT_INDEX": "https://mirror/simple"}),
-        ("global.index-url='https://a'\ninstall.index-url='https://b'", {}, STRATEGY | {"UV_DEFAULT_INDEX": "https://b"}),
-        (":env:.index-url='https://c'\nglobal.index-url='https://a'", {}, STRATEGY | {"UV_DEFAULT_INDEX": "https://c"}),
+        (
+            "global.index-url='https://mirror/simple'",
+            {},
+            STRATEGY | {"UV_DEFAULT_INDEX": "https://mirror/simple"},
+        ),
+        (
+            "global.index-url='https://a'\ninstall.index-url='https://b'",
+            {},
+            STRATEGY | {"UV_DEFAULT_INDEX": "https://b"},
+        ),
+        (
+            ":env:.index-url='https://c'\nglobal.index-url='https://a'",
+            {},
+            STRATEGY | {"UV_DEFAULT_INDEX": "https://c"},
+        ),
         ("global.index-url='https://a'", {"UV_DEFAULT_INDEX": "https://mine"}, STRATEGY),
         ("global.extra-index-url='https://a https://b'", {}, STRATEGY | {"UV_INDEX": "https://a https://b"}),
-        ("global.extra-index-url='\\nhttps://a\\nhttps://b'", {}, STRATEGY | {"UV_INDEX": "https://a https://b"}),
+        (
+            "global.extra-index-url='\\nhttps://a\\nhttps://b'",
+            {},
+            STRATEGY | {"UV_INDEX": "https://a https://b"},
+        ),
         ("global.find-links='/a /b'", {}, STRATEGY | {"UV_FIND_LINKS": "/a,/b"}),
-        ("global.cert='/ca.pem'\n:env:.proxy='http://p:1'", {}, STRATEGY | {"SSL_CERT_FILE": "/ca.pem", "ALL_PROXY": "http://p:1"}),
+        (
+            "global.cert='/ca.pem'\n:env:.proxy='http://p:1'",
+            {},
+            STRATEGY | {"SSL_CERT_FILE": "/ca.pem", "ALL_PROXY": "http://p:1"},
+        ),
         ("global.quiet='1'\nfreeze.timeout='10'", {}, STRATEGY),
     ],
 )
@@ -34,14 +54,19 @@ def test_uv_is_told_what_pip_knows(config: str, environment: dict[str, str], out
 
 
 def test_lines_of_one_package() -> None:
-    lock = "uvloop==1 \\\n    --hash=sha256:00\nuv==0.13.8 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\nvine==5 \\\n    --hash=sha256:cc\n"
+    lock = (
+        "uvloop==1 \\\n    --hash=sha256:00\nuv==0.13.8 \\\n    --hash=sha256:aa \\\n    "
+        "--hash=sha256:bb\nvine==5 \\\n    --hash=sha256:cc\n"
+    )
     assert lines_of("uv", lock) == "uv==0.13.8 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n"
     assert lines_of("pip", lock) == ""
 
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A Python whose pip and uv warn, and fail if a word of theirs is in $FAIL; the file of what they were asked to do."""
+    """A Python whose pip and uv warn, and fail if a word of theirs is in $FAIL; the file of what they were
+    asked to do.
+    """
     python = tmp_path / "python"
     python.write_text(f"""#!/bin/sh
 echo "$PIP_RETRIES $*" >> {tmp_path}/calls
@@ -63,26 +88,44 @@ CPU, PLAIN = f"torch=={install.TORCH}+cpu", f"torch=={install.TORCH}"
 
 @pytest.mark.parametrize(
     ("fail", "asked", "code"),
-    [("", [CPU], 0), (CPU, [CPU, install.CPU_INDEX, PLAIN], 0), (f"{CPU} {PLAIN}", [CPU, install.CPU_INDEX, PLAIN], 4)],
+    [
+        ("", [CPU], 0),
+        (CPU, [CPU, install.CPU_INDEX, PLAIN], 0),
+        (f"{CPU} {PLAIN}", [CPU, install.CPU_INDEX, PLAIN], 4),
+    ],
     ids=["a CPU build", "only the plain one", "none"],
 )
 def test_torch_is_the_cpu_build_or_else_the_plain_one(
-    calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], fail: str, asked: list[str], code: int
+    calls: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    fail: str,
+    asked: list[str],
+    code: int,
 ) -> None:
     monkeypatch.setenv("FAIL", fail)
     assert install.main(["--torch", "cpu"]) == code
     ran = calls.read_text().splitlines()
     assert [call.split()[-1] for call in ran] == asked
-    assert all(int(call.split()[0]) <= 2 for call in ran)  # pip's own five retries take minutes without a network
+    assert all(
+        int(call.split()[0]) <= 2 for call in ran
+    )  # pip's own five retries take minutes without a network
     printed, sentence = capfd.readouterr()
-    assert printed.count("TORCH=") == printed.count(f"{install.CUDA_SIZE} more") == printed.count("\n") == len(asked) // 2
+    assert (
+        printed.count("TORCH=")
+        == printed.count(f"{install.CUDA_SIZE} more")
+        == printed.count("\n")
+        == len(asked) // 2
+    )
     assert sentence.count("TORCH=") > 0 if code else sentence == ""
     assert sentence.count("\n") == sentence.count(str(calls.with_name("setup.log"))) == bool(code)
     assert "WARNING" not in printed + sentence
     assert "WARNING" in calls.with_name("setup.log").read_text()
 
 
-def test_torch_that_the_user_named_is_not_replaced(calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_torch_that_the_user_named_is_not_replaced(
+    calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert install.main(["--torch", "torch==9 --index-url https://mine/whl"]) == 0
     assert calls.read_text().endswith("-m pip install torch==9 --index-url https://mine/whl\n")
     monkeypatch.setenv("FAIL", "torch==9")
@@ -94,7 +137,13 @@ def test_torch_that_the_user_named_is_not_replaced(calls: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(("fail", "lines", "code"), [("", 0, 0), ("uv", 1, 0), ("uv install", 2, 4)])
 def test_what_uv_and_pip_say_of_a_lock_is_in_the_log(
-    calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path, fail: str, lines: int, code: int
+    calls: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    fail: str,
+    lines: int,
+    code: int,
 ) -> None:
     lock = tmp_path / "some.lock"
     lock.write_text("uv==0.2 \\\n    --hash=sha256:aa\n")
@@ -109,7 +158,9 @@ def test_what_uv_and_pip_say_of_a_lock_is_in_the_log(
 @pytest.mark.parametrize("name", ["requirements.lock", "requirements-demo.lock"])
 def test_locks_are_pinned_by_hash_and_name_no_index(name: str) -> None:
     text = (PROJECT / name).read_text(encoding="utf-8")
-    requirements = [line for line in re.sub(r"\\\n\s*", "", text).splitlines() if line and not line.startswith("#")]
+    requirements = [
+        line for line in re.sub(r"\\\n\s*", "", text).splitlines() if line and not line.startswith("#")
+    ]
     assert requirements
     assert all(re.match(r"[A-Za-z0-9._-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", line) for line in requirements)
     assert "://" not in text and "index-url" not in text
@@ -123,7 +174,9 @@ def test_torch_stands_apart_from_the_lock() -> None:
 
 
 def test_what_set_up_installs_is_compiled() -> None:
-    """Where Python may not write bytecode (`PYTHONDONTWRITEBYTECODE`, as in containers), nobody else would, and every start would compile again."""
+    """Where Python may not write bytecode (`PYTHONDONTWRITEBYTECODE`, as in containers), nobody else would,
+    and every start would compile again.
+    """
     for package in ("requests", "snakemake", "dvc", "transformers"):
         (folder,) = importlib.util.find_spec(package).submodule_search_locations  # type: ignore[union-attr]
         assert list(Path(folder).glob(f"__pycache__/__init__.{sys.implementation.cache_tag}.pyc")), package

@@ -17,21 +17,34 @@ def write(root: Path, report: Any) -> Path:
     return root
 
 
-def test_every_check_is_a_line_and_the_verdict_is_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_check_is_a_line_and_the_verdict_is_the_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(write(tmp_path, parity_report()), as_json=False) == 0
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if "demo-F16 → Q4_K_M" in line]
     assert line.split()[-5:] == ["0.0104", "0.7", "nats", "✓", "pass"]
-    assert lines[-1].startswith("No parity check failed, but not all were measured (depth standard). 16 of 18 parity checks hold; 2 were")
+    assert lines[-1].startswith(
+        "No parity check failed, but not all were measured (depth standard). 16 of 18 parity checks hold; 2 "
+        "were"
+    )
     assert any(line.endswith("was not measured: parity.depth is standard.") for line in lines)
     assert sum("✓ pass" in line for line in lines) == 16
 
 
-def test_a_failed_check_is_exit_5_with_its_difference_and_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_check_is_exit_5_with_its_difference_and_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(write(tmp_path, failed_report()), as_json=False) == 5
     output = capsys.readouterr().out
-    assert "Merged → F16, weights failed: 1 against limit 0; blk.3.attn_q.weight differs from row 17 on." in output
-    assert "  Likely cause: The tensor's rows are the merged model's in another order: run `snakemake --force convert`." in output
+    assert (
+        "Merged → F16, weights failed: 1 against limit 0; blk.3.attn_q.weight differs from row 17 on."
+        in output
+    )
+    assert (
+        "  Likely cause: The tensor's rows are the merged model's in another order: run `snakemake "
+        "--force convert`."
+    ) in output
     assert "The first that failed is “Merged → F16, weights”" in output
 
 
@@ -44,11 +57,22 @@ def test_as_json_it_is_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out) == failed_report()
 
 
-NO_REPORTS = ("{", '{"checks": []}', "[]", "[" * 100_000, '{"checks": {"a": 1}, "verdict": "pass"}', '{"checks": {"a": {}}, "verdict": "pass"}')
+NO_REPORTS = (
+    "{",
+    '{"checks": []}',
+    "[]",
+    "[" * 100_000,
+    '{"checks": {"a": 1}, "verdict": "pass"}',
+    '{"checks": {"a": {}}, "verdict": "pass"}',
+)
 
 
-@pytest.mark.parametrize(("content", "id"), [(None, "Q-CORE-001"), *((text, "Q-CORE-006") for text in NO_REPORTS)])
-def test_a_report_that_is_not_there_or_not_whole_is_one_sentence(tmp_path: Path, content: str | None, id: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "id"), [(None, "Q-CORE-001"), *((text, "Q-CORE-006") for text in NO_REPORTS)]
+)
+def test_a_report_that_is_not_there_or_not_whole_is_one_sentence(
+    tmp_path: Path, content: str | None, id: str
+) -> None:
     if content is not None:
         (write(tmp_path, {}) / "reports" / "parity.json").write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=id) as error:
@@ -57,7 +81,14 @@ def test_a_report_that_is_not_there_or_not_whole_is_one_sentence(tmp_path: Path,
 
 
 def test_what_an_older_report_lacks_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    show({"verdict": "fail", "checks": {"merge_logits": {"title": "Merge [red]", "figure": 2, "limit": None, "verdict": "fail"}}})
+    show(
+        {
+            "verdict": "fail",
+            "checks": {
+                "merge_logits": {"title": "Merge [red]", "figure": 2, "limit": None, "verdict": "fail"}
+            },
+        }
+    )
     output = capsys.readouterr().out
     assert output.count("Merge [red]") == 3  # no markup of the terminal's
     assert "Other" in output

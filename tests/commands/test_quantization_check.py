@@ -1,4 +1,6 @@
-"""quantization check: a right NF4 model passes every check, and each check fails on the damage it is there for."""
+"""quantization check: a right NF4 model passes every check, and each check fails on the damage it is there
+for.
+"""
 
 import json
 import os
@@ -53,12 +55,16 @@ def adapted(base: Path, train: Training = NF4) -> Any:
     return random_adapter(load_quantized(base, train), lora_config(train), "default", 0)
 
 
-# --- finite --------------------------------------------------------------------------------------------------------
+# --- finite -------------------------------------------------------------------------------------------------
 
 
 def test_a_sound_model_is_counted(base: Path) -> None:
     model = adapted(base)
-    assert finite_record(model) == {"nf4_linears_finite": 14, "quantized_tensors_finite": 0, "adapter_matrices_finite": 28}
+    assert finite_record(model) == {
+        "nf4_linears_finite": 14,
+        "quantized_tensors_finite": 0,
+        "adapter_matrices_finite": 28,
+    }
     assert next(iter(nf4_linears(model))) == "model.layers.0.self_attn.q_proj"
     with outputs_watched(model) as seen, torch.no_grad():
         model(torch.tensor([ROWS[0]]), use_cache=False)
@@ -77,18 +83,26 @@ def test_a_matrix_that_is_not_finite_is_named(base: Path, matrix: str) -> None:
     model = adapted(base)
     layer = model.get_base_model().model.layers[1].self_attn.v_proj
     getattr(layer, matrix)["default"].weight.data[0, 0] = float("inf")
-    with pytest.raises(GateError, match=rf"layers\.1\.self_attn\.v_proj\.{matrix}\.default\.weight is not finite"):
+    with pytest.raises(
+        GateError, match=rf"layers\.1\.self_attn\.v_proj\.{matrix}\.default\.weight is not finite"
+    ):
         adapter_is_finite(model)
 
 
 def test_an_output_that_is_not_finite_is_named(base: Path) -> None:
     model = adapted(base)
-    model.get_base_model().model.layers[1].self_attn.k_proj.lora_B["default"].weight.data[:] = 3e38  # finite itself
-    with pytest.raises(GateError, match=r"layers\.1\.self_attn\.k_proj gives numbers that are not finite"), outputs_watched(model), torch.no_grad():
+    model.get_base_model().model.layers[1].self_attn.k_proj.lora_B["default"].weight.data[:] = (
+        3e38  # finite itself
+    )
+    with (
+        pytest.raises(GateError, match=r"layers\.1\.self_attn\.k_proj gives numbers that are not finite"),
+        outputs_watched(model),
+        torch.no_grad(),
+    ):
         model(torch.tensor([ROWS[0]]), use_cache=False)
 
 
-# --- outputs -------------------------------------------------------------------------------------------------------
+# --- outputs ------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=draws(25))
@@ -96,7 +110,9 @@ def test_an_output_that_is_not_finite_is_named(base: Path) -> None:
 def test_figures_of_logits(seed: int, size: float) -> None:
     random = np.random.default_rng(seed)
     before = [random.normal(size=(rows, 11)).astype(np.float32) for rows in (3, 4)]
-    after = [values + np.float32(size) for values in before]  # the same for all tokens: softmax doesn't see it
+    after = [
+        values + np.float32(size) for values in before
+    ]  # the same for all tokens: softmax doesn't see it
     figures = compare_logits(before, after)
     assert figures["mean_abs"] == pytest.approx(size, abs=1e-5)
     assert figures["max_abs"] == pytest.approx(size, abs=1e-5)
@@ -132,7 +148,9 @@ def test_a_larger_model_must_be_closer() -> None:
 def test_an_error_is_relative_to_what_softmax_sees() -> None:
     before = [np.array([[1.0, 2.0, 4.0], [3.0, 0.0, 0.0]], dtype=np.float32)]
     mean = before[0].mean(axis=1, keepdims=True)
-    after = [mean + np.array([[1.1], [1.3]], dtype=np.float32) * (before[0] - mean) + 5]  # a shift changes nothing
+    after = [
+        mean + np.array([[1.1], [1.3]], dtype=np.float32) * (before[0] - mean) + 5
+    ]  # a shift changes nothing
     figures = compare_logits(before, after)
     assert figures["mean_relative"] == pytest.approx(0.2, abs=1e-5)
     assert figures["max_relative"] == pytest.approx(0.3, abs=1e-5)
@@ -145,7 +163,9 @@ def test_weights_are_compared_with_the_file(base: Path, tmp_path: Path) -> None:
     assert lines["nf4_weights"].figure == pytest.approx(0.009, abs=0.004)  # NF4's own error on normal weights
     nf4_linears(model)["model.layers.1.mlp.up_proj"].weight.data[:200] = 0
     broken = weight_lines(model, base)
-    assert {(line.verdict, "worst model.layers.1.mlp.up_proj" in line.sentence) for line in broken.values()} == {("fail", True)}
+    assert {
+        (line.verdict, "worst model.layers.1.mlp.up_proj" in line.sentence) for line in broken.values()
+    } == {("fail", True)}
     assert {line.verdict for line in weight_lines(model, tmp_path).values()} == {"not measured"}
     dense = load_quantized(base, NF4.model_copy(update={"quantization": "none"}))
     assert {line.verdict for line in weight_lines(dense, base).values()} == {"not measured"}
@@ -168,11 +188,13 @@ def blocks_swapped(linear: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "refuses"),
     [
-        (lambda linear: scaled(linear, 1.1), "nf4_scale"), (lambda linear: scaled(linear, 0.95), "nf4_scale"),
-        (lambda linear: offset_off(linear, 1.1), "nf4_scale"), (lambda linear: offset_off(linear, 0.0), "nf4_scale"),
+        (lambda linear: scaled(linear, 1.1), "nf4_scale"),
+        (lambda linear: scaled(linear, 0.95), "nf4_scale"),
+        (lambda linear: offset_off(linear, 1.1), "nf4_scale"),
+        (lambda linear: offset_off(linear, 0.0), "nf4_scale"),
         (blocks_swapped, "nf4_blocks"),
     ],
-)  # fmt: skip
+)
 def test_what_is_damaged_in_one_linear_is_refused(base: Path, damage: Any, refuses: str) -> None:
     model = load_quantized(base, NF4)
     damage(nf4_linears(model)["model.layers.1.mlp.down_proj"])
@@ -180,13 +202,15 @@ def test_what_is_damaged_in_one_linear_is_refused(base: Path, damage: Any, refus
     assert (line.verdict, "worst model.layers.1.mlp.down_proj" in line.sentence) == ("fail", True)
 
 
-# --- memory --------------------------------------------------------------------------------------------------------
+# --- memory -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("in_4bit", [True, False])
 @pytest.mark.parametrize("double_quant", [True, False])
 def test_measured_bytes_are_the_planners(base: Path, in_4bit: bool, double_quant: bool) -> None:
-    train = NF4.model_copy(update={"quantization": "nf4" if in_4bit else "none", "bnb_4bit_use_double_quant": double_quant})
+    train = NF4.model_copy(
+        update={"quantization": "nf4" if in_4bit else "none", "bnb_4bit_use_double_quant": double_quant}
+    )
     measured = measure_training(adapted(base, train), ROWS, 1e-3)
     assert measured == planned_training(load_shape(base / "config.json"), train)
     assert memory_line(measured, load_shape(base / "config.json"), train).verdict == "pass"
@@ -196,7 +220,9 @@ def test_measured_bytes_are_the_planners(base: Path, in_4bit: bool, double_quant
 
 def test_seven_billion_by_formula() -> None:
     parts = dict.fromkeys(PARTS, 1)
-    table = memory_table({"NF4 QLoRA": parts}, load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").training)
+    table = memory_table(
+        {"NF4 QLoRA": parts}, load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").training
+    )
     assert table["NF4 QLoRA"] == parts | {"total": 4}
     assert table["Qwen2.5-7B, unquantized LoRA"]["weights"] == pytest.approx(2 * 7_615_616_512, rel=1e-4)
     assert table["Qwen2.5-7B, NF4 QLoRA"]["weights"] == pytest.approx(5.55e9, rel=0.01)
@@ -210,7 +236,11 @@ def test_what_is_measured_here_says_what_7b_keeps(base: Path) -> None:
     found = memory_check(measured, shape, NF4)
     assert found["ratio"] == 1.0 and found["share_at_7b"] < found["share"] < 1
     assert "1.000 times what the planner's formulas give; so at Qwen2.5-7B it keeps 5." in found["sentence"]
-    half = memory_check(measured | {"NF4 QLoRA": {part: size // 2 for part, size in measured["NF4 QLoRA"].items()}}, shape, NF4)
+    half = memory_check(
+        measured | {"NF4 QLoRA": {part: size // 2 for part, size in measured["NF4 QLoRA"].items()}},
+        shape,
+        NF4,
+    )
     assert half["ratio"] == pytest.approx(0.5, abs=0.01)
     assert memory_check(measured, None, NF4)["ratio"] is None
 
@@ -220,7 +250,7 @@ def test_a_tensor_that_is_there_twice_counts_once() -> None:
     assert tensor_bytes([table, table, torch.zeros(3)]) == 80 + 12
 
 
-# --- switching adapters --------------------------------------------------------------------------------------------
+# --- switching adapters -------------------------------------------------------------------------------------
 
 
 def test_adapters_can_be_switched(base: Path) -> None:
@@ -231,7 +261,9 @@ def test_adapters_can_be_switched(base: Path) -> None:
 
 def saved(base: Path, folder: Path, seed: int, **changed: Any) -> Path:
     settings = NF4.model_copy(update=changed)
-    random_adapter(load_quantized(base, settings), lora_config(settings), "default", seed).save_pretrained(folder)
+    random_adapter(load_quantized(base, settings), lora_config(settings), "default", seed).save_pretrained(
+        folder
+    )
     return folder
 
 
@@ -245,7 +277,10 @@ def test_saved_adapters_are_switched_where_two_are_there(base: Path, tmp_path: P
         else:
             checkpoint.mkdir()  # torn
     found = saved_adapters(tmp_path)
-    assert found == (adapter, tmp_path / "models/checkpoints/checkpoint-10")  # the newest complete one that differs
+    assert found == (
+        adapter,
+        tmp_path / "models/checkpoints/checkpoint-10",
+    )  # the newest complete one that differs
     line = swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS, found)
     assert (line.verdict, line.figure) == ("pass", 0.0)
     assert line.sentence == "4 compared; models/adapter and checkpoints/checkpoint-10"
@@ -261,7 +296,9 @@ def test_saved_adapters_are_switched_where_two_are_there(base: Path, tmp_path: P
 def test_an_adapter_of_another_base_is_one_sentence(base: Path, tmp_path: Path) -> None:
     adapter = saved(base, tmp_path / "adapter", 1)
     settings = json.loads((adapter / "adapter_config.json").read_text())
-    (adapter / "adapter_config.json").write_text(json.dumps(settings | {"r": 3}))  # the saved matrices have another shape
+    (adapter / "adapter_config.json").write_text(
+        json.dumps(settings | {"r": 3})
+    )  # the saved matrices have another shape
     with pytest.raises(DataError, match=r"Q-COMMANDS-029: .*adapter "):
         swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
 
@@ -275,7 +312,7 @@ def test_a_switch_that_does_nothing_is_seen(base: Path, monkeypatch: pytest.Monk
     assert "switch 2" in line.sentence
 
 
-# --- the command ---------------------------------------------------------------------------------------------------
+# --- the command --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -314,12 +351,21 @@ def test_the_command_measures_everything_on_a_sound_base(root: Path) -> None:
         "pass",
     )
     assert "a fresh random adapter" in report["lines"]["output_divergence"]["detail"]
-    assert list(report["memory"]) == ["NF4 QLoRA", "Qwen2.5-7B, NF4 QLoRA", "Qwen2.5-7B, unquantized LoRA", "unquantized LoRA"]
+    assert list(report["memory"]) == [
+        "NF4 QLoRA",
+        "Qwen2.5-7B, NF4 QLoRA",
+        "Qwen2.5-7B, unquantized LoRA",
+        "unquantized LoRA",
+    ]
     assert report["memory_check"]["sentence"] in result.output
-    assert report["base_weights_sha256"] == json_hash({"model.safetensors": file_hash(root / "models/base/model.safetensors")})
+    assert report["base_weights_sha256"] == json_hash(
+        {"model.safetensors": file_hash(root / "models/base/model.safetensors")}
+    )
 
 
-def test_a_failed_check_ends_with_5_and_leaves_its_report(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_check_ends_with_5_and_leaves_its_report(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipeline.commands.quantization_check.outputs.MAX_ERROR", -1.0)
     result = quench(root, "--json")
     assert result.exit_code == 5
@@ -328,7 +374,10 @@ def test_a_failed_check_ends_with_5_and_leaves_its_report(root: Path, monkeypatc
     assert json.loads(result.stdout)["verdict"] == "fail"
 
 
-@pytest.mark.parametrize(("name", "words"), [("model.safetensors", "model.safetensors cut short"), ("tokenizer.json", "tokenizer.json missing")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("model.safetensors", "model.safetensors cut short"), ("tokenizer.json", "tokenizer.json missing")],
+)
 def test_a_damaged_base_is_one_sentence(root: Path, tiny_qwen2: Path, name: str, words: str) -> None:
     base = root / "models/base"
     base.unlink()

@@ -1,4 +1,6 @@
-"""Recipes: each changes a few defaults; `use` writes the full, commented file and never overwrites edits unasked."""
+"""Recipes: each changes a few defaults; `use` writes the full, commented file and never overwrites edits
+unasked.
+"""
 
 import json
 import re
@@ -21,7 +23,9 @@ KEYS = {".".join(place): field for place, field in keys_of(Params) if not group_
 
 
 def keys_with_comments(text: str) -> dict[str, str]:
-    """{section.key: the comment above it, on one line} of a params file, in its order; a key without one fails."""
+    """{section.key: the comment above it, on one line} of a params file, in its order; a key without one
+    fails.
+    """
     found, section, group, above = {}, "", "", []
     for line in text.splitlines():
         if line.lstrip().startswith("# "):
@@ -59,7 +63,9 @@ def test_a_recipe_is_short_says_what_for_and_changes_every_key_that_it_names(pat
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
-def test_the_written_file_holds_every_key_with_its_comment_in_at_most_100_columns_and_reads_back_the_same(tmp_path, path):
+def test_the_written_file_holds_every_key_with_its_comment_in_at_most_100_columns_and_reads_back_the_same(
+    tmp_path, path
+):
     text = recipe_text(path.stem)
     (tmp_path / "params.yaml").write_text(text, encoding="utf-8")
     read = read_params(tmp_path / "params.yaml")
@@ -68,19 +74,36 @@ def test_the_written_file_holds_every_key_with_its_comment_in_at_most_100_column
     assert max(map(len, text.splitlines())) <= 100
     comments = keys_with_comments(text)
     assert [name for name in comments if name in KEYS] == list(KEYS)
-    assert {name: comments[name] for name in KEYS} == {name: field.description for name, field in KEYS.items()}
+    assert {name: comments[name] for name in KEYS} == {
+        name: field.description for name, field in KEYS.items()
+    }
     assert recipe_of(tmp_path / "params.yaml") == path.stem
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("on", '"on"'), ("1e5", '"1e5"'), ("0o17", '"0o17"'), ("2020-01-01", '"2020-01-01"'), ("null", '"null"'), ("", '""'), ("a: b", '"a: b"'),
-        ("Q4_K_M", "Q4_K_M"), ("7ae557604adf67be50417f59c2c2f167def9a775", "7ae557604adf67be50417f59c2c2f167def9a775"), ("a/b", "a/b"),
-        (2e-4, "2.0e-4"), (1.25e-5, "1.25e-5"), (0.05, "0.05"), (3.0, "3.0"), (-1, "-1"), (None, "null"), (True, "true"),
-        (["a", "no"], '[a, "no"]'), ({"*.csv": 0.2, "b": {}}, '{"*.csv": 0.2, b: {}}'),
+        ("on", '"on"'),
+        ("1e5", '"1e5"'),
+        ("0o17", '"0o17"'),
+        ("2020-01-01", '"2020-01-01"'),
+        ("null", '"null"'),
+        ("", '""'),
+        ("a: b", '"a: b"'),
+        ("Q4_K_M", "Q4_K_M"),
+        ("7ae557604adf67be50417f59c2c2f167def9a775", "7ae557604adf67be50417f59c2c2f167def9a775"),
+        ("a/b", "a/b"),
+        (2e-4, "2.0e-4"),
+        (1.25e-5, "1.25e-5"),
+        (0.05, "0.05"),
+        (3.0, "3.0"),
+        (-1, "-1"),
+        (None, "null"),
+        (True, "true"),
+        (["a", "no"], '[a, "no"]'),
+        ({"*.csv": 0.2, "b": {}}, '{"*.csv": 0.2, b: {}}'),
     ],
-)  # fmt: skip
+)
 def test_a_value_is_written_as_every_reader_of_yaml_takes_it(tmp_path, value, text):
     assert as_yaml(value) == text
     (tmp_path / "x.yaml").write_text(f"a: {text}\n", encoding="utf-8")
@@ -91,17 +114,49 @@ def test_the_8_gb_recipe_is_the_production_run_value_by_value():
     params = load_params(RECIPES / "qwen2.5-7b-8gb.yaml")
     train, serve = params.train, params.serve
     assert (params.base.source, params.base.model) == ("hub", "Qwen/Qwen2.5-7B-Instruct")
-    assert (params.base.quantization, train.bnb_4bit_use_double_quant, train.bnb_4bit_compute_dtype) == ("nf4", True, "bfloat16")
+    assert (params.base.quantization, train.bnb_4bit_use_double_quant, train.bnb_4bit_compute_dtype) == (
+        "nf4",
+        True,
+        "bfloat16",
+    )
     assert (train.r, train.lora_alpha, train.lora_dropout) == (16, 32, 0.05)
-    assert train.target_modules == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    assert (train.num_train_epochs, train.max_steps, train.per_device_train_batch_size, train.gradient_accumulation_steps) == (3.0, -1, 1, 8)
-    assert (train.learning_rate, train.warmup_ratio, train.lr_scheduler_type, train.weight_decay) == (2e-4, 0.1, "cosine", 0.01)
+    assert train.target_modules == [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ]
+    assert (
+        train.num_train_epochs,
+        train.max_steps,
+        train.per_device_train_batch_size,
+        train.gradient_accumulation_steps,
+    ) == (3.0, -1, 1, 8)
+    assert (train.learning_rate, train.warmup_ratio, train.lr_scheduler_type, train.weight_decay) == (
+        2e-4,
+        0.1,
+        "cosine",
+        0.01,
+    )
     assert (train.optim, train.gradient_checkpointing, train.loss) == ("paged_adamw_8bit", True, "liger")
     assert (train.save_steps, train.save_total_limit, params.preprocess.max_length) == (100, 3, 1024)
     assert params.quantize.levels == ["Q4_K_M", "Q5_K_M"]
-    assert (serve.port, serve.ctx_size, serve.n_gpu_layers, serve.threads, serve.flash_attn) == (8081, 4096, 99, 6, "on")
+    assert (serve.port, serve.ctx_size, serve.n_gpu_layers, serve.threads, serve.flash_attn) == (
+        8081,
+        4096,
+        99,
+        6,
+        "on",
+    )
     large = load_params(RECIPES / "qwen2.5-7b-a100.yaml")
-    assert (large.train.per_device_train_batch_size, large.train.gradient_accumulation_steps, large.preprocess.max_length) == (4, 4, 4096)
+    assert (
+        large.train.per_device_train_batch_size,
+        large.train.gradient_accumulation_steps,
+        large.preprocess.max_length,
+    ) == (4, 4, 4096)
 
 
 def test_use_installs_into_an_empty_folder_and_over_another_recipe(tmp_path, capsys):
@@ -128,9 +183,13 @@ def test_use_keeps_edits_unless_forced(tmp_path, edit):
     assert target.read_bytes() == recipe_text("qwen2.5-0.5b").encode()
 
 
-@pytest.mark.parametrize(("asked", "meant"), [("qwen2.5-7b-8GB", "qwen2.5-7b-8gb"), ("dmo", "demo"), ("qwen-0.5b", "qwen2.5-0.5b")])
+@pytest.mark.parametrize(
+    ("asked", "meant"), [("qwen2.5-7b-8GB", "qwen2.5-7b-8gb"), ("dmo", "demo"), ("qwen-0.5b", "qwen2.5-0.5b")]
+)
 def test_an_unknown_recipe_lists_the_known_with_the_nearest(tmp_path, asked, meant):
-    with pytest.raises(ConfigError, match=rf"Q-COMMANDS-002: .*{re.escape(asked)}'.* {meant}\?.*{', '.join(recipe_names())}"):
+    with pytest.raises(
+        ConfigError, match=rf"Q-COMMANDS-002: .*{re.escape(asked)}'.* {meant}\?.*{', '.join(recipe_names())}"
+    ):
         use(asked, tmp_path)
     assert not (tmp_path / "params.yaml").exists()
 
@@ -148,11 +207,20 @@ def test_a_params_file_that_is_a_folder_is_one_sentence(tmp_path):
 
 
 def test_the_diff_of_texts_without_a_last_newline_stays_readable():
-    assert unified_diff(b"a\nb", b"a\nc\n", "old", "new").splitlines()[-3:] == ["-b", "\\ No newline at end of file", "+c"]
+    assert unified_diff(b"a\nb", b"a\nc\n", "old", "new").splitlines()[-3:] == [
+        "-b",
+        "\\ No newline at end of file",
+        "+c",
+    ]
 
 
 def params_command(*words):
-    return subprocess.run([sys.executable, "-m", "pipeline.cli", "params", *map(str, words)], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline.cli", "params", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_params_shows_what_is_in_effect_and_where_each_comes_from(tmp_path):
@@ -163,7 +231,13 @@ def test_params_shows_what_is_in_effect_and_where_each_comes_from(tmp_path):
     shown = json.loads(params_command("--root", tmp_path, "--json").stdout)
     assert list(shown) == list(KEYS)
     assert {name: one["value"] for name, one in shown.items()}["report.gate.max_forgetting"] == 10.0
-    wanted = {"train.r": "params.yaml", "train.lora_alpha": "default", "train.save_steps": "recipe", "train.seed": "default", "base.file": "recipe"}
+    wanted = {
+        "train.r": "params.yaml",
+        "train.lora_alpha": "default",
+        "train.save_steps": "recipe",
+        "train.seed": "default",
+        "base.file": "recipe",
+    }
     assert {name: shown[name]["from"] for name in wanted} == wanted
     assert shown["train.lora_alpha"] == {"value": 32, "from": "default", "line": None}
     assert text.splitlines()[shown["train.r"]["line"] - 1] == "  r: 8"

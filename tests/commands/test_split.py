@@ -22,7 +22,9 @@ def source(tools: Toolchain) -> Path:
     return cut_models(tools) / "tiny-F16.gguf"
 
 
-def test_the_parts_are_found_by_llama_cpp(tools: Toolchain, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_parts_are_found_by_llama_cpp(
+    tools: Toolchain, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "models/gguf").mkdir(parents=True)
     shutil.copyfile(source, tmp_path / "models/gguf/tiny-F16.gguf")
     params = Params.model_validate(tiny.tiny_params(Path("base")))
@@ -45,7 +47,9 @@ def test_a_folder_with_something_else_is_left_alone(tools: Toolchain, source: Pa
         split(source=source, folder=tmp_path, max_size="2M", tools=tools)
 
 
-def test_a_part_that_can_not_be_as_small_as_asked_is_said_before(tools: Toolchain, source: Path, tmp_path: Path) -> None:
+def test_a_part_that_can_not_be_as_small_as_asked_is_said_before(
+    tools: Toolchain, source: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"Q-COMMANDS-012: token_embd\.weight .* --max-size \d+M"):
         split(source=source, folder=tmp_path / "x", max_size="1M", tools=tools)
     (tmp_path / "file").touch()
@@ -71,7 +75,9 @@ def zero_a_byte(parts: list[Path]) -> None:
         (lambda parts: tiny.tiny_gguf(parts[0], general__name="other"), r"general\.name in part-1\.gguf "),
     ],
 )
-def test_a_part_that_is_not_of_the_whole_is_named(fault: Callable[[list[Path]], Any], output: str, tmp_path: Path) -> None:
+def test_a_part_that_is_not_of_the_whole_is_named(
+    fault: Callable[[list[Path]], Any], output: str, tmp_path: Path
+) -> None:
     whole = tiny.tiny_gguf(tmp_path / "whole.gguf", tensors={"extra.weight": np.ones((4, 32), np.float16)})
     parts = [tiny.tiny_gguf(tmp_path / "part-1.gguf"), tmp_path / "part-2.gguf"]
     extra_only(parts[1])

@@ -13,7 +13,9 @@ LEFT_OUT = {"F32", "F16", "BF16", "COPY", "Q3_K", "Q4_K", "Q5_K", "Q2_0"}
 
 
 def test_the_levels_are_those_of_llama_quantize(tools: Toolchain) -> None:
-    shown = subprocess.run([tools.tool("llama-quantize"), "--help"], capture_output=True, text=True, check=False).stdout
+    shown = subprocess.run(
+        [tools.tool("llama-quantize"), "--help"], capture_output=True, text=True, check=False
+    ).stdout
     names = set(re.findall(r"^ +(?:\d+ +or +)?([A-Z0-9_]+) +: ", shown, re.MULTILINE))
     assert names == LEVELS | LEFT_OUT
     assert not LEVELS & LEFT_OUT
@@ -38,7 +40,13 @@ def test_types_are_those_of_the_gguf_package() -> None:
         ("q4_k_m-imatrix", "Q4_K_M", True, None),
         ("Q4_K_M-IMATRIX", "Q4_K_M", True, None),
         ("iq2_m-imatrix", "IQ2_M", True, None),
-        ("IQ2_M", "IQ2_M", False, "level IQ2_M can't be made without an importance matrix: write IQ2_M-imatrix and set imatrix.tokens"),
+        (
+            "IQ2_M",
+            "IQ2_M",
+            False,
+            "level IQ2_M can't be made without an importance matrix: write IQ2_M-imatrix and set "
+            "imatrix.tokens",
+        ),
         ("Q9_Z", "Q9_Z", False, "unknown level Q9_Z: llama.cpp has "),
         ("F16", "F16", False, "unknown level F16"),
     ],

@@ -43,7 +43,9 @@ def load(tmp_path):
 
     def write_and_load(value):
         path = tmp_path / "params.yaml"
-        path.write_text(value if isinstance(value, str) else yaml.safe_dump(value, allow_unicode=True), encoding="utf-8")
+        path.write_text(
+            value if isinstance(value, str) else yaml.safe_dump(value, allow_unicode=True), encoding="utf-8"
+        )
         return load_params(path)
 
     return write_and_load
@@ -55,7 +57,11 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
     lines = str(raised.value).splitlines()
     assert raised.value.exit_code == 2
     assert "3 errors" in lines[0]
-    assert sorted(line.split(":")[0].strip() for line in lines[1:]) == ["curate.seed", "serve.port", "train.learning_rte"]
+    assert sorted(line.split(":")[0].strip() for line in lines[1:]) == [
+        "curate.seed",
+        "serve.port",
+        "train.learning_rte",
+    ]
     assert all(value in str(raised.value) for value in ("unknown key", "'42'", "80"))
 
 
@@ -64,32 +70,84 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
     [
         ({"train": {"learning_rte": 1.0}}, "train.learning_rte", "did you mean train.learning_rate"),
         ({"train": {"max_length": 512}}, "train.max_length", "did you mean preprocess.max_length"),
-        ({"evaluate": {"judge": {"url": "http://x"}}}, "evaluate.judge.model", "missing: add it, as the comment of evaluate.judge shows"),
+        (
+            {"evaluate": {"judge": {"url": "http://x"}}},
+            "evaluate.judge.model",
+            "missing: add it, as the comment of evaluate.judge shows",
+        ),
         ({"train": {"max_steps": 0}}, "train.max_steps", "0 steps train nothing"),
         ({"train": {"r": True}}, "train.r", "is True"),
         ({"train": {"target_modules": []}}, "train.target_modules", "at least 1"),
         ({"train": {"lora_dropout": float("nan")}}, "train.lora_dropout", "nan"),
-        ({"convert": {"base": False}}, "params", "convert.base is false, .*but base-F16 is named.*set it to true"),
+        (
+            {"convert": {"base": False}},
+            "params",
+            "convert.base is false, .*but base-F16 is named.*set it to true",
+        ),
         ({"base": {"trust_remote_code": True}}, "base", "trust_remote_code is never on"),
         ({"base": {"trust_remote_code": False}}, "base", "remove the key"),
-        ({"base": {"source": "hub", "model": "a/b", "revision": "main", "file": None}}, "base", "'main'.*needs a commit, 40 hexadecimal digits"),
-        ({"base": {"source": "hub", "model": "a/b", "revision": COMMIT[1:], "file": None}}, "base", "needs a commit"),
-        ({"base": {"source": "hub", "model": "a/b", "revision": None, "file": None}}, "base", "needs a commit"),
+        (
+            {"base": {"source": "hub", "model": "a/b", "revision": "main", "file": None}},
+            "base",
+            "'main'.*needs a commit, 40 hexadecimal digits",
+        ),
+        (
+            {"base": {"source": "hub", "model": "a/b", "revision": COMMIT[1:], "file": None}},
+            "base",
+            "needs a commit",
+        ),
+        (
+            {"base": {"source": "hub", "model": "a/b", "revision": None, "file": None}},
+            "base",
+            "needs a commit",
+        ),
         ({"base": {"revision": COMMIT}}, "base", "only source hub has one"),
         ({"base": {"file": None}}, "base", "file is missing"),
-        ({"base": {"source": "path"}}, "base", "only source package, and a hub repository of GGUF files, have one"),
+        (
+            {"base": {"source": "path"}},
+            "base",
+            "only source package, and a hub repository of GGUF files, have one",
+        ),
         ({"base": {"source": "pickle"}}, "base.source", "'pickle'"),
-        ({"quantize": {"levels": ["Q4_K_M", "Q9_Z"]}}, "quantize.levels", "unknown level Q9_Z: llama.cpp has"),
+        (
+            {"quantize": {"levels": ["Q4_K_M", "Q9_Z"]}},
+            "quantize.levels",
+            "unknown level Q9_Z: llama.cpp has",
+        ),
         ({"quantize": {"levels": ["Q4_K_M", "q4_k_m"]}}, "quantize.levels", "twice"),
-        ({"quantize": {"levels": ["IQ1_S"]}, "evaluate": {"models": ["F16"]}}, "quantize.levels", "IQ1_S can't be made without an importance matrix"),
-        ({"quantize": {"levels": ["Q4_K_M-imatrix"]}, "evaluate": {"models": ["F16"]}}, "params", "Q4_K_M-imatrix and imatrix.tokens is 0: set it"),
-        ({"quantize": {"levels": ["base-Q4_K_M"]}, "evaluate": {"models": ["F16"]}}, "quantize.levels", "only levels of the untuned base"),
-        ({"quantize": {"levels": ["Q4_K_M", "base-IQ2_M-imatrix"]}}, "quantize.levels", "the importance matrix is the tuned model's"),
+        (
+            {"quantize": {"levels": ["IQ1_S"]}, "evaluate": {"models": ["F16"]}},
+            "quantize.levels",
+            "IQ1_S can't be made without an importance matrix",
+        ),
+        (
+            {"quantize": {"levels": ["Q4_K_M-imatrix"]}, "evaluate": {"models": ["F16"]}},
+            "params",
+            "Q4_K_M-imatrix and imatrix.tokens is 0: set it",
+        ),
+        (
+            {"quantize": {"levels": ["base-Q4_K_M"]}, "evaluate": {"models": ["F16"]}},
+            "quantize.levels",
+            "only levels of the untuned base",
+        ),
+        (
+            {"quantize": {"levels": ["Q4_K_M", "base-IQ2_M-imatrix"]}},
+            "quantize.levels",
+            "the importance matrix is the tuned model's",
+        ),
         ({"quantize": {"levels": ["Q4_K_M", "base-Q9_Z"]}}, "quantize.levels", "unknown level Q9_Z"),
         ({"merge": {"levels": ["Q4_K_M-imatrix"]}}, "merge.levels", "without an importance matrix"),
-        ({"merge": {"levels": ["Q8_0"]}}, "params", "names Q8_0, which quantize.levels doesn't make .*set merge.base to 16-bit or nf4"),
+        (
+            {"merge": {"levels": ["Q8_0"]}},
+            "params",
+            "names Q8_0, which quantize.levels doesn't make .*set merge.base to 16-bit or nf4",
+        ),
         ({"merge": {"method": "stream"}}, "merge.method", "is gone, because .*remove the line"),
-        ({"convert": {"type": "BF16"}, "evaluate": {"models": ["BF16"]}}, "params", "would round the weights twice"),
+        (
+            {"convert": {"type": "BF16"}, "evaluate": {"models": ["BF16"]}},
+            "params",
+            "would round the weights twice",
+        ),
         ({"convert": {"type": "BF16"}}, "params", "names base-F16, F16: it can name base-BF16, BF16"),
         ({"convert": {"name": "../escape"}}, "convert.name", "a name for files"),
         ({"convert": {"name": "n" * 300}}, "convert.name", "1 to 64 letters"),
@@ -98,22 +156,52 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
         ({"curate": {"names": "../x"}}, "curate.names", "a file below data/guard"),
         ({"curate": {"decontaminate": ["a/../b"]}}, "curate.decontaminate.0", "a file below data/guard"),
         ({"curate": {"languages": ["english"]}}, "curate.languages.0", "ISO 639"),
-        ({"evaluate": {"judge": {"url": "file:///x", "model": "m", "key_file": None}}}, "evaluate.judge.url", "begins with http"),
-        ({"evaluate": {"judge": {"url": "http://x", "model": "m", "key_file": "../k"}}}, "evaluate.judge.key_file", "below the project's folder"),
-        ({"evaluate": {"scorers": ["regex:" + "(" * 400]}}, "evaluate", "can't be read as a regular expression"),
+        (
+            {"evaluate": {"judge": {"url": "file:///x", "model": "m", "key_file": None}}},
+            "evaluate.judge.url",
+            "begins with http",
+        ),
+        (
+            {"evaluate": {"judge": {"url": "http://x", "model": "m", "key_file": "../k"}}},
+            "evaluate.judge.key_file",
+            "below the project's folder",
+        ),
+        (
+            {"evaluate": {"scorers": ["regex:" + "(" * 400]}},
+            "evaluate",
+            "can't be read as a regular expression",
+        ),
         ({"evaluate": {"scorers": ["regex:((a{1000}){1000}){1000}"]}}, "evaluate", "repeats more than"),
-        ({"quantize": {"tensor_types": {"attn_v": "q9_9"}}}, "quantize.tensor_types", "no type that llama-quantize makes"),
+        (
+            {"quantize": {"tensor_types": {"attn_v": "q9_9"}}},
+            "quantize.tensor_types",
+            "no type that llama-quantize makes",
+        ),
         ({"quantize": {"tensor_types": {"(": "q8_0"}}}, "quantize.tensor_types", "no regular expression"),
-        ({"quantize": {"tensor_types": {"a=b": "q8_0"}}}, "quantize.tensor_types", "no pattern that llama-quantize takes"),
-        ({"quantize": {"tensor_types": {"(?i)attn": "q8_0"}}}, "quantize.tensor_types", "no pattern that llama-quantize takes"),
+        (
+            {"quantize": {"tensor_types": {"a=b": "q8_0"}}},
+            "quantize.tensor_types",
+            "no pattern that llama-quantize takes",
+        ),
+        (
+            {"quantize": {"tensor_types": {"(?i)attn": "q8_0"}}},
+            "quantize.tensor_types",
+            "no pattern that llama-quantize takes",
+        ),
         ({"evaluate": {"models": ["base-F16", "Q4_K_M"]}}, "params", "lacks F16"),
-        ({"evaluate": {"models": ["F16", "Q8_0"]}}, "params", "names Q8_0.*can name base-F16, F16, Q4_K_M, Q5_K_M"),
+        (
+            {"evaluate": {"models": ["F16", "Q8_0"]}},
+            "params",
+            "names Q8_0.*can name base-F16, F16, Q4_K_M, Q5_K_M",
+        ),
         ({"evaluate": {"ctx_size": 512}}, "params", "512, less than preprocess.max_length 1024"),
         ({"serve": {"flash_attn": True}}, "serve.flash_attn", "is True"),
     ],
 )
 def test_one_mistake_is_one_line_with_its_path_and_the_reason(load, sections, path, words):
-    with pytest.raises(ConfigError, match=rf"(?s)^Q-CONFIG-00[34]: .* has 1 error:\n  {path}: .*{words}") as raised:
+    with pytest.raises(
+        ConfigError, match=rf"(?s)^Q-CONFIG-00[34]: .* has 1 error:\n  {path}: .*{words}"
+    ) as raised:
         load(changed(**sections))
     assert len(str(raised.value).splitlines()) == 2
 
@@ -121,12 +209,18 @@ def test_one_mistake_is_one_line_with_its_path_and_the_reason(load, sections, pa
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("base:\n  source: hub\nbase:\n  source: path\n", "line 3, column 1: key 'base' is written twice, in line 1 too"),
+        (
+            "base:\n  source: hub\nbase:\n  source: path\n",
+            "line 3, column 1: key 'base' is written twice, in line 1 too",
+        ),
         ("train:\n  r: 8\n  s: 1\n  r: 16\n", "line 4, column 3: key 'r' is written twice, in line 2"),
         ("train: [1, 2\n", "line 2, column 1: not valid YAML"),
         ("base: !!python/object/apply:os.system ['true']\n", "line 1, column 7: tags"),
         ("a: &x [1]\nb: *x\n", "line 1, column 4: anchors and aliases"),
-        ("a: 1\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)), "line 2, .*: anchors and aliases"),
+        (
+            "a: 1\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)),
+            "line 2, .*: anchors and aliases",
+        ),
         ("just text\n", "params: is 'just text', and a section with keys is needed"),
         ("", "is empty: `quench use demo`"),
         ("# nothing\n", "is empty: `quench use demo`"),
@@ -170,12 +264,34 @@ def test_what_readers_of_yaml_disagree_on_has_to_be_quoted(tmp_path, text):
 
 def test_numbers_are_those_of_yaml_1_2(tmp_path):
     file = tmp_path / "params.yaml"
-    file.write_text("[2e-4, 1.0e-3, .5, 0o17, 0x1F, -3, ~, , true, 1.0, 7ae557604adf67be50417f59c2c2f167def9a775, a_b]".replace(" ,", " null,"))
-    assert read_strict(file)[0] == [2e-4, 1e-3, 0.5, 15, 31, -3, None, None, True, 1.0, "7ae557604adf67be50417f59c2c2f167def9a775", "a_b"]
+    file.write_text(
+        (
+            "[2e-4, 1.0e-3, .5, 0o17, 0x1F, -3, ~, , true, 1.0, "
+            "7ae557604adf67be50417f59c2c2f167def9a775, a_b]"
+        ).replace(" ,", " null,")
+    )
+    assert read_strict(file)[0] == [
+        2e-4,
+        1e-3,
+        0.5,
+        15,
+        31,
+        -3,
+        None,
+        None,
+        True,
+        1.0,
+        "7ae557604adf67be50417f59c2c2f167def9a775",
+        "a_b",
+    ]
 
 
 def test_a_learning_rate_may_be_written_2e_4_and_dvc_reads_it_so_too(load):
-    text = (PROJECT / "params.yaml").read_text(encoding="utf-8").replace("learning_rate: 1.0e-3", "learning_rate: 2e-4")
+    text = (
+        (PROJECT / "params.yaml")
+        .read_text(encoding="utf-8")
+        .replace("learning_rate: 1.0e-3", "learning_rate: 2e-4")
+    )
     assert load(text).train.learning_rate == loads_yaml(text)["train"]["learning_rate"] == 2e-4
 
 
@@ -187,29 +303,82 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
 
 
 def test_an_error_names_its_line_and_a_long_value_is_cut(load):
-    text = (PROJECT / "params.yaml").read_text(encoding="utf-8").replace("  packing: true", f"  packing: '\u202e{'x' * 500}'")
+    text = (
+        (PROJECT / "params.yaml")
+        .read_text(encoding="utf-8")
+        .replace("  packing: true", f"  packing: '\u202e{'x' * 500}'")
+    )
     number = next(number for number, line in enumerate(text.splitlines(), 1) if "packing:" in line)
-    with pytest.raises(ConfigError, match=rf"preprocess.packing: is '.u202exxx.*….*\(line {number}\)") as raised:
+    with pytest.raises(
+        ConfigError, match=rf"preprocess.packing: is '.u202exxx.*….*\(line {number}\)"
+    ) as raised:
         load(text)
     assert len(str(raised.value).splitlines()[1]) < 200
 
 
 SCRAPS = [
-    b"[", b"{", b"]", b"- ", b"? ", b": ", b"\n", b"\n  ", b"&a ", b"*a", b"!!int ", b"!", b"'", b'"', b"|", b">", b"#", b"%YAML 1.1\n", b"---\n",
-    b"...\n", b"\t", b"\x00", b"\xff", b"\xef\xbb\xbf", b"\\x", b"\\U00110000", b"0x_", b"1:30", b"on", b"2020-99-99", b"9" * 5000, b"[" * 5000,
-    b"- " * 5000, b"train:", b"  r: ", b"null", b"1e999", b".nan", b"<<: ", b"=", b"\xc2\x85", b"\xe2\x80\xa8", b"x" * 2000, b"base: {model: x}\n",
-]  # fmt: skip
+    b"[",
+    b"{",
+    b"]",
+    b"- ",
+    b"? ",
+    b": ",
+    b"\n",
+    b"\n  ",
+    b"&a ",
+    b"*a",
+    b"!!int ",
+    b"!",
+    b"'",
+    b'"',
+    b"|",
+    b">",
+    b"#",
+    b"%YAML 1.1\n",
+    b"---\n",
+    b"...\n",
+    b"\t",
+    b"\x00",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"\\x",
+    b"\\U00110000",
+    b"0x_",
+    b"1:30",
+    b"on",
+    b"2020-99-99",
+    b"9" * 5000,
+    b"[" * 5000,
+    b"- " * 5000,
+    b"train:",
+    b"  r: ",
+    b"null",
+    b"1e999",
+    b".nan",
+    b"<<: ",
+    b"=",
+    b"\xc2\x85",
+    b"\xe2\x80\xa8",
+    b"x" * 2000,
+    b"base: {model: x}\n",
+]
 PIECES = st.lists(st.one_of(st.sampled_from(SCRAPS), st.binary(max_size=4)), max_size=30).map(b"".join)
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(-(10**30), 10**30), st.floats(allow_nan=False), st.text(max_size=20),
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**30), 10**30),
+    st.floats(allow_nan=False),
+    st.text(max_size=20),
     st.sampled_from([*READERS_DISAGREE, "2e-4", "0o17", "~", "null", "true", "1.5e3"]),
-)  # fmt: skip
+)
 
 
 @settings(deadline=2000, max_examples=draws(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_bytes_are_params_or_one_readable_refusal(tmp_path, data):
-    """Random bytes, scraps of YAML, and the demo's own file with scraps put in; what is accepted, DVC reads the same."""
+    """Random bytes, scraps of YAML, and the demo's own file with scraps put in; what is accepted, DVC reads
+    the same.
+    """
     demo = (PROJECT / "params.yaml").read_bytes()
     scraps = data.draw(st.one_of(st.binary(max_size=200), PIECES))
     place = data.draw(st.integers(0, len(demo)))
@@ -223,11 +392,17 @@ def test_any_bytes_are_params_or_one_readable_refusal(tmp_path, data):
         load_params(file)
     except ConfigError as error:
         message = str(error)
-        assert len(message) < 2000 + len(str(file)) and all(line.isprintable() for line in message.split("\n"))
+        assert len(message) < 2000 + len(str(file)) and all(
+            line.isprintable() for line in message.split("\n")
+        )
 
 
 @settings(max_examples=draws(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(value=st.one_of(SCALARS, st.lists(SCALARS, max_size=5), st.dictionaries(st.text(max_size=10), SCALARS, max_size=3)))
+@given(
+    value=st.one_of(
+        SCALARS, st.lists(SCALARS, max_size=5), st.dictionaries(st.text(max_size=10), SCALARS, max_size=3)
+    )
+)
 def test_what_dvc_writes_is_read_back_fast_and_the_same(tmp_path, value):
     file = tmp_path / "dvc.lock"
     try:
@@ -258,7 +433,9 @@ def put(place, value):
     return values
 
 
-NUMBERS = [place for place, value in leaves(DEMO) if isinstance(value, int | float) and not isinstance(value, bool)]
+NUMBERS = [
+    place for place, value in leaves(DEMO) if isinstance(value, int | float) and not isinstance(value, bool)
+]
 
 
 @pytest.mark.parametrize("place", NUMBERS, ids=lambda place: ".".join(map(str, place)))
@@ -269,7 +446,16 @@ def test_every_number_has_a_bound(place):
 
 @pytest.mark.parametrize("name", ["../x", "a/../x", "/etc/passwd", "a\\b", "x" * 600])
 @pytest.mark.parametrize(
-    "key", ["base.file", "curate.names", "curate.decontaminate", "convert.name", "evaluate.general", "evaluate.harness", "evaluate.judge.key_file"]
+    "key",
+    [
+        "base.file",
+        "curate.names",
+        "curate.decontaminate",
+        "convert.name",
+        "evaluate.general",
+        "evaluate.harness",
+        "evaluate.judge.key_file",
+    ],
 )
 def test_no_name_of_a_file_leads_out_of_its_folder(key, name):
     place = tuple(key.split("."))[:2]
@@ -283,7 +469,9 @@ def test_no_name_of_a_file_leads_out_of_its_folder(key, name):
 @settings(max_examples=draws(150))
 @given(
     place=st.sampled_from([place for place, _ in leaves(DEMO)]),
-    value=st.one_of(SCALARS, st.lists(SCALARS, max_size=3), st.dictionaries(st.text(max_size=5), SCALARS, max_size=2)),
+    value=st.one_of(
+        SCALARS, st.lists(SCALARS, max_size=3), st.dictionaries(st.text(max_size=5), SCALARS, max_size=2)
+    ),
 )
 def test_any_value_at_any_key_is_taken_or_refused_and_never_a_traceback(place, value):
     with contextlib.suppress(ValidationError):
@@ -303,18 +491,22 @@ def without(*places):
 
 def test_every_key_has_a_default_and_a_comment():
     assert Params() == Params.model_validate({name: {} for name in DEMO})
-    assert [place for place, field in keys_of(Params) if group_of(field) is None and not field.description] == []
+    assert [
+        place for place, field in keys_of(Params) if group_of(field) is None and not field.description
+    ] == []
 
 
 def test_what_a_file_leaves_out_has_its_default_be_it_a_key_a_group_or_a_section(load):
     left_out = [("train", "r"), ("report", "gate"), ("serve",), ("lora", "type")]
     params, defaults = load(without(*left_out)), Params()
-    assert params == load(DEMO).model_copy(update={
-        "train": load(DEMO).train.model_copy(update={"r": defaults.train.r}),
-        "report": load(DEMO).report.model_copy(update={"gate": defaults.report.gate}),
-        "serve": defaults.serve,
-        "lora": defaults.lora,
-    })  # fmt: skip
+    assert params == load(DEMO).model_copy(
+        update={
+            "train": load(DEMO).train.model_copy(update={"r": defaults.train.r}),
+            "report": load(DEMO).report.model_copy(update={"gate": defaults.report.gate}),
+            "serve": defaults.serve,
+            "lora": defaults.lora,
+        }
+    )
     assert load("serve:\n") == defaults
 
 
@@ -361,7 +553,12 @@ def test_a_level_may_be_spelled_in_any_case_and_is_kept_as_spelled(level, imatri
     name = f"{level}-imatrix" if imatrix or level in NEEDS_IMATRIX else level
     spelled = "".join(data.draw(st.sampled_from([letter.lower(), letter.upper()])) for letter in name)
     params = Params.model_validate(
-        changed(quantize={"levels": [spelled]}, evaluate={"models": ["F16", spelled]}, imatrix={"tokens": 1000}, merge={"base": "16-bit"})
+        changed(
+            quantize={"levels": [spelled]},
+            evaluate={"models": ["F16", spelled]},
+            imatrix={"tokens": 1000},
+            merge={"base": "16-bit"},
+        )
     )
     assert params.quantize.levels == [spelled]
 

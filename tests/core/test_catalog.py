@@ -8,7 +8,11 @@ from pathlib import Path
 from pipeline.core import errors
 from pipeline.core.catalog import FOLDER, catalog
 
-CLASSES = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.QuenchError)}
+CLASSES = {
+    name
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, errors.QuenchError)
+}
 RAISED = [
     (f"{path}:{call.lineno}", call.func.id, call.args[0] if call.args else None)
     for path in sorted(Path("pipeline").rglob("*.py"))
@@ -34,11 +38,17 @@ def test_every_entry_is_raised_and_stands_in_one_file() -> None:
 
 def test_an_id_names_its_class_where_it_is_raised() -> None:
     given = [(where, kind, str(id.value)) for where, kind, id in RAISED if isinstance(id, ast.Constant)]
-    assert not [one for one in given if one[2].startswith("Q-") and (one[2] not in catalog() or catalog()[one[2]].error != one[1])]
+    assert not [
+        one
+        for one in given
+        if one[2].startswith("Q-") and (one[2] not in catalog() or catalog()[one[2]].error != one[1])
+    ]
 
 
 def test_an_error_keeps_its_id_between_processes() -> None:
     error = pickle.loads(pickle.dumps(errors.DataError("Q-CORE-001", "a is missing")))  # noqa: S301
-    assert (error.id, error.sentence, str(error)) == ("Q-CORE-001", "a is missing", "Q-CORE-001: a is missing")
-
-
+    assert (error.id, error.sentence, str(error)) == (
+        "Q-CORE-001",
+        "a is missing",
+        "Q-CORE-001: a is missing",
+    )

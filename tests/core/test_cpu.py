@@ -31,8 +31,13 @@ def test_where_nobody_says_it_does_not(tmp_path: Path) -> None:
     assert not multiplies_bfloat16(tmp_path / "cpuinfo")
 
 
-@pytest.mark.parametrize(("device", "native", "dtype"), [("cuda", False, "bfloat16"), ("cpu", True, "bfloat16"), ("cpu", False, "float32")])
-def test_auto_is_decided_by_the_device_and_a_named_type_stays(monkeypatch: pytest.MonkeyPatch, device: Device, native: bool, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("device", "native", "dtype"),
+    [("cuda", False, "bfloat16"), ("cpu", True, "bfloat16"), ("cpu", False, "float32")],
+)
+def test_auto_is_decided_by_the_device_and_a_named_type_stays(
+    monkeypatch: pytest.MonkeyPatch, device: Device, native: bool, dtype: str
+) -> None:
     monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
     demo, named = (load_params(PROJECT / f"recipes/{name}.yaml") for name in ("demo", "qwen2.5-7b-8gb"))
     assert demo.train.bnb_4bit_compute_dtype == "auto"
@@ -41,7 +46,11 @@ def test_auto_is_decided_by_the_device_and_a_named_type_stays(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_the_settings_that_are_trained_with_name_the_type(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+def test_the_settings_that_are_trained_with_name_the_type(
+    monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
     monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
     monkeypatch.setattr("pipeline.config.params.training_device", lambda: "cpu")
-    assert load_params(PROJECT / "recipes/demo.yaml").training.bnb_4bit_compute_dtype == ("bfloat16" if native else "float32")
+    assert load_params(PROJECT / "recipes/demo.yaml").training.bnb_4bit_compute_dtype == (
+        "bfloat16" if native else "float32"
+    )

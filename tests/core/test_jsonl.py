@@ -38,26 +38,71 @@ ROWS = st.lists(st.dictionaries(TEXT, VALUES, max_size=4), max_size=4)
 
 # JSON as text, so that keys come twice, numbers in all their forms and characters in all their escapes
 PIECES = st.sampled_from(
-    [*"abé€𝄞\x7f\x80\u2028{[:,]}", *r"\" \\ \/ \n \t \b \f \u0022 \u0061 \u0000 \u001F \u007f \u0085 \ud83d\ude42 \ud83d \\u0000 \\b \\\\f".split()]  # noqa: SIM905
+    [
+        *"abé€𝄞\x7f\x80\u2028{[:,]}",
+        *[
+            r"\"",
+            r"\\",
+            r"\/",
+            r"\n",
+            r"\t",
+            r"\b",
+            r"\f",
+            r"\u0022",
+            r"\u0061",
+            r"\u0000",
+            r"\u001F",
+            r"\u007f",
+            r"\u0085",
+            r"\ud83d\ude42",
+            r"\ud83d",
+            r"\\u0000",
+            r"\\b",
+            r"\\\\f",
+        ],  # noqa: E501, RUF100
+    ]
 )
 STRINGS = st.lists(PIECES, max_size=3).map(lambda pieces: f'"{"".join(pieces)}"')
 NUMBERS = st.sampled_from(
-    "0 -0 -0.0 7 1.50 1e5 1E+16 1e22 1e308 1e309 5e-324 1e-999 9223372036854775808 18446744073709551616 -9223372036854775809".split()  # noqa: SIM905
+    [
+        "0",
+        "-0",
+        "-0.0",
+        "7",
+        "1.50",
+        "1e5",
+        "1E+16",
+        "1e22",
+        "1e308",
+        "1e309",
+        "5e-324",
+        "1e-999",
+        "9223372036854775808",
+        "18446744073709551616",
+        "-9223372036854775809",
+    ]  # noqa: E501, RUF100
 )
 JSON_TEXT = st.recursive(
     STRINGS | NUMBERS | st.sampled_from(["null", "true", "NaN", "-Infinity"]),
     lambda inner: (
         st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]")
-        | st.lists(st.tuples(STRINGS, inner), max_size=3).map(lambda pairs: f"{{{','.join(f'{key} :{value}' for key, value in pairs)}}}")
+        | st.lists(st.tuples(STRINGS, inner), max_size=3).map(
+            lambda pairs: f"{{{','.join(f'{key} :{value}' for key, value in pairs)}}}"
+        )
         | st.tuples(st.integers(28, 34), inner).map(lambda deep: "[" * deep[0] + deep[1] + "]" * deep[0])
     ),
     max_leaves=6,
-)  # fmt: skip
-MUTATIONS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3), st.sampled_from(b'"\\u0{}[],:eE+-.19n \n\x00\x7f\xc2\x80\xff')), max_size=3)
+)
+MUTATIONS = st.lists(
+    st.tuples(
+        st.integers(0, 200), st.integers(0, 3), st.sampled_from(b'"\\u0{}[],:eE+-.19n \n\x00\x7f\xc2\x80\xff')
+    ),
+    max_size=3,
+)
 
-# Cases of every category of the public JSONTestSuite (github.com/nst/JSONTestSuite), in our own words, each as the value of
-# a row's key. What the suite leaves open is decided here. Of what it wants accepted, eight are refused on purpose: keys
-# written twice, and control characters, which no training text needs.
+# Cases of every category of the public JSONTestSuite (github.com/nst/JSONTestSuite), in our own words, each
+# as the value of a row's key. What the suite leaves open is decided here. Of what it wants accepted, eight
+# are refused on purpose: keys written twice, and control characters, which no training text needs.
 SUITE = {
     "": rb"""
         [[]   ]|[""]|[]|["a"]|[false]|[null, 1, "1", {}]|[null]| [1]|[1,null,null,2]|[2] |true|""|" "|42|-0.1|null|"ink"| [] |[271e65]|[0e+1]
@@ -67,7 +112,7 @@ SUITE = {
         ["\u0060\u012a\u12AB"]|["\uD83C\udf1e"]|["\ud83d\ude42\ud83c\udf0a"]|["\"\\\/\n\r\t"]|["\\u0000"]|["\""]|["ax/*y*/z//"]|["\\a"]|["\\n"]
         ["\uFFFF"]|[ "ink"]|["\uDBFF\uDFFF"]|["old\u00A0page"]|["\u002c"]|["ink "]|["\uD834\uDd1e"]|["\u0821"]|["\u0123"]|["\u0063\u30b9\u30AD"]
         ["old\u000Apage"]|["\uA4D0"]|["\u0022"]|["\uDBFF\uDFFE"]|["\uD83F\uDFFE"]|["\u200B"]|["\u2064"]|["\uFDD0"]|["\uFFFE"]|["\u005C"]
-        ["\\b\\f"]""",
+        ["\\b\\f"]""",  # noqa: E501
     "not_json": rb"""
         [1 true]|["": 1]|[""],|[,1]|[1,,2]|["x",,]|["x"]]|["",]|["x"|[x|[3[4]]|[1:2]|[,]|[-]|[   , ""]|[1,]|[1,,]|[*]|[""|[1,|[{}|[fals]|[nul]
         [tru]|[++2718]|[+1]|[+Inf]|[-01]|[-1.0.]|[-2.]|[-NaN]|[.-1]|[.2e-3]|[0.1.2]|[0.3e+]|[0.3e]|[0.e1]|[0E+]|[0E]|[1.0e+]|[1.0e-]|[1.0e]
@@ -77,32 +122,95 @@ SUITE = {
         {"a":"b",,"c":"d"}|{a: "b"}|{"a":"a|{ "sun" : "sea", "a" }|{"a":"b"}#| |["\uD800\"]|["\uD800\u"]|["\uD800\u1"]|["\uD800\u1x"]|["\x00"]
         ["\\\"]|["\"]|["\u00A"]|["\uD834\uDd"]|["\uD800\uD800\x"]|["\a"]|["\uqqqq"]|[\u0020"ink"]|[\n]|"|['one quote']|xyz|["\|"\UA4D0"|""x|<.>
         [<true>]|[1]x|[1]]|["ink]|[False]|1]|{"x": true,|[][]|]|[|2@|{}}|{"":|{"a":/*remark*/"b"}|{"a": true} "x"|['|[,|[{|["a|{|{]|{,|{[|{"a|{'a'
-        ["\{["\{["\{["\{|*|{"a":"b"}#{}|[\u000A""]|{"ink":"ink"|[1|[ false, nul|[ true, fals""",
-    "not_finite": rb"""[NaN]|[Infinity]|[-Infinity]|[-1e+9999]|[1.5e+9999]|[123271e100000]|[0.4e00669999999999999999999999]""",
-    "number_out_of_range": rb"""[-314159314159314159314159314159]|[100000000000000000000]|[18446744073709551616]|[-9223372036854775809]""",
+        ["\{["\{["\{["\{|*|{"a":"b"}#{}|[\u000A""]|{"ink":"ink"|[1|[ false, nul|[ true, fals""",  # noqa: E501
+    "not_finite": rb"""[NaN]|[Infinity]|[-Infinity]|[-1e+9999]|[1.5e+9999]|[123271e100000]|[0.4e00669999999999999999999999]""",  # noqa: E501
+    "number_out_of_range": rb"""[-314159314159314159314159314159]|[100000000000000000000]|[18446744073709551616]|[-9223372036854775809]""",  # noqa: E501
     "lone_surrogate": rb"""
         {"\uDFAA":0}|["\uDADA"]|["\uD888\u1234"]|["\uD800\n"]|["\uDd1ea"]|["\uD800\uD800\n"]|["\ud800"]|["\ud800abc"]|["\uDd1e\uD834"]|["\uDFAA"]""",
-    "duplicate_key": rb"""{"a":"b","a":"c"}|{"a":"b","a":"b"}|{"a":1,"\u0061":2}|[{"b":"\u0022\u0022","a":"","a":""}]""",
-    "control_character": rb"""{"sun\u0000sea": 42}|["\b"]|["\f"]|["\u0012"]|["\u0000"]|["\u007F"]|["\u0085"]|["\\\b"]""",
+    "duplicate_key": rb"""{"a":"b","a":"c"}|{"a":"b","a":"b"}|{"a":1,"\u0061":2}|[{"b":"\u0022\u0022","a":"","a":""}]""",  # noqa: E501
+    "control_character": rb"""{"sun\u0000sea": 42}|["\b"]|["\f"]|["\u0012"]|["\u0000"]|["\u007F"]|["\u0085"]|["\\\b"]""",  # noqa: E501
 }
 # bytes that no source file should hold
 SUITE_BYTES = {
-    "": [b"[1\n]", b"[\t]\t", b'{\n"a": "b"\n}', b"\r\n[]\r\n", b'["\xe2\x80\xa8\xe2\x80\xa9"]', b'["\xcf\x80"]', b'["\xf4\x8f\xbf\xbf"]',
-        b'["\xef\xbf\xbf"]', b'["\xf0\x9b\xbf\xbf"]', b'["\xe2\x82\xac\xf0\x9d\x84\x9e"]', b'["\xc2\xa0"]', b'["\xef\xbb\xbf"]'],
-    "not_json": [b"", b'["a",\n4\n,1,', b"[1,\n1\n,1", b"271\x00", b'["\x0ba"\\f]', b'["\\\t"]', b'["\t"]', b'["\\\x00"]', b'["a\x00a"]',
-        b'["old\npage"]', b"[\x00]", b"[\x0c]", b"[\xe2\x81\xa0]", b"\xef\xbb\xbf", b"\xef\xbb\xbf{}", b"[\xef\xbc\x91]", b"{\xf0\x9f\x87\xa8}",
-        b"[\xc3\xa9]", b'["\\\xf0\x9f\x8c\x80"]', b"a\xc3\xa5", b"[\x0b]", b"\xe2\x80\xa8[]"],
-    "not_utf8": [b"[a\xe5]", b"[\xff]", b"[271\xe5]", b"[1e1\xe5]", b"[0\xe5]\n", b'{"\xb9":"0",}', b'["\\u\xe5"]', b'["\\\xe5"]', b"\xef\xbb{}",
-        b"\xe5", b"\xe9", b'["\xe6\x97\xa5\xd1\x88\xfa"]', b'["\xed\xa0\x80"]', b'["\xe9"]', b'["\x81"]', b'["\xf4\xbf\xbf\xbf"]', b'["\xc0\xaf"]',
-        b'["\xfc\x83\xbf\xbf\xbf\xbf"]', b'["\xe0\xff"]', b'\x00[\x00"\x00\xe9\x00"\x00]', b'\xff\xfe[\x00"\x00\xe9\x00"\x00]\x00'],
+    "": [
+        b"[1\n]",
+        b"[\t]\t",
+        b'{\n"a": "b"\n}',
+        b"\r\n[]\r\n",
+        b'["\xe2\x80\xa8\xe2\x80\xa9"]',
+        b'["\xcf\x80"]',
+        b'["\xf4\x8f\xbf\xbf"]',
+        b'["\xef\xbf\xbf"]',
+        b'["\xf0\x9b\xbf\xbf"]',
+        b'["\xe2\x82\xac\xf0\x9d\x84\x9e"]',
+        b'["\xc2\xa0"]',
+        b'["\xef\xbb\xbf"]',
+    ],
+    "not_json": [
+        b"",
+        b'["a",\n4\n,1,',
+        b"[1,\n1\n,1",
+        b"271\x00",
+        b'["\x0ba"\\f]',
+        b'["\\\t"]',
+        b'["\t"]',
+        b'["\\\x00"]',
+        b'["a\x00a"]',
+        b'["old\npage"]',
+        b"[\x00]",
+        b"[\x0c]",
+        b"[\xe2\x81\xa0]",
+        b"\xef\xbb\xbf",
+        b"\xef\xbb\xbf{}",
+        b"[\xef\xbc\x91]",
+        b"{\xf0\x9f\x87\xa8}",
+        b"[\xc3\xa9]",
+        b'["\\\xf0\x9f\x8c\x80"]',
+        b"a\xc3\xa5",
+        b"[\x0b]",
+        b"\xe2\x80\xa8[]",
+    ],
+    "not_utf8": [
+        b"[a\xe5]",
+        b"[\xff]",
+        b"[271\xe5]",
+        b"[1e1\xe5]",
+        b"[0\xe5]\n",
+        b'{"\xb9":"0",}',
+        b'["\\u\xe5"]',
+        b'["\\\xe5"]',
+        b"\xef\xbb{}",
+        b"\xe5",
+        b"\xe9",
+        b'["\xe6\x97\xa5\xd1\x88\xfa"]',
+        b'["\xed\xa0\x80"]',
+        b'["\xe9"]',
+        b'["\x81"]',
+        b'["\xf4\xbf\xbf\xbf"]',
+        b'["\xc0\xaf"]',
+        b'["\xfc\x83\xbf\xbf\xbf\xbf"]',
+        b'["\xe0\xff"]',
+        b'\x00[\x00"\x00\xe9\x00"\x00]',
+        b'\xff\xfe[\x00"\x00\xe9\x00"\x00]\x00',
+    ],
     "control_character": [b'["\x7f"]', b'["a\x7fa"]', b'["\xc2\x80"]', b'{"\xc2\x9f": 1}'],
-    "too_deep": [b"[" * 100_000, b'[{"":' * 50_000, b"[" * 500 + b"]" * 500, b"[" * MAX_DEPTH + b"]" * MAX_DEPTH],
-}  # fmt: skip
+    "too_deep": [
+        b"[" * 100_000,
+        b'[{"":' * 50_000,
+        b"[" * 500 + b"]" * 500,
+        b"[" * MAX_DEPTH + b"]" * MAX_DEPTH,
+    ],
+}
 
 
 def suite() -> list[tuple[bytes, str]]:
     """(value, reason or "" where it is read)."""
-    cases = [(case, code) for code, text in SUITE.items() for line in text.strip(b"\n ").split(b"\n") for case in line.strip(b" ").split(b"|")]
+    cases = [
+        (case, code)
+        for code, text in SUITE.items()
+        for line in text.strip(b"\n ").split(b"\n")
+        for case in line.strip(b" ").split(b"|")
+    ]
     return cases + [(case, code) for code, cases in SUITE_BYTES.items() for case in cases]
 
 
@@ -177,7 +285,9 @@ def test_any_bytes_are_an_object_or_a_bad_line(line: bytes) -> None:
 @settings(max_examples=draws(600))
 @given(JSON_TEXT, MUTATIONS)
 def test_the_fast_way_and_the_strict_one_agree(text: str, mutations: list[tuple[int, int, int]]) -> None:
-    """The same value (and types) or the same reason, for JSON of every kind and for JSON with up to three damages."""
+    """The same value (and types) or the same reason, for JSON of every kind and for JSON with up to three
+    damages.
+    """
     line = bytearray(text.encode())
     for place, length, byte in mutations:
         at = place % (len(line) + 1)
@@ -192,7 +302,8 @@ def test_the_fast_way_and_the_strict_one_agree_on_any_bytes(line: bytes) -> None
 
 @given(
     st.dictionaries(
-        st.text(st.characters(exclude_categories=["Cs", "Cc"])), st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("\t\n\r"))
+        st.text(st.characters(exclude_categories=["Cs", "Cc"])),
+        st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("\t\n\r")),
     )
 )
 def test_strings_come_back_byte_for_byte(row: dict[str, str]) -> None:
@@ -224,7 +335,9 @@ FULL = MAX_LINE_BYTES
     ids=lambda line: repr(line[:12]),
 )
 def test_the_longest_line_takes_seconds_not_hours(line: bytes) -> None:
-    start = time.process_time()  # one or two seconds on an idle core, where a parser that goes back at every byte would take hours
+    start = (
+        time.process_time()
+    )  # one or two seconds on an idle core, where a parser that goes back at every byte would take hours
     outcome(parse_value, line)
     assert time.process_time() - start < 30
 
@@ -244,7 +357,9 @@ def test_the_longest_line_takes_seconds_not_hours(line: bytes) -> None:
         (b"\xef\xbb\xbf{}\n\xef\xbb\xbf{}", [(1, 0, b"{}"), (2, 6, b"\xef\xbb\xbf{}")]),
     ],
 )
-def test_lines_end_at_newline_bytes_and_over_long_ones_are_told(data: bytes, lines: list[tuple[int, int, bytes | None]]) -> None:
+def test_lines_end_at_newline_bytes_and_over_long_ones_are_told(
+    data: bytes, lines: list[tuple[int, int, bytes | None]]
+) -> None:
     assert list(read_raw_lines(io.BytesIO(data), max_bytes=8)) == lines
 
 
@@ -262,7 +377,9 @@ def test_any_bytes_split_into_lines_at_their_offsets(data: bytes, max_bytes: int
 
 
 @given(rows=ROWS)
-def test_rows_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, object]]) -> None:
+def test_rows_come_back_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, object]]
+) -> None:
     """Also with what `parse_line` refuses: a model may have said it."""
     target = tmp_path_factory.mktemp("jsonl") / "rows.jsonl"
     assert write_rows(target, rows) == len(rows)

@@ -43,15 +43,21 @@ logs = st.lists(st.dictionaries(st.sampled_from(["loss", "grad_norm", "seconds"]
 
 @settings(deadline=None)
 @given(found=logs, cut=st.integers(0, 200))
-def test_a_torn_last_line_is_dropped_and_the_next_row_is_whole(tmp_path_factory: pytest.TempPathFactory, found: list[dict], cut: int) -> None:
+def test_a_torn_last_line_is_dropped_and_the_next_row_is_whole(
+    tmp_path_factory: pytest.TempPathFactory, found: list[dict], cut: int
+) -> None:
     path = tmp_path_factory.mktemp("metrics_log") / "steps.jsonl"
     metrics_log = MetricsLog(path)
     for step, row in enumerate(found, start=1):
         metrics_log.append(row | {"step": step, "samples": [{"answer": "NaN\u2028\n"}]})
     whole = metrics_log.rows()
-    assert repr([{key: row[key] for key in row if key not in ("step", "samples")} for row in whole]) == repr(found)  # repr: NaN equals NaN
+    assert repr([{key: row[key] for key in row if key not in ("step", "samples")} for row in whole]) == repr(
+        found
+    )  # repr: NaN equals NaN
     content = path.read_bytes() if found else b""
-    assert all(json.loads(line, parse_constant=pytest.fail) for line in content.split(b"\n")[:-1])  # strict JSON: no bare NaN
+    assert all(
+        json.loads(line, parse_constant=pytest.fail) for line in content.split(b"\n")[:-1]
+    )  # strict JSON: no bare NaN
     metrics_log.close()
     path.write_bytes(content[: max(0, len(content) - cut)])
     left = content[: max(0, len(content) - cut)].count(b"\n")
@@ -63,11 +69,21 @@ def test_a_torn_last_line_is_dropped_and_the_next_row_is_whole(tmp_path_factory:
 
 def test_truncate_keeps_the_steps_up_to_the_checkpoint_and_goes_on(tmp_path: Path) -> None:
     metrics_log = MetricsLog(tmp_path / "steps.jsonl")
-    for row in ({"kind": "step", "step": 1}, {"kind": "step", "step": 2}, {"kind": "eval", "step": 2}, {"kind": "step", "step": 3}):
+    for row in (
+        {"kind": "step", "step": 1},
+        {"kind": "step", "step": 2},
+        {"kind": "eval", "step": 2},
+        {"kind": "step", "step": 3},
+    ):
         metrics_log.append(row)
     metrics_log.truncate(after_step=2)
     metrics_log.append({"kind": "step", "step": 3, "again": True})
-    assert [(row["kind"], row["step"]) for row in metrics_log.rows()] == [("step", 1), ("step", 2), ("eval", 2), ("step", 3)]
+    assert [(row["kind"], row["step"]) for row in metrics_log.rows()] == [
+        ("step", 1),
+        ("step", 2),
+        ("eval", 2),
+        ("step", 3),
+    ]
     assert metrics_log.rows()[-1]["again"]
     MetricsLog(tmp_path / "none.jsonl").truncate(0)
     assert MetricsLog(tmp_path / "none.jsonl").rows() == []

@@ -1,4 +1,6 @@
-"""owner: a stage ends with the run that started it, one that was started by hand doesn't, and a checkpoint in the making is not cut short."""
+"""owner: a stage ends with the run that started it, one that was started by hand doesn't, and a checkpoint in
+the making is not cut short.
+"""
 
 import os
 import signal
@@ -30,10 +32,14 @@ def gone() -> int:
 
 def ended(run: str | None, *, stopping: bool = False, seconds: float = 1) -> tuple[int, str]:
     """(exit status, what was said) of a stage whose QUENCH_RUN is `run`."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("QUENCH_RUN", "DVC_STAGE")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("QUENCH_RUN", "DVC_STAGE")
+    }
     code = STAGE.format(stopping=stopping, seconds=seconds)
     environment |= {"QUENCH_RUN": run} if run else {}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     return done.returncode, done.stderr
 
 
@@ -43,13 +49,17 @@ def test_a_stage_whose_run_is_gone_ends_and_says_so(gone: int) -> None:
     assert output.startswith(f"merge: process {gone}, which ran this stage, is gone")
 
 
-@pytest.mark.parametrize("run", [None, "another-host:1", f"{here()}:{os.getpid()}"], ids=["by hand", "another host's", "alive"])
+@pytest.mark.parametrize(
+    "run", [None, "another-host:1", f"{here()}:{os.getpid()}"], ids=["by hand", "another host's", "alive"]
+)
 def test_no_other_stage_does(run: str | None) -> None:
     assert ended(run) == (0, "")
 
 
 @pytest.mark.parametrize("start", [1, 2], ids=["another machine's or start's", "another container's"])
-def test_a_process_id_of_elsewhere_says_nothing_though_the_host_has_the_same_name(gone: int, start: int) -> None:
+def test_a_process_id_of_elsewhere_says_nothing_though_the_host_has_the_same_name(
+    gone: int, start: int
+) -> None:
     parts = here().split("/")
     assert len(parts) == 3
     parts[start] = "another"

@@ -16,7 +16,9 @@ def test_a_short_job_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_long_job_says_how_far_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_job_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 1000.0
     monkeypatch.setattr(pipeline.core.progress.time, "monotonic", lambda: now)
     with progress("curate", 100) as advance:
@@ -25,7 +27,8 @@ def test_a_long_job_says_how_far_it_is(capsys: pytest.CaptureFixture[str], monke
             advance(10)
     assert capsys.readouterr() == (
         "",
-        "curate: 30% after 18 s, about 42 s left\ncurate: 60% after 36 s, about 24 s left\ncurate: 90% after 54 s, about 6 s left\n",
+        "curate: 30% after 18 s, about 42 s left\ncurate: 60% after 36 s, about 24 s left\ncurate: 90% "
+        "after 54 s, about 6 s left\n",
     )
 
 

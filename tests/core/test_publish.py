@@ -108,9 +108,15 @@ def test_a_missing_input_is_not_called_a_full_disk(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(MachineError, match=r"Q-CORE-005: .*\(File exists\)"), publishing(tmp_path / "file" / "artifact"):
+    with (
+        pytest.raises(MachineError, match=r"Q-CORE-005: .*\(File exists\)"),
+        publishing(tmp_path / "file" / "artifact"),
+    ):
         pass
-    with pytest.raises(MachineError, match=r"Q-CORE-005: .*\(No such file"), publishing(tmp_path / "artifact") as aside:
+    with (
+        pytest.raises(MachineError, match=r"Q-CORE-005: .*\(No such file"),
+        publishing(tmp_path / "artifact") as aside,
+    ):
         (aside / "part").write_text("in a folder that was not made")
 
 

@@ -1,4 +1,6 @@
-"""What can't be read to its end is refused with its name before anything opens it: by snakemake, by stage curate, by `quench data check`."""
+"""What can't be read to its end is refused with its name before anything opens it: by snakemake, by stage
+curate, by `quench data check`.
+"""
 
 import os
 import shutil
@@ -67,7 +69,9 @@ def test_every_kind_of_file_is_told_apart(raw: Path) -> None:
 
 
 def test_a_file_without_rights_is_refused(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != "a.jsonl")  # root may read everything
+    monkeypatch.setattr(
+        os, "access", lambda path, _: Path(path).name != "a.jsonl"
+    )  # root may read everything
     with pytest.raises(DataError, match=r"Q-CORE-008: .*a\.jsonl .*\(Permission denied\)"):
         need_plain_files(raw, recorded=False)
 

@@ -2,8 +2,9 @@
 
     python tests/faults/test_reader.py SEED COUNT     # the same in this process, with its figures as JSON
 
-Each case is a file of good rows that is damaged (bytes flipped, cut, put in, doubled, taken from elsewhere), before it is
-packed or after, then read as `curate` reads it. `SEED` and the case's number give the same file again.
+Each case is a file of good rows that is damaged (bytes flipped, cut, put in, doubled, taken from elsewhere),
+before it is packed or after, then read as `curate` reads it. `SEED` and the case's number give the same file
+again.
 """
 
 import csv
@@ -33,15 +34,40 @@ from pipeline.stages.curate.reading.containers import _layout, raw_lines
 from pipeline.stages.curate.reading.formats import to_row
 
 MAX_LINE_BYTES = 20_000  # small, so that damage reaches it
-CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"town": "Köln", "days": [1, 2.5e0]}'}}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"town": "Köln", "days": [1, 2.5e0]}'},
+}
 SAY = {"role": "assistant", "content": "4 🙂"}
 ASK = {"role": "user", "content": '2 + 2?\n"Why" \\ \t{}'}
 ROWS: list[dict[str, Any]] = [
     {"messages": [{"role": "system", "content": "Be brief."}, ASK, SAY]},
-    {"messages": [ASK, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "call_1", "content": "no"},
-                  {"role": "assistant", "content": "No.", "reasoning_content": "Dry."}],
-     "tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}}}]},
-    {"conversations": [{"from": "human", "value": "Grüße – schön"}, {"from": "gpt", "value": "«Ça va»\u2028"}], "system": "", "domain": "small talk"},
+    {
+        "messages": [
+            ASK,
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "no"},
+            {"role": "assistant", "content": "No.", "reasoning_content": "Dry."},
+        ],
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "weather",
+                    "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
+                },
+            }
+        ],
+    },
+    {
+        "conversations": [
+            {"from": "human", "value": "Grüße – schön"},
+            {"from": "gpt", "value": "«Ça va»\u2028"},
+        ],
+        "system": "",
+        "domain": "small talk",
+    },
     {"instruction": "Add.", "input": "1, 2", "output": "3", "history": [["Hi", "Hello"]]},
     {"prompt": "Once", "completion": " upon a time"},
     {"query": "Why?", "response": "Because."},
@@ -51,10 +77,25 @@ ROWS: list[dict[str, Any]] = [
     {"prompt": "6 * 7", "answer": "42"},
     {"segments": [{"label": False, "text": "<s>"}, {"label": True, "text": "x"}]},
     {"text": "plain text " * 20, "source": "book"},
-]  # fmt: skip
+]
 NASTY = [
     *(bytes([byte]) for byte in b'"\\{}[]:,\n\r\t\x00\x7f\x80\xc2\xed\xff'),
-    *(b"\\u0000", b"\\ud800", b"\xef\xbb\xbf", b"\r\n", b"\n\n", b'""', b"NaN", b"1e999", b"9" * 30, b"-", b"null", b'"a":1,"a":1', b"[[[[", b"PAR1"),
+    *(
+        b"\\u0000",
+        b"\\ud800",
+        b"\xef\xbb\xbf",
+        b"\r\n",
+        b"\n\n",
+        b'""',
+        b"NaN",
+        b"1e999",
+        b"9" * 30,
+        b"-",
+        b"null",
+        b'"a":1,"a":1',
+        b"[[[[",
+        b"PAR1",
+    ),
 ]
 ZSTD = zstandard.ZstdCompressor(level=1, write_checksum=True)
 
@@ -72,10 +113,25 @@ def as_csv(rows: list[dict[str, Any]]) -> bytes:
 
 def as_parquet(rows: list[dict[str, Any]]) -> bytes:
     sink = io.BytesIO()
-    as_they_are = ("conversations", "history", "reward", "label")  # other columns hold text in one row and lists in the next
-    plain = [{key: value if key in as_they_are or isinstance(value, str) else json.dumps(value) for key, value in row.items()} for row in rows]
+    as_they_are = (
+        "conversations",
+        "history",
+        "reward",
+        "label",
+    )  # other columns hold text in one row and lists in the next
+    plain = [
+        {
+            key: value if key in as_they_are or isinstance(value, str) else json.dumps(value)
+            for key, value in row.items()
+        }
+        for row in rows
+    ]
     names = dict.fromkeys(key for row in plain for key in row)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in plain]), sink, row_group_size=3)
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in plain]),
+        sink,
+        row_group_size=3,
+    )
     return sink.getvalue()
 
 
@@ -87,7 +143,11 @@ PLAIN: dict[str, Make] = {
     ".csv": as_csv,
     ".parquet": as_parquet,
 }
-PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": lambda data: gzip.compress(data, 1), ".zst": ZSTD.compress}
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": lambda data: gzip.compress(data, 1),
+    ".zst": ZSTD.compress,
+}
 
 
 @cache
@@ -113,7 +173,8 @@ def damaged(data: bytes, other: bytes, chance: random.Random) -> bytes:
             case 3:  # doubled, or more
                 data = (
                     data[: some.stop]
-                    + data[some] * min(chance.choice((1, 1, 2, 500)), 1 + 200_000 // (some.stop - some.start + 1))
+                    + data[some]
+                    * min(chance.choice((1, 1, 2, 500)), 1 + 200_000 // (some.stop - some.start + 1))
                     + data[some.stop :]
                 )
             case 4:  # taken from elsewhere
@@ -136,11 +197,15 @@ def case(seed: int, number: int) -> tuple[str, bytes]:
 
 
 def read(path: Path, data: bytes) -> Counter[str]:
-    """Read one file as `curate` does and give its reasons ("" for a good row); asserts that all its rows are accounted for."""
+    """Read one file as `curate` does and give its reasons ("" for a good row); asserts that all its rows are
+    accounted for.
+    """
     reasons: Counter[str] = Counter()
     path.write_bytes(data)
     last = -1
-    for expected, (number, offset, raw) in enumerate(raw_lines(path, path.name, max_line_bytes=MAX_LINE_BYTES, notes=Counter()), start=1):
+    for expected, (number, offset, raw) in enumerate(
+        raw_lines(path, path.name, max_line_bytes=MAX_LINE_BYTES, notes=Counter()), start=1
+    ):
         assert number == expected
         if offset is not None:
             assert offset > last
@@ -175,7 +240,12 @@ def survive(seed: int, count: int) -> dict[str, Any]:
                 raise AssertionError(f"case({seed}, {number}), {name}: {error!r}") from error
             figures["slowest_s"] = max(figures["slowest_s"], time.process_time() - start)
             containers[name] += 1
-    figures |= {"rows": reasons.total(), "accepted": reasons.pop(""), "rejected": dict(reasons.most_common()), "containers": dict(containers)}
+    figures |= {
+        "rows": reasons.total(),
+        "accepted": reasons.pop(""),
+        "rejected": dict(reasons.most_common()),
+        "containers": dict(containers),
+    }
     return figures | {"peak_mib": peak_kib() >> 10}
 
 
@@ -188,7 +258,9 @@ def peak_kib() -> int:
 
 def figures_of(seed: int, count: int) -> dict[str, Any]:
     """`survive` in a process of its own, whose memory is its own and which may crash."""
-    done = subprocess.run([sys.executable, __file__, str(seed), str(count)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, __file__, str(seed), str(count)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     figures: dict[str, Any] = json.loads(done.stdout)
     return figures
@@ -211,7 +283,9 @@ def test_no_damage_is_read_whole(tmp_path: Path) -> None:
 def test_3000_damaged_files() -> None:
     figures = figures_of(seed=1, count=3000)
     check(figures)
-    assert figures["accepted"] > 1000 and len(figures["rejected"]) > 15  # the damage is neither total nor dull
+    assert (
+        figures["accepted"] > 1000 and len(figures["rejected"]) > 15
+    )  # the damage is neither total nor dull
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """A training run that dies, anywhere, goes on from its newest complete checkpoint and ends in the same bytes.
 
-SIGKILL is sent by the process to itself at a place drawn from a seed: after a micro-step of any epoch, or inside a save, at one
-of the save's own file operations or after some milliseconds. The children are forked from a server that has the libraries loaded.
+SIGKILL is sent by the process to itself at a place drawn from a seed: after a micro-step of any epoch, or
+inside a save, at one of the save's own file operations or after some milliseconds. The children are forked
+from a server that has the libraries loaded.
 """
 
 import json
@@ -26,21 +27,38 @@ from pipeline.core.metrics_log import MEASURED, MetricsLog
 from pipeline.stages.train.checkpoints import MARKER, checkpoints_in, defect, read_notes, step_of
 
 EPOCHS, ACCUMULATION, SAVE_STEPS, EVAL_STEPS = 3, 2, 2, 3
-# the first QUICK (one of every kind among them) are in every run of the tests, those up to OFTEN in CI, all in `pytest -m slow`
+# the first QUICK (one of every kind among them) are in every run of the tests, those up to OFTEN in CI, all
+# in `pytest -m slow`
 KILLS, OFTEN, QUICK = 50, 10, 4
 CHANGES = {
-    "num_train_epochs": float(EPOCHS), "max_steps": -1, "save_steps": SAVE_STEPS, "eval_steps": EVAL_STEPS, "lora_dropout": 0.1,
-    "gradient_accumulation_steps": ACCUMULATION, "sample_rows": 1, "sample_tokens": 4, "save_total_limit": 2,
-}  # fmt: skip
+    "num_train_epochs": float(EPOCHS),
+    "max_steps": -1,
+    "save_steps": SAVE_STEPS,
+    "eval_steps": EVAL_STEPS,
+    "lora_dropout": 0.1,
+    "gradient_accumulation_steps": ACCUMULATION,
+    "sample_rows": 1,
+    "sample_tokens": 4,
+    "save_total_limit": 2,
+}
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
-    ["pipeline.stages.train.stage", "pipeline.stages.train.callbacks", "peft", "bitsandbytes", "datasets", "trl.trainer.sft_trainer"]
+    [
+        "pipeline.stages.train.stage",
+        "pipeline.stages.train.callbacks",
+        "peft",
+        "bitsandbytes",
+        "datasets",
+        "trl.trainer.sft_trainer",
+    ]
 )
 
 
 @dataclass(frozen=True)
 class Death:
-    """Where a run dies: after its `count`th micro-step, or in its `count`th save, at the `event`th file operation or after `delay` seconds."""
+    """Where a run dies: after its `count`th micro-step, or in its `count`th save, at the `event`th file
+    operation or after `delay` seconds.
+    """
 
     place: str  # step | save | delay: SIGKILL; signal | logged | evaluation: SIGTERM
     count: int
@@ -49,7 +67,9 @@ class Death:
 
 
 def planned(seed: int, micro_steps: int) -> Death:
-    """Death number `seed` of a run of so many micro-steps: three in five after a micro-step, two in five inside a save."""
+    """Death number `seed` of a run of so many micro-steps: three in five after a micro-step, two in five
+    inside a save.
+    """
     drawn = random.Random(seed)  # noqa: S311
     saves = micro_steps // ACCUMULATION // SAVE_STEPS
     match seed % 5:
@@ -61,8 +81,12 @@ def planned(seed: int, micro_steps: int) -> Death:
             return Death("step", drawn.randint(1, micro_steps))
 
 
-def run(root: Path, death: Death | None = None, dictated: tuple[float, ...] = (), words: tuple[str, ...] = ()) -> int:
-    """Train in a process of its own; its exit code (-9: killed). `dictated` are the held-out losses, step by step; `words` options."""
+def run(
+    root: Path, death: Death | None = None, dictated: tuple[float, ...] = (), words: tuple[str, ...] = ()
+) -> int:
+    """Train in a process of its own; its exit code (-9: killed). `dictated` are the held-out losses, step by
+    step; `words` options.
+    """
     child = FORKED.Process(target=train_and_die, args=(root, death, dictated, words))
     child.start()
     child.join(300)
@@ -70,7 +94,9 @@ def run(root: Path, death: Death | None = None, dictated: tuple[float, ...] = ()
     return child.exitcode
 
 
-def train_and_die(root: Path, death: Death | None, dictated: tuple[float, ...], words: tuple[str, ...]) -> None:
+def train_and_die(
+    root: Path, death: Death | None, dictated: tuple[float, ...], words: tuple[str, ...]
+) -> None:
     """The child: `python -m pipeline train`, dying where it is told to."""
     from pipeline.__main__ import main
 
@@ -88,7 +114,9 @@ def train_and_die(root: Path, death: Death | None, dictated: tuple[float, ...], 
 
 
 def on_one_core() -> None:
-    """One thread, for beside other tests two would wait for each other, and the same for all runs, for sums depend on their number."""
+    """One thread, for beside other tests two would wait for each other, and the same for all runs, for sums
+    depend on their number.
+    """
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
 
@@ -169,11 +197,18 @@ def micro_steps(unbroken: Path) -> int:
 
 
 def same_as(unbroken: Path, root: Path) -> None:
-    """Adapter, curves, metrics log, optimizer, schedule and random state are those of the unbroken run, bit for bit."""
+    """Adapter, curves, metrics log, optimizer, schedule and random state are those of the unbroken run, bit
+    for bit.
+    """
     assert tree_hash(root / "models/adapter") == tree_hash(unbroken / "models/adapter")
     assert (root / "reports/train.csv").read_bytes() == (unbroken / "reports/train.csv").read_bytes()
-    output = [[{key: value for key, value in row.items() if key not in MEASURED} for row in MetricsLog(folder / "reports/train.jsonl").rows()]
-            for folder in (root, unbroken)]  # fmt: skip
+    output = [
+        [
+            {key: value for key, value in row.items() if key not in MEASURED}
+            for row in MetricsLog(folder / "reports/train.jsonl").rows()
+        ]
+        for folder in (root, unbroken)
+    ]
     assert output[0] == output[1]
     last = [checkpoints_in(folder / "models/checkpoints")[-1] for folder in (root, unbroken)]
     assert last[0].name == last[1].name
@@ -184,7 +219,10 @@ def same_as(unbroken: Path, root: Path) -> None:
 def deaths() -> Iterator[Any]:
     """The seeds, marked by how often they are drawn."""
     for seed in range(KILLS):
-        marks = [*([pytest.mark.slow] if seed >= QUICK else []), *([pytest.mark.exhaustive] if seed >= OFTEN else [])]
+        marks = [
+            *([pytest.mark.slow] if seed >= QUICK else []),
+            *([pytest.mark.exhaustive] if seed >= OFTEN else []),
+        ]
         yield pytest.param(seed, marks=marks)
 
 
@@ -225,26 +263,41 @@ def test_killed_three_times(project: Path, unbroken: Path, tmp_path: Path) -> No
         pytest.param(Death("evaluation", 2), 6, id="evaluating"),
     ],
 )
-def test_a_signal_leaves_a_whole_checkpoint(death: Death, done: int, project: Path, unbroken: Path, tmp_path: Path) -> None:
+def test_a_signal_leaves_a_whole_checkpoint(
+    death: Death, done: int, project: Path, unbroken: Path, tmp_path: Path
+) -> None:
     root = copy(project, tmp_path)
     started = time.monotonic()
     assert run(root, death) == 128 + signal.SIGTERM
-    assert time.monotonic() - started < 60  # loading included; the signal itself is heard after one micro-step
+    assert (
+        time.monotonic() - started < 60
+    )  # loading included; the signal itself is heard after one micro-step
     newest = checkpoints_in(root / "models/checkpoints")[-1]
     assert step_of(newest) == done
     assert defect(newest) is None
-    assert f"checkpoint-{done} is complete, and the same command goes on from it" in (root / "out.log").read_text()
+    assert (
+        f"checkpoint-{done} is complete, and the same command goes on from it"
+        in (root / "out.log").read_text()
+    )
     assert run(root) == 0
     same_as(unbroken, root)
 
 
 def test_early_stopping_survives_a_kill(project: Path, tmp_path: Path) -> None:
-    """Best at step 2, no better at 3 and 4, and far better later: patience counts through a kill, and the best adapter is published."""
+    """Best at step 2, no better at 3 and 4, and far better later: patience counts through a kill, and the
+    best adapter is published.
+    """
     losses, wholes = (3.0, 1.0, 2.0, 2.5, *[0.5] * 20), []
     for name, death in (("whole", None), ("killed", Death("step", 3 * ACCUMULATION + 1))):
         root = copy(project, tmp_path / name)
         params = yaml.safe_load((root / "params.yaml").read_text())
-        params["train"] |= {"early_stopping_patience": 2, "eval_steps": 1, "save_steps": 1, "save_total_limit": 1, "sample_rows": 0}
+        params["train"] |= {
+            "early_stopping_patience": 2,
+            "eval_steps": 1,
+            "save_steps": 1,
+            "save_total_limit": 1,
+            "sample_rows": 0,
+        }
         (root / "params.yaml").write_text(yaml.safe_dump(params))
         if death:
             assert run(root, death, losses) == -signal.SIGKILL
@@ -269,7 +322,9 @@ def test_a_torn_checkpoint_is_set_aside(project: Path, unbroken: Path, tmp_path:
 
 
 def test_a_chosen_checkpoint_is_gone_on_from(project: Path, unbroken: Path, tmp_path: Path) -> None:
-    """The newer one is kept aside: when the run is killed again, the same command goes on from the chosen one."""
+    """The newer one is kept aside: when the run is killed again, the same command goes on from the chosen
+    one.
+    """
     root = copy(project, tmp_path)
     assert run(root, Death("step", 4 * SAVE_STEPS + 1)) == -signal.SIGKILL
     chosen, newest = checkpoints_in(root / "models/checkpoints")
@@ -292,7 +347,10 @@ def test_another_configuration_is_refused_and_nothing_is_lost(project: Path, tmp
     params = (root / "params.yaml").read_text()
     (root / "params.yaml").write_text(params.replace("lora_alpha: 8", "lora_alpha: 16"))
     assert run(root) == 2
-    assert "train.lora_alpha (8 → 16) changed: put that back to go on with it, or start again" in (root / "out.log").read_text()
+    assert (
+        "train.lora_alpha (8 → 16) changed: put that back to go on with it, or start again"
+        in (root / "out.log").read_text()
+    )
     template = root / "models/base/chat_template.jinja"
     (root / "params.yaml").write_text(params)
     kept = template.read_text()

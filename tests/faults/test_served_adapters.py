@@ -1,4 +1,6 @@
-"""Adapters on the real llama-server: what is asked for is what answers, also after a switch; and what doesn't belong together is never served."""
+"""Adapters on the real llama-server: what is asked for is what answers, also after a switch; and what doesn't
+belong together is never served.
+"""
 
 import os
 import shutil
@@ -46,7 +48,9 @@ def params() -> Params:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
-    """A project with its base's file, its own adapter, and another one of the same file. Read only: copy it to change it."""
+    """A project with its base's file, its own adapter, and another one of the same file. Read only: copy it
+    to change it.
+    """
     folder = tmp_path_factory.mktemp("adapters")
     for name in ("base", "gguf"):
         (folder / "models" / name).mkdir(parents=True)
@@ -67,7 +71,9 @@ def served(tools: Toolchain, params: Params, root: Path) -> Open:
     def run(**scales: float) -> Iterator[Server]:
         pairs = [(files[name], scale) for name, scale in scales.items()]
         model, log = model_file(params, root, "base"), root / "logs" / "test.log"
-        with serve(tools=tools, model=model, key_file=ensure_key(root), log=log, settings=params.serve, lora=pairs) as running:
+        with serve(
+            tools=tools, model=model, key_file=ensure_key(root), log=log, settings=params.serve, lora=pairs
+        ) as running:
             yield running
 
     return run
@@ -75,7 +81,13 @@ def served(tools: Toolchain, params: Params, root: Path) -> Open:
 
 def output(server: Server, lora: list[dict[str, float]] | None = None, **more: Any) -> Tokens:
     """The eight tokens that follow `PROMPT`, greedily."""
-    body = {"prompt": PROMPT, "n_predict": 8, "temperature": 0, "ignore_eos": True, "return_tokens": True} | more
+    body = {
+        "prompt": PROMPT,
+        "n_predict": 8,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_tokens": True,
+    } | more
     answer = server.post("/completion", body if lora is None else body | {"lora": lora})
     tokens: Tokens = answer["tokens"]
     assert len(tokens) == 8
@@ -87,15 +99,23 @@ def truth(tools: Toolchain, params: Params, root: Path) -> dict[tuple[float, flo
     """What is said with scales (own, tone): each by a server that was started so and asked once."""
     found = {}
     for own, tone in ((0.0, 0.0), (1.0, 0.0), (0.5, 0.0), (0.0, 1.0), (1.0, 1.0)):
-        lora = [(file, scale) for file, scale in ((root / "models/gguf/demo-lora.gguf", own), (root / "tone.gguf", tone)) if scale]
+        lora = [
+            (file, scale)
+            for file, scale in ((root / "models/gguf/demo-lora.gguf", own), (root / "tone.gguf", tone))
+            if scale
+        ]
         model, log = model_file(params, root, "base"), root / "logs" / "truth.log"
-        with serve(tools=tools, model=model, key_file=ensure_key(root), log=log, settings=params.serve, lora=lora) as running:
+        with serve(
+            tools=tools, model=model, key_file=ensure_key(root), log=log, settings=params.serve, lora=lora
+        ) as running:
             found[own, tone] = output(running)
     assert len({tuple(tokens) for tokens in found.values()}) == 5
     return found
 
 
-def test_scales_of_the_command_line_and_of_a_request(served: Open, truth: dict[tuple[float, float], Tokens]) -> None:
+def test_scales_of_the_command_line_and_of_a_request(
+    served: Open, truth: dict[tuple[float, float], Tokens]
+) -> None:
     with served(own=1, tone=0) as server:
         assert output(server) == truth[1, 0]
         assert output(server, lora=[{"id": 0, "scale": 0}]) == truth[0, 0]
@@ -108,18 +128,33 @@ def test_scales_of_the_command_line_and_of_a_request(served: Open, truth: dict[t
         assert output(server) == truth[0, 0]
 
 
-def test_switching_one_adapter_by_the_command(served: Open, truth: dict[tuple[float, float], Tokens], params: Params, root: Path,
-                                              capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_switching_one_adapter_by_the_command(
+    served: Open,
+    truth: dict[tuple[float, float], Tokens],
+    params: Params,
+    root: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with served(own=1) as server:
         assert [output(server, id_slot=slot) for slot in (0, 1)] == [truth[1, 0]] * 2
-        for words, scale, shown in (([], 1, "1"), (["demo-lora=0"], 0, "0 (off)"), (["demo-lora=0.5"], 0.5, "0.5"), (["demo-lora=1"], 1, "1")):
+        for words, scale, shown in (
+            ([], 1, "1"),
+            (["demo-lora=0"], 0, "0 (off)"),
+            (["demo-lora=0.5"], 0.5, "0.5"),
+            (["demo-lora=1"], 1, "1"),
+        ):
             command.main(params, root, words)
             assert capsys.readouterr().out == f"demo-lora  {shown}\n"
             assert [output(server, id_slot=slot) for slot in (0, 1, 0)] == [truth[scale, 0]] * 3
 
 
-def test_switching_several_leaves_the_others(served: Open, truth: dict[tuple[float, float], Tokens], params: Params, root: Path,
-                                             capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_switching_several_leaves_the_others(
+    served: Open,
+    truth: dict[tuple[float, float], Tokens],
+    params: Params,
+    root: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with served(own=1, tone=0) as server:
         output(server)
         command.main(params, root, ["tone=1"])
@@ -133,9 +168,16 @@ def test_switching_several_leaves_the_others(served: Open, truth: dict[tuple[flo
 
 @pytest.mark.parametrize("adapters", [1, 2])
 def test_without_our_guards_llama_server_goes_on_from_another_adapters_keys(
-    served: Open, truth: dict[tuple[float, float], Tokens], params: Params, root: Path, monkeypatch: pytest.MonkeyPatch, adapters: int
+    served: Open,
+    truth: dict[tuple[float, float], Tokens],
+    params: Params,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    adapters: int,
 ) -> None:
-    """Why nothing is kept of prompts: once this fails, llama.cpp has repaired it, and `cache_arguments` and `forget_prompts` can go."""
+    """Why nothing is kept of prompts: once this fails, llama.cpp has repaired it, and `cache_arguments` and
+    `forget_prompts` can go.
+    """
     monkeypatch.setattr(llama_server, "cache_arguments", lambda number: [])
     monkeypatch.setattr(switching, "forget_prompts", lambda client: None)
     with served(own=1) if adapters == 1 else served(own=1, tone=0) as server:
@@ -149,13 +191,27 @@ def test_the_endpoint_wants_the_key(served: Open, truth: dict[tuple[float, float
     with served(own=1) as server:
         for headers in ({}, {"Authorization": "Bearer wrong"}):
             assert httpx.get(f"{server.url}/lora-adapters", headers=headers).status_code == 401
-            assert httpx.post(f"{server.url}/lora-adapters", headers=headers, json=[{"id": 0, "scale": 0}]).status_code == 401
+            assert (
+                httpx.post(
+                    f"{server.url}/lora-adapters", headers=headers, json=[{"id": 0, "scale": 0}]
+                ).status_code
+                == 401
+            )
         assert output(server) == truth[1, 0]
 
 
-def test_words_that_the_command_refuses(served: Open, params: Params, root: Path, truth: dict[tuple[float, float], Tokens],
-                                        capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
-    refused = {"lora": "says no scale: give NAME=SCALE", "lora=inf": "has the scale 'inf'", "x=1": "has no adapter x: it has demo-lora"}
+def test_words_that_the_command_refuses(
+    served: Open,
+    params: Params,
+    root: Path,
+    truth: dict[tuple[float, float], Tokens],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refused = {
+        "lora": "says no scale: give NAME=SCALE",
+        "lora=inf": "has the scale 'inf'",
+        "x=1": "has no adapter x: it has demo-lora",
+    }
     with served(own=1) as server:
         for word, words in refused.items():
             with pytest.raises(ConfigError, match=words):
@@ -174,9 +230,18 @@ def test_words_that_the_command_refuses(served: Open, params: Params, root: Path
 
 def test_what_a_project_with_a_gguf_base_serves(params: Params, root: Path, tmp_path: Path) -> None:
     own = Adapter(root / "models/gguf/demo-lora.gguf")
-    assert [choose_model(params, root, asked) for asked in (None, "adapter", "BASE")] == ["adapter", "adapter", "base"]
-    assert {model_file(params, root, model) for model in ("adapter", "base")} == {root / "models/base/model.gguf"}
-    assert chosen_adapters(params, root, "adapter", lora=False, given=["x.gguf=2"]) == [own, Adapter(Path("x.gguf"), 2)]
+    assert [choose_model(params, root, asked) for asked in (None, "adapter", "BASE")] == [
+        "adapter",
+        "adapter",
+        "base",
+    ]
+    assert {model_file(params, root, model) for model in ("adapter", "base")} == {
+        root / "models/base/model.gguf"
+    }
+    assert chosen_adapters(params, root, "adapter", lora=False, given=["x.gguf=2"]) == [
+        own,
+        Adapter(Path("x.gguf"), 2),
+    ]
     assert chosen_adapters(params, root, "base", lora=False, given=[]) == []
     assert chosen_adapters(params, root, "base", lora=True, given=[]) == [own]
     with pytest.raises(ConfigError, match="Q-SERVE-001"):
@@ -186,8 +251,14 @@ def test_what_a_project_with_a_gguf_base_serves(params: Params, root: Path, tmp_
 
 
 def quench(root: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", "pipeline.cli", *words, "--root", str(root)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            text=True, cwd=PROJECT, env=os.environ)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipeline.cli", *words, "--root", str(root)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=PROJECT,
+        env=os.environ,
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,13 +270,19 @@ def quench(root: Path, *words: str) -> subprocess.Popen[str]:
     ],
 )
 def test_the_command(root: Path, params: Params, words: Sequence[str], title: str, name: str) -> None:
-    process = quench(root, "serve", *(str(root / word) if word.startswith("tone") else word for word in words))
+    process = quench(
+        root, "serve", *(str(root / word) if word.startswith("tone") else word for word in words)
+    )
     try:
         assert process.stdout is not None
         first = process.stdout.readline()
         assert first.startswith(f"{title} is served on"), process.stderr and process.stderr.read()
         key = ensure_key(root).read_text().strip()
-        answer = httpx.get(f"http://127.0.0.1:{params.serve.port}/v1/models", headers={"Authorization": f"Bearer {key}"}, trust_env=False)
+        answer = httpx.get(
+            f"http://127.0.0.1:{params.serve.port}/v1/models",
+            headers={"Authorization": f"Bearer {key}"},
+            trust_env=False,
+        )
         assert answer.json()["data"][0]["id"] == name
     finally:
         process.terminate()
@@ -233,18 +310,26 @@ def spoil(root: Path, kind: str) -> None:
 
 
 FAULTS = {
-    "another file": "demo-lora.gguf was trained on another file", "one bit": "demo-lora.gguf was trained on another file",
-    "base cut off": "model.gguf is not a complete GGUF", "adapter cut off": "demo-lora.gguf is not a complete GGUF",
-    "no adapter": "demo-lora.gguf is missing", "shapes": "changes blk.0.ffn_down.weight by 96×4 and 4×32, which doesn't fit 64×32",
-}  # fmt: skip
+    "another file": "demo-lora.gguf was trained on another file",
+    "one bit": "demo-lora.gguf was trained on another file",
+    "base cut off": "model.gguf is not a complete GGUF",
+    "adapter cut off": "demo-lora.gguf is not a complete GGUF",
+    "no adapter": "demo-lora.gguf is missing",
+    "shapes": "changes blk.0.ffn_down.weight by 96×4 and 4×32, which doesn't fit 64×32",
+}
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_what_does_not_belong_together_is_not_served(root: Path, tmp_path: Path, params: Params, kind: str) -> None:
+def test_what_does_not_belong_together_is_not_served(
+    root: Path, tmp_path: Path, params: Params, kind: str
+) -> None:
     copy = Path(shutil.copytree(root, tmp_path / "project"))
     spoil(copy, kind)
     with pytest.raises(DataError, match=FAULTS[kind]):
-        matching_adapters(model_file(params, copy, "adapter"), chosen_adapters(params, copy, "adapter", lora=False, given=[]))
+        matching_adapters(
+            model_file(params, copy, "adapter"),
+            chosen_adapters(params, copy, "adapter", lora=False, given=[]),
+        )
 
 
 def test_the_sentence_comes_before_the_server(root: Path, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
-"""Failures of training that nobody sees in the loss, planted one at a time; each is caught by the stage itself, by name.
+"""Failures of training that nobody sees in the loss, planted one at a time; each is caught by the stage
+itself, by name.
 
-The rules on a run's curves have their own file, test_silent_training.py; this one mutates the trainer, its libraries and its model.
+The rules on a run's curves have their own file, test_silent_training.py; this one mutates the trainer, its
+libraries and its model.
 """
 
 import json
@@ -15,7 +17,14 @@ import yaml
 
 from pipeline.__main__ import main
 
-CHANGES = {"max_steps": 4, "save_steps": 2, "eval_steps": 2, "sample_rows": 0, "gradient_accumulation_steps": 2, "num_train_epochs": 1.0}
+CHANGES = {
+    "max_steps": 4,
+    "save_steps": 2,
+    "eval_steps": 2,
+    "sample_rows": 0,
+    "gradient_accumulation_steps": 2,
+    "num_train_epochs": 1.0,
+}
 
 
 @pytest.fixture
@@ -30,7 +39,11 @@ def root(prepared: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_clean_run_raises_nothing(seed: int, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = yaml.safe_load((root / "params.yaml").read_text())
-    params["train"] |= {"seed": seed, "learning_rate": 2.0e-4, "r": 8}  # the tiny project's own are outside the usual ranges
+    params["train"] |= {
+        "seed": seed,
+        "learning_rate": 2.0e-4,
+        "r": 8,
+    }  # the tiny project's own are outside the usual ranges
     (root / "params.yaml").write_text(yaml.safe_dump(params))
     assert main(["train", "--root", str(root)]) == 0
     output = capsys.readouterr()
@@ -40,7 +53,9 @@ def test_a_clean_run_raises_nothing(seed: int, root: Path, capsys: pytest.Captur
 
 
 def mean_of_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every micro-batch is divided by its own tokens and the number of micro-batches, as before transformers 4.46."""
+    """Every micro-batch is divided by its own tokens and the number of micro-batches, as before transformers
+    4.46.
+    """
     from pipeline.stages.train.trainer import QuenchTrainer
 
     real = QuenchTrainer.loss_over
@@ -48,7 +63,9 @@ def mean_of_means(monkeypatch: pytest.MonkeyPatch) -> None:
     def own_tokens(self: Any, model: Any, inputs: Any, tokens: Any) -> Any:
         return real(self, model, inputs, inputs["trained_tokens"] * 2 if self.model.training else tokens)
 
-    def compute_loss(self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         loss = own_tokens(self, model, inputs, num_items_in_batch)
         self.stats.add(inputs, loss.detach() * inputs["trained_tokens"] * 2)
         return loss
@@ -57,12 +74,16 @@ def mean_of_means(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss is NaN from the third micro-batch on; transformers would log a mean of the others unless told not to."""
+    """The loss is NaN from the third micro-batch on; transformers would log a mean of the others unless told
+    not to.
+    """
     from pipeline.stages.train.trainer import QuenchTrainer
 
     real, calls = QuenchTrainer.compute_loss, iter(range(99))
     monkeypatch.setattr(
-        QuenchTrainer, "compute_loss", lambda self, *rest, **more: real(self, *rest, **more) * (float("nan") if next(calls) > 1 else 1)
+        QuenchTrainer,
+        "compute_loss",
+        lambda self, *rest, **more: real(self, *rest, **more) * (float("nan") if next(calls) > 1 else 1),
     )
 
 
@@ -79,7 +100,9 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     from pipeline.stages.train.trainer import QuenchTrainer
 
     monkeypatch.setattr(
-        QuenchTrainer, "_clip_grad_norm", lambda self, model: [p.grad.zero_() for p in model.parameters() if p.grad is not None] and 0.0
+        QuenchTrainer,
+        "_clip_grad_norm",
+        lambda self, model: [p.grad.zero_() for p in model.parameters() if p.grad is not None] and 0.0,
     )
 
 
@@ -136,7 +159,9 @@ def weights_repacked(monkeypatch: pytest.MonkeyPatch) -> None:
     real = QuenchTrainer.loss_over
 
     def marked(self: Any, *rest: Any) -> Any:
-        self.model.base_model.model.model.layers[0].mlp.up_proj.base_layer.weight.quant_state.packing_format_for_cpu = not self.model.training
+        self.model.base_model.model.model.layers[
+            0
+        ].mlp.up_proj.base_layer.weight.quant_state.packing_format_for_cpu = not self.model.training
         return real(self, *rest) if self.model.training else torch.tensor(1.0)
 
     monkeypatch.setattr(QuenchTrainer, "loss_over", marked)
@@ -176,7 +201,9 @@ def test_more_than_the_adapter_is_a_bug_by_name(root: Path, monkeypatch: pytest.
         main(["train", "--root", str(root)])
 
 
-def test_rows_that_a_resume_repeats_are_named(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_a_resume_repeats_are_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A resumed run that starts its epoch from the first row again."""
     from transformers import trainer as library
 

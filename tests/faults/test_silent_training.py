@@ -1,6 +1,8 @@
-"""Failures that training would go through in silence, each planted by one mutation of a small run and named by what watches it.
+"""Failures that training would go through in silence, each planted by one mutation of a small run and named
+by what watches it.
 
-The run here is the bookkeeping of one alone (order of rows, metrics log, resume, figures per step): what watches sees no more of a real one.
+The run here is the bookkeeping of one alone (order of rows, metrics log, resume, figures per step): what
+watches sees no more of a real one.
 """
 
 import math
@@ -49,7 +51,11 @@ class Trainer:
         plan = self.order(self.seed if checkpoint is None else self.seed_after_resume)
         plan = plan[:done] + plan[done + (self.skips if checkpoint is not None else 0) :]
         for step in range(done + 1, min(killed_after, len(plan)) + 1):
-            row = FIGURES[step - 1] | {"step": step, "epoch": step * PER_STEP / PACKED, "rows": plan[step - 1]}
+            row = FIGURES[step - 1] | {
+                "step": step,
+                "epoch": step * PER_STEP / PACKED,
+                "rows": plan[step - 1],
+            }
             row = self.mutate(row)
             metrics_log.append(row)
             yield row
@@ -57,7 +63,9 @@ class Trainer:
 
 
 def found(trainer: Trainer, path: Path, checkpoint: int, killed_after: int) -> list[str]:
-    """What is said of a run that was killed and resumed: the warnings and failures of its health, and the faults of its order."""
+    """What is said of a run that was killed and resumed: the warnings and failures of its health, and the
+    faults of its order.
+    """
     monitor, output = Monitor(STEPS, SETTINGS), []
     for row in trainer.go(path, None, killed_after):
         monitor.see(row)
@@ -65,7 +73,9 @@ def found(trainer: Trainer, path: Path, checkpoint: int, killed_after: int) -> l
     monitor.restore(row for row in MetricsLog(path).rows() if row["step"] <= checkpoint)
     for row in trainer.go(path, checkpoint):
         output += monitor.see(row)
-    monitoring = [f"{finding.verdict} {finding.name} at {finding.step}: {finding.remedy}" for finding in output]
+    monitoring = [
+        f"{finding.verdict} {finding.name} at {finding.step}: {finding.remedy}" for finding in output
+    ]
     return monitoring + epochs_complete(MetricsLog(path).rows(), PACKED)
 
 
@@ -73,7 +83,10 @@ def found(trainer: Trainer, path: Path, checkpoint: int, killed_after: int) -> l
 def test_clean_runs_raise_nothing(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311
     killed_after = chance.randint(1, STEPS - 1)
-    assert found(Trainer(seed, seed), tmp_path / "steps.jsonl", chance.randint(0, killed_after), killed_after) == []
+    assert (
+        found(Trainer(seed, seed), tmp_path / "steps.jsonl", chance.randint(0, killed_after), killed_after)
+        == []
+    )
 
 
 def at(step: int, **changed: Any) -> Callable[[Row], Row]:
@@ -83,19 +96,43 @@ def at(step: int, **changed: Any) -> Callable[[Row], Row]:
 
 NAN = math.nan
 FAILURES = {
-    "resume repeats rows: the metrics log is not cut back": (Trainer(truncates=False), "the metrics log, step 25, 26, 27: repeated"),
+    "resume repeats rows: the metrics log is not cut back": (
+        Trainer(truncates=False),
+        "the metrics log, step 25, 26, 27: repeated",
+    ),
     "resume skips rows": (Trainer(skips=1), "epoch 3, packed row"),
     "resume shuffles again": (Trainer(seed_after_resume=43), "repeated"),
-    "resume starts the epoch again": (Trainer(mutate=lambda row: row | {"rows": Trainer().order(42)[row["step"] - 5]} if row["step"] >= 25 else row),
-                                      "epoch 3, packed row"),
-    "the labels are all masked": (Trainer(mutate=at(26, trained_tokens=0, loss=0.0)), "fail zero loss at 26: a masking or packing fault"),
-    "masked, with a loss all the same": (Trainer(mutate=at(26, trained_tokens=0)), "fail trained tokens at 26: the labels are masked throughout"),
-    "a forward fault": (Trainer(mutate=at(26, loss=NAN, grad_norm=NAN)), "fail finite loss at 26: a forward fault"),
-    "a backward fault": (Trainer(mutate=at(26, grad_norm=NAN)), "fail finite gradient at 26: a backward fault"),
+    "resume starts the epoch again": (
+        Trainer(
+            mutate=lambda row: (
+                row | {"rows": Trainer().order(42)[row["step"] - 5]} if row["step"] >= 25 else row
+            )
+        ),
+        "epoch 3, packed row",
+    ),
+    "the labels are all masked": (
+        Trainer(mutate=at(26, trained_tokens=0, loss=0.0)),
+        "fail zero loss at 26: a masking or packing fault",
+    ),
+    "masked, with a loss all the same": (
+        Trainer(mutate=at(26, trained_tokens=0)),
+        "fail trained tokens at 26: the labels are masked throughout",
+    ),
+    "a forward fault": (
+        Trainer(mutate=at(26, loss=NAN, grad_norm=NAN)),
+        "fail finite loss at 26: a forward fault",
+    ),
+    "a backward fault": (
+        Trainer(mutate=at(26, grad_norm=NAN)),
+        "fail finite gradient at 26: a backward fault",
+    ),
     "no gradient any more": (Trainer(mutate=at(26, grad_norm=0.0)), "warn zero gradient at 26"),
     "the step size explodes": (Trainer(mutate=at(26, grad_norm=3000.0)), "warn gradient alarm at 26"),
-    "the machine swaps": (Trainer(mutate=at(26, tokens_per_second=9.0)), "warn speed at 28: the machine swaps"),
-}  # fmt: skip
+    "the machine swaps": (
+        Trainer(mutate=at(26, tokens_per_second=9.0)),
+        "warn speed at 28: the machine swaps",
+    ),
+}
 
 
 @pytest.mark.parametrize(("trainer", "words"), FAILURES.values(), ids=FAILURES)

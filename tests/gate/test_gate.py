@@ -1,4 +1,6 @@
-"""pipeline.gate.rules: each rule at its limit, what was not measured, and that a drop within noise refuses nothing."""
+"""pipeline.gate.rules: each rule at its limit, what was not measured, and that a drop within noise refuses
+nothing.
+"""
 
 import math
 from typing import Any
@@ -22,19 +24,35 @@ ROWS = 40
 def evaluation(score: float | None = 0.75, *, right: int | None = 60, **more: Any) -> dict[str, Any]:
     """One report; `right` of 100 general questions are right."""
     task = None if score is None else {"rows": ROWS, "score": score, "stopped": 1.0}
-    general = None if right is None else {"file": "builtin", "rows": 100, "right": [1] * right + [0] * (100 - right)}
-    figures = {"kld_mean": 0.01, "same_top": 0.98, "reference": "F16", "task": task, "general": general} | more
+    general = (
+        None
+        if right is None
+        else {"file": "builtin", "rows": 100, "right": [1] * right + [0] * (100 - right)}
+    )
+    figures = {
+        "kld_mean": 0.01,
+        "same_top": 0.98,
+        "reference": "F16",
+        "task": task,
+        "general": general,
+    } | more
     return {"all_tokens": {key: figures[key] for key in ("kld_mean", "same_top")}} | figures
 
 
 def rows(*scores: float | None) -> list[dict[str, Any]]:
-    return [{"id": f"r{number}", "score": score} for number, score in enumerate(scores * (ROWS // len(scores)))]
+    return [
+        {"id": f"r{number}", "score": score} for number, score in enumerate(scores * (ROWS // len(scores)))
+    ]
 
 
-def judge(level: dict[str, Any], limits: Gate = LIMITS, parity: Any = None, model: str = "Q4_K_M", **others: Any) -> Judgment:
-    evaluations = {"base-F16": evaluation(0.1, reference="F16"), "F16": evaluation(kld_mean=0.0, same_top=1.0), "Q4_K_M": level} | others.get(
-        "evaluations", {}
-    )
+def judge(
+    level: dict[str, Any], limits: Gate = LIMITS, parity: Any = None, model: str = "Q4_K_M", **others: Any
+) -> Judgment:
+    evaluations = {
+        "base-F16": evaluation(0.1, reference="F16"),
+        "F16": evaluation(kld_mean=0.0, same_top=1.0),
+        "Q4_K_M": level,
+    } | others.get("evaluations", {})
     answers = {"F16": rows(0.75), "Q4_K_M": rows(0.75)} | others.get("answers", {})
     return judge_model(model, evaluations, answers, parity or parity_report(), limits, 0)
 
@@ -47,9 +65,19 @@ def test_a_good_level_passes_and_every_rule_says_its_figure_and_limit() -> None:
     verdict = judge(evaluation())
     assert verdict.verdict == "pass"
     assert verdict.reasons == ()
-    assert [one.key for one in verdict.checks] == ["parity", "kld", "same_top", "task_drop", "stopped", "forgetting"]
+    assert [one.key for one in verdict.checks] == [
+        "parity",
+        "kld",
+        "same_top",
+        "task_drop",
+        "stopped",
+        "forgetting",
+    ]
     assert {one.verdict for one in verdict.checks} == {"pass"}
-    assert finding(verdict, "kld").sentence == "Q4_K_M's mean KL divergence from F16 is 0.0100 nats; at most 0.5 are allowed."
+    assert (
+        finding(verdict, "kld").sentence
+        == "Q4_K_M's mean KL divergence from F16 is 0.0100 nats; at most 0.5 are allowed."
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +85,11 @@ def test_a_good_level_passes_and_every_rule_says_its_figure_and_limit() -> None:
     [
         ({"kld_mean": 0.51}, "kld", "is 0.5100 nats; at most 0.5 are allowed"),
         ({"same_top": 0.84}, "same_top", "at 84% of the positions; at least 85% are wanted"),
-        ({"task": {"rows": 40, "score": 0.7, "stopped": 0.85}}, "stopped", "ends 85% of its 40 answers by itself; at least 90% are wanted"),
+        (
+            {"task": {"rows": 40, "score": 0.7, "stopped": 0.85}},
+            "stopped",
+            "ends 85% of its 40 answers by itself; at least 90% are wanted",
+        ),
         ({"right": 35}, "forgetting", "answers general questions 25.0 points below base-F16"),
     ],
 )
@@ -70,13 +102,20 @@ def test_each_rule_refuses_beyond_its_limit_alone(changed: dict[str, Any], rule:
 
 
 def test_divergence_counts_where_it_is_worse() -> None:
-    """Measured: 1 % of SmolLM2's Q8_0 blocks zeroed is 0.007 nats on eight answers known by heart and 1.72 over all tokens."""
-    damaged = finding(judge(evaluation(kld_mean=0.007, all_tokens={"kld_mean": 1.72, "same_top": 0.3})), "kld")
+    """Measured: 1 % of SmolLM2's Q8_0 blocks zeroed is 0.007 nats on eight answers known by heart and 1.72
+    over all tokens.
+    """
+    damaged = finding(
+        judge(evaluation(kld_mean=0.007, all_tokens={"kld_mean": 1.72, "same_top": 0.3})), "kld"
+    )
     assert damaged.verdict == "fail"
     assert "is 1.7200 nats over all tokens, 0.0070 at the assistant's; at most 0.5" in damaged.sentence
     elsewhere = judge(evaluation(kld_mean=0.6, all_tokens={"kld_mean": 0.1, "same_top": 0.3}))
     assert finding(elsewhere, "kld").figure == 0.6
-    assert "first at 30% of all positions, 98% of the assistant's; at least 85%" in finding(elsewhere, "same_top").sentence
+    assert (
+        "first at 30% of all positions, 98% of the assistant's; at least 85%"
+        in finding(elsewhere, "same_top").sentence
+    )
 
 
 @pytest.mark.parametrize("nonsense", [math.nan, math.inf, -5.0, None, "0.01", True])
@@ -88,7 +127,9 @@ def test_what_is_no_figure_refuses(where: str, key: str, rule: str, nonsense: An
     found = finding(judge(level), rule)
     assert (found.verdict, found.figure) == ("fail", None)
     assert "which refuses" in found.sentence
-    assert finding(judge(evaluation(same_top=98.0)), "same_top").verdict == "fail"  # of a hundred, where a share is meant
+    assert (
+        finding(judge(evaluation(same_top=98.0)), "same_top").verdict == "fail"
+    )  # of a hundred, where a share is meant
 
 
 def test_exactly_at_its_limit_a_figure_passes() -> None:
@@ -97,7 +138,10 @@ def test_exactly_at_its_limit_a_figure_passes() -> None:
 
 
 def test_a_figure_just_below_its_limit_does_not_read_as_if_it_were_at_it() -> None:
-    assert "first at 84.99% of the positions; at least 85%" in finding(judge(evaluation(same_top=0.8499)), "same_top").sentence
+    assert (
+        "first at 84.99% of the positions; at least 85%"
+        in finding(judge(evaluation(same_top=0.8499)), "same_top").sentence
+    )
     close = Gate(max_kld=None, min_same_top=None, max_task_drop=None, min_stopped=0.995, max_forgetting=None)
     assert (
         "ends 99.4% of its 40 answers by itself; at least 99.5%"
@@ -109,7 +153,12 @@ def test_a_task_drop_refuses_only_beyond_noise() -> None:
     every_row_worse = judge(evaluation(0.6), answers={"Q4_K_M": rows(0.6)})
     assert finding(every_row_worse, "task_drop").verdict == "fail"
     assert finding(every_row_worse, "task_drop").figure == pytest.approx(15)
-    few = {"F16": rows(0.75)[:4], "Q4_K_M": [{"id": f"r{number}", "score": score} for number, score in enumerate((0.95, 0.2, 1.0, 0.3))]}
+    few = {
+        "F16": rows(0.75)[:4],
+        "Q4_K_M": [
+            {"id": f"r{number}", "score": score} for number, score in enumerate((0.95, 0.2, 1.0, 0.3))
+        ],
+    }
     noisy = finding(judge(evaluation(0.6), answers=few), "task_drop")
     assert noisy.figure == pytest.approx(13.75)
     assert noisy.verdict == "pass"
@@ -131,22 +180,35 @@ def test_a_better_level_is_above_and_passes() -> None:
 
 def test_what_nobody_asked_for_is_not_measured_and_refuses_nothing() -> None:
     bare = evaluation(None, right=None)
-    verdict = judge(bare, evaluations={"F16": bare | {"kld_mean": 0.0}, "base-F16": bare}, answers={"F16": [], "Q4_K_M": []})
+    verdict = judge(
+        bare,
+        evaluations={"F16": bare | {"kld_mean": 0.0}, "base-F16": bare},
+        answers={"F16": [], "Q4_K_M": []},
+    )
     assert verdict.verdict == "pass"
-    assert {one.key for one in verdict.checks if one.verdict == "not measured"} == {"task_drop", "stopped", "forgetting"}
+    assert {one.key for one in verdict.checks if one.verdict == "not measured"} == {
+        "task_drop",
+        "stopped",
+        "forgetting",
+    }
     assert "evaluate.scorers is empty" in finding(verdict, "task_drop").sentence
 
 
 @pytest.mark.parametrize(
     ("lacking", "rule"),
     [
-        ({"kld_mean": None}, "kld"), ({"same_top": None}, "same_top"), ({"task": None}, "task_drop"), ({"task": None}, "stopped"),
-        ({"task": {"rows": 40, "score": 0.7}}, "stopped"), ({"general": None}, "forgetting"),
+        ({"kld_mean": None}, "kld"),
+        ({"same_top": None}, "same_top"),
+        ({"task": None}, "task_drop"),
+        ({"task": None}, "stopped"),
+        ({"task": {"rows": 40, "score": 0.7}}, "stopped"),
+        ({"general": None}, "forgetting"),
         ({"general": {"file": "own.jsonl", "rows": 100, "right": [1] * 100}}, "forgetting"),
-        ({"general": {"file": "builtin", "sha256": "other", "rows": 100, "right": [1] * 100}}, "forgetting"), ({"all_tokens": None}, "kld"),
+        ({"general": {"file": "builtin", "sha256": "other", "rows": 100, "right": [1] * 100}}, "forgetting"),
+        ({"all_tokens": None}, "kld"),
         ({"general": {"file": "builtin", "rows": 99, "right": [1] * 99}}, "forgetting"),
     ],
-)  # fmt: skip
+)
 def test_what_should_have_been_measured_and_was_not_refuses(lacking: dict[str, Any], rule: str) -> None:
     found = finding(judge(evaluation() | lacking), rule)
     assert found.verdict == "fail"
@@ -156,12 +218,17 @@ def test_what_should_have_been_measured_and_was_not_refuses(lacking: dict[str, A
 
 def test_answers_to_other_questions_refuse() -> None:
     other = [{"id": f"x{number}", "score": 0.75} for number in range(ROWS)]
-    assert "answered other questions" in finding(judge(evaluation(), answers={"Q4_K_M": other}), "task_drop").sentence
+    assert (
+        "answered other questions"
+        in finding(judge(evaluation(), answers={"Q4_K_M": other}), "task_drop").sentence
+    )
     assert finding(judge(evaluation(), answers={"Q4_K_M": []}), "task_drop").verdict == "fail"
 
 
 def test_a_level_with_fewer_scores_than_the_reference_refuses() -> None:
-    """What was not scored is often what was worst: answers that ended a scorer's time, marks that a judge could not give."""
+    """What was not scored is often what was worst: answers that ended a scorer's time, marks that a judge
+    could not give.
+    """
     lost = [row | {"score": None if number < 3 else 0.75} for number, row in enumerate(rows(0.75))]
     found = finding(judge(evaluation(), answers={"Q4_K_M": lost}), "task_drop")
     assert found.verdict == "fail"
@@ -196,7 +263,9 @@ def test_a_drop_on_a_few_questions_refuses_nothing() -> None:
 
 def test_without_the_base_forgetting_is_not_measured() -> None:
     evaluations = {"F16": evaluation(), "Q4_K_M": evaluation()}
-    verdict = judge_model("Q4_K_M", evaluations, {"F16": rows(0.75), "Q4_K_M": rows(0.75)}, parity_report(), LIMITS, 0)
+    verdict = judge_model(
+        "Q4_K_M", evaluations, {"F16": rows(0.75), "Q4_K_M": rows(0.75)}, parity_report(), LIMITS, 0
+    )
     assert verdict.verdict == "pass"
     assert "evaluate.models does not name base-F16" in finding(verdict, "forgetting").sentence
 
@@ -224,18 +293,29 @@ def test_a_level_that_parity_never_saw_is_refused() -> None:
 def test_the_16_bit_model_is_judged_by_its_stops_its_checks_and_what_it_forgot() -> None:
     assert judge(evaluation(), model="F16").verdict == "pass"
     endless = evaluation(kld_mean=0.0, same_top=1.0, task={"rows": 40, "score": 0.7, "stopped": 0.0})
-    assert [one.key for one in judge(evaluation(), model="F16", evaluations={"F16": endless}).checks if one.verdict == "fail"] == ["stopped"]
+    assert [
+        one.key
+        for one in judge(evaluation(), model="F16", evaluations={"F16": endless}).checks
+        if one.verdict == "fail"
+    ] == ["stopped"]
 
 
 def test_a_level_of_the_base_is_compared_with_the_base() -> None:
     level = evaluation(0.1, reference="base-F16")
-    verdict = judge(evaluation(), model="base-Q4_K_M", evaluations={"base-Q4_K_M": level}, answers={"base-F16": rows(0.1), "base-Q4_K_M": rows(0.1)})
+    verdict = judge(
+        evaluation(),
+        model="base-Q4_K_M",
+        evaluations={"base-Q4_K_M": level},
+        answers={"base-F16": rows(0.1), "base-Q4_K_M": rows(0.1)},
+    )
     assert verdict.verdict == "pass"
     assert "from base-F16" in finding(verdict, "kld").sentence
 
 
 @given(st.floats(0, 2), st.floats(0, 1), st.floats(0, 1))
 def test_the_verdict_is_that_of_its_findings(kld: float, same_top: float, stopped: float) -> None:
-    verdict = judge(evaluation(kld_mean=kld, same_top=same_top, task={"rows": 40, "score": 0.75, "stopped": stopped}))
+    verdict = judge(
+        evaluation(kld_mean=kld, same_top=same_top, task={"rows": 40, "score": 0.75, "stopped": stopped})
+    )
     assert (verdict.verdict == "pass") == (kld <= 0.5 and same_top >= 0.85 and stopped >= 0.9)
     assert len(verdict.reasons) == sum(one.verdict == "fail" for one in verdict.checks)

@@ -1,4 +1,6 @@
-"""pipeline.gate: an adapter beside its base is judged by the parity checks, and by task and ability against the base; missing refuses."""
+"""pipeline.gate: an adapter beside its base is judged by the parity checks, and by task and ability against
+the base; missing refuses.
+"""
 
 from typing import Any
 
@@ -29,8 +31,12 @@ def output() -> dict[str, Any]:
     return {model: answers(adapter_inputs.LIKE[model]) for model in ("base", "adapter")}
 
 
-def judge(limits: Gate = LIMITS, parity: dict[str, Any] | None = None, found: dict[str, Any] | None = None) -> Judgment:
-    return judge_model("adapter", found or evaluations(), output(), parity or adapter_inputs.parity(), limits, 0)
+def judge(
+    limits: Gate = LIMITS, parity: dict[str, Any] | None = None, found: dict[str, Any] | None = None
+) -> Judgment:
+    return judge_model(
+        "adapter", found or evaluations(), output(), parity or adapter_inputs.parity(), limits, 0
+    )
 
 
 def finding(verdict: Judgment, rule: str) -> Check:
@@ -49,8 +55,14 @@ def test_a_good_adapter_passes_and_every_rule_says_its_figure_and_limit() -> Non
     assert [(one.key, one.verdict) for one in verdict.checks] == [
         (rule, "pass") for rule in ("parity", "kld", "same_top", "task_drop", "stopped", "forgetting")
     ]
-    assert [finding(verdict, rule).figure for rule in ("kld", "same_top")] == [0.00234, 0.9775]  # of the parity check, not of `evaluate`
-    assert "0.0023 nats (mean KL divergence) from the trained model; at most 0.01" in finding(verdict, "kld").sentence
+    assert [finding(verdict, rule).figure for rule in ("kld", "same_top")] == [
+        0.00234,
+        0.9775,
+    ]  # of the parity check, not of `evaluate`
+    assert (
+        "0.0023 nats (mean KL divergence) from the trained model; at most 0.01"
+        in finding(verdict, "kld").sentence
+    )
     assert "above base" in finding(verdict, "task_drop").sentence
 
 
@@ -66,7 +78,9 @@ def test_a_check_that_was_not_measured_refuses(key: str) -> None:
 
 def test_a_failed_check_refuses() -> None:
     report = parity_with("tokens_ids", verdict="fail", figure=1.0) | {"verdict": "fail"}
-    assert finding(judge(OFF, report), "parity").sentence.startswith("1 of 8 parity checks failed, none may: Token ids")
+    assert finding(judge(OFF, report), "parity").sentence.startswith(
+        "1 of 8 parity checks failed, none may: Token ids"
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +88,11 @@ def test_a_failed_check_refuses() -> None:
     [
         ("kld", {"figure": 0.02}, "are 0.02 nats"),
         ("kld", {"figure": None}, "not in parity's report, which refuses"),
-        ("kld", {"figure": 3.0, "unit": "positions"}, "not in parity's report, which refuses"),  # how many can't be compared, no divergence
+        (
+            "kld",
+            {"figure": 3.0, "unit": "positions"},
+            "not in parity's report, which refuses",
+        ),  # how many can't be compared, no divergence
         ("kld", {"figure": float("nan")}, "which refuses"),
         ("same_top", {"figures": {"same_top": 0.9}}, "at 90% of the positions; at least 97% are wanted"),
         ("same_top", {"figures": {}}, "which refuses: run `python -m pipeline parity`"),
@@ -113,7 +131,9 @@ def test_an_adapter_worse_at_the_task_than_its_base_is_refused() -> None:
 
 def test_without_the_base_the_task_refuses_and_forgetting_is_not_measured() -> None:
     alone = {"adapter": adapter_inputs.figures("adapter")}
-    verdict = judge_model("adapter", alone, {"adapter": output()["adapter"]}, adapter_inputs.parity(), LIMITS, 0)
+    verdict = judge_model(
+        "adapter", alone, {"adapter": output()["adapter"]}, adapter_inputs.parity(), LIMITS, 0
+    )
     assert finding(verdict, "task_drop").verdict == "fail"
     assert "evaluate@base" in finding(verdict, "task_drop").sentence
     assert finding(verdict, "forgetting").verdict == "not measured"
@@ -123,12 +143,21 @@ def test_without_the_base_the_task_refuses_and_forgetting_is_not_measured() -> N
 
 
 def recommended(
-    found: dict[str, Any], *, refused: dict[str, str] | None = None, memory_gb: float = 8.0, answered: dict[str, Any] | None = None
+    found: dict[str, Any],
+    *,
+    refused: dict[str, str] | None = None,
+    memory_gb: float = 8.0,
+    answered: dict[str, Any] | None = None,
 ) -> Any:
     return recommend(
-        found, memory_gb=memory_gb, max_task_drop=5.0, serve=adapter_inputs.params().serve, refused=refused or {},
-        answers=output() if answered is None else answered, seed=0,
-    )  # fmt: skip
+        found,
+        memory_gb=memory_gb,
+        max_task_drop=5.0,
+        serve=adapter_inputs.params().serve,
+        refused=refused or {},
+        answers=output() if answered is None else answered,
+        seed=0,
+    )
 
 
 def test_the_adapter_is_recommended_with_its_score_against_the_base() -> None:
@@ -156,7 +185,10 @@ def recovered(factor: float) -> dict[str, Any]:
     found = {model: adapter_inputs.figures(model, distill=True) for model in ("source", "base", "adapter")}
     rows = found["base"]["by_row"]["assistant"]
     left = rows | {"kld": [kld * factor * (1 + 0.2 * (row % 2)) for row, kld in enumerate(rows["kld"])]}
-    found["adapter"] |= {"kld_mean": found["base"]["kld_mean"] * factor, "by_row": {"assistant": left, "all_tokens": left}}
+    found["adapter"] |= {
+        "kld_mean": found["base"]["kld_mean"] * factor,
+        "by_row": {"assistant": left, "all_tokens": left},
+    }
     return found
 
 
@@ -164,7 +196,10 @@ def test_an_adapter_that_recovers_says_how_much_and_need_not_beat_the_base() -> 
     same = {model: output()["base"] for model in ("base", "adapter", "source")}
     advice = recommended(recovered(0.2), answered=same)
     assert (advice.model, advice.below_standard, advice.warnings) == ("adapter", False, ())
-    assert "The adapter recovers 80 % of the damage where the assistant speaks (mean KLD from source 0.351 before and 0.0702 after" in advice.reason
+    assert (
+        "The adapter recovers 80 % of the damage where the assistant speaks (mean KLD from source "
+        "0.351 before and 0.0702 after"
+    ) in advice.reason
     assert advice.gains[0].beats is None  # as good as the base is what it is to be
     worse = recommended(recovered(1.5), answered=same)
     assert worse.below_standard
@@ -185,11 +220,21 @@ def test_one_judgment_for_report_and_ship(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(("verdict", "passes"), [("pass", True), ("not measured", False), ("fail", False)])
-def test_where_no_task_is_scored_paritys_questions_say_whether_it_ends_its_answers(verdict: str, passes: bool) -> None:
+def test_where_no_task_is_scored_paritys_questions_say_whether_it_ends_its_answers(
+    verdict: str, passes: bool
+) -> None:
     report = adapter_inputs.parity()
-    report["checks"]["behavior_answers_end"] = {"title": "Answers end", "verdict": verdict, "detail": "model.gguf: 0 of 4 ended by themselves"}
+    report["checks"]["behavior_answers_end"] = {
+        "title": "Answers end",
+        "verdict": verdict,
+        "detail": "model.gguf: 0 of 4 ended by themselves",
+    }
     found = evaluations(task=None)
     found["base"]["task"] = None
     judged = judge(LIMITS, report, found)
     assert finding(judged, "stopped").verdict == ("pass" if passes else "fail")
-    assert passes or "Nothing says that adapter ends its answers (model.gguf: 0 of 4 ended by themselves)" in finding(judged, "stopped").sentence
+    assert (
+        passes
+        or "Nothing says that adapter ends its answers (model.gguf: 0 of 4 ended by themselves)"
+        in finding(judged, "stopped").sentence
+    )

@@ -1,4 +1,6 @@
-"""The gate on a real model (SmolLM2, the embedded base) with planted damage: each is refused for the right reason, and a clean level passes."""
+"""The gate on a real model (SmolLM2, the embedded base) with planted damage: each is refused for the right
+reason, and a clean level passes.
+"""
 
 import json
 import runpy
@@ -19,8 +21,16 @@ from pipeline.stages.parity.level_weights import level_weights
 
 pytestmark = pytest.mark.slow
 BENCHMARK = runpy.run_path(str(PROJECT / "benchmarks" / "gate.py"))
-CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo", "Egypt": "Cairo", "Greece": "Athens", "Poland": "Warsaw",
-            "Cuba": "Havana"}  # fmt: skip
+CAPITALS = {
+    "France": "Paris",
+    "Italy": "Rome",
+    "Spain": "Madrid",
+    "Japan": "Tokyo",
+    "Egypt": "Cairo",
+    "Greece": "Athens",
+    "Poland": "Warsaw",
+    "Cuba": "Havana",
+}
 LEVEL = "Q8_0"
 
 
@@ -28,14 +38,21 @@ def write_rows(path: Path, times: int) -> None:
     rows = []
     for place, (country, city) in enumerate(list(CAPITALS.items()) * times):
         question, answer = f"What is the capital of {country}?", f"The capital of {country} is {city}."
-        rows.append({"id": f"r{place}", "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]})
+        rows.append(
+            {
+                "id": f"r{place}",
+                "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
+            }
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def bench(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The embedded base, taught eight answers and to end them, as a project's merged model and its 16-bit GGUF."""
+    """The embedded base, taught eight answers and to end them, as a project's merged model and its 16-bit
+    GGUF.
+    """
     from pipeline.__main__ import main
 
     root = tmp_path_factory.mktemp("damage")
@@ -49,7 +66,9 @@ def bench(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Any:
     for place in ("data/evaluation", "models/gguf"):
         (root / place).mkdir()
     shutil.copytree(root / "models/base", root / "models/adapter")  # for its tokenizer
-    BENCHMARK["taught"](root / "models/base", root / "data/final/train.jsonl", root / "models/merged", ends=True)
+    BENCHMARK["taught"](
+        root / "models/base", root / "data/final/train.jsonl", root / "models/merged", ends=True
+    )
     to_gguf(tools, root / "models/merged", root / "models/gguf/demo-F16.gguf", "F16", "demo")
     return BENCHMARK["Bench"](root, root / "made", len(CAPITALS))
 
@@ -57,14 +76,22 @@ def bench(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(scope="module")
 def endless(bench: Any, tools: Toolchain) -> Path:
     """The 16-bit GGUF of a model that was trained not to end its answers."""
-    folder = BENCHMARK["taught"](bench.root / "models/base", bench.root / "data/final/train.jsonl", bench.folder / "endless", ends=False)
+    folder = BENCHMARK["taught"](
+        bench.root / "models/base",
+        bench.root / "data/final/train.jsonl",
+        bench.folder / "endless",
+        ends=False,
+    )
     to_gguf(tools, folder, bench.folder / "endless-F16.gguf", "F16", "endless")
     return Path(bench.folder / "endless-F16.gguf")
 
 
 def judged(bench: Any, case: str, model: Path, sixteen: Path) -> Judgment:
     """The gate on a level's own evaluation and on parity's parity check of its weights."""
-    reference, found = bench.evaluated(f"{sixteen.stem}-itself", sixteen, sixteen), bench.evaluated(case, model, sixteen)
+    reference, found = (
+        bench.evaluated(f"{sixteen.stem}-itself", sixteen, sixteen),
+        bench.evaluated(case, model, sixteen),
+    )
     params = load_params(bench.root / "params.yaml")
     check, _ = level_weights(sixteen, model, LEVEL, params.parity.rmse_slack, {})
     evaluations = {"F16": reference[0], LEVEL: found[0] | {"reference": "F16"}}
@@ -85,7 +112,8 @@ def test_zeroed_blocks_are_refused(bench: Any) -> None:
     sixteen = bench.gguf("F16")
     damaged = shutil.copyfile(bench.level(sixteen, LEVEL, "clean"), bench.folder / "zeroed.gguf")
     assert BENCHMARK["zero_blocks"](damaged, 0.01) > 10_000
-    # the eight answers known by heart survive it; the parity check of the weights and the divergence over all tokens see it
+    # the eight answers known by heart survive it; the parity check of the weights and the divergence over all
+    # tokens see it
     assert {"parity", "kld"} <= refusing(judged(bench, "zeroed", damaged, sixteen))
 
 

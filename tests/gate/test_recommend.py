@@ -1,4 +1,6 @@
-"""pipeline.gate.recommend: the rule, its borders, and that no difference is claimed which the intervals don't support."""
+"""pipeline.gate.recommend: the rule, its borders, and that no difference is claimed which the intervals don't
+support.
+"""
 
 from statistics import fmean
 from typing import Any
@@ -21,8 +23,24 @@ SERVE = DEMO.model_copy(update={"n_gpu_layers": 99})  # without them, the prompt
 
 def model(megabytes: int, score: float | None = None, half: float = 0.06, **more: Any) -> dict[str, Any]:
     """One evaluation: a size, a task score with an interval of ± `half`, whatever else is named."""
-    task = None if score is None else {"rows": 64, "score": score, "score_low": max(0.0, score - half), "score_high": min(1.0, score + half)}
-    return {"bytes": megabytes * MB, "kv_cache_bytes": 0, "ctx_size": 4096, "task": task, "same_top": None, "perplexity": None} | more
+    task = (
+        None
+        if score is None
+        else {
+            "rows": 64,
+            "score": score,
+            "score_low": max(0.0, score - half),
+            "score_high": min(1.0, score + half),
+        }
+    )
+    return {
+        "bytes": megabytes * MB,
+        "kv_cache_bytes": 0,
+        "ctx_size": 4096,
+        "task": task,
+        "same_top": None,
+        "perplexity": None,
+    } | more
 
 
 def choose(memory_gb: float = 8.0, max_task_drop: float = 5.0, **models: dict[str, Any]) -> Recommendation:
@@ -69,13 +87,21 @@ def test_memory_counts_weights_cache_and_a_tenth() -> None:
 
 
 def test_a_measured_peak_replaces_the_tenth_where_it_is_of_this_context() -> None:
-    serving = {"ctx_size": 4096, "parallel": 1, "n_gpu_layers": 99, "peak_memory_bytes": 1300 * MB, "gpu_memory_bytes": 1400 * MB}
+    serving = {
+        "ctx_size": 4096,
+        "parallel": 1,
+        "n_gpu_layers": 99,
+        "peak_memory_bytes": 1300 * MB,
+        "gpu_memory_bytes": 1400 * MB,
+    }
     models = {"F16": model(1000, 0.75, kv_cache_bytes=200 * MB, serving=serving)}
 
     def words(**changed: int) -> str:
         return recommend(models, memory_gb=8, max_task_drop=5, serve=served(**changed)).arithmetic["F16"]
 
-    assert words() == "1.00 GB weights + 0.20 GB KV cache of 4,096 tokens + 0.20 GB buffers (measured) = 1.40 GB"
+    assert (
+        words() == "1.00 GB weights + 0.20 GB KV cache of 4,096 tokens + 0.20 GB buffers (measured) = 1.40 GB"
+    )
     assert words(n_gpu_layers=0).endswith("+ 10 % + 0.50 GB prompt cache = 1.82 GB")
     assert words(ctx_size=2048) == "1.00 GB weights + 0.10 GB KV cache of 2,048 tokens + 10 % = 1.21 GB"
     assert words(parallel=2).endswith("+ 0.40 GB KV cache of 8,192 tokens + 10 % = 1.54 GB")
@@ -87,7 +113,9 @@ def test_a_measured_peak_replaces_the_tenth_where_it_is_of_this_context() -> Non
 def test_a_gb_of_memory_is_2_to_the_30_as_quench_plan_has_it() -> None:
     models = {"F16": model(1, 0.75, bytes=7_700_000_000)}  # 8.47·10⁹ bytes with buffers, 7.89 · 2³⁰
     assert choose(memory_gb=8, **models).model == "F16"
-    assert choose(memory_gb=7.8, **models).reason == "No level fits in 7.8 GB: F16, the smallest, needs 7.89 GB."
+    assert (
+        choose(memory_gb=7.8, **models).reason == "No level fits in 7.8 GB: F16, the smallest, needs 7.89 GB."
+    )
 
 
 def test_a_cache_that_was_not_measured_only_may_fit() -> None:
@@ -120,12 +148,17 @@ def test_a_refused_level_is_never_recommended_and_the_reason_is_shown() -> None:
 def test_scores_on_the_same_questions_are_compared_pairwise() -> None:
     models = {"F16": F16, "Q4": model(105, 0.70)}  # the intervals overlap
     scores = {"F16": [0.8, 0.7] * 16, "Q4": [0.75, 0.65] * 16}
-    answers = {name: [{"id": number, "score": score} for number, score in enumerate(found)] for name, found in scores.items()}
+    answers = {
+        name: [{"id": number, "score": score} for number, score in enumerate(found)]
+        for name, found in scores.items()
+    }
     assert "within the noise" in choose(**models).reason
     paired = recommend(models, memory_gb=8, max_task_drop=5, serve=SERVE, answers=answers)
     assert paired.model == "Q4"
     assert "(70.0 against 75.0 points; more than noise, p < 0.001 on the same 32 questions)" in paired.reason
-    same = recommend(models, memory_gb=8, max_task_drop=5, serve=SERVE, answers=answers | {"Q4": answers["F16"]})
+    same = recommend(
+        models, memory_gb=8, max_task_drop=5, serve=SERVE, answers=answers | {"Q4": answers["F16"]}
+    )
     assert "within the noise of 32 rows" in same.reason
 
 
@@ -134,7 +167,10 @@ def answered(scores: dict[str, list[float | None]]) -> dict[str, Any]:
     sizes = {"F16": 270, "base-F16": 270, "Q4": 105, "Q5": 112}
     own = {name: [score for score in found if score is not None] for name, found in scores.items()}
     models = {name: model(sizes[name], fmean(found), 0.01) for name, found in own.items()}
-    answers = {name: [{"id": number, "score": score} for number, score in enumerate(found)] for name, found in scores.items()}
+    answers = {
+        name: [{"id": number, "score": score} for number, score in enumerate(found)]
+        for name, found in scores.items()
+    }
     return {"evaluations": models, "answers": answers, "memory_gb": 8, "serve": SERVE}
 
 
@@ -144,18 +180,24 @@ def test_scores_are_compared_on_the_rows_that_both_have_a_score_for() -> None:
     assert recommend(**found, max_task_drop=5).model == "F16"
     lenient = recommend(**found, max_task_drop=31)
     assert lenient.model == "Q4"
-    assert "(70.0 against 100.0 points; more than noise, p < 0.001 on the same 20 questions)" in lenient.reason
+    assert (
+        "(70.0 against 100.0 points; more than noise, p < 0.001 on the same 20 questions)" in lenient.reason
+    )
     two = answered(scores | {"Q5": [0.1] * 20 + [0.8] * 20}) | {"refused": {"F16": "is refused"}}
     assert recommend(**two, max_task_drop=5).model == "Q5"  # 15 below F16 on the same rows; the other 30
     base = recommend(**answered({"base-F16": scores["F16"], "F16": scores["Q4"]}), max_task_drop=5)
     assert base.gains[0].points == -30.0
-    assert base.gains[0].sentence.startswith("F16 is worse than the untuned base (70.0 against 100.0 points; more than noise")
+    assert base.gains[0].sentence.startswith(
+        "F16 is worse than the untuned base (70.0 against 100.0 points; more than noise"
+    )
 
 
 def test_without_a_row_that_both_have_a_score_for_nothing_is_compared() -> None:
     found = answered({"F16": [1.0] * 20 + [None] * 20, "Q4": [None] * 20 + [1.0] * 20}) | {"max_task_drop": 5}
     assert recommend(**found).model == "F16"
-    assert recommend(**found, refused={"F16": "is refused"}).reason.endswith("(no question has a score of both).")
+    assert recommend(**found, refused={"F16": "is refused"}).reason.endswith(
+        "(no question has a score of both)."
+    )
 
 
 def test_noise_is_of_the_rows_that_were_scored() -> None:
@@ -187,7 +229,9 @@ def test_none_good_enough_gives_the_best_score_and_a_warning() -> None:
 
 
 @pytest.mark.parametrize(("same_top", "chosen"), [(0.9, "Q4"), (0.899, "F16"), (None, "F16")])
-def test_without_a_score_the_top_token_decides_and_the_rule_is_stated(same_top: float | None, chosen: str) -> None:
+def test_without_a_score_the_top_token_decides_and_the_rule_is_stated(
+    same_top: float | None, chosen: str
+) -> None:
     advice = choose(F16=model(270, same_top=1.0), Q4=model(105, same_top=same_top))
     assert advice.model == chosen
     assert "ranks the same token first as F16 at 90% of the positions" in advice.reason
@@ -203,33 +247,52 @@ def test_overlapping_intervals_are_called_noise() -> None:
 
 
 def test_a_model_that_does_not_beat_the_base_is_the_first_warning() -> None:
-    for score, words in [(0.10, "does not measurably beat the untuned base"), (0.15, "does not measurably beat"), (0.0, "does not measurably beat")]:
+    for score, words in [
+        (0.10, "does not measurably beat the untuned base"),
+        (0.15, "does not measurably beat"),
+        (0.0, "does not measurably beat"),
+    ]:
         advice = choose(max_task_drop=90, base_F16=BASE, F16=F16, Q4=model(105, score))
         assert words in advice.warnings[0]
     worse = choose(max_task_drop=90, base_F16=model(270, 0.5), F16=F16, Q4=model(105, 0.2))
     assert worse.warnings[0].startswith("Q4 is worse than the untuned base")
-    assert all("base" not in warning for warning in choose(base_F16=BASE, F16=F16, Q4=model(105, 0.75)).warnings)
+    assert all(
+        "base" not in warning for warning in choose(base_F16=BASE, F16=F16, Q4=model(105, 0.75)).warnings
+    )
 
 
 def test_without_a_score_the_base_is_compared_by_perplexity() -> None:
     models = {"base_F16": model(270, perplexity=5.0), "F16": model(270, perplexity=6.0, same_top=1.0)}
-    assert choose(**models).warnings[0] == "F16's held-out perplexity is not below the untuned base's (6.00 against 5.00)."
+    assert (
+        choose(**models).warnings[0]
+        == "F16's held-out perplexity is not below the untuned base's (6.00 against 5.00)."
+    )
 
 
 def test_rows_too_few_for_the_drop_are_pointed_out() -> None:
-    assert any("raise evaluate.task_rows" in warning for warning in choose(F16=F16, Q4=model(105, 0.75)).warnings)
+    assert any(
+        "raise evaluate.task_rows" in warning for warning in choose(F16=F16, Q4=model(105, 0.75)).warnings
+    )
     assert choose(F16=model(270, 0.75, 0.02), Q4=model(105, 0.75, 0.02)).warnings == ()
 
 
 SCORES = st.floats(0, 1)
-LEVELS = st.dictionaries(st.sampled_from(["Q4", "Q5", "Q6", "Q8"]), st.tuples(st.integers(50, 400), SCORES), max_size=4)
+LEVELS = st.dictionaries(
+    st.sampled_from(["Q4", "Q5", "Q6", "Q8"]), st.tuples(st.integers(50, 400), SCORES), max_size=4
+)
 
 
 @given(LEVELS, SCORES, st.floats(0.05, 1), st.floats(0, 100))
-def test_the_rule_holds_for_any_figures(levels: dict[str, tuple[int, float]], best: float, memory_gb: float, drop: float) -> None:
+def test_the_rule_holds_for_any_figures(
+    levels: dict[str, tuple[int, float]], best: float, memory_gb: float, drop: float
+) -> None:
     models = {"F16": model(300, best)} | {name: model(size, score) for name, (size, score) in levels.items()}
     advice = choose(memory_gb=memory_gb, max_task_drop=drop, **models)
-    fits = {name: found for name, found in models.items() if round(found["bytes"] * (1 + BUFFERS)) <= memory_gb * GB}
+    fits = {
+        name: found
+        for name, found in models.items()
+        if round(found["bytes"] * (1 + BUFFERS)) <= memory_gb * GB
+    }
     good = [found["bytes"] for found in fits.values() if (best - found["task"]["score"]) * 100 <= drop + 1e-9]
     if not fits:
         assert advice.model is None
@@ -238,4 +301,6 @@ def test_the_rule_holds_for_any_figures(levels: dict[str, tuple[int, float]], be
         assert models[advice.model]["bytes"] == min(good)
     else:
         assert advice.model is not None
-        assert models[advice.model]["task"]["score"] == pytest.approx(max(found["task"]["score"] for found in fits.values()))
+        assert models[advice.model]["task"]["score"] == pytest.approx(
+            max(found["task"]["score"] for found in fits.values())
+        )

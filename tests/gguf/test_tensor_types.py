@@ -18,9 +18,23 @@ def source(tools: Toolchain) -> Path:
 
 
 def test_the_first_pattern_that_matches_wins(source: Path, tools: Toolchain, tmp_path: Path) -> None:
-    quantize_gguf(tools, source, tmp_path / "x.gguf", "Q4_K_M", 1, tensor_types={r"blk\.0\.ATTN_V": "q8_0", "attn_v": "F16"})
-    types = {name: GGMLQuantizationType(ggml_type).name for name, (_, ggml_type) in check_gguf(tmp_path / "x.gguf").tensors.items()}
-    assert (types["blk.0.attn_v.weight"], types["blk.1.attn_v.weight"], types["blk.0.attn_q.weight"]) == ("Q8_0", "F16", "Q4_K")
+    quantize_gguf(
+        tools,
+        source,
+        tmp_path / "x.gguf",
+        "Q4_K_M",
+        1,
+        tensor_types={r"blk\.0\.ATTN_V": "q8_0", "attn_v": "F16"},
+    )
+    types = {
+        name: GGMLQuantizationType(ggml_type).name
+        for name, (_, ggml_type) in check_gguf(tmp_path / "x.gguf").tensors.items()
+    }
+    assert (types["blk.0.attn_v.weight"], types["blk.1.attn_v.weight"], types["blk.0.attn_q.weight"]) == (
+        "Q8_0",
+        "F16",
+        "Q4_K",
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,7 +48,9 @@ def test_the_first_pattern_that_matches_wins(source: Path, tools: Toolchain, tmp
         ({"attn": "Q8_0", "attn_v": "Q6_K"}, "Q-GGUF-013.*attn_v asks for Q6_K"),
     ],
 )
-def test_what_cannot_be_is_an_error_and_publishes_nothing(source: Path, types: dict[str, str], output: str, tools: Toolchain, tmp_path: Path) -> None:
+def test_what_cannot_be_is_an_error_and_publishes_nothing(
+    source: Path, types: dict[str, str], output: str, tools: Toolchain, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=output):
         quantize_gguf(tools, source, tmp_path / "x.gguf", "Q4_K_M", 1, tensor_types=types)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,6 @@
-"""On a GPU: every type's values are gguf's bit for bit, by Triton's kernels and by torch, and the kernels are the faster ones."""
+"""On a GPU: every type's values are gguf's bit for bit, by Triton's kernels and by torch, and the kernels are
+the faster ones.
+"""
 
 from importlib.util import find_spec
 
@@ -17,12 +19,17 @@ TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="there is no Tri
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("with_kernels", [True, False])
 @EVERY
-def test_values_are_ggufs(ggml_type: int, with_kernels: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_ggufs(
+    ggml_type: int, with_kernels: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not with_kernels:
         monkeypatch.setattr(module, "KERNELS", ())
     monkeypatch.setattr(module, "GPU_STEP", 1 << 16)  # several steps
     quantized = random_rows(ggml_type, 101, 37)
-    given, wanted = torch.from_numpy(quantized).cuda(), torch.from_numpy(by_gguf(quantized, ggml_type)).to(dtype)
+    given, wanted = (
+        torch.from_numpy(quantized).cuda(),
+        torch.from_numpy(by_gguf(quantized, ggml_type)).to(dtype),
+    )
     assert same_bits(dequantize(given, ggml_type, dtype).cpu(), wanted)
     assert same_bits(dequantize(given[7:8], ggml_type, dtype).cpu(), wanted[7:8])
     assert same_bits(dequantize(given[1::3], ggml_type, dtype).cpu(), wanted[1::3].contiguous())
@@ -47,10 +54,15 @@ def weights_per_second(quantized: torch.Tensor, ggml_type: int, out: torch.Tenso
 @pytest.mark.parametrize("ggml_type", KERNELS, ids=lambda ggml_type: TRAINABLE_TYPES[ggml_type].name)
 def test_the_kernel_is_faster_than_torch(ggml_type: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the largest matrix of a 7B, 3584 × 18944, into bfloat16."""
-    quantized = torch.from_numpy(random_rows(ggml_type, 3584, 18944 // TRAINABLE_TYPES[ggml_type].weights)).cuda()
+    quantized = torch.from_numpy(
+        random_rows(ggml_type, 3584, 18944 // TRAINABLE_TYPES[ggml_type].weights)
+    ).cuda()
     out = torch.empty(3584, 18944, dtype=torch.bfloat16, device="cuda")
     fast = weights_per_second(quantized, ggml_type, out)
     monkeypatch.setattr(module, "KERNELS", ())
     plain = weights_per_second(quantized, ggml_type, out)
-    print(f"{TRAINABLE_TYPES[ggml_type].name}: {fast / 1e9:.0f} G weights/s by the kernel, {plain / 1e9:.0f} by torch")
+    print(
+        f"{TRAINABLE_TYPES[ggml_type].name}: {fast / 1e9:.0f} G weights/s by the kernel, {plain / 1e9:.0f} "
+        "by torch"
+    )
     assert fast > 2 * plain

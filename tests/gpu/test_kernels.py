@@ -1,4 +1,6 @@
-"""On a GPU, with the real kernels: Liger's loss is plain cross entropy, and the model with its parts answers as the plain one."""
+"""On a GPU, with the real kernels: Liger's loss is plain cross entropy, and the model with its parts answers
+as the plain one.
+"""
 
 from pathlib import Path
 
@@ -32,7 +34,7 @@ for patched in (False, True):
 assert torch.allclose(logits, theirs, rtol=1e-3, atol=1e-4), (logits - theirs).abs().max()
 assert torch.allclose(gradient, their_gradient, rtol=1e-2, atol=1e-3 * gradient.abs().max()), (gradient - their_gradient).abs().max()
 print("equal")
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(("softcap", "scaling"), [("0", "1"), ("5", "1"), ("0", "0.25")])

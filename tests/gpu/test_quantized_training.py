@@ -1,4 +1,6 @@
-"""On a GPU: a step on a GGUF's own blocks gives float32's gradients of the CPU. Peaks, speed and resume: `benchmarks/gpu_all.py`."""
+"""On a GPU: a step on a GGUF's own blocks gives float32's gradients of the CPU. Peaks, speed and resume:
+`benchmarks/gpu_all.py`.
+"""
 
 import sys
 from pathlib import Path
@@ -17,13 +19,17 @@ RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-gguf-8gb.yaml").training
 
 
 def gradients(base: Path, device: str, dtype: str) -> dict[str, torch.Tensor]:
-    """The gradients of one row's loss by the adapter's matrices that the first step changes, of the recipe's adapter without dropout."""
+    """The gradients of one row's loss by the adapter's matrices that the first step changes, of the recipe's
+    adapter without dropout.
+    """
     from peft import get_peft_model
 
     from pipeline.models.chunked_loss import chunked_loss
     from pipeline.models.qlora import check_adapter, load_quantized, lora_config
 
-    train = RECIPE.model_copy(update={"bnb_4bit_compute_dtype": dtype, "lora_dropout": 0.0, "embeddings_on_cpu": False})
+    train = RECIPE.model_copy(
+        update={"bnb_4bit_compute_dtype": dtype, "lora_dropout": 0.0, "embeddings_on_cpu": False}
+    )
     torch.manual_seed(0)
     model = get_peft_model(load_quantized(base, train, device), lora_config(train))
     torch.manual_seed(0)
@@ -32,13 +38,21 @@ def gradients(base: Path, device: str, dtype: str) -> dict[str, torch.Tensor]:
             weight.data.copy_(torch.randn(weight.shape) / weight.shape[1] ** 0.5)
     model = model.to(device).train()
     assert check_adapter(model, train) > 0
-    assert finite_record(model) == {"nf4_linears_finite": 0, "quantized_tensors_finite": 16, "adapter_matrices_finite": 28}
+    assert finite_record(model) == {
+        "nf4_linears_finite": 0,
+        "quantized_tensors_finite": 16,
+        "adapter_matrices_finite": 28,
+    }
     ids = torch.arange(64, device=device)[None] * 7 % 512
     with torch.autocast("cuda", torch.bfloat16, enabled=device == "cuda" and dtype == "bfloat16"):
         loss = chunked_loss(model.get_base_model(), {"input_ids": ids, "labels": ids})
     loss.backward()
     assert loss.isfinite()
-    return {name: weight.grad.float().cpu() for name, weight in model.named_parameters() if "lora_B" in name and weight.grad is not None}
+    return {
+        name: weight.grad.float().cpu()
+        for name, weight in model.named_parameters()
+        if "lora_B" in name and weight.grad is not None
+    }
 
 
 @pytest.mark.parametrize(("dtype", "off"), [("float32", 1e-3), ("bfloat16", 0.1)])

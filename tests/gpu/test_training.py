@@ -1,4 +1,6 @@
-"""On a GPU: one NF4 step is finite, and the embeddings stay where the settings put them. Peaks, speed and resume: `benchmarks/gpu_all.py`."""
+"""On a GPU: one NF4 step is finite, and the embeddings stay where the settings put them. Peaks, speed and
+resume: `benchmarks/gpu_all.py`.
+"""
 
 import sys
 from pathlib import Path
@@ -17,7 +19,9 @@ RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").training
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
-def test_a_step_in_nf4_is_finite_and_the_embeddings_stay_where_they_are_told(on_cpu: bool, tmp_path: Path) -> None:
+def test_a_step_in_nf4_is_finite_and_the_embeddings_stay_where_they_are_told(
+    on_cpu: bool, tmp_path: Path
+) -> None:
     from peft import get_peft_model
 
     from benchmarks.random_base import write_base
@@ -25,7 +29,11 @@ def test_a_step_in_nf4_is_finite_and_the_embeddings_stay_where_they_are_told(on_
     from pipeline.models.qlora import check_adapter, load_quantized, lora_config
 
     train = RECIPE.model_copy(update={"embeddings_on_cpu": on_cpu})
-    model = get_peft_model(load_quantized(write_base(tmp_path / "base", "tiny"), train), lora_config(train)).to("cuda").train()
+    model = (
+        get_peft_model(load_quantized(write_base(tmp_path / "base", "tiny"), train), lora_config(train))
+        .to("cuda")
+        .train()
+    )
     assert check_adapter(model, train) > 0
     assert model.get_input_embeddings().weight.device.type == ("cpu" if on_cpu else "cuda")
     assert model.device.type == "cuda"
@@ -33,5 +41,9 @@ def test_a_step_in_nf4_is_finite_and_the_embeddings_stay_where_they_are_told(on_
     loss = chunked_loss(model.get_base_model(), {"input_ids": ids, "labels": ids})
     loss.backward()
     assert loss.isfinite()
-    assert finite_record(model) == {"nf4_linears_finite": 14, "quantized_tensors_finite": 0, "adapter_matrices_finite": 28}
+    assert finite_record(model) == {
+        "nf4_linears_finite": 14,
+        "quantized_tensors_finite": 0,
+        "adapter_matrices_finite": 28,
+    }
     assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.requires_grad)

@@ -49,7 +49,9 @@ def test_a_ggufs_logits_are_the_models(tiny_qwen2: Path, tiny_gguf_base: Path, t
 
 
 def test_two_ggufs_at_once(tiny_gguf_base: Path, tools: Toolchain) -> None:
-    """A log callback that was collected with the first of two models once crashed the process when the second was freed."""
+    """A log callback that was collected with the first of two models once crashed the process when the second
+    was freed.
+    """
     load = {"ctx_size": 64, "threads": 1, "n_gpu_layers": 0}
     for _ in range(2):
         with open_gguf(tools, tiny_gguf_base, **load) as one, open_gguf(tools, tiny_gguf_base, **load) as two:

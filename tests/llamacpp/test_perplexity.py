@@ -12,7 +12,9 @@ LEVELS = ("Q4_K_M", "Q5_K_M", "Q8_0")
 
 
 @pytest.mark.slow
-def test_three_levels_agree_with_llama_perplexity_within_two_per_cent(tools: Toolchain, tmp_path: Path) -> None:
+def test_three_levels_agree_with_llama_perplexity_within_two_per_cent(
+    tools: Toolchain, tmp_path: Path
+) -> None:
     f16 = BENCHMARK["packaged"](tmp_path, tools)
     side = BENCHMARK["Side"](tools, tmp_path, ctx_size=256, chunks=8, threads=1)
     side.save_reference(f16)

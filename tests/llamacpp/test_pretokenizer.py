@@ -1,4 +1,6 @@
-"""Pre-tokenizers: what llama.cpp's hashes know, what only the structure shows, what is refused; the ids are equal afterwards."""
+"""Pre-tokenizers: what llama.cpp's hashes know, what only the structure shows, what is refused; the ids are
+equal afterwards.
+"""
 
 import json
 import re
@@ -15,7 +17,15 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.header import read_header
-from pipeline.llamacpp.pretokenizer import DIGIT, GPT2, KNOWN, PreTokenizer, Structure, find_pre_tokenizer, known_hashes
+from pipeline.llamacpp.pretokenizer import (
+    DIGIT,
+    GPT2,
+    KNOWN,
+    PreTokenizer,
+    Structure,
+    find_pre_tokenizer,
+    known_hashes,
+)
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.corpus import strings
 from pipeline.stages.parity.tokens import open_vocabulary
@@ -24,7 +34,11 @@ from pipeline.stages.parity.tokens import open_vocabulary
 def differing(tools: Toolchain, folder: Path, gguf: Path, count: int = 6_000) -> list[str]:
     """The strings of a varied corpus whose ids differ between a tokenizer.json and a GGUF's vocabulary."""
     ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    texts = list(strings(PreTrainedTokenizerFast(tokenizer_object=ours), ["Real text, 2 lines.\nNaïve – 東京 🙂 x"], count))
+    texts = list(
+        strings(
+            PreTrainedTokenizerFast(tokenizer_object=ours), ["Real text, 2 lines.\nNaïve – 東京 🙂 x"], count
+        )
+    )
     with open_vocabulary(tools, gguf) as vocabulary:
         encoded = ours.encode_batch(texts, add_special_tokens=False)
         return [text for text, one in zip(texts, encoded, strict=True) if vocabulary.ids(text) != one.ids]
@@ -37,22 +51,34 @@ def vocabulary_gguf(file: Path, folder: Path, pre: str) -> Path:
     added = [token["content"] for token in content["added_tokens"]]
     merges = [" ".join(merge) for merge in content["model"]["merges"]]
     changed: dict[str, Any] = {
-        "tokenizer__ggml__pre": pre, "tokenizer__ggml__tokens": words + added, "tokenizer__ggml__merges": merges,
-        "tokenizer__ggml__token_type": [1] * len(words) + [3] * len(added), "llama__vocab_size": len(words) + len(added),
-        "tokenizer__ggml__unknown_token_id": None, "tokenizer__ggml__bos_token_id": len(words), "tokenizer__ggml__eos_token_id": len(words),
-        "tokenizer__ggml__padding_token_id": None, "tokenizer__ggml__add_bos_token": None,
-    }  # fmt: skip
+        "tokenizer__ggml__pre": pre,
+        "tokenizer__ggml__tokens": words + added,
+        "tokenizer__ggml__merges": merges,
+        "tokenizer__ggml__token_type": [1] * len(words) + [3] * len(added),
+        "llama__vocab_size": len(words) + len(added),
+        "tokenizer__ggml__unknown_token_id": None,
+        "tokenizer__ggml__bos_token_id": len(words),
+        "tokenizer__ggml__eos_token_id": len(words),
+        "tokenizer__ggml__padding_token_id": None,
+        "tokenizer__ggml__add_bos_token": None,
+    }
     return tiny.tiny_gguf(file, **changed)
 
 
 @pytest.fixture(scope="module")
 def small(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with Llama 3's tokenizer.json, its vocabulary cut: unlike Qwen2's, it has tokens of several digits."""
+    """A folder with Llama 3's tokenizer.json, its vocabulary cut: unlike Qwen2's, it has tokens of several
+    digits.
+    """
     folder = qwen_folder(tmp_path_factory.mktemp("small"), tools)
     fields = read_header(tools.source / "models" / "ggml-vocab-llama-bpe.gguf").fields
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     words = {word: number for number, word in enumerate(fields["tokenizer.ggml.tokens"])}
-    change_json(folder / "tokenizer.json", normalizer=None, model=content["model"] | {"vocab": words, "merges": fields["tokenizer.ggml.merges"]})
+    change_json(
+        folder / "tokenizer.json",
+        normalizer=None,
+        model=content["model"] | {"vocab": words, "merges": fields["tokenizer.ggml.merges"]},
+    )
     tiny.cut_vocabulary(folder / "tokenizer.json", KEPT)
     return folder
 
@@ -69,10 +95,15 @@ def with_structure(small: Path, folder: Path, structure: Structure) -> Path:
         elif pattern == DIGIT:
             parts.append(pre_tokenizers.Digits(individual_digits=True))
         else:
-            parts += [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+            parts += [
+                pre_tokenizers.Split(Regex(pattern), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
     tokenizer.pre_tokenizer = parts[0] if len(parts) == 1 else pre_tokenizers.Sequence(parts)
     if structure.adds_bos:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", KEPT)])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", KEPT)]
+        )
     tokenizer.save(str(file))
     content = json.loads(file.read_text(encoding="utf-8"))
     change_json(file, model=content["model"] | {"ignore_merges": structure.ignore_merges})
@@ -112,7 +143,9 @@ def test_a_cut_vocabulary_converts_by_its_structure(tools: Toolchain, tmp_path: 
 
 
 @pytest.mark.parametrize(("structure", "name"), KNOWN.items(), ids=KNOWN.values())
-def test_every_known_structure_gives_equal_ids(structure: Structure, name: str, small: Path, tools: Toolchain, tmp_path: Path) -> None:
+def test_every_known_structure_gives_equal_ids(
+    structure: Structure, name: str, small: Path, tools: Toolchain, tmp_path: Path
+) -> None:
     folder = with_structure(small, tmp_path / "hf", structure)
     assert find_pre_tokenizer(folder, tools) == PreTokenizer(name, "structure")
     assert differing(tools, folder, vocabulary_gguf(tmp_path / "v.gguf", folder, name)) == []
@@ -128,20 +161,56 @@ def test_another_name_would_give_other_ids(other: str, small: Path, tools: Toolc
 @pytest.mark.parametrize(
     ("change", "output"),
     [
-        (lambda one: setattr(one, "pre_tokenizer", pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\w+"), "isolated"),
-                                                                            pre_tokenizers.ByteLevel(False, use_regex=False)])), "its patterns"),
-        (lambda one: setattr(one, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)), '"add_prefix_space": true'),
-        (lambda one: setattr(one, "pre_tokenizer", pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel(False)])),
-         "Whitespace"),
-        (lambda one: setattr(one, "pre_tokenizer", pre_tokenizers.Sequence([pre_tokenizers.Digits(False), pre_tokenizers.ByteLevel(False)])),
-         '"individual_digits": false'),
+        (
+            lambda one: setattr(
+                one,
+                "pre_tokenizer",
+                pre_tokenizers.Sequence(
+                    [
+                        pre_tokenizers.Split(Regex(r"\w+"), "isolated"),
+                        pre_tokenizers.ByteLevel(False, use_regex=False),
+                    ]
+                ),
+            ),
+            "its patterns",
+        ),
+        (
+            lambda one: setattr(one, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)),
+            '"add_prefix_space": true',
+        ),
+        (
+            lambda one: setattr(
+                one,
+                "pre_tokenizer",
+                pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel(False)]),
+            ),
+            "Whitespace",
+        ),
+        (
+            lambda one: setattr(
+                one,
+                "pre_tokenizer",
+                pre_tokenizers.Sequence([pre_tokenizers.Digits(False), pre_tokenizers.ByteLevel(False)]),
+            ),
+            '"individual_digits": false',
+        ),
         (lambda one: setattr(one, "normalizer", normalizers.Lowercase()), "normalizer Lowercase"),
         (lambda one: setattr(one.model, "end_of_word_suffix", "</w>"), "model.end_of_word_suffix"),
-        (lambda one: setattr(one, "post_processor", processors.TemplateProcessing(single="<|endoftext|> $A",
-                                                                                  special_tokens=[("<|endoftext|>", KEPT)])), "beginning of text"),
+        (
+            lambda one: setattr(
+                one,
+                "post_processor",
+                processors.TemplateProcessing(
+                    single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", KEPT)]
+                ),
+            ),
+            "beginning of text",
+        ),
     ],
-)  # fmt: skip
-def test_a_structure_that_llama_cpp_lacks_is_refused(change: Any, output: str, small: Path, tools: Toolchain, tmp_path: Path) -> None:
+)
+def test_a_structure_that_llama_cpp_lacks_is_refused(
+    change: Any, output: str, small: Path, tools: Toolchain, tmp_path: Path
+) -> None:
     tokenizer = Tokenizer.from_file(str(small / "tokenizer.json"))
     change(tokenizer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -152,7 +221,7 @@ def test_a_structure_that_llama_cpp_lacks_is_refused(change: Any, output: str, s
 
 def test_no_byte_level_vocabulary_is_left_to_the_converter(tools: Toolchain, tmp_path: Path) -> None:
     assert find_pre_tokenizer(tmp_path, tools) == PreTokenizer(None, "converter")
-    Tokenizer.from_str(json.dumps({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []})).save(
-        str(tmp_path / "tokenizer.json")
-    )
+    Tokenizer.from_str(
+        json.dumps({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []})
+    ).save(str(tmp_path / "tokenizer.json"))
     assert find_pre_tokenizer(tmp_path, tools) == PreTokenizer(None, "converter")

@@ -9,7 +9,12 @@ import tiny
 
 from pipeline.llamacpp.quick_reader import quick_reader
 
-ARRAYS = {"test__floats": [0.5, 1.5], "test__flags": [True, False], "test__empty_text": ["", "ü"], "test__one": ["x"]}
+ARRAYS = {
+    "test__floats": [0.5, 1.5],
+    "test__flags": [True, False],
+    "test__empty_text": ["", "ü"],
+    "test__one": ["x"],
+}
 
 
 @pytest.mark.parametrize("endian", ["little", "big"])
@@ -29,8 +34,16 @@ def test_it_reads_what_the_packages_reader_reads(tmp_path: Path, endian: str) ->
     assert list(quick.fields) == list(slow.fields)
     for name, field in slow.fields.items():
         ours = quick.fields[name]
-        assert (ours.offset, ours.data, ours.types, len(ours.parts)) == (field.offset, field.data, field.types, len(field.parts))
-        assert all(part.dtype == other.dtype and np.array_equal(part, other) for part, other in zip(ours.parts, field.parts, strict=True))
+        assert (ours.offset, ours.data, ours.types, len(ours.parts)) == (
+            field.offset,
+            field.data,
+            field.types,
+            len(field.parts),
+        )
+        assert all(
+            part.dtype == other.dtype and np.array_equal(part, other)
+            for part, other in zip(ours.parts, field.parts, strict=True)
+        )
         assert ours.contents() == field.contents()
     assert [(one.name, one.data_offset, one.tensor_type) for one in quick.tensors] == [
         (one.name, one.data_offset, one.tensor_type) for one in slow.tensors

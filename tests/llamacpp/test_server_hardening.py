@@ -1,4 +1,6 @@
-"""The hardened llama-server against what it must bear: strangers, foreign pages, a hostile environment, evil requests; and a log without a prompt."""
+"""The hardened llama-server against what it must bear: strangers, foreign pages, a hostile environment, evil
+requests; and a log without a prompt.
+"""
 
 import contextlib
 import json
@@ -24,7 +26,17 @@ from hypothesis import strategies as st
 from pipeline.config.params import load_params
 from pipeline.config.sections import Serve
 from pipeline.core.errors import MachineError
-from pipeline.llamacpp.server import Server, connect, free_port, log_end, server_command, serving, start, wait_for_health, write_key
+from pipeline.llamacpp.server import (
+    Server,
+    connect,
+    free_port,
+    log_end,
+    server_command,
+    serving,
+    start,
+    wait_for_health,
+    write_key,
+)
 from pipeline.llamacpp.server_log import kept
 from pipeline.llamacpp.server_process import environment, guarded
 from pipeline.llamacpp.tools import PROJECT, Toolchain
@@ -37,11 +49,23 @@ PUBLIC = {("get", "/health"), ("get", "/v1/health")}
 LEVELS = 100_000
 HOSTILE = {
     "LLAMA_ARG_HOST": "0.0.0.0",  # noqa: S104
-    "LLAMA_ARG_UI": "1", "LLAMA_ARG_ENDPOINT_METRICS": "1", "LLAMA_ARG_ENDPOINT_PROPS": "1", "LLAMA_ARG_ENDPOINT_SLOTS": "1",
-    "LLAMA_ARG_TOOLS": "all", "LLAMA_ARG_AGENT": "1", "LLAMA_ARG_UI_MCP_PROXY": "1", "LLAMA_API_KEY": "known", "LLAMA_ARG_API_PREFIX": "/x",
-    "LLAMA_ARG_MODELS_DIR": "/", "LLAMA_SERVER_SLOTS_DEBUG": "1", "AIP_MODE": "PREDICTION", "AIP_HTTP_PORT": "8099", "AIP_PREDICT_ROUTE": "/predict",
-    "HF_TOKEN": "secret", "LLAMA_SERVER_ROUTER_PORT": "1",
-}  # fmt: skip
+    "LLAMA_ARG_UI": "1",
+    "LLAMA_ARG_ENDPOINT_METRICS": "1",
+    "LLAMA_ARG_ENDPOINT_PROPS": "1",
+    "LLAMA_ARG_ENDPOINT_SLOTS": "1",
+    "LLAMA_ARG_TOOLS": "all",
+    "LLAMA_ARG_AGENT": "1",
+    "LLAMA_ARG_UI_MCP_PROXY": "1",
+    "LLAMA_API_KEY": "known",
+    "LLAMA_ARG_API_PREFIX": "/x",
+    "LLAMA_ARG_MODELS_DIR": "/",
+    "LLAMA_SERVER_SLOTS_DEBUG": "1",
+    "AIP_MODE": "PREDICTION",
+    "AIP_HTTP_PORT": "8099",
+    "AIP_PREDICT_ROUTE": "/predict",
+    "HF_TOKEN": "secret",
+    "LLAMA_SERVER_ROUTER_PORT": "1",
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +75,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tools: Toolchain, model: Path) -> Iterator[Server]:
-    """One server, started in an environment that wants to open it; it must live through every test of this file."""
+    """One server, started in an environment that wants to open it; it must live through every test of this
+    file.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name, value in HOSTILE.items():
             patch.setenv(name, value)
@@ -71,14 +97,18 @@ def _answers_afterwards(server: Server) -> Iterator[None]:
 
 
 def answered(server: Server) -> bool:
-    return server.client.post("/completion", json={"prompt": "a", "n_predict": 1}, timeout=60).status_code == 200
+    return (
+        server.client.post("/completion", json={"prompt": "a", "n_predict": 1}, timeout=60).status_code == 200
+    )
 
 
 def routes(tools: Toolchain) -> list[tuple[str, str]]:
     """Every route that llama-server's source registers, the router's too."""
     source = (tools.source / "tools" / "server" / "server.cpp").read_text(encoding="utf-8")
     found = re.findall(r'ctx_http\.(get|post|del)\s*\(\s*"([^"]+)"', source)
-    return sorted({({"del": "delete"}.get(method, method), path.replace(":id_slot", "0")) for method, path in found})
+    return sorted(
+        {({"del": "delete"}.get(method, method), path.replace(":id_slot", "0")) for method, path in found}
+    )
 
 
 def test_every_route_wants_the_key(server: Server, tools: Toolchain) -> None:
@@ -87,47 +117,100 @@ def test_every_route_wants_the_key(server: Server, tools: Toolchain) -> None:
     assert set(known) >= PUBLIC
     with httpx.Client(base_url=server.url, trust_env=False) as stranger:
         for method, path in known:
-            for headers in ({}, {"Authorization": "Bearer wrong"}, {"X-Api-Key": "known"}, {"Authorization": "Bearer"}):
-                answer = stranger.request(method, path, headers=headers, json={} if method == "post" else None)
-                assert answer.status_code == (200 if (method, path) in PUBLIC else 401), (method, path, headers)
-        for path in ("//props", "/props/", "/PROPS", "/health/../props", "/health%2f..%2fprops", "/v1/models?a=/health", "/health;/props", "/sw.js"):
+            for headers in (
+                {},
+                {"Authorization": "Bearer wrong"},
+                {"X-Api-Key": "known"},
+                {"Authorization": "Bearer"},
+            ):
+                answer = stranger.request(
+                    method, path, headers=headers, json={} if method == "post" else None
+                )
+                assert answer.status_code == (200 if (method, path) in PUBLIC else 401), (
+                    method,
+                    path,
+                    headers,
+                )
+        for path in (
+            "//props",
+            "/props/",
+            "/PROPS",
+            "/health/../props",
+            "/health%2f..%2fprops",
+            "/v1/models?a=/health",
+            "/health;/props",
+            "/sw.js",
+        ):
             assert stranger.get(path).status_code in (401, 404), path
-        assert [stranger.get(path).status_code for path in ("/", "/index.html", "/predict")] == [404, 401, 401]  # / is public, and nothing is there
+        assert [stranger.get(path).status_code for path in ("/", "/index.html", "/predict")] == [
+            404,
+            401,
+            401,
+        ]  # / is public, and nothing is there
 
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("get", "/slots", 501), ("post", "/slots/0?action=erase", 501), ("get", "/metrics", 501), ("post", "/props", 501),
+        ("get", "/slots", 501),
+        ("post", "/slots/0?action=erase", 501),
+        ("get", "/metrics", 501),
+        ("post", "/props", 501),
         ("get", "/tools", 403),
-        ("post", "/tools", 403), ("get", "/cors-proxy", 403), ("post", "/cors-proxy", 403), ("post", "/models/load", 404), ("post", "/models", 404),
-        ("post", "/models/unload", 404), ("get", "/models/sse", 404), ("get", "/index.html", 404), ("post", "/predict", 404),
+        ("post", "/tools", 403),
+        ("get", "/cors-proxy", 403),
+        ("post", "/cors-proxy", 403),
+        ("post", "/models/load", 404),
+        ("post", "/models", 404),
+        ("post", "/models/unload", 404),
+        ("get", "/models/sse", 404),
+        ("get", "/index.html", 404),
+        ("post", "/predict", 404),
         ("get", "/x/props", 404),
-        ("post", "/embeddings", 501), ("post", "/rerank", 501),
+        ("post", "/embeddings", 501),
+        ("post", "/rerank", 501),
     ],
-)  # fmt: skip
-def test_what_nobody_needs_is_closed_with_the_key_too(server: Server, method: str, path: str, status: int) -> None:
+)
+def test_what_nobody_needs_is_closed_with_the_key_too(
+    server: Server, method: str, path: str, status: int
+) -> None:
     assert server.client.request(method, path, json={} if method == "post" else None).status_code == status
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "http://localhost:3000", "http://127.0.0.1:1", "null", "*"])
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "http://localhost:3000", "http://127.0.0.1:1", "null", "*"]
+)
 def test_no_page_may_read_an_answer(server: Server, origin: str) -> None:
-    """Browsers let a page read where Access-Control-Allow-Origin is the page's own or *; it is the server's own, where no page is."""
-    asked = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    """Browsers let a page read where Access-Control-Allow-Origin is the page's own or *; it is the server's
+    own, where no page is.
+    """
+    asked = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
     for answer in (
         server.client.get("/v1/models", headers={"Origin": origin}),
         httpx.get(f"{server.url}/health", headers={"Origin": origin}, trust_env=False),
         httpx.options(f"{server.url}/v1/chat/completions", headers=asked, trust_env=False),
-        server.client.post("/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 1, "stream": True}, headers={"Origin": origin}),
+        server.client.post(
+            "/v1/chat/completions",
+            json={"messages": QUESTION, "max_tokens": 1, "stream": True},
+            headers={"Origin": origin},
+        ),
     ):
         assert answer.headers.get("Access-Control-Allow-Origin") == server.url
         assert answer.headers.get("Access-Control-Allow-Credentials") != "true"
 
 
 def test_a_request_after_a_stream_is_answered(server: Server) -> None:
-    """llama-server closes a connection after it has streamed on it; a client that reuses it now and then loses the next request."""
+    """llama-server closes a connection after it has streamed on it; a client that reuses it now and then
+    loses the next request.
+    """
     for _ in range(20):
-        with server.client.stream("POST", "/completion", json={"prompt": "a", "n_predict": 1, "stream": True}) as answer:
+        with server.client.stream(
+            "POST", "/completion", json={"prompt": "a", "n_predict": 1, "stream": True}
+        ) as answer:
             assert answer.read()
         assert answered(server)
 
@@ -135,9 +218,13 @@ def test_a_request_after_a_stream_is_answered(server: Server) -> None:
 def test_the_environment_sets_nothing(server: Server) -> None:
     seen = Path(f"/proc/{server.process.pid}/environ").read_bytes().decode().split("\0")
     assert not {entry.partition("=")[0] for entry in seen} & HOSTILE.keys()
-    assert environment({"PATH": "a", "CUDA_VISIBLE_DEVICES": "1", "AWS_SECRET_ACCESS_KEY": "x", "https_proxy": "y"}) == {
-        "PATH": "a", "CUDA_VISIBLE_DEVICES": "1", "GGML_NO_BACKTRACE": "1",
-    }  # fmt: skip
+    assert environment(
+        {"PATH": "a", "CUDA_VISIBLE_DEVICES": "1", "AWS_SECRET_ACCESS_KEY": "x", "https_proxy": "y"}
+    ) == {
+        "PATH": "a",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "GGML_NO_BACKTRACE": "1",
+    }
 
 
 def test_limits_of_the_process(server: Server) -> None:
@@ -159,11 +246,26 @@ DEEP: dict[str, tuple[str, str]] = {
     "objects": ("/v1/chat/completions", CHAT + '"x":' + nested('{"a":', "1", "}") + "}"),
     "content": ("/v1/chat/completions", '{"messages":[{"role":"user","content":' + LISTS + "}]}"),
     "template's arguments": ("/v1/chat/completions", CHAT + '"chat_template_kwargs":{"x":' + LISTS + "}}"),
-    "content for Anthropic": ("/v1/messages", '{"max_tokens":4,"messages":[{"role":"user","content":' + LISTS + "}]}"),
+    "content for Anthropic": (
+        "/v1/messages",
+        '{"max_tokens":4,"messages":[{"role":"user","content":' + LISTS + "}]}",
+    ),
     "prompt": ("/completion", '{"n_predict":4,"prompt":' + LISTS + "}"),
     "text": ("/tokenize", '{"content":' + LISTS + "}"),
-    "grammar": ("/completion", json.dumps({"prompt": MARKER, "n_predict": 4, "grammar": "root ::= " + nested("(", '"a"', ")")})),
-    "pattern": ("/completion", json.dumps({"prompt": "a", "n_predict": 4, "json_schema": {"type": "string", "pattern": nested("(", "a", ")")}})),
+    "grammar": (
+        "/completion",
+        json.dumps({"prompt": MARKER, "n_predict": 4, "grammar": "root ::= " + nested("(", '"a"', ")")}),
+    ),
+    "pattern": (
+        "/completion",
+        json.dumps(
+            {
+                "prompt": "a",
+                "n_predict": 4,
+                "json_schema": {"type": "string", "pattern": nested("(", "a", ")")},
+            }
+        ),
+    ),
 }
 
 
@@ -175,13 +277,60 @@ def test_deep_json(server: Server, place: str) -> None:
 
 
 FIELDS = (
-    "n_predict", "n_indent", "n_keep", "n_discard", "n_cmpl", "n", "n_cache_reuse", "t_max_predict_ms", "top_k", "top_p", "min_p", "top_n_sigma",
-    "xtc_probability", "xtc_threshold", "typical_p", "temperature", "dynatemp_range", "dynatemp_exponent", "repeat_last_n", "repeat_penalty",
-    "frequency_penalty", "presence_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau",
-    "mirostat_eta", "adaptive_target", "adaptive_decay", "seed", "n_probs", "logprobs", "min_keep", "sse_ping_interval", "id_slot",
-    "reasoning_budget_tokens", "top_logprobs", "max_tokens",
-)  # fmt: skip
-NUMBERS = ("-1", "-2147483648", "2147483647", "1e308", "-1e308", "9223372036854775807", "1e-320", "NaN", '"x"', "[]", "true")
+    "n_predict",
+    "n_indent",
+    "n_keep",
+    "n_discard",
+    "n_cmpl",
+    "n",
+    "n_cache_reuse",
+    "t_max_predict_ms",
+    "top_k",
+    "top_p",
+    "min_p",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "typical_p",
+    "temperature",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "repeat_last_n",
+    "repeat_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+    "adaptive_target",
+    "adaptive_decay",
+    "seed",
+    "n_probs",
+    "logprobs",
+    "min_keep",
+    "sse_ping_interval",
+    "id_slot",
+    "reasoning_budget_tokens",
+    "top_logprobs",
+    "max_tokens",
+)
+NUMBERS = (
+    "-1",
+    "-2147483648",
+    "2147483647",
+    "1e308",
+    "-1e308",
+    "9223372036854775807",
+    "1e-320",
+    "NaN",
+    '"x"',
+    "[]",
+    "true",
+)
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -189,50 +338,89 @@ def test_numbers_that_can_not_be(server: Server, field: str) -> None:
     for value in NUMBERS:
         limit = "" if field == "n_predict" else '"n_predict":2,'
         body = f'{{"prompt":"{MARKER}",{limit}"{field}":{value}}}'
-        assert server.client.post("/completion", content=body, timeout=60).status_code in (200, 400, 500), body
+        assert server.client.post("/completion", content=body, timeout=60).status_code in (200, 400, 500), (
+            body
+        )
 
 
 def test_n_discard(server: Server) -> None:
     """A negative one wrote before a buffer in older versions of llama.cpp."""
     for path in ("/completion", "/v1/completions"):
-        assert server.client.post(path, json={"prompt": "word " * 60, "n_predict": 400, "n_keep": 5, "n_discard": -1}).status_code == 400
+        assert (
+            server.client.post(
+                path, json={"prompt": "word " * 60, "n_predict": 400, "n_keep": 5, "n_discard": -1}
+            ).status_code
+            == 400
+        )
 
 
 GRAMMARS = {
-    "left recursion": "root ::= root", "hidden left recursion": 'root ::= a\na ::= b\nb ::= a "x"', "empty repeated": 'root ::= ""*',
-    "nested repeats": 'root ::= (("a"*)*)*', "a million": 'root ::= "a"{1000000}', "a thousand cubed": 'root ::= (("a"{1000}){1000}){1000}',
-    "overflow": 'root ::= "a"{99999999999999999999}', "undefined": "root ::= nothere", "no root": 'x ::= "a"', "half": "root ::= [",
-    "bad escape": "root ::= [\\xZZ]", "beyond Unicode": "root ::= [\\U0010FFFF-\\U00110000]", "token": "root ::= <[99999999]>",
-    "optional": "root ::= " + '("a"|"a"|"a"|"a")?' * 64, "not a grammar": f"root ::= {MARKER} ::=",
-}  # fmt: skip
+    "left recursion": "root ::= root",
+    "hidden left recursion": 'root ::= a\na ::= b\nb ::= a "x"',
+    "empty repeated": 'root ::= ""*',
+    "nested repeats": 'root ::= (("a"*)*)*',
+    "a million": 'root ::= "a"{1000000}',
+    "a thousand cubed": 'root ::= (("a"{1000}){1000}){1000}',
+    "overflow": 'root ::= "a"{99999999999999999999}',
+    "undefined": "root ::= nothere",
+    "no root": 'x ::= "a"',
+    "half": "root ::= [",
+    "bad escape": "root ::= [\\xZZ]",
+    "beyond Unicode": "root ::= [\\U0010FFFF-\\U00110000]",
+    "token": "root ::= <[99999999]>",
+    "optional": "root ::= " + '("a"|"a"|"a"|"a")?' * 64,
+    "not a grammar": f"root ::= {MARKER} ::=",
+}
 SCHEMAS: dict[str, Any] = {
-    "refers to itself": {"$ref": "#"}, "circle": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "fetched": {"$ref": "http://127.0.0.1:9/x"},
-    "nowhere": {"$ref": f"#/$defs/{MARKER}"}, "long text": {"type": "string", "maxLength": 2**31 - 1},
+    "refers to itself": {"$ref": "#"},
+    "circle": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    "fetched": {"$ref": "http://127.0.0.1:9/x"},
+    "nowhere": {"$ref": f"#/$defs/{MARKER}"},
+    "long text": {"type": "string", "maxLength": 2**31 - 1},
     "bad pattern": {"type": "string", "pattern": f"^({MARKER}[$"},
-    "many items": {"type": "array", "items": {"type": "array", "minItems": 1000}, "minItems": 100_000}, "a number": 5, "a text": MARKER,
-    "all of itself": {"allOf": [{"allOf": [{"$ref": "#"}]}]}, "huge integer": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
-}  # fmt: skip
+    "many items": {"type": "array", "items": {"type": "array", "minItems": 1000}, "minItems": 100_000},
+    "a number": 5,
+    "a text": MARKER,
+    "all of itself": {"allOf": [{"allOf": [{"$ref": "#"}]}]},
+    "huge integer": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+}
 
 
 def test_the_shipped_script_bears_the_same(tools: Toolchain, model: Path, tmp_path: Path) -> None:
-    """serve.sh in the hostile environment, with the usual stack: no tools to run, nothing more opened, and deep JSON doesn't end the server."""
+    """serve.sh in the hostile environment, with the usual stack: no tools to run, nothing more opened, and
+    deep JSON doesn't end the server.
+    """
     values = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")["serve"]
-    settings = Serve.model_validate(values | {"port": free_port(), "ctx_size": 256, "threads": 1, "n_gpu_layers": 0})
+    settings = Serve.model_validate(
+        values | {"port": free_port(), "ctx_size": 256, "threads": 1, "n_gpu_layers": 0}
+    )
     script = tmp_path / "serve.sh"
     script.write_text(serve_script(model.name, settings))
     (tmp_path / model.name).symlink_to(model)
-    given = HOSTILE | {"PATH": os.environ["PATH"], "LLAMA_SERVER": str(tools.tool("llama-server")), "STATE_DIRECTORY": str(tmp_path)}
+    given = HOSTILE | {
+        "PATH": os.environ["PATH"],
+        "LLAMA_SERVER": str(tools.tool("llama-server")),
+        "STATE_DIRECTORY": str(tmp_path),
+    }
     url = f"http://127.0.0.1:{settings.port}"
-    with (tmp_path / "log").open("wb") as log, subprocess.Popen(["/bin/sh", script], env=given, stdout=log, stderr=log) as process:
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(["/bin/sh", script], env=given, stdout=log, stderr=log) as process,
+    ):
         try:
             wait_for_health(process, url, tmp_path / "log")
             with connect(url, read_key(tmp_path / "api-key")) as client:
-                assert [client.get(path).status_code for path in ("/slots", "/metrics", "/tools", "/cors-proxy")] == [501, 501, 403, 403]
+                assert [
+                    client.get(path).status_code for path in ("/slots", "/metrics", "/tools", "/cors-proxy")
+                ] == [501, 501, 403, 403]
                 assert [client.post(path, json={}).status_code for path in ("/props", "/tools")] == [501, 403]
                 for place in ("template's arguments", "grammar"):
                     path, body = DEEP[place]
                     assert client.post(path, content=body, timeout=60).status_code in (200, 400, 500)
-                assert client.post("/completion", json={"prompt": "a", "n_predict": 1}, timeout=60).status_code == 200
+                assert (
+                    client.post("/completion", json={"prompt": "a", "n_predict": 1}, timeout=60).status_code
+                    == 200
+                )
             assert process.poll() is None
         finally:
             process.terminate()
@@ -249,37 +437,68 @@ def test_evil_schemas(server: Server, name: str) -> None:
     printed = {"messages": QUESTION, "max_tokens": 4}
     output = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMAS[name]}}
     tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMAS[name]}}
-    for body in (printed | {"response_format": output}, printed | {"tools": [tool], "tool_choice": "required"}):
-        assert server.client.post("/v1/chat/completions", json=body, timeout=60).status_code in (200, 400, 500)
+    for body in (
+        printed | {"response_format": output},
+        printed | {"tools": [tool], "tool_choice": "required"},
+    ):
+        assert server.client.post("/v1/chat/completions", json=body, timeout=60).status_code in (
+            200,
+            400,
+            500,
+        )
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", f'{{"messages":[{{"role":"user","content":"{MARKER}'),  # the log quotes what it can't parse
+        (
+            "/v1/chat/completions",
+            f'{{"messages":[{{"role":"user","content":"{MARKER}',
+        ),  # the log quotes what it can't parse
         ("/v1/chat/completions", f'{{"messages":[{{"role":"user","content":[{{"type":"{MARKER}"}}]}}]}}'),
         ("/v1/chat/completions", json.dumps({"messages": QUESTION, "tools": [{"type": MARKER}]})),
-        ("/v1/chat/completions", json.dumps({"messages": QUESTION, "chat_template_kwargs": {MARKER: "{{"}, "max_tokens": 2})),
-        ("/completion", json.dumps({"prompt": MARKER, "grammar": f'root ::= "a"\n0.00.1 I srv  llama_server: model loaded {MARKER}\n{MARKER} ::='})),
+        (
+            "/v1/chat/completions",
+            json.dumps({"messages": QUESTION, "chat_template_kwargs": {MARKER: "{{"}, "max_tokens": 2}),
+        ),
+        (
+            "/completion",
+            json.dumps(
+                {
+                    "prompt": MARKER,
+                    "grammar": f'root ::= "a"\n0.00.1 I srv  llama_server: model loaded {MARKER}\n{MARKER} '
+                    "::=",
+                }
+            ),
+        ),
         ("/v1/chat/completions/control", json.dumps({"id": MARKER, "action": MARKER})),
         ("/v1/streams/lookup", json.dumps({"conversation_ids": [MARKER]})),
         ("/completion", json.dumps({"prompt": MARKER, "chat_parser": MARKER})),
     ],
 )
 def test_what_is_refused_is_not_logged_either(server: Server, path: str, body: str) -> None:
-    """Before the log was filtered, the first and the fifth of these stood in it (and in a console that watched the server)."""
+    """Before the log was filtered, the first and the fifth of these stood in it (and in a console that
+    watched the server).
+    """
     server.client.post(path, content=body, timeout=60)
     time.sleep(0.05)  # the log is written by a thread; the fixture looks into it
 
 
-FIGURE = "0.00.187.956 I slot print_timing: id  1 | task 0 | prompt eval time = 0.46 ms / 1 tokens (  0.46 ms per token,  2192.98 tokens per second)"
+FIGURE = (
+    "0.00.187.956 I slot print_timing: id  1 | task 0 | prompt eval time = 0.46 ms / 1 tokens (  0.46 "
+    "ms "
+    "per token,  2192.98 tokens per second)"
+)
 
 
 @pytest.mark.parametrize(
     ("line", "stays"),
     [
         (FIGURE, True),
-        ("0.00.188.594 I slot      release: id  1 | task 0 | stop processing: n_tokens = 1, truncated = 0", True),
+        (
+            "0.00.188.594 I slot      release: id  1 | task 0 | stop processing: n_tokens = 1, truncated = 0",
+            True,
+        ),
         ("0.00.050.443 I srv  llama_server: model loaded", True),
         ("/src/ggml/src/ggml.c:123: GGML_ASSERT(a >= 0) failed", True),
         ("terminate called after throwing an instance of 'std::runtime_error'", True),
@@ -310,38 +529,54 @@ def send(server: Server, size: int, head: str, filler: bytes, tail: str) -> int:
         yield tail.encode()
 
     headers = {"Content-Length": str(size), "Content-Type": "application/json"}
-    return server.client.post("/v1/chat/completions", content=parts(), headers=headers, timeout=60).status_code
+    return server.client.post(
+        "/v1/chat/completions", content=parts(), headers=headers, timeout=60
+    ).status_code
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("filler", "around"),
-    [(b"a", ('"', '"')), (b"0,", ("[", "0]")),
-     *(pytest.param(*given, marks=pytest.mark.exhaustive) for given in ((b'"",', ("[", '""]')), (b"\\n", ('"', '"'))))],
-)  # fmt: skip
+    [
+        (b"a", ('"', '"')),
+        (b"0,", ("[", "0]")),
+        *(
+            pytest.param(*given, marks=pytest.mark.exhaustive)
+            for given in ((b'"",', ("[", '""]')), (b"\\n", ('"', '"')))
+        ),
+    ],
+)
 def test_bodies_of_100_mb(server: Server, filler: bytes, around: tuple[str, str]) -> None:
     head, tail = f'{{"messages":[{{"role":"user","content":{around[0]}', f"{around[1]}}}]}}"
     size = 100_000_000 - (100_000_000 - len(head) - len(tail)) % len(filler)
-    with contextlib.suppress(httpx.ReadTimeout):  # it may count tokens for minutes, beside the answers to others
+    with contextlib.suppress(
+        httpx.ReadTimeout
+    ):  # it may count tokens for minutes, beside the answers to others
         assert send(server, size, head, filler, tail) in (400, 500)
 
 
 @pytest.mark.slow
 def test_bodies_beyond_100_mib_are_refused(server: Server) -> None:
-    with contextlib.suppress(httpx.WriteError, httpx.RemoteProtocolError):  # the connection is closed before all is sent
+    with contextlib.suppress(
+        httpx.WriteError, httpx.RemoteProtocolError
+    ):  # the connection is closed before all is sent
         assert send(server, 200_000_000, '{"messages":"', b"a", '"}') == 413
 
 
 def test_a_stranger_can_not_send_a_large_body(server: Server) -> None:
     """Refused before the body is read."""
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=10) as stranger:
-        stranger.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n")
+        stranger.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n"
+        )
         assert stranger.recv(4096).startswith(b"HTTP/1.1 401")
 
 
 def test_200_clients_at_once(server: Server) -> None:
     def ask(number: int) -> tuple[int, str]:
-        answer = server.client.post("/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 4, "seed": number}, timeout=120)
+        answer = server.client.post(
+            "/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 4, "seed": number}, timeout=120
+        )
         return answer.status_code, answer.json()["choices"][0]["finish_reason"]
 
     with ThreadPoolExecutor(200) as pool:
@@ -349,14 +584,20 @@ def test_200_clients_at_once(server: Server) -> None:
 
 
 def test_half_open_connections(server: Server) -> None:
-    """300 clients that begin a request and say no more; they lose their threads after `IDLE_SECONDS`, and nobody waits for that."""
+    """300 clients that begin a request and say no more; they lose their threads after `IDLE_SECONDS`, and
+    nobody waits for that.
+    """
     port = int(server.url.rpartition(":")[2])
     begun = []
     try:
         for _ in range(300):
             begun.append(socket.create_connection(("127.0.0.1", port), timeout=5))
             begun[-1].sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Le")
-            time.sleep(0.005)  # in a burst its pool starts too few threads (httplib counts a woken one as idle still), and who comes next may wait
+            time.sleep(
+                0.005
+                # in a burst its pool starts too few threads (httplib counts a woken one as idle still), and
+                # who comes next may wait
+            )
         began = time.monotonic()
         assert answered(server)
         assert time.monotonic() - began < 10
@@ -367,16 +608,31 @@ def test_half_open_connections(server: Server) -> None:
 
 def test_clients_that_leave_free_their_slots(server: Server) -> None:
     for _ in range(8):
-        with server.client.stream("POST", "/completion", json={"prompt": "a", "n_predict": 10_000, "ignore_eos": True, "stream": True}) as answer:
+        with server.client.stream(
+            "POST",
+            "/completion",
+            json={"prompt": "a", "n_predict": 10_000, "ignore_eos": True, "stream": True},
+        ) as answer:
             next(answer.iter_lines())
     assert answered(server)
 
 
 @pytest.mark.slow
 def test_half_open_connections_are_cut_off(tools: Toolchain, model: Path, tmp_path: Path) -> None:
-    """1,100 of them take every thread that the served model's server has, for `IDLE_SECONDS` (llama-server's default: an hour)."""
+    """1,100 of them take every thread that the served model's server has, for `IDLE_SECONDS` (llama-server's
+    default: an hour).
+    """
     port, log = free_port(), tmp_path / "log"
-    command = server_command(tools, model, port=port, key_file=write_key(tmp_path / "key", "k"), ctx_size=256, parallel=2, threads=1, n_gpu_layers=0)
+    command = server_command(
+        tools,
+        model,
+        port=port,
+        key_file=write_key(tmp_path / "key", "k"),
+        ctx_size=256,
+        parallel=2,
+        threads=1,
+        n_gpu_layers=0,
+    )
     with start(command, log) as process, connect(f"http://127.0.0.1:{port}", "k") as client:
         wait_for_health(process, str(client.base_url), log)
         begun = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(1100)]
@@ -430,29 +686,43 @@ def test_a_server_whose_parent_is_gone_does_not_start() -> None:
 
 
 def test_the_log_of_a_process_that_says_much(tmp_path: Path) -> None:
-    with start(["/bin/sh", "-c", "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done"], tmp_path / "log") as process:
+    with start(
+        ["/bin/sh", "-c", "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done"], tmp_path / "log"
+    ) as process:
         assert process.wait(10) == 0
     assert (tmp_path / "log").read_text().splitlines() == [f"line {number}" for number in range(2000)]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_the_log_of_a_full_disk_says_so_once_and_the_server_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_log_of_a_full_disk_says_so_once_and_the_server_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "log").symlink_to("/dev/full")
-    with start(["/bin/sh", "-c", "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done"], tmp_path / "log") as process:
+    with start(
+        ["/bin/sh", "-c", "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done"], tmp_path / "log"
+    ) as process:
         assert process.wait(10) == 0
-    assert capfd.readouterr().err.splitlines() == [f"the log {tmp_path / 'log'} can't be written: [Errno 28] No space left on device"]
+    assert capfd.readouterr().err.splitlines() == [
+        f"the log {tmp_path / 'log'} can't be written: [Errno 28] No space left on device"
+    ]
 
 
-def test_a_log_that_can_not_be_opened_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess.Popen, "_execute_child", lambda *given: pytest.fail("a process was started"))
+def test_a_log_that_can_not_be_opened_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        subprocess.Popen, "_execute_child", lambda *given: pytest.fail("a process was started")
+    )
     with pytest.raises(MachineError, match="Q-LLAMACPP-016"), start(["/bin/true"], tmp_path):
         pass
 
 
 def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.llamacpp.server_log.MAX_BYTES", 1000)
-    with start(["/bin/sh", "-c", "i=0; while [ $i -lt 500 ]; do echo line $i; i=$((i+1)); done"], tmp_path / "log") as process:
+    with start(
+        ["/bin/sh", "-c", "i=0; while [ $i -lt 500 ]; do echo line $i; i=$((i+1)); done"], tmp_path / "log"
+    ) as process:
         assert process.wait(10) == 0
     assert sorted(file.name for file in tmp_path.iterdir()) == ["log", "log.1"]
     assert all(file.stat().st_size <= 1000 for file in tmp_path.iterdir())

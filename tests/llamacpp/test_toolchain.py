@@ -1,4 +1,6 @@
-"""The build of llama.cpp: what makes it be reused, what makes it be redone, and what a user reads where it can't be."""
+"""The build of llama.cpp: what makes it be reused, what makes it be redone, and what a user reads where it
+can't be.
+"""
 
 import fcntl
 import io
@@ -43,10 +45,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def fake_tools(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """cmake notes that it ran; ninja "builds" every tool it is asked for, with ninja's progress lines; the folder they are in."""
+    """cmake notes that it ran; ninja "builds" every tool it is asked for, with ninja's progress lines; the
+    folder they are in.
+    """
     folder = home.parent / "bin"
     executable(folder / "c++", "#!/bin/sh\n")
-    executable(folder / "cmake", f'#!/bin/sh\necho configured >> {home}/ran\n[ -z "$FAIL" ] || {{ echo "no such generator"; exit 1; }}\n')
+    executable(
+        folder / "cmake",
+        f'#!/bin/sh\necho configured >> {home}/ran\n[ -z "$FAIL" ] || {{ echo "no such generator"; exit 1; '
+        f"}}\n",
+    )
     ninja = f"""#!/bin/sh
 [ -z "$FAIL_BUILD" ] || {{ echo "[1/2] x.cpp"; echo "x.cpp:1: error: expected ;"; exit 1; }}
 while [ "${{1#llama-}}" = "$1" ]; do shift; done
@@ -96,7 +104,9 @@ def test_a_build_that_is_not_the_one_is_done_again(home: Path, fake_tools: Path,
 
 def test_an_unfinished_build_goes_on_only_where_it_was_configured(home: Path, fake_tools: Path) -> None:
     toolchain.build(home)
-    (home / "build" / "CMakeCache.txt").write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={home / 'source' / 'vendor' / 'llama.cpp'}\n")
+    (home / "build" / "CMakeCache.txt").write_text(
+        f"CMAKE_HOME_DIRECTORY:INTERNAL={home / 'source' / 'vendor' / 'llama.cpp'}\n"
+    )
     kept = home / "build" / "object.o"
     kept.touch()
     (home / "stamp.json").unlink()
@@ -109,7 +119,9 @@ def test_an_unfinished_build_goes_on_only_where_it_was_configured(home: Path, fa
     assert not (moved / "build").exists()
 
 
-def test_a_finished_build_is_used_from_a_copy(home: Path, fake_tools: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_build_is_used_from_a_copy(
+    home: Path, fake_tools: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     toolchain.build(home)
     capsys.readouterr()
     copied = Path(shutil.copytree(home, home.with_name("copied"), symlinks=True))
@@ -121,7 +133,9 @@ def test_a_finished_build_is_used_from_a_copy(home: Path, fake_tools: Path, caps
 
 
 @pytest.fixture
-def kept(home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+def kept(
+    home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Path:
     """`home` is built, and the cache, which is the user's by default, holds it; the entry's folder."""
     monkeypatch.delenv("QUENCH_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home.parent / "cache"))
@@ -136,7 +150,9 @@ def configured(home: Path) -> int:
     return (home / "ran").read_text().count("configured")
 
 
-def test_another_checkout_takes_the_build_from_the_cache(home: Path, kept: Path, fake_tools: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_checkout_takes_the_build_from_the_cache(
+    home: Path, kept: Path, fake_tools: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for tool in ("cmake", "ninja"):
         (fake_tools / tool).unlink()
     other = with_source(home.with_name("other"))
@@ -154,15 +170,28 @@ def test_another_checkout_takes_the_build_from_the_cache(home: Path, kept: Path,
         lambda kept, patch: patch.setenv("QUENCH_CACHE", "off"),
         lambda kept, patch: patch.setenv("QUENCH_CACHE", str(kept.parent / "elsewhere")),
         lambda kept, patch: patch.setenv("CXXFLAGS", "-O1"),
-        lambda kept, patch: patch.setenv("CXX", str(executable(kept.parents[3] / "bin" / "c++", "#!/bin/sh\necho another version\n"))),
+        lambda kept, patch: patch.setenv(
+            "CXX", str(executable(kept.parents[3] / "bin" / "c++", "#!/bin/sh\necho another version\n"))
+        ),
         lambda kept, patch: patch.setattr(stamp, "instructions", lambda: {"sse2"}),
         lambda kept, patch: (kept / "build" / "bin" / TOOLS[1]).write_text("torn"),
         lambda kept, patch: (kept / "stamp.json").unlink(),
         lambda kept, patch: patch.setattr(cache.os, "getuid", lambda: 12345),
     ],
-    ids=["switched off", "another cache", "other flags", "another compiler", "another CPU", "damaged", "half", "somebody else's"],
+    ids=[
+        "switched off",
+        "another cache",
+        "other flags",
+        "another compiler",
+        "another CPU",
+        "damaged",
+        "half",
+        "somebody else's",
+    ],
 )
-def test_what_is_not_the_very_build_is_compiled(home: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[..., object]) -> None:
+def test_what_is_not_the_very_build_is_compiled(
+    home: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[..., object]
+) -> None:
     change(kept, monkeypatch)
     (home / "stamp.json").unlink()
     toolchain.build(home)
@@ -192,13 +221,18 @@ def test_a_cache_that_cannot_be_written_costs_a_line(
 
 
 def test_set_ups_at_once_share_the_cache(home: Path, kept: Path, fake_tools: Path) -> None:
-    """While one process publishes the entry over and over, others take it: nobody sees half of it, so nobody compiles."""
+    """While one process publishes the entry over and over, others take it: nobody sees half of it, so nobody
+    compiles.
+    """
     homes = [with_source(home.with_name(f"other{number}")) for number in range(3)]
     again = (
-        "import sys; from pathlib import Path; from pipeline.llamacpp import cache, compiler; cache._is_whole = lambda entry: False\n"
+        "import sys; from pathlib import Path; from pipeline.llamacpp import cache, compiler; "
+        "cache._is_whole = lambda entry: False\n"
         "print(flush=True)\nwhile True: cache.keep(Path(sys.argv[1]), compiler.find_compiler())"
     )
-    with subprocess.Popen([Path(sys.prefix) / "bin" / "python", "-c", again, home], stdout=subprocess.PIPE) as publisher:
+    with subprocess.Popen(
+        [Path(sys.prefix) / "bin" / "python", "-c", again, home], stdout=subprocess.PIPE
+    ) as publisher:
         assert publisher.stdout
         publisher.stdout.readline()
         for one in homes:
@@ -225,7 +259,9 @@ def test_a_busy_machine_costs_no_build(home: Path, fake_tools: Path, monkeypatch
     ],
     ids=["CPU lacks an instruction", "a library is missing", "another architecture"],
 )
-def test_a_copied_build_that_does_not_run_here_is_made_again(home: Path, fake_tools: Path, strange: object) -> None:
+def test_a_copied_build_that_does_not_run_here_is_made_again(
+    home: Path, fake_tools: Path, strange: object
+) -> None:
     toolchain.build(home)
     made_there = home / "build" / "object.o"
     made_there.touch()
@@ -236,7 +272,9 @@ def test_a_copied_build_that_does_not_run_here_is_made_again(home: Path, fake_to
     assert not made_there.exists()  # ninja would take it for its own
 
 
-def test_a_failed_build_shows_the_reason_and_leaves_no_stamp(home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_shows_the_reason_and_leaves_no_stamp(
+    home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAIL_BUILD", "1")
     with pytest.raises(ToolError, match=r"Q-LLAMACPP-005.* 1 .*build\.log(.|\n)*error: expected ;"):
         toolchain.build(home)
@@ -259,7 +297,9 @@ def test_two_builds_at_once_are_refused(home: Path, fake_tools: Path) -> None:
     assert toolchain.is_built(home)
 
 
-def test_missing_compiler_is_one_sentence_with_the_remedy(home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_is_one_sentence_with_the_remedy(
+    home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(home))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ToolError, match="Q-LLAMACPP-007"):
@@ -272,11 +312,21 @@ def test_missing_compiler_is_one_sentence_with_the_remedy(home: Path, fake_tools
     assert compiler.find_compiler() == f"{mine} -O1"
 
 
-def test_a_compiler_that_makes_wrong_code_for_amx_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GCC 12.2 drops the tiles' configuration when it optimizes (PR114098), and llama.cpp dies of it at the first quantized matrix."""
-    wrong = executable(tmp_path / "wrong", "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done; cp /bin/false $1\n")
+def test_a_compiler_that_makes_wrong_code_for_amx_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GCC 12.2 drops the tiles' configuration when it optimizes (PR114098), and llama.cpp dies of it at the
+    first quantized matrix.
+    """
+    wrong = executable(
+        tmp_path / "wrong", "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done; cp /bin/false $1\n"
+    )
     right = executable(tmp_path / "right", "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done; cp /bin/true $1\n")
-    assert [compiler.compiles_amx(str(one)) for one in (right, wrong, tmp_path / "none")] == [True, False, False]
+    assert [compiler.compiles_amx(str(one)) for one in (right, wrong, tmp_path / "none")] == [
+        True,
+        False,
+        False,
+    ]
     monkeypatch.setattr(compiler, "instructions", lambda: {"sse2", "amx_tile"})
     monkeypatch.setenv("CXXFLAGS", "-g")
     assert compiler.amx_flags(str(right)) == []
@@ -287,20 +337,27 @@ def test_a_compiler_that_makes_wrong_code_for_amx_is_found(tmp_path: Path, monke
 
 @pytest.mark.skipif("amx_tile" not in compiler.instructions(), reason="this CPU has no AMX")
 def test_what_checks_amx_passes_where_the_compiler_is_right(tmp_path: Path) -> None:
-    plain = executable(tmp_path / "plain", '#!/bin/sh\nfor one; do shift; [ "$one" = -O3 ] || set -- "$@" "$one"; done\nexec c++ -O0 "$@"\n')
+    plain = executable(
+        tmp_path / "plain",
+        '#!/bin/sh\nfor one; do shift; [ "$one" = -O3 ] || set -- "$@" "$one"; done\nexec c++ -O0 "$@"\n',
+    )
     assert compiler.compiles_amx(str(plain))
 
 
 @pytest.mark.parametrize("built", [False, True])
 def test_check_compiler_before_anything_is_installed(tmp_path: Path, built: bool) -> None:
-    """`make setup` asks first, with a Python that has the standard library only; a finished build needs no compiler."""
+    """`make setup` asks first, with a Python that has the standard library only; a finished build needs no
+    compiler.
+    """
     if not built:
         code = "t.DEFAULT_HOME = Path('nowhere'); exit(t.main(['--check-compiler']))"
         imports = "from sys import exit; from pathlib import Path; from pipeline.llamacpp import build as t; "
         command = [sys.executable, "-S", "-c", imports + code]
     else:
         command = [sys.executable, "-S", "-m", "pipeline.llamacpp.build", "--check-compiler"]
-    environment = {name: value for name, value in os.environ.items() if name not in ("CXX", "LLAMA_CPP_HOME")} | {"PATH": str(tmp_path)}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("CXX", "LLAMA_CPP_HOME")
+    } | {"PATH": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, env=environment, check=False)
     if built and toolchain.is_built(DEFAULT_HOME):
         assert (done.returncode, done.stderr) == (0, "")
@@ -324,14 +381,24 @@ def make_archive(path: Path, members: dict[str, bytes | str]) -> Path:
 
 
 def test_unpack(tmp_path: Path) -> None:
-    toolchain.unpack(make_archive(tmp_path / "a.tar.gz", {"top/a.txt": b"a", "top/b/c.txt": b"c"}), tmp_path / "source")
+    toolchain.unpack(
+        make_archive(tmp_path / "a.tar.gz", {"top/a.txt": b"a", "top/b/c.txt": b"c"}), tmp_path / "source"
+    )
     assert (tmp_path / "source" / "b" / "c.txt").read_bytes() == b"c"
     assert not stat.S_IMODE((tmp_path / "source" / "a.txt").stat().st_mode) & stat.S_ISUID
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "source"]
 
 
 @pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="Python below 3.11.4 has no filters")
-@pytest.mark.parametrize("members", [{"../out.txt": b"x"}, {"top/../../out.txt": b"x"}, {"top/link": "/etc/passwd"}, {"top/link": "../../out"}])
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"../out.txt": b"x"},
+        {"top/../../out.txt": b"x"},
+        {"top/link": "/etc/passwd"},
+        {"top/link": "../../out"},
+    ],
+)
 def test_unpack_refuses_to_leave_its_folder(tmp_path: Path, members: dict[str, bytes | str]) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
@@ -342,7 +409,9 @@ def test_unpack_refuses_to_leave_its_folder(tmp_path: Path, members: dict[str, b
 
 
 def test_a_source_with_another_hash_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "_run", lambda *_: (tmp_path / f"{toolchain.SDIST}.tar.gz").write_bytes(b"not it"))
+    monkeypatch.setattr(
+        toolchain, "_run", lambda *_: (tmp_path / f"{toolchain.SDIST}.tar.gz").write_bytes(b"not it")
+    )
     with pytest.raises(ToolError, match="Q-LLAMACPP-002"):
         toolchain._download(tmp_path)
 

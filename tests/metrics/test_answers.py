@@ -35,9 +35,19 @@ def test_scores_are_counted() -> None:
     rows = answers(REFERENCE, '{"a": 1}', "no JSON", REFERENCE)
     task = score_answers(rows, "json_fields", seed=0)
     assert [row["score"] for row in rows] == [1.0, 0.5, 0.0, 1.0]
-    assert (task["rows"], task["score"], task["perfect"], task["valid"], task["stopped"], task["refused"]) == (4, 0.625, 0.5, 0.75, 0.75, 0.25)
+    assert (
+        task["rows"],
+        task["score"],
+        task["perfect"],
+        task["valid"],
+        task["stopped"],
+        task["refused"],
+    ) == (4, 0.625, 0.5, 0.75, 0.75, 0.25)
     assert task["score_low"] <= 0.625 <= task["score_high"]
-    assert {name: (of_it["rows"], of_it["score"]) for name, of_it in task["domains"].items()} == {"even": (2, 0.5), "odd": (2, 0.75)}
+    assert {name: (of_it["rows"], of_it["score"]) for name, of_it in task["domains"].items()} == {
+        "even": (2, 0.5),
+        "odd": (2, 0.75),
+    }
 
 
 def test_every_scorer_scores_and_the_first_decides() -> None:
@@ -46,7 +56,9 @@ def test_every_scorer_scores_and_the_first_decides() -> None:
     assert [row["score"] for row in rows] == [1.0, 0.0, 0.0, 1.0]
     assert rows[1]["scores"] == {"exact_match": 0.0, "json_fields": 0.5}
     assert (task["scorer"], task["score"], task["valid"]) == ("exact_match", 0.5, 1.0)
-    assert {name: (of_it["score"], of_it["valid"], of_it["measured"]) for name, of_it in task["scores"].items()} == {
+    assert {
+        name: (of_it["score"], of_it["valid"], of_it["measured"]) for name, of_it in task["scores"].items()
+    } == {
         "exact_match": (0.5, 1.0, 4),
         "json_fields": (0.625, 0.75, 4),
     }
@@ -61,7 +73,12 @@ def test_what_is_not_measured_is_left_out_and_counted(monkeypatch: pytest.Monkey
     rows = answers("a", "b", "c")
     task = score_answers(rows, ["judge"], seed=0)
     assert [row["score"] for row in rows] == [None, None, 1.0]
-    assert (task["rows"], task["score"], task["perfect"], task["scores"]["judge"]["measured"]) == (3, 1.0, 1.0, 1)
+    assert (task["rows"], task["score"], task["perfect"], task["scores"]["judge"]["measured"]) == (
+        3,
+        1.0,
+        1.0,
+        1,
+    )
     assert (task["score_low"], task["score_high"]) == (0.0, 1.0)  # one row alone says nothing
     assert task["domains"]["odd"] == {"rows": 1, "score": None, "score_low": None, "score_high": None}
 
@@ -71,7 +88,9 @@ def test_a_failure_in_one_slot_stops_the_others(monkeypatch: pytest.MonkeyPatch)
 
     def fails(reference: str, answer: str, row: Any) -> Score:
         asked.append(row["id"])
-        time.sleep(0.01)  # as anything that is asked does; all 500 at once may be over before the first failure is seen
+        time.sleep(
+            0.01
+        )  # as anything that is asked does; all 500 at once may be over before the first failure is seen
         raise ConfigError("no")
 
     monkeypatch.setattr(module, "parse", lambda name, judge, root: Scorer(name, fails, slots=2))
@@ -86,7 +105,9 @@ def test_a_reference_that_the_scorer_cannot_read_is_one_sentence() -> None:
 
 
 def test_empty_answers_score_nothing() -> None:
-    task = score_answers(answers("", "", reference="#### 4"), ["number:####", "exact_match", "regex:[0-9]"], seed=0)
+    task = score_answers(
+        answers("", "", reference="#### 4"), ["number:####", "exact_match", "regex:[0-9]"], seed=0
+    )
     assert (task["score"], task["valid"], task["score_low"], task["score_high"]) == (0.0, 0.0, 0.0, 0.0)
 
 
@@ -95,17 +116,36 @@ def test_a_row_is_asked_and_described() -> None:
 
     def post(path: str, body: dict[str, Any]) -> Any:
         sent.append(body)
-        return {"choices": [{"message": {"content": None if len(sent) > 1 else "I'm sorry, but I can't assist with that."}, "finish_reason": "stop"}]}
+        return {
+            "choices": [
+                {
+                    "message": {
+                        "content": None if len(sent) > 1 else "I'm sorry, but I can't assist with that."
+                    },
+                    "finish_reason": "stop",
+                }
+            ]
+        }
 
     ask, last = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
     settings: Any = SimpleNamespace(seed=7, max_new_tokens=9, parallel=2)
     server: Any = SimpleNamespace(post=post)
     row = answer_row(server, {"id": "r", "domain": "sums", "messages": [ask, last]}, settings)
     assert row == {
-        "id": "r", "domain": "sums", "prompt": "1+1?", "reference": "2", "answer": "I'm sorry, but I can't assist with that.",
-        "stopped": True, "refused": True,
-    }  # fmt: skip
-    assert (sent[0]["temperature"], sent[0]["seed"], sent[0]["max_tokens"], sent[0]["messages"]) == (0, 7, 9, [ask])
+        "id": "r",
+        "domain": "sums",
+        "prompt": "1+1?",
+        "reference": "2",
+        "answer": "I'm sorry, but I can't assist with that.",
+        "stopped": True,
+        "refused": True,
+    }
+    assert (sent[0]["temperature"], sent[0]["seed"], sent[0]["max_tokens"], sent[0]["messages"]) == (
+        0,
+        7,
+        9,
+        [ask],
+    )
     assert not sent[0]["cache_prompt"]  # which of two slots was warm would change the answer
     settings.parallel = 1
     empty = answer_row(server, {"id": "r", "messages": [ask, last]}, settings)
@@ -115,6 +155,8 @@ def test_a_row_is_asked_and_described() -> None:
 
 def test_the_users_scorer_is_found_below_the_project(tmp_path: Path) -> None:
     (tmp_path / "data/evaluation").mkdir(parents=True)
-    (tmp_path / "data/evaluation/mine.py").write_text("def by_domain(reference, answer, row):\n    return row['domain'] == 'odd'\n")
+    (tmp_path / "data/evaluation/mine.py").write_text(
+        "def by_domain(reference, answer, row):\n    return row['domain'] == 'odd'\n"
+    )
     task = score_answers(answers("a", "b"), ["python:mine.py:by_domain"], seed=0, root=tmp_path)
     assert (task["scorer"], task["score"]) == ("python:mine.py:by_domain", 0.5)

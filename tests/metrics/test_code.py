@@ -1,4 +1,6 @@
-"""code: an answer's code is found however it is fenced, and a row's tests are complete, hold for the reference and fail without an answer."""
+"""code: an answer's code is found however it is fenced, and a row's tests are complete, hold for the
+reference and fail without an answer.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -70,23 +72,39 @@ def test_the_code_of_an_answer() -> None:
 def test_the_code_of_an_answer_however_it_is_fenced() -> None:
     assert code_in(FENCED.replace("\n", "\r\n")) == code_in(FENCED)
     assert code_in(LISTED) == "def f(x):\n    return x\n"
-    assert code_in("- ```python\n  x = 1\n    \n\n  if x:\n      x = 2\n  ```") == "x = 1\n  \n\nif x:\n    x = 2\n"
+    assert (
+        code_in("- ```python\n  x = 1\n    \n\n  if x:\n      x = 2\n  ```")
+        == "x = 1\n  \n\nif x:\n    x = 2\n"
+    )
     assert code_in("  ```python\nx = 1\n  ```") == "x = 1\n"
     assert code_in("\t```python\n\tx = 1\n\t```\nEnd") == "x = 1\n"
 
 
 def test_the_tests_of_a_row() -> None:
     blocks = (
-        "import math\ndef f(x): return x\ny = 3\nassert f(1) == 1\ndef test_f():\n    assert f(2) == 2\ndef test_with(fixture): pass",
+        "import math\ndef f(x): return x\ny = 3\nassert f(1) == 1\ndef test_f():\n    assert f(2) == 2\ndef "
+        "test_with(fixture): pass",
         "assert f(3) == 3",
     )
     found = asserts_in("\n".join(f"```python\n{block}\n```" for block in blocks))
-    assert found == "import math\nassert f(1) == 1\ndef test_f():\n    assert f(2) == 2\nassert f(3) == 3\ntest_f()"
+    assert (
+        found
+        == "import math\nassert f(1) == 1\ndef test_f():\n    assert f(2) == 2\nassert f(3) == 3\ntest_f()"
+    )
     assert asserts_in("assert f(1)") == "assert f(1)"
-    assert asserts_in("def f(): pass") == "" == asserts_in("no Python") == asserts_in("```python\nassert (\n```") == asserts_in("")
+    assert (
+        asserts_in("def f(): pass")
+        == ""
+        == asserts_in("no Python")
+        == asserts_in("```python\nassert (\n```")
+        == asserts_in("")
+    )
     assert asserts_in("```js\nassert (x)\n```") == ""
     assert asserts_in("assert " + "(" * 50 + "1" + ")" * 50) == "assert 1"
-    assert asserts_in("assert " + "+".join("1" * 50_000)) in ("", "assert " + " + ".join("1" * 50_000))  # deeper than Python goes
+    assert asserts_in("assert " + "+".join("1" * 50_000)) in (
+        "",
+        "assert " + " + ".join("1" * 50_000),
+    )  # deeper than Python goes
 
 
 @pytest.mark.parametrize(
@@ -111,9 +129,16 @@ def test_the_tests_of_a_row() -> None:
 @pytest.mark.usefixtures("_here")
 def test_right_answers_pass_and_wrong_ones_fail(tests: str) -> None:
     helped = f"WIDE = 2\ndef wide(x): return add(x, WIDE)\n{tests}\nassert wide(1) == 3"
-    for reference in (tests, f"```python\n{ADD}\n```\n\n```python\n{tests}\n```", helped):  # tests alone, with a solution, with a helper
+    for reference in (
+        tests,
+        f"```python\n{ADD}\n```\n\n```python\n{tests}\n```",
+        helped,
+    ):  # tests alone, with a solution, with a helper
         assert score(reference, f"```python\n{ADD}\n```") == Score(1.0, True)
-        assert score(reference, "add = int.__add__\nx = total = seen = None") in (Score(1.0, True), Score(0.0, True))
+        assert score(reference, "add = int.__add__\nx = total = seen = None") in (
+            Score(1.0, True),
+            Score(0.0, True),
+        )
         assert score(reference, "def add(a, b): return a - b") == Score(0.0, True)
         assert score(reference, "def sum_of(a, b): return a + b") == Score(0.0, True)
         assert score(reference, "Sure!") == Score(0.0, False)
@@ -134,9 +159,15 @@ def test_what_a_reference_does_beside_its_tests_does_not_run() -> None:
 
 
 @pytest.mark.usefixtures("_here")
-@pytest.mark.parametrize("deep", ["+".join("1" * 950), "(" * 150 + "1" + ")" * 150, "[" * 90 + "]" * 90, "not " * 900 + "1"])
+@pytest.mark.parametrize(
+    "deep", ["+".join("1" * 950), "(" * 150 + "1" + ")" * 150, "[" * 90 + "]" * 90, "not " * 900 + "1"]
+)
 def test_a_reference_of_any_depth_is_scored_or_a_value_error(deep: str) -> None:
-    for reference in (f"x = {deep}\nassert f(1) == 2", f"def f(n):\n    x = {deep}\n    return n\nassert f(1) == 1", "nonlocal x\nassert f()"):
+    for reference in (
+        f"x = {deep}\nassert f(1) == 2",
+        f"def f(n):\n    x = {deep}\n    return n\nassert f(1) == 1",
+        "nonlocal x\nassert f()",
+    ):
         with contextlib.suppress(ValueError):
             assert score(reference, "def f(n): return n") in (Score(1.0, True), Score(0.0, True))
 
@@ -159,14 +190,20 @@ def test_the_question_may_hold_the_tests() -> None:
 
 
 @pytest.mark.usefixtures("_here")
-@pytest.mark.parametrize("tests", ["assert True", "def f(x): return x\ndef test_f(): f(1)\nassert 1", "f = lambda x: x\nassert f(1) == 1"])
+@pytest.mark.parametrize(
+    "tests",
+    ["assert True", "def f(x): return x\ndef test_f(): f(1)\nassert 1", "f = lambda x: x\nassert f(1) == 1"],
+)
 def test_tests_that_no_answer_can_fail_are_the_rows_fault(tests: str) -> None:
     with pytest.raises(ValueError, match="its tests pass without any answer"):
         score(tests if "test_f" not in tests else tests.replace("f(1)", "None"), "x = 1")
 
 
 @pytest.mark.usefixtures("_here")
-@pytest.mark.parametrize("reference", ["def f(x): return x\nassert f(1) == 2", "def f(x): return List[x]\ndef test_f(): assert f(1)"])
+@pytest.mark.parametrize(
+    "reference",
+    ["def f(x): return x\nassert f(1) == 2", "def f(x): return List[x]\ndef test_f(): assert f(1)"],
+)
 def test_a_reference_that_fails_its_own_tests_is_the_rows_fault(reference: str) -> None:
     with pytest.raises(ValueError, match="the reference's own code fails its tests"):
         score(reference, "def f(x): return x")
@@ -174,7 +211,9 @@ def test_a_reference_that_fails_its_own_tests_is_the_rows_fault(reference: str) 
 
 def test_a_rows_tests_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(code, "run_tests", lambda answer, tests: asked.append((answer, tests)) or run_here(answer, tests))
+    monkeypatch.setattr(
+        code, "run_tests", lambda answer, tests: asked.append((answer, tests)) or run_here(answer, tests)
+    )
     for _ in range(3):
         assert score(f"{ADD}\nassert add(1, 2) == 3", ADD) == Score(1.0, True)
     tests = "assert add(1, 2) == 3"

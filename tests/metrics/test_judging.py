@@ -1,4 +1,6 @@
-"""judging: marks are read strictly, nothing is guessed, the key goes along, and an address out of reach is one sentence."""
+"""judging: marks are read strictly, nothing is guessed, the key goes along, and an address out of reach is
+one sentence.
+"""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +25,9 @@ ROW = {"id": "r1", "prompt": "What is 6 × 7?"}
 
 
 class FakeJudge(ThreadingHTTPServer):
-    """Answers with `replies` in turn (status, content), the last one again and again; keeps what it was asked."""
+    """Answers with `replies` in turn (status, content), the last one again and again; keeps what it was
+    asked.
+    """
 
     def __init__(self, *replies: tuple[int, str]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -80,7 +84,11 @@ def test_a_mark_becomes_points_and_the_request_is_what_it_should_be(fake: Any, t
     path, headers, body = server.asked[0]
     assert (path, headers["Authorization"]) == ("/v1/chat/completions", "Bearer sk-test")
     assert (body["model"], body["temperature"]) == ("m", 0)
-    assert json.loads(body["messages"][1]["content"]) == {"question": "What is 6 × 7?", "reference": "42", "answer": "It is 42."}
+    assert json.loads(body["messages"][1]["content"]) == {
+        "question": "What is 6 × 7?",
+        "reference": "42",
+        "answer": "It is 42.",
+    }
     assert "sk-test" not in json.dumps(body)
 
 
@@ -131,9 +139,7 @@ def test_a_busy_judge_is_asked_again(fake: Any) -> None:
 
 
 def test_what_goes_wrong_is_one_sentence(fake: Any, tmp_path: Path) -> None:
-    with pytest.raises(
-        ToolError, match="Q-METRICS-004"
-    ):
+    with pytest.raises(ToolError, match="Q-METRICS-004"):
         judged(f"http://127.0.0.1:{free_port()}/v1", "x")
     server = fake((401, "no such key"))
     (tmp_path / "key").write_text("sk-test")
@@ -147,8 +153,13 @@ def test_what_goes_wrong_is_one_sentence(fake: Any, tmp_path: Path) -> None:
         judged(server.url, "x", tmp_path, "empty")
 
 
-@pytest.mark.parametrize(("headers", "body"), [({"Content-Encoding": "gzip"}, b"no gzip"), ({}, b"[" * 200_000), ({}, b"\xff"), ({}, b"[]")])
-def test_an_answer_that_is_no_completion_is_one_sentence(monkeypatch: pytest.MonkeyPatch, fake: Any, headers: dict[str, str], body: bytes) -> None:
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [({"Content-Encoding": "gzip"}, b"no gzip"), ({}, b"[" * 200_000), ({}, b"\xff"), ({}, b"[]")],
+)
+def test_an_answer_that_is_no_completion_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, fake: Any, headers: dict[str, str], body: bytes
+) -> None:
     def post(self: Any) -> None:
         self.send_response(200)
         for name, value in headers.items():

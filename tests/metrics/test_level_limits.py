@@ -1,4 +1,6 @@
-"""Limits that are auto: what is sound passes at every size and level, what costs far more than is published does not."""
+"""Limits that are auto: what is sound passes at every size and level, what costs far more than is published
+does not.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,11 +28,20 @@ SEVEN, HALF, SMOL = 7_615_616_512, 494_032_768, 134_515_008
 @pytest.mark.parametrize(
     ("level", "parameters", "kld", "same_top"),
     [  # measured or published of sound files: Llama-3-8B, Llama-2-7B, Qwen3.5-0.8B, SmolLM2-135M
-        ("Q4_K_M", SEVEN, 0.031, 0.919), ("Q4_K_M-imatrix", SEVEN, 0.028, 0.92), ("Q8_0", SEVEN, 0.0014, 0.977), ("Q2_K", SEVEN, 0.445, 0.711),
-        ("Q6_K", SEVEN, 0.0055, 0.960), ("Q5_0", SEVEN, 0.0123, 0.9476), ("q4_k_m", SEVEN, 0.0127, 0.947), ("Q4_K_M", 0.8e9, 0.0363, 0.91),
-        ("Q4_K_M", SMOL, 0.0765, 0.871), ("Q5_K_M", SMOL, 0.0953, 0.844), ("nf4", SMOL, 0.315, 0.795), ("F16", SEVEN, 0.0, 1.0),
+        ("Q4_K_M", SEVEN, 0.031, 0.919),
+        ("Q4_K_M-imatrix", SEVEN, 0.028, 0.92),
+        ("Q8_0", SEVEN, 0.0014, 0.977),
+        ("Q2_K", SEVEN, 0.445, 0.711),
+        ("Q6_K", SEVEN, 0.0055, 0.960),
+        ("Q5_0", SEVEN, 0.0123, 0.9476),
+        ("q4_k_m", SEVEN, 0.0127, 0.947),
+        ("Q4_K_M", 0.8e9, 0.0363, 0.91),
+        ("Q4_K_M", SMOL, 0.0765, 0.871),
+        ("Q5_K_M", SMOL, 0.0953, 0.844),
+        ("nf4", SMOL, 0.315, 0.795),
+        ("F16", SEVEN, 0.0, 1.0),
     ],
-)  # fmt: skip
+)
 def test_what_is_sound_passes(level: str, parameters: int, kld: float, same_top: float) -> None:
     found = level_limit(level, parameters)
     assert kld <= found.kld
@@ -40,7 +51,9 @@ def test_what_is_sound_passes(level: str, parameters: int, kld: float, same_top:
 def test_a_limit_follows_from_level_and_size() -> None:
     kld = {level: level_limit(level, SEVEN).kld for level in PUBLISHED_KLD}
     assert kld["Q8_0"] < kld["Q6_K"] < kld["Q5_K_M"] < kld["Q4_K_M"] < kld["Q3_K_M"] < kld["Q2_K"]
-    assert level_limit("Q4_K_M", SEVEN).kld < level_limit("Q4_K_M", HALF).kld < level_limit("Q4_K_M", SMOL).kld
+    assert (
+        level_limit("Q4_K_M", SEVEN).kld < level_limit("Q4_K_M", HALF).kld < level_limit("Q4_K_M", SMOL).kld
+    )
     assert level_limit("Q4_K_M", 70e9) == level_limit("Q4_K_M", 8.03e9) == level_limit("Q4_K_M", None)
     # a quarter of the demo's limit, and of a Q5_K_M a twelfth
     assert kld["Q4_K_M"] == pytest.approx(0.125, rel=0.02)
@@ -66,16 +79,30 @@ def test_the_gate_holds_each_level_to_its_own_limit_and_says_whose_it_is() -> No
     level: dict[str, Any] = evaluation(kld_mean=0.1, same_top=0.86, parameters=SEVEN)
     assert judge(level, AUTO).verdict == "pass"
     refused = judge(level, AUTO, model="Q5_K_M", evaluations={"Q5_K_M": level}, answers={"Q5_K_M": []})
-    assert [one.key for one in refused.checks if one.verdict == "fail" and one.key != "parity"] == ["kld", "same_top"]
+    assert [one.key for one in refused.checks if one.verdict == "fail" and one.key != "parity"] == [
+        "kld",
+        "same_top",
+    ]
     assert finding(refused, "kld").limit == level_limit("Q5_K_M", SEVEN).kld
     assert "published for Llama-3-8B at Q5_K_M" in finding(refused, "kld").sentence
     small = evaluation(kld_mean=0.08, same_top=0.88, parameters=SMOL)
-    assert judge(small, AUTO, model="Q5_K_M", evaluations={"Q5_K_M": small}, answers={"Q5_K_M": []}).checks[1].verdict == "pass"
+    assert (
+        judge(small, AUTO, model="Q5_K_M", evaluations={"Q5_K_M": small}, answers={"Q5_K_M": []})
+        .checks[1]
+        .verdict
+        == "pass"
+    )
 
 
 def test_an_adapter_on_its_file_has_the_limit_of_what_serves_it() -> None:
     def verdicts(kld: float, same_top: float) -> list[str]:
-        check = {"title": "", "verdict": "pass", "unit": "nats", "figure": kld, "figures": {"same_top": same_top}}
+        check = {
+            "title": "",
+            "verdict": "pass",
+            "unit": "nats",
+            "figure": kld,
+            "figures": {"same_top": same_top},
+        }
         parity = {"verdict": "pass", "checks": {"outputs_served": check}}
         found = judge_model("adapter", {"adapter": {"reference": "base", "lora": {}}}, {}, parity, AUTO, 0)
         return [one.verdict for one in found.checks if one.key in ("kld", "same_top")]
@@ -93,7 +120,9 @@ def test_parity_holds_a_level_to_its_own_limit() -> None:
         assert f"at {level}" in check.sentence
 
 
-@pytest.mark.parametrize("recipe", ["qwen2.5-7b-8gb", "qwen2.5-7b-a100", "qwen2.5-7b-gguf-8gb", "qwen2.5-0.5b"])
+@pytest.mark.parametrize(
+    "recipe", ["qwen2.5-7b-8gb", "qwen2.5-7b-a100", "qwen2.5-7b-gguf-8gb", "qwen2.5-0.5b"]
+)
 def test_real_models_are_not_held_to_the_demos_limits(recipe: str) -> None:
     params = load_params(RECIPES / f"{recipe}.yaml")
     assert (params.report.gate.max_kld, params.report.gate.min_same_top) == ("auto", "auto")
@@ -104,7 +133,14 @@ def test_real_models_are_not_held_to_the_demos_limits(recipe: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("max_kld", 0), ("max_kld", "loose"), ("max_kld", True), ("min_same_top", 1.5), ("min_same_top", "none"), ("max_kld", float("inf"))],
+    [
+        ("max_kld", 0),
+        ("max_kld", "loose"),
+        ("max_kld", True),
+        ("min_same_top", 1.5),
+        ("min_same_top", "none"),
+        ("max_kld", float("inf")),
+    ],
 )
 def test_what_is_no_limit_is_one_error(tmp_path: Path, key: str, value: Any) -> None:
     params = load_params(RECIPES / "demo.yaml").model_dump(mode="json")

@@ -1,4 +1,6 @@
-"""paired, intervals: mirrored when swapped, nothing found where nothing is, and intervals that hold what they say."""
+"""paired, intervals: mirrored when swapped, nothing found where nothing is, and intervals that hold what they
+say.
+"""
 
 import math
 import random
@@ -45,7 +47,9 @@ def test_the_interval_is_scipys_percentile_bootstrap() -> None:
     from scipy.stats import bootstrap
 
     values = np.random.default_rng(5).beta(2, 1, 300)
-    found = bootstrap((values,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(1)).confidence_interval
+    found = bootstrap(
+        (values,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(1)
+    ).confidence_interval
     assert interval(values.tolist(), seed=0) == pytest.approx((found.low, found.high), abs=0.004)
 
 
@@ -53,7 +57,9 @@ def test_the_interval_is_scipys_percentile_bootstrap() -> None:
 def test_swapped_models_mirror(pairs: list[tuple[float, float]], seed: int) -> None:
     first, second = zip(*pairs, strict=True)
     there, back = compare_scores(first, second, seed), compare_scores(second, first, seed)
-    assert (back.points, back.low, back.high) == pytest.approx((-there.points, -there.high, -there.low), abs=1e-9)
+    assert (back.points, back.low, back.high) == pytest.approx(
+        (-there.points, -there.high, -there.low), abs=1e-9
+    )
     assert (back.p_value, back.method) == (pytest.approx(there.p_value), there.method)
     assert there.low - 1e-9 <= there.points <= there.high + 1e-9 or len(pairs) < 5
     assert 0 < there.p_value <= 1
@@ -67,7 +73,9 @@ def test_equal_scores_are_no_difference(scores: list[float]) -> None:
 
 def test_mcnemar_is_the_sum_of_binomial_terms() -> None:
     won, lost = 12, 3
-    found = compare_scores([0.0] * won + [1.0] * lost + [1.0] * 20, [1.0] * won + [0.0] * lost + [1.0] * 20, 0)
+    found = compare_scores(
+        [0.0] * won + [1.0] * lost + [1.0] * 20, [1.0] * won + [0.0] * lost + [1.0] * 20, 0
+    )
     assert found.method == "McNemar, exact"
     assert found.p_value == pytest.approx(2 * sum(math.comb(15, k) for k in range(lost + 1)) / 2**15)
     assert found.points == pytest.approx(100 * 9 / 35)
@@ -76,12 +84,16 @@ def test_mcnemar_is_the_sum_of_binomial_terms() -> None:
 
 
 def test_few_rows_are_never_certain() -> None:
-    """A bootstrap of one row draws that row 2,000 times, and of two models that are alike it told 78 of 100 apart."""
+    """A bootstrap of one row draws that row 2,000 times, and of two models that are alike it told 78 of 100
+    apart.
+    """
     one = compare_scores([0.8], [0.3], 0)
     assert (one.low, one.high, one.p_value) == (-100.0, 100.0, 1.0)
     for rows in range(2, 8):
         found = compare_scores([0.8] * rows, [0.3, 0.4] * (rows // 2) + [0.3] * (rows % 2), 0)
-        assert found.p_value == pytest.approx(2 / 2**rows)  # all signs alike: one of the 2ⁿ ways to swap, and its mirror
+        assert found.p_value == pytest.approx(
+            2 / 2**rows
+        )  # all signs alike: one of the 2ⁿ ways to swap, and its mirror
 
 
 def test_pairing_finds_what_two_intervals_would_not() -> None:
@@ -93,17 +105,25 @@ def test_pairing_finds_what_two_intervals_would_not() -> None:
     assert interval(first, 0)[0] < interval(second, 0)[1]
 
 
-@pytest.mark.parametrize(("binary", "pairs"), [(True, 300), (False, 100)])  # 26 ms each where scores are not 0 or 1
+@pytest.mark.parametrize(
+    ("binary", "pairs"), [(True, 300), (False, 100)]
+)  # 26 ms each where scores are not 0 or 1
 def test_coverage_and_false_alarms(binary: bool, pairs: int) -> None:
-    """If the true difference of pairs is known, about 95 % of the intervals hold it, and about 5 % of equal pairs are told apart."""
+    """If the true difference of pairs is known, about 95 % of the intervals hold it, and about 5 % of equal
+    pairs are told apart.
+    """
     random = np.random.default_rng(11)
     held = alarms = 0
     for seed in range(pairs):
         hardness = random.random(64)
         if binary:
-            first, second, equal = ((random.random(64) < hardness * share).astype(float) for share in (0.9, 0.7, 0.9))
+            first, second, equal = (
+                (random.random(64) < hardness * share).astype(float) for share in (0.9, 0.7, 0.9)
+            )
         else:
-            first, second, equal = (np.clip(hardness * share + random.normal(0, 0.02, 64), 0, None) for share in (0.9, 0.7, 0.9))
+            first, second, equal = (
+                np.clip(hardness * share + random.normal(0, 0.02, 64), 0, None) for share in (0.9, 0.7, 0.9)
+            )
         found = compare_scores(first.tolist(), second.tolist(), seed)
         held += found.low <= 100 * 0.5 * (0.7 - 0.9) <= found.high
         alarms += compare_scores(first.tolist(), equal.tolist(), seed).p_value < 0.05

@@ -1,4 +1,6 @@
-"""sandbox: hostile answers reach nothing outside, end in time, leave nothing behind; without a sandbox nothing runs."""
+"""sandbox: hostile answers reach nothing outside, end in time, leave nothing behind; without a sandbox
+nothing runs.
+"""
 
 import os
 import shutil
@@ -25,7 +27,9 @@ def usable(one: Sandbox) -> str:
     """Why this sandbox can't be tried here; "" where it can."""
     if not shutil.which(TOOLS[one]):
         return f"{TOOLS[one]} isn't installed"
-    done = subprocess.run(["unshare", "--user", "--map-root-user", "--net", "true"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--net", "true"], capture_output=True, text=True, check=False
+    )
     return done.stderr.strip()
 
 
@@ -59,18 +63,42 @@ def test_right_wrong_and_no_python(inside: Sandbox) -> None:
 
 
 def test_packages_of_this_environment_are_there(inside: Sandbox) -> None:
-    code = "import dataclasses, numpy\n@dataclasses.dataclass\nclass P:\n    x: int\nopen('note', 'w').write('x')"
-    assert run_in(inside, code, "assert P(numpy.ones(3).sum()).x == 3 and open('note').read() == 'x'") == "passed"
+    code = (
+        "import dataclasses, numpy\n@dataclasses.dataclass\nclass P:\n    x: int\nopen('note', "
+        "'w').write('x')"
+    )
+    assert (
+        run_in(inside, code, "assert P(numpy.ones(3).sum()).x == 3 and open('note').read() == 'x'")
+        == "passed"
+    )
 
 
-@pytest.mark.parametrize("early", ["import os; os._exit(0)", "raise SystemExit(0)", "import sys; sys.exit()", "print('passed')", "exit()"])
+@pytest.mark.parametrize(
+    "early",
+    ["import os; os._exit(0)", "raise SystemExit(0)", "import sys; sys.exit()", "print('passed')", "exit()"],
+)
 def test_an_answer_that_ends_early_has_not_passed(inside: Sandbox, early: str) -> None:
     assert run_in(inside, early, "assert False") == "failed"
 
 
 def test_files_variables_and_descriptors_are_out_of_reach(inside: Sandbox, secret: Path) -> None:
-    wanted = [secret, secret.parent, PROJECT / "params.yaml", PROJECT / "pipeline", PROJECT / ".git", Path.home(), "/etc/passwd", "/proc", "/run",
-              "/proc/1/environ", "/dev/mem", "/sys", "/var", Path(sys.prefix) / "pyvenv.cfg", "/root/.ssh"]  # fmt: skip
+    wanted = [
+        secret,
+        secret.parent,
+        PROJECT / "params.yaml",
+        PROJECT / "pipeline",
+        PROJECT / ".git",
+        Path.home(),
+        "/etc/passwd",
+        "/proc",
+        "/run",
+        "/proc/1/environ",
+        "/dev/mem",
+        "/sys",
+        "/var",
+        Path(sys.prefix) / "pyvenv.cfg",
+        "/root/.ssh",
+    ]
     code = f"""
 import os
 seen = [p for p in {list(map(str, wanted))!r} if os.path.lexists(p) and not (p == "/root/.ssh" and not os.listdir(p))]
@@ -82,7 +110,7 @@ for fd in range(64):
     except OSError:
         pass
 project = os.listdir({str(PROJECT)!r}) if os.path.exists({str(PROJECT)!r}) else []
-"""
+"""  # noqa: E501
     tests = """
 assert not seen
 assert set(project) <= {'.venv'}
@@ -109,7 +137,7 @@ for attempt in (
         done.append(attempt.__code__.co_firstlineno)
     except OSError:
         pass
-"""
+"""  # noqa: E501
     assert run_in(inside, code, "assert not done") == "passed"
     assert not (tmp_path / "written").exists()
     assert packages.stat().st_mode == mode
@@ -137,7 +165,10 @@ except (OSError, ValueError):
 
 
 def test_no_network(inside: Sandbox) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
+    ):
         udp.bind(("127.0.0.1", 0))
         ports = tcp.getsockname()[1], udp.getsockname()[1]
         code = f"""
@@ -154,7 +185,7 @@ try:
     socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", {ports[1]}))  # its own loopback
 except OSError:
     pass
-"""
+"""  # noqa: E501
         assert run_in(inside, code, "assert not reached") == "passed"
         for listening in (tcp, udp):
             listening.setblocking(False)
@@ -166,7 +197,10 @@ def test_an_endless_loop_and_a_long_sleep_end(inside: Sandbox, monkeypatch: pyte
     monkeypatch.setitem(sandbox.LIMITS, "RLIMIT_CPU", 1)
     assert run_in(inside, "while True:\n    pass", "assert True") == "failed"
     start = time.monotonic()
-    stubborn = "import signal, time\nfor n in range(1, 32):\n    try: signal.signal(n, signal.SIG_IGN)\n    except Exception: pass\ntime.sleep(60)"
+    stubborn = (
+        "import signal, time\nfor n in range(1, 32):\n    try: signal.signal(n, signal.SIG_IGN)\n    "
+        "except Exception: pass\ntime.sleep(60)"
+    )
     assert run_in(inside, stubborn, "assert True", seconds=1) == "failed"
     assert time.monotonic() - start < 8
 
@@ -177,10 +211,18 @@ def test_memory_files_and_output_are_limited(inside: Sandbox) -> None:
     assert run_in(inside, big, "assert True") == "failed"
     many = "for n in range(1000):\n    with open(f'f{n}', 'wb') as file:\n        file.write(bytes(8 << 20))"
     assert run_in(inside, many, "assert True") == "failed"
-    shout = "import os\nfor _ in range(1024):\n    os.write(1, b'x' * (1 << 20))\n    os.write(2, b'x' * (1 << 20))"
+    shout = (
+        "import os\nfor _ in range(1024):\n    os.write(1, b'x' * (1 << 20))\n    os.write(2, b'x' * (1 "
+        "<< 20))"
+    )
     assert run_in(inside, shout, "assert True") == "passed"
-    flood = "import os\nfor fd in range(3, 64):\n    try:\n        while True: os.write(fd, b'x' * 4096)\n    except OSError: pass"
-    assert run_in(inside, flood, "assert True", seconds=1) == "failed"  # the verdict's pipe is full, and nobody reads on
+    flood = (
+        "import os\nfor fd in range(3, 64):\n    try:\n        while True: os.write(fd, b'x' * 4096)\n   "
+        " except OSError: pass"
+    )
+    assert (
+        run_in(inside, flood, "assert True", seconds=1) == "failed"
+    )  # the verdict's pipe is full, and nobody reads on
 
 
 def test_memory_that_no_limit_counts_is_refused(inside: Sandbox) -> None:
@@ -197,9 +239,12 @@ try:
 except OSError:
     pass
 if libc.syscall({"x86_64": 447, "aarch64": 447}[platform.machine()], 0) != -1: got.append("memfd_secret")
-"""
+"""  # noqa: E501
     assert run_in(inside, code, "assert not got, got") == "passed"
-    assert run_in(inside, "import threading, subprocess, mmap\nx = mmap.mmap(-1, 1 << 20)", "x[0] = 1") == "passed"  # and nothing else is
+    assert (
+        run_in(inside, "import threading, subprocess, mmap\nx = mmap.mmap(-1, 1 << 20)", "x[0] = 1")
+        == "passed"
+    )  # and nothing else is
 
 
 def test_a_fork_bomb_and_a_thread_bomb_stay_small(inside: Sandbox) -> None:
@@ -227,7 +272,15 @@ except RuntimeError:
     pass
 """
     assert run_in(inside, threads, "assert started < 10") == "passed"
-    assert run_in(inside, "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "assert True", seconds=1) == "failed"
+    assert (
+        run_in(
+            inside,
+            "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+            "assert True",
+            seconds=1,
+        )
+        == "failed"
+    )
     assert not left()
 
 
@@ -246,7 +299,10 @@ if os.fork() == 0:
     os._exit(0)
 """
     assert run_in(inside, code, "assert True") in ("passed", "failed")  # it may have killed itself
-    immortal = "import ctypes, time, os\nctypes.CDLL(None).prctl(1, 0)\nos.setsid() if os.getsid(0) != os.getpid() else 0\ntime.sleep(987)"
+    immortal = (
+        "import ctypes, time, os\nctypes.CDLL(None).prctl(1, 0)\nos.setsid() if os.getsid(0) != "
+        "os.getpid() else 0\ntime.sleep(987)"
+    )
     assert run_in(inside, immortal, "assert True", seconds=1) == "failed"
     assert not left()
 
@@ -254,7 +310,9 @@ if os.fork() == 0:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_it_ends_with_the_process_that_started_it(inside: Sandbox, how: signal.Signals) -> None:
     name = "UNSHARE" if inside is UNSHARE else "BUBBLEWRAP"
-    code = f"from pipeline.metrics import sandbox as s; s.run_in(s.{name}, 'import time; time.sleep(987)', '')"
+    code = (
+        f"from pipeline.metrics import sandbox as s; s.run_in(s.{name}, 'import time; time.sleep(987)', '')"
+    )
     with subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT, stderr=subprocess.DEVNULL) as process:
         while not running():
             time.sleep(0.05)
@@ -266,7 +324,11 @@ def test_it_ends_with_the_process_that_started_it(inside: Sandbox, how: signal.S
 
 def running() -> list[int]:
     """Processes that run a guard."""
-    return [one.pid for one in psutil.process_iter(["cmdline"]) if any("shut the door" in part for part in one.info["cmdline"] or ())]
+    return [
+        one.pid
+        for one in psutil.process_iter(["cmdline"])
+        if any("shut the door" in part for part in one.info["cmdline"] or ())
+    ]
 
 
 def left() -> list[int]:

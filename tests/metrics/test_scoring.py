@@ -125,7 +125,16 @@ def test_number(answer: str, points: float, valid: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["1,234,567.5", "1 234 567.5", "1'234'567.50", "$1,234,567.5.", "1\u202f234\u202f567.5", "1_234_567.5", "+1234567.5"]
+    "text",
+    [
+        "1,234,567.5",
+        "1 234 567.5",
+        "1'234'567.50",
+        "$1,234,567.5.",
+        "1\u202f234\u202f567.5",
+        "1_234_567.5",
+        "+1234567.5",
+    ],
 )
 def test_numbers_are_equal_however_they_are_written(text: str) -> None:
     assert score("number:Answer", "Answer: 1234567.5", f"Answer: {text}").points == 1
@@ -147,10 +156,19 @@ def test_any_text_after_the_marker_is_a_number_or_none(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        " " * 200_000, "1" * 200_000 + "/2", "$ " * 200_000, "1,111" + ",111" * 200_000 + "/2", "1" + "/" * 200_000, "1." + "1" * 200_000 + "/2",
-        "1" + "-" * 200_000, "- " * 200_000, "\\" * 200_000, r"\boxed" * 200_000, "*" * 200_000 + "-" * 200_000,
+        " " * 200_000,
+        "1" * 200_000 + "/2",
+        "$ " * 200_000,
+        "1,111" + ",111" * 200_000 + "/2",
+        "1" + "/" * 200_000,
+        "1." + "1" * 200_000 + "/2",
+        "1" + "-" * 200_000,
+        "- " * 200_000,
+        "\\" * 200_000,
+        r"\boxed" * 200_000,
+        "*" * 200_000 + "-" * 200_000,
     ],
-)  # fmt: skip
+)
 def test_a_long_answer_is_read_at_once(text: str) -> None:
     start = time.monotonic()
     assert score("number:####", "#### 42", f"#### {text}").points == 0.0
@@ -203,11 +221,16 @@ def test_rouge_l_of_ascii_is_the_librarys_own(reference: str, answer: str) -> No
     from rouge_score.rouge_scorer import RougeScorer
 
     if any(map(str.isalnum, reference)):
-        assert score("rouge_l", reference, answer).points == RougeScorer(["rougeL"]).score(reference, answer)["rougeL"].fmeasure
+        assert (
+            score("rouge_l", reference, answer).points
+            == RougeScorer(["rougeL"]).score(reference, answer)["rougeL"].fmeasure
+        )
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=80), st.lists(st.sampled_from("abcd"), max_size=80))
+@given(
+    st.lists(st.sampled_from("abcd"), min_size=1, max_size=80), st.lists(st.sampled_from("abcd"), max_size=80)
+)
 def test_rouge_l_of_many_equal_words_is_the_librarys_own(reference: list[str], answer: list[str]) -> None:
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -235,7 +258,7 @@ def leave(reference, answer, row): sys.exit(0)
 def numpys(reference, answer, row): return {"bool": numpy.True_, "float": numpy.float32(0.5), "array": numpy.ones(2)}[answer]
 number = 3
 import sys, numpy
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -311,13 +334,21 @@ def test_a_list_that_cannot_be_is_one_sentence(spellings: list[str], words: str)
 
 
 def test_a_list_that_can_be() -> None:
-    check_scorers(["exact_match", "json_fields", "rouge_l", "number:####", "regex:a:b", "code", "python:a/b.py:f"], has_judge=False)
+    check_scorers(
+        ["exact_match", "json_fields", "rouge_l", "number:####", "regex:a:b", "code", "python:a/b.py:f"],
+        has_judge=False,
+    )
     check_scorers([], has_judge=False)
     with pytest.raises(ConfigError, match="Q-METRICS-014"):
         parse("exakt")
 
 
 def test_nothing_heavy_is_imported() -> None:
-    code = "import sys, pipeline.metrics.scorers, pipeline.metrics.paired; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
-    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    code = (
+        "import sys, pipeline.metrics.scorers, pipeline.metrics.paired; "
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    names = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert not {"scipy", "nltk", "rouge_score", "openai", "torch", "httpx", "regex"} & set(names)

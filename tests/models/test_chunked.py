@@ -1,4 +1,6 @@
-"""chunked: the loss and its gradients are plain cross entropy's, whatever is trained; logits are never whole; odd heads are honored or refused."""
+"""chunked: the loss and its gradients are plain cross entropy's, whatever is trained; logits are never whole;
+odd heads are honored or refused.
+"""
 
 from typing import Any
 
@@ -16,14 +18,24 @@ from pipeline.models.chunked_loss import check_head, chunked_loss
 from pipeline.models.loss_parts import to_logits
 
 SHAPE = {
-    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def tiny(model_type: str, **changes: Any) -> Any:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **SHAPE | changes), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(model_type, **SHAPE | changes), dtype=torch.float32
+    )
     model.lm_head.weight.data *= 20  # logits large enough for a softcap to bite
     model.lm_head.requires_grad_(False)
     return model.eval()
@@ -34,7 +46,12 @@ def both(model: Any, labels: torch.Tensor, tokens: int) -> list[tuple[float, tor
 
     def plain() -> Any:
         logits = model(input_ids=inputs["input_ids"], use_cache=False).logits.float()
-        return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum") / tokens
+        return (
+            torch.nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum"
+            )
+            / tokens
+        )
 
     inputs = {"input_ids": torch.arange(labels.numel()).reshape(labels.shape) % 96, "labels": labels}
     found = []
@@ -58,7 +75,9 @@ def test_loss_and_gradients_are_plain_cross_entropys(qwen: Any, trained: list[bo
         patch.setattr(chunked, "CHUNK_LOGITS", chunk * 96)
         (ours, gradient), (theirs, expected) = both(qwen, labels, tokens=17)
     assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-7)
-    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-5 * max(1.0, float(expected.abs().max())))
+    torch.testing.assert_close(
+        gradient, expected, rtol=1e-5, atol=1e-5 * max(1.0, float(expected.abs().max()))
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +119,9 @@ def test_the_softmax_of_a_bfloat16_model_is_in_float32(qwen: Any) -> None:
     (ours, gradient), (theirs, expected) = both(half, labels, tokens=22)
     assert to_logits(half, torch.zeros(1, 32, dtype=torch.bfloat16)).dtype == torch.float32
     assert ours == pytest.approx(theirs, rel=1e-5)
-    torch.testing.assert_close(gradient, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))  # bfloat16's own step is 0.8 %
+    torch.testing.assert_close(
+        gradient, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max())
+    )  # bfloat16's own step is 0.8 %
 
 
 class Largest(TorchDispatchMode):

@@ -1,4 +1,6 @@
-"""The loss of distillation: the formula's value and gradient in float64 on a dense head, whatever the head is and by blocks of any size."""
+"""The loss of distillation: the formula's value and gradient in float64 on a dense head, whatever the head is
+and by blocks of any size.
+"""
 
 from typing import Any
 
@@ -18,7 +20,9 @@ from pipeline.models.loss_parts import logit_rule
 from pipeline.stages.train.distill.cache import LOGS
 from pipeline.stages.train.distill.teacher import likeliest
 
-POSITIONS = torch.tensor([[*range(7), *range(5)], [*range(3), *range(9)]])  # two rows in each: of 24 tokens 20 are followed by one of their row
+POSITIONS = torch.tensor(
+    [[*range(7), *range(5)], [*range(3), *range(9)]]
+)  # two rows in each: of 24 tokens 20 are followed by one of their row
 
 
 def taught(model: Any, top_k: int, spread: float = 0.5) -> dict[str, Any]:
@@ -27,24 +31,39 @@ def taught(model: Any, top_k: int, spread: float = 0.5) -> dict[str, Any]:
     states = (model.states.detach() + spread * noise)[:, :-1][followed(POSITIONS)]
     ids, logs = likeliest(states, model, top_k)
     stored = torch.from_numpy(logs.numpy().astype(LOGS))
-    return {"labels": all_trained(), "position_ids": POSITIONS, "teacher_ids": ids.int(), "teacher_logs": stored}
+    return {
+        "labels": all_trained(),
+        "position_ids": POSITIONS,
+        "teacher_ids": ids.int(),
+        "teacher_logs": stored,
+    }
 
 
-def formula(model: Any, batch: dict[str, Any], sft_weight: float, positions: int, answered: int) -> tuple[float, Any]:
+def formula(
+    model: Any, batch: dict[str, Any], sft_weight: float, positions: int, answered: int
+) -> tuple[float, Any]:
     """The loss and the gradient of the states in float64, with every logit there is."""
     states = model.states.detach().double().requires_grad_()
     weight = model.lm_head.rows(0, VOCABULARY) if hasattr(model.lm_head, "rows") else model.lm_head.weight
     factor, softcap = logit_rule(model.config)
-    logits = factor * torch.nn.functional.linear(states[:, :-1], weight.double(), None if model.lm_head.bias is None else model.lm_head.bias.double())
+    logits = factor * torch.nn.functional.linear(
+        states[:, :-1], weight.double(), None if model.lm_head.bias is None else model.lm_head.bias.double()
+    )
     if softcap is not None:
         logits = softcap * (logits / softcap).tanh()
     chances = logits[followed(POSITIONS)].softmax(1)  # (P, V)
     theirs = batch["teacher_logs"].double().log_softmax(1).exp()
     kept = chances.gather(1, batch["teacher_ids"].long())
-    rest = (torch.ones_like(chances).scatter(1, batch["teacher_ids"].long(), 0.0) * chances).sum(1, keepdim=True)
+    rest = (torch.ones_like(chances).scatter(1, batch["teacher_ids"].long(), 0.0) * chances).sum(
+        1, keepdim=True
+    )
     ours = torch.cat([kept, rest], 1)
-    divergence = torch.where(theirs > 0, theirs * (theirs.clamp(min=1e-300) / ours.clamp(min=1e-300)).log(), 0.0).sum()
-    entropy = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum")
+    divergence = torch.where(
+        theirs > 0, theirs * (theirs.clamp(min=1e-300) / ours.clamp(min=1e-300)).log(), 0.0
+    ).sum()
+    entropy = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum"
+    )
     loss = (1 - sft_weight) * divergence / positions + sft_weight * entropy / answered
     loss.backward()
     return loss.item(), states.grad
@@ -52,15 +71,27 @@ def formula(model: Any, batch: dict[str, Any], sft_weight: float, positions: int
 
 def compare(model: Any, batch: dict[str, Any], sft_weight: float = 0.0, tolerance: float = 1e-5) -> None:
     """`distill_loss` is the formula."""
-    value, (expected, gradient) = distill_loss(model, batch, sft_weight, 17, 13), formula(model, batch, sft_weight, 17, 13)
+    value, (expected, gradient) = (
+        distill_loss(model, batch, sft_weight, 17, 13),
+        formula(model, batch, sft_weight, 17, 13),
+    )
     assert value.dtype == torch.float32 and value.item() == pytest.approx(expected, rel=tolerance, abs=1e-7)
     (value * 3).backward()
-    torch.testing.assert_close(model.states.grad.double() / 3, gradient, rtol=tolerance, atol=tolerance * float(gradient.abs().max()))
+    torch.testing.assert_close(
+        model.states.grad.double() / 3, gradient, rtol=tolerance, atol=tolerance * float(gradient.abs().max())
+    )
 
 
 @settings(max_examples=draws(25))
-@given(top_k=st.integers(1, VOCABULARY), block=st.integers(1, 100), sft_weight=st.sampled_from([0.0, 0.3]), quantized=st.booleans())
-def test_value_and_gradients_are_the_formulas(top_k: int, block: int, sft_weight: float, quantized: bool) -> None:
+@given(
+    top_k=st.integers(1, VOCABULARY),
+    block=st.integers(1, 100),
+    sft_weight=st.sampled_from([0.0, 0.3]),
+    quantized=st.booleans(),
+)
+def test_value_and_gradients_are_the_formulas(
+    top_k: int, block: int, sft_weight: float, quantized: bool
+) -> None:
     model = models()[0 if quantized else 1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head, "BLOCK_HEAD", block * HIDDEN)
@@ -68,9 +99,18 @@ def test_value_and_gradients_are_the_formulas(top_k: int, block: int, sft_weight
         compare(model, taught(model, top_k), sft_weight)
 
 
-@pytest.mark.parametrize("config", [{"final_logit_softcapping": 3.0}, {"logits_scaling": 8.0}, {"logit_scale": 0.25, "final_logit_softcapping": 2.0}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"final_logit_softcapping": 3.0},
+        {"logits_scaling": 8.0},
+        {"logit_scale": 0.25, "final_logit_softcapping": 2.0},
+    ],
+)
 @pytest.mark.parametrize("bias", [False, True])
-def test_factor_softcap_and_bias_are_honored(config: dict[str, Any], bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factor_softcap_and_bias_are_honored(
+    config: dict[str, Any], bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(head, "BLOCK_HEAD", 10 * HIDDEN)
     model = models(bias=bias, scale=4.0, **config)[0]
     compare(model, taught(model, 8), 0.3)
@@ -94,15 +134,21 @@ def test_of_a_model_with_itself_it_is_nothing(top_k: int, scale: float) -> None:
 
 def test_more_tokens_are_truer_and_all_of_them_the_whole_divergence() -> None:
     model = models(scale=4.0)[0]
-    found = [distill_loss(model, taught(model, top_k), 0.0, 1, 1).item() for top_k in (1, 2, 8, 32, VOCABULARY)]
+    found = [
+        distill_loss(model, taught(model, top_k), 0.0, 1, 1).item() for top_k in (1, 2, 8, 32, VOCABULARY)
+    ]
     assert 0 < found[0] < found[1] < found[2] < found[3] <= found[4] * (1 + 1e-4)
     weight = model.lm_head.rows(0, VOCABULARY).double()
     noise = torch.randn(model.states.shape, generator=torch.Generator().manual_seed(1))
     theirs, ours = (
-        torch.nn.functional.linear(states.detach().double(), weight)[:, :-1][followed(POSITIONS)].log_softmax(1)
+        torch.nn.functional.linear(states.detach().double(), weight)[:, :-1][followed(POSITIONS)].log_softmax(
+            1
+        )
         for states in (model.states + 0.5 * noise, model.states)
     )
-    assert found[4] == pytest.approx((theirs.exp() * (theirs - ours)).sum().item(), rel=1e-3)  # but for float16
+    assert found[4] == pytest.approx(
+        (theirs.exp() * (theirs - ours)).sum().item(), rel=1e-3
+    )  # but for float16
 
 
 def test_its_gradient_leads_to_the_teacher() -> None:
@@ -133,7 +179,10 @@ def test_without_gradients_none_are_made() -> None:
     batch = taught(model, 8)
     with torch.no_grad():
         value = distill_loss(model, batch, 0.3, 17, 13)
-    assert value.item() == pytest.approx(formula(model, batch, 0.3, 17, 13)[0], rel=1e-5) and not value.requires_grad
+    assert (
+        value.item() == pytest.approx(formula(model, batch, 0.3, 17, 13)[0], rel=1e-5)
+        and not value.requires_grad
+    )
 
 
 def test_nothing_as_large_as_the_logits_or_the_head_is_ever_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +191,11 @@ def test_nothing_as_large_as_the_logits_or_the_head_is_ever_made(monkeypatch: py
     class Sizes(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), more: Any = None) -> Any:
             made = function(*arguments, **(more or {}))
-            sizes.extend(one.numel() for one in (made if isinstance(made, tuple | list) else (made,)) if isinstance(one, torch.Tensor))
+            sizes.extend(
+                one.numel()
+                for one in (made if isinstance(made, tuple | list) else (made,))
+                if isinstance(one, torch.Tensor)
+            )
             return made
 
     model = models(GgmlType.F32)[0]
@@ -157,7 +210,9 @@ def test_nothing_as_large_as_the_logits_or_the_head_is_ever_made(monkeypatch: py
 
 @pytest.mark.parametrize("block", [1, 7, 96])
 @pytest.mark.parametrize("top_k", [1, 5, VOCABULARY])
-def test_the_likeliest_are_those_of_all_logits(block: int, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_likeliest_are_those_of_all_logits(
+    block: int, top_k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(head, "BLOCK_HEAD", block * HIDDEN)
     model = models(scale=4.0)[0]
     states = model.states.detach().flatten(0, 1)

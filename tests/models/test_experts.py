@@ -1,4 +1,6 @@
-"""experts: every way in which a configuration says that a model is a mixture, and dense models that speak of experts too."""
+"""experts: every way in which a configuration says that a model is a mixture, and dense models that speak of
+experts too.
+"""
 
 from contextlib import nullcontext
 from typing import Any
@@ -38,7 +40,10 @@ def test_a_dense_model_is_not(config: dict[str, Any]) -> None:
     check_no_experts(config, "a/b")
 
 
-@pytest.mark.parametrize(("fields", "refused"), [({"llama.expert_count": 8}, True), ({"llama.expert_count": 0}, False), ({}, False)])
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [({"llama.expert_count": 8}, True), ({"llama.expert_count": 0}, False), ({}, False)],
+)
 def test_a_gguf_says_it_in_its_header(fields: dict[str, Any], refused: bool) -> None:
     with pytest.raises(DataError, match="Q-MODELS-010") if refused else nullcontext():
         check_no_experts_of({"general.architecture": "llama"} | fields, "x.gguf")

@@ -1,4 +1,6 @@
-"""liger: its parts are in the model after loading, its loss is plain cross entropy's, and it is refused where it can't be."""
+"""liger: its parts are in the model after loading, its loss is plain cross entropy's, and it is refused where
+it can't be.
+"""
 
 import json
 import os
@@ -26,7 +28,7 @@ for folder in map(Path, sys.argv[1:]):
     check_liger(model)
     layer = model.model.layers[0]
     print(*(type(part).__name__ for part in (layer.input_layernorm, layer.post_attention_layernorm, layer.mlp, model.model.norm)))
-"""
+"""  # noqa: E501
 
 # in Triton's interpreter: its kernels on a CPU
 COMPARE = """
@@ -55,12 +57,14 @@ plain.backward()
 assert abs(fused.item() - plain.item()) < 1e-5 * plain.item(), (fused.item(), plain.item())
 assert torch.allclose(gradient, states.grad, rtol=1e-5, atol=1e-6), (gradient - states.grad).abs().max()
 print("equal", fused.item(), plain.item())
-"""
+"""  # noqa: E501
 
 
 def run(script: str, *arguments: str, **environment: str) -> str:
     command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, env=os.environ | environment, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=PROJECT, env=os.environ | environment, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -68,27 +72,48 @@ def run(script: str, *arguments: str, **environment: str) -> str:
 def write_config(folder: Path, model_type: str) -> Path:
     folder.mkdir(exist_ok=True)
     shape = {
-        "model_type": model_type, "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 8,
-    }  # fmt: skip
+        "model_type": model_type,
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    }
     (folder / "config.json").write_text(json.dumps(shape))
     return folder
 
 
 def test_the_loaded_models_are_made_of_ligers_parts(tmp_path: Path) -> None:
-    folders = [write_config(tmp_path / model_type, model_type) for model_type in ("qwen2", "qwen3", "llama", "mistral")]
-    assert run(APPLY, *map(str, folders)).splitlines() == ["LigerRMSNorm LigerRMSNorm LigerSwiGLUMLP LigerRMSNorm"] * 4
+    folders = [
+        write_config(tmp_path / model_type, model_type)
+        for model_type in ("qwen2", "qwen3", "llama", "mistral")
+    ]
+    assert (
+        run(APPLY, *map(str, folders)).splitlines()
+        == ["LigerRMSNorm LigerRMSNorm LigerSwiGLUMLP LigerRMSNorm"] * 4
+    )
 
 
 def test_a_model_without_ligers_parts_is_refused() -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     with pytest.raises(ToolError, match="Q-MODELS-014"):
         check_liger(Qwen2ForCausalLM(Qwen2Config(**shape)))
 
 
-@pytest.mark.parametrize("model_type", ["gpt_neox", "gemma2"])  # unknown to Liger; known, but with another MLP
+@pytest.mark.parametrize(
+    "model_type", ["gpt_neox", "gemma2"]
+)  # unknown to Liger; known, but with another MLP
 def test_an_architecture_without_all_kernels_is_refused(model_type: str, tmp_path: Path) -> None:
     with pytest.raises(ToolError, match="Q-MODELS-014"):
         apply_liger(write_config(tmp_path, model_type))
@@ -106,7 +131,9 @@ def test_an_architecture_without_all_kernels_is_refused(model_type: str, tmp_pat
         (True, False, "liger", "need Triton"),
     ],
 )
-def test_the_loss_is_what_the_machine_can_do(gpu: bool, triton: bool, wanted: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_is_what_the_machine_can_do(
+    gpu: bool, triton: bool, wanted: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr("pipeline.models.liger_loss.find_spec", lambda name: triton or None)
     if chosen.startswith("need"):

@@ -1,4 +1,6 @@
-"""The NF4 codec: bitsandbytes' bytes and numbers for every shape and type; numbers rounded once to 16 bits."""
+"""The NF4 codec: bitsandbytes' bytes and numbers for every shape and type; numbers rounded once to 16
+bits.
+"""
 
 from collections.abc import Iterator
 
@@ -11,7 +13,16 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError
 from pipeline.models.merging.judge import unit
-from pipeline.models.merging.nf4 import Nf4, block_maxima, codes, dynamic_values, nf4_values, packed, round_trip, tensor_scales
+from pipeline.models.merging.nf4 import (
+    Nf4,
+    block_maxima,
+    codes,
+    dynamic_values,
+    nf4_values,
+    packed,
+    round_trip,
+    tensor_scales,
+)
 from pipeline.models.merging.rounding import check_finite, round_once
 
 TYPES = ("float32", "bfloat16", "float16")
@@ -31,17 +42,30 @@ def test_the_tables_are_bitsandbytes() -> None:
 
 @settings(max_examples=draws(80))
 @given(
-    rows=st.integers(1, 90), columns=st.sampled_from([1, 2, 7, 33, 63, 64, 128, 130, 320, 576]), dtype=st.sampled_from(TYPES), double=st.booleans(),
-    scale=st.sampled_from([0.0, 1e-6, 0.02, 1.0, 300.0]), zeros=st.sampled_from([0.0, 0.5, 0.99]), seed=st.integers(0, 999),
-)  # fmt: skip
-def test_bytes_and_numbers_are_bitsandbytes(rows: int, columns: int, dtype: str, double: bool, scale: float, zeros: float, seed: int) -> None:
+    rows=st.integers(1, 90),
+    columns=st.sampled_from([1, 2, 7, 33, 63, 64, 128, 130, 320, 576]),
+    dtype=st.sampled_from(TYPES),
+    double=st.booleans(),
+    scale=st.sampled_from([0.0, 1e-6, 0.02, 1.0, 300.0]),
+    zeros=st.sampled_from([0.0, 0.5, 0.99]),
+    seed=st.integers(0, 999),
+)
+def test_bytes_and_numbers_are_bitsandbytes(
+    rows: int, columns: int, dtype: str, double: bool, scale: float, zeros: float, seed: int
+) -> None:
     random = torch.Generator().manual_seed(seed)
-    values = torch.randn(rows, columns, generator=random) * scale * (torch.rand(rows, columns, generator=random) >= zeros)
+    values = (
+        torch.randn(rows, columns, generator=random)
+        * scale
+        * (torch.rand(rows, columns, generator=random) >= zeros)
+    )
     values = values.to(getattr(torch, dtype))
     theirs, state = bnb.quantize_4bit(values, blocksize=64, compress_statistics=double, quant_type="nf4")
     nf4 = Nf4(dtype, double)
     cut = rows * columns // 2 // 64 * 64  # the same in two runs of whole blocks
-    maxima, scales = tensor_scales([part for part in (values.view(-1)[:cut], values.view(-1)[cut:]) if part.numel()], nf4)
+    maxima, scales = tensor_scales(
+        [part for part in (values.view(-1)[:cut], values.view(-1)[cut:]) if part.numel()], nf4
+    )
     assert torch.equal(packed(codes(values.view(-1), maxima, 64)), theirs.view(-1))
     if double:
         assert torch.equal(scales.codes, state.absmax)
@@ -57,11 +81,18 @@ def test_bytes_and_numbers_are_bitsandbytes(rows: int, columns: int, dtype: str,
 def test_codes_are_right_next_to_every_boundary() -> None:
     middles = (nf4_values()[1:] + nf4_values()[:-1]) / 2
     edges = torch.arange(-256, 257) / 256.0  # of the table that finds the code
-    near = torch.cat([(torch.cat([middles, edges]).view(torch.int32) + step).view(torch.float32).clamp(-1, 1) for step in range(-40, 41)])
+    near = torch.cat(
+        [
+            (torch.cat([middles, edges]).view(torch.int32) + step).view(torch.float32).clamp(-1, 1)
+            for step in range(-40, 41)
+        ]
+    )
     near = near.nan_to_num(0.0)  # one step below +0 are the bits of a NaN
     near = torch.cat([near, torch.zeros(-len(near) % 63)]).view(-1, 63)
     blocks = torch.cat([torch.ones(len(near), 1), near], dim=1).view(-1)  # with a 1, a block's scale is 1
-    assert torch.equal(codes(blocks, block_maxima(blocks, 64), 64), torch.bucketize(blocks, middles, out_int32=True))
+    assert torch.equal(
+        codes(blocks, block_maxima(blocks, 64), 64), torch.bucketize(blocks, middles, out_int32=True)
+    )
 
 
 @pytest.mark.parametrize(("kind", "name"), [("float16", "F16"), ("bfloat16", "BF16")])

@@ -1,4 +1,6 @@
-"""qlora: NF4 before the adapter, nothing cast, every target of every layer hit and nothing else trained; the options change memory, not results."""
+"""qlora: NF4 before the adapter, nothing cast, every target of every layer hit and nothing else trained; the
+options change memory, not results.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -60,15 +62,21 @@ def step(model: Any, tokens: int = 24) -> tuple[float, dict[str, torch.Tensor]]:
 
 
 def same(one: tuple[float, dict[str, torch.Tensor]], other: tuple[float, dict[str, torch.Tensor]]) -> bool:
-    return one[0] == other[0] and all(torch.equal(gradient, other[1][name]) for name, gradient in one[1].items())
+    return one[0] == other[0] and all(
+        torch.equal(gradient, other[1][name]) for name, gradient in one[1].items()
+    )
 
 
-# --- NF4 before LoRA, and as it was made ---------------------------------------------------------------------------
+# --- NF4 before LoRA, and as it was made --------------------------------------------------------------------
 
 
 def test_every_targeted_linear_is_nf4_before_the_adapter(untied: Path) -> None:
     model = load_quantized(untied, settings())
-    linears = [module for name, module in model.named_modules() if name.rpartition(".")[2] in settings().target_modules]
+    linears = [
+        module
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] in settings().target_modules
+    ]
     assert len(linears) == 14
     assert {module.weight.quant_state.quant_type for module in linears} == {"nf4"}
     assert {module.weight.quant_state.nested for module in linears} == {True}
@@ -125,7 +133,7 @@ def test_nothing_is_cast_and_the_saving_is_what_peft_would_add(untied: Path) -> 
     assert stored() - before == saving > 2 * 2 * 512 * 64  # embeddings and head, and norms and biases
 
 
-# --- what is trained -----------------------------------------------------------------------------------------------
+# --- what is trained ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("targets", [["q_proj"], ["q_proj", "v_proj"], settings().target_modules])
@@ -133,7 +141,9 @@ def test_the_count_is_the_formulas(untied: Path, targets: list[str]) -> None:
     recipe = settings(target_modules=targets)
     outputs = {"q_proj": (64, 64), "k_proj": (64, 32), "v_proj": (64, 32), "o_proj": (64, 64)}
     outputs |= {"gate_proj": (64, 128), "up_proj": (64, 128), "down_proj": (128, 64)}
-    assert check_adapter(adapted(untied, recipe), recipe) == 2 * sum(4 * sum(outputs[target]) for target in targets)
+    assert check_adapter(adapted(untied, recipe), recipe) == 2 * sum(
+        4 * sum(outputs[target]) for target in targets
+    )
 
 
 def test_a_layer_that_was_missed_is_named(untied: Path) -> None:
@@ -164,7 +174,7 @@ def test_anything_else_that_trains_is_named(untied: Path) -> None:
         check_adapter(model, recipe)
 
 
-# --- options that change memory, not results -----------------------------------------------------------------------
+# --- options that change memory, not results ----------------------------------------------------------------
 
 
 def test_embeddings_in_main_memory_change_nothing_without_a_gpu(untied: Path) -> None:
@@ -208,5 +218,7 @@ def test_noise_checkpointing_and_packed_rows_work_together(untied: Path, on_cpu:
     positions = torch.cat([torch.arange(10), torch.arange(14)])[None]
     with torch.no_grad():  # no noise outside training, and rows that are packed stay apart
         packed = model(ids, position_ids=positions, use_cache=False).logits[0]
-        apart = torch.cat([model(part[None], use_cache=False).logits[0] for part in (ids[0, :10], ids[0, 10:])])
+        apart = torch.cat(
+            [model(part[None], use_cache=False).logits[0] for part in (ids[0, :10], ids[0, 10:])]
+        )
     torch.testing.assert_close(packed, apart, rtol=0.05, atol=0.05 * float(apart.abs().max()))

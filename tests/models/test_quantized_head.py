@@ -1,4 +1,6 @@
-"""A quantized head's loss: chunked_loss's number and gradients on the same weights dense, whatever is trained, by blocks of any size."""
+"""A quantized head's loss: chunked_loss's number and gradients on the same weights dense, whatever is
+trained, by blocks of any size.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +24,20 @@ HIDDEN, VOCABULARY = 256, 96
 
 
 def models(
-    ggml_type: GgmlType = GgmlType.Q4_K, dtype: torch.dtype = torch.float32, bias: bool = False, scale: float = 1.0, **config: Any
+    ggml_type: GgmlType = GgmlType.Q4_K,
+    dtype: torch.dtype = torch.float32,
+    bias: bool = False,
+    scale: float = 1.0,
+    **config: Any,
 ) -> tuple[Any, Any]:
-    """A model with a quantized head and its twin with the same head dense; what they answer is a leaf `states` (2, 12, H) of `dtype`."""
+    """A model with a quantized head and its twin with the same head dense; what they answer is a leaf
+    `states` (2, 12, H) of `dtype`.
+    """
     quantized = QuantizedLinear(
-        random_rows(ggml_type, VOCABULARY, HIDDEN), int(ggml_type), torch.linspace(-1, 1, VOCABULARY) if bias else None, compute_dtype=dtype
+        random_rows(ggml_type, VOCABULARY, HIDDEN),
+        int(ggml_type),
+        torch.linspace(-1, 1, VOCABULARY) if bias else None,
+        compute_dtype=dtype,
     )
     generator = torch.Generator().manual_seed(0)
     values = (torch.randn(2, 12, HIDDEN, generator=generator) * scale).to(dtype)
@@ -34,23 +45,38 @@ def models(
     for lm_head in (quantized, quantized.densify()):
         states = values.clone().requires_grad_()
         shape = SimpleNamespace(vocab_size=VOCABULARY, **config)
-        made.append(SimpleNamespace(model=lambda states=states, **inputs: (states,), lm_head=lm_head, states=states, config=shape))
+        made.append(
+            SimpleNamespace(
+                model=lambda states=states, **inputs: (states,), lm_head=lm_head, states=states, config=shape
+            )
+        )
     return made[0], made[1]
 
 
 def plain_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
     """chunked_loss's own way, whatever kind of head it is."""
     states, targets = trained_states(model, inputs)
-    return ChunkedLoss.apply(states, targets, model, max(len(targets), 1) if tokens is None else tokens, torch.is_grad_enabled())
+    return ChunkedLoss.apply(
+        states, targets, model, max(len(targets), 1) if tokens is None else tokens, torch.is_grad_enabled()
+    )
 
 
-def compare(ours: Any, theirs: Any, labels: torch.Tensor, tokens: Any = None, tolerance: float = 1e-5) -> None:
+def compare(
+    ours: Any, theirs: Any, labels: torch.Tensor, tokens: Any = None, tolerance: float = 1e-5
+) -> None:
     """Both losses and both gradients are the same."""
-    value, expected = quantized_head_loss(ours, {"labels": labels}, tokens), plain_loss(theirs, {"labels": labels}, tokens)
-    assert value.dtype == torch.float32 and value.item() == pytest.approx(expected.item(), rel=tolerance, abs=1e-7)
+    value, expected = (
+        quantized_head_loss(ours, {"labels": labels}, tokens),
+        plain_loss(theirs, {"labels": labels}, tokens),
+    )
+    assert value.dtype == torch.float32 and value.item() == pytest.approx(
+        expected.item(), rel=tolerance, abs=1e-7
+    )
     (value * 3).backward(), (expected * 3).backward()
     largest = max(float(theirs.states.grad.float().abs().max()), 1e-12)
-    torch.testing.assert_close(ours.states.grad.float(), theirs.states.grad.float(), rtol=tolerance, atol=tolerance * largest)
+    torch.testing.assert_close(
+        ours.states.grad.float(), theirs.states.grad.float(), rtol=tolerance, atol=tolerance * largest
+    )
 
 
 def all_trained() -> torch.Tensor:
@@ -59,7 +85,11 @@ def all_trained() -> torch.Tensor:
 
 
 @settings(max_examples=draws(25))
-@given(trained=st.lists(st.booleans(), min_size=24, max_size=24), block=st.integers(1, 100), tokens=st.sampled_from([None, 17]))
+@given(
+    trained=st.lists(st.booleans(), min_size=24, max_size=24),
+    block=st.integers(1, 100),
+    tokens=st.sampled_from([None, 17]),
+)
 def test_value_and_gradients_are_chunked_losss(trained: list[bool], block: int, tokens: int | None) -> None:
     labels = torch.where(torch.tensor(trained).reshape(2, 12), all_trained(), -100)
     with pytest.MonkeyPatch.context() as patch:
@@ -67,14 +97,27 @@ def test_value_and_gradients_are_chunked_losss(trained: list[bool], block: int, 
         compare(*models(), labels, tokens)
 
 
-@pytest.mark.parametrize("config", [{"final_logit_softcapping": 3.0}, {"logits_scaling": 8.0}, {"logit_scale": 0.25, "final_logit_softcapping": 2.0}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"final_logit_softcapping": 3.0},
+        {"logits_scaling": 8.0},
+        {"logit_scale": 0.25, "final_logit_softcapping": 2.0},
+    ],
+)
 @pytest.mark.parametrize("bias", [False, True])
-def test_factor_softcap_and_bias_are_honored(config: dict[str, Any], bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factor_softcap_and_bias_are_honored(
+    config: dict[str, Any], bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(head, "BLOCK_HEAD", 10 * HIDDEN)
     compare(*models(bias=bias, scale=4.0, **config), all_trained())
 
 
-@pytest.mark.parametrize("ggml_type", [GgmlType.Q8_0, GgmlType.Q6_K, GgmlType.Q4_1, GgmlType.F16], ids=lambda ggml_type: ggml_type.name)
+@pytest.mark.parametrize(
+    "ggml_type",
+    [GgmlType.Q8_0, GgmlType.Q6_K, GgmlType.Q4_1, GgmlType.F16],
+    ids=lambda ggml_type: ggml_type.name,
+)
 def test_any_type_of_head(ggml_type: GgmlType) -> None:
     compare(*models(ggml_type), all_trained())
 
@@ -87,20 +130,26 @@ def test_bfloat16_is_as_close_as_bfloat16_is() -> None:
 def test_a_gradient_below_float16_waits_for_the_loss_scale_in_float32(quantized: bool) -> None:
     """Divided by the tokens of a step, before the scaler's 65,536."""
     tokens, scale = 40_000_000, 65_536.0
-    found, exact = (pair[not quantized] for pair in (models(dtype=torch.float16), models(dtype=torch.float32)))
+    found, exact = (
+        pair[not quantized] for pair in (models(dtype=torch.float16), models(dtype=torch.float32))
+    )
     for model in (found, exact):
         loss = quantized_head_loss if quantized else plain_loss
         (loss(model, {"labels": all_trained()}, tokens) * scale).backward()
     exact_gradient = exact.states.grad
     assert found.states.grad.dtype == torch.float16 and float(exact_gradient.abs().max()) / scale < 6e-8
-    torch.testing.assert_close(found.states.grad.float(), exact_gradient, rtol=2e-2, atol=2e-2 * float(exact_gradient.abs().max()))
+    torch.testing.assert_close(
+        found.states.grad.float(), exact_gradient, rtol=2e-2, atol=2e-2 * float(exact_gradient.abs().max())
+    )
 
 
 def test_of_a_token_that_it_is_sure_of_the_gradient_is_not_lost_in_rounding() -> None:
     ours, theirs = models(dtype=torch.bfloat16)
     exact, _ = models()
     labels = all_trained()
-    towards = torch.linalg.pinv(exact.lm_head.rows(0, VOCABULARY)).T  # (V, H): a logit of 1 for its token, of 0 for the others
+    towards = torch.linalg.pinv(
+        exact.lm_head.rows(0, VOCABULARY)
+    ).T  # (V, H): a logit of 1 for its token, of 0 for the others
     sure = (12 * towards)[labels.roll(-1, 1)].bfloat16()  # softmax of the target about 0.999
     for model in (ours, theirs, exact):
         model.states.data.copy_(sure)
@@ -108,7 +157,9 @@ def test_of_a_token_that_it_is_sure_of_the_gradient_is_not_lost_in_rounding() ->
         quantized_head_loss(model, {"labels": labels}).backward()
     plain_loss(theirs, {"labels": labels}).backward()
     wanted = exact.states.grad
-    off, usual = (float((model.states.grad.float() - wanted).norm() / wanted.norm()) for model in (ours, theirs))
+    off, usual = (
+        float((model.states.grad.float() - wanted).norm() / wanted.norm()) for model in (ours, theirs)
+    )
     assert off <= 1.2 * usual
 
 
@@ -118,7 +169,11 @@ def test_nothing_as_large_as_the_logits_or_the_head_is_ever_made(monkeypatch: py
     class Sizes(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), more: Any = None) -> Any:
             made = function(*arguments, **(more or {}))
-            sizes.extend(one.numel() for one in (made if isinstance(made, tuple | list) else (made,)) if isinstance(one, torch.Tensor))
+            sizes.extend(
+                one.numel()
+                for one in (made if isinstance(made, tuple | list) else (made,))
+                if isinstance(one, torch.Tensor)
+            )
             return made
 
     ours, _ = models(GgmlType.F32)  # its quantized bytes are few operations, each of a block
@@ -131,11 +186,17 @@ def test_nothing_as_large_as_the_logits_or_the_head_is_ever_made(monkeypatch: py
 def test_without_gradients_none_are_made() -> None:
     ours, theirs = models()
     with torch.no_grad():
-        value, expected = quantized_head_loss(ours, {"labels": all_trained()}), plain_loss(theirs, {"labels": all_trained()})
+        value, expected = (
+            quantized_head_loss(ours, {"labels": all_trained()}),
+            plain_loss(theirs, {"labels": all_trained()}),
+        )
     assert value.item() == pytest.approx(expected.item(), rel=1e-5) and not value.requires_grad
 
 
 def test_chunked_loss_takes_it_for_a_quantized_head(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, _ = models()
     monkeypatch.setattr(ChunkedLoss, "apply", None)
-    assert chunked_loss(ours, {"labels": all_trained()}).item() == quantized_head_loss(ours, {"labels": all_trained()}).item()
+    assert (
+        chunked_loss(ours, {"labels": all_trained()}).item()
+        == quantized_head_loss(ours, {"labels": all_trained()}).item()
+    )

@@ -1,4 +1,6 @@
-"""Quantized linears: answers and gradients of the dense linear with the same weights, by every type, with LoRA on top; nothing dense is kept."""
+"""Quantized linears: answers and gradients of the dense linear with the same weights, by every type, with
+LoRA on top; nothing dense is kept.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +19,18 @@ from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
 
 # byte offsets of the float16 scales in a block; a type without is of floats
 SCALES = {
-    GgmlType.Q8_0: (0,), GgmlType.Q6_K: (208,), GgmlType.Q5_K: (0, 2), GgmlType.Q4_K: (0, 2), GgmlType.Q5_0: (0,), GgmlType.Q5_1: (0, 2),
+    GgmlType.Q8_0: (0,),
+    GgmlType.Q6_K: (208,),
+    GgmlType.Q5_K: (0, 2),
+    GgmlType.Q4_K: (0, 2),
+    GgmlType.Q5_0: (0,),
+    GgmlType.Q5_1: (0, 2),
     GgmlType.Q4_0: (0,),
-    GgmlType.Q4_1: (0, 2), GgmlType.F32: (), GgmlType.F16: (), GgmlType.BF16: (),
-}  # fmt: skip
+    GgmlType.Q4_1: (0, 2),
+    GgmlType.F32: (),
+    GgmlType.F16: (),
+    GgmlType.BF16: (),
+}
 INPUTS, OUTPUTS = 512, 96
 IDS = [ggml_type.name for ggml_type in SCALES]
 # relative errors allowed, of the largest value
@@ -36,26 +46,37 @@ def random_rows(ggml_type: GgmlType, rows: int = OUTPUTS, columns: int = INPUTS)
     block, size = gguf.GGML_QUANT_SIZES[ggml_type]
     quantized = random.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
     for place in SCALES[ggml_type]:
-        quantized[..., place : place + 2] = random.normal(0, 4e-4, (*quantized.shape[:2], 1)).astype(np.float16).view(np.uint8)
+        quantized[..., place : place + 2] = (
+            random.normal(0, 4e-4, (*quantized.shape[:2], 1)).astype(np.float16).view(np.uint8)
+        )
     return torch.from_numpy(quantized.reshape(rows, -1))
 
 
 def reference(quantized: torch.Tensor, ggml_type: GgmlType) -> torch.Tensor:
     """The same rows as float32, by the package gguf."""
-    return torch.from_numpy(np.ascontiguousarray(gguf.dequantize(quantized.numpy(), ggml_type).astype(np.float32)))
+    return torch.from_numpy(
+        np.ascontiguousarray(gguf.dequantize(quantized.numpy(), ggml_type).astype(np.float32))
+    )
 
 
-def both(ggml_type: GgmlType, dtype: torch.dtype, bias: bool = True) -> tuple[QuantizedLinear, torch.nn.Linear]:
+def both(
+    ggml_type: GgmlType, dtype: torch.dtype, bias: bool = True
+) -> tuple[QuantizedLinear, torch.nn.Linear]:
     """A packed linear that computes in `dtype`, and a dense one in float32 with the same weights."""
     quantized = random_rows(ggml_type)
     plain = torch.nn.Linear(INPUTS, OUTPUTS, bias)
     plain.weight = torch.nn.Parameter(reference(quantized, ggml_type), requires_grad=False)
-    return QuantizedLinear(quantized, int(ggml_type), plain.bias if bias else None, compute_dtype=dtype), plain
+    return QuantizedLinear(
+        quantized, int(ggml_type), plain.bias if bias else None, compute_dtype=dtype
+    ), plain
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference ÷ the largest value."""
-    return float((found.detach().float() - expected.detach().float()).abs().max() / expected.detach().float().abs().max())
+    return float(
+        (found.detach().float() - expected.detach().float()).abs().max()
+        / expected.detach().float().abs().max()
+    )
 
 
 def run(module: Callable[..., torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,7 +99,9 @@ def test_answers_and_gradients_are_the_dense_linears(ggml_type: GgmlType, dtype:
         assert error(ours, theirs) <= TOLERANCE[dtype] and error(gradient, expected) <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("ggml_type", [GgmlType.Q4_K, GgmlType.Q6_K, GgmlType.F16], ids=lambda ggml_type: ggml_type.name)
+@pytest.mark.parametrize(
+    "ggml_type", [GgmlType.Q4_K, GgmlType.Q6_K, GgmlType.F16], ids=lambda ggml_type: ggml_type.name
+)
 def test_blocks_change_nothing(ggml_type: GgmlType, monkeypatch: pytest.MonkeyPatch) -> None:
     quantized, _ = both(ggml_type, torch.float32)
     x = torch.randn(5, INPUTS)
@@ -117,9 +140,13 @@ def test_checkpointing_gives_the_same_gradients() -> None:
 def test_nothing_dense_is_kept_for_the_backward() -> None:
     quantized, _ = both(GgmlType.Q4_K, torch.float32)
     kept: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor
+    ):
         quantized(torch.randn(4, INPUTS, requires_grad=True))
-    assert kept and all(tensor.dtype == torch.uint8 and tensor.data_ptr() == quantized.weight.data_ptr() for tensor in kept)
+    assert kept and all(
+        tensor.dtype == torch.uint8 and tensor.data_ptr() == quantized.weight.data_ptr() for tensor in kept
+    )
 
 
 def test_a_bias_that_trains_gets_its_gradient() -> None:
@@ -131,7 +158,7 @@ def test_a_bias_that_trains_gets_its_gradient() -> None:
     torch.testing.assert_close(quantized.bias.grad, plain.bias.grad)
 
 
-# --- with LoRA ----------------------------------------------------------------------------------------------------------
+# --- with LoRA ----------------------------------------------------------------------------------------------
 
 
 class Pair(torch.nn.Module):
@@ -150,11 +177,16 @@ def adapted(ggml_type: GgmlType, quantized: bool, dtype: torch.dtype = torch.flo
     """A `Pair` with a random LoRA on both linears, packed or dense with the same weights."""
     up, down = random_rows(ggml_type, 256, INPUTS), random_rows(ggml_type, INPUTS, 256)
     bias = torch.linspace(-1, 1, 256)
-    pair = Pair(QuantizedLinear(up, int(ggml_type), bias, compute_dtype=dtype), QuantizedLinear(down, int(ggml_type), compute_dtype=dtype))
+    pair = Pair(
+        QuantizedLinear(up, int(ggml_type), bias, compute_dtype=dtype),
+        QuantizedLinear(down, int(ggml_type), compute_dtype=dtype),
+    )
     if not quantized:
         pair.first, pair.second = pair.first.densify(), pair.second.densify()
     torch.manual_seed(0)
-    model = get_peft_model(pair, LoraConfig(r=4, lora_alpha=8, target_modules=["first", "second"], lora_dropout=0.0))
+    model = get_peft_model(
+        pair, LoraConfig(r=4, lora_alpha=8, target_modules=["first", "second"], lora_dropout=0.0)
+    )
     for name, weight in model.named_parameters():
         if "lora_" in name:
             weight.data = torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1
@@ -178,7 +210,10 @@ def test_lora_learns_what_it_learns_on_the_dense_linear(ggml_type: GgmlType) -> 
 def test_the_adapter_stays_float32_on_a_bfloat16_base() -> None:
     model = adapted(GgmlType.Q4_K, quantized=True, dtype=torch.bfloat16)
     assert {weight.dtype for name, weight in model.named_parameters() if "lora_" in name} == {torch.float32}
-    assert all(isinstance(module, LoraLayer) for module in (model.base_model.model.first, model.base_model.model.second))
+    assert all(
+        isinstance(module, LoraLayer)
+        for module in (model.base_model.model.first, model.base_model.model.second)
+    )
     assert model(torch.randn(2, INPUTS, dtype=torch.bfloat16)).dtype == torch.bfloat16
     model.to(torch.float16)  # a change of type is none of the quantized bytes'
     assert model.base_model.model.first.base_layer.weight.dtype == torch.uint8
@@ -195,7 +230,7 @@ def test_merging_into_bytes_is_refused(safe: bool) -> None:
     assert torch.equal(model.base_model.model.first.base_layer.weight, before)
 
 
-# --- the embedding, and dense once and for all ------------------------------------------------------------------------------
+# --- the embedding, and dense once and for all --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ggml_type", list(SCALES), ids=IDS)
@@ -204,15 +239,25 @@ def test_an_embedding_dequantizes_the_rows_it_looks_up(ggml_type: GgmlType) -> N
     ids = torch.tensor([[0, 95, 3], [3, 3, 17]])
     found = QuantizedEmbedding(quantized, int(ggml_type), compute_dtype=torch.bfloat16)(ids)
     assert torch.equal(found, reference(quantized, ggml_type)[ids].to(torch.bfloat16))
-    assert QuantizedEmbedding(quantized, int(ggml_type), compute_dtype=torch.float32)(ids[:, :0]).shape == (2, 0, INPUTS)
+    assert QuantizedEmbedding(quantized, int(ggml_type), compute_dtype=torch.float32)(ids[:, :0]).shape == (
+        2,
+        0,
+        INPUTS,
+    )
 
 
 def test_dense_once_and_for_all_is_a_plain_linear_with_the_same_answers() -> None:
     quantized, plain = both(GgmlType.Q6_K, torch.float32)
     made = quantized.densify()
-    assert type(made) is torch.nn.Linear and torch.equal(made.weight, plain.weight) and not made.weight.requires_grad
+    assert (
+        type(made) is torch.nn.Linear
+        and torch.equal(made.weight, plain.weight)
+        and not made.weight.requires_grad
+    )
     torch.testing.assert_close(made(torch.ones(2, INPUTS)), plain(torch.ones(2, INPUTS)))
-    assert quantized.rows(0, 2).data_ptr() == quantized.rows(3, 5).data_ptr() != made.weight.data_ptr()  # what passes by is in one place, this is not
+    assert (
+        quantized.rows(0, 2).data_ptr() == quantized.rows(3, 5).data_ptr() != made.weight.data_ptr()
+    )  # what passes by is in one place, this is not
     table = QuantizedEmbedding(random_rows(GgmlType.Q4_0), int(GgmlType.Q4_0), compute_dtype=torch.float32)
     ids = torch.arange(OUTPUTS)
     assert type(table.densify()) is torch.nn.Embedding and torch.equal(table.densify()(ids), table(ids))

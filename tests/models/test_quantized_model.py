@@ -1,4 +1,6 @@
-"""A model on a GGUF's bytes: transformers' own logits of the same file, every tensor used once, trained as the dense model is; others refused."""
+"""A model on a GGUF's bytes: transformers' own logits of the same file, every tensor used once, trained as
+the dense model is; others refused.
+"""
 
 import json
 import shutil
@@ -34,9 +36,13 @@ IDS = torch.arange(48).reshape(2, 24) * 37 % 2000
 
 
 def write_model(name: str, folder: Path, tools: Toolchain, tied: bool) -> Path:
-    """A random two-layer model whose norms and biases are random too, as a Hugging Face folder; the folder."""
+    """A random two-layer model whose norms and biases are random too, as a Hugging Face folder; the
+    folder.
+    """
     ends = write_tokenizer("qwen2", folder, tools)  # the same small vocabulary for all
-    config = AutoConfig.for_model(name, **(SIZES | MORE.get(name, {}) | ends | {"vocab_size": ROWS, "tie_word_embeddings": tied}))
+    config = AutoConfig.for_model(
+        name, **(SIZES | MORE.get(name, {}) | ends | {"vocab_size": ROWS, "tie_word_embeddings": tied})
+    )
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)
@@ -47,9 +53,14 @@ def write_model(name: str, folder: Path, tools: Toolchain, tied: bool) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[("llama", False), ("llama", True), ("qwen2", True), ("qwen2", False), ("qwen3", False)],
-                ids=lambda param: f"{param[0]}-{'tied' if param[1] else 'untied'}")  # fmt: skip
-def levels(request: pytest.FixtureRequest, tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+@pytest.fixture(
+    scope="module",
+    params=[("llama", False), ("llama", True), ("qwen2", True), ("qwen2", False), ("qwen3", False)],
+    ids=lambda param: f"{param[0]}-{'tied' if param[1] else 'untied'}",
+)
+def levels(
+    request: pytest.FixtureRequest, tools: Toolchain, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     """{level: folder with config.json and model.gguf} of one model."""
     name, tied = request.param
     root = tmp_path_factory.mktemp(name)
@@ -71,9 +82,18 @@ def base(tmp_path: Path) -> Path:
     """The one-layer Llama of `tiny_gguf`, with its config.json; the folder."""
     tiny_gguf(tmp_path / "model.gguf")
     config = AutoConfig.for_model(
-        "llama", vocab_size=261, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4,
-        max_position_embeddings=256, rms_norm_eps=1e-5, tie_word_embeddings=True, architectures=["LlamaForCausalLM"],
-    )  # fmt: skip
+        "llama",
+        vocab_size=261,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        architectures=["LlamaForCausalLM"],
+    )
     config.save_pretrained(tmp_path)
     return tmp_path
 
@@ -92,20 +112,26 @@ def logits(model: Any) -> torch.Tensor:
 
 def settings(params: dict[str, Any]) -> Any:
     """The section train of `params` for LoRA on all linears."""
-    params["train"] |= {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "lora_dropout": 0.0}
+    params["train"] |= {
+        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        "lora_dropout": 0.0,
+    }
     return Params.model_validate(params).train
 
 
-# --- what it answers --------------------------------------------------------------------------------------------------------
+# --- what it answers ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_logits_are_transformers_own_of_the_same_file(levels: dict[str, Path], level: str) -> None:
     folder = levels[level]
     theirs = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file="model.gguf", config=AutoConfig.from_pretrained(folder), dtype=torch.float32,
+        folder,
+        gguf_file="model.gguf",
+        config=AutoConfig.from_pretrained(folder),
+        dtype=torch.float32,
         quantization_config=GgufConfig(dequantize=True),
-    )  # fmt: skip
+    )
     expected = logits(theirs.eval())
     model = load(folder)
     check_head(model)
@@ -120,9 +146,19 @@ def test_logits_are_transformers_own_of_the_same_file(levels: dict[str, Path], l
 @pytest.mark.parametrize("level", LEVELS)
 def test_it_holds_the_files_bytes_once(levels: dict[str, Path], level: str) -> None:
     model = load(levels[level], torch.bfloat16)
-    assert not model.config.use_cache and not model.training and not any(weight.requires_grad for weight in model.parameters())
-    matrices = {tensor for tensor in gguf_tensors(levels[level] / "model.gguf")[1].values() if len(tensor.shape) == 2}
-    quantized = [module.weight for module in model.modules() if isinstance(module, QuantizedLinear | QuantizedEmbedding)]
+    assert (
+        not model.config.use_cache
+        and not model.training
+        and not any(weight.requires_grad for weight in model.parameters())
+    )
+    matrices = {
+        tensor for tensor in gguf_tensors(levels[level] / "model.gguf")[1].values() if len(tensor.shape) == 2
+    }
+    quantized = [
+        module.weight
+        for module in model.modules()
+        if isinstance(module, QuantizedLinear | QuantizedEmbedding)
+    ]
     assert tensor_bytes(quantized) == sum(tensor.rows * tensor.row_bytes for tensor in matrices)
     vectors = [weight for weight in model.parameters() if weight.dim() == 1]
     assert {weight.dtype for weight in vectors} == {torch.bfloat16}
@@ -130,10 +166,14 @@ def test_it_holds_the_files_bytes_once(levels: dict[str, Path], level: str) -> N
     if model.config.tie_word_embeddings:
         assert model.lm_head.weight is model.get_input_embeddings().weight
     ggml_types = {module.ggml_type for module in model.modules() if isinstance(module, QuantizedLinear)}
-    assert ggml_types == {"F16": {1}, "Q8_0": {8}, "Q4_K_M": {12, 14}}[level]  # ggml's numbers: Q4_K and Q6_K in the last
+    assert (
+        ggml_types == {"F16": {1}, "Q8_0": {8}, "Q4_K_M": {12, 14}}[level]
+    )  # ggml's numbers: Q4_K and Q6_K in the last
 
 
-def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(levels: dict[str, Path], tiny_params: dict[str, Any]) -> None:
+def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(
+    levels: dict[str, Path], tiny_params: dict[str, Any]
+) -> None:
     train = settings(tiny_params)
     labels = torch.where(torch.arange(IDS.numel()).reshape(IDS.shape) % 3 > 0, IDS, -100)
     learned = []
@@ -143,37 +183,60 @@ def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(levels: dict
         assert check_adapter(model, train) > 0
         for name, weight in model.named_parameters():
             if "lora_B" in name:
-                weight.data = torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))) * 0.02
+                weight.data = (
+                    torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))) * 0.02
+                )
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
         loss = chunked_loss(model.train().get_base_model(), {"input_ids": IDS, "labels": labels})
         loss.backward()
-        learned.append((loss.item(), {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}))
+        learned.append(
+            (
+                loss.item(),
+                {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad},
+            )
+        )
     (ours, gradients), (theirs, expected) = learned
-    assert ours == pytest.approx(theirs, rel=1e-5) and gradients.keys() == expected.keys() and len(gradients) == 2 * 7 * 2
+    assert (
+        ours == pytest.approx(theirs, rel=1e-5)
+        and gradients.keys() == expected.keys()
+        and len(gradients) == 2 * 7 * 2
+    )
     for name, gradient in gradients.items():
-        assert float((gradient - expected[name]).abs().max()) <= 1e-4 * float(expected[name].abs().max()), name
+        assert float((gradient - expected[name]).abs().max()) <= 1e-4 * float(expected[name].abs().max()), (
+            name
+        )
         assert float(gradient.abs().max()) > 0
 
 
 def test_it_generates(levels: dict[str, Path]) -> None:
     model = load(levels["Q4_K_M"])
-    answer = model.generate(input_ids=IDS[:1, :4], attention_mask=torch.ones(1, 4, dtype=torch.long), max_new_tokens=3, do_sample=False)
+    answer = model.generate(
+        input_ids=IDS[:1, :4],
+        attention_mask=torch.ones(1, 4, dtype=torch.long),
+        max_new_tokens=3,
+        do_sample=False,
+    )
     assert answer.shape[1] > 4
     expected = load(levels["Q4_K_M"], dense=True).generate(
-        input_ids=IDS[:1, :4], attention_mask=torch.ones(1, 4, dtype=torch.long), max_new_tokens=3, do_sample=False
+        input_ids=IDS[:1, :4],
+        attention_mask=torch.ones(1, 4, dtype=torch.long),
+        max_new_tokens=3,
+        do_sample=False,
     )
     assert torch.equal(answer, expected)
 
 
 def test_rows_go_back_to_where_the_converter_took_them_from() -> None:
     rows = torch.arange(24).reshape(12, 2)
-    heads = np.concatenate([np.stack(np.split(head, 2), axis=1).reshape(-1, 2) for head in np.split(rows.numpy(), 3)])  # as gguf_sources has it
+    heads = np.concatenate(
+        [np.stack(np.split(head, 2), axis=1).reshape(-1, 2) for head in np.split(rows.numpy(), 3)]
+    )  # as gguf_sources has it
     assert not np.array_equal(heads, rows.numpy())
     assert torch.equal(in_order(torch.from_numpy(heads), 3), rows)
 
 
-# --- what it refuses --------------------------------------------------------------------------------------------------------
+# --- what it refuses ----------------------------------------------------------------------------------------
 
 
 def drop(name: str) -> Callable[[Tensors], Tensors]:
@@ -193,15 +256,20 @@ def test_the_tiny_file_is_fine(base: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (drop("blk.0.ffn_up.weight"), r"Q-MODELS-029.*blk\.0\.ffn_up\.weight.*model\.layers\.0\.mlp\.up_proj\.weight"),
+        (
+            drop("blk.0.ffn_up.weight"),
+            r"Q-MODELS-029.*blk\.0\.ffn_up\.weight.*model\.layers\.0\.mlp\.up_proj\.weight",
+        ),
         (drop("output_norm.weight"), r"Q-MODELS-029.*output_norm\.weight"),
         (add("blk.1.attn_norm.weight", "blk.0.attn_norm.weight"), r"Q-MODELS-029.*blk\.1\.attn_norm\.weight"),
         (add("output.weight", "token_embd.weight"), r"Q-MODELS-029.*holds output\.weight"),
         (add("rope_freqs.weight", "output_norm.weight"), "Q-MODELS-005"),
         (add("blk.0.ffn_up.weight", "blk.0.ffn_down.weight"), r"Q-MODELS-029.*\(32, 64\).*\(64, 32\)"),
     ],
-)  # fmt: skip
-def test_a_file_that_is_not_this_models_is_refused(base: Path, change: Callable[[Tensors], Tensors], sentence: str) -> None:
+)
+def test_a_file_that_is_not_this_models_is_refused(
+    base: Path, change: Callable[[Tensors], Tensors], sentence: str
+) -> None:
     change_tensors(base / "model.gguf", change)
     with pytest.raises(DataError, match=sentence):
         load(base)
@@ -210,14 +278,19 @@ def test_a_file_that_is_not_this_models_is_refused(base: Path, change: Callable[
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"}, "Q-MODELS-028.*Qwen2MoeForCausalLM"),
+        (
+            {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"},
+            "Q-MODELS-028.*Qwen2MoeForCausalLM",
+        ),
         ({"architectures": None}, "Q-MODELS-028"),
         ({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, "Q-MODELS-029"),
         ({"tie_word_embeddings": False}, r"Q-MODELS-029.*output\.weight"),
         ({"num_hidden_layers": 2}, r"Q-MODELS-029.*blk\.1\."),
     ],
-)  # fmt: skip
-def test_a_config_that_is_not_this_files_is_refused(base: Path, changed: dict[str, Any], sentence: str) -> None:
+)
+def test_a_config_that_is_not_this_files_is_refused(
+    base: Path, changed: dict[str, Any], sentence: str
+) -> None:
     config = json.loads((base / "config.json").read_text()) | changed
     (base / "config.json").write_text(json.dumps(config))
     with pytest.raises(DataError, match=sentence):
@@ -237,12 +310,14 @@ def test_a_file_that_is_cut_off_is_refused(base: Path) -> None:
         load(base)
 
 
-# --- what is claimed of it --------------------------------------------------------------------------------------------------
+# --- what is claimed of it ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_the_benchmark_of_it_runs() -> None:
     script = PROJECT / "benchmarks" / "gguf_train.py"
-    done = subprocess.run([sys.executable, str(script), "--quick"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script), "--quick"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "packed ÷ NF4: peak " in done.stdout

@@ -15,17 +15,21 @@ from pipeline.planning.shape import Shape
 
 SMOLLM2 = published_shape("smollm2-135m")
 QWEN_7B = published_shape("Qwen/Qwen2.5-7B-Instruct")
-# without a matrix llama-quantize gives IQ3_XXS, which is never made without one, other types; it can't pack rows of 64 weights as Q1_0
+# without a matrix llama-quantize gives IQ3_XXS, which is never made without one, other types; it can't pack
+# rows of 64 weights as Q1_0
 COMPARED = LEVELS - {"IQ3_XXS", "Q1_0"}
 
 
 @pytest.mark.parametrize(
     ("shape", "level", "measured"),
     [
-        (SMOLLM2, "F16", 270_886_816), (SMOLLM2, "Q4_K_M", 105_455_008), (SMOLLM2, "Q5_K_M", 112_104_352),
-        (QWEN_7B, "Q4_K_M", 4_683_073_536), (QWEN_7B, "Q5_K_M", 5_444_831_232),
+        (SMOLLM2, "F16", 270_886_816),
+        (SMOLLM2, "Q4_K_M", 105_455_008),
+        (SMOLLM2, "Q5_K_M", 112_104_352),
+        (QWEN_7B, "Q4_K_M", 4_683_073_536),
+        (QWEN_7B, "Q5_K_M", 5_444_831_232),
     ],
-)  # fmt: skip
+)
 def test_files_are_as_large_as_computed(shape: Shape, level: str, measured: int) -> None:
     """Rows of 576 weights fall back, those of 1,536 don't."""
     assert level_bytes(shape, level) == pytest.approx(measured, rel=0.001)
@@ -38,12 +42,24 @@ def test_types_have_ggmls_blocks() -> None:
         assert tuple(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]) == sizes
 
 
-@pytest.mark.parametrize("shape", [shaped(256, 512, tied=True, kv_heads=1), shaped(256, 320, tied=False, kv_heads=2), shaped(64, 256, True, 4)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        shaped(256, 512, tied=True, kv_heads=1),
+        shaped(256, 320, tied=False, kv_heads=2),
+        shaped(64, 256, True, 4),
+    ],
+)
 def test_every_level_is_as_llama_quantize_sums_it_up(tmp_path: Path, tools: Toolchain, shape: Shape) -> None:
     """With `--dry-run` it chooses the types and writes nothing."""
     source = written(tmp_path / "x.gguf", shape)
     for level in sorted(COMPARED):
-        done = subprocess.run([tools.tool("llama-quantize"), "--dry-run", source, level], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [tools.tool("llama-quantize"), "--dry-run", source, level],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         found = re.search(r"quant size += +([\d.]+) MiB", done.stdout + done.stderr)
         assert found, level
         computed = (level_bytes(shape, level) - HEADER_PER_TOKEN * VOCABULARY) / 2**20

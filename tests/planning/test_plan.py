@@ -37,8 +37,10 @@ try:
 except SystemExit as end:
     assert not end.code, end.code
 print("HEAVY", *(name for name in ("torch", "transformers", "peft", "bitsandbytes", "numpy", "pyarrow") if name in sys.modules))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True)
+"""  # noqa: E501
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True
+    )
     assert done.stdout.splitlines()[-1] == "HEAVY"
 
 
@@ -46,17 +48,25 @@ def test_the_8_gb_recipe_fits_8_gb(tmp_path: Path) -> None:
     shown = plan(*EIGHT, "--root", tmp_path)
     assert shown.exit_code == 0, shown.stderr
     assert "It fits, with 1.18 GB to spare. The longest rows that fit are of 3,4" in shown.stdout
-    assert "40,370,176 parameters, float32" in shown.stdout and "not measured (42.5 GFLOP a token)" in shown.stdout
+    assert (
+        "40,370,176 parameters, float32" in shown.stdout
+        and "not measured (42.5 GFLOP a token)" in shown.stdout
+    )
     assert max(map(len, shown.stdout.splitlines())) <= 100
     words = " ".join(shown.stdout.split())
     assert "there is 8.000 a card of 8 GB" in words
-    assert "1 GB of memory is 2³⁰ bytes here, as cards are sold; of disk and downloads it is 10⁹ bytes." in words
+    assert (
+        "1 GB of memory is 2³⁰ bytes here, as cards are sold; of disk and downloads it is 10⁹ bytes." in words
+    )
 
 
 def test_the_disk_is_what_the_stages_need_and_dvcs_copies_are_a_line_of_their_own(tmp_path: Path) -> None:
     lines = " ".join(plan(*EIGHT, "--root", tmp_path).stdout.split()).split("Disk: ")[1]
     assert lines.startswith("41.85 GB (checkpoints 0.97,") and "base-F16" not in lines
-    assert "beside the base's 15.23 GB" in lines and "DVC's cache: 40.88 GB more, a copy of each of these but the checkpoints" in lines
+    assert (
+        "beside the base's 15.23 GB" in lines
+        and "DVC's cache: 40.88 GB more, a copy of each of these but the checkpoints" in lines
+    )
     large = " ".join(plan("--recipe", "qwen2.5-7b-a100", "--vram", "80", "--root", tmp_path).stdout.split())
     assert "base-F16 GGUF 15.24" in large
 
@@ -66,14 +76,21 @@ def test_the_ways_to_ship_are_told_with_the_one_that_is_set(tmp_path: Path) -> N
     assert "train unquantized, merge, make Q4_K_M 15.23 50.38 4.68 15.97" in words
     assert "* train on NF4, merge, make Q4_K_M 15.23 50.38 4.68 6.82" in words
     assert "train on NF4, put the adapter on Q4_K_M 19.91 19.99 4.68 + 0.08 6.82" in words
-    assert "train on Q4_K_M itself 4.68 4.76 4.68 + 0.08 5.9" in words and "* train on Q4_K_M itself" not in words
+    assert (
+        "train on Q4_K_M itself 4.68 4.76 4.68 + 0.08 5.9" in words
+        and "* train on Q4_K_M itself" not in words
+    )
     assert "checkpoints and adapter, 1.16 GB, come with each" in words
 
 
 def on_a_gguf(root: Path, **train: Any) -> list[str | Path]:
     """The 8 GB recipe on a published GGUF, as the command's words."""
     params = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").model_dump(mode="json")
-    params["base"] |= {"model": "Qwen/Qwen2.5-7B-Instruct-GGUF", "file": "qwen2.5-7b-instruct-q4_k_m.gguf", "quantization": "gguf"}
+    params["base"] |= {
+        "model": "Qwen/Qwen2.5-7B-Instruct-GGUF",
+        "file": "qwen2.5-7b-instruct-q4_k_m.gguf",
+        "quantization": "gguf",
+    }
     params["train"] |= train
     params["evaluate"]["models"] = ["base", "adapter"]
     (root / "params.yaml").write_text(yaml.safe_dump(params))
@@ -84,17 +101,24 @@ def test_training_on_a_gguf_is_planned_before_it_is_here(tmp_path: Path) -> None
     shown = plan(*on_a_gguf(tmp_path), "--vram", "6")
     assert shown.exit_code == 0, shown.stderr
     words = " ".join(shown.stdout.split())
-    assert "quantized linears 3.653 computed for Q4_K_M" in words and "embeddings and head 0.702 quantized too" in words
+    assert (
+        "quantized linears 3.653 computed for Q4_K_M" in words
+        and "embeddings and head 0.702 quantized too" in words
+    )
     assert "* train on Q4_K_M itself 4.68 4.76 4.68 + 0.08 5.9" in words
     assert "Disk: 1.24 GB (checkpoints 0.97, adapter 0.18, LoRA GGUF 0.08)" in words
     found = json.loads(plan(*on_a_gguf(tmp_path), "--vram", "6", "--json").stdout)
-    assert found["quantization"] == "gguf" and [strategy["quantization"] for strategy in found["strategies"]] == ["none", "nf4", "nf4", "gguf"]
+    assert found["quantization"] == "gguf" and [
+        strategy["quantization"] for strategy in found["strategies"]
+    ] == ["none", "nf4", "nf4", "gguf"]
     assert found["strategies"][3]["training"] == found["total_bytes"]
 
 
 def test_dense_linears_that_do_not_fit_are_left_packed(tmp_path: Path) -> None:
     shown = plan(*on_a_gguf(tmp_path, quantized=False), "--vram", "6")
-    assert shown.exit_code == 6 and "does not fit a card of 6 GB: set train.keep_quantized: true" in shown.stderr
+    assert (
+        shown.exit_code == 6 and "does not fit a card of 6 GB: set train.keep_quantized: true" in shown.stderr
+    )
 
 
 def test_what_does_not_fit_is_exit_6_with_what_to_change(tmp_path: Path) -> None:
@@ -104,9 +128,9 @@ def test_what_does_not_fit_is_exit_6_with_what_to_change(tmp_path: Path) -> None
     sentence = shown.stderr.strip()
     assert sentence.startswith("quench: Q-COMMANDS-006: training needs 14.9") and "\n" not in sentence
     assert (
-        "and does not fit a card of 8 GB: set train.per_device_train_batch_size: 1 and gradient_accumulation_steps: 16, preprocess.max_length: 33"
-        in sentence
-    )
+        "and does not fit a card of 8 GB: set train.per_device_train_batch_size: 1 and "
+        "gradient_accumulation_steps: 16, preprocess.max_length: 33"
+    ) in sentence
 
 
 def test_json_holds_every_part_in_bytes(tmp_path: Path) -> None:
@@ -118,27 +142,46 @@ def test_json_holds_every_part_in_bytes(tmp_path: Path) -> None:
 
 def test_time_comes_from_tokens_and_tflops(tmp_path: Path) -> None:
     (tmp_path / "data" / "tokens").mkdir(parents=True)
-    (tmp_path / "data" / "tokens" / "manifest.json").write_text(json.dumps({"splits": {"train": {"quantized_rows": 100, "tokens": 100_000}}}))
+    (tmp_path / "data" / "tokens" / "manifest.json").write_text(
+        json.dumps({"splits": {"train": {"quantized_rows": 100, "tokens": 100_000}}})
+    )
     found = json.loads(plan(*EIGHT, "--json", "--tflops", "20", "--root", tmp_path).stdout)
     assert found["seconds"] == pytest.approx(300_000 * found["flops_per_token"] / 20e12)
-    assert " for 300,000 tokens in 39 steps at 471 tokens/s" in " ".join(plan(*EIGHT, "--tflops", "20", "--root", tmp_path).stdout.split())
+    assert " for 300,000 tokens in 39 steps at 471 tokens/s" in " ".join(
+        plan(*EIGHT, "--tflops", "20", "--root", tmp_path).stdout.split()
+    )
 
 
 def test_without_a_card_a_gpu_recipe_is_not_measured_and_the_demo_takes_main_memory(tmp_path: Path) -> None:
     shown = plan("--recipe", "qwen2.5-7b-8gb", "--root", tmp_path)
-    assert shown.exit_code == 0 and "Whether it fits is not measured" in shown.stdout and "It fits" not in shown.stdout
+    assert (
+        shown.exit_code == 0
+        and "Whether it fits is not measured" in shown.stdout
+        and "It fits" not in shown.stdout
+    )
     assert "main memory" in plan("--recipe", "demo", "--root", tmp_path).stdout
 
 
 def test_the_machines_own_card_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.commands.plan.first_gpu", lambda: Card("NVIDIA A100-SXM4-80GB", 80 << 30, "cuda"))
+    monkeypatch.setattr(
+        "pipeline.commands.plan.first_gpu", lambda: Card("NVIDIA A100-SXM4-80GB", 80 << 30, "cuda")
+    )
     shown = plan("--recipe", "qwen2.5-7b-a100", "--root", tmp_path)
-    assert "It fits" in shown.stdout and "124.8 TFLOP/s assumed from the card's name" in " ".join(shown.stdout.split())
+    assert "It fits" in shown.stdout and "124.8 TFLOP/s assumed from the card's name" in " ".join(
+        shown.stdout.split()
+    )
 
 
 def test_the_base_that_is_here_is_planned(tmp_path: Path) -> None:
     params = load_params(PROJECT / "recipes" / "qwen2.5-0.5b.yaml").model_dump(mode="json")
-    here = {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
+    here = {
+        "model_type": "qwen2",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 99,
+    }
     (tmp_path / "models" / "base").mkdir(parents=True)
     (tmp_path / "models" / "base" / "config.json").write_text(json.dumps(here))
     record = tmp_path / "models" / "base.json"
@@ -156,7 +199,9 @@ def test_the_base_that_is_here_is_planned(tmp_path: Path) -> None:
     assert parameters() == 494_032_768  # what is here is another base, so the published shape is taken
     assert parameters("--config", tmp_path / "models" / "base" / "config.json") == tiny
     (tmp_path / "params.yaml").write_text(
-        yaml.safe_dump(params | {"base": params["base"] | {"source": "path", "model": "models/base", "revision": None}})
+        yaml.safe_dump(
+            params | {"base": params["base"] | {"source": "path", "model": "models/base", "revision": None}}
+        )
     )
     assert parameters() == tiny
 
@@ -179,7 +224,9 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], code: int, 
 def test_a_mixture_of_experts_is_not_planned(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral", "num_local_experts": 8}))
     shown = plan("--recipe", "demo", "--config", tmp_path / "config.json", "--root", tmp_path)
-    assert shown.exit_code == 3 and "config.json is a mixture of experts (num_local_experts 8)" in shown.stderr
+    assert (
+        shown.exit_code == 3 and "config.json is a mixture of experts (num_local_experts 8)" in shown.stderr
+    )
 
 
 def test_an_unknown_base_says_how_to_give_its_shape(tmp_path: Path) -> None:
@@ -187,10 +234,12 @@ def test_an_unknown_base_says_how_to_give_its_shape(tmp_path: Path) -> None:
     params["base"]["model"] = "someone/finetune"
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     shown = plan("--root", tmp_path)
-    assert shown.exit_code == 2 and "run `snakemake base`, or name its config.json with --config" in shown.stderr
+    assert (
+        shown.exit_code == 2 and "run `snakemake base`, or name its config.json with --config" in shown.stderr
+    )
 
 
-# --- the card -------------------------------------------------------------------------------------------------------------
+# --- the card -----------------------------------------------------------------------------------------------
 
 
 def fake_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -202,7 +251,9 @@ def fake_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
 
 
 def test_the_driver_is_asked_for_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_smi(tmp_path, monkeypatch, 'echo "$@" >"$(dirname "$0")/asked"; echo "NVIDIA GeForce RTX 4060, 8188"')
+    fake_smi(
+        tmp_path, monkeypatch, 'echo "$@" >"$(dirname "$0")/asked"; echo "NVIDIA GeForce RTX 4060, 8188"'
+    )
     assert cards.first_gpu() == Card("NVIDIA GeForce RTX 4060", 8188 << 20, "cuda")
     assert "--id" not in (tmp_path / "asked").read_text()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")

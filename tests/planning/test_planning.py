@@ -31,10 +31,35 @@ GIB = 1 << 30
 
 # odd widths on purpose: padding, blocks that are not full, scales below and above 256 to a linear
 TINY = {
-    "qwen2": {"hidden_size": 40, "intermediate_size": 50, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
-    "qwen3": {"hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 6, "attention_bias": True},
-    "llama": {"hidden_size": 96, "intermediate_size": 264, "num_attention_heads": 3, "num_key_value_heads": 3, "mlp_bias": True},
-    "mistral": {"hidden_size": 64, "intermediate_size": 1100, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24},
+    "qwen2": {
+        "hidden_size": 40,
+        "intermediate_size": 50,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "qwen3": {
+        "hidden_size": 40,
+        "intermediate_size": 72,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 6,
+        "attention_bias": True,
+    },
+    "llama": {
+        "hidden_size": 96,
+        "intermediate_size": 264,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "mlp_bias": True,
+    },
+    "mistral": {
+        "hidden_size": 64,
+        "intermediate_size": 1100,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 24,
+    },
 }
 VOCABULARY, TOKENS = 301, 48
 
@@ -52,7 +77,9 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     folders = {}
     for kind, values in TINY.items():
-        config = AutoConfig.for_model(kind, vocab_size=VOCABULARY, num_hidden_layers=2, max_position_embeddings=128, **values)
+        config = AutoConfig.for_model(
+            kind, vocab_size=VOCABULARY, num_hidden_layers=2, max_position_embeddings=128, **values
+        )
         folders[kind] = tmp_path_factory.mktemp("bases") / kind
         AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folders[kind])
     return folders
@@ -69,7 +96,9 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ],
     ids=["nf4", "single", "16bit", "float32"],
 )
-def test_tensors_after_a_step_are_the_plan_to_the_byte(bases: dict[str, Path], kind: str, changed: dict[str, Any]) -> None:
+def test_tensors_after_a_step_are_the_plan_to_the_byte(
+    bases: dict[str, Path], kind: str, changed: dict[str, Any]
+) -> None:
     import torch
 
     train = settings(**changed)
@@ -80,9 +109,13 @@ def test_tensors_after_a_step_are_the_plan_to_the_byte(bases: dict[str, Path], k
     assert measured(model, optimizer) == planned(load_shape(bases[kind] / "config.json"), train)
 
 
-@pytest.mark.parametrize("name", ["adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion_8bit", "lion_32bit"])
+@pytest.mark.parametrize(
+    "name", ["adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion_8bit", "lion_32bit"]
+)
 @pytest.mark.parametrize("rank", [4, 64])  # 64: some matrices have 4,096 elements and more
-def test_bitsandbytes_own_states_are_the_plan_to_the_byte(bases: dict[str, Path], name: str, rank: int) -> None:
+def test_bitsandbytes_own_states_are_the_plan_to_the_byte(
+    bases: dict[str, Path], name: str, rank: int
+) -> None:
     import bitsandbytes.optim as bnb
     import torch
 
@@ -93,27 +126,44 @@ def test_bitsandbytes_own_states_are_the_plan_to_the_byte(bases: dict[str, Path]
     optimizer = kind(matrices, optim_bits=8 if "8bit" in name else 32)
     for number, matrix in enumerate(matrices):
         optimizer.init_state(optimizer.param_groups[0], matrix, 0, number)
-    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
-    assert size({value.data_ptr(): value for value in states}.values()) == weights.optimizer_bytes(shape, train)
+    states = [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    ]
+    assert size({value.data_ptr(): value for value in states}.values()) == weights.optimizer_bytes(
+        shape, train
+    )
 
 
 @pytest.mark.parametrize("kind", TINY)
 @pytest.mark.parametrize("dropout", [0.0, 0.05])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_what_autograd_keeps_is_the_plan_to_the_byte(bases: dict[str, Path], kind: str, dropout: float, checkpointing: bool) -> None:
+def test_what_autograd_keeps_is_the_plan_to_the_byte(
+    bases: dict[str, Path], kind: str, dropout: float, checkpointing: bool
+) -> None:
 
-    train = settings(lora_dropout=dropout, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"])
+    train = settings(
+        lora_dropout=dropout, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
+    )
     shape = load_shape(bases[kind] / "config.json")
     model = adapted(bases[kind], train).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     step = Step(shape, train, "cpu", "chunked", TOKENS)
-    plan = activations.inputs_kept(step) - activations.rope_bytes(step) if checkpointing else activations.all_kept(step)
+    plan = (
+        activations.inputs_kept(step) - activations.rope_bytes(step)
+        if checkpointing
+        else activations.all_kept(step)
+    )
     assert kept_bytes(model, lambda: hidden_states(model, TOKENS)) == plan
 
 
-def test_autocast_keeps_what_the_plan_for_a_gpu_says(bases: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autocast_keeps_what_the_plan_for_a_gpu_says(
+    bases: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With autocast as on a GPU; without dropout, whose mask is a CPU's here."""
     import torch
 
@@ -124,7 +174,9 @@ def test_autocast_keeps_what_the_plan_for_a_gpu_says(bases: dict[str, Path], mon
         output.setattr(torch, "is_autocast_enabled", lambda *device: True)
         found = kept_bytes(model, lambda: hidden_states(model, TOKENS))
     step = Step(load_shape(bases["llama"] / "config.json"), train, "cuda", "chunked", TOKENS)
-    copies_of_unused = 3 * 4 * 96 * 2  # the first layer's input needs no gradient, so three A's 16-bit copies aren't kept for one
+    copies_of_unused = (
+        3 * 4 * 96 * 2
+    )  # the first layer's input needs no gradient, so three A's 16-bit copies aren't kept for one
     assert found == activations.all_kept(step) + activations.autocast_copies(step) - copies_of_unused
 
 
@@ -134,7 +186,7 @@ def test_the_chunk_is_the_loss_own() -> None:
     assert activations.CHUNK_LOGITS == CHUNK_LOGITS
 
 
-# --- the numbers of the production target -------------------------------------------------------------------------------
+# --- the numbers of the production target -------------------------------------------------------------------
 
 
 def test_the_8_gb_recipe_has_the_known_figures() -> None:
@@ -145,7 +197,9 @@ def test_the_8_gb_recipe_has_the_known_figures() -> None:
     base = weights.linear_bytes(QWEN_7B, train) + weights.table_bytes(QWEN_7B, train)
     assert base / 1e9 == pytest.approx(5.55, abs=0.005)
     assert weights.optimizer_bytes(QWEN_7B, train) / 40_370_176 == pytest.approx(2 + 8 / 256, rel=1e-3)
-    totals = {loss: plan_memory(QWEN_7B, train, 1024, "cuda", loss).total / 1e9 for loss in ("liger", "plain")}
+    totals = {
+        loss: plan_memory(QWEN_7B, train, 1024, "cuda", loss).total / 1e9 for loss in ("liger", "plain")
+    }
     assert totals == {"liger": pytest.approx(7.3, rel=0.02), "plain": pytest.approx(9.4, rel=0.03)}
     assert flops_per_token(QWEN_7B, train, 1024) / 1e9 == pytest.approx(42.5, abs=0.05)
     assert longest_rows(Setup(QWEN_7B, train, 1024, "cuda", "liger"), 8 * GIB) >= 2972
@@ -153,7 +207,9 @@ def test_the_8_gb_recipe_has_the_known_figures() -> None:
 
 def test_embeddings_in_main_memory_save_their_bytes_unless_the_head_is_the_same_table() -> None:
     def total(shape: Shape, on_cpu: bool) -> int:
-        return plan_memory(shape, RECIPE.training.model_copy(update={"embeddings_on_cpu": on_cpu}), 1024, "cuda", "liger").allocated
+        return plan_memory(
+            shape, RECIPE.training.model_copy(update={"embeddings_on_cpu": on_cpu}), 1024, "cuda", "liger"
+        ).allocated
 
     tied = published_shape("Qwen/Qwen2.5-0.5B")
     assert tied and total(tied, True) == total(tied, False)
@@ -162,12 +218,24 @@ def test_embeddings_in_main_memory_save_their_bytes_unless_the_head_is_the_same_
 
 # parameters as each model's page on the Hugging Face Hub counts them
 COUNTS = {
-    "smollm2-135m": 134_515_008, "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "qwen2.5-3b": 3_085_938_688,
-    "qwen2.5-7b": 7_615_616_512, "qwen2.5-14b": 14_770_033_664, "qwen2.5-32b": 32_763_876_352, "qwen3-0.6b": 596_049_920,
-    "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200,
-    "qwen3-32b": 32_762_123_264, "llama-3.2-1b": 1_235_814_400, "llama-3.2-3b": 3_212_749_824, "llama-3.1-8b": 8_030_261_248,
+    "smollm2-135m": 134_515_008,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.1-8b": 8_030_261_248,
     "mistral-7b-v0.3": 7_248_023_552,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -190,7 +258,7 @@ def test_names_of_published_models(model: str, file: str | None, name: str | Non
     assert published_shape(model, file) == (published_shape(name) if name else None)
 
 
-# --- config.json ----------------------------------------------------------------------------------------------------------
+# --- config.json --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -203,13 +271,17 @@ def test_names_of_published_models(model: str, file: str | None, name: str | Non
         ({"num_key_value_heads": 3}, DataError, "4 attention heads over 3"),
     ],
 )
-def test_a_config_that_cant_be_is_refused(changed: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_a_config_that_cant_be_is_refused(
+    changed: dict[str, Any], error: type[Exception], words: str
+) -> None:
     config = {"model_type": "qwen2", "vocab_size": 301, "num_hidden_layers": 2, **TINY["qwen2"], **changed}
     with pytest.raises(error, match=words):
         read_shape(config)
 
 
-@pytest.mark.parametrize(("text", "words"), [(None, "Q-PLANNING-006"), ("{", "Q-PLANNING-006"), ("[]", "Q-PLANNING-006")])
+@pytest.mark.parametrize(
+    ("text", "words"), [(None, "Q-PLANNING-006"), ("{", "Q-PLANNING-006"), ("[]", "Q-PLANNING-006")]
+)
 def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str | None, words: str) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
@@ -232,53 +304,87 @@ def test_every_optimizer_that_can_be_set_can_be_planned() -> None:
     assert set(get_args(Train.model_fields["optim"].annotation)) == set(OPTIMIZERS)
 
 
-# --- what fits ------------------------------------------------------------------------------------------------------------
+# --- what fits ----------------------------------------------------------------------------------------------
 
 
 @drawn(deadline=None)  # the first draw imports, and the machine may be busy
-@given(room=st.integers(2 * GIB, 80 * GIB), batch=st.integers(1, 8), checkpointing=st.booleans(), length=st.integers(64, 8192))
-def test_the_longest_rows_fit_and_one_token_more_does_not(room: int, batch: int, checkpointing: bool, length: int) -> None:
-    train = RECIPE.training.model_copy(update={"per_device_train_batch_size": batch, "gradient_checkpointing": checkpointing})
+@given(
+    room=st.integers(2 * GIB, 80 * GIB),
+    batch=st.integers(1, 8),
+    checkpointing=st.booleans(),
+    length=st.integers(64, 8192),
+)
+def test_the_longest_rows_fit_and_one_token_more_does_not(
+    room: int, batch: int, checkpointing: bool, length: int
+) -> None:
+    train = RECIPE.training.model_copy(
+        update={"per_device_train_batch_size": batch, "gradient_checkpointing": checkpointing}
+    )
     setup = Setup(QWEN_7B, train, length, "cuda", "liger")
     longest = longest_rows(setup, room)
     assert longest == 0 or setup.at(longest).plan().total <= room
     assert longest == QWEN_7B.positions or setup.at(longest + 1).plan().total > room
 
 
-@given(room=st.integers(4 * GIB, 40 * GIB), batch=st.integers(1, 8), checkpointing=st.booleans(), length=st.integers(64, 8192))
-def test_the_memory_reductions_says_the_truth(room: int, batch: int, checkpointing: bool, length: int) -> None:
-    train = RECIPE.training.model_copy(update={"per_device_train_batch_size": batch, "gradient_checkpointing": checkpointing})
+@given(
+    room=st.integers(4 * GIB, 40 * GIB),
+    batch=st.integers(1, 8),
+    checkpointing=st.booleans(),
+    length=st.integers(64, 8192),
+)
+def test_the_memory_reductions_says_the_truth(
+    room: int, batch: int, checkpointing: bool, length: int
+) -> None:
+    train = RECIPE.training.model_copy(
+        update={"per_device_train_batch_size": batch, "gradient_checkpointing": checkpointing}
+    )
     setup = Setup(QWEN_7B, train, length, "cuda", "liger")
     reductions, total = memory_reductions(setup, room), setup.plan().total
     assert total > room or not reductions
     for number, reduction in enumerate(reductions):
         assert reduction.saves > 0 and reduction.total == total - reduction.saves
-        assert reduction.enough == (reduction.total <= room) and (not reduction.enough or number == len(reductions) - 1)
+        assert reduction.enough == (reduction.total <= room) and (
+            not reduction.enough or number == len(reductions) - 1
+        )
         total = reduction.total
 
 
 def test_the_memory_reductions_goes_from_the_cheapest_change_on() -> None:
-    train = RECIPE.training.model_copy(update={"per_device_train_batch_size": 2, "gradient_checkpointing": False})
-    keys = [reduction.change.partition(":")[0] for reduction in memory_reductions(Setup(QWEN_7B, train, 4096, "cuda", "liger"), 5 * GIB)]
-    assert keys == [
-        "train.per_device_train_batch_size", "train.gradient_checkpointing", "train.embeddings_on_cpu", "preprocess.max_length", "train.r",
-    ]  # fmt: skip
-    assert [reduction.change for reduction in memory_reductions(Setup(QWEN_7B, RECIPE.training, 4096, "cuda", "liger"), 8 * GIB)] == [
-        "preprocess.max_length: 3392"
+    train = RECIPE.training.model_copy(
+        update={"per_device_train_batch_size": 2, "gradient_checkpointing": False}
+    )
+    keys = [
+        reduction.change.partition(":")[0]
+        for reduction in memory_reductions(Setup(QWEN_7B, train, 4096, "cuda", "liger"), 5 * GIB)
     ]
+    assert keys == [
+        "train.per_device_train_batch_size",
+        "train.gradient_checkpointing",
+        "train.embeddings_on_cpu",
+        "preprocess.max_length",
+        "train.r",
+    ]
+    assert [
+        reduction.change
+        for reduction in memory_reductions(Setup(QWEN_7B, RECIPE.training, 4096, "cuda", "liger"), 8 * GIB)
+    ] == ["preprocess.max_length: 3392"]
 
 
-# --- disk and time --------------------------------------------------------------------------------------------------------
+# --- disk and time ------------------------------------------------------------------------------------------
 
 
 def test_disk_of_the_8_gb_recipe() -> None:
     sizes = plan_disk(QWEN_7B, RECIPE.training, ["Q4_K_M", "Q5_K_M"])
     assert sizes["F16 GGUF"] / 1e9 == pytest.approx(15.2, abs=0.05)
-    assert sizes["Q4_K_M GGUF"] / 1e9 == pytest.approx(4.68, rel=0.01) and sizes["Q5_K_M GGUF"] / 1e9 == pytest.approx(5.44, rel=0.01)
+    assert sizes["Q4_K_M GGUF"] / 1e9 == pytest.approx(4.68, rel=0.01) and sizes[
+        "Q5_K_M GGUF"
+    ] / 1e9 == pytest.approx(5.44, rel=0.01)
     assert sizes["checkpoints"] == pytest.approx(4 * 40_370_176 * (4 + 2 + 8 / 256), rel=0.01)
     # DVC copies what is made, neither the checkpoints nor the base
     assert sizes[CACHE] == own_bytes(sizes) - sizes["checkpoints"]
-    assert {"models/base": {"cache": False}} in yaml.safe_load((PROJECT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]["base"]["outs"]
+    assert {"models/base": {"cache": False}} in yaml.safe_load(
+        (PROJECT / "dvc.yaml").read_text(encoding="utf-8")
+    )["stages"]["base"]["outs"]
     assert sizes[BASE] == 2 * 7_615_616_512
     assert own_bytes(sizes) == sum(sizes.values()) - sizes[BASE] - sizes[CACHE]
     without = plan_disk(QWEN_7B, RECIPE.training, ["Q4_K_M", "Q5_K_M"], untuned=False)
@@ -293,7 +399,9 @@ def test_disk_of_the_8_gb_recipe() -> None:
 def test_steps_and_tokens_of_a_run() -> None:
     assert run_of(RECIPE.training, 2891, 1_000_000).steps == 1086  # 3 epochs of 2,891 rows, accumulation 8
     assert run_of(RECIPE.training, 2891, 1_000_000).tokens == 3_000_000
-    assert run_of(settings(max_steps=50), 100, 90_000) == run_of(settings(max_steps=50, num_train_epochs=9.0), 100, 90_000)
+    assert run_of(settings(max_steps=50), 100, 90_000) == run_of(
+        settings(max_steps=50, num_train_epochs=9.0), 100, 90_000
+    )
     assert run_of(settings(max_steps=50), 100, 90_000).tokens == 45_000
 
 

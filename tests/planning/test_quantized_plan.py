@@ -1,4 +1,6 @@
-"""The plan of training on a GGUF: bytes of a file and of the loaded model, to the byte; what a level's file will take before it is there."""
+"""The plan of training on a GGUF: bytes of a file and of the loaded model, to the byte; what a level's file
+will take before it is there.
+"""
 
 import json
 from pathlib import Path
@@ -43,21 +45,37 @@ def settings(**changed: Any) -> Training:
     return load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(update=given_here)
 
 
-@pytest.fixture(scope="module", params=[(True, "Q4_K_M"), (False, "Q5_K_M"), (False, "Q8_0")], ids=["tied", "untied", "q8_0"])
-def base(request: pytest.FixtureRequest, tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+@pytest.fixture(
+    scope="module",
+    params=[(True, "Q4_K_M"), (False, "Q5_K_M"), (False, "Q8_0")],
+    ids=["tied", "untied", "q8_0"],
+)
+def base(
+    request: pytest.FixtureRequest, tools: Toolchain, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
     """A base of zeros as stage base leaves it, config.json and model.gguf; its level."""
     tied, level = request.param
     folder = tmp_path_factory.mktemp(level)
     shape = shaped(256, 512, tied=tied, kv_heads=2)
     quantize_gguf(tools, written(folder / "f16.gguf", shape), folder / "model.gguf", level, 1)
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": shape.hidden, "intermediate_size": shape.intermediate,
-              "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": shape.layers, "vocab_size": shape.vocabulary,
-              "tie_word_embeddings": tied, "max_position_embeddings": 256, "rms_norm_eps": 1e-5}  # fmt: skip
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": shape.layers,
+        "vocab_size": shape.vocabulary,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return folder, level
 
 
-# --- against real files and models ------------------------------------------------------------------------------------------
+# --- against real files and models --------------------------------------------------------------------------
 
 
 def test_a_level_before_it_is_made_is_the_file_that_is_made(base: tuple[Path, str]) -> None:
@@ -78,8 +96,17 @@ def test_a_ggufs_shape_is_that_of_its_config(base: tuple[Path, str]) -> None:
     assert gguf_shape(base[0] / "model.gguf") == load_shape(base[0] / "config.json")
 
 
-@pytest.mark.parametrize("changed", [{}, {"keep_quantized": False}, {"bnb_4bit_compute_dtype": "float32", "target_modules": ["q_proj", "down_proj"]}])
-def test_tensors_after_a_step_are_the_plan_to_the_byte(base: tuple[Path, str], changed: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"keep_quantized": False},
+        {"bnb_4bit_compute_dtype": "float32", "target_modules": ["q_proj", "down_proj"]},
+    ],
+)
+def test_tensors_after_a_step_are_the_plan_to_the_byte(
+    base: tuple[Path, str], changed: dict[str, Any]
+) -> None:
     import torch
 
     folder, train = base[0], settings(**changed)
@@ -87,19 +114,27 @@ def test_tensors_after_a_step_are_the_plan_to_the_byte(base: tuple[Path, str], c
     optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
     hidden_states(model, TOKENS).float().sum().backward()
     optimizer.step()
-    assert measured(model, optimizer) == planned(load_shape(folder / "config.json"), train, quantized_file(folder / "model.gguf"))
+    assert measured(model, optimizer) == planned(
+        load_shape(folder / "config.json"), train, quantized_file(folder / "model.gguf")
+    )
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.05])
-def test_what_autograd_keeps_is_as_with_nf4(base: tuple[Path, str], checkpointing: bool, dropout: float) -> None:
+def test_what_autograd_keeps_is_as_with_nf4(
+    base: tuple[Path, str], checkpointing: bool, dropout: float
+) -> None:
     train = settings(lora_dropout=dropout)
     model = adapted(base[0], train).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     step = Step(load_shape(base[0] / "config.json"), train, "cpu", "chunked", TOKENS)
-    plan = activations.inputs_kept(step) - activations.rope_bytes(step) if checkpointing else activations.all_kept(step)
+    plan = (
+        activations.inputs_kept(step) - activations.rope_bytes(step)
+        if checkpointing
+        else activations.all_kept(step)
+    )
     assert kept_bytes(model, lambda: hidden_states(model, TOKENS)) == plan
 
 
@@ -113,7 +148,7 @@ def test_figures_are_those_of_the_code_that_trains() -> None:
     assert set(quantized.KERNELS) == {TRAINABLE_TYPES[ggml_type].name for ggml_type in KERNELS}
 
 
-# --- by hand ----------------------------------------------------------------------------------------------------------------
+# --- by hand ------------------------------------------------------------------------------------------------
 
 
 def test_qwen_7b_on_q4_k_m_by_hand() -> None:
@@ -123,19 +158,35 @@ def test_qwen_7b_on_q4_k_m_by_hand() -> None:
     assert base.ggml_types == {"Q4_K", "Q6_K"}
     plan = plan_memory(QWEN_7B, TRAIN, 1024, "cuda", "liger", base)
     parts = {part.name: part.bytes for part in plan.parts}
-    assert parts["quantized linears"] + parts["embeddings and head"] == pytest.approx(4_683_073_536, rel=0.002)  # of the published file
+    assert parts["quantized linears"] + parts["embeddings and head"] == pytest.approx(
+        4_683_073_536, rel=0.002
+    )  # of the published file
     block = 32 * 2**20 // 18_944 * 18_944  # down_proj: whole rows in at most 32 Mi weights
-    assert parts["workspace"] == 8_519_680 + max(block, 32 * 2**20 // 3584 * 3584) * 2  # Triton's kernels take nothing beside
+    assert (
+        parts["workspace"] == 8_519_680 + max(block, 32 * 2**20 // 3584 * 3584) * 2
+    )  # Triton's kernels take nothing beside
     states = 1024 * 3584
-    assert parts["loss"] == 2 * states * 2 + 8 * 2**20 * (2 + 12) + states * (4 + 2) + 40_370_176 * 2  # the adapter's 16-bit copies too
+    assert (
+        parts["loss"] == 2 * states * 2 + 8 * 2**20 * (2 + 12) + states * (4 + 2) + 40_370_176 * 2
+    )  # the adapter's 16-bit copies too
     nf4 = plan_memory(QWEN_7B, RECIPE.training, 1024, "cuda", "liger")
-    for name in ("LoRA", "gradients", "optimizer", "layer inputs kept", "one layer recomputed", "norms and biases"):
+    for name in (
+        "LoRA",
+        "gradients",
+        "optimizer",
+        "layer inputs kept",
+        "one layer recomputed",
+        "norms and biases",
+    ):
         assert parts[name] == next(part.bytes for part in nf4.parts if part.name == name)
     assert plan.total < nf4.total
 
 
 def test_rare_types_and_a_cpu_take_room_to_dequantize() -> None:
-    common, rare = (QuantizedBase(1, 1, 1, 1, frozenset(ggml_types), "") for ggml_types in (("Q4_K", "Q6_K"), ("Q4_K", "IQ4_XS")))
+    common, rare = (
+        QuantizedBase(1, 1, 1, 1, frozenset(ggml_types), "")
+        for ggml_types in (("Q4_K", "Q6_K"), ("Q4_K", "IQ4_XS"))
+    )
     assert common.scratch("cuda", 1 << 25) == 0
     assert rare.scratch("cuda", 1 << 25) == 18 << 24
     assert common.scratch("cpu", 1 << 25) == 8 << 20
@@ -157,28 +208,58 @@ def test_quantized_bytes_have_to_be_known() -> None:
         plan_memory(QWEN_7B, TRAIN, 1024, "cuda", "liger")
 
 
-@given(room=st.integers(4 << 30, 40 << 30), batch=st.integers(1, 8), checkpointing=st.booleans(), stays=st.booleans(), length=st.integers(64, 8192))
-def test_the_longest_rows_fit_and_the_memory_reductions_says_the_truth(room: int, batch: int, checkpointing: bool, stays: bool, length: int) -> None:
-    train = TRAIN.model_copy(update={"per_device_train_batch_size": batch, "gradient_checkpointing": checkpointing, "quantized": stays})
+@given(
+    room=st.integers(4 << 30, 40 << 30),
+    batch=st.integers(1, 8),
+    checkpointing=st.booleans(),
+    stays=st.booleans(),
+    length=st.integers(64, 8192),
+)
+def test_the_longest_rows_fit_and_the_memory_reductions_says_the_truth(
+    room: int, batch: int, checkpointing: bool, stays: bool, length: int
+) -> None:
+    train = TRAIN.model_copy(
+        update={
+            "per_device_train_batch_size": batch,
+            "gradient_checkpointing": checkpointing,
+            "quantized": stays,
+        }
+    )
     setup = Setup(QWEN_7B, train, length, "cuda", "liger", quantized_level(QWEN_7B, "Q4_K_M"))
     longest, reductions, total = longest_rows(setup, room), memory_reductions(setup, room), setup.plan().total
     assert longest == 0 or setup.at(longest).plan().total <= room
     assert longest == QWEN_7B.positions or setup.at(longest + 1).plan().total > room
     assert total > room or not reductions
     for reduction in reductions:
-        assert reduction.saves > 0 and reduction.total == total - reduction.saves and reduction.enough == (reduction.total <= room)
+        assert (
+            reduction.saves > 0
+            and reduction.total == total - reduction.saves
+            and reduction.enough == (reduction.total <= room)
+        )
         assert "embeddings_on_cpu" not in reduction.change  # they are not moved where they come from a GGUF
         total = reduction.total
 
 
 def test_the_memory_reductions_packs_again_and_shortens() -> None:
-    setup = Setup(QWEN_7B, TRAIN.model_copy(update={"keep_quantized": False}), 4096, "cuda", "liger", quantized_level(QWEN_7B, "Q4_K_M"))
-    assert [reduction.change for reduction in memory_reductions(setup, 12 << 30)] == ["train.keep_quantized: true"]
+    setup = Setup(
+        QWEN_7B,
+        TRAIN.model_copy(update={"keep_quantized": False}),
+        4096,
+        "cuda",
+        "liger",
+        quantized_level(QWEN_7B, "Q4_K_M"),
+    )
+    assert [reduction.change for reduction in memory_reductions(setup, 12 << 30)] == [
+        "train.keep_quantized: true"
+    ]
     keys = [reduction.change.partition(":")[0] for reduction in memory_reductions(setup, 5 << 30)]
     assert keys == ["train.keep_quantized", "preprocess.max_length", "train.r"]
-    assert make_plan(
-        QWEN_7B, TRAIN, 1024, [], None, quantized=quantized_level(QWEN_7B, "Q4_K_M"), level="Q4_K_M"
-    ).remedy == "take a smaller level, or base"  # fmt: skip
+    assert (
+        make_plan(
+            QWEN_7B, TRAIN, 1024, [], None, quantized=quantized_level(QWEN_7B, "Q4_K_M"), level="Q4_K_M"
+        ).remedy
+        == "take a smaller level, or base"
+    )
 
 
 def test_nothing_is_merged_on_disk() -> None:
@@ -188,14 +269,21 @@ def test_nothing_is_merged_on_disk() -> None:
     assert plan_disk(QWEN_7B, TRAIN, ["Q4_K_M"], "F32")["LoRA GGUF"] == 4 * 40_370_176
 
 
-# --- the base that params.yaml names -----------------------------------------------------------------------------------------
+# --- the base that params.yaml names ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "level"),
-    [("qwen2.5-7b-instruct-q4_k_m.gguf", "Q4_K_M"), ("Qwen2.5-7B-Instruct-IQ4_XS.gguf", "IQ4_XS"), ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1"),
-     ("files/model-f16.gguf", "F16"), ("qwen2.5-7b-instruct-fp16.gguf", "F16"), ("Q8_0/x-Q2_K.gguf", "Q2_K"), ("m-Q2_K_S.gguf", "Q2_K_S")],
-)  # fmt: skip
+    [
+        ("qwen2.5-7b-instruct-q4_k_m.gguf", "Q4_K_M"),
+        ("Qwen2.5-7B-Instruct-IQ4_XS.gguf", "IQ4_XS"),
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1"),
+        ("files/model-f16.gguf", "F16"),
+        ("qwen2.5-7b-instruct-fp16.gguf", "F16"),
+        ("Q8_0/x-Q2_K.gguf", "Q2_K"),
+        ("m-Q2_K_S.gguf", "Q2_K_S"),
+    ],
+)
 def test_a_files_name_says_its_level(name: str, level: str) -> None:
     assert level_of(name) == level
 
@@ -208,9 +296,12 @@ def test_a_name_without_a_level_is_said(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("model", "file"),
-    [("Qwen/Qwen2.5-7B-Instruct-GGUF", "qwen2.5-7b-instruct-q4_k_m.gguf"), ("someone/Qwen2.5-7B-Instruct-GGUF", "a-Q4_0.gguf"),
-     ("llm", "Qwen2.5-7B-Instruct-Q6_K.gguf")],
-)  # fmt: skip
+    [
+        ("Qwen/Qwen2.5-7B-Instruct-GGUF", "qwen2.5-7b-instruct-q4_k_m.gguf"),
+        ("someone/Qwen2.5-7B-Instruct-GGUF", "a-Q4_0.gguf"),
+        ("llm", "Qwen2.5-7B-Instruct-Q6_K.gguf"),
+    ],
+)
 def test_a_published_gguf_is_known_by_its_name(model: str, file: str) -> None:
     assert published_shape(model, file) == QWEN_7B
 
@@ -234,7 +325,11 @@ def test_the_users_own_file_is_read_before_stage_base_has_run(base: tuple[Path, 
     assert find_quantized(params, shape, tmp_path) == quantized_file(file)
     params = of(tmp_path, model="mine.gguf", level="Q4_0")
     found = find_quantized(params, shape, tmp_path)
-    assert found and found.made_from == file.stat().st_size and found.linears == quantized_level(shape, "Q4_0").linears
+    assert (
+        found
+        and found.made_from == file.stat().st_size
+        and found.linears == quantized_level(shape, "Q4_0").linears
+    )
     file.write_bytes(b"GGUF")
     with pytest.raises(DataError, match="Q-PLANNING-002"):
         find_shape(params, tmp_path)
@@ -252,7 +347,9 @@ def test_what_stage_base_made_is_read(base: tuple[Path, str], tmp_path: Path) ->
     (folder / "source.gguf").write_bytes(b"x" * 77)
     found = find_quantized(params, shape, tmp_path)
     assert found and found.made_from == 77
-    (tmp_path / "models" / "base.json").write_text(json.dumps({"model": "mine.gguf", "revision": None, "level": "Q8_0"}))
+    (tmp_path / "models" / "base.json").write_text(
+        json.dumps({"model": "mine.gguf", "revision": None, "level": "Q8_0"})
+    )
     with pytest.raises(ConfigError, match="Q-PLANNING-001"):
         find_shape(params, tmp_path)  # it is here at another level
 
@@ -260,10 +357,16 @@ def test_what_stage_base_made_is_read(base: tuple[Path, str], tmp_path: Path) ->
 def test_before_a_download_the_names_level_counts(tmp_path: Path) -> None:
     hub = {"source": "hub", "model": "Qwen/Qwen2.5-7B-Instruct-GGUF", "revision": "a" * 40}
     params = of(tmp_path, **hub, file="qwen2.5-7b-instruct-q5_k_m.gguf")
-    assert find_quantized(params, find_shape(params, tmp_path), tmp_path) == quantized_level(QWEN_7B, "Q5_K_M")
+    assert find_quantized(params, find_shape(params, tmp_path), tmp_path) == quantized_level(
+        QWEN_7B, "Q5_K_M"
+    )
     params = of(tmp_path, **hub, file="qwen2.5-7b-instruct-fp16.gguf", level="Q4_K_M")
     found = find_quantized(params, find_shape(params, tmp_path), tmp_path)
-    assert found and found.made_from == pytest.approx(2 * QWEN_7B.parameters, rel=0.001) and found.source == "computed for Q4_K_M"
+    assert (
+        found
+        and found.made_from == pytest.approx(2 * QWEN_7B.parameters, rel=0.001)
+        and found.source == "computed for Q4_K_M"
+    )
     params = of(tmp_path, **hub, file="model.gguf")
     with pytest.raises(ConfigError, match="Q-PLANNING-001"):
         find_quantized(params, QWEN_7B, tmp_path)
@@ -272,7 +375,11 @@ def test_before_a_download_the_names_level_counts(tmp_path: Path) -> None:
 
 def test_every_tensor_of_a_file_is_planned(base: tuple[Path, str]) -> None:
     header, found = read_header(base[0] / "model.gguf"), quantized_file(base[0] / "model.gguf")
-    matrices = sum(tensor_bytes(name, shape, ggml_type) for name, (shape, ggml_type) in header.tensors.items() if len(shape) > 1)
+    matrices = sum(
+        tensor_bytes(name, shape, ggml_type)
+        for name, (shape, ggml_type) in header.tensors.items()
+        if len(shape) > 1
+    )
     assert matrices == found.linears + found.tables
 
 

@@ -1,4 +1,6 @@
-"""`quench plan --serve`: the arithmetic, computed before a model is made, from files after; what fits, and exit 6 where nothing does."""
+"""`quench plan --serve`: the arithmetic, computed before a model is made, from files after; what fits, and
+exit 6 where nothing does.
+"""
 
 import json
 from pathlib import Path
@@ -20,7 +22,14 @@ from pipeline.llamacpp.server import PROMPT_CACHE_MIB
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.planning.card import Card
 from pipeline.planning.published import published_shape
-from pipeline.planning.serving import GB, ServingMemory, best_that_fits, cache_per_token, plan_level, prompt_cache
+from pipeline.planning.serving import (
+    GB,
+    ServingMemory,
+    best_that_fits,
+    cache_per_token,
+    plan_level,
+    prompt_cache,
+)
 from pipeline.planning.shape import read_shape
 
 EIGHT = ("--recipe", "qwen2.5-7b-8gb", "--vram", "8")
@@ -43,9 +52,13 @@ def level(weights: int = 1000, per_token: int | None = 2, *, room: int | None = 
 def test_weights_cache_and_buffers_are_summed() -> None:
     assert ServingMemory(1000, 200).total == 1320  # a tenth on top
     assert ServingMemory(1000, 200, peak=1250).total == 1250
-    assert ServingMemory(1000, 200, peak=900).total == 1200  # a peak below what must be there was not of the entire model
+    assert (
+        ServingMemory(1000, 200, peak=900).total == 1200
+    )  # a peak below what must be there was not of the entire model
     assert ServingMemory(1000, None).total == 1100
-    assert ServingMemory(1000, 200, peak=1250, prompt_cache=500).total == 1750  # the peak is that of a first conversation
+    assert (
+        ServingMemory(1000, 200, peak=1250, prompt_cache=500).total == 1750
+    )  # the peak is that of a first conversation
 
 
 def test_the_sum_says_what_it_does_not_know() -> None:
@@ -53,9 +66,14 @@ def test_the_sum_says_what_it_does_not_know() -> None:
         return str(ServingMemory(GB, kv_cache, 4096, peak, kept))
 
     assert words(GB // 2) == "1.00 GB weights + 0.50 GB KV cache of 4,096 tokens + 10 % = 1.65 GB"
-    assert words(GB // 2, 2 * GB, GB // 2).endswith(" + 0.50 GB buffers (measured) + 0.50 GB prompt cache = 2.50 GB")
+    assert words(GB // 2, 2 * GB, GB // 2).endswith(
+        " + 0.50 GB buffers (measured) + 0.50 GB prompt cache = 2.50 GB"
+    )
     assert words(None) == "1.00 GB weights + KV cache not measured + 10 % = at least 1.10 GB"
-    assert words(None, 2 * GB) == "1.00 GB weights + 1.00 GB KV cache of 4,096 tokens and buffers (measured) = 2.00 GB"
+    assert (
+        words(None, 2 * GB)
+        == "1.00 GB weights + 1.00 GB KV cache of 4,096 tokens and buffers (measured) = 2.00 GB"
+    )
 
 
 def test_the_longest_context_is_the_last_that_fits() -> None:
@@ -67,7 +85,9 @@ def test_the_longest_context_is_the_last_that_fits() -> None:
     assert level(parallel=2).longest == found.longest // 2
     assert level(positions=50).longest == 50
     assert level(weights=9000).longest == 0
-    assert level(peak=1500).longest == (5000 - 1000 - 300) // 2  # the buffers were measured: 1,500 less 1,000 and 200
+    assert (
+        level(peak=1500).longest == (5000 - 1000 - 300) // 2
+    )  # the buffers were measured: 1,500 less 1,000 and 200
     assert level(per_token=None).longest is None
     assert level(room=None).fits is None
     assert level(kept=600).longest == int((4400 / 1.1 - 1000) // 2)
@@ -89,10 +109,20 @@ def test_conversations_are_kept_in_main_memory() -> None:
     assert prompt_cache(serve.model_copy(update={"n_gpu_layers": 99})) == 0
 
 
-@given(st.integers(1, 10**11), st.integers(1, 10**6), st.integers(16, 10**5), st.integers(1, 8), st.integers(1, 10**12))
-def test_what_is_called_the_longest_fits_and_nothing_much_longer_does(weights: int, per_token: int, context: int, parallel: int, room: int) -> None:
+@given(
+    st.integers(1, 10**11),
+    st.integers(1, 10**6),
+    st.integers(16, 10**5),
+    st.integers(1, 8),
+    st.integers(1, 10**12),
+)
+def test_what_is_called_the_longest_fits_and_nothing_much_longer_does(
+    weights: int, per_token: int, context: int, parallel: int, room: int
+) -> None:
     def at(tokens: int) -> Any:
-        return plan_level("L", weights, per_token, context=tokens, parallel=parallel, positions=1 << 20, room=room)
+        return plan_level(
+            "L", weights, per_token, context=tokens, parallel=parallel, positions=1 << 20, room=room
+        )
 
     found = at(context)
     assert found.fits == (found.memory.total <= room)
@@ -105,9 +135,18 @@ def test_what_is_called_the_longest_fits_and_nothing_much_longer_does(weights: i
 
 def test_the_cache_of_a_config_is_that_of_its_gguf(tmp_path: Path) -> None:
     """The tiny GGUF's own header says the same: one layer, four heads, 32 wide."""
-    config = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4,
-              "num_hidden_layers": 1, "vocab_size": 261}  # fmt: skip
-    assert cache_per_token(read_shape(config)) == kv_cache_bytes(tiny.tiny_gguf(tmp_path / "x.gguf"), 1) == 128
+    config = {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 1,
+        "vocab_size": 261,
+    }
+    assert (
+        cache_per_token(read_shape(config)) == kv_cache_bytes(tiny.tiny_gguf(tmp_path / "x.gguf"), 1) == 128
+    )
 
 
 def test_qwen_7b_is_what_its_header_says() -> None:
@@ -117,7 +156,10 @@ def test_qwen_7b_is_what_its_header_says() -> None:
 
 
 def test_the_best_is_the_one_with_the_most_bits_that_fits() -> None:
-    plans = {name: plan_level(name, size, 1, context=1, parallel=1, positions=9, room=250) for name, size in (("A", 100), ("B", 200), ("C", 900))}
+    plans = {
+        name: plan_level(name, size, 1, context=1, parallel=1, positions=9, room=250)
+        for name, size in (("A", 100), ("B", 200), ("C", 900))
+    }
     assert best_that_fits(plans) == "B"
     assert best_that_fits({"C": plans["C"]}) is None
 
@@ -140,7 +182,10 @@ def test_before_a_model_is_made_it_is_computed(tmp_path: Path) -> None:
 def test_where_nothing_fits_it_exits_with_6_and_says_what_would(tmp_path: Path) -> None:
     shown = plan("--recipe", "qwen2.5-7b-8gb", "--vram", "4", "--root", tmp_path)
     assert shown.exit_code == 6
-    assert "no level fits a card of 4 GB: Q4_K_M, the smallest, needs 5.04 GB of 4.00 GB: make a smaller level" in shown.stderr
+    assert (
+        "no level fits a card of 4 GB: Q4_K_M, the smallest, needs 5.04 GB of 4.00 GB: make a smaller level"
+        in shown.stderr
+    )
     barely = plan("--recipe", "qwen2.5-7b-8gb", "--vram", "4.9", "--root", tmp_path)
     assert barely.exit_code == 6
     assert "serve at most 1,7" in barely.stderr
@@ -161,7 +206,10 @@ def test_a_context_that_the_model_does_not_know_is_refused(tmp_path: Path) -> No
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     shown = plan("--vram", "8", "--root", tmp_path)
     assert shown.exit_code == ConfigError.exit_code
-    assert "serve.ctx_size is 16,384 and the model has 8,192 positions: serve at most 8,192 tokens" in shown.stderr
+    assert (
+        "serve.ctx_size is 16,384 and the model has 8,192 positions: serve at most 8,192 tokens"
+        in shown.stderr
+    )
 
 
 def test_without_a_card_nothing_is_said_to_fit(tmp_path: Path) -> None:
@@ -189,7 +237,14 @@ def project(root: Path) -> Path:
 def test_after_it_is_made_files_and_reports_are_taken(tmp_path: Path) -> None:
     root = project(tmp_path)
     file = root / "models/gguf/demo-Q4_K_M.gguf"
-    serving = {"ctx_size": 4096, "parallel": 1, "n_gpu_layers": 0, "peak_memory_bytes": 3_000_000, "gpu_memory_bytes": None, "load_seconds": 1.0}
+    serving = {
+        "ctx_size": 4096,
+        "parallel": 1,
+        "n_gpu_layers": 0,
+        "peak_memory_bytes": 3_000_000,
+        "gpu_memory_bytes": None,
+        "load_seconds": 1.0,
+    }
     shipping.change(root / "reports/eval/Q4_K_M.json", serving=serving)
     found = json.loads(plan("--json", "--root", root).stdout)
     q4 = found["levels"]["Q4_K_M"]
@@ -203,7 +258,13 @@ def test_after_it_is_made_files_and_reports_are_taken(tmp_path: Path) -> None:
 
 def test_what_was_measured_in_main_memory_is_not_the_cards(tmp_path: Path) -> None:
     root = project(tmp_path)
-    serving = {"ctx_size": 4096, "parallel": 1, "n_gpu_layers": 0, "peak_memory_bytes": 3_000_000, "gpu_memory_bytes": None}
+    serving = {
+        "ctx_size": 4096,
+        "parallel": 1,
+        "n_gpu_layers": 0,
+        "peak_memory_bytes": 3_000_000,
+        "gpu_memory_bytes": None,
+    }
     shipping.change(root / "reports/eval/Q4_K_M.json", serving=serving)
     found = json.loads(plan("--json", "--vram", "8", "--root", root).stdout)
     q4 = found["levels"]["Q4_K_M"]
@@ -238,14 +299,24 @@ def test_a_level_with_a_matrix_is_as_large_as_without(tmp_path: Path) -> None:
 
 def test_a_base_with_its_adapter_is_served_as_the_two_files(tmp_path: Path) -> None:
     params = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").model_dump(mode="json")
-    params["base"] |= {"model": "Qwen/Qwen2.5-7B-Instruct-GGUF", "file": "qwen2.5-7b-instruct-q4_k_m.gguf", "quantization": "gguf"}
+    params["base"] |= {
+        "model": "Qwen/Qwen2.5-7B-Instruct-GGUF",
+        "file": "qwen2.5-7b-instruct-q4_k_m.gguf",
+        "quantization": "gguf",
+    }
     params["evaluate"]["models"] = ["base", "adapter"]
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     found = json.loads(plan("--vram", "8", "--json", "--root", tmp_path).stdout)
     assert found["best"] == "adapter" and list(found["levels"]) == ["adapter"]
     computed = found["levels"]["adapter"]
-    assert computed["weights_bytes"] == pytest.approx(4_683_073_536 + 2 * 40_370_176, rel=0.001) and computed["weights_from"] == "computed"
-    for folder, name, data in (("base", "model.gguf", tiny.tiny_gguf(tmp_path / "x.gguf").read_bytes()), ("gguf", "qwen2.5-7b-lora.gguf", b"x" * 9)):
+    assert (
+        computed["weights_bytes"] == pytest.approx(4_683_073_536 + 2 * 40_370_176, rel=0.001)
+        and computed["weights_from"] == "computed"
+    )
+    for folder, name, data in (
+        ("base", "model.gguf", tiny.tiny_gguf(tmp_path / "x.gguf").read_bytes()),
+        ("gguf", "qwen2.5-7b-lora.gguf", b"x" * 9),
+    ):
         (tmp_path / "models" / folder).mkdir(parents=True)
         (tmp_path / "models" / folder / name).write_bytes(data)
     made = json.loads(plan("--vram", "8", "--json", "--root", tmp_path).stdout)["levels"]["adapter"]

@@ -21,43 +21,76 @@ Q4_K_M = 4_683_073_536  # bytes of the published file
 def table(level: str = "Q4_K_M", quantized: QuantizedBase | None = None, **changed: Any) -> list[Strategy]:
     """The strategies of Qwen2.5-7B on a GPU, rows of 1,024 tokens."""
     assert QWEN_7B
-    return strategies(Setup(QWEN_7B, TRAIN.model_copy(update=changed), 1024, "cuda", "liger", quantized), level)
+    return strategies(
+        Setup(QWEN_7B, TRAIN.model_copy(update=changed), 1024, "cuda", "liger", quantized), level
+    )
 
 
 def test_qwen_7b_by_hand() -> None:
     sixteen, lora = 2 * 7_615_616_512, 2 * 40_370_176
-    assert (sixteen_bytes(QWEN_7B), lora_bytes(QWEN_7B, TRAIN, "F16"), lora_bytes(QWEN_7B, TRAIN, "F32")) == (sixteen, lora, 2 * lora)
-    f16 = sixteen + 2 * QWEN_7B.small_weights + 36 * 152_064  # norms and biases stay in float32; 36 bytes of header a token
+    assert (sixteen_bytes(QWEN_7B), lora_bytes(QWEN_7B, TRAIN, "F16"), lora_bytes(QWEN_7B, TRAIN, "F32")) == (
+        sixteen,
+        lora,
+        2 * lora,
+    )
+    f16 = (
+        sixteen + 2 * QWEN_7B.small_weights + 36 * 152_064
+    )  # norms and biases stay in float32; 36 bytes of header a token
     assert merged_disk(QWEN_7B, Q4_K_M) == 2 * sixteen + f16 + Q4_K_M
     level = quantized_level(QWEN_7B, "Q4_K_M").file
     assert level == pytest.approx(Q4_K_M, rel=0.001)
     merged_16, merged_nf4, on_nf4, on_level = table()
-    assert (merged_16.download, merged_nf4.download, on_nf4.download, on_level.download) == (sixteen, sixteen, sixteen + level, level)
+    assert (merged_16.download, merged_nf4.download, on_nf4.download, on_level.download) == (
+        sixteen,
+        sixteen,
+        sixteen + level,
+        level,
+    )
     assert merged_16.on_disk == merged_nf4.on_disk == 2 * sixteen + f16 + level
     assert (on_nf4.on_disk, on_level.on_disk) == (sixteen + level + lora, level + lora)
-    assert merged_16.shipped == merged_nf4.shipped == (level,) and on_nf4.shipped == on_level.shipped == (level, lora)
+    assert merged_16.shipped == merged_nf4.shipped == (level,) and on_nf4.shipped == on_level.shipped == (
+        level,
+        lora,
+    )
 
 
 def test_as_it_is_told() -> None:
     merged_16, _, _, on_level = table()
     assert [round(strategy.download / 1e9, 1) for strategy in (merged_16, on_level)] == [15.2, 4.7]
-    assert [round(strategy.on_disk / 1e9, 1) for strategy in (merged_16, on_level)] == [50.4, 4.8]  # 15.2 + 15.2 + 15.2 + 4.7, and 4.7 + 0.08
+    assert [round(strategy.on_disk / 1e9, 1) for strategy in (merged_16, on_level)] == [
+        50.4,
+        4.8,
+    ]  # 15.2 + 15.2 + 15.2 + 4.7, and 4.7 + 0.08
 
 
 def test_memory_is_the_plans_own() -> None:
     def total(quantization: str) -> int:
         assert QWEN_7B
         base = quantized_level(QWEN_7B, "Q4_K_M")
-        return plan_memory(QWEN_7B, TRAIN.model_copy(update={"quantization": quantization}), 1024, "cuda", "liger", base).total
+        return plan_memory(
+            QWEN_7B, TRAIN.model_copy(update={"quantization": quantization}), 1024, "cuda", "liger", base
+        ).total
 
-    assert [strategy.training for strategy in table()] == [total("none"), total("nf4"), total("nf4"), total("gguf")]
+    assert [strategy.training for strategy in table()] == [
+        total("none"),
+        total("nf4"),
+        total("nf4"),
+        total("gguf"),
+    ]
     assert table() == table(quantization="gguf")  # whichever is set
 
 
 def test_a_file_that_is_there_is_taken_and_what_it_was_made_from() -> None:
-    base = QuantizedBase(3_000_000_000, 400_000_000, 500_000_000, 4_000_000_000, frozenset({"Q4_K"}), "as in the file")
+    base = QuantizedBase(
+        3_000_000_000, 400_000_000, 500_000_000, 4_000_000_000, frozenset({"Q4_K"}), "as in the file"
+    )
     assert table(quantized=base)[3].download == 4_000_000_000
-    finer = QuantizedBase(*(3_000_000_000, 400_000_000, 500_000_000, 4_000_000_000), frozenset({"Q4_K"}), "as in the file", 8_000_000_000)
+    finer = QuantizedBase(
+        *(3_000_000_000, 400_000_000, 500_000_000, 4_000_000_000),
+        frozenset({"Q4_K"}),
+        "as in the file",
+        8_000_000_000,
+    )
     strategy = table(quantized=finer)[3]
     assert (strategy.download, strategy.on_disk) == (8_000_000_000, 12_000_000_000 + 2 * 40_370_176)
 

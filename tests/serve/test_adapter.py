@@ -1,5 +1,5 @@
-"""Which adapters may be served on which model, by their GGUFs' provenance records and shapes; how they are said; `quench serve --lora` with the real
-one.
+"""Which adapters may be served on which model, by their GGUFs' provenance records and shapes; how they are
+said; `quench serve --lora` with the real one.
 """
 
 import os
@@ -41,15 +41,23 @@ def test_the_adapter_of_the_base(base: Path, tmp_path: Path) -> None:
 
 def test_the_adapter_of_the_very_file(tmp_path: Path) -> None:
     """The file is its publisher's, with no provenance of ours in it; and its hash decides, not the base's."""
-    model, other = tiny.tiny_gguf(tmp_path / "model.gguf"), tiny.tiny_gguf(tmp_path / "other.gguf", **OF_BASE, general__name="other")
+    model, other = (
+        tiny.tiny_gguf(tmp_path / "model.gguf"),
+        tiny.tiny_gguf(tmp_path / "other.gguf", **OF_BASE, general__name="other"),
+    )
     adapter = tiny_lora(tmp_path / "lora.gguf", **OF_BASE, **of_file(model))
     assert matching_adapter(model, adapter) == adapter
     with pytest.raises(DataError, match="Q-SERVE-012"):
         matching_adapter(other, adapter)
 
 
-def test_a_file_of_gigabytes_is_hashed_once(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    three = [Adapter(tiny_lora(tmp_path / f"{seed}.gguf", seed=seed, **of_file(base)), seed / 2) for seed in range(3)]
+def test_a_file_of_gigabytes_is_hashed_once(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three = [
+        Adapter(tiny_lora(tmp_path / f"{seed}.gguf", seed=seed, **of_file(base)), seed / 2)
+        for seed in range(3)
+    ]
     hashed: list[Path] = []
     monkeypatch.setattr(adapters, "file_hash", lambda path: hashed.append(path) or file_hash(path))
     assert matching_adapters(base, three) == three
@@ -75,8 +83,12 @@ def test_other_adapters_are_refused(base: Path, tmp_path: Path, fields: dict[str
 def test_models_that_take_none_are_refused(base: Path, tmp_path: Path) -> None:
     adapter = tiny_lora(tmp_path / "lora.gguf", **OF_BASE)
     with pytest.raises(ConfigError, match="Q-SERVE-010"):
-        matching_adapter(tiny.tiny_gguf(tmp_path / "tuned.gguf", quench__adapter__sha256="c" * 64, **OF_BASE), adapter)
-    second = tiny.tiny_gguf(tmp_path / "second.gguf", quench__adapter__sha256="c" * 64, **OF_BASE)  # tuned further: the adapter is that very file's
+        matching_adapter(
+            tiny.tiny_gguf(tmp_path / "tuned.gguf", quench__adapter__sha256="c" * 64, **OF_BASE), adapter
+        )
+    second = tiny.tiny_gguf(
+        tmp_path / "second.gguf", quench__adapter__sha256="c" * 64, **OF_BASE
+    )  # tuned further: the adapter is that very file's
     matching_adapter(second, tiny_lora(tmp_path / "more.gguf", quench__base_gguf__sha256=file_hash(second)))
     with pytest.raises(DataError, match="Q-SERVE-012"):
         matching_adapter(tiny.tiny_gguf(tmp_path / "other.gguf"), adapter)
@@ -88,12 +100,27 @@ def test_models_that_take_none_are_refused(base: Path, tmp_path: Path) -> None:
 
 ODD = {
     "half": ({"blk.0.attn_q.weight.lora_b": None}, "holds one half of the pair for blk.0.attn_q.weight"),
-    "elsewhere": ({f"blk.7.attn_q.weight.lora_{one}": np.ones((4, 4), np.float32) for one in "ab"}, "changes blk.7.attn_q.weight, which base.gguf "),
-    "columns": ({"blk.0.ffn_down.weight.lora_a": np.ones((4, 32), np.float32)}, r"by 32×4 and 4×32, which doesn't fit 64×32 of base.gguf"),
-    "rows": ({"blk.0.attn_v.weight.lora_b": np.ones((16, 4), np.float32)}, r"by 32×4 and 4×16, which doesn't fit 32×32 of base.gguf"),
-    "rank": ({"blk.0.attn_v.weight.lora_b": np.ones((32, 8), np.float32)}, r"by 32×4 and 8×32, which doesn't fit 32×32 of base.gguf"),
+    "elsewhere": (
+        {f"blk.7.attn_q.weight.lora_{one}": np.ones((4, 4), np.float32) for one in "ab"},
+        "changes blk.7.attn_q.weight, which base.gguf ",
+    ),
+    "columns": (
+        {"blk.0.ffn_down.weight.lora_a": np.ones((4, 32), np.float32)},
+        r"by 32×4 and 4×32, which doesn't fit 64×32 of base.gguf",
+    ),
+    "rows": (
+        {"blk.0.attn_v.weight.lora_b": np.ones((16, 4), np.float32)},
+        r"by 32×4 and 4×16, which doesn't fit 32×32 of base.gguf",
+    ),
+    "rank": (
+        {"blk.0.attn_v.weight.lora_b": np.ones((32, 8), np.float32)},
+        r"by 32×4 and 8×32, which doesn't fit 32×32 of base.gguf",
+    ),
     "vector": ({"blk.0.attn_v.weight.lora_b": np.ones(32, np.float32)}, r"by 32×4 and 32, which doesn't fit"),
-    "strange": ({"blk.0.attn_q.weight": np.ones((32, 32), np.float32)}, "holds blk.0.attn_q.weight, which is no part of a LoRA"),
+    "strange": (
+        {"blk.0.attn_q.weight": np.ones((32, 32), np.float32)},
+        "holds blk.0.attn_q.weight, which is no part of a LoRA",
+    ),
 }
 
 
@@ -106,7 +133,11 @@ def test_shapes_that_do_not_fit_are_refused(base: Path, tmp_path: Path, kind: st
 
 def test_an_adapter_of_the_embedding_lies_the_other_way_round(base: Path, tmp_path: Path) -> None:
     a, b = np.ones((261, 4), np.float32), np.ones((32, 4), np.float32)
-    fits = {"token_embd.weight.lora_a": a, "token_embd.weight.lora_b": b, "blk.0.attn_norm.weight": np.ones(32, np.float32)}
+    fits = {
+        "token_embd.weight.lora_a": a,
+        "token_embd.weight.lora_b": b,
+        "blk.0.attn_norm.weight": np.ones(32, np.float32),
+    }
     matching_adapter(base, tiny_lora(tmp_path / "fits.gguf", tensors=fits, **OF_BASE))
     turned = fits | {"token_embd.weight.lora_a": b, "token_embd.weight.lora_b": a}
     with pytest.raises(DataError, match=r"token_embd.weight by 4×32 and 4×261"):
@@ -114,11 +145,16 @@ def test_an_adapter_of_the_embedding_lies_the_other_way_round(base: Path, tmp_pa
 
 
 def test_the_same_adapter_twice(base: Path, tmp_path: Path) -> None:
-    one, two = (tiny_lora(tmp_path / f"{name}.gguf", seed=seed, **OF_BASE) for seed, name in enumerate(("one", "two")))
+    one, two = (
+        tiny_lora(tmp_path / f"{name}.gguf", seed=seed, **OF_BASE) for seed, name in enumerate(("one", "two"))
+    )
     (tmp_path / "link.gguf").symlink_to(one)
     (tmp_path / "more").mkdir()
     named = tiny_lora(tmp_path / "more" / "one.gguf", seed=3, **OF_BASE)
-    copies = [tiny_lora(tmp_path / f"copy{seed}.gguf", seed=seed, quench__adapter__sha256="c" * 64, **OF_BASE) for seed in range(2)]
+    copies = [
+        tiny_lora(tmp_path / f"copy{seed}.gguf", seed=seed, quench__adapter__sha256="c" * 64, **OF_BASE)
+        for seed in range(2)
+    ]
     matching_adapters(base, [Adapter(one), Adapter(two)])
     for twice in ([one, two, one], [one, tmp_path / "link.gguf"], [one, named], copies):
         with pytest.raises(ConfigError, match="Q-SERVE-008"):
@@ -127,7 +163,12 @@ def test_the_same_adapter_twice(base: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("word", "file", "scale"),
-    [("a.gguf", "a.gguf", 1), ("a.gguf=0.5", "a.gguf", 0.5), ("a.gguf=-1", "a.gguf", -1), ("b=c/a.gguf=0", "b=c/a.gguf", 0)],
+    [
+        ("a.gguf", "a.gguf", 1),
+        ("a.gguf=0.5", "a.gguf", 0.5),
+        ("a.gguf=-1", "a.gguf", -1),
+        ("b=c/a.gguf=0", "b=c/a.gguf", 0),
+    ],
 )
 def test_an_adapter_with_its_scale(word: str, file: str, scale: float) -> None:
     assert parse_adapter(word) == Adapter(Path(file), scale)
@@ -147,8 +188,18 @@ def test_a_scale_that_is_none(scale: str) -> None:
 
 def test_paths_on_the_command_line() -> None:
     """Values are rows of CSV; with a scale llama.cpp splits them at colons."""
-    assert lora_arguments([(Path("a.gguf"), 1), (Path("b.gguf"), 0.5)]) == ["--lora", "a.gguf", "--lora-scaled", "b.gguf:0.500000"]
-    assert lora_arguments([(Path('a,"b".gguf'), 1), (Path("c:d.gguf"), 1)]) == ["--lora", '"a,""b"".gguf"', "--lora", "c:d.gguf"]
+    assert lora_arguments([(Path("a.gguf"), 1), (Path("b.gguf"), 0.5)]) == [
+        "--lora",
+        "a.gguf",
+        "--lora-scaled",
+        "b.gguf:0.500000",
+    ]
+    assert lora_arguments([(Path('a,"b".gguf'), 1), (Path("c:d.gguf"), 1)]) == [
+        "--lora",
+        '"a,""b"".gguf"',
+        "--lora",
+        "c:d.gguf",
+    ]
     with pytest.raises(ConfigError, match=r"c:d.gguf has a colon in its path"):
         lora_arguments([(Path("c:d.gguf"), 0.5)])
     assert cache_arguments(0) == ["--cache-ram", "512"]
@@ -157,14 +208,34 @@ def test_paths_on_the_command_line() -> None:
 
 
 def test_the_command_serves_the_adapter_on_the_base(finished: Path, tmp_path: Path) -> None:
-    """The tiny model has learned nothing, so its answer is cut off, after few tokens: exit 5 says that it was served and asked."""
+    """The tiny model has learned nothing, so its answer is cut off, after few tokens: exit 5 says that it was
+    served and asked.
+    """
     values = yaml.safe_load((finished / "params.yaml").read_text(encoding="utf-8"))
     values["serve"]["n_predict"] = 8
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
 
     def serve(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pipeline.cli", "serve", *words, "--smoke", "1", "--root", str(finished), "--params"]
-        return subprocess.run([*command, str(tmp_path / "params.yaml")], capture_output=True, text=True, timeout=120, check=False, env=os.environ)
+        command = [
+            sys.executable,
+            "-m",
+            "pipeline.cli",
+            "serve",
+            *words,
+            "--smoke",
+            "1",
+            "--root",
+            str(finished),
+            "--params",
+        ]
+        return subprocess.run(
+            [*command, str(tmp_path / "params.yaml")],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env=os.environ,
+        )
 
     done = serve("base-F16", "--lora")
     assert done.returncode in (0, 5), done.stderr

@@ -32,9 +32,20 @@ def test_percentile_is_the_nearest_rank(values: list[float], share: int) -> None
 
 
 def test_summary() -> None:
-    timed = [Timed(0.1, 1.1, 11), Timed(0.3, 2.3, 11), Timed(None, 5.0, 0, "HTTP 400: no"), Timed(0.2, 0.2, 1)]
+    timed = [
+        Timed(0.1, 1.1, 11),
+        Timed(0.3, 2.3, 11),
+        Timed(None, 5.0, 0, "HTTP 400: no"),
+        Timed(0.2, 0.2, 1),
+    ]
     found = summarize(timed, 2, 4.0)
-    assert (found.requests, found.answered, found.errors, found.tokens, found.tokens_per_second) == (4, 3, {"HTTP 400: no": 1}, 23, 5.75)
+    assert (found.requests, found.answered, found.errors, found.tokens, found.tokens_per_second) == (
+        4,
+        3,
+        {"HTTP 400: no": 1},
+        23,
+        5.75,
+    )
     assert found.first_token == {"p50": 0.2, "p90": 0.3, "p99": 0.3}
     assert found.whole == {"p50": 1.1, "p90": 2.3, "p99": 2.3}
     assert found.tokens_per_second_each == pytest.approx(7.5)  # of 10 and 5
@@ -42,7 +53,12 @@ def test_summary() -> None:
 
 def test_nothing_answered_is_not_measured() -> None:
     found = summarize([Timed(None, 1.0, 0, "x")], 1, 1.0)
-    assert (found.first_token, found.whole, found.tokens_per_second_each, found.answered) == (None, None, None, 0)
+    assert (found.first_token, found.whole, found.tokens_per_second_each, found.answered) == (
+        None,
+        None,
+        None,
+        0,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +81,13 @@ def server(tools: Toolchain, params: Params, root: Path) -> Iterator[Server]:
     from pipeline.commands.serve import serve
 
     model = tiny.tiny_gguf(root / "tiny.gguf")
-    with serve(tools=tools, model=model, key_file=root / ".quench" / "api-key", log=root / "log", settings=params.serve) as running:
+    with serve(
+        tools=tools,
+        model=model,
+        key_file=root / ".quench" / "api-key",
+        log=root / "log",
+        settings=params.serve,
+    ) as running:
         yield running
 
 
@@ -78,16 +100,28 @@ def test_a_server_under_load(server: Server, params: Params) -> None:
 
 def test_refusals_are_counted(server: Server, params: Params) -> None:
     long = {"messages": [{"role": "user", "content": "word " * 500}]}
-    found = asyncio.run(put_under_load(params.serve.port, KEY, [PROMPT, long], clients=2, requests=6, seconds=60))
+    found = asyncio.run(
+        put_under_load(params.serve.port, KEY, [PROMPT, long], clients=2, requests=6, seconds=60)
+    )
     assert (found.answered, sum(found.errors.values())) == (3, 3)
     assert next(iter(found.errors)).startswith("HTTP 400: request")
-    wrong = asyncio.run(put_under_load(params.serve.port, "wrong", [PROMPT], clients=2, requests=2, seconds=60))
+    wrong = asyncio.run(
+        put_under_load(params.serve.port, "wrong", [PROMPT], clients=2, requests=2, seconds=60)
+    )
     assert wrong.errors == {"HTTP 401: Invalid API Key": 2}
     nobody = asyncio.run(put_under_load(free_port(), KEY, [PROMPT], clients=2, requests=2, seconds=60))
     assert nobody.errors == {"ConnectError": 2}
 
 
-@pytest.mark.parametrize("line", [b"data: no JSON", b"data: []", b'data: {"error": "boom"}', b'data: {"usage": {"completion_tokens": "x"}}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"data: no JSON",
+        b"data: []",
+        b'data: {"error": "boom"}',
+        b'data: {"usage": {"completion_tokens": "x"}}',
+    ],
+)
 def test_a_foreign_line_ends_its_request_only(line: bytes) -> None:
     async def ask() -> Load:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -108,7 +142,9 @@ def test_a_foreign_line_ends_its_request_only(line: bytes) -> None:
 
 def test_it_ends_when_its_time_is_over(server: Server, params: Params) -> None:
     endless = PROMPT | {"max_tokens": 100_000, "t_max_predict_ms": 60_000}
-    found = asyncio.run(put_under_load(params.serve.port, KEY, [endless, PROMPT], clients=4, requests=10_000, seconds=1))
+    found = asyncio.run(
+        put_under_load(params.serve.port, KEY, [endless, PROMPT], clients=4, requests=10_000, seconds=1)
+    )
     assert found.seconds < 5
     assert found.requests < 10_000
 
@@ -124,7 +160,9 @@ def test_the_command(server: Server, params: Params, root: Path, capsys: pytest.
     assert "first token" in shown and "p99" in shown
 
 
-def test_the_command_without_answers(server: Server, params: Params, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_without_answers(
+    server: Server, params: Params, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ToolError, match="Q-SERVE-013"):
         command.main(params, tmp_path, clients=1, requests=1, seconds=10, as_json=False)
     monkeypatch.setattr(command, "OWN", ("word " * 500,))

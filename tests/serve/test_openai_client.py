@@ -1,4 +1,6 @@
-"""The official `openai` client against the hardened server: a Qwen2 that says noise, with Qwen2.5's template. What must be valid is valid."""
+"""The official `openai` client against the hardened server: a Qwen2 that says noise, with Qwen2.5's template.
+What must be valid is valid.
+"""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +19,11 @@ NEWLINE = 198  # in Qwen2.5's vocabulary
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather in Ulm?"}]
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"enum": ["add", "sub"]}, "done": {"type": "boolean"}, "count": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "properties": {
+        "name": {"enum": ["add", "sub"]},
+        "done": {"type": "boolean"},
+        "count": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
     "required": ["name", "done", "count"],
     "additionalProperties": False,
 }
@@ -26,14 +32,21 @@ WEATHER: Any = {
     "function": {
         "name": "weather",
         "description": "The weather of a place",
-        "parameters": {"type": "object", "properties": {"place": {"enum": ["Ulm", "Bern"]}}, "required": ["place"], "additionalProperties": False},
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"enum": ["Ulm", "Bern"]}},
+            "required": ["place"],
+            "additionalProperties": False,
+        },
     },
 }
 
 
 @pytest.fixture(scope="module")
 def server(tools: Toolchain, finished: Path) -> Iterator[Server]:
-    with serving(tools, finished / "models" / "gguf" / "tiny-F16.gguf", ctx_size=1024, parallel=2, threads=1) as running:
+    with serving(
+        tools, finished / "models" / "gguf" / "tiny-F16.gguf", ctx_size=1024, parallel=2, threads=1
+    ) as running:
         yield running
 
 
@@ -52,14 +65,22 @@ def test_models(client: openai.OpenAI) -> None:
 
 
 def test_chat(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model="tiny-F16", messages=MESSAGES, max_tokens=5, seed=1, extra_body={"ignore_eos": True})
+    answer = client.chat.completions.create(
+        model="tiny-F16", messages=MESSAGES, max_tokens=5, seed=1, extra_body={"ignore_eos": True}
+    )
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None and answer.usage.completion_tokens == 5
     assert answer.choices[0].message.content
 
 
 def test_streamed_text_is_the_whole_text(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "tiny-F16", "messages": MESSAGES, "max_tokens": 8, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    asked: dict[str, Any] = {
+        "model": "tiny-F16",
+        "messages": MESSAGES,
+        "max_tokens": 8,
+        "temperature": 0,
+        "extra_body": {"ignore_eos": True},
+    }
     whole = client.chat.completions.create(**asked).choices[0].message.content
     pieces, usage = [], None
     for chunk in client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
@@ -72,25 +93,44 @@ def test_streamed_text_is_the_whole_text(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_json_schema_output_validates(client: openai.OpenAI, seed: int) -> None:
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "task", "schema": SCHEMA, "strict": True}}
-    answer = client.chat.completions.create(model="tiny-F16", messages=MESSAGES, response_format=wanted, seed=seed, temperature=1.5, max_tokens=512)
+    answer = client.chat.completions.create(
+        model="tiny-F16",
+        messages=MESSAGES,
+        response_format=wanted,
+        seed=seed,
+        temperature=1.5,
+        max_tokens=512,
+    )
     assert answer.choices[0].finish_reason == "stop"
     jsonschema.validate(json.loads(answer.choices[0].message.content or ""), SCHEMA)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_tools(client: openai.OpenAI, streamed: bool) -> None:
-    """`required` still allows text before the call, so the model is pushed: to begin one, not to begin it twice, to end after it."""
+    """`required` still allows text before the call, so the model is pushed: to begin one, not to begin it
+    twice, to end after it.
+    """
     begin, end = (tiny.QWEN_ADDED.index(token) + tiny.WORDS for token in ("<tool_call>", "<|im_end|>"))
     asked: dict[str, Any] = {
-        "model": "tiny-F16", "messages": MESSAGES, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 256, "seed": 2,
-        "logit_bias": {str(begin): 100, str(NEWLINE): 50, str(end): 120}, "presence_penalty": 60, "extra_body": {"repeat_last_n": 1},
-    }  # fmt: skip
+        "model": "tiny-F16",
+        "messages": MESSAGES,
+        "tools": [WEATHER],
+        "tool_choice": "required",
+        "max_tokens": 256,
+        "seed": 2,
+        "logit_bias": {str(begin): 100, str(NEWLINE): 50, str(end): 120},
+        "presence_penalty": 60,
+        "extra_body": {"repeat_last_n": 1},
+    }
     if streamed:
         name, arguments = "", ""
         for chunk in client.chat.completions.create(**asked, stream=True):
             for call in (chunk.choices[0].delta.tool_calls or []) if chunk.choices else []:
                 if call.index == 0 and call.function:  # noise may begin a second call
-                    name, arguments = name + (call.function.name or ""), arguments + (call.function.arguments or "")
+                    name, arguments = (
+                        name + (call.function.name or ""),
+                        arguments + (call.function.arguments or ""),
+                    )
     else:
         answer = client.chat.completions.create(**asked)
         (only, *_) = answer.choices[0].message.tool_calls or []
@@ -104,7 +144,9 @@ def test_a_tool_s_result_goes_on(client: openai.OpenAI) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"place": "Ulm"}'}}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
     messages: list[Any] = [*MESSAGES, called, {"role": "tool", "tool_call_id": "c1", "content": "rain"}]
-    answer = client.chat.completions.create(model="tiny-F16", messages=messages, tools=[WEATHER], max_tokens=2, extra_body={"ignore_eos": True})
+    answer = client.chat.completions.create(
+        model="tiny-F16", messages=messages, tools=[WEATHER], max_tokens=2, extra_body={"ignore_eos": True}
+    )
     assert answer.usage is not None and answer.usage.completion_tokens == 2
 
 
@@ -115,4 +157,6 @@ def test_a_wrong_key_is_an_authentication_error(server: Server) -> None:
 
 def test_too_long_a_prompt_is_a_bad_request(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="context"):
-        client.chat.completions.create(model="tiny-F16", messages=[{"role": "user", "content": "word " * 3000}])
+        client.chat.completions.create(
+            model="tiny-F16", messages=[{"role": "user", "content": "word " * 3000}]
+        )

@@ -1,4 +1,6 @@
-"""Restarts: pauses and limit on a clock, and the real llama-server killed, stuck and grown, under `quench serve`."""
+"""Restarts: pauses and limit on a clock, and the real llama-server killed, stuck and grown, under `quench
+serve`.
+"""
 
 import json
 import os
@@ -23,16 +25,30 @@ from pipeline.config.params import load_params
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.llamacpp.server import Server, free_port, serving
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.serve.restarts import HOUR, LONGEST_PAUSE, Restarts, how_it_ended, keep_serving, own_memory, watch
+from pipeline.serve.restarts import (
+    HOUR,
+    LONGEST_PAUSE,
+    Restarts,
+    how_it_ended,
+    keep_serving,
+    own_memory,
+    watch,
+)
 
 # each rule is twice the next one or it once: 2^40 ways to go on
-BOMB = "root ::= r0\n" + "\n".join(f"r{number} ::= r{number + 1} r{number + 1} | r{number + 1}" for number in range(40)) + '\nr40 ::= "a"?'
+BOMB = (
+    "root ::= r0\n"
+    + "\n".join(f"r{number} ::= r{number + 1} r{number + 1} | r{number + 1}" for number in range(40))
+    + '\nr40 ::= "a"?'
+)
 
 
 def test_pauses_grow_up_to_the_limit() -> None:
     restarts = Restarts(8)
     assert [restarts.after_crash(float(second)) for second in range(9)] == [1, 2, 4, 8, 16, 32, 60, 60, None]
-    assert restarts.after_crash(HOUR + 8.5) == 1  # all are more than an hour ago, and the pauses are short again
+    assert (
+        restarts.after_crash(HOUR + 8.5) == 1
+    )  # all are more than an hour ago, and the pauses are short again
 
 
 def test_without_restarts_the_first_crash_is_the_last() -> None:
@@ -42,14 +58,24 @@ def test_without_restarts_the_first_crash_is_the_last() -> None:
 @given(st.integers(0, 10), st.lists(st.floats(0, 3 * HOUR), min_size=1, max_size=60).map(sorted))
 def test_never_more_restarts_within_an_hour_than_allowed(limit: int, crashes: list[float]) -> None:
     restarts = Restarts(limit)
-    restarted = [moment for moment in crashes if (pause := restarts.after_crash(moment)) is not None and 1 <= pause <= LONGEST_PAUSE]
+    restarted = [
+        moment
+        for moment in crashes
+        if (pause := restarts.after_crash(moment)) is not None and 1 <= pause <= LONGEST_PAUSE
+    ]
     for moment in restarted:
-        assert sum(0 <= moment - other < HOUR for other in restarted) <= limit  # subtracted as the code does: a float near 0 is lost otherwise
+        assert (
+            sum(0 <= moment - other < HOUR for other in restarted) <= limit
+        )  # subtracted as the code does: a float near 0 is lost otherwise
 
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(0, "ended by itself with exit status 0"), (-11, "was ended by SIGSEGV"), (-250, "was ended by signal 250")],
+    [
+        (0, "ended by itself with exit status 0"),
+        (-11, "was ended by SIGSEGV"),
+        (-250, "was ended by signal 250"),
+    ],
 )
 def test_ends_in_words(status: int, words: str) -> None:
     assert how_it_ended(status) == words
@@ -78,12 +104,18 @@ def test_a_port_that_is_taken_between_two_starts_is_one_more_crash(monkeypatch: 
             yield Server(process, "", Path("no log"), client)
 
     monkeypatch.setattr("pipeline.serve.restarts.time.sleep", lambda seconds: None)
-    with pytest.raises(ToolError, match=r"^Q-SERVE-004: port 1 of 127.0.0.1 is in use, more than 3 times within an hour[^\n]*\n\(the log is gone\)$"):
+    with pytest.raises(
+        ToolError,
+        match=r"^Q-SERVE-004: port 1 of 127.0.0.1 is in use, more than 3 times within an hour[^\n]*\n\(the "
+        r"log is gone\)$",
+    ):
         keep_serving(start, 3, lambda _: None, lines.append)
     assert [line.partition(":")[0] for line in lines] == [
-        "llama-server ended by itself with exit status 0", "port 1 of 127.0.0.1 is in use", "llama-server answers again",
         "llama-server ended by itself with exit status 0",
-    ]  # fmt: skip
+        "port 1 of 127.0.0.1 is in use",
+        "llama-server answers again",
+        "llama-server ended by itself with exit status 0",
+    ]
     with pytest.raises(MachineError):  # at the very first start
         keep_serving(lambda: _taken(), 3, lambda _: None, lines.append)
 
@@ -106,7 +138,13 @@ def test_a_server_that_hangs_is_ended(tools: Toolchain, model: Path) -> None:
         def ask() -> None:
             with pytest.raises(httpx.TransportError):
                 body = {"prompt": "a", "grammar": BOMB}
-                httpx.post(f"{server.url}/completion", json=body, headers=server.client.headers, timeout=60, trust_env=False)
+                httpx.post(
+                    f"{server.url}/completion",
+                    json=body,
+                    headers=server.client.headers,
+                    timeout=60,
+                    trust_env=False,
+                )
 
         client = threading.Thread(target=ask)
         client.start()
@@ -126,7 +164,14 @@ def test_a_server_that_grows_is_ended(tools: Toolchain, model: Path) -> None:
 def served_project(root: Path, max_restarts: int) -> tuple[dict[str, Any], list[str]]:
     """A project with one model on a free port: its section serve, and the command that serves it."""
     values = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
-    values["serve"] |= {"port": free_port(), "ctx_size": 128, "n_predict": 16, "threads": 1, "parallel": 2, "max_restarts": max_restarts}
+    values["serve"] |= {
+        "port": free_port(),
+        "ctx_size": 128,
+        "n_predict": 16,
+        "threads": 1,
+        "parallel": 2,
+        "max_restarts": max_restarts,
+    }
     (root / "models" / "gguf").mkdir(parents=True)
     tiny.tiny_gguf(root / "models" / "gguf" / "demo-Q4_K_M.gguf")
     (root / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
@@ -151,17 +196,24 @@ def lines_until(process: subprocess.Popen[str], words: str) -> str:
 
 def test_kill_9_restarts_it_until_it_is_too_often(tmp_path: Path) -> None:
     settings, command = served_project(tmp_path, max_restarts=1)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT
+    )
     try:
         lines_until(process, "-d '")
         key = (tmp_path / ".quench" / "api-key").read_text().strip()
         os.kill(server_of(process.pid), signal.SIGKILL)
         output = lines_until(process, "answers again")
-        assert output.startswith("llama-server was ended by SIGKILL: starting it again in 1 s (restart 1 of at most 1 within an hour)\n")
+        assert output.startswith(
+            "llama-server was ended by SIGKILL: starting it again in 1 s (restart 1 of at most 1 within an "
+            "hour)\n"
+        )
         answer = httpx.post(
-            f"http://127.0.0.1:{settings['port']}/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
-            headers={"Authorization": f"Bearer {key}"}, trust_env=False,
-        )  # fmt: skip
+            f"http://127.0.0.1:{settings['port']}/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+            headers={"Authorization": f"Bearer {key}"},
+            trust_env=False,
+        )
         assert answer.status_code == 200
         os.kill(server_of(process.pid), signal.SIGSEGV)
         _, err = process.communicate(timeout=30)
@@ -170,14 +222,17 @@ def test_kill_9_restarts_it_until_it_is_too_often(tmp_path: Path) -> None:
         process.wait()
     assert process.returncode == 4
     assert err.startswith(
-        "quench: llama-server was ended by SIGSEGV, more than 1 times within an hour (serve.max_restarts): it is not started again; "
+        "quench: llama-server was ended by SIGSEGV, more than 1 times within an hour (serve.max_restarts): "
+        "it is not started again; "
     )
     assert "print_timing" in err
 
 
 def test_a_second_serve_takes_nothing_from_the_first_and_a_log_may_vanish(tmp_path: Path) -> None:
     _, command = served_project(tmp_path, max_restarts=1)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT
+    )
     try:
         lines_until(process, "-d '")
         second = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=60, check=False)
@@ -195,12 +250,16 @@ def test_a_second_serve_takes_nothing_from_the_first_and_a_log_may_vanish(tmp_pa
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_no_server_stays_behind(tmp_path: Path, number: signal.Signals) -> None:
     _, command = served_project(tmp_path, max_restarts=5)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT
+    )
     lines_until(process, "-d '")
     child = server_of(process.pid)
     os.kill(process.pid, number)
     out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err) == ((-9, "", "") if number == signal.SIGKILL else (0, "\nstopped\n", ""))
+    assert (process.returncode, out, err) == (
+        (-9, "", "") if number == signal.SIGKILL else (0, "\nstopped\n", "")
+    )
     end = time.monotonic() + 5
     while Path(f"/proc/{child}/exe").exists():  # a zombie has none
         assert time.monotonic() < end
@@ -209,6 +268,9 @@ def test_no_server_stays_behind(tmp_path: Path, number: signal.Signals) -> None:
 
 def test_the_watch_is_answered_while_an_answer_is_generated(tools: Toolchain, model: Path) -> None:
     body = {"prompt": "a", "n_predict": 5000, "ignore_eos": True, "stream": True}
-    with serving(tools, model, ctx_size=256, parallel=1, threads=1) as server, server.client.stream("POST", "/completion", json=body) as answer:
+    with (
+        serving(tools, model, ctx_size=256, parallel=1, threads=1) as server,
+        server.client.stream("POST", "/completion", json=body) as answer,
+    ):
         assert json.loads(next(answer.iter_lines()).removeprefix("data: "))
         assert server.client.get("/lora-adapters", timeout=10).json() == []

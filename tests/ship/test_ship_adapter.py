@@ -1,4 +1,6 @@
-"""`quench ship adapter` and `quench verify-bundle` of what it made: base and adapter leave together, or not at all."""
+"""`quench ship adapter` and `quench verify-bundle` of what it made: base and adapter leave together, or not
+at all.
+"""
 
 import json
 import os
@@ -48,7 +50,9 @@ def test_the_bundle_holds_both_files_and_verifies(bundle: Path, made: Path) -> N
     assert bundle_faults(bundle) == []
     assert file_hash(bundle / BASE) == file_hash(made / "models/base/model.gguf")
     assert file_hash(bundle / LORA) == file_hash(made / "models/gguf" / LORA)
-    done = subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=bundle, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["sha256sum", "--check", "--strict", SUMS], cwd=bundle, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
     modelfile = (bundle / "Modelfile").read_text().splitlines()
     assert {"FROM ./model.gguf", "ADAPTER ./demo-lora.gguf"} <= set(modelfile)
@@ -59,7 +63,9 @@ def test_the_bundle_holds_both_files_and_verifies(bundle: Path, made: Path) -> N
         assert f"| {name} | `{file_hash(bundle / name)}` |" in card
     subject = json.loads(bill)["metadata"]["component"]
     assert subject["hashes"][0]["content"] == file_hash(bundle / LORA)
-    assert [(part["name"], part["hashes"][0]["content"]) for part in subject["components"]] == [(BASE, file_hash(bundle / BASE))]
+    assert [(part["name"], part["hashes"][0]["content"]) for part in subject["components"]] == [
+        (BASE, file_hash(bundle / BASE))
+    ]
     assert "Base and adapter in llama.cpp are 0.0023 nats" in card
 
 
@@ -67,7 +73,10 @@ def test_the_bill_is_valid(bundle: Path) -> None:
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str((bundle / BILL).read_text(encoding="utf-8")) is None
+    assert (
+        JsonStrictValidator(SchemaVersion.V1_6).validate_str((bundle / BILL).read_text(encoding="utf-8"))
+        is None
+    )
 
 
 @pytest.mark.parametrize("folder", ["plain", "a place, with commas", 'a "quoted" place'])
@@ -76,8 +85,14 @@ def test_the_serve_script_puts_the_adapter_on_its_base(bundle: Path, tmp_path: P
     server = tmp_path / "llama-server"
     server.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     server.chmod(0o755)
-    environment = {"PATH": os.environ["PATH"], "LLAMA_SERVER": str(server), "STATE_DIRECTORY": str(tmp_path / "state")}
-    words = subprocess.run([place / SCRIPT], env=environment, capture_output=True, text=True, check=True, cwd="/").stdout.splitlines()
+    environment = {
+        "PATH": os.environ["PATH"],
+        "LLAMA_SERVER": str(server),
+        "STATE_DIRECTORY": str(tmp_path / "state"),
+    }
+    words = subprocess.run(
+        [place / SCRIPT], env=environment, capture_output=True, text=True, check=True, cwd="/"
+    ).stdout.splitlines()
     assert words[words.index("--model") + 1] == str(place / BASE)
     as_csv = str(place / LORA).replace('"', '""')
     assert words[words.index("--lora") + 1] == f'"{as_csv}"'  # llama-server reads a row of CSV
@@ -91,8 +106,14 @@ def test_the_real_server_finds_both_files(bundle: Path, tmp_path: Path, tools: A
     place = bundle.rename(tmp_path / folder)
     script = (place / SCRIPT).read_text().replace("--port 8081", f"--port {free_port()}")
     (place / SCRIPT).write_text(script)
-    environment = {"PATH": os.environ["PATH"], "LLAMA_SERVER": str(tools.tool("llama-server")), "STATE_DIRECTORY": str(tmp_path / "state")}
-    with subprocess.Popen([place / SCRIPT], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "LLAMA_SERVER": str(tools.tool("llama-server")),
+        "STATE_DIRECTORY": str(tmp_path / "state"),
+    }
+    with subprocess.Popen(
+        [place / SCRIPT], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as server:
         output = ""
         try:
             for line in server.stdout or ():
@@ -118,7 +139,9 @@ def other_adapter(root: Path) -> None:
 def other_lora(root: Path) -> None:
     """An adapter's GGUF of another base, with reports made for it."""
     fields = adapter_fields(root / "models/adapter") | {BASE_FILE: "00" * 32, "quench.base.source": "package"}
-    file = tiny_lora(root / "models/gguf" / LORA, **{key.replace(".", "__"): value for key, value in fields.items()})
+    file = tiny_lora(
+        root / "models/gguf" / LORA, **{key.replace(".", "__"): value for key, value in fields.items()}
+    )
     report = root / "reports/eval/adapter.json"
     whole = json.loads(report.read_text())["bytes"]
     change(report, lora={"file": LORA, "sha256": file_hash(file), "bytes": file.stat().st_size}, bytes=whole)
@@ -146,7 +169,10 @@ def no_lora(root: Path) -> None:
         (stale_base, "models/base.json names another model.gguf"),
         (stale_base, "demo-lora.gguf was made for another file than model.gguf"),
         (other_adapter, "demo-lora.gguf's provenance differs from models/adapter (quench.adapter.sha256)"),
-        (other_lora, "demo-lora.gguf was made for another file than model.gguf: run `snakemake --force lora`."),
+        (
+            other_lora,
+            "demo-lora.gguf was made for another file than model.gguf: run `snakemake --force lora`.",
+        ),
         (other_answers, "reports/eval/base.answers.jsonl are not the answers"),
         (not_proven, "reports/parity.json is about another file than model.gguf and demo-lora.gguf"),
         (no_lora, "demo-lora.gguf is missing"),
@@ -191,12 +217,17 @@ def third(folder: Path) -> None:
 
 
 def forged_all_but_the_provenance(folder: Path) -> None:
-    """Another base, with every text changed to speak of it: the adapter's own GGUF still names the one it was trained on."""
+    """Another base, with every text changed to speak of it: the adapter's own GGUF still names the one it was
+    trained on.
+    """
     before = file_hash(folder / BASE)
     size = (folder / BASE).stat().st_size
     another_base(folder)
     after = file_hash(folder / BASE)
-    change(folder / EVALUATION, bytes=json.loads((folder / EVALUATION).read_text())["bytes"] - size + (folder / BASE).stat().st_size)
+    change(
+        folder / EVALUATION,
+        bytes=json.loads((folder / EVALUATION).read_text())["bytes"] - size + (folder / BASE).stat().st_size,
+    )
     for path in folder.rglob("*"):
         if path.is_file() and path.suffix in (".json", ".md"):
             path.write_text(path.read_text(encoding="utf-8").replace(before, after), encoding="utf-8")
@@ -212,7 +243,9 @@ def forged_all_but_the_provenance(folder: Path) -> None:
         (third, "There are 3 GGUFs where one belongs, or an adapter's and its base's."),
     ],
 )
-def test_a_bundle_whose_files_do_not_belong_together_does_not_verify(bundle: Path, spoil: Callable[[Path], None], words: str) -> None:
+def test_a_bundle_whose_files_do_not_belong_together_does_not_verify(
+    bundle: Path, spoil: Callable[[Path], None], words: str
+) -> None:
     spoil(bundle)
     sum_again(bundle)
     assert words in " ".join(bundle_faults(bundle))

@@ -1,4 +1,6 @@
-"""`quench ship` with damaged, missing and swapped records: one sentence and exit code 3 or 5, never a traceback, never a bundle."""
+"""`quench ship` with damaged, missing and swapped records: one sentence and exit code 3 or 5, never a
+traceback, never a bundle.
+"""
 
 import contextlib
 import hashlib
@@ -26,14 +28,45 @@ from pipeline.core.hashing import file_hash
 REFUSED = (3, 5)
 GONE = None
 BROKEN = [
-    GONE, b"", b"{", b"{}", b"[]", b"null", b"NaN", b"7", b'"text"', b"[" * 100_000, b'{"a":' * 200 + b"1" + b"}" * 200, b"\xff\xfe{}", b'{"a": NaN}',
+    GONE,
+    b"",
+    b"{",
+    b"{}",
+    b"[]",
+    b"null",
+    b"NaN",
+    b"7",
+    b'"text"',
+    b"[" * 100_000,
+    b'{"a":' * 200 + b"1" + b"}" * 200,
+    b"\xff\xfe{}",
+    b'{"a": NaN}',
     b'{"a": 1, "a": 2}',
-]  # fmt: skip
-WRONG: list[Any] = [None, [], {}, "text", "", True, -1, 1.5, 10**30, [None], {"": None}, float("nan"), "\x1b[2J"]
+]
+WRONG: list[Any] = [
+    None,
+    [],
+    {},
+    "text",
+    "",
+    True,
+    -1,
+    1.5,
+    10**30,
+    [None],
+    {"": None},
+    float("nan"),
+    "\x1b[2J",
+]
 COMMON = [
-    "models/base.json", "models/adapter/run.json", "data/tokens/manifest.json", "reports/data.json", "reports/labels.json", "reports/train.json",
+    "models/base.json",
+    "models/adapter/run.json",
+    "data/tokens/manifest.json",
+    "reports/data.json",
+    "reports/labels.json",
+    "reports/train.json",
     "reports/parity.json",
-]  # fmt: skip
+]
 
 
 class Made(NamedTuple):
@@ -47,12 +80,22 @@ class Made(NamedTuple):
 
 def merged(root: Path) -> Made:
     records = [*COMMON, "models/merged/merge.json", "reports/merge.json", "reports/strategies.json"]
-    return Made(shipping.write_project(root), shipping.params(), "Q4_K_M", [*records, *(f"reports/eval/{model}.json" for model in shipping.MODELS)])
+    return Made(
+        shipping.write_project(root),
+        shipping.params(),
+        "Q4_K_M",
+        [*records, *(f"reports/eval/{model}.json" for model in shipping.MODELS)],
+    )
 
 
 def adapter(root: Path) -> Made:
     models = ("base", "adapter", "source")
-    return Made(adapter_inputs.write_project(root), adapter_inputs.params(), "adapter", [*COMMON, *(f"reports/eval/{one}.json" for one in models)])
+    return Made(
+        adapter_inputs.write_project(root),
+        adapter_inputs.params(),
+        "adapter",
+        [*COMMON, *(f"reports/eval/{one}.json" for one in models)],
+    )
 
 
 @pytest.fixture(scope="module", params=[merged, adapter], ids=["merged", "adapter"])
@@ -64,7 +107,9 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def shipped(made: Made) -> int:
-    """The exit code; a QuenchError must be one line. Anything else that is raised is the failure looked for."""
+    """The exit code; a QuenchError must be one line. Anything else that is raised is the failure looked
+    for.
+    """
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(io.StringIO()):
@@ -81,7 +126,9 @@ def shipped(made: Made) -> int:
 
 @contextmanager
 def damaged(made: Made, place: str, content: bytes | None) -> Iterator[None]:
-    """`place` with another content, None for not there; what holds the hash of the adapter's folder follows, as after a training that wrote this."""
+    """`place` with another content, None for not there; what holds the hash of the adapter's folder follows,
+    as after a training that wrote this.
+    """
     file, report = made.root / place, made.root / "reports/train.json"
     before, trained = file.read_bytes(), report.read_bytes()
     file.unlink()
@@ -109,7 +156,9 @@ def test_a_record_that_is_missing_or_no_record_is_refused(made: Made) -> None:
 
 def paths(value: Any, depth: int = 0) -> Iterator[tuple[Any, ...]]:
     """The place of every value inside a JSON value, of lists only their first's."""
-    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    items = (
+        value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    )
     for key, inner in items:
         yield (key,)
         yield from ((key, *rest) for rest in paths(inner))
@@ -124,7 +173,9 @@ def put(value: Any, place: tuple[Any, ...], new: Any) -> None:
         value[place[-1]] = new
 
 
-@settings(max_examples=draws(30), derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=draws(30), derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_no_damaged_value_is_a_traceback(made: Made, data: st.DataObject) -> None:
     """A value of another kind anywhere in a record that the judgment is made from."""
@@ -136,14 +187,25 @@ def test_no_damaged_value_is_a_traceback(made: Made, data: st.DataObject) -> Non
 
 
 ROTTEN = [
-    "models/adapter/adapter_model.safetensors", "models/adapter/run.json", "models/adapter/chat_template.jinja", "data/tokens/train.parquet",
-    "data/final/train.jsonl", "data/final/val.jsonl", "data/final/test.jsonl",
-]  # fmt: skip
+    "models/adapter/adapter_model.safetensors",
+    "models/adapter/run.json",
+    "models/adapter/chat_template.jinja",
+    "data/tokens/train.parquet",
+    "data/final/train.jsonl",
+    "data/final/val.jsonl",
+    "data/final/test.jsonl",
+]
 
 
 @pytest.mark.parametrize("place", ROTTEN)
-@pytest.mark.parametrize("spoil", [lambda data: None, lambda data: data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]], ids=["missing", "one bit"])
-def test_what_the_model_was_made_of_is_compared_with_what_its_records_name(made: Made, place: str, spoil: Callable[[bytes], bytes | None]) -> None:
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda data: None, lambda data: data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]],
+    ids=["missing", "one bit"],
+)
+def test_what_the_model_was_made_of_is_compared_with_what_its_records_name(
+    made: Made, place: str, spoil: Callable[[bytes], bytes | None]
+) -> None:
     file = made.root / place
     before = file.read_bytes()
     try:
@@ -163,9 +225,15 @@ def test_another_runs_rows_are_refused_though_they_are_whole(made: Made) -> None
         assert shipped(made) in REFUSED
         rows = json.loads(manifest.read_text())
         rows["rows"]["train.jsonl"] = file_hash(made.root / "data/final/train.jsonl")
-        with damaged(made, "data/tokens/manifest.json", json.dumps(rows).encode()):  # preprocessed since, and not trained on
+        with damaged(
+            made, "data/tokens/manifest.json", json.dumps(rows).encode()
+        ):  # preprocessed since, and not trained on
             assert shipped(made) in REFUSED
-    with damaged(made, f"reports/eval/{made.level}.json", without(made.root / f"reports/eval/{made.level}.json", "rows_sha256")):
+    with damaged(
+        made,
+        f"reports/eval/{made.level}.json",
+        without(made.root / f"reports/eval/{made.level}.json", "rows_sha256"),
+    ):
         assert shipped(made) in REFUSED
 
 
@@ -190,7 +258,9 @@ def test_a_control_character_never_gets_into_the_texts(made: Made) -> None:
 
 
 def without(file: Path, key: str) -> bytes:
-    return json.dumps({name: value for name, value in json.loads(file.read_text()).items() if name != key}).encode()
+    return json.dumps(
+        {name: value for name, value in json.loads(file.read_text()).items() if name != key}
+    ).encode()
 
 
 def test_a_changed_parity_report_is_refused_by_the_record_that_dvc_keeps(tmp_path: Path) -> None:
@@ -210,11 +280,23 @@ def record_with_dvc(made: Made, outputs: dict[str, list[str]]) -> None:
     """A DVC project whose dvc.lock has these outputs of stages, as they are."""
     (made.root / ".dvc").mkdir()
     (made.root / ".dvc/config").write_text("[core]\n    no_scm = true\n")
-    (made.root / "params.yaml").write_text(yaml.safe_dump(made.params.model_dump(mode="json"), allow_unicode=True))
+    (made.root / "params.yaml").write_text(
+        yaml.safe_dump(made.params.model_dump(mode="json"), allow_unicode=True)
+    )
     (made.root / "reports/parity.html").write_text("page")
-    outs = {stage: [{"path": path, "hash": "md5", **of_dvc(made.root / path)} for path in paths] for stage, paths in outputs.items()}
-    (made.root / "dvc.yaml").write_text(yaml.safe_dump({"stages": {stage: {"cmd": "true", "outs": paths} for stage, paths in outputs.items()}}))
-    lock = {"schema": "2.0", "stages": {stage: {"cmd": "true", "outs": found} for stage, found in outs.items()}}
+    outs = {
+        stage: [{"path": path, "hash": "md5", **of_dvc(made.root / path)} for path in paths]
+        for stage, paths in outputs.items()
+    }
+    (made.root / "dvc.yaml").write_text(
+        yaml.safe_dump(
+            {"stages": {stage: {"cmd": "true", "outs": paths} for stage, paths in outputs.items()}}
+        )
+    )
+    lock = {
+        "schema": "2.0",
+        "stages": {stage: {"cmd": "true", "outs": found} for stage, found in outs.items()},
+    }
     (made.root / "dvc.lock").write_text(yaml.safe_dump(lock))
 
 

@@ -1,4 +1,6 @@
-"""Reuse or run one toy stage and record it like the real runner; every run adds a line to `counter`, which no tool tracks."""
+"""Reuse or run one toy stage and record it like the real runner; every run adds a line to `counter`, which no
+tool tracks.
+"""
 
 import json
 import os
@@ -33,7 +35,11 @@ NAME = PARAMS["convert"]["name"]
 
 def read(folder: str) -> str:
     """The text of a folder's files; dot files are nobody's data."""
-    return "".join(path.read_text() for path in sorted(Path(folder).rglob("*")) if path.is_file() and not path.name.startswith("."))
+    return "".join(
+        path.read_text()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    )
 
 
 def write(path: str, text: str) -> None:
@@ -56,7 +62,9 @@ def base() -> None:
 
 
 def curate() -> None:
-    rows = "".join(sorted(set(read("data/raw").splitlines(keepends=True))))  # a row that is there twice is kept once
+    rows = "".join(
+        sorted(set(read("data/raw").splitlines(keepends=True)))
+    )  # a row that is there twice is kept once
     folder("data/final", f"{rows}{Path('models/base.json').read_text()}{PARAMS['curate']['seed']}")
 
 
@@ -65,12 +73,16 @@ def train() -> None:
 
 
 def merge() -> None:
-    write(f"models/{NAME}-F16.gguf", f"{read('models/base')}{read('models/adapter')}{PARAMS['merge']['dtype']}")
+    write(
+        f"models/{NAME}-F16.gguf", f"{read('models/base')}{read('models/adapter')}{PARAMS['merge']['dtype']}"
+    )
 
 
 def quantize(level: str) -> None:
     Path(f"at-work-{level}").touch()
-    wait(lambda: Path("together").exists() and len(list(Path().glob("at-work-*"))) < 2)  # the test wants two levels side by side
+    wait(
+        lambda: Path("together").exists() and len(list(Path().glob("at-work-*"))) < 2
+    )  # the test wants two levels side by side
     write(f"models/{NAME}-{level}.gguf", Path(f"models/{NAME}-F16.gguf").read_text() + level)
 
 

@@ -1,4 +1,6 @@
-"""Which stages an edit of the code runs again: those that reach it by imports, and no other; comments and docstrings run nothing."""
+"""Which stages an edit of the code runs again: those that reach it by imports, and no other; comments and
+docstrings run nothing.
+"""
 
 import ast
 import os
@@ -33,14 +35,19 @@ def digest(text: str) -> str:
     return read_source(text.encode(), is_python=True).digest
 
 
-CODE_TEXT = '"""Doc."""\nimport os\n\n\ndef f(a, *, b=None):\n    """Doc."""\n    return [a, {"k": -1.5}]  # a comment\n'
+CODE_TEXT = (
+    '"""Doc."""\nimport os\n\n\ndef f(a, *, b=None):\n    """Doc."""\n    return [a, {"k": -1.5}]  '
+    "# a "
+    "comment\n"
+)
 
 
 @pytest.mark.parametrize(
     "same",
     [
         '"""Other."""\nimport os\ndef f(a, *, b=None):\n    return [a, {"k": -1.5}]\n',
-        "import os\n\ndef f(\n    a,\n    *,\n    b=None,\n):\n    # why\n    return [\n        a, {'k': -1.5},\n    ]\n",
+        "import os\n\ndef f(\n    a,\n    *,\n    b=None,\n):\n    # why\n    return [\n        a, {'k': "
+        "-1.5},\n    ]\n",
     ],
 )
 def test_comments_docstrings_and_layout_mean_nothing(same: str) -> None:
@@ -49,9 +56,18 @@ def test_comments_docstrings_and_layout_mean_nothing(same: str) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("-1.5", "-1.25"), ('"k"', '"K"'), ("b=None", "b=0"), ("*, b", "b"), ("import os", "import os.path"), ("return", "yield"),
-     ("def f", "async def f"), ("f(a", "g(a"), ("return [a", '"text"\n    return [a')],
-)  # fmt: skip
+    [
+        ("-1.5", "-1.25"),
+        ('"k"', '"K"'),
+        ("b=None", "b=0"),
+        ("*, b", "b"),
+        ("import os", "import os.path"),
+        ("return", "yield"),
+        ("def f", "async def f"),
+        ("f(a", "g(a"),
+        ("return [a", '"text"\n    return [a'),
+    ],
+)
 def test_everything_else_means_something(old: str, new: str) -> None:
     text = CODE_TEXT.replace(old, new, 1)
     assert text != CODE_TEXT
@@ -92,10 +108,15 @@ def test_the_packages_own_init_holds_the_version_alone() -> None:
 
 def test_every_stage_imports_no_more_than_its_key_names() -> None:
     """Asked of Python itself: what is loaded with a stage's module is in its closure."""
-    package, loaded = Package(), "import sys, {0}; print(*(name for name in sys.modules if name.startswith('pipeline.')))"
+    package, loaded = (
+        Package(),
+        "import sys, {0}; print(*(name for name in sys.modules if name.startswith('pipeline.')))",
+    )
     for stage in ("quantize", "curate"):
         code = loaded.format(stage_module(stage))
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT
+        )
         paths = {package.modules[name] for name in done.stdout.split()}
         assert len(paths) > 5 and paths <= package.closure(stage_module(stage)), stage
 
@@ -137,16 +158,36 @@ EDITS = [
     ("core/publish.py", replaced("DISK_MARGIN = 1.2 ", "DISK_MARGIN = (\n    1.2\n) "), set()),
     ("core/publish.py", replaced("DISK_MARGIN = 1.2 ", "DISK_MARGIN = 1.3 "), EVERY),
     ("stages/curate/rules/length.py", added("\nMORE = 1\n"), {"curate"}),
-    ("models/distill_loss.py", added("\nMORE = 1\n"), {"train", "compare_nf4", "compare_level"}),  # imported inside functions only
-    ("stages/compare/reference.py", added("\nMORE = 1\n"), {"compare", "compare_measure", "compare_unquantized"}),  # started as `python -m`
+    (
+        "models/distill_loss.py",
+        added("\nMORE = 1\n"),
+        {"train", "compare_nf4", "compare_level"},
+    ),  # imported inside functions only
+    (
+        "stages/compare/reference.py",
+        added("\nMORE = 1\n"),
+        {"compare", "compare_measure", "compare_unquantized"},
+    ),  # started as `python -m`
     ("stages/evaluate/harness_process.py", added("\nMORE = 1\n"), {"evaluate"}),  # started by its path
     ("stages/evaluate/general.jsonl", added("\n"), {"evaluate"}),
     ("pages/templates/index.css", added("\n/* edited */\n"), {"report"}),
-    ("pages/templates/index/answers.html.jinja", added("\n<!-- edited -->\n"), {"report"}),  # included by a name that is put together
-    ("pages/templates/labels.css", added("\n/* edited */\n"), {"preprocess", "compare_level"}),  # which starts preprocess
+    (
+        "pages/templates/index/answers.html.jinja",
+        added("\n<!-- edited -->\n"),
+        {"report"},
+    ),  # included by a name that is put together
+    (
+        "pages/templates/labels.css",
+        added("\n/* edited */\n"),
+        {"preprocess", "compare_level"},
+    ),  # which starts preprocess
     ("stages/curate/words.txt", added("named by no module\n"), {"curate"}),
     ("cli.py", added("\nMORE = 1\n"), set()),
-    ("config/sections/shipping.py", replaced("port on 127.0.0.1", "the port on 127.0.0.1"), set()),  # a comment in params.yaml
+    (
+        "config/sections/shipping.py",
+        replaced("port on 127.0.0.1", "the port on 127.0.0.1"),
+        set(),
+    ),  # a comment in params.yaml
     ("stages/train/stage.py~", added("an editor's copy"), set()),
     ("stages/train/#stage.py#", added("an editor's copy"), set()),
     ("core/publish.py.orig", added("a merge's leftover"), set()),
@@ -154,8 +195,12 @@ EDITS = [
 ]
 
 
-@pytest.mark.parametrize(("file", "edit", "stages"), EDITS, ids=[f"{number}-{file}" for number, (file, _, _) in enumerate(EDITS)])
-def test_an_edit_changes_the_keys_of_the_stages_that_reach_it(package: Path, file: str, edit: Edit, stages: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("file", "edit", "stages"), EDITS, ids=[f"{number}-{file}" for number, (file, _, _) in enumerate(EDITS)]
+)
+def test_an_edit_changes_the_keys_of_the_stages_that_reach_it(
+    package: Path, file: str, edit: Edit, stages: set[str]
+) -> None:
     before, path = keys(package), package / file
     old = path.read_text() if path.exists() else None
     path.write_text(edit(old or ""))
@@ -209,11 +254,16 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.environment = os.environ | {"PYTHONPATH": str(root), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+        self.environment = os.environ | {
+            "PYTHONPATH": str(root),
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        }
         self.forked: Forked | None = None  # of the copy's code as it was first: plans go by the files
 
     def run(self, *command: str) -> str:
-        done = subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=self.root, env=self.environment, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -252,11 +302,23 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         shutil.copy(PROJECT / name, root)
     settings = recipe_text("demo")
     assert "\n  seeds: []" in settings
-    (root / "params.yaml").write_text(settings.replace("\n  seeds: []", "\n  seeds: [42]"), encoding="utf-8")  # compare has jobs
+    (root / "params.yaml").write_text(
+        settings.replace("\n  seeds: []", "\n  seeds: [42]"), encoding="utf-8"
+    )  # compare has jobs
     (root / "dvc.yaml").write_text(dvc_text("merged"))
-    folders = {path.rstrip("/") for stage in stages_in("merged").values() for path in stage.written if path.endswith("/")}
+    folders = {
+        path.rstrip("/")
+        for stage in stages_in("merged").values()
+        for path in stage.written
+        if path.endswith("/")
+    }
     made = {path for stage in stages_of(root).values() for path in stage.outs} - {FOLDER}
-    folders |= {"data/raw", "data/guard", "data/evaluation", *(path for path in made if path.startswith("models/compare/"))}
+    folders |= {
+        "data/raw",
+        "data/guard",
+        "data/evaluation",
+        *(path for path in made if path.startswith("models/compare/")),
+    }
     for path in made | {"data/raw", "data/guard", "data/evaluation"}:
         file = root / path / "file" if path in folders else root / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -290,9 +352,13 @@ MERGED = set(stages_in("merged"))
 
 
 @pytest.mark.parametrize(
-    ("number", "planned"), [(0, set()), (3, MERGED), (4, MERGED - {"base"}), (9, {"report"})], ids=["comment", "publish", "curation", "template"]
+    ("number", "planned"),
+    [(0, set()), (3, MERGED), (4, MERGED - {"base"}), (9, {"report"})],
+    ids=["comment", "publish", "curation", "template"],
 )
-def test_both_tools_run_the_same_stages_after_an_edit(project: Project, edited: Any, number: int, planned: set[str]) -> None:
+def test_both_tools_run_the_same_stages_after_an_edit(
+    project: Project, edited: Any, number: int, planned: set[str]
+) -> None:
     """Snakemake counts those that follow as well; DVC sees of them when it comes to them."""
     file, edit, stages = EDITS[number]
     edited(file, edit)
@@ -301,7 +367,9 @@ def test_both_tools_run_the_same_stages_after_an_edit(project: Project, edited: 
 
 
 def test_dvc_alone_notices_an_edit(project: Project, edited: Any) -> None:
-    """Its first stage depends on the package and writes the keys; after a comment that is all it does, and a restart finds nothing to do."""
+    """Its first stage depends on the package and writes the keys; after a comment that is all it does, and a
+    restart finds nothing to do.
+    """
     project.run(sys.executable, "-m", "pipeline", CODE)
     project.dvc(lambda repo: repo.commit(CODE, force=True))
     assert project.status() == set()

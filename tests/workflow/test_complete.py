@@ -1,4 +1,6 @@
-"""DVC reads params.yaml itself: what a file leaves out is written there before a run, and nothing that was there changes."""
+"""DVC reads params.yaml itself: what a file leaves out is written there before a run, and nothing that was
+there changes.
+"""
 
 import difflib
 import random
@@ -87,22 +89,37 @@ def test_whatever_is_left_out_is_put_in_and_the_rest_keeps_its_lines(project, se
 
 
 def test_one_key_left_out_comes_back_where_it_was(project):
-    for place in [("train", "r"), ("base", "source"), ("report", "gate"), ("report", "gate", "min_stopped"), ("serve",), ("llamacpp",)]:
+    for place in [
+        ("train", "r"),
+        ("base", "source"),
+        ("report", "gate"),
+        ("report", "gate", "min_stopped"),
+        ("serve",),
+        ("llamacpp",),
+    ]:
         defaults = Params().model_dump(mode="json")
         root = project(cut(FULL, [place]))
         write(root / "params.yaml", read_params(root / "params.yaml"))
         values, full = (yaml.safe_load(text) for text in ((root / "params.yaml").read_text(), FULL))
         assert list(values) == list(full)
-        assert {name: list(section) for name, section in values.items()} == {name: list(section) for name, section in full.items()}
+        assert {name: list(section) for name, section in values.items()} == {
+            name: list(section) for name, section in full.items()
+        }
         if len(place) == 2:
             assert values[place[0]][place[1]] == defaults[place[0]][place[1]]
 
 
 @pytest.mark.parametrize(
-    "text", ["serve:\n", "train:\r\n  r: 8\r\n", "train:\n  target_modules:\n    - q_proj\n\n    - v_proj\n# end\n", "\ufefftrain:\n  r: 8",
-     "train:\n    r: 8\n"],
+    "text",
+    [
+        "serve:\n",
+        "train:\r\n  r: 8\r\n",
+        "train:\n  target_modules:\n    - q_proj\n\n    - v_proj\n# end\n",
+        "\ufefftrain:\n  r: 8",
+        "train:\n    r: 8\n",
+    ],
     ids=["empty section", "CRLF", "block list", "BOM", "four spaces"],
-)  # fmt: skip
+)
 def test_texts_of_other_shapes_are_completed(project, text):
     root = project(text)
     before = read_params(root / "params.yaml")
@@ -140,7 +157,11 @@ def test_a_stage_completes_the_file_before_it_runs_and_dvc_reads_the_graph_then(
     (tmp_path / "params.yaml").write_text(text)
     Repo.init(str(tmp_path), no_scm=True).close()
     stage = subprocess.run(
-        [sys.executable, "-m", "pipeline", "report", "--root", str(tmp_path)], capture_output=True, text=True, check=False, cwd=PROJECT
+        [sys.executable, "-m", "pipeline", "report", "--root", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=PROJECT,
     )
     assert stage.returncode == 3  # there are no inputs yet
     assert "left out serve, train.r" in stage.stderr or "left out train.r, quantize.levels" in stage.stderr

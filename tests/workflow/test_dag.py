@@ -1,7 +1,7 @@
 """Snakemake and DVC know the same graph, and each takes over where the other stopped.
 
-The graphs are the project's own; the behaviors are shown on a toy project (`tests/toy`) whose runner, Snakefile and
-settings use the real `record`, `settle` and `prepare`.
+The graphs are the project's own; the behaviors are shown on a toy project (`tests/toy`) whose runner,
+Snakefile and settings use the real `record`, `settle` and `prepare`.
 """
 
 import atexit
@@ -40,14 +40,33 @@ from pipeline.workflow.settle import REUSE, reuse, settle
 from pipeline.workflow.stages import code_of_stages
 
 TOY = PROJECT / "tests/toy"
-COMPARE = ("compare_nf4", "compare_level", "compare_unquantized", "compare_measure")  # a job for each seed: none as a rule
+COMPARE = (
+    "compare_nf4",
+    "compare_level",
+    "compare_unquantized",
+    "compare_measure",
+)  # a job for each seed: none as a rule
 # stages that are in one graph alone
-ONLY_IN = {"lora": "adapter"} | dict.fromkeys(("merge", "convert", "imatrix", "quantize", *COMPARE, "compare"), "merged")
+ONLY_IN = {"lora": "adapter"} | dict.fromkeys(
+    ("merge", "convert", "imatrix", "quantize", *COMPARE, "compare"), "merged"
+)
 PER_ITEM = ("quantize", "evaluate", *COMPARE)  # these take an item: quantize@LEVEL, evaluate@MODEL
 BIN = Path(sys.executable).parent
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are
-IGNORED = ["/.snakemake/", "/.quench/", "/counter", "/at-work-*", "/hold", "/tool", "/together", "/models", "/reports", "/data/final", "/data/raw"]
+IGNORED = [
+    "/.snakemake/",
+    "/.quench/",
+    "/counter",
+    "/at-work-*",
+    "/hold",
+    "/tool",
+    "/together",
+    "/models",
+    "/reports",
+    "/data/final",
+    "/data/raw",
+]
 
 
 # ---- the two real graphs
@@ -77,7 +96,9 @@ def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def stages(recipe: Path, graph: Graph) -> set[str]:
     """The stages that have jobs."""
     compared = load_params(recipe).compare.seeds
-    return {stage for stage in STAGES if ONLY_IN.get(stage, graph) == graph and (compared or stage not in COMPARE)}
+    return {
+        stage for stage in STAGES if ONLY_IN.get(stage, graph) == graph and (compared or stage not in COMPARE)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +126,18 @@ def dvc_graph(dvc_stages: dict[str, Any]) -> dict[str, Stage]:
     def paths(entries: Iterable[Any]) -> frozenset[str]:
         return frozenset(entry.def_path for entry in entries if not hasattr(entry, "params"))
 
-    return {name: Stage(stage.cmd, paths(stage.deps), paths(stage.outs)) for name, stage in dvc_stages.items()}
+    return {
+        name: Stage(stage.cmd, paths(stage.deps), paths(stage.outs)) for name, stage in dvc_stages.items()
+    }
 
 
 @pytest.fixture(scope="module")
-def snakemake_graph(recipe: Path, dvc_graph: dict[str, Stage], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stage]:
-    """The jobs of the real Snakefile, by Snakemake's own loader, in a folder that holds just its sources (as empty files)."""
+def snakemake_graph(
+    recipe: Path, dvc_graph: dict[str, Stage], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Stage]:
+    """The jobs of the real Snakefile, by Snakemake's own loader, in a folder that holds just its sources (as
+    empty files).
+    """
     from snakemake.api import DAGSettings, OutputSettings, ResourceSettings, SnakemakeApi
 
     folder = tmp_path_factory.mktemp("snakemake-graph")
@@ -121,20 +148,28 @@ def snakemake_graph(recipe: Path, dvc_graph: dict[str, Stage], tmp_path_factory:
     for source in {path for stage in dvc_graph.values() for path in stage.inputs}:
         if source not in made and source not in FOLDERS:
             (folder / source).parent.mkdir(parents=True, exist_ok=True)
-            (folder / source).touch() if "." in Path(source).name else (folder / source).mkdir(parents=True, exist_ok=True)
+            (folder / source).touch() if "." in Path(source).name else (folder / source).mkdir(
+                parents=True, exist_ok=True
+            )
     (folder / "data/raw/a.jsonl").touch()
     # what the Snakefile tells its jobs is not for this process and the tests after it
     with pytest.MonkeyPatch.context() as patch, SnakemakeApi(OutputSettings(quiet=None)) as api:
         for name in (REUSE, RUN):
             patch.setenv(name, "")
-        workflow = api.workflow(resource_settings=ResourceSettings(cores=2), snakefile=folder / "Snakefile", workdir=folder)
+        workflow = api.workflow(
+            resource_settings=ResourceSettings(cores=2), snakefile=folder / "Snakefile", workdir=folder
+        )
         workflow.dag(DAGSettings(forceall=True)).printrulegraph()
         jobs = [job for job in workflow._workflow.dag.jobs if job.rule.name != "all"]
         assert workflow._workflow.default_target == "all"
         return {_job_name(job): _job_stage(job) for job in jobs}
 
 
-FOLDERS = ("models/gguf", "reports/eval", "reports/compare")  # no stage writes them as such, several write into them
+FOLDERS = (
+    "models/gguf",
+    "reports/eval",
+    "reports/compare",
+)  # no stage writes them as such, several write into them
 
 
 def _job_name(job: Any) -> str:
@@ -158,22 +193,31 @@ def _edges(graph: dict[str, Stage]) -> set[tuple[str, str]]:
         (name, other)
         for name, stage in graph.items()
         for other, before in graph.items()
-        if any(_holds(path, output) or _holds(output, path) for path in stage.inputs for output in before.outputs)
+        if any(
+            _holds(path, output) or _holds(output, path) for path in stage.inputs for output in before.outputs
+        )
     }
 
 
 def test_dvc_yaml_is_what_the_table_of_stages_says() -> None:
-    assert (PROJECT / "dvc.yaml").read_text() == dvc_text("merged"), "edit graphs/stages.yaml, then run `quench graph`"
+    assert (PROJECT / "dvc.yaml").read_text() == dvc_text("merged"), (
+        "edit graphs/stages.yaml, then run `quench graph`"
+    )
 
 
 def test_the_graph_is_short_enough_to_read() -> None:
-    lines = {path: len(path.read_text().splitlines()) for path in (PROJECT / "Snakefile", *(PROJECT / "graphs").iterdir())}
+    lines = {
+        path: len(path.read_text().splitlines())
+        for path in (PROJECT / "Snakefile", *(PROJECT / "graphs").iterdir())
+    }
     generated = [len(dvc_text(graph).splitlines()) for graph in ("merged", "adapter")]
     assert lines[PROJECT / "Snakefile"] <= 220 and max(generated) <= 220
     assert sum(lines.values()) + sum(generated) <= 700
 
 
-def test_both_tools_know_the_same_stages(stages: set[str], dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]) -> None:
+def test_both_tools_know_the_same_stages(
+    stages: set[str], dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]
+) -> None:
     assert dvc_graph.keys() == snakemake_graph.keys()
     assert {name.partition("@")[0] for name in dvc_graph} == stages
     for name, stage in dvc_graph.items():
@@ -182,14 +226,21 @@ def test_both_tools_know_the_same_stages(stages: set[str], dvc_graph: dict[str, 
         assert ("@" in name) == (name.partition("@")[0] in PER_ITEM)
 
 
-def test_both_tools_know_the_same_edges(dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]) -> None:
+def test_both_tools_know_the_same_edges(
+    dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]
+) -> None:
     assert _edges(dvc_graph) == _edges(snakemake_graph)
     for name, stage in dvc_graph.items():
         theirs = snakemake_graph[name].inputs
-        # DVC can't list one input per level, so it names the folder: every input is in both, file by file or by its folder
-        folders = {path for path in stage.inputs if any(_holds(path, other) and path != other for other in theirs)}
+        # DVC can't list one input per level, so it names the folder: every input is in both, file by file or
+        # by its folder
+        folders = {
+            path for path in stage.inputs if any(_holds(path, other) and path != other for other in theirs)
+        }
         assert folders <= {*FOLDERS}, name
-        assert {path for path in theirs if not any(_holds(folder, path) for folder in folders)} == stage.inputs - folders - {"reports/compare"}, name
+        assert {
+            path for path in theirs if not any(_holds(folder, path) for folder in folders)
+        } == stage.inputs - folders - {"reports/compare"}, name
 
 
 def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict[str, Any]) -> None:
@@ -197,16 +248,26 @@ def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict
     sections = yaml.safe_load(recipe.read_text())
     looped_over = set(re.findall(r"\$\{(\w+\.\w+)\}", text))
     for name in dvc_stages:
-        stage = name.partition("@")[0].partition("_")[0]  # compare_nf4: what of `compare` it reads, is in its name
+        stage = name.partition("@")[0].partition("_")[
+            0
+        ]  # compare_nf4: what of `compare` it reads, is in its name
         tracked = {key for dep in dvc_stages[name].deps if hasattr(dep, "params") for key in dep.params}
         keys = {f"{stage}.{key}" for key in Params.model_fields[stage].annotation.model_fields}  # type: ignore[union-attr]
         assert sections[stage].keys() == {key.partition(".")[2] for key in keys}
-        assert "compare_" in name or stage in tracked or keys <= tracked | looped_over, f"{name} doesn't track {keys - tracked - looped_over}"
-        unknown = {key for key in tracked if key not in sections and key.partition(".")[2] not in sections.get(key.partition(".")[0], {})}
+        assert "compare_" in name or stage in tracked or keys <= tracked | looped_over, (
+            f"{name} doesn't track {keys - tracked - looped_over}"
+        )
+        unknown = {
+            key
+            for key in tracked
+            if key not in sections and key.partition(".")[2] not in sections.get(key.partition(".")[0], {})
+        }
         assert not unknown, name
 
 
-def test_a_stage_depends_on_the_key_of_its_code_and_on_no_module(dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]) -> None:
+def test_a_stage_depends_on_the_key_of_its_code_and_on_no_module(
+    dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]
+) -> None:
     for graph in (dvc_graph, snakemake_graph):
         for name, stage in graph.items():
             code = {path for path in stage.inputs if path.startswith((f"{ROOT}/", ".quench/"))}
@@ -248,9 +309,13 @@ class Toy:
         """What `snakemake -n` would run, sorted."""
         done = self.snakemake("-n", *targets)
         assert done.returncode == 0, done.stderr
-        counts = dict(re.findall(r"^(\w+) +(\d+)$", (done.stdout + done.stderr).partition("Reasons:")[0], re.M))
+        counts = dict(
+            re.findall(r"^(\w+) +(\d+)$", (done.stdout + done.stderr).partition("Reasons:")[0], re.M)
+        )
         assert counts or "Nothing to be done" in done.stdout + done.stderr
-        return sorted(name for name, count in counts.items() if name not in ("all", "total") for _ in range(int(count)))
+        return sorted(
+            name for name, count in counts.items() if name not in ("all", "total") for _ in range(int(count))
+        )
 
     def repro(self) -> list[str]:
         """`dvc repro`; gives the stages that it ran."""
@@ -274,8 +339,17 @@ class Toy:
 
     def bytes(self) -> dict[str, str]:
         """Hash of every artifact's file."""
-        files = [path for folder in ("models", "reports", "data/final") for path in (self.root / folder).rglob("*") if path.is_file()]
-        return {str(path.relative_to(self.root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.name[0] != "."}
+        files = [
+            path
+            for folder in ("models", "reports", "data/final")
+            for path in (self.root / folder).rglob("*")
+            if path.is_file()
+        ]
+        return {
+            str(path.relative_to(self.root)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in files
+            if path.name[0] != "."
+        }
 
     def agree(self) -> None:
         """Neither tool has anything to do, and neither did anything to find that out."""
@@ -499,23 +573,39 @@ def test_changed_raw_data_is_recorded(toy: Toy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("victim", "finisher"), [(["snakemake"], ["dvc", "repro"]), pytest.param(["dvc", "repro"], ["snakemake"], marks=pytest.mark.slow)]
+    ("victim", "finisher"),
+    [
+        (["snakemake"], ["dvc", "repro"]),
+        pytest.param(["dvc", "repro"], ["snakemake"], marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.usefixtures("whole_processes")
-def test_killed_run_is_finished_by_the_other_tool(clone: Toy, built_toy: Path, victim: list[str], finisher: list[str]) -> None:
-    """Behaviors 9 and 11: a clone without artifacts is built, killed with -9 at random moments; no unlocking by hand."""
+def test_killed_run_is_finished_by_the_other_tool(
+    clone: Toy, built_toy: Path, victim: list[str], finisher: list[str]
+) -> None:
+    """Behaviors 9 and 11: a clone without artifacts is built, killed with -9 at random moments; no unlocking
+    by hand.
+    """
     shutil.copytree(built_toy / "data/raw", clone.root / "data/raw")
     with (clone.root / "output").open("w") as output:
         for stages in (1, 2):
             wanted = len(clone.ran()) + stages
-            run = subprocess.Popen([BIN / victim[0], *victim[1:]], cwd=clone.root, stdout=output, stderr=output, start_new_session=True)
+            run = subprocess.Popen(
+                [BIN / victim[0], *victim[1:]],
+                cwd=clone.root,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
             while len(clone.ran()) < wanted and run.poll() is None:
                 time.sleep(0.01)
             time.sleep(random.uniform(0, 0.4))  # noqa: S311
             if run.poll() is None:
                 os.killpg(run.pid, signal.SIGKILL)
             run.wait()
-        subprocess.run([BIN / finisher[0], *finisher[1:]], cwd=clone.root, stdout=output, stderr=output, check=True)
+        subprocess.run(
+            [BIN / finisher[0], *finisher[1:]], cwd=clone.root, stdout=output, stderr=output, check=True
+        )
     assert clone.bytes() == Toy(built_toy).bytes()
     clone.agree()
 
@@ -523,17 +613,34 @@ def test_killed_run_is_finished_by_the_other_tool(clone: Toy, built_toy: Path, v
 @pytest.mark.parametrize("victim", [["snakemake"], ["dvc", "repro"]])
 @pytest.mark.usefixtures("whole_processes")
 def test_a_killed_run_takes_its_jobs_along(toy: Toy, victim: list[str]) -> None:
-    """kill -9 of the tool alone: its stage, and the tool that this runs, are gone in seconds; the next run sweeps, and ends in the same bytes."""
+    """kill -9 of the tool alone: its stage, and the tool that this runs, are gone in seconds; the next run
+    sweeps, and ends in the same bytes.
+    """
     toy.change("max_task_drop: 5.0", "max_task_drop: 4.0")
     (toy.root / "tool").touch()
     with (toy.root / "output").open("w") as output:
         run = subprocess.Popen([BIN / victim[0], *victim[1:]], cwd=toy.root, stdout=output, stderr=output)
-        _until(lambda: any(process.name() == "sleep" for process in psutil.Process(run.pid).children(recursive=True)))
+        _until(
+            lambda: any(
+                process.name() == "sleep" for process in psutil.Process(run.pid).children(recursive=True)
+            )
+        )
         started = psutil.Process(run.pid).children(recursive=True)
-        pid = next(process.pid for process in started if "run.py" in process.cmdline() and process.name() != "sh" and process.name() != "bash")
+        pid = next(
+            process.pid
+            for process in started
+            if "run.py" in process.cmdline() and process.name() != "sh" and process.name() != "bash"
+        )
         assert stages_at_work(toy.root) == {"report": str(pid)}
         os.kill(run.pid, signal.SIGKILL)  # nobody waits for it yet: it stays as a zombie
-        _until(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started), seconds=5)
+        _until(
+            lambda: (
+                not any(
+                    process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started
+                )
+            ),
+            seconds=5,
+        )
     run.wait()
     (toy.root / "tool").unlink()
     scrap = toy.root / "models/.merging"
@@ -549,7 +656,9 @@ def test_a_killed_run_takes_its_jobs_along(toy: Toy, victim: list[str]) -> None:
 
 @pytest.mark.usefixtures("whole_processes")
 def test_a_run_waits_for_a_stage_that_is_at_work(toy: Toy) -> None:
-    """One started by hand has no run that it could end with; Snakemake names it, and leaves scraps that may be its own."""
+    """One started by hand has no run that it could end with; Snakemake names it, and leaves scraps that may
+    be its own.
+    """
     (toy.root / "hold").touch()
     scrap = toy.root / "models/.merging"
     scrap.mkdir()
@@ -560,7 +669,9 @@ def test_a_run_waits_for_a_stage_that_is_at_work(toy: Toy) -> None:
         done = toy.snakemake("-n")
         assert (done.returncode, scrap.exists()) == (6, True)
         assert f"report is already running as process {stage.pid} in" in done.stderr
-        again = subprocess.run([sys.executable, "run.py", "curate"], cwd=toy.root, check=True, capture_output=True, text=True)
+        again = subprocess.run(
+            [sys.executable, "run.py", "curate"], cwd=toy.root, check=True, capture_output=True, text=True
+        )
         assert "swept" not in again.stderr and scrap.exists()
     finally:
         (toy.root / "hold").unlink()
@@ -576,12 +687,16 @@ def _until(happened: Callable[[], object], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("keep", [0, pytest.param(10, marks=pytest.mark.slow), pytest.param(0.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "keep", [0, pytest.param(10, marks=pytest.mark.slow), pytest.param(0.5, marks=pytest.mark.slow)]
+)
 def test_a_lock_file_that_a_kill_cut_short_is_set_aside(toy: Toy, keep: float) -> None:
     """DVC writes `dvc.lock` in place: a kill in that moment leaves an empty or half a file."""
     lock = toy.root / "dvc.lock"
     whole = lock.read_bytes()
-    lock.write_bytes(whole[: keep if keep in (0, 10) else len(whole) // 2].rpartition(b":")[0] if keep else b"")
+    lock.write_bytes(
+        whole[: keep if keep in (0, 10) else len(whole) // 2].rpartition(b":")[0] if keep else b""
+    )
     before = toy.bytes()
     toy.build()
     assert toy.bytes() == before
@@ -595,7 +710,10 @@ def test_many_starts_at_once(toy: Toy, starts: int) -> None:
     toy.change("max_task_drop: 5.0", "max_task_drop: 4.0")
     (toy.root / "hold").touch()
     logs = [(toy.root / f"output-{number}").open("w+") for number in range(starts)]
-    runs = [subprocess.Popen([BIN / "snakemake"], cwd=toy.root, stdout=subprocess.DEVNULL, stderr=log) for log in logs]
+    runs = [
+        subprocess.Popen([BIN / "snakemake"], cwd=toy.root, stdout=subprocess.DEVNULL, stderr=log)
+        for log in logs
+    ]
     deadline = time.time() + 60
     while sum(run.poll() is None for run in runs) > 1 and time.time() < deadline:
         time.sleep(0.05)
@@ -616,11 +734,21 @@ def test_many_starts_at_once(toy: Toy, starts: int) -> None:
 def spared(done: subprocess.CompletedProcess[str]) -> list[str]:
     """The stages whose outputs came back instead of a run, sorted."""
     assert done.returncode == 0, done.stderr
-    return sorted(re.findall(r"^(\w+)(?:@\w+)?: nothing it depends on has changed: its outputs are back from DVC's cache$", done.stdout, re.M))
+    return sorted(
+        re.findall(
+            r"^(\w+)(?:@\w+)?: nothing it depends on has changed: its outputs are back from DVC's cache$",
+            done.stdout,
+            re.M,
+        )
+    )
 
 
 @pytest.mark.parametrize(
-    ("rows", "rerun"), [pytest.param("rows\n", ["curate"], marks=pytest.mark.slow), ("other rows\n", ["curate", "train", *AFTER_TRAIN])]
+    ("rows", "rerun"),
+    [
+        pytest.param("rows\n", ["curate"], marks=pytest.mark.slow),
+        ("other rows\n", ["curate", "train", *AFTER_TRAIN]),
+    ],
 )
 def test_a_new_raw_file_retrains_only_if_its_rows_are_new(toy: Toy, rows: str, rerun: list[str]) -> None:
     before = toy.bytes()
@@ -633,9 +761,13 @@ def test_a_new_raw_file_retrains_only_if_its_rows_are_new(toy: Toy, rows: str, r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lost", "rerun"), [("everything", ["curate", "train", "merge"]), ("adapter", ["curate", "train"])])
+@pytest.mark.parametrize(
+    ("lost", "rerun"), [("everything", ["curate", "train", "merge"]), ("adapter", ["curate", "train"])]
+)
 def test_what_the_cache_has_lost_is_built(toy: Toy, lost: str, rerun: list[str]) -> None:
-    """All of the cache, as an over-eager `dvc gc` leaves it, or the adapter's files alone: built again it is the same, so others are spared."""
+    """All of the cache, as an over-eager `dvc gc` leaves it, or the adapter's files alone: built again it is
+    the same, so others are spared.
+    """
     cache = toy.root / ".dvc/cache/files/md5"
     if lost == "adapter":
         for path in (toy.root / "models/adapter").rglob("*.txt"):
@@ -652,7 +784,9 @@ def test_what_the_cache_has_lost_is_built(toy: Toy, lost: str, rerun: list[str])
 
 
 def test_who_asks_for_a_run_gets_one(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forced by Snakemake's flag, by DVC's, or started by hand; `QUENCH_REUSE` that is already there changes nothing."""
+    """Forced by Snakemake's flag, by DVC's, or started by hand; `QUENCH_REUSE` that is already there changes
+    nothing.
+    """
     monkeypatch.setenv(REUSE, "1")
     assert spared(toy.snakemake("models/demo-F16.gguf", "--forcerun", "train")) == []
     toy._repo(lambda repo: repo.reproduce("report", single_item=True, force=True))
@@ -698,7 +832,9 @@ def test_a_full_disk_is_one_sentence(toy: Toy, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 @pytest.mark.usefixtures("whole_processes")
 def test_killed_while_outputs_come_back(toy: Toy) -> None:
-    """Half an adapter is no adapter; the next start brings the entire one, and sweeps up what a copy left beside outputs."""
+    """Half an adapter is no adapter; the next start brings the entire one, and sweeps up what a copy left
+    beside outputs.
+    """
     adapter = toy.root / "models/adapter"
     for number in range(2000):  # enough to be met half copied
         (adapter / str(number)).write_text(str(number))
@@ -706,8 +842,17 @@ def test_killed_while_outputs_come_back(toy: Toy) -> None:
         toy.commit(stage)
     before = toy.bytes()
     (toy.root / "data/raw/b.jsonl").write_text("rows\n")
-    run = subprocess.Popen([BIN / "snakemake"], cwd=toy.root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    for wanted in (lambda: not adapter.exists(), lambda: len(list(adapter.glob("*"))) > 50):  # Snakemake deletes it; it comes back
+    run = subprocess.Popen(
+        [BIN / "snakemake"],
+        cwd=toy.root,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    for wanted in (
+        lambda: not adapter.exists(),
+        lambda: len(list(adapter.glob("*"))) > 50,
+    ):  # Snakemake deletes it; it comes back
         while not wanted() and run.poll() is None:
             time.sleep(0.002)
     os.killpg(run.pid, signal.SIGKILL)
@@ -726,17 +871,31 @@ def test_killed_while_outputs_come_back(toy: Toy) -> None:
 
 
 def test_damage_is_planned_around_and_recovered(toy: Toy) -> None:
-    """A file that changed behind its date comes back from the cache; one whose copy there is damaged too is made again; nothing else runs."""
+    """A file that changed behind its date comes back from the cache; one whose copy there is damaged too is
+    made again; nothing else runs.
+    """
     assert toy.plan() == []
     before = toy.bytes()
     copy = hashlib.md5((toy.root / "models/demo-Q5_K_M.gguf").read_bytes(), usedforsecurity=False).hexdigest()
-    for path in ("models/adapter/a.txt", "models/demo-Q5_K_M.gguf", f".dvc/cache/files/md5/{copy[:2]}/{copy[2:]}"):
+    for path in (
+        "models/adapter/a.txt",
+        "models/demo-Q5_K_M.gguf",
+        f".dvc/cache/files/md5/{copy[:2]}/{copy[2:]}",
+    ):
         _flip(toy.root / path)
-    alone = subprocess.run([sys.executable, "run.py", "merge"], cwd=toy.root, capture_output=True, text=True, check=False)
+    alone = subprocess.run(
+        [sys.executable, "run.py", "merge"], cwd=toy.root, capture_output=True, text=True, check=False
+    )
     assert alone.returncode == 3
-    assert "models/adapter (a.txt) changed on disk since train wrote it: `dvc checkout --force models/adapter`" in alone.stderr
+    assert (
+        "models/adapter (a.txt) changed on disk since train wrote it: `dvc checkout --force models/adapter`"
+        in alone.stderr
+    )
     done = toy.snakemake()
-    assert "though the date did not, so it is not used: models/adapter/a.txt, models/demo-Q5_K_M.gguf" in done.stderr
+    assert (
+        "though the date did not, so it is not used: models/adapter/a.txt, models/demo-Q5_K_M.gguf"
+        in done.stderr
+    )
     assert spared(done) == ["merge", "quantize", "report", "train"]
     assert toy.ran()[len(ALL) :] == ["quantize"]
     assert toy.bytes() == before
@@ -765,7 +924,9 @@ def _flip(path: Path) -> None:
         ("dvc.yaml", "stages: [\n", 4, "Q-WORKFLOW-016"),
     ],
 )
-def test_mistake_is_one_sentence_with_its_exit_code(toy: Toy, file: str, text: str | None, code: int, words: str) -> None:
+def test_mistake_is_one_sentence_with_its_exit_code(
+    toy: Toy, file: str, text: str | None, code: int, words: str
+) -> None:
     if text is None:
         (toy.root / file / "a.jsonl").unlink()
     else:
@@ -776,8 +937,13 @@ def test_mistake_is_one_sentence_with_its_exit_code(toy: Toy, file: str, text: s
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [["--config", "train=x"], ["--config", "train={r: 4}", "-n"], ["-n", "--configfile", "params.yaml"]])
-def test_settings_given_to_snakemake_are_refused_for_no_stage_would_see_them(toy: Toy, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [["--config", "train=x"], ["--config", "train={r: 4}", "-n"], ["-n", "--configfile", "params.yaml"]],
+)
+def test_settings_given_to_snakemake_are_refused_for_no_stage_would_see_them(
+    toy: Toy, words: list[str]
+) -> None:
     before = toy.ran()
     done = toy.snakemake(*words)
     assert done.returncode == 2

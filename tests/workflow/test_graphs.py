@@ -1,4 +1,6 @@
-"""Two graphs of stages: each settings file needs one, dvc.yaml is written for one, and nothing runs on the other."""
+"""Two graphs of stages: each settings file needs one, dvc.yaml is written for one, and nothing runs on the
+other.
+"""
 
 import shutil
 import subprocess
@@ -50,7 +52,9 @@ def test_a_graph_that_was_edited_stays_unless_forced_and_so_does_the_recipe(root
     assert (root / "dvc.yaml.edited").read_bytes() == edited
 
 
-def test_a_graph_with_edits_or_of_an_older_version_is_brought_up_to_date_when_forced_and_each_copy_is_kept(root: Path) -> None:
+def test_a_graph_with_edits_or_of_an_older_version_is_brought_up_to_date_when_forced_and_each_copy_is_kept(
+    root: Path,
+) -> None:
     wanted = (root / "dvc.yaml").read_bytes()
     for name, text in (("dvc.yaml.edited", b"# mine\n"), ("dvc.yaml.edited2", b"# mine again\n")):
         (root / "dvc.yaml").write_bytes(wanted + text)
@@ -59,8 +63,12 @@ def test_a_graph_with_edits_or_of_an_older_version_is_brought_up_to_date_when_fo
         assert (root / name).read_bytes() == wanted + text
 
 
-def test_a_graph_of_another_version_without_edits_is_replaced_without_a_word_of_force(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shorter = Table(stages={name: stage for name, stage in table().stages.items() if name != "compare"}, plots=[])
+def test_a_graph_of_another_version_without_edits_is_replaced_without_a_word_of_force(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorter = Table(
+        stages={name: stage for name, stage in table().stages.items() if name != "compare"}, plots=[]
+    )
     with monkeypatch.context() as patch:
         patch.setattr("pipeline.workflow.stages.table", lambda: shorter)
         older = dvc_text.__wrapped__("merged")
@@ -76,12 +84,17 @@ def test_an_edit_above_the_stages_is_an_edit(root: Path) -> None:
     (root / "dvc.yaml").write_text(mine)
     with pytest.raises(ConfigError, match="Q-WORKFLOW-006"):
         put_graph(root, "adapter")
-    (root / "dvc.yaml").write_bytes(dvc_text("merged").replace("\n", "\r\n").encode())  # as Git may check it out
+    (root / "dvc.yaml").write_bytes(
+        dvc_text("merged").replace("\n", "\r\n").encode()
+    )  # as Git may check it out
     assert put_graph(root, "adapter")
 
 
 def test_a_graph_that_names_files_of_code_is_of_an_older_version(root: Path) -> None:
-    older = "stages:\n  base: {cmd: base, deps: [pipeline/base.py]}\n  merge: {cmd: merge, deps: [pipeline/merge.py]}\n"
+    older = (
+        "stages:\n  base: {cmd: base, deps: [pipeline/base.py]}\n  merge: {cmd: merge, deps: "
+        "[pipeline/merge.py]}\n"
+    )
     (root / "dvc.yaml").write_text(older)
     with pytest.raises(ConfigError, match="Q-WORKFLOW-005"):
         need_graph(root, "merged")
@@ -93,7 +106,9 @@ def test_a_graph_that_names_files_of_code_is_of_an_older_version(root: Path) -> 
 @pytest.mark.parametrize(("own", "stage"), [("merged", "curate"), ("adapter", "curate")])
 def test_a_stage_refuses_the_other_graph(root: Path, own: str, stage: str) -> None:
     other = "adapter" if own == "merged" else "merged"
-    shutil.copy(PROJECT / "recipes" / ("demo.yaml" if own == "merged" else "demo-gguf.yaml"), root / "params.yaml")
+    shutil.copy(
+        PROJECT / "recipes" / ("demo.yaml" if own == "merged" else "demo-gguf.yaml"), root / "params.yaml"
+    )
     (root / "dvc.yaml").write_text(dvc_text(other))
     with pytest.raises(ConfigError, match="Q-WORKFLOW-004"):
         run(stage, root, None)
@@ -116,13 +131,20 @@ def test_snakemake_refuses_the_other_graph_before_it_plans(root: Path) -> None:
     (root / "data/raw/a.jsonl").write_text("{}\n")
     code = "from pipeline.workflow.prepare import prepare; prepare()"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(PROJECT), "PATH": ""}
+        [sys.executable, "-c", code],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(PROJECT), "PATH": ""},
     )
     assert done.returncode == 2
     assert "Q-WORKFLOW-004" in done.stderr
 
 
-def test_each_graph_has_a_stage_of_its_own_and_a_folder_without_one_is_nobodys_concern(tmp_path: Path) -> None:
+def test_each_graph_has_a_stage_of_its_own_and_a_folder_without_one_is_nobodys_concern(
+    tmp_path: Path,
+) -> None:
     stages = {name: set(yaml.safe_load(dvc_text(name))["stages"]) for name in OWN}
     assert OWN["merged"] in stages["merged"] - stages["adapter"]
     assert OWN["adapter"] in stages["adapter"] - stages["merged"]

@@ -1,4 +1,5 @@
-"""Bytes that differ from the record: every flipped bit is found before it is used or by `quench verify`, and the remedies recover.
+"""Bytes that differ from the record: every flipped bit is found before it is used or by `quench verify`, and
+the remedies recover.
 
 On the real graph for DVC with small random files in the place of models.
 """
@@ -42,7 +43,9 @@ F16 = "models/gguf/tiny-F16.gguf"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project of the demo's graph in which every stage is recorded; code is left out. Read only: copy it to change it."""
+    """A project of the demo's graph in which every stage is recorded; code is left out. Read only: copy it to
+    change it.
+    """
     from dvc.repo import Repo
 
     root, dice = tmp_path_factory.mktemp("integrity") / "project", random.Random(15)  # noqa: S311
@@ -55,11 +58,19 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         entry["deps"] = [path for path in entry["deps"] if not path.startswith(FOLDER)] or ["code"]
     (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": graph["stages"]}))
     shutil.copy(PROJECT / ".dvcignore", root)
-    for path in ("code", "data/raw/file", "data/guard/file", "data/evaluation/file", "reports/compare/.gitkeep"):
+    for path in (
+        "code",
+        "data/raw/file",
+        "data/guard/file",
+        "data/evaluation/file",
+        "reports/compare/.gitkeep",
+    ):
         put(root / path, dice.randbytes(100))
     for path in {path for stage in stages_of(root).values() for path in stage.outs}:
         for name in ("a.bin", "b/c.bin") if path in FOLDERS else ("",):
-            put(root / path / name, dice.randbytes(dice.randrange(1, 9000)).hex().encode())  # metrics have to be text
+            put(
+                root / path / name, dice.randbytes(dice.randrange(1, 9000)).hex().encode()
+            )  # metrics have to be text
     put(root / "models/merged/.snakemake_timestamp", b"")
     Repo.init(str(root), no_scm=True).close()
     with chdir(root), Repo(str(root)) as repo:
@@ -79,7 +90,9 @@ def project(built: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.workflow.prepare._held", deque(maxlen=0))  # the lock lasts until nobody holds its file
+    monkeypatch.setattr(
+        "pipeline.workflow.prepare._held", deque(maxlen=0)
+    )  # the lock lasts until nobody holds its file
 
 
 def put(path: Path, content: bytes) -> None:
@@ -100,7 +113,12 @@ def flip(path: Path, dice: random.Random) -> tuple[int, int]:
     path.chmod(before.st_mode)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     after = path.stat()
-    assert (before.st_ino, before.st_size, before.st_mtime_ns, before.st_mode) == (after.st_ino, after.st_size, after.st_mtime_ns, after.st_mode)
+    assert (before.st_ino, before.st_size, before.st_mtime_ns, before.st_mode) == (
+        after.st_ino,
+        after.st_size,
+        after.st_mtime_ns,
+        after.st_mode,
+    )
     return where, bit
 
 
@@ -121,9 +139,16 @@ def dvc(root: Path, *words: str) -> int:
 
 
 def test_sixty_random_flips_are_all_found(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of artifacts before a stage reads them, and before Snakemake plans; of these, raw data and the cache by `quench verify`."""
+    """Of artifacts before a stage reads them, and before Snakemake plans; of these, raw data and the cache by
+    `quench verify`.
+    """
     dice = random.Random(15)  # noqa: S311
-    outputs = {file: one for one in recorded(project) for file in files_below(project / one.path) if file.name[0] != "."}
+    outputs = {
+        file: one
+        for one in recorded(project)
+        for file in files_below(project / one.path)
+        if file.name[0] != "."
+    }
     raw, objects = files_below(project / "data/raw"), files_below(cache(project))
     damaged = {*dice.sample(sorted(outputs), 30), *dice.sample(objects, 29), *raw}
     for file in damaged:
@@ -161,7 +186,10 @@ def test_a_stage_refuses_what_is_not_in_the_record_and_the_remedy_recovers(
     assert (project / F16).read_bytes() != whole  # DVC alone does nothing
     assert run_stage(["quantize@Q4_K_M", "--root", str(project)]) == DataError.exit_code
     output = capsys.readouterr().err
-    assert f"{F16} changed on disk since convert wrote it" in output and f"`dvc checkout --force {F16}`" in output
+    assert (
+        f"{F16} changed on disk since convert wrote it" in output
+        and f"`dvc checkout --force {F16}`" in output
+    )
     assert settle(project).stale >= {"convert", "quantize@Q4_K_M"}  # the other remedy: `snakemake` runs it
     assert ran == []
     assert dvc(project, "checkout", "--force", F16) == 0
@@ -184,11 +212,21 @@ def test_a_folder_names_its_file_and_extra_files_count_only_if_dvc_counts_them(p
         verify_inputs("quantize@Q4_K_M", project)
 
 
-def test_a_damaged_object_of_the_cache_is_never_restored(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither before Snakemake plans, nor in place of a run, nor by the remedy that a refusal names: a file, the list of a folder, a file in one."""
+def test_a_damaged_object_of_the_cache_is_never_restored(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither before Snakemake plans, nor in place of a run, nor by the remedy that a refusal names: a file,
+    the list of a folder, a file in one.
+    """
     md5 = hashlib.md5((project / "models/merged/b/c.bin").read_bytes(), usedforsecurity=False).hexdigest()
-    victims = {F16: in_cache(project, F16), "models/adapter": in_cache(project, "models/adapter"), "models/merged": place(cache(project), md5)}
-    aside = {path: project / ".dvc/cache/rotten" / f"{path.parent.name}{path.name}" for path in victims.values()}
+    victims = {
+        F16: in_cache(project, F16),
+        "models/adapter": in_cache(project, "models/adapter"),
+        "models/merged": place(cache(project), md5),
+    }
+    aside = {
+        path: project / ".dvc/cache/rotten" / f"{path.parent.name}{path.name}" for path in victims.values()
+    }
     before = (project / F16).read_bytes()
     (project / F16).unlink()
     monkeypatch.setenv(REUSE, "1")
@@ -234,7 +272,9 @@ def test_damage_to_what_dvc_remembers_of_runs(project: Path) -> None:
     assert not runs[0].exists()
 
 
-def test_what_the_disk_does_not_give_back_is_damage(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_disk_does_not_give_back_is_damage(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     real = pipeline.workflow.hashes._md5
 
     def failing(path: Path, advance: Callable[[int], None]) -> str:
@@ -262,13 +302,18 @@ def test_what_another_process_read_is_not_believed(project: Path) -> None:
     assert "convert" in settle(project).stale
 
 
-def test_raw_data_may_be_edited_but_not_behind_its_date(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_raw_data_may_be_edited_but_not_behind_its_date(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also where only DVC has read it, as after `dvc repro`."""
     raw = project / "data/raw/file"
     whole = raw.read_bytes()
     flip(raw, random.Random(0))  # noqa: S311
     for _ in range(2):
-        with pytest.raises(DataError, match=r"data/raw/file changed on disk though its date did not: `dvc checkout --force data/raw`"):
+        with pytest.raises(
+            DataError,
+            match=r"data/raw/file changed on disk though its date did not: `dvc checkout --force data/raw`",
+        ):
             verify_inputs("curate", project)
     (project / ".quench/hashes.db").unlink()
     assert dvc(project, "checkout", "--force", "data/raw") == 0
@@ -282,7 +327,9 @@ def test_raw_data_may_be_edited_but_not_behind_its_date(project: Path, capsys: p
 
 
 @pytest.mark.parametrize("hand_out", ["serve", "ship"])
-def test_what_is_handed_out_is_always_read(project: Path, monkeypatch: pytest.MonkeyPatch, hand_out: str) -> None:
+def test_what_is_handed_out_is_always_read(
+    project: Path, monkeypatch: pytest.MonkeyPatch, hand_out: str
+) -> None:
     """Damage below the file system changes no date at all: here the memory believes in the damaged file."""
     level = project / "models/gguf/tiny-Q4_K_M.gguf"
     flip(level, random.Random(0))  # noqa: S311
@@ -291,7 +338,9 @@ def test_what_is_handed_out_is_always_read(project: Path, monkeypatch: pytest.Mo
     verify_outputs([level], project, again=False)
     params = load_params(project / "params.yaml")
     with pytest.raises(DataError, match=r"tiny-Q4_K_M.gguf changed on disk since quantize@Q4_K_M wrote it"):
-        serve.main(params, project, "Q4_K_M", 0) if hand_out == "serve" else ship.main(params, project, "Q4_K_M", None, None)
+        serve.main(params, project, "Q4_K_M", 0) if hand_out == "serve" else ship.main(
+            params, project, "Q4_K_M", None, None
+        )
 
 
 def test_a_bundle_is_not_made_beside_damage(project: Path) -> None:
@@ -306,7 +355,9 @@ def test_a_bundle_is_not_made_beside_damage(project: Path) -> None:
 def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, read = tmp_path / "file", []
     real = pipeline.workflow.hashes._md5
-    monkeypatch.setattr(pipeline.workflow.hashes, "_md5", lambda path, advance: read.append(path) or real(path, advance))
+    monkeypatch.setattr(
+        pipeline.workflow.hashes, "_md5", lambda path, advance: read.append(path) or real(path, advance)
+    )
 
     def look() -> tuple[str | None, int]:
         before = len(read)
@@ -316,7 +367,10 @@ def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
 
     put(file, b"text")
     digest = look()[0]
-    assert look() == (digest, 1)  # changed so recently that it might change again within the same tick of the clock
+    assert look() == (
+        digest,
+        1,
+    )  # changed so recently that it might change again within the same tick of the clock
     time.sleep(0.11)
     assert look() == (digest, 1)
     assert look() == (digest, 0)
@@ -350,7 +404,13 @@ def test_nothing_is_refused_where_nothing_is_recorded(tmp_path: Path) -> None:
     verify_outputs([tmp_path / "models/gguf/a.gguf"], tmp_path)
 
 
-@pytest.mark.parametrize("own", [{"foreach": ["a"], "do": {"cmd": "echo ${item}"}}, {"matrix": {"x": [1]}, "cmd": "true", "outs": ["own-${item.x}"]}])
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"foreach": ["a"], "do": {"cmd": "echo ${item}"}},
+        {"matrix": {"x": [1]}, "cmd": "true", "outs": ["own-${item.x}"]},
+    ],
+)
 def test_somebodys_own_stage_does_not_switch_the_checks_off(project: Path, own: object) -> None:
     graph = yaml.safe_load((project / "dvc.yaml").read_text())
     (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"mine": own} | graph["stages"]}))
@@ -360,7 +420,13 @@ def test_somebodys_own_stage_does_not_switch_the_checks_off(project: Path, own: 
 
 
 @pytest.mark.parametrize(
-    "spoil", [lambda text: text[: text.index("outs:") + 3], lambda text: "<<<<<<< HEAD\n" + text, lambda text: "stages:\n", lambda text: "[]"]
+    "spoil",
+    [
+        lambda text: text[: text.index("outs:") + 3],
+        lambda text: "<<<<<<< HEAD\n" + text,
+        lambda text: "stages:\n",
+        lambda text: "[]",
+    ],
 )
 def test_a_damaged_lock_file_is_a_sentence_and_snakemake_repairs_it(
     project: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[str], str]
@@ -391,8 +457,12 @@ def test_what_can_only_be_read_can_be_verified(project: Path, monkeypatch: pytes
         verify_outputs([project / F16], project)
 
 
-def test_verify_waits_for_no_stage_and_nobody_who_reads_waits_for_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a stage has just written differs from the record until it is recorded; a check of hours must not keep `quench serve` waiting."""
+def test_verify_waits_for_no_stage_and_nobody_who_reads_waits_for_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a stage has just written differs from the record until it is recorded; a check of hours must not
+    keep `quench serve` waiting.
+    """
     monkeypatch.setattr("pipeline.workflow.prepare.PATIENCE", 0.1)
     with running("train", project), pytest.raises(MachineError, match="Q-WORKFLOW-011"):
         verify(project)
@@ -419,7 +489,9 @@ def test_verify_of_what_can_only_be_read_is_a_sentence(project: Path) -> None:
 def test_what_another_params_file_made_is_handed_out_with_a_word(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """dvc.lock is about params.yaml alone: by any other file a stage writes to the same places, and records nothing."""
+    """dvc.lock is about params.yaml alone: by any other file a stage writes to the same places, and records
+    nothing.
+    """
     level = project / "models/gguf/tiny-Q4_K_M.gguf"
     put(level, b"made with other settings")
     other = Path(shutil.copy(project / "params.yaml", project / "other.yaml"))
@@ -445,7 +517,9 @@ def refused(root: Path) -> bool:
 
 @pytest.mark.parametrize("find", [verify, refused])
 @pytest.mark.parametrize("kind", ["symlink", "hardlink"])
-def test_where_file_and_cache_are_one_damage_is_in_both_and_snakemake_recovers_it(project: Path, kind: str, find: Callable[[Path], object]) -> None:
+def test_where_file_and_cache_are_one_damage_is_in_both_and_snakemake_recovers_it(
+    project: Path, kind: str, find: Callable[[Path], object]
+) -> None:
     assert dvc(project, "config", "cache.type", kind) == dvc(project, "checkout", "--relink") == 0
     assert settle(project).stale == set()
     folder_file = next(file for file in files_below(project / "models/adapter") if file.name == "c.bin")
@@ -459,7 +533,12 @@ def test_where_file_and_cache_are_one_damage_is_in_both_and_snakemake_recovers_i
         (project / F16).unlink()  # as Snakemake does before it runs a stage
     put(project / F16, b"made again")
     assert settle(project).absent == []
-    place(cache(project), hashlib.md5((project / "data/raw/file").read_bytes(), usedforsecurity=False).hexdigest()).unlink()
+    place(
+        cache(project),
+        hashlib.md5((project / "data/raw/file").read_bytes(), usedforsecurity=False).hexdigest(),
+    ).unlink()
     with contextlib.suppress(MachineError):
         settle(project)
-    assert (project / "data/raw/file").is_symlink() == (kind == "symlink")  # a file less would look like an edit
+    assert (project / "data/raw/file").is_symlink() == (
+        kind == "symlink"
+    )  # a file less would look like an edit

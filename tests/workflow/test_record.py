@@ -1,4 +1,6 @@
-"""The stage runner: what changes while a stage runs is not recorded, a stage runs once at a time, and not where DVC has its outputs."""
+"""The stage runner: what changes while a stage runs is not recorded, a stage runs once at a time, and not
+where DVC has its outputs.
+"""
 
 import fcntl
 import hashlib
@@ -43,7 +45,9 @@ def project(tiny_root: Path) -> Path:
         ("params.yaml", lambda text: text.replace("port: 8081", "port: 8082"), False),
     ],
 )
-def test_an_edit_during_the_run(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file, edit, noticed) -> None:
+def test_an_edit_during_the_run(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file, edit, noticed
+) -> None:
     """DVC would record the new values as the ones that made the outputs."""
     recorded = []
     real = pipeline.stages.curate.stage.main
@@ -79,13 +83,17 @@ def test_a_stage_runs_once_at_a_time(project: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("stage", ["preprocess", "parity", "evaluate@F16"])
-def test_an_input_that_is_not_there_is_one_sentence(tiny_root: Path, stage: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_input_that_is_not_there_is_one_sentence(
+    tiny_root: Path, stage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([stage, "--root", str(tiny_root)]) == 3
     assert " is missing: run `snakemake`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("root", ["nowhere", "file", "x" * 300])
-def test_a_root_that_is_no_folder_is_one_sentence(tmp_path: Path, root: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_root_that_is_no_folder_is_one_sentence(
+    tmp_path: Path, root: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     for words in (["curate"], ["--resume", "train"]):
         assert main([*words, "--root", str(tmp_path / root)]) == 2
@@ -98,7 +106,9 @@ def test_only_train_goes_on_from_a_checkpoint(tiny_root: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(("elsewhere", "spared"), [(False, True), (True, False)])
-def test_a_stage_whose_outputs_came_back_does_not_run(project: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool, spared: bool) -> None:
+def test_a_stage_whose_outputs_came_back_does_not_run(
+    project: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool, spared: bool
+) -> None:
     """Nor is it recorded again; `--params FILE` is not what DVC's record is about."""
     happened = []
     monkeypatch.setattr(pipeline.stages.curate.stage, "main", lambda params, root: happened.append("run"))
@@ -123,14 +133,22 @@ def rewrite(root: Path, old: str, new: str, recorded: str, recorded_now: str) ->
     [
         (lambda root: None, True),
         (lambda root: (root / "code.py").touch(), True),
-        (lambda root: (root / "folder/file").write_text("other"), True),  # a folder's content is for DVC to judge
+        (
+            lambda root: (root / "folder/file").write_text("other"),
+            True,
+        ),  # a folder's content is for DVC to judge
         (lambda root: (root / "code.py").write_text("seed = 2"), False),
         (lambda root: (root / "code.py").write_text("seed = 12"), False),
         (lambda root: (root / "code.py").unlink(), False),
         (lambda root: (root / "folder").rename(root / "moved"), False),
         (lambda root: (root / "params.yaml").write_text("stage: {rate: 2.0e-4}\nother: {size: 1}"), False),
         (lambda root: (root / "params.yaml").write_text("stage: {rate: 1.0e-4}\nother: 1"), False),
-        (lambda root: (root / "params.yaml").write_text("stage: {rate: 1.0e-4}\nother: {size: 1, unread: 3}"), True),
+        (
+            lambda root: (root / "params.yaml").write_text(
+                "stage: {rate: 1.0e-4}\nother: {size: 1, unread: 3}"
+            ),
+            True,
+        ),
         # as DVC writes them, which is YAML 1.2
         (lambda root: rewrite(root, "rate: 1.0e-4", "rate: 1.0e-5", "rate: 0.0001", "rate: 1e-05"), True),
         (lambda root: rewrite(root, "rate: 1.0e-4", "rate: 'on'", "rate: 0.0001", "rate: on"), True),
@@ -148,7 +166,12 @@ def test_the_first_look_at_a_record(tmp_path: Path, spoil: Callable[[Path], obje
     (tmp_path / "params.yaml").write_text("stage: {rate: 1.0e-4}\nother: {size: 1, unread: 2}")
     code = {"path": "code.py", "hash": "md5", "md5": hashlib.md5(b"seed = 1").hexdigest(), "size": 8}  # noqa: S324
     folder = {"path": "folder", "hash": "md5", "md5": "d" * 32 + ".dir", "size": 4, "nfiles": 1}
-    entry = {"cmd": "run", "deps": [code, folder], "params": {"params.yaml": {"stage": {"rate": 1.0e-4}, "other.size": 1}}, "outs": []}
+    entry = {
+        "cmd": "run",
+        "deps": [code, folder],
+        "params": {"params.yaml": {"stage": {"rate": 1.0e-4}, "other.size": 1}},
+        "outs": [],
+    }
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": {"stage@item": entry}}))
     spoil(tmp_path)
     assert seems_unchanged("stage@item", tmp_path) == unchanged
@@ -156,7 +179,9 @@ def test_the_first_look_at_a_record(tmp_path: Path, spoil: Callable[[Path], obje
 
 
 @pytest.mark.parametrize("item", ["../../elsewhere/x", "a/b", "x" * 300, "\x1b[2J"])
-def test_a_level_that_is_no_name_makes_no_file(project: Path, capsys: pytest.CaptureFixture[str], item: str) -> None:
+def test_a_level_that_is_no_name_makes_no_file(
+    project: Path, capsys: pytest.CaptureFixture[str], item: str
+) -> None:
     """It is part of the lock's name."""
     assert main([f"quantize@{item}", "--root", str(project)]) == 2
     assert item[:3] in capsys.readouterr().err.replace("\\x1b", "\x1b")

@@ -7,13 +7,28 @@ import pytest
 from pipeline.workflow.scraps import working
 
 SCRAPS = [
-    "models/.merging/16-bit/half", "models/.parity/x", "data/.curating/x", "models/gguf/.demo-F16.gguf.writing", "models/checkpoints/.writing/half",
-    "models/checkpoints/.checkpoint-2.writing/half", "models/gguf/.demo.merging/x", "reports/eval/.F16.json.writing", "models/base/.deep.writing",
-]  # fmt: skip
+    "models/.merging/16-bit/half",
+    "models/.parity/x",
+    "data/.curating/x",
+    "models/gguf/.demo-F16.gguf.writing",
+    "models/checkpoints/.writing/half",
+    "models/checkpoints/.checkpoint-2.writing/half",
+    "models/gguf/.demo.merging/x",
+    "reports/eval/.F16.json.writing",
+    "models/base/.deep.writing",
+]
 KEPT = [
-    "models/base/model.safetensors", "models/.base.download/abc/part", "models/.compare/NF4-1/models/.merging/x", "models/checkpoints/checkpoint-1/x",
-    "data/raw/.notes.writing", "data/raw/.notes.old", "data/evaluation/.mine.old", "data/.writing.jsonl", "data/.old", "params.yaml",
-]  # fmt: skip
+    "models/base/model.safetensors",
+    "models/.base.download/abc/part",
+    "models/.compare/NF4-1/models/.merging/x",
+    "models/checkpoints/checkpoint-1/x",
+    "data/raw/.notes.writing",
+    "data/raw/.notes.old",
+    "data/evaluation/.mine.old",
+    "data/.writing.jsonl",
+    "data/.old",
+    "params.yaml",
+]
 
 
 def write(root: Path, names: list[str]) -> None:
@@ -22,7 +37,9 @@ def write(root: Path, names: list[str]) -> None:
         (root / name).write_bytes(b"x" * 1000)
 
 
-def test_scraps_are_swept_and_named_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scraps_are_swept_and_named_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path, [*SCRAPS, *KEPT])
     with working(tmp_path):
         assert [name for name in SCRAPS if (tmp_path / name).exists()] == []
@@ -30,10 +47,16 @@ def test_scraps_are_swept_and_named_and_nothing_else(tmp_path: Path, capsys: pyt
     assert (tmp_path / SCRAPS[0]).exists()  # made since: its owner removes it
     assert [name for name in KEPT if not (tmp_path / name).exists()] == []
     (output,) = capsys.readouterr().err.splitlines()
-    assert output.startswith("swept what a killed run left: ") and "models/.merging (1.0 kB)" in output and output.count("(1.0 kB)") == len(SCRAPS)
+    assert (
+        output.startswith("swept what a killed run left: ")
+        and "models/.merging (1.0 kB)" in output
+        and output.count("(1.0 kB)") == len(SCRAPS)
+    )
 
 
-def test_nothing_is_swept_while_another_may_be_writing_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_swept_while_another_may_be_writing_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with working(tmp_path):
         write(tmp_path, SCRAPS)
         with working(tmp_path):
@@ -54,7 +77,9 @@ def test_a_sub_project_has_its_own_scraps_and_its_own_workers(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_kill_while_an_artifact_was_replaced_is_undone(tmp_path: Path, whole: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kill_while_an_artifact_was_replaced_is_undone(
+    tmp_path: Path, whole: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path, ["models/.base.old/model"])
     if whole:
         write(tmp_path, ["models/base/new"])
@@ -71,7 +96,9 @@ def test_a_folder_that_can_only_be_read_holds_no_scraps(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [".quench"]
 
 
-def test_what_can_not_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_can_not_be_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -79,4 +106,7 @@ def test_what_can_not_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("pipeline.workflow.scraps.remove", refuse)
     with working(tmp_path):
         pass
-    assert "models/.merging can't be removed (Permission denied), so remove it by hand" in capsys.readouterr().err
+    assert (
+        "models/.merging can't be removed (Permission denied), so remove it by hand"
+        in capsys.readouterr().err
+    )

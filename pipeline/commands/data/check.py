@@ -24,26 +24,36 @@ SHOWN = 50  # rejected rows that are named one by one
 
 
 def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
-    """(path, name as in data/raw) of the files named, and of those below the folders named, without hidden ones. Raises `DataError`."""
+    """(path, name as in data/raw) of the files named, and of those below the folders named, without hidden
+    ones. Raises `DataError`.
+    """
     for path in paths:
         try:
             path.stat()
         except OSError as error:
             why = f"is missing or can't be reached ({error.strerror})"
-            raise DataError("Q-COMMANDS-016", f"{printable(path)} {why}: name a file or a folder with chat logs") from error
-        whole = path.resolve() if path.is_dir() else path.parent.resolve() / path.name  # a link to a file is itself the file
+            raise DataError(
+                "Q-COMMANDS-016", f"{printable(path)} {why}: name a file or a folder with chat logs"
+            ) from error
+        whole = (
+            path.resolve() if path.is_dir() else path.parent.resolve() / path.name
+        )  # a link to a file is itself the file
         inside = whole.relative_to(raw.resolve()) if whole.is_relative_to(raw.resolve()) else None
         if not path.is_dir():
             yield path, printable(inside or Path(path.name))
             continue
         found = files_below(path)
         if not found:
-            raise DataError("Q-COMMANDS-016", f"{printable(path)} holds no file: name a file or a folder with chat logs")
+            raise DataError(
+                "Q-COMMANDS-016", f"{printable(path)} holds no file: name a file or a folder with chat logs"
+            )
         yield from ((one, printable((inside or Path()) / name)) for name, one in found)
 
 
 def settings(params: Path | None, root: Path) -> Curate:
-    """Section `curate` of the file named, of `root`'s params.yaml or, outside of a project, of the demo's recipe. Raises `ConfigError`."""
+    """Section `curate` of the file named, of `root`'s params.yaml or, outside of a project, of the demo's
+    recipe. Raises `ConfigError`.
+    """
     path = params or root / "params.yaml"
     if params is None and not path.exists() and RECIPE.exists():
         print(f"check: no params.yaml in {root}, so the settings are those of {RECIPE}", file=sys.stderr)
@@ -51,8 +61,11 @@ def settings(params: Path | None, root: Path) -> Curate:
     return load_params(path).curate
 
 
-def rejects(settings: Curate, root: Path, paths: Sequence[Path], found: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Every row that stage curate would reject on its own account, as a line of rejects.jsonl; `file` is the path as the user named it.
+def rejects(
+    settings: Curate, root: Path, paths: Sequence[Path], found: Counter[str]
+) -> Iterator[dict[str, Any]]:
+    """Every row that stage curate would reject on its own account, as a line of rejects.jsonl; `file` is the
+    path as the user named it.
 
     `found` counts files and rows, see `pipeline.stages.curate.clean.check_file`.
     """
@@ -72,7 +85,10 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
     curate = settings(params, root)
     for file, what in (("models/base.json", "control tokens are"), ("models/base", "lengths are")):
         if not (root / file).exists():
-            print(f"check: {file} is missing, so {what} not measured: `snakemake base` makes it", file=sys.stderr)
+            print(
+                f"check: {file} is missing, so {what} not measured: `snakemake base` makes it",
+                file=sys.stderr,
+            )
     reasons, found = Counter[str](), Counter[str]()
     for entry in rejects(curate, root, paths, found):
         reasons[entry["reason"]] += 1
@@ -89,7 +105,11 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
         return 0
     if reasons.total() > SHOWN and not everything and not as_json:
         print(f"… and {reasons.total() - SHOWN:,} more: --all names them")
-    print(f"check: {reasons.total():,} rejected: {', '.join(f'{number:,} {reason}' for reason, number in reasons.most_common())}", file=out)
+    print(
+        f"check: {reasons.total():,} rejected: "
+        f"{', '.join(f'{number:,} {reason}' for reason, number in reasons.most_common())}",
+        file=out,
+    )
     return 3
 
 
@@ -97,6 +117,14 @@ def _stats(found: Counter[str]) -> list[str]:
     """What was read, in which every file and row is counted once, and what training doesn't do with it."""
     rejected = found["lines"] - found["usable"]
     rows = f"{plural(found['lines'], 'row')}: {found['usable']:,} usable, {rejected:,} rejected"
-    files = f"{plural(found['files'], 'file')}: {found['files'] - found['unread']:,} read, {found['unread']:,} not read"
+    files = (
+        f"{plural(found['files'], 'file')}: {found['files'] - found['unread']:,} read, "
+        f"{found['unread']:,} not read"
+    )
     files += f", {found['empty']:,} without a row" if found["empty"] else ""
-    return [f"{files}; {rows}", *training_sentences({kind: found[kind] for kind in get_args(Kind) if kind not in TRAINED}, found["scored"])]
+    return [
+        f"{files}; {rows}",
+        *training_sentences(
+            {kind: found[kind] for kind in get_args(Kind) if kind not in TRAINED}, found["scored"]
+        ),
+    ]

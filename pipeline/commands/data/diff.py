@@ -1,8 +1,10 @@
-"""What changed in `data/final` between two versions: rows by id and source, counts by split, domain and reason.
+"""What changed in `data/final` between two versions: rows by id and source, counts by split, domain and
+reason.
 
     quench data diff HEAD~1 --rows 3
 
-Streams both versions; of a row only 64 bits and its split stay in memory, and the source of those that differ.
+Streams both versions; of a row only 64 bits and its split stay in memory, and the source of those that
+differ.
 """
 
 from collections import Counter
@@ -85,7 +87,11 @@ def summary(before: Version, after: Version, found: Difference) -> Iterable[str]
         (len(found.moved), "moved between splits"),
     ]
     stated = ", ".join(f"{number:,} {what}" for number, what in parts if number)
-    yield f"rows: {stated}, {found.same:,} the same" if stated else f"no row differs ({plural(found.same, 'row')})"
+    yield (
+        f"rows: {stated}, {found.same:,} the same"
+        if stated
+        else f"no row differs ({plural(found.same, 'row')})"
+    )
     yield from _table("split", {split: found.splits.get(split, (0, 0)) for split in SPLITS})
     yield from _table("domain", _differing(found.domains))
     reasons = _beside(*(Counter(version.stats().get("rejected") or {}) for version in (before, after)))
@@ -93,7 +99,10 @@ def summary(before: Version, after: Version, found: Difference) -> Iterable[str]
     leaked = sum(place.split != "test" and split == "test" for place, split in found.moved)
     if leaked:
         yield ""
-        yield f"beware: moved into test, where it was not held out before: {leaked:,}; don't measure a model trained on {before.name} with it"
+        yield (
+            f"beware: moved into test, where it was not held out before: {leaked:,}; don't measure a "
+            f"model trained on {before.name} with it"
+        )
 
 
 def examples(before: Version, after: Version, found: Difference, count: int) -> Iterable[str]:
@@ -107,7 +116,10 @@ def examples(before: Version, after: Version, found: Difference, count: int) -> 
             yield f"  {mark} {one_line(place.source)} ({place.split}): {one_line(rows[place.id])}"
     yield from ["", "changed"] if changed else []
     for was, now in changed:
-        yield f"  ~ {one_line(was.source)} ({was.split if was.split == now.split else f'{was.split} → {now.split}'})"
+        yield (
+            f"  ~ {one_line(was.source)} "
+            f"({was.split if was.split == now.split else f'{was.split} → {now.split}'})"
+        )
         for mark, text in zip("-+", excerpts(old[was.id], new[now.id]), strict=True):
             yield f"    {mark} {one_line(text, 180)}"
     yield from ["", "moved"] if found.moved and count else []
@@ -116,7 +128,9 @@ def examples(before: Version, after: Version, found: Difference, count: int) -> 
 
 
 def main(root: Path, first: str, second: str | None, rows: int) -> None:
-    """Print what changed from revision `first` to `second` (None: to the workspace), with `rows` examples of each kind."""
+    """Print what changed from revision `first` to `second` (None: to the workspace), with `rows` examples of
+    each kind.
+    """
     before = revision(root, first)
     after = revision(root, second) if second else workspace(root)
     found = compare(before, after)
@@ -143,7 +157,11 @@ def _table(title: str, pairs: Mapping[str, tuple[int, int]]) -> Iterable[str]:
     """Names with both numbers and their difference, the largest difference first (splits in their order)."""
     if not pairs:
         return
-    ordered = list(pairs.items()) if title == "split" else sorted(pairs.items(), key=lambda item: (-abs(item[1][1] - item[1][0]), item[0]))
+    ordered = (
+        list(pairs.items())
+        if title == "split"
+        else sorted(pairs.items(), key=lambda item: (-abs(item[1][1] - item[1][0]), item[0]))
+    )
     wide = max(16, *(len(one_line(name, 48)) for name, _ in ordered[:LINES]))
     yield ""
     yield f"{title:{wide}} {'before':>12} {'after':>12} {'change':>12}"
@@ -157,4 +175,6 @@ def _fetched(version: Version, ids: set[str]) -> dict[str, str]:
     """The texts of some rows."""
     if not ids:
         return {}
-    return {row["id"]: "\n".join(text for _, text in texts(row)) for _, row in version.rows() if row["id"] in ids}
+    return {
+        row["id"]: "\n".join(text for _, text in texts(row)) for _, row in version.rows() if row["id"] in ids
+    }

@@ -29,7 +29,9 @@ def to_messages(row: Row) -> Row:
 
 
 def export(source: Path, target: Path, format: str) -> tuple[int, list[tuple[str, BadRow]]]:
-    """Write the rows of `source` to `target`; gives how many, and which could not be said in `format` and why."""
+    """Write the rows of `source` to `target`; gives how many, and which could not be said in `format` and
+    why.
+    """
     left: list[tuple[str, BadRow]] = []
     say = writer(format)
 
@@ -44,7 +46,9 @@ def export(source: Path, target: Path, format: str) -> tuple[int, list[tuple[str
 
 
 def main(root: Path, target: Path, format: str, split: str, *, skip: bool, force: bool) -> int:
-    """Export and say what was left out; gives the exit code: 3 if something was and `skip` does not allow it."""
+    """Export and say what was left out; gives the exit code: 3 if something was and `skip` does not allow
+    it.
+    """
     source = root / "data" / "final" / f"{split}.jsonl"
     if not source.exists():
         raise DataError("Q-CORE-001", f"{source} is missing: run `snakemake curate`, which writes it")
@@ -57,6 +61,8 @@ def main(root: Path, target: Path, format: str, split: str, *, skip: bool, force
     for place, why in left[:NAMED]:
         print(f"left out: {one_line(place)}: {why.code}: {one_line(str(why))}")
     if left:
-        reasons = ", ".join(f"{number} {code}" for code, number in Counter(why.code for _, why in left).most_common())
+        reasons = ", ".join(
+            f"{number} {code}" for code, number in Counter(why.code for _, why in left).most_common()
+        )
         print(f"{plural(len(left), 'row')} left out, which {format} can't say: {reasons}")
     return 3 if left and not skip else 0

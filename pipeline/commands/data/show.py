@@ -1,4 +1,5 @@
-"""Rows as the model will see them: rendered by the base's own template, with the text that is trained told apart.
+"""Rows as the model will see them: rendered by the base's own template, with the text that is trained told
+apart.
 
     quench data show --split test --row 3
 
@@ -24,7 +25,9 @@ BRACKETS = "⟦⟧"  # around trained text if there are no colors
 
 @dataclass(frozen=True)
 class View:
-    """One rendering of a row: pieces of text, each trained or not, and what is said of it (token counts, or why it can't be rendered)."""
+    """One rendering of a row: pieces of text, each trained or not, and what is said of it (token counts, or
+    why it can't be rendered).
+    """
 
     title: str
     pieces: list[tuple[str, bool]]
@@ -32,15 +35,20 @@ class View:
 
 
 def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, Row]]:
-    """(number, row) of `count` rows from the wanted one on: an id, a source or a number from 1. Raises `DataError` if there is none."""
+    """(number, row) of `count` rows from the wanted one on: an id, a source or a number from 1. Raises
+    `DataError` if there is none.
+    """
     rows = enumerate(read_rows(source), start=1)
     if wanted is not None:
         number = int(wanted) if re.fullmatch(r"[0-9]{1,15}", wanted) else None  # an id has 16 digits
-        found = next(((at, row) for at, row in rows if at == number or wanted in (row["id"], row["source"])), None)
+        found = next(
+            ((at, row) for at, row in rows if at == number or wanted in (row["id"], row["source"])), None
+        )
         if found is None:
             raise DataError(
                 "Q-COMMANDS-019",
-                f"{source} has no row {wanted!r}: name an id, a source (FILE:LINE) or a number from 1 to the number of rows",
+                f"{source} has no row {wanted!r}: name an id, a source (FILE:LINE) or a number from 1 to "
+                "the number of rows",
             )
         yield found
         count -= 1
@@ -48,7 +56,8 @@ def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, 
 
 
 def views(row: Row, tokenizer: Any) -> list[View]:
-    """What the model sees of a row: one text; two for a preference, one for each answer where the template makes a chat unfold.
+    """What the model sees of a row: one text; two for a preference, one for each answer where the template
+    makes a chat unfold.
 
     `tokenizer` None: the messages as they stand.
     """
@@ -75,11 +84,18 @@ def main(root: Path, split: str, wanted: str | None, count: int) -> None:
     tokenizer = _tokenizer(root)
     console = Console(highlight=False, soft_wrap=True)
     colors = console.color_system is not None and not console.no_color
-    console.print(Text.assemble("what is trained: ", *_styled([("green text", True)] if colors else [("text in brackets", True)], colors)))
+    console.print(
+        Text.assemble(
+            "what is trained: ",
+            *_styled([("green text", True)] if colors else [("text in brackets", True)], colors),
+        )
+    )
     for number, row in (first, *rows):
         about = (f"row {number} of {split}", row["id"], row["source"], row["kind"], row.get("domain", ""))
         console.print()
-        console.rule(Text(" · ".join(one_line(str(word)) for word in about if word)), align="left", style="dim")
+        console.rule(
+            Text(" · ".join(one_line(str(word)) for word in about if word)), align="left", style="dim"
+        )
         for view in views(row, tokenizer):
             heading = ": ".join(filter(None, (view.title, view.note)))
             if heading:
@@ -93,7 +109,9 @@ def _tokenizer(root: Path) -> Any:
     folder = root / "models" / "base"
     if not (folder / "tokenizer.json").exists():
         print(
-            "show: models/base is missing, so the messages are shown without template and token counts: `snakemake base` makes it", file=sys.stderr
+            "show: models/base is missing, so the messages are shown without template and token counts: "
+            "`snakemake base` makes it",
+            file=sys.stderr,
         )
         return None
     from pipeline.chat.tokens import load_tokenizer
@@ -118,7 +136,13 @@ def _rendered(title: str, turns: list[dict[str, Any]], row: Row, tokenizer: Any)
     try:
         if row["kind"] == "prompt":  # the model goes on from here: nothing in it is trained
             text = render(tokenizer, turns, tools, add_generation_prompt=True)
-            return [View(title, [(text, False)], plural(len(tokenizer(text, add_special_tokens=False)["input_ids"]), "token"))]
+            return [
+                View(
+                    title,
+                    [(text, False)],
+                    plural(len(tokenizer(text, add_special_tokens=False)["input_ids"]), "token"),
+                )
+            ]
         _, encoded = next(encode(tokenizer, [{"kind": "chat", "messages": turns, "tools": tools}]))
         if isinstance(encoded, Unrenderable):
             raise encoded
@@ -126,7 +150,11 @@ def _rendered(title: str, turns: list[dict[str, Any]], row: Row, tokenizer: Any)
     except Unrenderable as why:
         return [View(title, list(_messages(turns)), _refused(why))]
     return [
-        View(" ".join(filter(None, (title, f"answer {text.part}" if text.part else ""))), list(_parted(text.text, text.spans)), _counted(one))
+        View(
+            " ".join(filter(None, (title, f"answer {text.part}" if text.part else ""))),
+            list(_parted(text.text, text.spans)),
+            _counted(one),
+        )
         for text, one in zip(texts, encoded, strict=True)
     ]
 
@@ -145,7 +173,9 @@ def _segments(row: Row, tokenizer: Any) -> View:
 def _counted(encoded: Any) -> str:
     from pipeline.chat.tokens import IGNORED
 
-    return f"{plural(len(encoded.ids), 'token')}, {sum(label != IGNORED for label in encoded.labels):,} trained"
+    return (
+        f"{plural(len(encoded.ids), 'token')}, {sum(label != IGNORED for label in encoded.labels):,} trained"
+    )
 
 
 def _refused(why: Any) -> str:
@@ -159,7 +189,9 @@ def _messages(turns: Iterable[dict[str, Any]]) -> Iterator[tuple[str, bool]]:
     for turn in turns:
         rest = {key: value for key, value in turn.items() if key not in ("role", "content", "train")}
         yield f"{turn['role']}: ", False
-        words = " ".join(filter(None, (turn["content"], json.dumps(rest, ensure_ascii=False) if rest else "")))
+        words = " ".join(
+            filter(None, (turn["content"], json.dumps(rest, ensure_ascii=False) if rest else ""))
+        )
         yield words, turn["role"] == "assistant" and turn.get("train", True)
         yield "\n", False
 
@@ -179,4 +211,7 @@ def _styled(pieces: Iterable[tuple[str, bool]], colors: bool) -> Iterator[tuple[
     for text, trained in pieces:
         shown = plain(text)
         if shown:
-            yield (f"{BRACKETS[0]}{shown}{BRACKETS[1]}" if trained and not colors else shown), TRAINED if trained else MASKED
+            yield (
+                (f"{BRACKETS[0]}{shown}{BRACKETS[1]}" if trained and not colors else shown),
+                TRAINED if trained else MASKED,
+            )

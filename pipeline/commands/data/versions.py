@@ -35,7 +35,9 @@ class Version:
                         yield split, orjson.loads(line)
                     except ValueError:
                         raise DataError(
-                            "Q-CORE-006", f"{FINAL}/{split}.jsonl of {self.name} is no JSONL at line {number}: run stage curate again"
+                            "Q-CORE-006",
+                            f"{FINAL}/{split}.jsonl of {self.name} is no JSONL at line {number}: run stage "
+                            "curate again",
                         ) from None
 
     def stats(self) -> dict[str, Any]:
@@ -56,29 +58,35 @@ def workspace(root: Path) -> Version:
             return (root / path).open("rb")
         except OSError as error:
             raise DataError(
-                "Q-CORE-001", f"{root / path} can't be read ({error.strerror}): run `snakemake curate`, which writes it"
+                "Q-CORE-001",
+                f"{root / path} can't be read ({error.strerror}): run `snakemake curate`, which writes it",
             ) from None
 
     return Version("the workspace", opened)
 
 
 def revision(root: Path, name: str) -> Version:
-    """The data of the git revision `name`. Raises `ConfigError` if there is no such revision, `DataError` if it has no data."""
+    """The data of the git revision `name`. Raises `ConfigError` if there is no such revision, `DataError` if
+    it has no data.
+    """
     commit = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if commit is None:
         raise ConfigError(
             "Q-COMMANDS-020",
-            f"git knows no revision {name!r} in {root.resolve()}: `git log --oneline -- dvc.lock` lists those with data",
+            f"git knows no revision {name!r} in {root.resolve()}: `git log --oneline -- dvc.lock` lists "
+            "those with data",
         )
     lock = _git(root, "show", f"{commit.strip()}:./dvc.lock")
     if lock is None:
         raise DataError(
             "Q-COMMANDS-021",
-            f"{name} has no dvc.lock, so no data was recorded with it: `git log --oneline -- dvc.lock` lists those that have",
+            f"{name} has no dvc.lock, so no data was recorded with it: `git log --oneline -- dvc.lock` "
+            "lists those that have",
         )
     if FINAL not in _outputs(lock):
         raise DataError(
-            "Q-COMMANDS-021", f"dvc.lock of {name} names no {FINAL}: stage curate had not run, so choose a later revision"
+            "Q-COMMANDS-021",
+            f"dvc.lock of {name} names no {FINAL}: stage curate had not run, so choose a later revision",
         )
     from dvc.api import DVCFileSystem
     from dvc.exceptions import DvcException
@@ -91,12 +99,14 @@ def revision(root: Path, name: str) -> Version:
         except (OSError, DataIndexDirError):
             raise DataError(
                 "Q-COMMANDS-022",
-                f"{path} of {name} is neither in DVC's cache nor in a remote: `dvc push` it where it was made, then "
+                f"{path} of {name} is neither in DVC's cache nor in a remote: `dvc push` it where it was "
+                "made, then "
                 "`dvc fetch -A` here",
             ) from None
         except (DvcException, ImportError, AuthError, RemoteMissingDepsError) as error:
             raise ToolError(
-                "Q-COMMANDS-024", f"DVC can't read {path} of {name} ({error}): fix that, then run the same command again"
+                "Q-COMMANDS-024",
+                f"DVC can't read {path} of {name} ({error}): fix that, then run the same command again",
             ) from None
         return file
 

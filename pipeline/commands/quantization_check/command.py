@@ -1,8 +1,8 @@
-"""Is the NF4 model that is trained the model that it stands for? One verdict per check, the 16-bit model and the NF4 one in memory by turns.
+"""Is the NF4 model that is trained the model that it stands for? One verdict per check, the 16-bit model and
+the NF4 one in memory by turns.
 
-Reads `models/base/`, and `models/adapter/`, `models/checkpoints/` and `data/final/test.jsonl` if they exist. Writes
-`reports/quantization-check.json`,
-which the report shows as long as it is of the same base.
+Reads `models/base/`, and `models/adapter/`, `models/checkpoints/` and `data/final/test.jsonl` if they exist.
+Writes `reports/quantization-check.json`, which the report shows as long as it is of the same base.
 
     quench quantization-check --prompts 8
     quench quantization-check --adapter runs/one --adapter runs/other     # switch between these two
@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import chats, encodable, load_tokenizer
-from pipeline.commands.quantization_check.memory import NF4, PLAIN, measure_training, memory_check, memory_line, memory_table
+from pipeline.commands.quantization_check.memory import (
+    NF4,
+    PLAIN,
+    measure_training,
+    memory_check,
+    memory_line,
+    memory_table,
+)
 from pipeline.commands.quantization_check.outputs import compare_logits, last_logits, output_lines
 from pipeline.commands.quantization_check.swap import random_adapter, saved_adapters, swap_line
 from pipeline.commands.quantization_check.weights import weight_lines
@@ -50,12 +57,19 @@ BUILT_IN = (
 
 
 def quantization_check(
-    *, base: Path, adapter: Path | None, rows: list[list[int]], settings: Training, shape: Shape | None, switched: Sequence[Path] = ()
+    *,
+    base: Path,
+    adapter: Path | None,
+    rows: list[list[int]],
+    settings: Training,
+    shape: Shape | None,
+    switched: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Every check on token ids `rows`: {"lines": {key: Check}, "figures": of the logits, "memory": {model: {part: bytes}}, "memory_check"}.
+    """Every check on token ids `rows`: {"lines": {key: Check}, "figures": of the logits, "memory": {model:
+    {part: bytes}}, "memory_check"}.
 
-    `adapter` is a PEFT folder; without one, a fresh random adapter stands in. `switched` are two that are switched. A number that is
-    not finite raises `GateError` at once, a linear that is not NF4 `ToolError`.
+    `adapter` is a PEFT folder; without one, a fresh random adapter stands in. `switched` are two that are
+    switched. A number that is not finite raises `GateError` at once, a linear that is not NF4 `ToolError`.
     """
     where = f"{len(rows)} prompts, {'the trained adapter' if adapter else 'a fresh random adapter'}"
     measured: dict[str, dict[str, int]] = {}
@@ -76,15 +90,22 @@ def quantization_check(
         adapter_is_finite(model)
     figures = compare_logits(reference, candidate)
     lines = {
-        "nf4_before_lora": counted("NF4 before LoRA", "linears in NF4 before the adapter was put on", quantized),
-        "dequantization_finite": counted("Dequantized weights", "linears all of whose weights are finite", quantized),
+        "nf4_before_lora": counted(
+            "NF4 before LoRA", "linears in NF4 before the adapter was put on", quantized
+        ),
+        "dequantization_finite": counted(
+            "Dequantized weights", "linears all of whose weights are finite", quantized
+        ),
         "lora_finite": counted("LoRA", "matrices and outputs that are finite", matrices + outputs[0]),
         **weights,
         **output_lines(figures, where, shape.parameters if shape else None),
         "memory": memory_line(measured[NF4], shape, settings),
         "adapter_swap": swap,
     }
-    memory = {"memory": memory_table(measured, settings), "memory_check": memory_check(measured, shape, settings)}
+    memory = {
+        "memory": memory_table(measured, settings),
+        "memory_check": memory_check(measured, shape, settings),
+    }
     return {"lines": lines, "figures": figures} | memory
 
 
@@ -97,7 +118,9 @@ def counted(title: str, what: str, number: int) -> Check:
 
 @contextmanager
 def loaded(base: Path, settings: Training, device: str | None = None) -> Iterator[Any]:
-    """The base as `load_quantized` gives it; its memory is free after the body, so long as the body's own names go."""
+    """The base as `load_quantized` gives it; its memory is free after the body, so long as the body's own
+    names go.
+    """
     import torch
 
     yield load_quantized(base, settings, device)
@@ -107,7 +130,9 @@ def loaded(base: Path, settings: Training, device: str | None = None) -> Iterato
 
 
 def with_adapter(bare: Any, adapter: Path | None, settings: Training) -> Any:
-    """`bare` with the trained adapter of the folder, ready to train on, or with a fresh random one; float32 either way."""
+    """`bare` with the trained adapter of the folder, ready to train on, or with a fresh random one; float32
+    either way.
+    """
     from peft import PeftModel
 
     if adapter is None:
@@ -122,10 +147,13 @@ def check_settings(adapter: Path, settings: Training) -> None:
         found = known["r"], sorted(known["target_modules"])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            "Q-COMMANDS-027", f"{adapter}/adapter_config.json can't be read ({error}): run `snakemake --force train`"
+            "Q-COMMANDS-027",
+            f"{adapter}/adapter_config.json can't be read ({error}): run `snakemake --force train`",
         ) from error
     if not (adapter / "adapter_model.safetensors").is_file():
-        raise DataError("Q-COMMANDS-027", f"{adapter} has no adapter_model.safetensors: run `snakemake --force train`")
+        raise DataError(
+            "Q-COMMANDS-027", f"{adapter} has no adapter_model.safetensors: run `snakemake --force train`"
+        )
     if found != (settings.r, sorted(settings.target_modules)):
         raise DataError(
             "Q-COMMANDS-027",
@@ -135,7 +163,9 @@ def check_settings(adapter: Path, settings: Training) -> None:
 
 
 def room_for(base: Path) -> str | None:
-    """Where the 16-bit base goes: the CPU where the GPU's free memory has no room for it, else wherever training is (None)."""
+    """Where the 16-bit base goes: the CPU where the GPU's free memory has no room for it, else wherever
+    training is (None).
+    """
     import torch
 
     stored = sum(shard.stat().st_size for shard in base.glob("*.safetensors"))
@@ -143,9 +173,14 @@ def room_for(base: Path) -> str | None:
 
 
 def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
-    """Token ids of the first held-out rows, or of built-in ones if there are none, in the base's own template."""
+    """Token ids of the first held-out rows, or of built-in ones if there are none, in the base's own
+    template.
+    """
     tokenizer = load_tokenizer(base)
-    built_in = [{"messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]} for ask, answer in BUILT_IN]
+    built_in = [
+        {"messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]}
+        for ask, answer in BUILT_IN
+    ]
     sources = (chats(read_rows(held_out)) if held_out.is_file() else iter(()), iter(built_in))
     for source in sources:
         rows = [row.ids for row in islice(encodable(tokenizer, source, LONGEST), prompts)]
@@ -153,7 +188,8 @@ def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
             return rows
     raise DataError(
         "Q-COMMANDS-030",
-        f"no prompt can be rendered in {LONGEST} tokens with the template of {base}: look at reports/labels.json",
+        f"no prompt can be rendered in {LONGEST} tokens with the template of {base}: look at "
+        "reports/labels.json",
     )
 
 
@@ -162,7 +198,8 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
     if params.base.quantization != "nf4":
         raise ConfigError(
             "Q-COMMANDS-025",
-            f"base.quantization is {params.base.quantization}, so there is no NF4 model to compare: set it to nf4",
+            f"base.quantization is {params.base.quantization}, so there is no NF4 model to compare: set it "
+            "to nf4",
         )
     base, adapter = root / "models/base", root / "models/adapter"
     if not (base / "config.json").is_file():
@@ -176,13 +213,21 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
     use_all_cores()
     known = json.loads((base / "config.json").read_text(encoding="utf-8")).get("model_type") in KNOWN
     report = quantization_check(
-        base=base, adapter=trained,
-        rows=token_rows(base, root / "data/final/test.jsonl", prompts), settings=params.training.model_copy(update={"embeddings_on_cpu": False}),
-        shape=load_shape(base / "config.json") if known else None, switched=switched,
-    )  # fmt: skip
+        base=base,
+        adapter=trained,
+        rows=token_rows(base, root / "data/final/test.jsonl", prompts),
+        settings=params.training.model_copy(update={"embeddings_on_cpu": False}),
+        shape=load_shape(base / "config.json") if known else None,
+        switched=switched,
+    )
     failed = [line for line in report["lines"].values() if line.verdict == "fail"]
     of = {"base_weights_sha256": base_hashes(base)["weights_sha256"], "adapter": bool(trained)}
-    written = {"verdict": "fail" if failed else "pass"} | of | report | {"lines": {key: line.record(KEYS) for key, line in report["lines"].items()}}
+    written = (
+        {"verdict": "fail" if failed else "pass"}
+        | of
+        | report
+        | {"lines": {key: line.record(KEYS) for key, line in report["lines"].items()}}
+    )
     write_json(root / "reports/quantization-check.json", written)
     if as_json:
         print(json.dumps(written, indent=2, ensure_ascii=False))
@@ -196,7 +241,10 @@ def show(report: dict[str, Any]) -> None:
     """Print a line per check, then the table of memory in MB."""
     print(*report["lines"].values(), sep="\n")
     figures = report["figures"]
-    print(f"{'':12}  logits: mean difference {figures['mean_abs']:.4f}, largest {figures['max_abs']:.3f}, NMSE {figures['nmse']:.5f}")
+    print(
+        f"{'':12}  logits: mean difference {figures['mean_abs']:.4f}, largest {figures['max_abs']:.3f}, "
+        f"NMSE {figures['nmse']:.5f}"
+    )
     width = max(map(len, report["memory"])) + 2
     print(f"\n{'MB':<{width}}" + "".join(f"{part:>12}" for part in next(iter(report["memory"].values()))))
     for name, parts in report["memory"].items():

@@ -1,4 +1,6 @@
-"""Two adapters on one NF4 base: switching gives each one's own outputs, and none gives the base's, bit for bit."""
+"""Two adapters on one NF4 base: switching gives each one's own outputs, and none gives the base's, bit for
+bit.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +22,9 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 def random_adapter(model: Any, config: Any, name: str, seed: int) -> Any:
-    """`model` with a fresh adapter `name` whose B is random too, so that it changes something; the same seed gives the same adapter on any base."""
+    """`model` with a fresh adapter `name` whose B is random too, so that it changes something; the same seed
+    gives the same adapter on any base.
+    """
     import torch
     from peft import PeftModel, get_peft_model
 
@@ -37,14 +41,16 @@ def random_adapter(model: Any, config: Any, name: str, seed: int) -> Any:
 
 
 def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
-    """Two adapter folders to switch between: the `given` ones, else the trained one and the newest other checkpoint; none if there are not two.
+    """Two adapter folders to switch between: the `given` ones, else the trained one and the newest other
+    checkpoint; none if there are not two.
 
     Raises `ConfigError` for one given alone, `DataError` for a given one that is missing or incomplete.
     """
     if given:
         if len(given) != 2:
             raise ConfigError(
-                "Q-COMMANDS-028", f"--adapter is given {len(given)} times, and two adapters are switched: give it twice"
+                "Q-COMMANDS-028",
+                f"--adapter is given {len(given)} times, and two adapters are switched: give it twice",
             )
         for folder in given:
             if not is_whole(folder):
@@ -54,7 +60,9 @@ def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
                     "name a folder that training wrote",
                 )
         return tuple(given)
-    checkpoints = [one for one in reversed(checkpoints_in(root / "models/checkpoints")) if defect(one) is None]
+    checkpoints = [
+        one for one in reversed(checkpoints_in(root / "models/checkpoints")) if defect(one) is None
+    ]
     found: dict[str, Path] = {}
     for folder in filter(is_whole, (root / "models/adapter", *checkpoints)):
         found.setdefault(file_hash(folder / WEIGHTS), folder)
@@ -80,19 +88,24 @@ def saved_adapter(model: Any, folder: Path, name: str) -> Any:
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(
-            "Q-COMMANDS-029", f"{folder} does not fit this base ({reason}): name adapters that were trained on it"
+            "Q-COMMANDS-029",
+            f"{folder} does not fit this base ({reason}): name adapters that were trained on it",
         ) from error
 
 
 def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence[Path] = ()) -> Check:
     """Proof that adapters can be switched on `model`, a quantized base without one; it is left without one.
 
-    Each of the two `adapters` (folders; without them two random ones as `config` says) is first measured alone on the base, then both are put on it
-    and switched: first, second, first, none.
+    Each of the two `adapters` (folders; without them two random ones as `config` says) is first measured
+    alone on the base, then both are put on it and switched: first, second, first, none.
     """
 
     def put_on(bare: Any, name: str) -> Any:
-        return saved_adapter(bare, adapters[NAMES.index(name)], name) if adapters else random_adapter(bare, config, name, 1 + NAMES.index(name))
+        return (
+            saved_adapter(bare, adapters[NAMES.index(name)], name)
+            if adapters
+            else random_adapter(bare, config, name, 1 + NAMES.index(name))
+        )
 
     bare = last_logits(model, rows)
     alone = {}
@@ -100,10 +113,21 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
         adapted = put_on(model, name)
         alone[name] = last_logits(adapted, rows)
         model = adapted.unload()
-    title, what = "Two adapters on one NF4 base", "switches whose logits differ from the adapter's alone (the last: the base's)"
-    which = " and ".join(f"{one.parent.name}/{one.name}" for one in adapters) or "two random adapters, for no two saved ones are here"
+    title, what = (
+        "Two adapters on one NF4 base",
+        "switches whose logits differ from the adapter's alone (the last: the base's)",
+    )
+    which = (
+        " and ".join(f"{one.parent.name}/{one.name}" for one in adapters)
+        or "two random adapters, for no two saved ones are here"
+    )
     if same(alone["first"], alone["second"]) or same(alone["first"], bare):
-        return Check(title, "not measured", f"the adapters say the same or nothing, so switching proves nothing; {which}", what=what)
+        return Check(
+            title,
+            "not measured",
+            f"the adapters say the same or nothing, so switching proves nothing; {which}",
+            what=what,
+        )
     adapted = put_on(put_on(model, "first"), "second")
     pairs: list[tuple[list[Floats], list[Floats]]] = []
     for name in ("first", "second", "first"):

@@ -1,4 +1,6 @@
-"""What NF4 makes of the weights: every linear's dequantized numbers against the file's, all together, in scale and block by block."""
+"""What NF4 makes of the weights: every linear's dequantized numbers against the file's, all together, in
+scale and block by block.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,21 +10,24 @@ from pipeline.core.checks import Check
 from pipeline.models.finite import nf4_linears
 
 BLOCK = 64  # weights that share a scale
-# Measured with bitsandbytes 0.50.2 on 512 × 1,024 numbers (normal, Laplace, Student-t with 5 and 3 degrees of freedom, columns × 20, rows × 30, one
-# number × 300; with and without double quantization), on every linear of SmolLM2-135M and of a random Qwen2:
+# Measured with bitsandbytes 0.50.2 on 512 × 1,024 numbers (normal, Laplace, Student-t with 5 and 3 degrees of
+# freedom, columns × 20, rows × 30, one number × 300; with and without double quantization), on every linear
+# of SmolLM2-135M and of a random Qwen2:
 #                     numbers                                        SmolLM2   Qwen2
 #   squared error     0.0084 (normal) to 0.0149 (t3), columns 0.0277  0.0104   0.0086
 #   scale             0.27 to 0.70 % too small                        0.36 %   0.57 %
 #   worst block       0.153 by the type itself, with its scales        0.342    0.158
 #                     rounded too up to 0.33
-# A linear's scales × 1.1 are 9.5 % off in scale, and so is a double quantization whose offset is 10 % too large; two blocks in each other's place
-# differ by 1 to 2 of their largest weight.
+# A linear's scales × 1.1 are 9.5 % off in scale, and so is a double quantization whose offset is 10 % too
+# large; two blocks in each other's place differ by 1 to 2 of their largest weight.
 MAX_WEIGHT_NMSE, MAX_SCALE_ERROR, MAX_BLOCK_ERROR = 0.03, 0.02, 0.5
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """One linear: squared error ÷ squared weights, how far the best-fitting scale is from 1, the largest error ÷ largest weight of a block."""
+    """One linear: squared error ÷ squared weights, how far the best-fitting scale is from 1, the largest
+    error ÷ largest weight of a block.
+    """
 
     nmse: float
     scale: float
@@ -30,20 +35,42 @@ class Rounding:
 
 
 FIGURES = {
-    "nf4_weights": ("nmse", "16-bit weights → NF4 weights", "largest normalized squared error of a linear's weights", MAX_WEIGHT_NMSE),
-    "nf4_scale": ("scale", "Scale of the NF4 weights", "largest departure of a linear's scale from the file's", MAX_SCALE_ERROR),
-    "nf4_blocks": ("block", "Blocks of the NF4 weights", f"largest error in a block of {BLOCK}, as a share of its largest weight", MAX_BLOCK_ERROR),
+    "nf4_weights": (
+        "nmse",
+        "16-bit weights → NF4 weights",
+        "largest normalized squared error of a linear's weights",
+        MAX_WEIGHT_NMSE,
+    ),
+    "nf4_scale": (
+        "scale",
+        "Scale of the NF4 weights",
+        "largest departure of a linear's scale from the file's",
+        MAX_SCALE_ERROR,
+    ),
+    "nf4_blocks": (
+        "block",
+        "Blocks of the NF4 weights",
+        f"largest error in a block of {BLOCK}, as a share of its largest weight",
+        MAX_BLOCK_ERROR,
+    ),
 }
 
 
 def weight_lines(model: Any, base: Path) -> dict[str, Check]:
-    """The worst linear by each figure, dequantized NF4 against the file's weight; one linear in memory at a time."""
+    """The worst linear by each figure, dequantized NF4 against the file's weight; one linear in memory at a
+    time.
+    """
     linears, files = nf4_linears(model), stored_weights(base)
     missing = [name for name in linears if f"{name}.weight" not in files]
     if missing or not linears:
         reason = f"{missing[0]} has another name in the file" if missing else "no linear is in NF4"
-        return {key: Check(title, "not measured", reason, what=what, limit=limit) for key, (_, title, what, limit) in FIGURES.items()}
-    found = {name: rounding(linear, files[f"{name}.weight"], f"{name}.weight") for name, linear in linears.items()}
+        return {
+            key: Check(title, "not measured", reason, what=what, limit=limit)
+            for key, (_, title, what, limit) in FIGURES.items()
+        }
+    found = {
+        name: rounding(linear, files[f"{name}.weight"], f"{name}.weight") for name, linear in linears.items()
+    }
     return {key: worst_line(found, *about) for key, about in FIGURES.items()}
 
 
@@ -52,7 +79,14 @@ def worst_line(found: dict[str, Rounding], figure: str, title: str, what: str, l
     values = {name: getattr(one, figure) for name, one in found.items()}
     worst = max(values, key=lambda name: values[name] if values[name] == values[name] else float("inf"))
     detail = f"{len(values)} linears, {sum(values.values()) / len(values):.4f} on average, worst {worst}"
-    return Check(title, "pass" if values[worst] <= limit else "fail", detail, what=what, figure=values[worst], limit=limit)
+    return Check(
+        title,
+        "pass" if values[worst] <= limit else "fail",
+        detail,
+        what=what,
+        figure=values[worst],
+        limit=limit,
+    )
 
 
 def rounding(linear: Any, file: Path, name: str) -> Rounding:

@@ -1,4 +1,6 @@
-"""Commands that show or measure whether the model and the files are good: report, quantization check, parity, verify."""
+"""Commands that show or measure whether the model and the files are good: report, quantization check, parity,
+verify.
+"""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -42,7 +44,9 @@ def quantization_check(
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Compare the NF4 model that is trained with its 16-bit base, by checks with limits; exit 5 if one fails."""
+    """Compare the NF4 model that is trained with its 16-bit base, by checks with limits; exit 5 if one
+    fails.
+    """
     from pipeline.commands.quantization_check.command import main
 
     with working(root):
@@ -72,7 +76,9 @@ def parity(
 
 @app.command(epilog="example: quench verify")
 def verify(root: Root = Path()) -> None:
-    """Read every recorded file and all of DVC's cache, and name what is damaged, with its remedy; exit 3 if anything is."""
+    """Read every recorded file and all of DVC's cache, and name what is damaged, with its remedy; exit 3 if
+    anything is.
+    """
     from pipeline.commands.verify import main
 
     raise typer.Exit(main(root))

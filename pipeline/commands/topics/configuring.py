@@ -15,9 +15,7 @@ def use(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE", help="Name of a file in recipes/, without .yaml.")
     ],
-    force: Annotated[
-        bool, typer.Option("--force", help="Overwrite a params.yaml that was edited.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a params.yaml that was edited.")] = False,
     root: Root = Path(),
 ) -> None:
     """Install a recipe as params.yaml, with its graph of stages, and show what changes."""
@@ -53,7 +51,9 @@ def graph(
     ] = False,
     root: Root = Path(),
 ) -> None:
-    """Make dvc.yaml the graph of stages that params.yaml needs, after base.quantization was changed by hand."""
+    """Make dvc.yaml the graph of stages that params.yaml needs, after base.quantization was changed by
+    hand.
+    """
     from pipeline.commands import recipes
 
     recipes.graph(root, force)
@@ -100,12 +100,12 @@ def plan(
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Plan training's memory, disk and time before downloading weights, or serving's memory; exit 6 if it does not fit."""
+    """Plan training's memory, disk and time before downloading weights, or serving's memory; exit 6 if it
+    does not fit.
+    """
     from pipeline.commands.plan import main
 
-    main(
-        params, root, recipe=recipe, config=config, vram=vram, tflops=tflops, as_json=as_json, serve=serving
-    )
+    main(params, root, recipe=recipe, config=config, vram=vram, tflops=tflops, as_json=as_json, serve=serving)
 
 
 @app.command(epilog="example: quench explain Q-CONFIG-001")

@@ -47,9 +47,7 @@ ParamsFile = Annotated[
     Path | None,
     typer.Option("--params", metavar="FILE", help="Configuration (default: ROOT/params.yaml)."),
 ]
-Split = Annotated[
-    Literal["train", "val", "test"], typer.Option("--split", help="Which rows of data/final.")
-]
+Split = Annotated[Literal["train", "val", "test"], typer.Option("--split", help="Which rows of data/final.")]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 Model = Annotated[
     str | None,

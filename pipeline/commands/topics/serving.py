@@ -16,12 +16,17 @@ def serve(
     smoke: Annotated[
         int,
         typer.Option(
-            "--smoke", metavar="K", min=0, help="Ask K test prompts, check that answers stop by themselves, end."
+            "--smoke",
+            metavar="K",
+            min=0,
+            help="Ask K test prompts, check that answers stop by themselves, end.",
         ),
     ] = 0,
     lora: Annotated[
         bool,
-        typer.Option("--lora", help="Apply this project's adapter to a level of the untuned base (base-Q4_K_M)."),
+        typer.Option(
+            "--lora", help="Apply this project's adapter to a level of the untuned base (base-Q4_K_M)."
+        ),
     ] = False,
     adapter: Annotated[
         list[str] | None,
@@ -78,7 +83,9 @@ def load_server(
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Load the server that `quench serve` runs: latencies, tokens/s, errors; exit 5 if a request was not answered."""
+    """Load the server that `quench serve` runs: latencies, tokens/s, errors; exit 5 if a request was not
+    answered.
+    """
     from pipeline.commands.load import main
 
     settings = load(params, root)

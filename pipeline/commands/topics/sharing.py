@@ -21,7 +21,8 @@ def export_lora(
         typer.Option("--adapter", metavar="FILE[=SCALE]", help="This adapter instead of the project's own."),
     ] = None,
     type: Annotated[
-        str, typer.Option("--type", metavar="TYPE", help="F16, or a level of llama.cpp, which rounds once more.")
+        str,
+        typer.Option("--type", metavar="TYPE", help="F16, or a level of llama.cpp, which rounds once more."),
     ] = "F16",
     params: ParamsFile = None,
     root: Root = Path(),
@@ -46,7 +47,9 @@ def split(
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Split a GGUF into parts, for disks and hosts that take no large file; the parts are proven to hold every byte."""
+    """Split a GGUF into parts, for disks and hosts that take no large file; the parts are proven to hold
+    every byte.
+    """
     from pipeline.commands.split import main
 
     with working(root):
@@ -57,7 +60,9 @@ def split(
 def ship(
     level: Annotated[
         str,
-        typer.Argument(metavar="LEVEL", help="Q4_K_M, F16, … in any case; with base.quantization gguf: adapter."),
+        typer.Argument(
+            metavar="LEVEL", help="Q4_K_M, F16, … in any case; with base.quantization gguf: adapter."
+        ),
     ],
     to: Annotated[
         Path | None,
@@ -88,7 +93,9 @@ def verify_bundle(
         typer.Option("--key", metavar="PUB", help="Public key (PEM) that must have signed it."),
     ] = None,
 ) -> None:
-    """Check a bundle: checksums, nothing missing or extra, card and bill against the GGUF, signature; exit 5 if it does not verify."""
+    """Check a bundle: checksums, nothing missing or extra, card and bill against the GGUF, signature; exit 5
+    if it does not verify.
+    """
     from pipeline.commands.verify_bundle import main
 
     raise typer.Exit(main(folder, key))

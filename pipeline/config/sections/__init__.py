@@ -1,6 +1,8 @@
-"""The sections of `params.yaml` as typed, frozen models, one per stage; `pipeline.config.params` reads the file.
+"""The sections of `params.yaml` as typed, frozen models, one per stage; `pipeline.config.params` reads the
+file.
 
-A key's default and its comment stand here and nowhere else: `quench use` writes `params.yaml` from them and a recipe.
+A key's default and its comment stand here and nowhere else: `quench use` writes `params.yaml` from them and a
+recipe.
 """
 
 from pipeline.config.sections.data import Base, Curate, Preprocess
@@ -55,4 +57,4 @@ __all__ = [
     "Train",
     "Training",
     "reference_of",
-]  # fmt: skip
+]

@@ -1,4 +1,6 @@
-"""Where the base comes from, and how chats become rows and tokens: sections `base`, `curate`, `preprocess`."""
+"""Where the base comes from, and how chats become rows and tokens: sections `base`, `curate`,
+`preprocess`.
+"""
 
 import re
 from typing import Annotated, Any, Literal
@@ -86,7 +88,8 @@ class Base(Section):
         if self.source == "hub":
             if not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
                 raise ValueError(
-                    f"revision is {self.revision!r}: source hub needs a commit, 40 hexadecimal digits (a branch or tag can move)"
+                    f"revision is {self.revision!r}: source hub needs a commit, 40 hexadecimal digits (a "
+                    "branch or tag can move)"
                 )
         elif self.revision is not None:
             raise ValueError(f"revision is {self.revision!r}, but only source hub has one: set it to null")
@@ -95,7 +98,8 @@ class Base(Section):
         one_of_many = self.source == "package" or (self.source == "hub" and self.quantization == "gguf")
         if not one_of_many and self.file is not None:
             raise ValueError(
-                f"file is {self.file!r}, but only source package, and a hub repository of GGUF files, have one: set it to null"
+                f"file is {self.file!r}, but only source package, and a hub repository of GGUF files, have "
+                "one: set it to null"
             )
         return self
 
@@ -110,16 +114,19 @@ class Base(Section):
             return self
         if self.source == "path":
             raise ValueError(
-                "quantization is gguf and source is path, a Hugging Face folder: name a GGUF file with source gguf, or set it to nf4"
+                "quantization is gguf and source is path, a Hugging Face folder: name a GGUF file with "
+                "source gguf, or set it to nf4"
             )
         if self.source == "hub" and not (self.file or "").endswith(".gguf"):
             raise ValueError(
-                f"file is {self.file!r}: source hub with quantization gguf needs the name of one GGUF file in the repository"
+                f"file is {self.file!r}: source hub with quantization gguf needs the name of one GGUF file "
+                "in the repository"
             )
         problem = level_problem(self.level) if self.level is not None else None
         if problem or (self.level is not None and split_level(self.level)[1]):
             raise ValueError(
-                f"level is {self.level!r} ({problem or 'there is no importance matrix yet'}): name a plain one, Q4_K_M for example"
+                f"level is {self.level!r} ({problem or 'there is no importance matrix yet'}): name a plain "
+                "one, Q4_K_M for example"
             )
         return self
 

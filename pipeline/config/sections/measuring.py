@@ -87,7 +87,9 @@ class Parity(Section):
 
 
 class Judge(Section):
-    """A model that gives marks, behind any OpenAI-compatible address; `key_file` holds its key, below the project's folder."""
+    """A model that gives marks, behind any OpenAI-compatible address; `key_file` holds its key, below the
+    project's folder.
+    """
 
     url: Annotated[str, fits(r"https?://.{0,490}", "an address: it begins with http:// or https://")]
     model: Location

@@ -5,7 +5,16 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from pipeline.config.levels import tensor_type_problem
-from pipeline.config.sections.values import UNTUNED, Count, ModelLevels, PlainLevels, Section, Threads, fits, key
+from pipeline.config.sections.values import (
+    UNTUNED,
+    Count,
+    ModelLevels,
+    PlainLevels,
+    Section,
+    Threads,
+    fits,
+    key,
+)
 
 FILE_NAME = "a name for files: 1 to 64 letters, digits, dots, - and _, a letter or a digit first"
 LoraType = Literal["F16", "F32"]

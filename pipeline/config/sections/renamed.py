@@ -1,4 +1,6 @@
-"""Keys and values of `params.yaml` that had another name in an older version; a file that still has it is refused with the new one."""
+"""Keys and values of `params.yaml` that had another name in an older version; a file that still has it is
+refused with the new one.
+"""
 
 # "section.key" or "section" as it was: as it is now
 KEYS: dict[str, str] = {
@@ -17,4 +19,7 @@ VALUES: dict[str, dict[str, str]] = {
 }
 
 # "section.key" that is gone: why, and what to do
-GONE = {"merge.method": "is gone, because every merge is streamed: remove the line (benchmarks/merge.py compares with PEFT's merge)"}
+GONE = {
+    "merge.method": "is gone, because every merge is streamed: remove the line (benchmarks/merge.py "
+    "compares with PEFT's merge)"
+}

@@ -8,9 +8,18 @@ from pipeline.config.sections.values import Count, Fraction, ModuleName, Quantiz
 from pipeline.core.cpu import ComputeDtype
 
 Optimizer = Literal[
-    "adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit",
-    "lion_8bit", "paged_lion_8bit", "lion_32bit", "paged_lion_32bit", "sgd",
-]  # fmt: skip
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_bnb_8bit",
+    "adamw_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+    "lion_8bit",
+    "paged_lion_8bit",
+    "lion_32bit",
+    "paged_lion_32bit",
+    "sgd",
+]
 
 
 class Train(Section):
@@ -117,14 +126,17 @@ class Train(Section):
     def _best_adapter_is_saved(self) -> "Train":
         if self.early_stopping_patience is not None and self.save_steps != self.eval_steps:
             raise ValueError(
-                f"early_stopping_patience is set, so the best adapter has to be kept, but save_steps is {self.save_steps} and eval_steps is "
+                "early_stopping_patience is set, so the best adapter has to be kept, but save_steps is "
+                f"{self.save_steps} and eval_steps is "
                 f"{self.eval_steps}: make them equal"
             )
         return self
 
 
 class Training(Train):
-    """Section `train` with what it needs of section `base`, how its linears are held (`base.quantization`), and the type computed in decided."""
+    """Section `train` with what it needs of section `base`, how its linears are held (`base.quantization`),
+    and the type computed in decided.
+    """
 
     bnb_4bit_compute_dtype: ComputeDtype
     quantization: Quantization

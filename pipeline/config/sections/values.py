@@ -1,4 +1,6 @@
-"""The kinds of values that keys of `params.yaml` take, with their bounds, and what every section has in common."""
+"""The kinds of values that keys of `params.yaml` take, with their bounds, and what every section has in
+common.
+"""
 
 import math
 import re
@@ -52,7 +54,8 @@ Format = Literal[
     "prompt",
 ]
 UNTUNED = "base-"  # what the names of the untuned base's models begin with
-# models of the graph without a merge: the base's GGUF alone, the same with the adapter's GGUF on it, and the file that base.level was made from
+# models of the graph without a merge: the base's GGUF alone, the same with the adapter's GGUF on it, and the
+# file that base.level was made from
 BASE, BASE_WITH_ADAPTER, ORIGINAL = "base", "adapter", "source"
 Graph = Literal["merged", "adapter"]
 NAME_PART = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}"  # of a path, not hidden
@@ -62,14 +65,17 @@ GuardFile = Annotated[
     str,
     fits(
         INSIDE,
-        "a file below data/guard or data/evaluation: name it from there on, without .. or a leading dot or slash, bench/mmlu.jsonl for example",
+        "a file below data/guard or data/evaluation: name it from there on, without .. or a leading dot or "
+        "slash, bench/mmlu.jsonl for example",
     ),
 ]
 Location = Annotated[str, Field(min_length=1, max_length=500)]  # a path, or a name on the hub
 
 
 def reference_of(model: str, sixteen: str) -> str:
-    """The model that another is compared with: a level of the untuned base with the 16-bit base, any other with the tuned 16-bit model."""
+    """The model that another is compared with: a level of the untuned base with the 16-bit base, any other
+    with the tuned 16-bit model.
+    """
     untuned = f"{UNTUNED}{sixteen}"
     return untuned if model.startswith(UNTUNED) and model != untuned else sixteen
 
@@ -102,7 +108,9 @@ class Section(BaseModel):
 
 
 def key(default: Any, comment: str) -> Any:
-    """A key with its default (or what makes it of the keys above) and the comment that stands above it in `params.yaml`."""
+    """A key with its default (or what makes it of the keys above) and the comment that stands above it in
+    `params.yaml`.
+    """
     if callable(default):
         return Field(default_factory=default, description=comment)
     return Field(default, description=comment)
@@ -147,7 +155,8 @@ def _check_model_levels(levels: list[str]) -> list[str]:
     untuned = [level.removeprefix(UNTUNED) for level in levels if level.startswith(UNTUNED)]
     if with_imatrix := [level for level in untuned if split_level(level)[1]]:
         raise ValueError(
-            f"{', '.join(UNTUNED + level for level in with_imatrix)}: the importance matrix is the tuned model's: leave -imatrix out"
+            f"{', '.join(UNTUNED + level for level in with_imatrix)}: the importance matrix is the tuned "
+            "model's: leave -imatrix out"
         )
     tuned = _check_levels([level for level in levels if not level.startswith(UNTUNED)])
     if not tuned:
@@ -159,10 +168,12 @@ def _check_model_levels(levels: list[str]) -> list[str]:
 
 
 def _check_plain_levels(levels: list[str]) -> list[str]:
-    # the matrix is measured on the merged model, which is made later or (compare) in half of the strategies never
+    # the matrix is measured on the merged model, which is made later or (compare) in half of the strategies
+    # never
     if with_imatrix := [level for level in levels if split_level(level)[1]]:
         raise ValueError(
-            f"{', '.join(with_imatrix)}: these levels are compared without an importance matrix: leave -imatrix out"
+            f"{', '.join(with_imatrix)}: these levels are compared without an importance matrix: leave "
+            "-imatrix out"
         )
     return _check_levels(levels)
 

@@ -1,4 +1,6 @@
-"""The catalog of errors: every id with its class, when it is raised and what to do, one YAML file per area (`train.yaml` has Q-TRAIN-...)."""
+"""The catalog of errors: every id with its class, when it is raised and what to do, one YAML file per area
+(`train.yaml` has Q-TRAIN-...).
+"""
 
 from dataclasses import dataclass
 from functools import cache

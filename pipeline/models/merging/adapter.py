@@ -1,4 +1,6 @@
-"""An adapter's folder in PEFT's format: what its settings ask for, refused where a merge would not be what was trained, and its tensors by module."""
+"""An adapter's folder in PEFT's format: what its settings ask for, refused where a merge would not be what
+was trained, and its tensors by module.
+"""
 
 import re
 from dataclasses import dataclass, field
@@ -17,18 +19,50 @@ PART = re.compile(
 )
 PAIRS = ({"lora_A.weight", "lora_B.weight"}, {"lora_embedding_A", "lora_embedding_B"})
 # settings that a merge follows, and those that say nothing about the finished weights
-FOLLOWED = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias", "bias", "fan_in_fan_out",
-            "modules_to_save", "target_parameters", "target_modules", "init_lora_weights", "peft_type"}  # fmt: skip
-SILENT = {"auto_mapping", "base_model_name_or_path", "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform",
-          "loftq_config", "lora_dropout", "megatron_config", "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config",
-          "task_type"}  # fmt: skip
-# starts that leave the base's weights as they are; the others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take something off them
+FOLLOWED = {
+    "r",
+    "lora_alpha",
+    "rank_pattern",
+    "alpha_pattern",
+    "use_rslora",
+    "use_dora",
+    "lora_bias",
+    "bias",
+    "fan_in_fan_out",
+    "modules_to_save",
+    "target_parameters",
+    "target_modules",
+    "init_lora_weights",
+    "peft_type",
+}
+SILENT = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_dropout",
+    "megatron_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "task_type",
+}
+# starts that leave the base's weights as they are; the others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take
+# something off them
 PLAIN_STARTS = {True, False, "gaussian", "eva", "orthogonal"}
 
 
 @dataclass
 class Module:
-    """The adapter's tensors of one module; `depth` counts the wrappers that PEFT put around it where several parameters are adapted."""
+    """The adapter's tensors of one module; `depth` counts the wrappers that PEFT put around it where several
+    parameters are adapted.
+    """
 
     path: str
     depth: int
@@ -42,7 +76,9 @@ class Module:
 
 @dataclass(frozen=True)
 class Adapter:
-    """Settings, modules with low-rank parts, and tensors that were trained whole (by the names of the base's)."""
+    """Settings, modules with low-rank parts, and tensors that were trained whole (by the names of the
+    base's).
+    """
 
     folder: Path
     config: dict[str, Any]
@@ -61,7 +97,10 @@ class Adapter:
 
 
 def _by_pattern(patterns: dict[str, Any] | None, key: str, default: Any) -> Any:
-    return next((value for pattern, value in (patterns or {}).items() if re.match(rf"(.*\.)?({pattern})$", key)), default)
+    return next(
+        (value for pattern, value in (patterns or {}).items() if re.match(rf"(.*\.)?({pattern})$", key)),
+        default,
+    )
 
 
 def weights_of(folder: Path) -> Path:
@@ -72,8 +111,12 @@ def weights_of(folder: Path) -> Path:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """The adapter in `folder`. Raises `DataError` with everything that a merge can't follow, or where its files are not whole."""
-    config = read_json(folder / "adapter_config.json", "run `snakemake --force train`, or copy the adapter's folder whole")
+    """The adapter in `folder`. Raises `DataError` with everything that a merge can't follow, or where its
+    files are not whole.
+    """
+    config = read_json(
+        folder / "adapter_config.json", "run `snakemake --force train`, or copy the adapter's folder whole"
+    )
     modules: dict[str, Module] = {}
     whole: dict[str, Entry] = {}
     strange = []
@@ -83,16 +126,24 @@ def read_adapter(folder: Path) -> Adapter:
             strange.append(entry.name)
         elif found:
             path = found["path"].removeprefix(PREFIX)
-            module = modules.setdefault(path, Module(path.replace(".base_layer", ""), path.count(".base_layer")))
+            module = modules.setdefault(
+                path, Module(path.replace(".base_layer", ""), path.count(".base_layer"))
+            )
             module.parts[found["part"]] = entry
         else:
-            whole[entry.name.removeprefix(PREFIX).replace(".base_layer", "").replace(".modules_to_save", "")] = entry
+            whole[
+                entry.name.removeprefix(PREFIX).replace(".base_layer", "").replace(".modules_to_save", "")
+            ] = entry
     reasons = [*_unsupported(config), *(f"{name} is no tensor that a merge knows" for name in strange[:3])]
     if len(strange) > 3:
         reasons[-1] += f" (nor are {len(strange) - 3} others)"
     reasons += [reason for module in modules.values() for reason in _incomplete(module, config)][:3]
     saved = config.get("modules_to_save") or []
-    reasons += [f"modules_to_save names {name} and there is no tensor of it" for name in saved if not any(f".{name}." in f".{key}" for key in whole)]
+    reasons += [
+        f"modules_to_save names {name} and there is no tensor of it"
+        for name in saved
+        if not any(f".{name}." in f".{key}" for key in whole)
+    ]
     if not modules and not whole:
         reasons.append("it holds no tensor")
     if reasons:
@@ -105,11 +156,17 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def _unsupported(config: dict[str, Any]) -> list[str]:
-    """Settings under which the trained model is not base + scale·B·A with what is followed here; each with its value."""
+    """Settings under which the trained model is not base + scale·B·A with what is followed here; each with
+    its value.
+    """
     odd = [f"peft_type is {config.get('peft_type')!r}"] if config.get("peft_type") != "LORA" else []
     if config.get("init_lora_weights", True) not in PLAIN_STARTS:
         odd.append(f"init_lora_weights is {config['init_lora_weights']!r}, which changed the base's weights")
-    return odd + [f"{key} is {value!r}" for key, value in sorted(config.items()) if value and key not in FOLLOWED | SILENT]
+    return odd + [
+        f"{key} is {value!r}"
+        for key, value in sorted(config.items())
+        if value and key not in FOLLOWED | SILENT
+    ]
 
 
 def _incomplete(module: Module, config: dict[str, Any]) -> list[str]:
@@ -117,5 +174,8 @@ def _incomplete(module: Module, config: dict[str, Any]) -> list[str]:
     if parts - {"lora_magnitude_vector", "lora_B.bias"} not in PAIRS:
         return [f"{module.where} has {', '.join(sorted(parts))}, which is no pair of A and B"]
     if bool(config.get("use_dora")) != ("lora_magnitude_vector" in parts):
-        return [f"{module.where} has {'no' if config.get('use_dora') else 'a'} magnitude and use_dora is {bool(config.get('use_dora'))}"]
+        return [
+            f"{module.where} has {'no' if config.get('use_dora') else 'a'} magnitude and use_dora is "
+            f"{bool(config.get('use_dora'))}"
+        ]
     return []

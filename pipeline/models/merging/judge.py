@@ -1,4 +1,6 @@
-"""How far a written tensor is from what it should hold, computed apart from the merge's own loop, also under assumptions of what went wrong."""
+"""How far a written tensor is from what it should hold, computed apart from the merge's own loop, also under
+assumptions of what went wrong.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,13 +13,18 @@ from pipeline.models.merging.rounding import round_once
 from pipeline.models.merging.updates import Update
 
 ROWS = 64  # rows a block: whole blocks of NF4, whatever the columns
-FRACTION = {"F16": (10, -14), "BF16": (7, -126), "F32": (23, -126)}  # bits of the fraction, exponent of the smallest normal number
+FRACTION = {
+    "F16": (10, -14),
+    "BF16": (7, -126),
+    "F32": (23, -126),
+}  # bits of the fraction, exponent of the smallest normal number
 EXPONENT = 0x7FF << 52  # of a float64
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """How a tensor may have come about: `times` the update was merged, into NF4 or not, rounded to another type on the way (torch's name).
+    """How a tensor may have come about: `times` the update was merged, into NF4 or not, rounded to another
+    type on the way (torch's name).
 
     The last one's error is in units of that type.
     """
@@ -29,9 +36,11 @@ class Assumption:
 
 
 def tensor_error(job: Job, found: Entry, nf4: Nf4 | None, assumed: Assumption | None = None) -> float:
-    """Largest distance of `found` from what `job` makes, in units in the last place that the exact value has in `found`'s type.
+    """Largest distance of `found` from what `job` makes, in units in the last place that the exact value has
+    in `found`'s type.
 
-    0 where both hold the same bits, infinite where a number is not finite. `nf4` is what the job's source went through, if anything.
+    0 where both hold the same bits, infinite where a number is not finite. `nf4` is what the job's source
+    went through, if anything.
     """
     import torch
 
@@ -48,10 +57,18 @@ def tensor_error(job: Job, found: Entry, nf4: Nf4 | None, assumed: Assumption | 
         for _ in range(assumed.times if assumed else 1):
             exact = (exact if exact is start else round_once(exact, _type(found)).double()) + change
             if lengths is not None and job.update:
-                exact = exact * (job.update.magnitude[None] if job.update.by_column else job.update.magnitude[first:last, None])
+                exact = exact * (
+                    job.update.magnitude[None]
+                    if job.update.by_column
+                    else job.update.magnitude[first:last, None]
+                )
                 exact = exact / (lengths[None] if job.update.by_column else lengths[first:last, None])
         values = read_rows(found, first, last)
-        if assumed and assumed.through and not torch.equal(values, values.to(getattr(torch, assumed.through)).to(values.dtype)):
+        if (
+            assumed
+            and assumed.through
+            and not torch.equal(values, values.to(getattr(torch, assumed.through)).to(values.dtype))
+        ):
             return float("inf")
         kind = NAMES[assumed.through] if assumed and assumed.through else found.dtype
         distance = (values.double() - exact).abs() / unit(exact, kind)
@@ -78,7 +95,9 @@ def _copy_error(source: Entry, found: Entry) -> float:
             change = (other.double() - one.double()).abs()
             worst = max(
                 worst,
-                float((change / unit(one.double(), found.dtype)).nan_to_num(nan=float("inf")).max()) if one.is_floating_point() else float("inf"),
+                float((change / unit(one.double(), found.dtype)).nan_to_num(nan=float("inf")).max())
+                if one.is_floating_point()
+                else float("inf"),
             )
         elif one.is_floating_point() and not bool(torch.isfinite(one).all()):
             return float("inf")
@@ -126,7 +145,9 @@ def _lengths(job: Job, nf4: Nf4 | None, scales: Any) -> Any:
         return None
     axis = 0 if job.update.by_column else 1
     parts = [
-        torch.square(_start(job.source, nf4, scales, first, last) + _change(job.update, first, last)).sum(dim=axis)
+        torch.square(_start(job.source, nf4, scales, first, last) + _change(job.update, first, last)).sum(
+            dim=axis
+        )
         for first, last in _spans(job.source)
     ]
     return (torch.stack(parts).sum(dim=0) if axis == 0 else torch.cat(parts)).sqrt()

@@ -1,9 +1,12 @@
-"""NF4 in plain torch, with bitsandbytes' bytes: blocks of weights by their largest absolute value, their scales in 8 bit if wished.
+"""NF4 in plain torch, with bitsandbytes' bytes: blocks of weights by their largest absolute value, their
+scales in 8 bit if wished.
 
-NF4: QLoRA, arXiv:2305.14314, section 3 and appendix E; the 8-bit type of the scales: arXiv:2110.02861. Rounding follows bitsandbytes on the
-CPU, so that a merge meets the very weights that training saw. One thing is not followed: with AVX-512, bitsandbytes 0.50.2 dequantizes matrices
-whose columns are a multiple of 16 and not of 64 with scales of other blocks; training's preflight refuses such a base on a CPU. Everything but
-the scales works on any run of whole blocks.
+NF4: QLoRA, arXiv:2305.14314, section 3 and appendix E; the 8-bit type of the scales: arXiv:2110.02861.
+Rounding follows bitsandbytes on the
+CPU, so that a merge meets the very weights that training saw. One thing is not followed: with AVX-512,
+bitsandbytes 0.50.2 dequantizes matrices whose columns are a multiple of 16 and not of 64 with scales of other
+blocks; training's preflight refuses such a base on a CPU. Everything but the scales works on any run of whole
+blocks.
 """
 
 from collections.abc import Iterable
@@ -16,15 +19,30 @@ CELLS = 512  # of the table that finds a number's code
 GRID = 65_535  # steps to which bitsandbytes' CPU rounds a scale before it looks its code up
 # the 16 values of the paper's appendix E
 VALUES = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-    0.7229568362236023, 1.0,
-)  # fmt: skip
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
 
 
 @dataclass(frozen=True)
 class Nf4:
-    """How training quantized: numbers a block, whether scales are quantized too, and the type it computed in (torch's name)."""
+    """How training quantized: numbers a block, whether scales are quantized too, and the type it computed in
+    (torch's name).
+    """
 
     compute_dtype: str
     double_quant: bool
@@ -40,7 +58,9 @@ class Nf4:
 
 @dataclass(frozen=True)
 class Scales:
-    """Scales of all blocks as they are used (float32); where they are quantized, also the codes (uint8), their scales and the offset."""
+    """Scales of all blocks as they are used (float32); where they are quantized, also the codes (uint8),
+    their scales and the offset.
+    """
 
     used: Any
     codes: Any = None
@@ -60,7 +80,9 @@ def block_maxima(values: Any, block: int) -> Any:
 
 
 def scales(maxima: Any, double_quant: bool) -> Scales:
-    """Scales from all blocks' maxima of a tensor; with double quantization the mean is taken off and the rest rounded to 8 bit by blocks of 256."""
+    """Scales from all blocks' maxima of a tensor; with double quantization the mean is taken off and the rest
+    rounded to 8 bit by blocks of 256.
+    """
     if not double_quant:
         return Scales(maxima)
     import torch
@@ -76,7 +98,9 @@ def scales(maxima: Any, double_quant: bool) -> Scales:
 
 
 def codes(values: Any, maxima: Any, block: int) -> Any:
-    """Code 0 to 15 (int32, flat) of each number of a flat run of whole blocks, from the blocks' own maxima."""
+    """Code 0 to 15 (int32, flat) of each number of a flat run of whole blocks, from the blocks' own
+    maxima.
+    """
     import torch
 
     whole = values.numel() // block * block
@@ -115,7 +139,9 @@ def tensor_scales(blocks: Iterable[Any], nf4: Nf4) -> tuple[Any, Scales]:
 
 
 def round_trip(values: Any, maxima: Any, used: Any, nf4: Nf4) -> Any:
-    """What training saw in place of a flat run of whole blocks: rounded to the compute type, quantized, dequantized."""
+    """What training saw in place of a flat run of whole blocks: rounded to the compute type, quantized,
+    dequantized.
+    """
     return values_of(codes(values.to(nf4.dtype), maxima, nf4.block), used, nf4.block, nf4.dtype)
 
 
@@ -129,9 +155,11 @@ def nf4_values() -> Any:
 
 @cache
 def _cells() -> tuple[Any, Any]:
-    """For each of CELLS even cells from -1 to 1: the code where it begins (int32) and the middle above that code (float32).
+    """For each of CELLS even cells from -1 to 1: the code where it begins (int32) and the middle above that
+    code (float32).
 
-    No cell holds two middles, so one comparison finds the code; `torch.bucketize` gives the same and takes five times as long.
+    No cell holds two middles, so one comparison finds the code; `torch.bucketize` gives the same and takes
+    five times as long.
     """
     import torch
 
@@ -143,7 +171,9 @@ def _cells() -> tuple[Any, Any]:
 
 @cache
 def _grid() -> Any:
-    """Code of the 8-bit type (int64) nearest to each of 65,536 even steps from -1 to 1: so coarsely bitsandbytes rounds on the CPU."""
+    """Code of the 8-bit type (int64) nearest to each of 65,536 even steps from -1 to 1: so coarsely
+    bitsandbytes rounds on the CPU.
+    """
     import torch
 
     table = dynamic_values()
@@ -152,7 +182,9 @@ def _grid() -> Any:
 
 @cache
 def dynamic_values() -> Any:
-    """The 256 numbers of the signed dynamic 8-bit type, float32, sorted: 7 decades of middles of ever finer steps, 0 and 1."""
+    """The 256 numbers of the signed dynamic 8-bit type, float32, sorted: 7 decades of middles of ever finer
+    steps, 0 and 1.
+    """
     import torch
 
     numbers = [0.0, 1.0]

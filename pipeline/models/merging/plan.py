@@ -1,4 +1,6 @@
-"""Which tensors the merged model has, and where each comes from: every adapter tensor is used exactly once, or it is an error."""
+"""Which tensors the merged model has, and where each comes from: every adapter tensor is used exactly once,
+or it is an error.
+"""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,13 +11,16 @@ from pipeline.models.merging.adapter import Adapter, Module
 from pipeline.models.merging.structure import Structure
 from pipeline.models.merging.updates import Update, bias, lookup, low_rank
 
-# transformers keeps a layer's experts in one parameter of three dimensions, checkpoints keep each expert's linears
+# transformers keeps a layer's experts in one parameter of three dimensions, checkpoints keep each expert's
+# linears
 EXPERT_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One tensor of the merged model: numbers of `source`, through NF4 where `quantized`, plus `update`; `file` is its shard's name."""
+    """One tensor of the merged model: numbers of `source`, through NF4 where `quantized`, plus `update`;
+    `file` is its shard's name.
+    """
 
     name: str
     source: Entry
@@ -33,28 +38,44 @@ class Plan:
 
 
 def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: bool) -> Plan:
-    """Every tensor of the merge of `adapter` into `base`, in the base's order. Raises `DataError` if the two don't fit, naming shapes."""
+    """Every tensor of the merge of `adapter` into `base`, in the base's order. Raises `DataError` if the two
+    don't fit, naming shapes.
+    """
     updates = _updates(base, adapter, model)
-    changed = {name: Job(name, entry, base[name].file.name if name in base else "") for name, entry in adapter.whole.items()}
+    changed = {
+        name: Job(name, entry, base[name].file.name if name in base else "")
+        for name, entry in adapter.whole.items()
+    }
     for name, update in updates.items():
         source = changed[name].source if name in changed else base.get(name)
         if source is None and name == model.head and model.tied:
             source = base[model.embedding]
         if source is not None:
             changed[name] = Job(
-                name, source, base[name].file.name if name in base else "", update, nf4 and name in model.quantized and name not in changed
+                name,
+                source,
+                base[name].file.name if name in base else "",
+                update,
+                nf4 and name in model.quantized and name not in changed,
             )
     config = _settle_tied(base, changed, model)
     _check(base, changed, updates, model, adapter)
-    jobs = [changed.pop(name, Job(name, entry, entry.file.name, None, nf4 and name in model.quantized)) for name, entry in base.items()]
+    jobs = [
+        changed.pop(name, Job(name, entry, entry.file.name, None, nf4 and name in model.quantized))
+        for name, entry in base.items()
+    ]
     jobs += [replace(job, file=jobs[-1].file) for job in changed.values()]
     return Plan(jobs, config | _resized(jobs, base, model))
 
 
 def _updates(base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict[str, Update]:
-    """{tensor: update} by the checkpoint's names; a module that the base lacks stands under the name it would have."""
+    """{tensor: update} by the checkpoint's names; a module that the base lacks stands under the name it would
+    have.
+    """
     targets = tuple(f".{name}" for name in adapter.config.get("target_parameters") or ())
-    parameters: dict[str, list[str]] = {}  # by the module that holds them, in the order in which it declares them
+    parameters: dict[
+        str, list[str]
+    ] = {}  # by the module that holds them, in the order in which it declares them
     for name in model.shapes if targets else ():
         if f".{name}".endswith(targets):
             parameters.setdefault(name.rpartition(".")[0], []).append(name)
@@ -81,9 +102,13 @@ def _updates(base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict
 def _linear(module: Module, adapter: Adapter, model: Structure) -> dict[str, Update]:
     weight, scale = f"{module.path}.weight", adapter.scale(module.path)
     is_lookup = "lora_embedding_A" in module.parts
-    update = lookup(module, scale) if is_lookup else low_rank(module, scale, transposed=weight in model.transposed)
+    update = (
+        lookup(module, scale) if is_lookup else low_rank(module, scale, transposed=weight in model.transposed)
+    )
     _check_rank(module, update, adapter.rank(module.path))
-    return {weight: update} | ({f"{module.path}.bias": bias(module, scale)} if "lora_B.bias" in module.parts else {})
+    return {weight: update} | (
+        {f"{module.path}.bias": bias(module, scale)} if "lora_B.bias" in module.parts else {}
+    )
 
 
 def _check_rank(module: Module, update: Update, rank: int) -> None:
@@ -97,7 +122,9 @@ def _check_rank(module: Module, update: Update, rank: int) -> None:
         )
 
 
-def _parameter(name: str, module: Module, base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict[str, Update]:
+def _parameter(
+    name: str, module: Module, base: dict[str, Entry], adapter: Adapter, model: Structure
+) -> dict[str, Update]:
     """The update of a parameter, taken apart into the experts' linears where the checkpoint has these."""
     shape = model.shapes[name]
     experts = shape[0] if len(shape) == 3 else 1
@@ -124,14 +151,20 @@ def _parameter(name: str, module: Module, base: dict[str, Entry], adapter: Adapt
 def _settle_tied(base: dict[str, Entry], changed: dict[str, Job], model: Structure) -> dict[str, Any]:
     """Where one table is embeddings and head and the adapter treats them differently, give each its own.
 
-    Corrects `changed`; returns what the config must say. PEFT trains only the side it was told to: the other keeps the base's
-    numbers. A table of another length can only be both.
+    Corrects `changed`; returns what the config must say. PEFT trains only the side it was told to: the other
+    keeps the base's numbers. A table of another length can only be both.
     """
     embedding, head = changed.get(model.embedding), changed.get(model.head)
     if not model.tied or (embedding is None and head is None):
         return {}
     resized = embedding is not None and embedding.source.shape != base[model.embedding].shape
-    same = embedding is not None and head is not None and not embedding.update and not head.update and _equal(embedding.source, head.source)
+    same = (
+        embedding is not None
+        and head is not None
+        and not embedding.update
+        and not head.update
+        and _equal(embedding.source, head.source)
+    )
     if same or (resized and head is None):
         changed.pop(model.head, None)
         if model.head in base and embedding is not None:
@@ -147,12 +180,21 @@ def _equal(one: Entry, other: Entry) -> bool:
 
     step = max(1, (1 << 22) // one.columns)
     return (one.shape, one.dtype) == (other.shape, other.dtype) and all(
-        torch.equal(read_rows(one, first, min(first + step, one.rows)), read_rows(other, first, min(first + step, one.rows)))
+        torch.equal(
+            read_rows(one, first, min(first + step, one.rows)),
+            read_rows(other, first, min(first + step, one.rows)),
+        )
         for first in range(0, one.rows, step)
     )
 
 
-def _check(base: dict[str, Entry], changed: dict[str, Job], updates: dict[str, Update], model: Structure, adapter: Adapter) -> None:
+def _check(
+    base: dict[str, Entry],
+    changed: dict[str, Job],
+    updates: dict[str, Update],
+    model: Structure,
+    adapter: Adapter,
+) -> None:
     """Raise `DataError` if a target is missing or has another shape."""
     known = base.keys() | ({model.head} if model.tied else set())
     missing = sorted((updates.keys() | adapter.whole.keys()) - known)

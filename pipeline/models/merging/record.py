@@ -1,4 +1,6 @@
-"""What a merge must know from elsewhere and leaves behind: how training quantized, which weights it saw, settings and tokenizer."""
+"""What a merge must know from elsewhere and leaves behind: how training quantized, which weights it saw,
+settings and tokenizer.
+"""
 
 import shutil
 from pathlib import Path
@@ -11,9 +13,15 @@ from pipeline.models.merging.nf4 import Nf4
 
 RECORD = "merge.json"
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
     "tokenizer.model",
-)  # fmt: skip
+)
 
 
 def read_run(adapter: Path) -> dict[str, Any]:
@@ -35,16 +43,22 @@ def need_nf4(adapter: Path, nf4: Nf4 | None) -> Nf4:
     """`nf4`, or a `DataError` that says why there is none."""
     if nf4:
         return nf4
-    reason = "was trained on 16-bit weights" if read_run(adapter) else "has no run.json that says how its base was quantized"
+    reason = (
+        "was trained on 16-bit weights"
+        if read_run(adapter)
+        else "has no run.json that says how its base was quantized"
+    )
     raise DataError(
         "Q-MODELS-020", f"{adapter} {reason}, so it can't be merged into NF4: set merge.base to 16-bit"
     )
 
 
 def check_same_base(base: Path, run: dict[str, Any]) -> str | None:
-    """One hash of the base's weights (`weights_sha256` of training's record), from the record beside the base.
+    """One hash of the base's weights (`weights_sha256` of training's record), from the record beside the
+    base.
 
-    None if there is no such record: a hash would have to read every shard. Raises `DataError` if training saw others.
+    None if there is no such record: a hash would have to read every shard. Raises `DataError` if training saw
+    others.
     """
     file = base.with_name(f"{base.name}.json")
     if not file.exists():
@@ -63,7 +77,9 @@ def check_same_base(base: Path, run: dict[str, Any]) -> str | None:
 
 
 def copy_settings(base: Path, adapter: Path, merged: Path, dtype: str, changes: dict[str, Any]) -> None:
-    """Config (with `changes`) and generation config from the base, tokenizer and template from the adapter: what was trained is what ships."""
+    """Config (with `changes`) and generation config from the base, tokenizer and template from the adapter:
+    what was trained is what ships.
+    """
     config = read_json(base / "config.json", "run `snakemake --force base`")
     config.pop("torch_dtype", None)
     write_json(merged / "config.json", config | changes | {"dtype": dtype})

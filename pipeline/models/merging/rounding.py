@@ -9,11 +9,13 @@ INFINITE = {"float16": 0x7C00, "bfloat16": 0x7F80}  # bits from which a number i
 
 
 def round_once(exact: Any, dtype: Any) -> Any:
-    """Float64 numbers as `dtype`, within 0.5 ulp for every result that is at least the type's smallest normal number.
+    """Float64 numbers as `dtype`, within 0.5 ulp for every result that is at least the type's smallest normal
+    number.
 
-    torch goes from float64 over float32, which rounds twice. Here what float32 would drop is first gathered in its last bit (rounding to odd;
-    Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", IEEE Trans. Computers 57(4), 2008), so that
-    the second rounding decides as one from float64 would. `exact` is overwritten.
+    torch goes from float64 over float32, which rounds twice. Here what float32 would drop is first gathered
+    in its last bit (rounding to odd; Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", IEEE
+    Trans. Computers 57(4), 2008), so that the second rounding decides as one from float64 would. `exact` is
+    overwritten.
     """
     import torch
 
@@ -25,7 +27,9 @@ def round_once(exact: Any, dtype: Any) -> Any:
 
 
 def check_finite(rounded: Any, name: str) -> None:
-    """Raise `DataError` if a number of a floating-point tensor is infinite or not a number; `name` is said."""
+    """Raise `DataError` if a number of a floating-point tensor is infinite or not a number; `name` is
+    said.
+    """
     import torch
 
     kind = str(rounded.dtype).removeprefix("torch.")

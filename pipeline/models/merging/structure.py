@@ -1,4 +1,6 @@
-"""What transformers builds from a base's config: names and shapes of its weights, which of them bitsandbytes quantizes, which are one table."""
+"""What transformers builds from a base's config: names and shapes of its weights, which of them bitsandbytes
+quantizes, which are one table.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +10,9 @@ from pipeline.core.errors import DataError
 
 @dataclass(frozen=True)
 class Structure:
-    """A model without its numbers; weights go by transformers' names, in the order in which modules declare them."""
+    """A model without its numbers; weights go by transformers' names, in the order in which modules declare
+    them.
+    """
 
     shapes: dict[str, tuple[int, ...]]
     quantized: frozenset[str]  # weights that are in 4 bit while training with base.quantization nf4
@@ -19,7 +23,9 @@ class Structure:
 
 
 def structure(base: Path) -> Structure:
-    """The structure of the model in `base`, from its config alone. Raises `DataError` if transformers can't build it."""
+    """The structure of the model in `base`, from its config alone. Raises `DataError` if transformers can't
+    build it.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D
@@ -41,7 +47,8 @@ def structure(base: Path) -> Structure:
     linears = {
         name: module
         for name, module in model.named_modules()
-        if (type(module) is torch.nn.Linear or isinstance(module, Conv1D)) and should_convert_module(name, kept)
+        if (type(module) is torch.nn.Linear or isinstance(module, Conv1D))
+        and should_convert_module(name, kept)
     }
     conv1d = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
     owners = {id(module): name for name, module in model.named_modules()}
@@ -52,9 +59,14 @@ def structure(base: Path) -> Structure:
         for name, parameter in module.named_parameters(recurse=False)
         if parameter.dim() == 3
     }
-    embedding, head = (f"{owners[id(module)]}.weight" for module in (model.get_input_embeddings(), model.get_output_embeddings()))
+    embedding, head = (
+        f"{owners[id(module)]}.weight"
+        for module in (model.get_input_embeddings(), model.get_output_embeddings())
+    )
     return Structure(
-        shapes={name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)},
+        shapes={
+            name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)
+        },
         quantized=frozenset(f"{name}.weight" for name in linears),
         transposed=frozenset(conv1d | stored_in_out),
         embedding=embedding,

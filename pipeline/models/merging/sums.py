@@ -14,7 +14,9 @@ BLOCK = 1 << 18  # numbers a block: its float64 sums take 2 MB, which stay in th
 
 
 class Rows:
-    """The float64 rows of a job's tensor before rounding; what they start from, with or without NF4, and the update apart."""
+    """The float64 rows of a job's tensor before rounding; what they start from, with or without NF4, and the
+    update apart.
+    """
 
     def __init__(self, job: Job, nf4: Nf4 | None) -> None:
         self.job, self.nf4 = job, nf4 if job.quantized else None
@@ -27,7 +29,9 @@ class Rows:
             check_finite(self.maxima, job.name)
             self.used = scales.used
         if job.update and job.update.magnitude is not None and job.update.by_column:
-            self.factors = column_factors(job.update.magnitude, (self.start(*span) + self.update(*span) for span in self.spans()))
+            self.factors = column_factors(
+                job.update.magnitude, (self.start(*span) + self.update(*span) for span in self.spans())
+            )
 
     def spans(self) -> Iterator[tuple[int, int]]:
         """(first, last) of each block of rows."""
@@ -37,8 +41,13 @@ class Rows:
         """Rows [first, last) of what the update is added to, float64."""
         values = read_rows(self.job.source, first, last)
         if self.nf4:
-            span = slice(first * self.job.source.columns // self.nf4.block, -(-last * self.job.source.columns // self.nf4.block))
-            values = round_trip(values.view(-1), self.maxima[span], self.used[span], self.nf4).view(values.shape)
+            span = slice(
+                first * self.job.source.columns // self.nf4.block,
+                -(-last * self.job.source.columns // self.nf4.block),
+            )
+            values = round_trip(values.view(-1), self.maxima[span], self.used[span], self.nf4).view(
+                values.shape
+            )
         return values.double()
 
     def update(self, first: int, last: int) -> Any:
@@ -47,17 +56,23 @@ class Rows:
         return self.job.update.rows(first, last)
 
     def total(self, start: Any, first: int, last: int) -> Any:
-        """Rows [first, last) of `start` and update together, float64, with DoRA's lengths where it has any; `start` stays unchanged."""
+        """Rows [first, last) of `start` and update together, float64, with DoRA's lengths where it has any;
+        `start` stays unchanged.
+        """
         total = self.update(first, last).add_(start)
         if self.factors is not None:
             return total.mul_(self.factors)
         if self.job.update and self.job.update.magnitude is not None:
-            return total.mul_((self.job.update.magnitude[first:last] / total.square().sum(dim=1).sqrt())[:, None])
+            return total.mul_(
+                (self.job.update.magnitude[first:last] / total.square().sum(dim=1).sqrt())[:, None]
+            )
         return total
 
 
 def spans(entry: Entry, block: int) -> Iterator[tuple[int, int]]:
-    """Runs of rows of about BLOCK numbers that end where a block of `block` numbers ends, or at the tensor's end."""
+    """Runs of rows of about BLOCK numbers that end where a block of `block` numbers ends, or at the tensor's
+    end.
+    """
     whole = block // gcd(block, entry.columns)
     step = max(1, BLOCK // entry.columns // whole) * whole
     return ((first, min(first + step, entry.rows)) for first in range(0, entry.rows, step))

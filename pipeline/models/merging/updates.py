@@ -10,9 +10,11 @@ from pipeline.models.merging.adapter import Module
 
 @dataclass(frozen=True)
 class Update:
-    """scale · left · right, one pair of matrices an expert: left (E, O, r), right (E, r, I), for a weight of E·O rows and I columns.
+    """scale · left · right, one pair of matrices an expert: left (E, O, r), right (E, r, I), for a weight of
+    E·O rows and I columns.
 
-    `magnitude` is DoRA's (arXiv:2402.09353): the sum's rows (`by_column`: columns) are brought to these lengths.
+    `magnitude` is DoRA's (arXiv:2402.09353): the sum's rows (`by_column`: columns) are brought to these
+    lengths.
     """
 
     left: Any
@@ -45,7 +47,8 @@ class Update:
 def low_rank(module: Module, scale: float, *, transposed: bool, experts: int = 1) -> Update:
     """The update of a linear's or a parameter's weight; `transposed` for weights stored (in, out).
 
-    With experts PEFT flattens A to (E·r, in) and B to (out, r·E), the expert being the slow index of A's rows and the fast one of B's columns.
+    With experts PEFT flattens A to (E·r, in) and B to (out, r·E), the expert being the slow index of A's rows
+    and the fast one of B's columns.
     """
     a, b = read_rows(module.parts["lora_A.weight"]), read_rows(module.parts["lora_B.weight"])
     a, b = a.view(experts, -1, a.shape[1]), b.view(b.shape[0], -1, experts).permute(2, 0, 1)
@@ -54,7 +57,9 @@ def low_rank(module: Module, scale: float, *, transposed: bool, experts: int = 1
 
 
 def lookup(module: Module, scale: float) -> Update:
-    """The update of an embedding's weight (V, H): PEFT keeps A as (r, V) and B as (H, r), and DoRA's lengths by column."""
+    """The update of an embedding's weight (V, H): PEFT keeps A as (r, V) and B as (H, r), and DoRA's lengths
+    by column.
+    """
     a, b = read_rows(module.parts["lora_embedding_A"]), read_rows(module.parts["lora_embedding_B"])
     return Update(a.T[None], b.T[None], scale, _magnitude(module), by_column=True)
 

@@ -1,4 +1,6 @@
-"""A GGUF file as a Hugging Face folder: header checked, weights dequantized to 16 bit, tokenizer proven against llama.cpp's."""
+"""A GGUF file as a Hugging Face folder: header checked, weights dequantized to 16 bit, tokenizer proven
+against llama.cpp's.
+"""
 
 import io
 import json
@@ -16,10 +18,12 @@ from pipeline.llamacpp.tools import Toolchain, run_tool
 
 
 def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> None:
-    """Write the model in `file` to `folder` as a Hugging Face folder: 16-bit safetensors, tokenizer, chat template.
+    """Write the model in `file` to `folder` as a Hugging Face folder: 16-bit safetensors, tokenizer, chat
+    template.
 
-    bfloat16 stays bfloat16; every other type becomes float16. Raises `DataError` if transformers doesn't know the
-    architecture, a weight is left over, missing or too large, or the tokenizer gives other ids than llama.cpp's.
+    bfloat16 stays bfloat16; every other type becomes float16. Raises `DataError` if transformers doesn't know
+    the architecture, a weight is left over, missing or too large, or the tokenizer gives other ids than
+    llama.cpp's.
     """
     from transformers import GenerationConfig
 
@@ -41,12 +45,16 @@ def special_ids(tokenizer: Any) -> dict[str, int | None]:
 
 
 def load_tokenizer_of(file: Path, header: Header) -> Any:
-    """The tokenizer of a GGUF with its template, as transformers reads it. Raises `DataError` if it can't, or no end of turn is named."""
+    """The tokenizer of a GGUF with its template, as transformers reads it. Raises `DataError` if it can't, or
+    no end of turn is named.
+    """
     from transformers import AutoTokenizer
 
     try:
         with redirect_stderr(io.StringIO()), quick_reader():
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(
+                file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
+            )
     except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
         raise _unreadable(file, header, error) from error
     set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
@@ -69,7 +77,9 @@ def _unreadable(file: Path, header: Header, error: Exception) -> DataError:
 
 
 def load_gguf(file: Path, header: Header) -> Any:
-    """The model, dequantized to 16 bit. Raises `DataError` if transformers can't, or leaves out or makes up a tensor."""
+    """The model, dequantized to 16 bit. Raises `DataError` if transformers can't, or leaves out or makes up a
+    tensor.
+    """
     import torch
     from gguf import GGMLQuantizationType
     from transformers import AutoModelForCausalLM, GgufConfig
@@ -77,11 +87,19 @@ def load_gguf(file: Path, header: Header) -> Any:
     kinds = {kind for _, kind in header.tensors.values()}
     dtype = torch.bfloat16 if int(GGMLQuantizationType.BF16) in kinds else torch.float16
     try:
-        with redirect_stderr(io.StringIO()), quick_reader():  # progress bars come from several hands, some deaf to logging's switch
+        with (
+            redirect_stderr(io.StringIO()),
+            quick_reader(),
+        ):  # progress bars come from several hands, some deaf to logging's switch
             model, loaded = AutoModelForCausalLM.from_pretrained(
-                file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False, dtype=dtype,
-                quantization_config=GgufConfig(dequantize=True), output_loading_info=True,
-            )  # fmt: skip
+                file.parent,
+                gguf_file=file.name,
+                local_files_only=True,
+                trust_remote_code=False,
+                dtype=dtype,
+                quantization_config=GgufConfig(dequantize=True),
+                output_loading_info=True,
+            )
     except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
         raise _unreadable(file, header, error) from error
     odd = [f"{len(names)} {kind}" for kind, names in loaded.items() if names]
@@ -95,14 +113,19 @@ def load_gguf(file: Path, header: Header) -> Any:
 
 
 def check_weights(model: Any, header: Header, file: Path) -> None:
-    """Raise `DataError` unless the model has as many weights as the GGUF (transformers drops tensors it doesn't expect) and all are finite."""
+    """Raise `DataError` unless the model has as many weights as the GGUF (transformers drops tensors it
+    doesn't expect) and all are finite.
+    """
     import torch
 
-    taken = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())  # a tied head counts once
+    taken = sum(
+        {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values()
+    )  # a tied head counts once
     if taken != header.parameters:
         raise DataError(
             "Q-BASE-003",
-            f"{file} holds {header.parameters:,} weights, transformers takes {taken:,} of them: take this model from "
+            f"{file} holds {header.parameters:,} weights, transformers takes {taken:,} of them: take this "
+            "model from "
             "the hub instead",
         )
     for name, weights in model.named_parameters():
@@ -115,21 +138,28 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
 
 
 def set_pre_tokenizer(tokenizer: Any, kind: str | None) -> None:
-    """Correct how the text is cut before merging, where transformers falls short of what the GGUF says (`tokenizer.ggml.pre`).
+    """Correct how the text is cut before merging, where transformers falls short of what the GGUF says
+    (`tokenizer.ggml.pre`).
 
-    transformers 5.23 gives SmolLM GPT-2's rule, which keeps a space and a digit such as "½" together; the model was
-    trained with single digits (pre_tokenizer of the published tokenizer.json). `same_ids_as_llama_cpp` finds other cases.
+    transformers 5.23 gives SmolLM GPT-2's rule, which keeps a space and a digit such as "½" together; the
+    model was trained with single digits (pre_tokenizer of the published tokenizer.json).
+    `same_ids_as_llama_cpp` finds other cases.
     """
     from tokenizers import pre_tokenizers
 
     if kind == "smollm":
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
         )
 
 
 def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain) -> None:
-    """Raise `DataError` unless the folder's `tokenizer.json` gives the ids that llama.cpp gives with the GGUF's own tokenizer."""
+    """Raise `DataError` unless the folder's `tokenizer.json` gives the ids that llama.cpp gives with the
+    GGUF's own tokenizer.
+    """
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -137,7 +167,18 @@ def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain) -> None:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=".txt") as probe:
             probe.write(text)
             probe.flush()
-            printed = run_tool([tools.tool("llama-tokenize"), "-m", file, "-f", probe.name, "--ids", "--no-bos", "--log-disable"])
+            printed = run_tool(
+                [
+                    tools.tool("llama-tokenize"),
+                    "-m",
+                    file,
+                    "-f",
+                    probe.name,
+                    "--ids",
+                    "--no-bos",
+                    "--log-disable",
+                ]
+            )
         found = re.search(r"^\[[0-9, ]*\]", printed, re.MULTILINE)
         theirs = json.loads(found[0]) if found else None
         ours = tokenizer.encode(text, add_special_tokens=False).ids

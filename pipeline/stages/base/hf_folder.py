@@ -1,4 +1,6 @@
-"""A Hugging Face model folder: which of its files are safe to take, whether they agree, and what the model is."""
+"""A Hugging Face model folder: which of its files are safe to take, whether they agree, and what the model
+is.
+"""
 
 import fnmatch
 import hashlib
@@ -19,12 +21,31 @@ from pipeline.gguf.file import check_gguf
 from pipeline.models.experts import check_no_experts
 
 # everything a model needs and nothing that runs: no pickles, no Python
-KEPT = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-        "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.*", "LICENSE*", "NOTICE*",
-        "README.md")  # fmt: skip
+KEPT = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.*",
+    "LICENSE*",
+    "NOTICE*",
+    "README.md",
+)
 DOUBLED = "consolidated*"  # some repositories hold the weights twice, once in the author's own format
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
-DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}  # safetensors' name: torch's
+DTYPES = {
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+}  # safetensors' name: torch's
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -35,9 +56,12 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 def choose_files(names: list[str], source: str) -> list[str]:
     """The files to take out of a model's top folder, in order.
 
-    Raises `DataError` unless they are a complete model with safetensors weights, a config and a fast tokenizer.
+    Raises `DataError` unless they are a complete model with safetensors weights, a config and a fast
+    tokenizer.
     """
-    kept = sorted(name for name in names if "/" not in name and matches(name, KEPT) and not matches(name, (DOUBLED,)))
+    kept = sorted(
+        name for name in names if "/" not in name and matches(name, KEPT) and not matches(name, (DOUBLED,))
+    )
     if not any(name.endswith(".safetensors") for name in kept):
         pickles = sorted(name for name in names if matches(name, PICKLES))
         if pickles:
@@ -59,7 +83,9 @@ def choose_files(names: list[str], source: str) -> list[str]:
 
 
 def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
-    """The GGUF `file`, all parts where it is the first of several, and what says how it may be used. Raises `DataError` if one is missing."""
+    """The GGUF `file`, all parts where it is the first of several, and what says how it may be used. Raises
+    `DataError` if one is missing.
+    """
     parts = gguf_parts(file)
     if "/" in file and file in names:
         raise DataError(
@@ -74,23 +100,40 @@ def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
             "Q-BASE-009",
             f"{source} has no file {file!r} (its GGUF files: {there}): correct base.file in params.yaml",
         )
-    return [*parts, *sorted(name for name in names if "/" not in name and matches(name, ("LICENSE*", "NOTICE*", "README.md")))]
+    return [
+        *parts,
+        *sorted(
+            name for name in names if "/" not in name and matches(name, ("LICENSE*", "NOTICE*", "README.md"))
+        ),
+    ]
 
 
 def gguf_parts(file: str) -> list[str]:
-    """The names of all parts of a GGUF by its first one's (llama-gguf-split: NAME-00001-of-00002.gguf); of any other file, itself."""
+    """The names of all parts of a GGUF by its first one's (llama-gguf-split: NAME-00001-of-00002.gguf); of
+    any other file, itself.
+    """
     match = re.fullmatch(r"(.*-)00001-of-(\d{5})\.gguf", file)
-    return [f"{match[1]}{part:05}-of-{match[2]}.gguf" for part in range(1, int(match[2]) + 1)] if match else [file]
+    return (
+        [f"{match[1]}{part:05}-of-{match[2]}.gguf" for part in range(1, int(match[2]) + 1)]
+        if match
+        else [file]
+    )
 
 
 def check_config(config: dict[str, Any], source: str) -> None:
-    """Raise `DataError` unless transformers itself knows this model, it is a dense one and its weights are plain."""
+    """Raise `DataError` unless transformers itself knows this model, it is a dense one and its weights are
+    plain.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     check_no_experts(config, source)
     kind = config.get("model_type")
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        code = " and would run its author's code (auto_map), which Quench never does" if "auto_map" in config else ""
+        code = (
+            " and would run its author's code (auto_map), which Quench never does"
+            if "auto_map" in config
+            else ""
+        )
         raise DataError(
             "Q-BASE-010",
             f"{source} has model_type {kind!r}, which is no causal language model of transformers{code}: "
@@ -102,7 +145,9 @@ def check_config(config: dict[str, Any], source: str) -> None:
 
 
 def examine(folder: Path) -> dict[str, Any]:
-    """What the model in `folder` is, for `models/base.json`. Raises `DataError` if its files contradict each other."""
+    """What the model in `folder` is, for `models/base.json`. Raises `DataError` if its files contradict each
+    other.
+    """
     from transformers import AutoConfig
 
     config = read_object(folder / "config.json")
@@ -111,7 +156,9 @@ def examine(folder: Path) -> dict[str, Any]:
     try:
         tokenizer = load_tokenizer(folder)
         template = str(tokenizer.get_chat_template())
-        text_config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+        text_config = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        ).get_text_config()
     except QuenchError:
         raise
     except Exception as error:  # tokenizers raises bare Exception on a broken tokenizer.json
@@ -126,7 +173,11 @@ def examine(folder: Path) -> dict[str, Any]:
         )
     agree_on_end_of_turn(folder, tokenizer, config)
     quantized = folder / MODEL_FILE
-    parameters, dtype = count_quantized(quantized) if quantized.is_file() else count_parameters(folder, tied=bool(text_config.tie_word_embeddings))
+    parameters, dtype = (
+        count_quantized(quantized)
+        if quantized.is_file()
+        else count_parameters(folder, tied=bool(text_config.tie_word_embeddings))
+    )
     return {
         "architecture": {"model_type": config["model_type"], "architectures": config.get("architectures")},
         "license": read_license(folder / "README.md"),
@@ -143,11 +194,19 @@ def examine(folder: Path) -> dict[str, Any]:
 
 
 def agree_on_end_of_turn(folder: Path, tokenizer: Any, config: dict[str, Any]) -> None:
-    """Write `generation_config.json` if there is none; raise `DataError` if it doesn't stop at the tokenizer's end of turn."""
+    """Write `generation_config.json` if there is none; raise `DataError` if it doesn't stop at the
+    tokenizer's end of turn.
+    """
     path = folder / "generation_config.json"
     if not path.exists():
-        special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        path.write_text(json.dumps({name: value for name, value in special.items() if value is not None}, indent=2) + "\n", encoding="utf-8")
+        special = {
+            name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+        }
+        path.write_text(
+            json.dumps({name: value for name, value in special.items() if value is not None}, indent=2)
+            + "\n",
+            encoding="utf-8",
+        )
     ends = read_object(path).get("eos_token_id", config.get("eos_token_id"))
     ends = ends if isinstance(ends, list) else [ends]
     if tokenizer.eos_token_id not in ends:
@@ -163,7 +222,13 @@ def complete_weights(folder: Path) -> None:
     """Raise `DataError` if a shard that `model.safetensors.index.json` names is missing."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        missing = sorted({name for name in read_object(index).get("weight_map", {}).values() if not (folder / name).exists()})
+        missing = sorted(
+            {
+                name
+                for name in read_object(index).get("weight_map", {}).values()
+                if not (folder / name).exists()
+            }
+        )
         if missing:
             raise DataError(
                 "Q-BASE-015",
@@ -172,7 +237,9 @@ def complete_weights(folder: Path) -> None:
 
 
 def count_parameters(folder: Path, *, tied: bool) -> tuple[int, str]:
-    """Parameters in the safetensors files of `folder` (a tied head that is stored all the same is not counted) and their usual type."""
+    """Parameters in the safetensors files of `folder` (a tied head that is stored all the same is not
+    counted) and their usual type.
+    """
     from safetensors import SafetensorError, safe_open
 
     counts: Counter[str] = Counter()

@@ -1,4 +1,6 @@
-"""Fetch a model from the Hugging Face hub at one commit: resumable, checked byte for byte, nothing that runs."""
+"""Fetch a model from the Hugging Face hub at one commit: resumable, checked byte for byte, nothing that
+runs.
+"""
 
 import hashlib
 import os
@@ -16,11 +18,12 @@ from pipeline.stages.base.hf_folder import check_config, choose_files, choose_gg
 
 
 def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None = None) -> None:
-    """Put the model `repo` at `commit` (40 hexadecimal digits) into `folder`, or its one file `gguf`; HF_ENDPOINT may name another hub.
+    """Put the model `repo` at `commit` (40 hexadecimal digits) into `folder`, or its one file `gguf`;
+    HF_ENDPOINT may name another hub.
 
-    What has arrived stays in `cache`, a folder on the same disk, so that a broken download goes on where it stopped.
-    Raises `DataError` (no such model or commit, no right to it, unsafe or damaged files), `ConfigError` (no repository
-    name), `MachineError` (the hub can't be reached, no room).
+    What has arrived stays in `cache`, a folder on the same disk, so that a broken download goes on where it
+    stopped. Raises `DataError` (no such model or commit, no right to it, unsafe or damaged files),
+    `ConfigError` (no repository name), `MachineError` (the hub can't be reached, no room).
     """
     import httpx2  # huggingface_hub's HTTP client
     from huggingface_hub import HfApi, errors
@@ -30,16 +33,22 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
         disable_progress_bars()
     try:
         info = HfApi().model_info(repo, revision=commit, files_metadata=True)
-        check_no_experts({"model_type": (info.gguf or {}).get("architecture")}, repo)  # a GGUF's header comes with its gigabytes
+        check_no_experts(
+            {"model_type": (info.gguf or {}).get("architecture")}, repo
+        )  # a GGUF's header comes with its gigabytes
         listing = info.siblings or []
         listed, where = [file.rfilename for file in listing], f"{repo} at {commit}"
         names = choose_gguf(listed, gguf, where) if gguf else choose_files(listed, where)
-        wanted = sorted((file for file in listing if file.rfilename in names), key=lambda file: file.size or 0)
+        wanted = sorted(
+            (file for file in listing if file.rfilename in names), key=lambda file: file.size or 0
+        )
         cache.mkdir(parents=True, exist_ok=True)
         if not gguf:
             fetch_file(repo, commit, next(file for file in wanted if file.rfilename == "config.json"), cache)
             check_config(read_object(cache / "config.json"), repo)
-        missing = sum(file.size or 0 for file in wanted) - sum(path.stat().st_size for path in cache.iterdir())
+        missing = sum(file.size or 0 for file in wanted) - sum(
+            path.stat().st_size for path in cache.iterdir()
+        )
         need_disk(cache, missing)
         print(f"base: fetching {len(wanted)} files of {repo}, {missing / 1e9:.2f} GB to go", flush=True)
         for file in wanted:
@@ -88,7 +97,8 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
 def fetch_file(repo: str, commit: str, file: Any, cache: Path) -> None:
     """Fetch one file of a listing into `cache`, from the byte where an earlier try ended.
 
-    huggingface_hub 2.4's own download starts a file afresh in every process: with shards of 4 GB that is no resuming.
+    huggingface_hub 2.4's own download starts a file afresh in every process: with shards of 4 GB that is no
+    resuming.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import http_get
@@ -105,12 +115,21 @@ def fetch_file(repo: str, commit: str, file: Any, cache: Path) -> None:
         if urlsplit(location).netloc != urlsplit(url).netloc:
             headers.pop("authorization", None)  # the token is the hub's, not its content network's
         with part.open("ab") as stream:
-            http_get(location, stream, resume_size=stream.tell(), headers=headers, expected_size=file.size, displayed_filename=file.rfilename)
+            http_get(
+                location,
+                stream,
+                resume_size=stream.tell(),
+                headers=headers,
+                expected_size=file.size,
+                displayed_filename=file.rfilename,
+            )
     part.replace(done)
 
 
 def _damaged(path: Path, listed: Any) -> bool:
-    """Whether a file differs from the hub's listing: by SHA-256 for large files, by git's blob hash for small ones."""
+    """Whether a file differs from the hub's listing: by SHA-256 for large files, by git's blob hash for small
+    ones.
+    """
     if listed.lfs is not None:
         return file_hash(path) != str(listed.lfs.sha256)
     data = path.read_bytes()

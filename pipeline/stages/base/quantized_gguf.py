@@ -1,7 +1,7 @@
 """A GGUF file as the base, unchanged: the file itself, and beside it what transformers needs to know of it.
 
-Nothing is dequantized: weights stay in `model.gguf`. Configuration, tokenizer and template come from the file's own metadata; a Hugging
-Face folder of the same model, where the user has one, is compared with them.
+Nothing is dequantized: weights stay in `model.gguf`. Configuration, tokenizer and template come from the
+file's own metadata; a Hugging Face folder of the same model, where the user has one, is compared with them.
 """
 
 import io
@@ -28,29 +28,43 @@ from pipeline.stages.base.hf_folder import gguf_parts
 
 ARRIVED = ".arrived.gguf"  # a download, in the folder that it belongs in
 COMPARED = (
-    "architecture", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
-    "rms_norm_eps", "head_dim", "rope_theta",
-)  # fmt: skip
+    "architecture",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "rms_norm_eps",
+    "head_dim",
+    "rope_theta",
+)
 
 
 @dataclass(frozen=True)
 class QuantizedGguf:
-    """That the base is a GGUF, unchanged: the level it is quantized to first, and the Hugging Face folder it is compared with."""
+    """That the base is a GGUF, unchanged: the level it is quantized to first, and the Hugging Face folder it
+    is compared with.
+    """
 
     level: str | None = None
     compare_with: str | None = None
 
     def keep(self, file: Path, folder: Path, tools: Toolchain) -> str | None:
-        """Put `file`, or all parts of which it is the first, into `folder` as the base; the license that it names."""
+        """Put `file`, or all parts of which it is the first, into `folder` as the base; the license that it
+        names.
+        """
         keep_gguf(joined(file, folder, tools), folder, self.level, tools)
         named = check_gguf(folder / MODEL_FILE).fields.get("general.license")
         return named if isinstance(named, str) else None
 
 
 def joined(file: Path, folder: Path, tools: Toolchain) -> Path:
-    """`file`, or where it is the first of several parts the whole, made in `folder`; parts that lie in `folder` are removed.
+    """`file`, or where it is the first of several parts the whole, made in `folder`; parts that lie in
+    `folder` are removed.
 
-    Raises `DataError` if a part is missing, `ToolError` if llama-gguf-split fails, `MachineError` if the disk is too small.
+    Raises `DataError` if a part is missing, `ToolError` if llama-gguf-split fails, `MachineError` if the disk
+    is too small.
     """
     parts = [file.with_name(name) for name in gguf_parts(file.name)]
     if len(parts) == 1:
@@ -70,11 +84,12 @@ def joined(file: Path, folder: Path, tools: Toolchain) -> Path:
 
 
 def keep_gguf(file: Path, folder: Path, level: str | None, tools: Toolchain) -> None:
-    """Put `file` into `folder` as `model.gguf`, at `level` if one is named (then the original stays beside it), with config and tokenizer.
+    """Put `file` into `folder` as `model.gguf`, at `level` if one is named (then the original stays beside
+    it), with config and tokenizer.
 
-    A file that has arrived in `folder` is moved, one of the user's is copied. Raises `DataError` if the file is not whole, can't be
-    trained on, has no template, or its tokenizer differs from llama.cpp's; `ToolError` if llama-quantize fails, `MachineError` where
-    the disk is too small.
+    A file that has arrived in `folder` is moved, one of the user's is copied. Raises `DataError` if the file
+    is not whole, can't be trained on, has no template, or its tokenizer differs from llama.cpp's; `ToolError`
+    if llama-quantize fails, `MachineError` where the disk is too small.
     """
     checked_header(file)
     original = folder / (SOURCE_FILE if level else MODEL_FILE)
@@ -97,9 +112,11 @@ def keep_gguf(file: Path, folder: Path, level: str | None, tools: Toolchain) -> 
 
 
 def prove_loadable(folder: Path) -> None:
-    """Raise `DataError` unless every tensor of the file fills exactly one weight of the model that config.json describes.
+    """Raise `DataError` unless every tensor of the file fills exactly one weight of the model that
+    config.json describes.
 
-    The file is mapped, so that this reads little more than its header; better here than after the data was curated.
+    The file is mapped, so that this reads little more than its header; better here than after the data was
+    curated.
     """
     import torch
 
@@ -111,7 +128,8 @@ def prove_loadable(folder: Path) -> None:
 def copy_file(source: Path, target: Path) -> None:
     """Copy by the kernel: on a file system that can share blocks (Btrfs, XFS) neither time nor disk is taken.
 
-    A copy and not a hard link: two names of one file share its bytes, so whatever writes to one would change the user's own file.
+    A copy and not a hard link: two names of one file share its bytes, so whatever writes to one would change
+    the user's own file.
     """
     with source.open("rb") as stream, target.open("wb") as copy:
         try:
@@ -124,7 +142,9 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def check_trainable(header: Header, file: Path) -> None:
-    """Raise `DataError` if a matrix of the file has a type that training has no dequantizer for, or the architecture is not a known one."""
+    """Raise `DataError` if a matrix of the file has a type that training has no dequantizer for, or the
+    architecture is not a known one.
+    """
     from pipeline.gguf.dequantize import layout
 
     architecture = header.fields.get("general.architecture")
@@ -142,14 +162,20 @@ def check_trainable(header: Header, file: Path) -> None:
             raise DataError("Q-GGUF-001", f"{name} of {file}: {error.sentence}") from None
 
 
-def write_config(model: Path, header: Header, folder: Path, special: dict[str, int | None], file: Path) -> None:
-    """`config.json` and `generation_config.json` as transformers reads them out of the GGUF. Raises `DataError` if it can't."""
+def write_config(
+    model: Path, header: Header, folder: Path, special: dict[str, int | None], file: Path
+) -> None:
+    """`config.json` and `generation_config.json` as transformers reads them out of the GGUF. Raises
+    `DataError` if it can't.
+    """
     from transformers import AutoConfig, GenerationConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     try:
         with redirect_stderr(io.StringIO()), quick_reader():
-            config = AutoConfig.from_pretrained(model.parent, gguf_file=model.name, local_files_only=True, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(
+                model.parent, gguf_file=model.name, local_files_only=True, trust_remote_code=False
+            )
     except (ValueError, KeyError, OSError) as error:
         raise DataError(
             "Q-BASE-002",
@@ -161,7 +187,10 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
     config.vocab_size = header.tensors["token_embd.weight"][0][1]
     if width := header.fields.get(f"{header.fields['general.architecture']}.attention.key_length"):
         config.head_dim = width  # which transformers 5.23 doesn't read for Qwen3, and takes for 128
-    if hasattr(config, "sliding_window") and f"{header.fields['general.architecture']}.attention.sliding_window" not in header.fields:
+    if (
+        hasattr(config, "sliding_window")
+        and f"{header.fields['general.architecture']}.attention.sliding_window" not in header.fields
+    ):
         config.sliding_window = None  # llama.cpp has none then, and transformers would take Mistral's 4,096
     for name, value in special.items():
         setattr(config, name, value)
@@ -170,7 +199,9 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
 
 
 def compare_with_folder(folder: Path, other: Path) -> None:
-    """Raise `DataError` if the model in `folder` (from a GGUF) and the Hugging Face folder `other` differ in settings, tokenizer or template."""
+    """Raise `DataError` if the model in `folder` (from a GGUF) and the Hugging Face folder `other` differ in
+    settings, tokenizer or template.
+    """
     from transformers import AutoConfig
 
     if not other.is_dir():
@@ -179,23 +210,39 @@ def compare_with_folder(folder: Path, other: Path) -> None:
             f"{other} is no folder: base.compare_with names a Hugging Face folder of the same model, or null",
         )
     try:
-        ours, theirs = (AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False) for path in (folder, other))
+        ours, theirs = (
+            AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+            for path in (folder, other)
+        )
         mine, yours = load_tokenizer(folder), load_tokenizer(other)
-    except Exception as error:  # of files that anybody may have written; the libraries raise whatever they stumble over
+    except (
+        Exception
+    ) as error:  # of files that anybody may have written; the libraries raise whatever they stumble over
         reason = " ".join(str(error).split())[:300]
         raise DataError(
             "Q-BASE-024",
             f"{other} can't be read as a Hugging Face folder ({reason}): base.compare_with names one of the "
             "same model, or null",
         ) from error
-    differing = [f"{key} ({setting(ours, key)} and {setting(theirs, key)})" for key in COMPARED if _differ(setting(ours, key), setting(theirs, key))]
+    differing = [
+        f"{key} ({setting(ours, key)} and {setting(theirs, key)})"
+        for key in COMPARED
+        if _differ(setting(ours, key), setting(theirs, key))
+    ]
     for key in ("eos_token", "bos_token"):  # of Qwen's two forms, one names no beginning of text
         one, other_one = getattr(mine, key), getattr(yours, key)
         if one != other_one and (key == "eos_token" or (one and other_one)):
             differing.append(f"{key} ({one!r} and {other_one!r})")
     if mine.get_chat_template() != yours.get_chat_template():
         differing.append("the chat template")
-    text = next((text for text in PROBES if mine.encode(text, add_special_tokens=False) != yours.encode(text, add_special_tokens=False)), None)
+    text = next(
+        (
+            text
+            for text in PROBES
+            if mine.encode(text, add_special_tokens=False) != yours.encode(text, add_special_tokens=False)
+        ),
+        None,
+    )
     if text is not None:
         differing.append(f"the token ids of {text[:30]!r}")
     if differing:

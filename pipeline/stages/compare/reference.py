@@ -1,8 +1,10 @@
 """What the model that training had says of held-out rows: the logits that what is shipped is compared with.
 
-    python -m pipeline.stages.compare.reference --root FOLDER --rows data/final/test.jsonl --count 16 --seed 42 --ctx-size 1024
+    python -m pipeline.stages.compare.reference --root FOLDER --rows data/final/test.jsonl --count 16 --seed
+    42 --ctx-size 1024
 
-reads `models/base` and `models/adapter` below FOLDER and writes `reference/` there. A process of its own: the model's memory is free after it.
+reads `models/base` and `models/adapter` below FOLDER and writes `reference/` there. A process of its own: the
+model's memory is free after it.
 """
 
 import argparse
@@ -19,10 +21,11 @@ FOLDER, LOGITS, PROMPTS = "reference", "logits", "prompts.json"
 
 
 def write_reference(root: Path, rows: Path, count: int, seed: int, ctx_size: int) -> None:
-    """Publish `root`/reference: prompts (token ids and the positions whose next token training teaches) and float32 logits (positions, V).
+    """Publish `root`/reference: prompts (token ids and the positions whose next token training teaches) and
+    float32 logits (positions, V).
 
-    The trained model computes in float32 on its own weights, so that its arithmetic's rounding is in nobody's divergence. Raises `DataError`
-    where no row can be used, `MachineError` where the disk has no room.
+    The trained model computes in float32 on its own weights, so that its arithmetic's rounding is in nobody's
+    divergence. Raises `DataError` where no row can be used, `MachineError` where the disk has no room.
     """
     from pipeline.chat.held_out import encoded_rows
     from pipeline.chat.tokens import load_tokenizer, trained_positions

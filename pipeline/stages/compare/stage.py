@@ -1,9 +1,9 @@
-"""Sum up the strategies to ship, measured on the project's own data with several seeds: merged into 16 bit or NF4, or an adapter on a level of the
-base.
+"""Sum up the strategies to ship, measured on the project's own data with several seeds: merged into 16 bit or
+NF4, or an adapter on a level of the base.
 
-Reads `reports/compare/` and writes `reports/strategies.json` (no seeds in it if `compare.seeds` is []). The trainings and measurements are jobs of
-their own: `nf4`, `level`, `unquantized`, `measure`, beside this module. Their scratch, `models/.compare/`, is removed here.
-Command: `python -m pipeline compare`
+Reads `reports/compare/` and writes `reports/strategies.json` (no seeds in it if `compare.seeds` is []). The
+trainings and measurements are jobs of their own: `nf4`, `level`, `unquantized`, `measure`, beside this
+module. Their scratch, `models/.compare/`, is removed here. Command: `python -m pipeline compare`
 """
 
 from pathlib import Path
@@ -40,7 +40,9 @@ def measured(root: Path, params: Params) -> list[dict[str, Any]]:
 
 
 def forget_others(root: Path, params: Params) -> None:
-    """Remove scratch, and what is left of seeds and levels that are not asked for any more: DVC's cache has it."""
+    """Remove scratch, and what is left of seeds and levels that are not asked for any more: DVC's cache has
+    it.
+    """
     seeds, levels = params.compare.seeds, params.compare.levels
     trained = {f"{base}-{seed}" for base in ("nf4", *levels) for seed in seeds}
     named = {
@@ -63,7 +65,8 @@ def main(params: Params, root: Path) -> None:
     if not figures:
         write_json(root / TARGET, {"seeds": []})
         print(
-            "compare: not measured, for compare.seeds is []: set it to [42, 43, 44], say, to see which strategy "
+            "compare: not measured, for compare.seeds is []: set it to [42, 43, 44], say, to see which "
+            "strategy "
             "to ship is best on your data"
         )
         return

@@ -1,11 +1,13 @@
 """How sure the strategies' scores and their differences are, over held-out rows and over seeds of training.
 
-Rows and seeds are crossed: every seed's model answers the same rows, and a hard row is hard for all. What chance does to the mean is then what it
-does to the rows' means and to the seeds' means, added (Clark, "The language-as-fixed-effect fallacy", 1973; what is peculiar to a seed on a row is
-in both and is not taken off again, so intervals err on the wide side). Student's t has the degrees of freedom of such a sum (Welch-Satterthwaite:
-Satterthwaite, "An approximate distribution of estimates of variance components", 1946): three seeds tell little of their spread, and where that
-spread rules, the interval is as wide as three seeds' must be. Drawn again a thousand times, 95 % intervals of three seeds and 200 rows hold the truth
-92 to 98 times of 100, of two 87 to 98; with one seed what seeds do is not in the interval at all.
+Rows and seeds are crossed: every seed's model answers the same rows, and a hard row is hard for all. What
+chance does to the mean is then what it does to the rows' means and to the seeds' means, added (Clark, "The
+language-as-fixed-effect fallacy", 1973; what is peculiar to a seed on a row is in both and is not taken off
+again, so intervals err on the wide side). Student's t has the degrees of freedom of such a sum
+(Welch-Satterthwaite: Satterthwaite, "An approximate distribution of estimates of variance components", 1946):
+three seeds tell little of their spread, and where that spread rules, the interval is as wide as three seeds'
+must be. Drawn again a thousand times, 95 % intervals of three seeds and 200 rows hold the truth 92 to 98
+times of 100, of two 87 to 98; with one seed what seeds do is not in the interval at all.
 """
 
 from dataclasses import dataclass
@@ -30,9 +32,11 @@ class Mean:
 
 @dataclass(frozen=True)
 class Difference:
-    """A strategy's mean score less another's, in points of 100: 95 % interval over seeds and rows, p over rows.
+    """A strategy's mean score less another's, in points of 100: 95 % interval over seeds and rows, p over
+    rows.
 
-    `p_value` is two-sided, of the paired permutation test on each row's mean over the seeds (`pipeline.metrics.paired`).
+    `p_value` is two-sided, of the paired permutation test on each row's mean over the seeds
+    (`pipeline.metrics.paired`).
     """
 
     points: float
@@ -47,7 +51,9 @@ class Difference:
 
 
 def mean_of(scores: Scores) -> Mean:
-    """The mean of `scores` (seeds, rows) with its interval; of a single score, which says nothing about others, 0 to 1."""
+    """The mean of `scores` (seeds, rows) with its interval; of a single score, which says nothing about
+    others, 0 to 1.
+    """
     value, half = float(scores.mean()), half_width(scores) if scores.size > 1 else 1.0
     return Mean(value, max(value - half, 0.0), min(value + half, 1.0))
 

@@ -1,4 +1,6 @@
-"""From the figures of each strategy, level and seed to reports/strategies.json: means with intervals, differences, and which strategy to take."""
+"""From the figures of each strategy, level and seed to reports/strategies.json: means with intervals,
+differences, and which strategy to take.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -30,8 +32,8 @@ def summarize(
     scorer: str,
     seed: int,
 ) -> dict[str, Any]:
-    """What reports/strategies.json holds; `figures` are `pipeline.stages.compare.measure`'s, `sixteen` is the 16-bit type, `seed` draws the tests'
-    swaps.
+    """What reports/strategies.json holds; `figures` are `pipeline.stages.compare.measure`'s, `sixteen` is the
+    16-bit type, `seed` draws the tests' swaps.
 
     Raises `DataError` where no row has a score from every strategy and seed.
     """
@@ -39,15 +41,21 @@ def summarize(
     if not rows:
         raise DataError(
             "Q-COMPARE-004",
-            f"no held-out row has a score by {scorer} from every strategy: look at the judge, or take another "
+            f"no held-out row has a score by {scorer} from every strategy: look at the judge, or take "
+            "another "
             "scorer",
         )
     reference = of_strategy(figures, rows, sixteen, MERGED_16, seeds)
     return {
-        "seeds": list(seeds), "scorer": scorer, "rows": len(rows), "disk_counted": DISK,
-        "machines": sorted({one["machine"] for one in figures}), "reference": {"level": sixteen, **reference},
-        "levels": {level: of_level(figures, rows, level, seeds, seed) for level in levels}, "seconds": seconds(figures),
-    }  # fmt: skip
+        "seeds": list(seeds),
+        "scorer": scorer,
+        "rows": len(rows),
+        "disk_counted": DISK,
+        "machines": sorted({one["machine"] for one in figures}),
+        "reference": {"level": sixteen, **reference},
+        "levels": {level: of_level(figures, rows, level, seeds, seed) for level in levels},
+        "seconds": seconds(figures),
+    }
 
 
 def seconds(figures: Sequence[Figures]) -> float:
@@ -68,8 +76,13 @@ def scored_rows(figures: Sequence[Figures]) -> list[str]:
 def of_level(
     figures: Sequence[Figures], rows: Sequence[str], level: str, seeds: Sequence[int], seed: int
 ) -> dict[str, Any]:
-    """One level's strategies, their differences from each other (second less first, in points of 100), and the one to take."""
-    strategies = {strategy: {"title": title(strategy, level)} | of_strategy(figures, rows, level, strategy, seeds) for strategy in STRATEGIES}
+    """One level's strategies, their differences from each other (second less first, in points of 100), and
+    the one to take.
+    """
+    strategies = {
+        strategy: {"title": title(strategy, level)} | of_strategy(figures, rows, level, strategy, seeds)
+        for strategy in STRATEGIES
+    }
     points = {strategy: matrix(figures, rows, level, strategy, seeds) for strategy in STRATEGIES}
     pairs = list(combinations(STRATEGIES, 2))
     differences = {pair: difference(points[pair[0]], points[pair[1]], seed) for pair in pairs}
@@ -77,37 +90,62 @@ def of_level(
         pair: difference(all_right(points[pair[0]]), all_right(points[pair[1]]), seed) for pair in pairs
     }
     measured = {
-        strategy: Measured(found["score"], found["disk_bytes"], found["bytes"]) for strategy, found in strategies.items()
+        strategy: Measured(found["score"], found["disk_bytes"], found["bytes"])
+        for strategy, found in strategies.items()
     }
     advice = recommend(level, measured, differences, len(seeds))
     return {
-        "strategies": strategies, "differences": difference_rows(differences), "perfect_differences": difference_rows(perfect),
-        "recommended": advice.strategy, "decided": advice.decided, "sentence": advice.sentence,
-    }  # fmt: skip
+        "strategies": strategies,
+        "differences": difference_rows(differences),
+        "perfect_differences": difference_rows(perfect),
+        "recommended": advice.strategy,
+        "decided": advice.decided,
+        "sentence": advice.sentence,
+    }
 
 
 def of_strategy(
     figures: Sequence[Figures], rows: Sequence[str], level: str, strategy: str, seeds: Sequence[int]
 ) -> dict[str, Any]:
-    """One strategy's figures over the seeds: sizes and divergence as their mean, speeds as their median, scores with intervals."""
+    """One strategy's figures over the seeds: sizes and divergence as their mean, speeds as their median,
+    scores with intervals.
+    """
     own = mine(figures, level, strategy, seeds)
     points = matrix(figures, rows, level, strategy, seeds)
     score, perfect = mean_of(points), mean_of(all_right(points))
     bare = [one["speed"]["bare"]["median"] for one in own if "bare" in one["speed"]]
     return {
-        "bytes": round(fmean(sum(one["shipped"].values()) for one in own)), "shipped": own[0]["shipped"],
-        "disk_bytes": round(fmean(sum(one["disk"].values()) for one in own)), "disk": own[0]["disk"],
-        "score": score.value, "score_low": score.low, "score_high": score.high,
-        "perfect": perfect.value, "perfect_low": perfect.low, "perfect_high": perfect.high,
-        "kld": fmean(one["kld"] for one in own), "same_top": fmean(one["same_top"] for one in own),
-        "tok_s": median(one["speed"]["shipped"]["median"] for one in own), "tok_s_bare": median(bare) if bare else None,
-        "train_seconds": median(one["training"]["seconds"] for one in own), "train_memory": max(one["training"]["peak_memory_bytes"] for one in own),
+        "bytes": round(fmean(sum(one["shipped"].values()) for one in own)),
+        "shipped": own[0]["shipped"],
+        "disk_bytes": round(fmean(sum(one["disk"].values()) for one in own)),
+        "disk": own[0]["disk"],
+        "score": score.value,
+        "score_low": score.low,
+        "score_high": score.high,
+        "perfect": perfect.value,
+        "perfect_low": perfect.low,
+        "perfect_high": perfect.high,
+        "kld": fmean(one["kld"] for one in own),
+        "same_top": fmean(one["same_top"] for one in own),
+        "tok_s": median(one["speed"]["shipped"]["median"] for one in own),
+        "tok_s_bare": median(bare) if bare else None,
+        "train_seconds": median(one["training"]["seconds"] for one in own),
+        "train_memory": max(one["training"]["peak_memory_bytes"] for one in own),
         "by_seed": [
-            {"seed": one["seed"], "score": float(points[place].mean()), "perfect": float(all_right(points[place]).mean()), "kld": one["kld"],
-             "same_top": one["same_top"], "stopped": one["stopped"], "valid": one["valid"], "speed": one["speed"], "training": one["training"]}
+            {
+                "seed": one["seed"],
+                "score": float(points[place].mean()),
+                "perfect": float(all_right(points[place]).mean()),
+                "kld": one["kld"],
+                "same_top": one["same_top"],
+                "stopped": one["stopped"],
+                "valid": one["valid"],
+                "speed": one["speed"],
+                "training": one["training"],
+            }
             for place, one in enumerate(own)
         ],
-    }  # fmt: skip
+    }
 
 
 def mine(figures: Sequence[Figures], level: str, strategy: str, seeds: Sequence[int]) -> list[Figures]:
@@ -121,7 +159,8 @@ def matrix(
 ) -> Scores:
     """One strategy's scores, (seeds, rows), 0 to 1."""
     return np.array(
-        [[one["points"][row] for row in rows] for one in mine(figures, level, strategy, seeds)], dtype=np.float64
+        [[one["points"][row] for row in rows] for one in mine(figures, level, strategy, seeds)],
+        dtype=np.float64,
     )
 
 

@@ -1,7 +1,7 @@
 """Measure the reference of all levels, for one seed: trained on NF4, merged into 16 bit, not quantized.
 
-Reads and writes what `pipeline.stages.compare.measure` does, at the level `convert.type`: `reports/compare/merged_16-SEED.json`.
-Command: `python -m pipeline compare_unquantized@42`
+Reads and writes what `pipeline.stages.compare.measure` does, at the level `convert.type`:
+`reports/compare/merged_16-SEED.json`. Command: `python -m pipeline compare_unquantized@42`
 """
 
 from pathlib import Path

@@ -1,6 +1,8 @@
-"""Does a model's folder hold what its config.json says: rows, layers, head, shapes, numbers that fit the GGUF's type.
+"""Does a model's folder hold what its config.json says: rows, layers, head, shapes, numbers that fit the
+GGUF's type.
 
-Converters take what they find: a layer too few, a head that is stored and not used, or a bias left out make a GGUF that loads and answers worse.
+Converters take what they find: a layer too few, a head that is stored and not used, or a bias left out make a
+GGUF that loads and answers worse.
 """
 
 import json
@@ -17,18 +19,26 @@ from pipeline.planning.shape import KNOWN, read_shape
 LAYER = re.compile(r"^(?:model\.|transformer\.|language_model\.)*(?:layers|h)\.(\d+)\.")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 BLOCK = 1 << 26  # bytes of a tensor that are looked at together
-# whether llama.cpp divides the chosen experts' weights by their sum (`build_moe_ffn` in its src/models): no GGUF key tells it otherwise
+# whether llama.cpp divides the chosen experts' weights by their sum (`build_moe_ffn` in its src/models): no
+# GGUF key tells it otherwise
 NORMALizED = {"qwen2_moe": False, "qwen3_moe": True}
 F16_END = 65_520.0  # the smallest number that rounds to infinity in float16; the largest float16 is 65,504
 
 
 def contradictions(folder: Path, kind: str) -> list[str]:
-    """Every reason why the model in `folder` can't be what its config.json says, or written as `kind` (F16 or BF16).
+    """Every reason why the model in `folder` can't be what its config.json says, or written as `kind` (F16 or
+    BF16).
 
     Raises `DataError` if config.json or a weight file can't be read at all.
     """
     config, tensors = read_config(folder), read_folder(folder)
-    reasons = [*head(config, tensors, folder), *rows(config, tensors, folder), *layers(config, tensors), *shapes(config, tensors), *experts(config)]
+    reasons = [
+        *head(config, tensors, folder),
+        *rows(config, tensors, folder),
+        *layers(config, tensors),
+        *shapes(config, tensors),
+        *experts(config),
+    ]
     return reasons + (list(overflows(tensors)) if kind == "F16" else [])
 
 
@@ -51,41 +61,61 @@ def head(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Ite
     if tied is None:  # transformers leaves out what is the architecture's default
         from transformers import AutoConfig
 
-        tied = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config().tie_word_embeddings
+        tied = (
+            AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            .get_text_config()
+            .tie_word_embeddings
+        )
     if tied and stored and embedding and not _equal(stored, embedding):
         yield (
-            "tie_word_embeddings is true, but lm_head.weight is stored and differs from the embedding: set it to false in the base's config.json, "
+            "tie_word_embeddings is true, but lm_head.weight is stored and differs from the embedding: set "
+            "it to false in the base's config.json, "
             "or leave the head out"
         )
     if not tied and not stored and embedding:
-        yield "tie_word_embeddings is false, but there is no lm_head.weight: merge again, or take a base that is complete"
+        yield (
+            "tie_word_embeddings is false, but there is no lm_head.weight: merge again, or take a base "
+            "that is complete"
+        )
 
 
 def rows(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Iterator[str]:
     """vocab_size is the number of rows, and every token has one."""
     embedding = _embedding(tensors)
     if embedding and embedding.shape[0] != config.get("vocab_size"):
-        yield f"vocab_size is {config.get('vocab_size')}, but {embedding.name} has {embedding.shape[0]} rows: make config.json say the same"
+        yield (
+            f"vocab_size is {config.get('vocab_size')}, but {embedding.name} has {embedding.shape[0]} "
+            "rows: make config.json say the same"
+        )
     if embedding and (folder / "tokenizer.json").exists():
         from tokenizers import Tokenizer
 
         tokens = max(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab().values()) + 1
         if tokens > embedding.shape[0]:
-            yield f"the tokenizer has {tokens} tokens, but {embedding.name} has {embedding.shape[0]} rows: take the tokenizer of this model"
+            yield (
+                f"the tokenizer has {tokens} tokens, but {embedding.name} has {embedding.shape[0]} rows: "
+                "take the tokenizer of this model"
+            )
 
 
 def layers(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
-    """num_hidden_layers, and those for multi-token prediction that config.json names, are all there and no others."""
+    """num_hidden_layers, and those for multi-token prediction that config.json names, are all there and no
+    others.
+    """
     wanted, extra = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
     found = {int(match[1]) for name in tensors if (match := LAYER.match(name))}
     if not found or wanted is None:
         return
     if missing := sorted(set(range(wanted)) - found):
-        yield (f"num_hidden_layers is {wanted}, but layer {missing[0]} has no tensor ({len(missing)} layers so): merge again from a base that "
-            "is complete")
+        yield (
+            f"num_hidden_layers is {wanted}, but layer {missing[0]} has no tensor ({len(missing)} layers "
+            "so): merge again from a base that "
+            "is complete"
+        )
     if more := sorted(found - set(range(wanted + extra))):
         yield (
-            f"num_hidden_layers is {wanted}, but there are tensors of layer {more[0]} ({len(more)} layers so): take layers for multi-token "
+            f"num_hidden_layers is {wanted}, but there are tensors of layer {more[0]} ({len(more)} layers "
+            "so): take layers for multi-token "
             "prediction out of the base, or name them in num_nextn_predict_layers"
         )
 
@@ -100,7 +130,10 @@ def shapes(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
         for linear in shape.linears:
             part = "mlp" if linear.name in ("gate_proj", "up_proj", "down_proj") else "self_attn"
             stem = f"model.layers.{number}.{part}.{linear.name}"
-            wanted = {f"{stem}.weight": (linear.outputs, linear.inputs), f"{stem}.bias": (linear.outputs,) if linear.bias else None}
+            wanted = {
+                f"{stem}.weight": (linear.outputs, linear.inputs),
+                f"{stem}.bias": (linear.outputs,) if linear.bias else None,
+            }
             for name, size in wanted.items():
                 found = tensors[name].shape if name in tensors else None
                 if found != size:
@@ -110,13 +143,16 @@ def shapes(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
 
 
 def experts(config: dict[str, Any]) -> Iterator[str]:
-    """Experts' weights are normalized where llama.cpp does it for the architecture; transformers' default is not to."""
+    """Experts' weights are normalized where llama.cpp does it for the architecture; transformers' default is
+    not to.
+    """
     kind, normalized = config.get("model_type"), bool(config.get("norm_topk_prob", False))
     wanted = NORMALizED.get(str(kind))
     if wanted is not None and normalized != wanted:
         how = "always" if wanted else "never"
         yield (
-            f"norm_topk_prob is {str(normalized).lower()}, but llama.cpp {how} normalizes the experts' weights of {kind}: "
+            f"norm_topk_prob is {str(normalized).lower()}, but llama.cpp {how} normalizes the experts' "
+            f"weights of {kind}: "
             f"take a base that was trained with norm_topk_prob {str(wanted).lower()}"
         )
 
@@ -126,11 +162,16 @@ def overflows(tensors: dict[str, Entry]) -> Iterator[str]:
     wrong = [
         (entry.name, largest)
         for entry in tensors.values()
-        if len(entry.shape) > 1 and entry.dtype in ("BF16", "F32", "F64") and not (largest := _largest(entry)) < F16_END
+        if len(entry.shape) > 1
+        and entry.dtype in ("BF16", "F32", "F64")
+        and not (largest := _largest(entry)) < F16_END
     ]
     if wrong:
         name, largest = wrong[0]
-        yield f"{name} has numbers up to {largest:.4g}, more than float16 holds ({len(wrong)} tensors so): set convert.type to BF16"
+        yield (
+            f"{name} has numbers up to {largest:.4g}, more than float16 holds ({len(wrong)} tensors so): "
+            "set convert.type to BF16"
+        )
 
 
 def _embedding(tensors: dict[str, Entry]) -> Entry | None:
@@ -143,7 +184,9 @@ def _blocks(entry: Entry) -> Iterator[tuple[int, int]]:
 
 
 def _equal(one: Entry, other: Entry) -> bool:
-    return one.shape == other.shape and all(bool((read_rows(one, *block) == read_rows(other, *block)).all()) for block in _blocks(one))
+    return one.shape == other.shape and all(
+        bool((read_rows(one, *block) == read_rows(other, *block)).all()) for block in _blocks(one)
+    )
 
 
 def _largest(entry: Entry) -> float:

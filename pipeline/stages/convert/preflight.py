@@ -1,4 +1,6 @@
-"""Everything that speaks against a conversion, said at once and before it: a 7B model takes minutes, and its GGUF would load all the same."""
+"""Everything that speaks against a conversion, said at once and before it: a 7B model takes minutes, and its
+GGUF would load all the same.
+"""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +16,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 @dataclass(frozen=True)
 class Found:
-    """What a conversion goes by: the pre-tokenizers, and the tokenizer's files that are others in the merged model than in the base."""
+    """What a conversion goes by: the pre-tokenizers, and the tokenizer's files that are others in the merged
+    model than in the base.
+    """
 
     base: PreTokenizer
     merged: PreTokenizer
@@ -22,7 +26,9 @@ class Found:
 
 
 def preflight(*, base: Path, merged: Path, kind: str, tools: Toolchain) -> Found:
-    """Look at both folders before they are converted to `kind` (F16 or BF16). Raises `DataError` with all reasons against it."""
+    """Look at both folders before they are converted to `kind` (F16 or BF16). Raises `DataError` with all
+    reasons against it.
+    """
     reasons: list[str] = []
     found: list[PreTokenizer] = []
     differing = differing_files(base, merged)
@@ -31,7 +37,9 @@ def preflight(*, base: Path, merged: Path, kind: str, tools: Toolchain) -> Found
         try:
             found.append(find_pre_tokenizer(folder, tools))
         except DataError as error:
-            which = f" (other than the base's: {', '.join(differing)})" if folder == merged and differing else ""
+            which = (
+                f" (other than the base's: {', '.join(differing)})" if folder == merged and differing else ""
+            )
             reasons.append(f"{error.sentence}{which}")
     if reasons:
         count = "1 reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
@@ -40,7 +48,9 @@ def preflight(*, base: Path, merged: Path, kind: str, tools: Toolchain) -> Found
 
 
 def differing_files(base: Path, merged: Path) -> tuple[str, ...]:
-    """The tokenizer's files with another content than the base's, or that only one of them has; JSON may be written in another way."""
+    """The tokenizer's files with another content than the base's, or that only one of them has; JSON may be
+    written in another way.
+    """
     return tuple(name for name in TOKENIZER_FILES if _content(base / name) != _content(merged / name))
 
 

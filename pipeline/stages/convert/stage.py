@@ -1,9 +1,9 @@
 """Convert to GGUF with llama.cpp's own converters: the merged model, the untuned base, and the adapter alone.
 
 Reads `models/base/`, `models/base.json`, `models/adapter/`, `models/merged/`.
-Writes `models/gguf/NAME-F16.gguf`, `NAME-base-F16.gguf` and `NAME-lora.gguf` (BF16 where `convert.type` says so).
-Where `convert.base` is false, `NAME-base-F16.gguf` holds no weights and says so.
-Command: `python -m pipeline convert`
+Writes `models/gguf/NAME-F16.gguf`, `NAME-base-F16.gguf` and `NAME-lora.gguf` (BF16 where `convert.type` says
+so). Where `convert.base` is false, `NAME-base-F16.gguf` holds no weights and says so. Command: `python -m
+pipeline convert`
 """
 
 from pathlib import Path
@@ -19,15 +19,28 @@ from pipeline.stages.convert.preflight import Found, preflight
 
 
 def convert(
-    *, base: Path, adapter: Path, merged: Path, lineage: Path, folder: Path, name: str, type: FloatType, tools: Toolchain, with_base: bool = True
+    *,
+    base: Path,
+    adapter: Path,
+    merged: Path,
+    lineage: Path,
+    folder: Path,
+    name: str,
+    type: FloatType,
+    tools: Toolchain,
+    with_base: bool = True,
 ) -> Found:
-    """Write NAME-TYPE.gguf, NAME-base-TYPE.gguf and NAME-lora.gguf to `folder`, each read back before it is published; what they go by.
+    """Write NAME-TYPE.gguf, NAME-base-TYPE.gguf and NAME-lora.gguf to `folder`, each read back before it is
+    published; what they go by.
 
-    Without `with_base` the base's file holds no weights: at 7B it would take 15 GB. `lineage` is models/base.json. Raises `DataError` with all
-    reasons against it before anything is converted, `ToolError` if a converter fails, `MachineError` if the disk is too small.
+    Without `with_base` the base's file holds no weights: at 7B it would take 15 GB. `lineage` is
+    models/base.json. Raises `DataError` with all reasons against it before anything is converted, `ToolError`
+    if a converter fails, `MachineError` if the disk is too small.
     """
     sources = (base, merged, adapter) if with_base else (merged, adapter)
-    need_disk(folder, sum(shard.stat().st_size for source in sources for shard in source.glob("*.safetensors")))
+    need_disk(
+        folder, sum(shard.stat().st_size for source in sources for shard in source.glob("*.safetensors"))
+    )
     found = preflight(base=base, merged=merged, kind=type, tools=tools)
     shared, tuned = base_fields(lineage, tools), adapter_fields(adapter)
     models = [(merged, f"{name}-{type}", found.merged, tuned)]
@@ -37,8 +50,17 @@ def convert(
         write_not_made(folder / f"{name}-base-{type}.gguf", "convert.base is false")
     for source, target, pre, own in models:
         fields = {**shared, **own, **folder_fields(source), "quench.tokenizer.found_by": pre.found_by}
-        to_gguf(tools, source, folder / f"{target}.gguf", type, target.removesuffix(f"-{type}"), pre.name, fields)
-    lora_to_gguf(tools, adapter, base, folder / f"{name}-lora.gguf", type, {**shared, **tuned, "general.name": f"{name}-lora"})
+        to_gguf(
+            tools, source, folder / f"{target}.gguf", type, target.removesuffix(f"-{type}"), pre.name, fields
+        )
+    lora_to_gguf(
+        tools,
+        adapter,
+        base,
+        folder / f"{name}-lora.gguf",
+        type,
+        {**shared, **tuned, "general.name": f"{name}-lora"},
+    )
     return found
 
 
@@ -48,15 +70,33 @@ def remark(pre: PreTokenizer) -> str:
         case "hash":
             return f"pre-tokenizer {pre.name}"
         case "structure":
-            return f"pre-tokenizer {pre.name} (llama.cpp does not list this vocabulary; normalizer, patterns and merges are those of {pre.name})"
+            return (
+                f"pre-tokenizer {pre.name} (llama.cpp does not list this vocabulary; normalizer, "
+                f"patterns and merges are those of {pre.name})"
+            )
     return "pre-tokenizer as the converter finds it"
 
 
 def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`."""
     folder, name, kind = root / "models/gguf", params.convert.name, params.convert.type
-    found = convert(base=root / "models/base", adapter=root / "models/adapter", merged=root / "models/merged", lineage=root / "models/base.json",
-                    folder=folder, name=name, type=kind, tools=find_toolchain(params.llamacpp.home), with_base=params.convert.base)  # fmt: skip
-    made = [folder / f"{name}{part}.gguf" for part in (f"-{kind}", *([f"-base-{kind}"] if params.convert.base else []), "-lora")]
+    found = convert(
+        base=root / "models/base",
+        adapter=root / "models/adapter",
+        merged=root / "models/merged",
+        lineage=root / "models/base.json",
+        folder=folder,
+        name=name,
+        type=kind,
+        tools=find_toolchain(params.llamacpp.home),
+        with_base=params.convert.base,
+    )
+    made = [
+        folder / f"{name}{part}.gguf"
+        for part in (f"-{kind}", *([f"-base-{kind}"] if params.convert.base else []), "-lora")
+    ]
     others = f"; other than the base's: {', '.join(found.differing)}" if found.differing else ""
-    print(f"convert: {', '.join(f'{path.name} {path.stat().st_size / 1e6:.0f} MB' for path in made)}; {remark(found.merged)}{others}")
+    print(
+        f"convert: {', '.join(f'{path.name} {path.stat().st_size / 1e6:.0f} MB' for path in made)}; "
+        f"{remark(found.merged)}{others}"
+    )

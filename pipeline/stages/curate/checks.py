@@ -26,7 +26,10 @@ def check_stats(counts: Mapping[str, Any], folder: Path, rejects: Path) -> None:
         and sum(counts["files_rejected"].values()) == len(counts["files_unread"])
     )
     if not whole or written != counts["splits"] or count_lines(rejects) != entries:
-        raise RuntimeError(f"curate's statistics do not balance: {counts}, written {written} and {count_lines(rejects)} rejects")
+        raise RuntimeError(
+            f"curate's statistics do not balance: {counts}, written {written} and {count_lines(rejects)} "
+            "rejects"
+        )
 
 
 def count_lines(path: Path) -> int:
@@ -35,8 +38,11 @@ def count_lines(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
-def check_not_empty(counts: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], raw: Path, settings: Curate) -> None:
-    """Raise `DataError` if there is nothing to train on, or nothing to measure on though `test_fraction` asks for it.
+def check_not_empty(
+    counts: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], raw: Path, settings: Curate
+) -> None:
+    """Raise `DataError` if there is nothing to train on, or nothing to measure on though `test_fraction` asks
+    for it.
 
     `samples` has rejects under "reject REASON".
     """

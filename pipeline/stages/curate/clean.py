@@ -1,4 +1,5 @@
-"""From a raw line to clean rows: strict reading, one canonical form, the cleaning rules, redaction, the token budget.
+"""From a raw line to clean rows: strict reading, one canonical form, the cleaning rules, redaction, the token
+budget.
 
 Runs in worker processes, on blocks of lines; what a block gives depends on that block alone.
 """
@@ -65,7 +66,9 @@ class Cleaned:
     facts: list[Facts] = field(default_factory=list)  # of each row
     rejects: list[bytes] = field(default_factory=list)
     changes: list[bytes] = field(default_factory=list)
-    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # "reject REASON" or "change RULE" → the first few
+    samples: dict[str, list[dict[str, Any]]] = field(
+        default_factory=dict
+    )  # "reject REASON" or "change RULE" → the first few
 
 
 class Rejected(Exception):
@@ -79,7 +82,13 @@ class Rejected(Exception):
 class Cleaner:
     """All rules that look at one row, made once per process from the settings."""
 
-    def __init__(self, settings: Curate, added_tokens: tuple[str, ...] | None, base: Path | None, names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        settings: Curate,
+        added_tokens: tuple[str, ...] | None,
+        base: Path | None,
+        names: tuple[str, ...],
+    ) -> None:
         self.settings = settings
         self.redactor = Redactor(settings.secrets, tuple(settings.personal), names)
         rules = {
@@ -88,18 +97,24 @@ class Cleaner:
             "reasoning": reasoning(added_tokens or ()),
             "turns": turns(settings.turns),
             **{name: judge.rule(settings) for name, judge in JUDGES.items() if judge.wanted(settings)},
-            "control_tokens": ControlTokens(added_tokens, settings.control_tokens) if added_tokens is not None else None,
+            "control_tokens": ControlTokens(added_tokens, settings.control_tokens)
+            if added_tokens is not None
+            else None,
         }
         self.rules = [(name, rule) for name, rule in rules.items() if rule]
         self.length = Length(base, settings.max_tokens, settings.overlong)
         self.fit_for_reports = lru_cache(KNOWN_DOMAINS)(self.redactor.is_clean)  # of a domain's name
 
     def redact(self, row: Row, changes: Changes) -> Row:
-        """The redactor's rule; the excerpts of earlier rules are withheld where it found something, for they could hold it."""
+        """The redactor's rule; the excerpts of earlier rules are withheld where it found something, for they
+        could hold it.
+        """
         earlier = len(changes)
         redacted = self.redactor.rule(row, changes)
         if redacted is not row:
-            changes[:earlier] = [Change(change.rule, change.place, WITHHELD, WITHHELD) for change in changes[:earlier]]
+            changes[:earlier] = [
+                Change(change.rule, change.place, WITHHELD, WITHHELD) for change in changes[:earlier]
+            ]
         return redacted
 
     def clean(self, file: str, line: RawLine, cleaning_stats: CleaningStats, changes: Changes) -> list[Row]:
@@ -139,7 +154,9 @@ class Cleaner:
                 turns = sum(turn["role"] != "system" for turn in row["messages"])
                 done.facts.append(Facts(row["id"], row["domain"], row["kind"], turns, "reward" in row))
             self.note(done, line, rows[0]["id"], changes)
-        done.cleaning_stats.update({("redactions", kind): count for kind, count in self.redactor.take_counts().items()})
+        done.cleaning_stats.update(
+            {("redactions", kind): count for kind, count in self.redactor.take_counts().items()}
+        )
         return done
 
     def reject(self, done: Cleaned, line: RawLine, rejected: Rejected) -> None:
@@ -156,15 +173,33 @@ class Cleaner:
         shown = self.redactor.scrub(raw[:SCRUBBED].decode("utf-8", "replace"))
         if len(raw) > SCRUBBED:
             shown = shown[: -SCRUBBED // 8]  # a key that was cut in two may not be known as one
-        text = shown if len(shown) <= TEXT_SHOWN and len(raw) <= SCRUBBED else f"{shown[:TEXT_SHOWN]}… ({len(raw)} bytes)"
-        return {"file": file, "line": line.number, "offset": line.offset, "rule": rejected.rule, "reason": rejected.why.code,
-                "detail": str(rejected.why), "text": text}  # fmt: skip
+        text = (
+            shown
+            if len(shown) <= TEXT_SHOWN and len(raw) <= SCRUBBED
+            else f"{shown[:TEXT_SHOWN]}… ({len(raw)} bytes)"
+        )
+        return {
+            "file": file,
+            "line": line.number,
+            "offset": line.offset,
+            "rule": rejected.rule,
+            "reason": rejected.why.code,
+            "detail": str(rejected.why),
+            "text": text,
+        }
 
     def note(self, done: Cleaned, line: RawLine, identity: str, changes: Changes) -> None:
         """Account for what the rules changed in a row that was accepted."""
         for change in changes:
-            entry = {"id": identity, "file": done.file, "line": line.number, "rule": change.rule, "place": change.place,
-                     "before": change.before, "after": change.after}  # fmt: skip
+            entry = {
+                "id": identity,
+                "file": done.file,
+                "line": line.number,
+                "rule": change.rule,
+                "place": change.place,
+                "before": change.before,
+                "after": change.after,
+            }
             done.changes.append(dump_line(entry))
             done.cleaning_stats["changed", change.rule] += 1
             keep_sample(done.samples, f"change {change.rule}", entry)
@@ -172,9 +207,11 @@ class Cleaner:
 
 
 def check_file(path: Path, name: str, cleaner: Cleaner, found: Counter[str]) -> Iterator[dict[str, Any]]:
-    """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it stands or repaired.
+    """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it
+    stands or repaired.
 
-    `found` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as `scored` (with a reward).
+    `found` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as
+    `scored` (with a reward).
     """
     found["files"] += 1
     if why := refusal(path):

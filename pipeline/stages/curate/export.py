@@ -1,4 +1,6 @@
-"""Canonical rows as ShareGPT and Alpaca, for other trainers; what such a row can't say is refused, never dropped."""
+"""Canonical rows as ShareGPT and Alpaca, for other trainers; what such a row can't say is refused, never
+dropped.
+"""
 
 from typing import Any
 
@@ -10,31 +12,47 @@ SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt", "tool": "ob
 
 
 def to_sharegpt(row: Row) -> dict[str, Any]:
-    """A chat as ShareGPT: calls are turns `function_call`, results `observation`, `tools` is JSON text, as LLaMA-Factory reads them.
+    """A chat as ShareGPT: calls are turns `function_call`, results `observation`, `tools` is JSON text, as
+    LLaMA-Factory reads them.
 
-    Ids and names of tools stay as further keys of their turns, an untrained turn has `weight` 0. Raises `BadRow`
-    (`not_exportable`) for other kinds, for reasoning, and for a turn that both speaks and calls.
+    Ids and names of tools stay as further keys of their turns, an untrained turn has `weight` 0. Raises
+    `BadRow` (`not_exportable`) for other kinds, for reasoning, and for a turn that both speaks and calls.
     """
     _chat_only(row, "ShareGPT")
-    result: dict[str, Any] = {"conversations": [_spoken(turn, f"messages {number}") for number, turn in enumerate(row["messages"], start=1)]}
+    result: dict[str, Any] = {
+        "conversations": [
+            _spoken(turn, f"messages {number}") for number, turn in enumerate(row["messages"], start=1)
+        ]
+    }
     if "tools" in row:
-        result["tools"] = _json([tool["function"] if tool.keys() == {"type", "function"} else tool for tool in row["tools"]])
+        result["tools"] = _json(
+            [tool["function"] if tool.keys() == {"type", "function"} else tool for tool in row["tools"]]
+        )
     return result | ({"reward": row["reward"]} if "reward" in row else {})
 
 
 def to_alpaca(row: Row) -> dict[str, Any]:
     """A chat as Alpaca: earlier exchanges are `history`, the last one `instruction` and `output`.
 
-    Raises `BadRow` (`not_exportable`) for other kinds, for tools, reasoning and untrained turns, and where user and
-    assistant don't alternate after at most one system turn.
+    Raises `BadRow` (`not_exportable`) for other kinds, for tools, reasoning and untrained turns, and where
+    user and assistant don't alternate after at most one system turn.
     """
     _chat_only(row, "Alpaca")
     messages = row["messages"]
     system = messages[0]["content"] if messages and messages[0]["role"] == "system" else ""
     turns = messages[1:] if system else messages
     alternate = [turn["role"] for turn in turns] == ["user", "assistant"] * (len(turns) // 2)
-    if "tools" in row or not turns or not alternate or any(turn.keys() != {"role", "content"} for turn in messages):
-        raise BadRow("not_exportable", "Alpaca holds a system text, then questions and answers in turn, all of them trained, and nothing else")
+    if (
+        "tools" in row
+        or not turns
+        or not alternate
+        or any(turn.keys() != {"role", "content"} for turn in messages)
+    ):
+        raise BadRow(
+            "not_exportable",
+            "Alpaca holds a system text, then questions and answers in turn, all of them trained, and "
+            "nothing else",
+        )
     texts = [turn["content"] for turn in turns]
     result: dict[str, Any] = {"instruction": texts[-2], "input": "", "output": texts[-1]}
     if system:
@@ -52,7 +70,11 @@ def _chat_only(row: Row, name: str) -> None:
 def _spoken(turn: Turn, where: str) -> dict[str, Any]:
     calls = turn.get("tool_calls")
     if "reasoning_content" in turn or (calls and turn["content"]):
-        raise BadRow("not_exportable", f"{where}: ShareGPT has no place for {'a text beside a call' if calls and turn['content'] else 'reasoning'}")
+        raise BadRow(
+            "not_exportable",
+            f"{where}: ShareGPT has no place for "
+            f"{'a text beside a call' if calls and turn['content'] else 'reasoning'}",
+        )
     spoken = {"from": SPEAKERS[turn["role"]], "value": turn["content"]}
     if calls:
         plain = [call["function"] | ({"id": call["id"]} if "id" in call else {}) for call in calls]

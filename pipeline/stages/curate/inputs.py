@@ -1,4 +1,6 @@
-"""What the settings say about the files in data/raw, and what the rules need from the base and from data/guard."""
+"""What the settings say about the files in data/raw, and what the rules need from the base and from
+data/guard.
+"""
 
 import json
 import unicodedata
@@ -14,45 +16,64 @@ from pipeline.core.strict_yaml import printable, quoted
 Value = TypeVar("Value")
 
 
-def cleaner_arguments(root: Path, settings: Curate) -> tuple[Curate, tuple[str, ...], Path | None, tuple[str, ...]]:
+def cleaner_arguments(
+    root: Path, settings: Curate
+) -> tuple[Curate, tuple[str, ...], Path | None, tuple[str, ...]]:
     """What a `Cleaner` is made from in the project below `root`. Raises `DataError`."""
     base = root / "models/base"
-    return settings, added_tokens(root / "models/base.json"), base if base.is_dir() else None, read_names(root, settings)
+    return (
+        settings,
+        added_tokens(root / "models/base.json"),
+        base if base.is_dir() else None,
+        read_names(root, settings),
+    )
 
 
 def added_tokens(lineage: Path) -> tuple[str, ...]:
-    """The tokenizer's added tokens, which no text may hold: they would become control tokens. Blank ones are harmless."""
+    """The tokenizer's added tokens, which no text may hold: they would become control tokens. Blank ones are
+    harmless.
+    """
     try:
         tokens = json.loads(lineage.read_text(encoding="utf-8"))["added_tokens"]
         return tuple(token for token in tokens if token.strip())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise DataError(
-            "Q-CURATE-003", f"{lineage} is missing or has no list added_tokens: run `python -m pipeline base` first"
+            "Q-CURATE-003",
+            f"{lineage} is missing or has no list added_tokens: run `python -m pipeline base` first",
         ) from None
 
 
 def read_names(root: Path, settings: Curate) -> tuple[str, ...]:
-    """The names to redact, one a line of the file that the settings name. Raises `DataError` if it can't be read."""
+    """The names to redact, one a line of the file that the settings name. Raises `DataError` if it can't be
+    read.
+    """
     if settings.names is None:
         return ()
     path = root / "data/guard" / settings.names
     try:
-        text = unicodedata.normalize("NFC", path.read_text(encoding="utf-8-sig"))  # the form of the rows when names are looked for
+        text = unicodedata.normalize(
+            "NFC", path.read_text(encoding="utf-8-sig")
+        )  # the form of the rows when names are looked for
         return tuple(name.strip() for name in text.splitlines() if name.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             "Q-CURATE-005",
-            f"{path}, which curate.names asks for, can't be read ({error}): fix the file, or set curate.names to null",
+            f"{path}, which curate.names asks for, can't be read ({error}): fix the file, or set "
+            "curate.names to null",
         ) from error
 
 
 def by_glob(file: str, values: Mapping[str, Value], default: Value) -> Value:
-    """What the settings say for a file below data/raw: the value of the first glob that matches, or the default."""
+    """What the settings say for a file below data/raw: the value of the first glob that matches, or the
+    default.
+    """
     return next((value for glob, value in values.items() if fnmatchcase(file, glob)), default)
 
 
 def check_globs(key: str, globs: Iterable[str], names: list[str]) -> None:
-    """Raise `ConfigError` for a glob of setting `key` that decides for none of the files `names`: it would change nothing."""
+    """Raise `ConfigError` for a glob of setting `key` that decides for none of the files `names`: it would
+    change nothing.
+    """
     before = list[str]()
     for glob in globs:
         mine = {name for name in names if fnmatchcase(name, glob)}

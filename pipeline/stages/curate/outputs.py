@@ -21,13 +21,16 @@ Tell = Callable[[int], dict[str, Any]]  # of a contaminated row: `detail`, and `
 def write_rows(
     spool: Spool, decisions: Decisions, clusters: Clusters, tell: Tell, final: Path, rejects: IO[bytes]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Write `final/{train,val,test}.jsonl` in the order in which the rows were read, and what was dropped to `rejects`.
+    """Write `final/{train,val,test}.jsonl` in the order in which the rows were read, and what was dropped to
+    `rejects`.
 
     Gives the first few rejects of every reason.
     """
     shown: dict[str, list[dict[str, Any]]] = {}
     with ExitStack() as stack:
-        files = [stack.enter_context((final / f"{split}.jsonl").open("wb", buffering=1 << 20)) for split in SPLITS]
+        files = [
+            stack.enter_context((final / f"{split}.jsonl").open("wb", buffering=1 << 20)) for split in SPLITS
+        ]
         for index, line in enumerate(spool.lines()):
             fate = decisions.fate[index]
             if fate == KEPT:
@@ -39,16 +42,28 @@ def write_rows(
     return shown
 
 
-def reject(spool: Spool, index: int, line: bytes, decisions: Decisions, clusters: Clusters, tell: Tell) -> dict[str, Any]:
+def reject(
+    spool: Spool, index: int, line: bytes, decisions: Decisions, clusters: Clusters, tell: Tell
+) -> dict[str, Any]:
     """A line of `data/rejects.jsonl` for a row that was clean, but is not used."""
     fate, twin = int(decisions.fate[index]), int(decisions.twin[index])
     rule, reason = FATES[fate]
     file, number = place(source_of(line))
-    entry = {"file": file, "line": number, "offset": None, "rule": rule, "reason": reason, "detail": "", "text": shortened(line)}
+    entry = {
+        "file": file,
+        "line": number,
+        "offset": None,
+        "rule": rule,
+        "reason": reason,
+        "detail": "",
+        "text": shortened(line),
+    }
     if fate == EXACT:
         entry["detail"] = f"the same conversation as {spool.source(twin)}"
     elif fate == NEAR:
-        entry["detail"] = f"nearly the same (Jaccard {clusters.similarity[index]:.2f}) as {spool.source(twin)}"
+        entry["detail"] = (
+            f"nearly the same (Jaccard {clusters.similarity[index]:.2f}) as {spool.source(twin)}"
+        )
     elif fate == SAMPLED_OUT:
         entry["detail"] = "left out so that its source or its domain doesn't outweigh the others"
     else:
@@ -57,7 +72,9 @@ def reject(spool: Spool, index: int, line: bytes, decisions: Decisions, clusters
 
 
 def write_clusters(spool: Spool, clusters: Clusters, path: Path) -> None:
-    """Write a line per cluster of duplicates: the sources of its rows, the best one, exact copies, the smallest similarity to the best."""
+    """Write a line per cluster of duplicates: the sources of its rows, the best one, exact copies, the
+    smallest similarity to the best.
+    """
     members = np.argsort(clusters.cluster, kind="stable").astype(np.int32)
     sizes = np.bincount(clusters.cluster, minlength=len(members))
     ends = np.cumsum(sizes)

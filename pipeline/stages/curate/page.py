@@ -1,7 +1,7 @@
 """The statistics of the data as a page: one HTML file that says what became of every row.
 
-`render_data_page` fills `templates/data.html.jinja`, which escapes everything that it prints; the numbers come from
-`reports/data.json`, the samples (redacted already) from stage `curate`.
+`render_data_page` fills `templates/data.html.jinja`, which escapes everything that it prints; the numbers
+come from `reports/data.json`, the samples (redacted already) from stage `curate`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,49 @@ from pipeline.pages.templating import fill
 SHOWN = 40  # lines of a table; what is beyond is in reports/data.json
 # what the statistics lack is empty, not an error
 EMPTY: dict[str, Any] = {
-    "rows_read": 0, "rows_accepted": 0, "rows_rejected": 0, "rows_dropped": 0, "rows_kept": 0, "parts_added": 0, "rules": [], "rejected": {},
-    "files_found": 0, "files_rejected": {}, "files_unread": {}, "untrained": {}, "scored": 0, "changed": {}, "redactions": {},
-    "splits": dict.fromkeys(SPLITS, 0), "kinds": {}, "domains": {}, "formats": {}, "files": {},
-    "duplicates": {"exact_rows": 0, "near_rows": 0, "clusters": 0, "largest_cluster": 0, "threshold": None, "histogram": {}},
+    "rows_read": 0,
+    "rows_accepted": 0,
+    "rows_rejected": 0,
+    "rows_dropped": 0,
+    "rows_kept": 0,
+    "parts_added": 0,
+    "rules": [],
+    "rejected": {},
+    "files_found": 0,
+    "files_rejected": {},
+    "files_unread": {},
+    "untrained": {},
+    "scored": 0,
+    "changed": {},
+    "redactions": {},
+    "splits": dict.fromkeys(SPLITS, 0),
+    "kinds": {},
+    "domains": {},
+    "formats": {},
+    "files": {},
+    "duplicates": {
+        "exact_rows": 0,
+        "near_rows": 0,
+        "clusters": 0,
+        "largest_cluster": 0,
+        "threshold": None,
+        "histogram": {},
+    },
     "groups": {"groups": 0, "rows_in_groups": 0, "requests_with_several_answers": 0, "leaks_prevented": 0},
-    "contamination": {"rows": 0, "sources": {}}, "turns": {}, "poison": {"suspects": 0}, "balance": {}, "not_measured": [],
-    "tokens": {"rows_measured": 0, "histogram": [], "p50": None, "p95": None, "max": None, "estimated": False},
-}  # fmt: skip
+    "contamination": {"rows": 0, "sources": {}},
+    "turns": {},
+    "poison": {"suspects": 0},
+    "balance": {},
+    "not_measured": [],
+    "tokens": {
+        "rows_measured": 0,
+        "histogram": [],
+        "p50": None,
+        "p95": None,
+        "max": None,
+        "estimated": False,
+    },
+}
 SAMPLES = ("rejects", "changes", "clusters", "answers", "contamination", "suspects", "rows")
 
 
@@ -34,7 +69,9 @@ def render_data_page(stats: Mapping[str, Any], samples: Mapping[str, Any]) -> st
 def whole(stats: Mapping[str, Any]) -> dict[str, Any]:
     """The statistics with everything in it that the page asks for."""
     given = {key: value for key, value in stats.items() if value is not None}
-    nested = {key: {**EMPTY[key], **value} for key, value in given.items() if isinstance(EMPTY.get(key), dict)}
+    nested = {
+        key: {**EMPTY[key], **value} for key, value in given.items() if isinstance(EMPTY.get(key), dict)
+    }
     return {**EMPTY, **given, **nested}
 
 
@@ -42,23 +79,43 @@ def page_values(stats: Mapping[str, Any], samples: Mapping[str, list[Any]]) -> d
     """What the template needs."""
     from markupsafe import Markup
 
-    splits = {split: stats["splits"].get(split, 0) for split in (*SPLITS, *(name for name in stats["splits"] if name not in SPLITS))}
-    drawings = {"flow": _flow(stats, samples["rejects"], splits), "tokens": _tokens(stats["tokens"]), "turns": _turns(stats["turns"]),
-                "clusters": _clusters(stats["duplicates"]["histogram"])}  # fmt: skip
+    splits = {
+        split: stats["splits"].get(split, 0)
+        for split in (*SPLITS, *(name for name in stats["splits"] if name not in SPLITS))
+    }
+    drawings = {
+        "flow": _flow(stats, samples["rejects"], splits),
+        "tokens": _tokens(stats["tokens"]),
+        "turns": _turns(stats["turns"]),
+        "clusters": _clusters(stats["duplicates"]["histogram"]),
+    }
     rules = {rule["rule"]: rule for rule in stats["rules"]}
     changes: dict[str, list[Any]] = {}
     for change in samples["changes"]:
         changes.setdefault(change["rule"], []).append(change)
     return {
-        "shown": SHOWN, "stats": stats, "samples": samples, "splits": splits, "rules": rules,
+        "shown": SHOWN,
+        "stats": stats,
+        "samples": samples,
+        "splits": splits,
+        "rules": rules,
         "names": {rule: name for rule, (name, _, _) in RULES.items()},
-        "off": set(stats["not_measured"]), "title": title(stats), "verdict": verdict(stats), "warnings": warnings(stats),
+        "off": set(stats["not_measured"]),
+        "title": title(stats),
+        "verdict": verdict(stats),
+        "warnings": warnings(stats),
         "drawings": {name: Markup(drawing) for name, drawing in drawings.items()},  # noqa: S704 (our own; drawings escapes its texts)
-        "quiet": [rule["rule"] for rule in stats["rules"] if not _worked(rule) and rule["rule"] not in stats["not_measured"]],
-        "changes": changes, "rejects": _by_reason(stats, samples["rejects"]),
-        "domains": _domains(stats), "balanced": any(domain["before"] != domain["after"] for domain in stats["balance"].values()),
+        "quiet": [
+            rule["rule"]
+            for rule in stats["rules"]
+            if not _worked(rule) and rule["rule"] not in stats["not_measured"]
+        ],
+        "changes": changes,
+        "rejects": _by_reason(stats, samples["rejects"]),
+        "domains": _domains(stats),
+        "balanced": any(domain["before"] != domain["after"] for domain in stats["balance"].values()),
         "files": sorted(stats["files"].items(), key=lambda item: (-item[1].get("rows", 0), item[0])),
-    }  # fmt: skip
+    }
 
 
 def _worked(rule: Mapping[str, Any]) -> bool:
@@ -72,17 +129,41 @@ def _flow(stats: Mapping[str, Any], rejects: Sequence[Mapping[str, Any]], splits
     rule_of = {line["reason"]: line.get("rule") for line in rejects}
     steps: list[Step] = []
     for rule in filter(_worked, stats["rules"]):
-        name, rows_in, lost, changed = rule["rule"], rule["rows_in"], rule.get("rejected", 0), rule.get("changed", 0)
+        name, rows_in, lost, changed = (
+            rule["rule"],
+            rule["rows_in"],
+            rule.get("rejected", 0),
+            rule.get("changed", 0),
+        )
         added = rule["rows_out"] - rows_in + lost
         shown = RULES.get(name, (words(name),))[0]
-        reasons = [f"{words(reason)} {rows:,}" for reason, rows in most(stats["rejected"]) if rule_of.get(reason) == name]
+        reasons = [
+            f"{words(reason)} {rows:,}"
+            for reason, rows in most(stats["rejected"])
+            if rule_of.get(reason) == name
+        ]
         also = f"{plural(changed, 'row', 'rows')} changed" if changed else ""
         if lost:
             more = [", ".join(reasons) if len(reasons) > 1 else "", also]
-            steps.append(Step(shown, rows_in, lost=lost, words=f"− {taken_out(name, lost)}", more="; ".join(filter(None, more))))
+            steps.append(
+                Step(
+                    shown,
+                    rows_in,
+                    lost=lost,
+                    words=f"− {taken_out(name, lost)}",
+                    more="; ".join(filter(None, more)),
+                )
+            )
         if added > 0:
             source = ": parts of long ones" if name == "length" else ""
-            steps.append(Step("" if lost else shown, rows_in - lost, added=added, words=f"+ {plural(added, 'row', 'rows')}{source}"))
+            steps.append(
+                Step(
+                    "" if lost else shown,
+                    rows_in - lost,
+                    added=added,
+                    words=f"+ {plural(added, 'row', 'rows')}{source}",
+                )
+            )
         if not lost and added <= 0:
             steps.append(Step(shown, rows_in, words=also))
     summary = "; ".join(f"{step.name}: {step.words}, {step.rows_out:,} left" for step in steps)
@@ -97,22 +178,42 @@ def _tokens(tokens: Mapping[str, Any]) -> str:
     for label, value in (("half of the rows", tokens["p50"]), ("19 of 20 rows", tokens["p95"])):
         at = next((i for i, one in enumerate(bins) if one["from"] <= (value or 0) < one["to"]), None)
         if value is not None and at is not None:
-            marks.append((f"{label}: {value:,}", at + (value - bins[at]["from"]) / (bins[at]["to"] - bins[at]["from"])))
+            marks.append(
+                (f"{label}: {value:,}", at + (value - bins[at]["from"]) / (bins[at]["to"] - bins[at]["from"]))
+            )
     summary = "; ".join(f"{one['from']:,} to {one['to']:,}: {one['rows']:,}" for one in bins if one["rows"])
-    return bars("tokens", "Rows by length in tokens", summary, [(f"{one['from']:,}", one["rows"]) for one in bins], edges=True, marks=marks)
+    return bars(
+        "tokens",
+        "Rows by length in tokens",
+        summary,
+        [(f"{one['from']:,}", one["rows"]) for one in bins],
+        edges=True,
+        marks=marks,
+    )
 
 
 def _turns(turns: Mapping[str, int], longest: int = 12) -> str:
     by_number = sorted((int(number), rows) for number, rows in turns.items())
     beyond = sum(rows for number, rows in by_number if number > longest)
-    items = [(str(number), rows) for number, rows in by_number if number <= longest] + ([(f"{longest + 1}+", beyond)] if beyond else [])
+    items = [(str(number), rows) for number, rows in by_number if number <= longest] + (
+        [(f"{longest + 1}+", beyond)] if beyond else []
+    )
     summary = "; ".join(f"{label} {'turn' if label == '1' else 'turns'}: {rows:,}" for label, rows in items)
     return bars("turns", "Rows by number of turns", summary, items)
 
 
 def _clusters(histogram: Mapping[str, int]) -> str:
-    items = [(size.replace("-", "–"), clusters) for size, clusters in histogram.items()] if any(histogram.values()) else []
-    return bars("clusters", "Clusters by size", "; ".join(f"{size} rows: {clusters:,}" for size, clusters in items), items)
+    items = (
+        [(size.replace("-", "–"), clusters) for size, clusters in histogram.items()]
+        if any(histogram.values())
+        else []
+    )
+    return bars(
+        "clusters",
+        "Clusters by size",
+        "; ".join(f"{size} rows: {clusters:,}" for size, clusters in items),
+        items,
+    )
 
 
 def _by_reason(stats: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -121,8 +222,10 @@ def _by_reason(stats: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> 
     for line in lines:
         samples.setdefault(line["reason"], []).append(line)
     rule_of = {reason: found[0].get("rule") for reason, found in samples.items()}
-    return [{"reason": reason, "rows": rows, "rule": rule_of.get(reason), "samples": samples.get(reason, [])}
-            for reason, rows in sorted(stats["rejected"].items(), key=lambda item: (-item[1], item[0]))]  # fmt: skip
+    return [
+        {"reason": reason, "rows": rows, "rule": rule_of.get(reason), "samples": samples.get(reason, [])}
+        for reason, rows in sorted(stats["rejected"].items(), key=lambda item: (-item[1], item[0]))
+    ]
 
 
 def _domains(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -131,6 +234,13 @@ def _domains(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for name, found in stats["domains"].items():
         weighed = stats["balance"].get(name, {})
-        rows.append({"name": name, **{key: found.get(key, 0) for key in ("read", *SPLITS)}, "share": found.get("train", 0) / train,
-                     "before": weighed.get("before"), "after": weighed.get("after")})  # fmt: skip
+        rows.append(
+            {
+                "name": name,
+                **{key: found.get(key, 0) for key in ("read", *SPLITS)},
+                "share": found.get("train", 0) / train,
+                "before": weighed.get("before"),
+                "after": weighed.get("after"),
+            }
+        )
     return sorted(rows, key=lambda row: (-row["share"], row["name"]))

@@ -1,4 +1,6 @@
-"""A few rows of every kind for the page: what was rejected and changed, clusters, contradicting answers, leaks, suspects, rows kept."""
+"""A few rows of every kind for the page: what was rejected and changed, clusters, contradicting answers,
+leaks, suspects, rows kept.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +20,9 @@ TEXT = 1200  # characters of a row
 
 
 def cluster_samples(spool: Spool, clusters: Clusters) -> list[dict[str, Any]]:
-    """The kept row of some clusters beside rows that nearly repeat it: those that differ most, for they tell whether the threshold is right."""
+    """The kept row of some clusters beside rows that nearly repeat it: those that differ most, for they tell
+    whether the threshold is right.
+    """
     near = np.flatnonzero((clusters.similarity < 1) & (clusters.cluster != clusters.first))
     order = near[np.argsort(clusters.similarity[near], kind="stable")]
     shown: dict[int, list[int]] = {}
@@ -28,12 +32,22 @@ def cluster_samples(spool: Spool, clusters: Clusters) -> list[dict[str, Any]]:
             shown.setdefault(name, []).append(row)
     found = []
     for name, rows in shown.items():
-        best = name if clusters.keep[name] else int(np.flatnonzero((clusters.cluster == name) & clusters.keep)[0])
+        best = (
+            name
+            if clusters.keep[name]
+            else int(np.flatnonzero((clusters.cluster == name) & clusters.keep)[0])
+        )
         dropped = [
-            {"source": spool.source(row), "text": answer_text(spool.row(row)), "similarity": round(float(clusters.similarity[row]), 3)}
+            {
+                "source": spool.source(row),
+                "text": answer_text(spool.row(row)),
+                "similarity": round(float(clusters.similarity[row]), 3),
+            }
             for row in rows[:ROWS_SHOWN]
         ]
-        found.append({"kept": {"source": spool.source(best), "text": answer_text(spool.row(best))}, "dropped": dropped})
+        found.append(
+            {"kept": {"source": spool.source(best), "text": answer_text(spool.row(best))}, "dropped": dropped}
+        )
     return found
 
 

@@ -1,4 +1,6 @@
-"""Clean rows on disk while the rules that compare rows with each other are at work: in order, any row by its index."""
+"""Clean rows on disk while the rules that compare rows with each other are at work: in order, any row by its
+index.
+"""
 
 import os
 import re
@@ -40,7 +42,9 @@ class Spool:
 
     def line(self, index: int) -> bytes:
         """One row's line."""
-        return os.pread(self.file.fileno(), int(self.offsets[index + 1] - self.offsets[index]), int(self.offsets[index]))
+        return os.pread(
+            self.file.fileno(), int(self.offsets[index + 1] - self.offsets[index]), int(self.offsets[index])
+        )
 
     def source(self, index: int) -> str:
         """FILE:LINE of one row."""
@@ -57,7 +61,9 @@ class Spool:
             yield from file
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """(offset, bytes) of neighboring rows, at most `BLOCK_ROWS` and `BLOCK_BYTES` (or one row), for `read_rows_at`."""
+        """(offset, bytes) of neighboring rows, at most `BLOCK_ROWS` and `BLOCK_BYTES` (or one row), for
+        `read_rows_at`.
+        """
         first = 0
         while first < len(self):
             within = int(np.searchsorted(self.offsets, self.offsets[first] + BLOCK_BYTES, side="right")) - 1

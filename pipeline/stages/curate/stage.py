@@ -1,8 +1,10 @@
-"""Turn whatever lies in data/raw into a clean, deduplicated, leak-free, redacted training set, and account for every line.
+"""Turn whatever lies in data/raw into a clean, deduplicated, leak-free, redacted training set, and account
+for every line.
 
-Reads `data/raw/**`, `data/guard/**` (names to redact, texts to keep out of training), `models/base.json` and `models/base/`
-(the tokenizer's control tokens, the template). Writes `data/final/{train,val,test}.jsonl`, `data/rejects.jsonl`,
-`data/changes.jsonl`, `data/clusters.jsonl`, `reports/data.json` and `reports/data.html`.
+Reads `data/raw/**`, `data/guard/**` (names to redact, texts to keep out of training), `models/base.json` and
+`models/base/` (the tokenizer's control tokens, the template). Writes `data/final/{train,val,test}.jsonl`,
+`data/rejects.jsonl`, `data/changes.jsonl`, `data/clusters.jsonl`, `reports/data.json` and
+`reports/data.html`.
 
     python -m pipeline curate
 """
@@ -29,7 +31,15 @@ from pipeline.core.wording import plural, training_sentences
 from pipeline.stages.curate.checks import check_not_empty, check_stats
 from pipeline.stages.curate.clean import Block, Cleaner, blocks
 from pipeline.stages.curate.comparing.compare import Comparison
-from pipeline.stages.curate.comparing.decide import CONTAMINATED, KEPT, Decisions, decide_balance, decide_duplicates, decide_splits, leaks_prevented
+from pipeline.stages.curate.comparing.decide import (
+    CONTAMINATED,
+    KEPT,
+    Decisions,
+    decide_balance,
+    decide_duplicates,
+    decide_splits,
+    leaks_prevented,
+)
 from pipeline.stages.curate.comparing.poison import SAMPLE_ROWS, Suspect, suspects
 from pipeline.stages.curate.comparing.splits import SPLITS, TEST
 from pipeline.stages.curate.inputs import by_glob, check_globs, cleaner_arguments
@@ -51,30 +61,47 @@ TOKEN_ROWS = 2000  # rows whose tokens are counted for the histogram
 
 
 def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[str, Any]:
-    """Run the stage below `root`, publish its outputs, and give the statistics (what `reports/data.json` holds).
+    """Run the stage below `root`, publish its outputs, and give the statistics (what `reports/data.json`
+    holds).
 
-    Streams: memory grows by some 60 bytes a row. `processes`: workers, by default one a core; the outputs are the same bytes
-    with any number. Raises `DataError` if no row can be used or a wanted split is empty, `ConfigError` for a glob that no file
-    matches; then nothing is published.
+    Streams: memory grows by some 60 bytes a row. `processes`: workers, by default one a core; the outputs are
+    the same bytes
+    with any number. Raises `DataError` if no row can be used or a wanted split is empty, `ConfigError` for a
+    glob that no file matches; then nothing is published.
     """
     data = root / "data"
     need_plain_files(data / "raw", data / "guard", recorded=(root / ".dvc").is_dir())
     files = raw_files(data / "raw")
-    for key, globs in (("curate.formats", settings.formats), ("curate.source_weights", settings.source_weights)):
+    for key, globs in (
+        ("curate.formats", settings.formats),
+        ("curate.source_weights", settings.source_weights),
+    ):
         check_globs(key, globs, [name for name, _ in files])
     total_bytes = sum(size(path) for _, path in files if path.is_file())
     need_disk(data, DISK_FACTOR * total_bytes)
     arguments = cleaner_arguments(root, settings)
     with ExitStack() as stack:
-        final, *lists = (stack.enter_context(publishing(data / name)) for name in ("final", "rejects.jsonl", "changes.jsonl", "clusters.jsonl"))
+        final, *lists = (
+            stack.enter_context(publishing(data / name))
+            for name in ("final", "rejects.jsonl", "changes.jsonl", "clusters.jsonl")
+        )
         final.mkdir()
         work = stack.enter_context(scratch_folder(data / ".curating"))
-        pool = stack.enter_context(workers(processes or (usable_cores() if total_bytes > ALONE_BYTES else 1) or 1, Cleaner, *arguments))
-        with lists[0].open("wb", buffering=1 << 20) as rejects, lists[1].open("wb", buffering=1 << 20) as changes:
+        pool = stack.enter_context(
+            workers(
+                processes or (usable_cores() if total_bytes > ALONE_BYTES else 1) or 1, Cleaner, *arguments
+            )
+        )
+        with (
+            lists[0].open("wb", buffering=1 << 20) as rejects,
+            lists[1].open("wb", buffering=1 << 20) as changes,
+        ):
             spool, stats = Spool(work / "rows.jsonl"), CurationStats()
             with progress("curate: reading and cleaning", total_bytes) as advance:
                 read_and_clean(files, settings, pool, stats, spool, rejects, changes, advance)
-            counts, samples = compare_and_write(root, settings, pool, stats, spool, work, final, rejects, lists[2])
+            counts, samples = compare_and_write(
+                root, settings, pool, stats, spool, work, final, rejects, lists[2]
+            )
         check_stats(counts, final, lists[0])
         check_not_empty(counts, stats.samples, data / "raw", settings)
         page = render_data_page(counts, samples)
@@ -84,10 +111,18 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
 
 
 def read_and_clean(
-    files: Sequence[tuple[str, Path]], settings: Curate, pool: Workers, stats: CurationStats, spool: Spool, rejects: IO[bytes], changes: IO[bytes],
+    files: Sequence[tuple[str, Path]],
+    settings: Curate,
+    pool: Workers,
+    stats: CurationStats,
+    spool: Spool,
+    rejects: IO[bytes],
+    changes: IO[bytes],
     advance: Callable[[int], None],
-) -> None:  # fmt: skip
-    """Every line of every file: clean rows to the spool, the others to `rejects`, and what the rules changed to `changes`."""
+) -> None:
+    """Every line of every file: clean rows to the spool, the others to `rejects`, and what the rules changed
+    to `changes`.
+    """
     stats.files_found = len(files)
     refused = {name: why for name, path in files if (why := refusal(path))}
     for name, why in refused.items():
@@ -97,7 +132,9 @@ def read_and_clean(
     def stream() -> Iterator[Block]:
         for name, path in readable:
             notes = stats.open_file(name, sha256(path))
-            yield from blocks(name, raw_lines(path, name, max_line_bytes=settings.max_line_bytes, notes=notes), BLOCK_BYTES)
+            yield from blocks(
+                name, raw_lines(path, name, max_line_bytes=settings.max_line_bytes, notes=notes), BLOCK_BYTES
+            )
 
     left = {name: size(path) for name, path in readable}  # bytes; a packed file has more when it is read
     for done in pool.map(Cleaner.block, stream()):
@@ -113,8 +150,16 @@ def read_and_clean(
 
 
 def compare_and_write(
-    root: Path, settings: Curate, pool: Workers, stats: CurationStats, spool: Spool, work: Path, final: Path, rejects: IO[bytes], clusters_file: Path,
-) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+    root: Path,
+    settings: Curate,
+    pool: Workers,
+    stats: CurationStats,
+    spool: Spool,
+    work: Path,
+    final: Path,
+    rejects: IO[bytes],
+    clusters_file: Path,
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Everything that compares rows with each other; gives the statistics and the page's samples."""
     comparison = Comparison(spool, settings, work)
     with progress("curate: comparing", len(spool)) as advance:
@@ -129,22 +174,32 @@ def compare_and_write(
     prevented = leaks_prevented(decisions, table, clusters, settings)
     leaks = comparison.leaks(kept & (decisions.split != TEST), kept & (decisions.split == TEST))
     decisions.fate[list(leaks)] = CONTAMINATED
-    decide_balance(decisions, table, settings, [by_glob(name, settings.source_weights, 1.0) for name in stats.files])
+    decide_balance(
+        decisions, table, settings, [by_glob(name, settings.source_weights, 1.0) for name in stats.files]
+    )
     requests, shown_requests = comparison.several_answers(clusters, SHOWN)
     suspected = find_suspects(spool, decisions, clusters.group)
     dropped = write_rows(spool, decisions, clusters, lambda row: comparison.tell(leaks[row]), final, rejects)
     write_clusters(spool, clusters, clusters_file)
     kept = decisions.fate == KEPT
     extra = {
-        "groups": group_counts(clusters.group, kept) | {"requests_with_several_answers": requests, "leaks_prevented": prevented},
-        "contamination": {"rows": len(leaks), "sources": dict(Counter(leak.file or "test" for leak in leaks.values())), "guarded_texts": guarded},
+        "groups": group_counts(clusters.group, kept)
+        | {"requests_with_several_answers": requests, "leaks_prevented": prevented},
+        "contamination": {
+            "rows": len(leaks),
+            "sources": dict(Counter(leak.file or "test" for leak in leaks.values())),
+            "guarded_texts": guarded,
+        },
         "poison": {"suspects": len(suspected), "rows_looked_at": min(int(kept.sum()), SAMPLE_ROWS)},
         "tokens": count_tokens(root / "models/base", spool, kept),
         "turns": turn_counts(table.turns[kept]),
         "not_measured": not_measured(settings, root / "models/base"),
     }
     samples = {
-        "rejects": [*stats.samples_of("reject"), *(entry for entries in dropped.values() for entry in entries)],
+        "rejects": [
+            *stats.samples_of("reject"),
+            *(entry for entries in dropped.values() for entry in entries),
+        ],
         "changes": stats.samples_of("change"),
         "clusters": cluster_samples(spool, clusters) if settings.drop_duplicates == "near" else [],
         "answers": answer_samples(spool, shown_requests),
@@ -173,7 +228,9 @@ def not_measured(settings: Curate, base: Path) -> list[str]:
 
 
 def count_tokens(base: Path, spool: Spool, kept: NDArray[np.bool_]) -> dict[str, Any]:
-    """Lengths of at most `TOKEN_ROWS` kept rows, spread evenly; none if there is no tokenizer to count with."""
+    """Lengths of at most `TOKEN_ROWS` kept rows, spread evenly; none if there is no tokenizer to count
+    with.
+    """
     if not base.is_dir() or not kept.any():
         return token_counts(np.zeros(0, np.int64))
     counter, tokens = TokenCounter(base), []
@@ -191,11 +248,17 @@ def find_suspects(spool: Spool, decisions: Decisions, group: NDArray[np.int32]) 
 
 def file_sentences(counts: dict[str, Any]) -> list[str]:
     """The files that were not read and those without a row, a sentence each that names the first ones."""
-    unread, empty = [*counts["files_unread"]], [name for name, file in counts["files"].items() if not file["rows"]]
+    unread, empty = (
+        [*counts["files_unread"]],
+        [name for name, file in counts["files"].items() if not file["rows"]],
+    )
     found = []
     if unread:
         were = plural(len(unread), "was", "were")
-        found.append(f"{plural(counts['files_found'], 'file')}, of which {were} not read: {_first(unread)} (only {READ} are)")
+        found.append(
+            f"{plural(counts['files_found'], 'file')}, of which {were} not read: {_first(unread)} (only "
+            f"{READ} are)"
+        )
     if empty:
         found.append(f"{plural(len(empty), 'file holds', 'files hold')} no row: {_first(empty)}")
     return found
@@ -211,7 +274,10 @@ def main(params: Params, root: Path) -> None:
     splits = ", ".join(f"{split} {counts['splits'][split]}" for split in SPLITS)
     lost = counts["rows_rejected"] + counts["rows_dropped"]
     parts = f", {counts['parts_added']:,} more by splitting" if counts["parts_added"] else ""
-    print(f"curate: {plural(counts['rows_read'], 'row')} read{parts}, {counts['rows_kept']:,} kept ({splits}), {lost:,} rejected")
+    print(
+        f"curate: {plural(counts['rows_read'], 'row')} read{parts}, {counts['rows_kept']:,} kept "
+        f"({splits}), {lost:,} rejected"
+    )
     for sentence in [*file_sentences(counts), *training_sentences(counts["untrained"], counts["scored"])]:
         print(f"curate: {sentence}")
     if lost or counts["files_rejected"]:

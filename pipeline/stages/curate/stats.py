@@ -19,8 +19,17 @@ from pipeline.stages.curate.comparing.splits import SPLITS, TRAIN
 from pipeline.stages.curate.rules.heuristics import JUDGES
 
 ROW_RULES = (
-    "read", "format", "normalize", "secrets", "personal", "reasoning", "turns", *JUDGES, "control_tokens", "length",
-)  # fmt: skip
+    "read",
+    "format",
+    "normalize",
+    "secrets",
+    "personal",
+    "reasoning",
+    "turns",
+    *JUDGES,
+    "control_tokens",
+    "length",
+)
 MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
 MOST_TURNS = 65535  # that are distinguished
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -40,19 +49,36 @@ class CurationStats:
     files_found: int = 0
     files_unread: dict[str, str] = field(default_factory=dict)  # name → why
     domains: dict[str, int] = field(default_factory=dict)  # name → number, in order of appearance
-    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # "reject REASON" or "change RULE" → the first few
+    samples: dict[str, list[dict[str, Any]]] = field(
+        default_factory=dict
+    )  # "reject REASON" or "change RULE" → the first few
     rows: list[NDArray] = field(default_factory=list)  # of `Table`, a block at a time
 
     def open_file(self, name: str, sha256: str) -> Counter[str]:
         """Begin a file; gives the counter for what its reader notes."""
         notes: Counter[str] = Counter()
         self.numbers[name] = len(self.numbers)
-        self.files[name] = {"rows": 0, "kept": 0, "rejected": 0, "sha256": sha256, "formats": Counter(), "notes": notes}
+        self.files[name] = {
+            "rows": 0,
+            "kept": 0,
+            "rejected": 0,
+            "sha256": sha256,
+            "formats": Counter(),
+            "notes": notes,
+        }
         return notes
 
     def refuse(self, name: str, why: BadLine) -> dict[str, Any]:
         """Account for a complete file that isn't read; gives its line for the rejects."""
-        entry = {"file": name, "line": None, "offset": None, "rule": "read", "reason": why.code, "detail": str(why), "text": ""}
+        entry = {
+            "file": name,
+            "line": None,
+            "offset": None,
+            "rule": "read",
+            "reason": why.code,
+            "detail": str(why),
+            "text": "",
+        }
         self.cleaning_stats["files_rejected", why.code] += 1
         self.files_unread[name] = str(why)
         keep_sample(self.samples, f"reject {why.code}", entry)
@@ -73,10 +99,22 @@ class CurationStats:
                 keep_sample(self.samples, key, entry)
         self.cleaning_stats.update(("kinds", row.kind) for row in done.facts)
         number = self.numbers[done.file]
-        self.rows.append(np.array([
-            (number, self._domain(row.domain), int(row.id, 16), min(row.turns, MOST_TURNS), KINDS.index(row.kind), row.scored)
-            for row in done.facts
-        ], ROW))  # fmt: skip
+        self.rows.append(
+            np.array(
+                [
+                    (
+                        number,
+                        self._domain(row.domain),
+                        int(row.id, 16),
+                        min(row.turns, MOST_TURNS),
+                        KINDS.index(row.kind),
+                        row.scored,
+                    )
+                    for row in done.facts
+                ],
+                ROW,
+            )
+        )
 
     def _domain(self, name: str) -> int:
         if name not in self.domains and len(self.domains) >= MOST_DOMAINS:
@@ -89,9 +127,18 @@ class CurationStats:
 
     def samples_of(self, kind: str) -> list[dict[str, Any]]:
         """The samples of all reasons ("reject") or rules ("change")."""
-        return [entry for key, entries in self.samples.items() if key.startswith(kind + " ") for entry in entries]
+        return [
+            entry for key, entries in self.samples.items() if key.startswith(kind + " ") for entry in entries
+        ]
 
-    def summary(self, settings: Curate, decisions: Decisions, table: Table, clusters: Clusters, extra: Mapping[str, Any]) -> dict[str, Any]:
+    def summary(
+        self,
+        settings: Curate,
+        decisions: Decisions,
+        table: Table,
+        clusters: Clusters,
+        extra: Mapping[str, Any],
+    ) -> dict[str, Any]:
         """What `reports/data.json` holds; `extra` are the parts that others have counted."""
         kept = decisions.fate == KEPT
         lost = {rule: int((decisions.fate == fate).sum()) for fate, (rule, _) in FATES.items()}
@@ -117,22 +164,35 @@ class CurationStats:
             "kinds": counted(self.cleaning_stats, "kinds"),
             "untrained": {kind: rows for kind, rows in kinds.items() if rows and kind not in TRAINED},
             "scored": int(table.scored[kept].sum()),
-            "splits": {split: int((decisions.split[kept] == number).sum()) for number, split in enumerate(SPLITS)},
+            "splits": {
+                split: int((decisions.split[kept] == number).sum()) for number, split in enumerate(SPLITS)
+            },
             "domains": domain_counts(decisions, table, domains),
             "balance": balance_counts(decisions, table, domains),
             "duplicates": duplicate_counts(clusters, settings),
-            "files": {name: file | {"notes": {note: count for note, count in file["notes"].items() if count}} for name, file in self.files.items()},
+            "files": {
+                name: file | {"notes": {note: count for note, count in file["notes"].items() if count}}
+                for name, file in self.files.items()
+            },
             **extra,
         }
 
     def rules(self, lost: Mapping[str, int], parts_added: int) -> list[dict[str, Any]]:
-        """How many rows every rule saw, passed on, rejected and changed, in the order in which they are applied."""
+        """How many rows every rule saw, passed on, rejected and changed, in the order in which they are
+        applied.
+        """
         steps, now = [], self.lines
         for rule in (*ROW_RULES, *lost):
             rejected = lost.get(rule, self.cleaning_stats["rejected_by", rule])
             after = now - rejected + (parts_added if rule == "length" else 0)
             steps.append(
-                {"rule": rule, "rows_in": now, "rows_out": after, "rejected": rejected, "changed": self.cleaning_stats["rows_changed", rule]}
+                {
+                    "rule": rule,
+                    "rows_in": now,
+                    "rows_out": after,
+                    "rejected": rejected,
+                    "changed": self.cleaning_stats["rows_changed", rule],
+                }
             )
             now = after
         return steps
@@ -146,7 +206,9 @@ def counted(cleaning_stats: CleaningStats, what: str) -> dict[str, int]:
 def domain_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
     """Clean rows and rows in each split, by domain."""
     rows = {"read": np.ones(len(table), np.bool_)}
-    rows |= {split: (decisions.fate == KEPT) & (decisions.split == number) for number, split in enumerate(SPLITS)}
+    rows |= {
+        split: (decisions.fate == KEPT) & (decisions.split == number) for number, split in enumerate(SPLITS)
+    }
     return _by_domain(rows, table, domains)
 
 
@@ -156,8 +218,12 @@ def balance_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -
     return _by_domain({"before": after | (decisions.fate == SAMPLED_OUT), "after": after}, table, domains)
 
 
-def _by_domain(rows: Mapping[str, NDArray[np.bool_]], table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
-    counts = {name: np.bincount(table.domain[some], minlength=len(domains)).tolist() for name, some in rows.items()}
+def _by_domain(
+    rows: Mapping[str, NDArray[np.bool_]], table: Table, domains: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    counts = {
+        name: np.bincount(table.domain[some], minlength=len(domains)).tolist() for name, some in rows.items()
+    }
     return {domain: {name: count[i] for name, count in counts.items()} for i, domain in enumerate(domains)}
 
 
@@ -172,7 +238,10 @@ def duplicate_counts(clusters: Clusters, settings: Curate) -> dict[str, Any]:
         "largest_cluster": int(sizes.max(initial=0)),
         "threshold": settings.near_threshold,
         "algorithm": ALGORITHM,
-        "histogram": {_size_name(low, high): int(((sizes >= low) & (sizes <= (high or sizes.max(initial=0)))).sum()) for low, high in SIZES},
+        "histogram": {
+            _size_name(low, high): int(((sizes >= low) & (sizes <= (high or sizes.max(initial=0)))).sum())
+            for low, high in SIZES
+        },
     }
 
 
@@ -184,18 +253,26 @@ def group_counts(group: NDArray[np.int32], kept: NDArray[np.bool_]) -> dict[str,
 
 def turn_counts(turns: NDArray[np.uint16]) -> dict[str, int]:
     """Rows by their number of turns, the system's not counted."""
-    return {str(number): count for number, count in enumerate(np.bincount(turns, minlength=1).tolist()) if count}
+    return {
+        str(number): count for number, count in enumerate(np.bincount(turns, minlength=1).tolist()) if count
+    }
 
 
 def token_counts(tokens: NDArray[np.int64]) -> dict[str, Any]:
     """Quantiles and a histogram of rows' lengths in tokens."""
     if not len(tokens):
         return {"rows_measured": 0}
-    width = next(width for width in (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 1 << 30) if tokens.max() < BARS * width)
+    width = next(
+        width
+        for width in (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 1 << 30)
+        if tokens.max() < BARS * width
+    )
     bars = np.bincount(tokens // width)
     return {
         "rows_measured": len(tokens),
-        "histogram": [{"from": i * width, "to": (i + 1) * width, "rows": count} for i, count in enumerate(bars.tolist())],
+        "histogram": [
+            {"from": i * width, "to": (i + 1) * width, "rows": count} for i, count in enumerate(bars.tolist())
+        ],
         "p50": int(np.percentile(tokens, 50)),
         "p95": int(np.percentile(tokens, 95)),
         "max": int(tokens.max()),

@@ -1,4 +1,6 @@
-"""Work on blocks in several processes: results in the order of the blocks, memory bounded, the same with any number of processes."""
+"""Work on blocks in several processes: results in the order of the blocks, memory bounded, the same with any
+number of processes.
+"""
 
 import multiprocessing
 import os
@@ -22,14 +24,24 @@ _failure: QuenchError | None = None  # or why it couldn't
 
 
 class Workers:
-    """Maps functions `(state, block) → result` over blocks; `state` is made once per process by `make(*arguments)`."""
+    """Maps functions `(state, block) → result` over blocks; `state` is made once per process by
+    `make(*arguments)`.
+    """
 
-    def __init__(self, pool: ProcessPoolExecutor | None, processes: int, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        pool: ProcessPoolExecutor | None,
+        processes: int,
+        make: Callable[..., Any],
+        arguments: tuple[Any, ...],
+    ) -> None:
         self.pool, self.processes, self.make, self.arguments = pool, processes, make, arguments
         self.own: Any = None
 
     def map(self, work: Callable[[Any, Block], Result], blocks: Iterable[Block]) -> Iterator[Result]:
-        """Results in the order of `blocks`, which are asked for only as fast as results are taken. Raises `MachineError` if a process is killed."""
+        """Results in the order of `blocks`, which are asked for only as fast as results are taken. Raises
+        `MachineError` if a process is killed.
+        """
         if self.pool is None:
             if self.own is None:
                 self.own = self.make(*self.arguments)
@@ -68,8 +80,12 @@ def workers(processes: int, make: Callable[..., Any], *arguments: Any) -> Iterat
         yield Workers(None, 1, make, arguments)
         return
     # forkserver: workers don't inherit this process's memory, threads and locks
-    context = multiprocessing.get_context("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=(make, arguments)) as pool:
+    context = multiprocessing.get_context(
+        "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    )
+    with ProcessPoolExecutor(
+        processes, mp_context=context, initializer=_start, initargs=(make, arguments)
+    ) as pool:
         yield Workers(pool, processes, make, arguments)
 
 

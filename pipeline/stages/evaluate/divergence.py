@@ -1,7 +1,9 @@
-"""How much one GGUF is like another: perplexity, KL divergence, same top token and Δp on held-out chats, as llama-perplexity defines them.
+"""How much one GGUF is like another: perplexity, KL divergence, same top token and Δp on held-out chats, as
+llama-perplexity defines them.
 
-Both models are in memory and read each row side by side, a piece at a time. Nothing of vocabulary × tokens is stored anywhere. What a row begins
-with as the row before did (a system prompt) isn't read again; its figures are the same and count for both.
+Both models are in memory and read each row side by side, a piece at a time. Nothing of vocabulary × tokens is
+stored anywhere. What a row begins with as the row before did (a system prompt) isn't read again; its figures
+are the same and count for both.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +18,9 @@ from pipeline.core.progress import progress
 from pipeline.llamacpp.logits import Floats, GgufModel, perplexity
 
 Ids = np.ndarray[Any, np.dtype[np.intp]]
-BLOCK = 4  # positions compared at once: 2.4 MB a model for a vocabulary of 152k, which stays in the CPU's cache
+BLOCK = (
+    4  # positions compared at once: 2.4 MB a model for a vocabulary of 152k, which stays in the CPU's cache
+)
 SELF_ROWS = 4  # rows that a model is compared with itself on
 
 
@@ -32,8 +36,9 @@ class Row:
 class Comparison:
     """A model against a reference after each of T positions; all (T,).
 
-    `loss` is −log of the model's probability p of the token that comes next, `kld` is KL(reference ‖ model), both in nats; `same` is
-    whether both give the same token the highest probability, `delta_p` is p − the reference's.
+    `loss` is −log of the model's probability p of the token that comes next, `kld` is KL(reference ‖ model),
+    both in nats; `same` is whether both give the same token the highest probability, `delta_p` is p − the
+    reference's.
     """
 
     loss: Floats
@@ -49,21 +54,30 @@ class Comparison:
     def joined(parts: Iterable["Comparison"]) -> "Comparison":
         """One after the other."""
         parts = list(parts)
-        return Comparison(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Comparison)))
+        return Comparison(
+            *(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Comparison))
+        )
 
 
 NOTHING = Comparison(np.empty(0), np.empty(0), np.empty(0, np.bool_), np.empty(0))
 
 
 def divergence_of(
-    model: GgufModel, reference: GgufModel, rows: Sequence[Row], label: str, *, itself: bool = False, by_row: bool = False
+    model: GgufModel,
+    reference: GgufModel,
+    rows: Sequence[Row],
+    label: str,
+    *,
+    itself: bool = False,
+    by_row: bool = False,
 ) -> dict[str, Any]:
     """The figures of `model` at the assistant's tokens, and the same at all tokens under `all_tokens`.
 
-    With `itself`, `reference` is a second context of the same model: it is compared on the first `SELF_ROWS` rows, which prove that the
-    divergence is 0 (`self_divergence`, the largest KL divergence found, in nats), and only its perplexity is measured on the others.
-    With `by_row` also what each compared row adds (`rows_summary`), from which the share of a damage that was recovered gets its interval.
-    Raises `DataError` if the models' vocabularies differ or logits are no finite numbers.
+    With `itself`, `reference` is a second context of the same model: it is compared on the first `SELF_ROWS`
+    rows, which prove that the divergence is 0 (`self_divergence`, the largest KL divergence found, in nats),
+    and only its perplexity is measured on the others. With `by_row` also what each compared row adds
+    (`rows_summary`), from which the share of a damage that was recovered gets its interval. Raises
+    `DataError` if the models' vocabularies differ or logits are no finite numbers.
     """
     if model.vocabulary != reference.vocabulary:
         raise DataError(
@@ -83,14 +97,20 @@ def divergence_of(
             if itself and number >= SELF_ROWS:
                 loss = np.concatenate([loss[:start], *measured(model, row, start)])
             else:
-                comparison = Comparison.joined([comparison.at(slice(start)), *compared(model, reference, row, start)])
+                comparison = Comparison.joined(
+                    [comparison.at(slice(start)), *compared(model, reference, row, start)]
+                )
                 comparisons.append(comparison)
                 loss = comparison.loss
             losses.append(loss)
             marked.append(np.isin(np.arange(len(row.ids) - 1), row.positions))
             before = row.ids
             advance(len(row.ids))
-    comparison, loss, assistant = Comparison.joined(comparisons), np.concatenate(losses), np.concatenate(marked)
+    comparison, loss, assistant = (
+        Comparison.joined(comparisons),
+        np.concatenate(losses),
+        np.concatenate(marked),
+    )
     for name, values in (("the model", loss), ("its reference", comparison.kld)):
         if strange := int((~np.isfinite(values)).sum()):
             raise DataError(
@@ -101,24 +121,31 @@ def divergence_of(
             )
     at_both = assistant[: len(comparison.kld)]
     return {
-        "perplexity_rows": len(rows), "perplexity_tokens": int(assistant.sum()), **summary(loss[assistant], comparison.at(at_both)),
+        "perplexity_rows": len(rows),
+        "perplexity_tokens": int(assistant.sum()),
+        **summary(loss[assistant], comparison.at(at_both)),
         "all_tokens": {"tokens": len(loss), **summary(loss, comparison)},
         "self_divergence": float(comparison.kld.max()) if itself else None,
         **({"by_row": rows_summary(comparisons, marked)} if by_row else {}),
-    }  # fmt: skip
+    }
 
 
-def rows_summary(comparisons: Sequence[Comparison], marked: Sequence[np.ndarray[Any, np.dtype[np.bool_]]]) -> dict[str, dict[str, list[float]]]:
-    """Of each row the positions compared, the sum of their KLD (nats) and how often both choose the same: at the assistant's tokens and at all."""
+def rows_summary(
+    comparisons: Sequence[Comparison], marked: Sequence[np.ndarray[Any, np.dtype[np.bool_]]]
+) -> dict[str, dict[str, list[float]]]:
+    """Of each row the positions compared, the sum of their KLD (nats) and how often both choose the same: at
+    the assistant's tokens and at all.
+    """
     found: dict[str, dict[str, list[float]]] = {}
     for name, parts in (
         ("assistant", [one.at(chosen) for one, chosen in zip(comparisons, marked, strict=False)]),
         ("all_tokens", list(comparisons)),
     ):
         found[name] = {
-            "tokens": [len(part.kld) for part in parts], "kld": [round(float(part.kld.sum()), 6) for part in parts],
+            "tokens": [len(part.kld) for part in parts],
+            "kld": [round(float(part.kld.sum()), 6) for part in parts],
             "same": [int(part.same.sum()) for part in parts],
-        }  # fmt: skip
+        }
     return found
 
 
@@ -127,21 +154,31 @@ def summary(loss: Floats, comparison: Comparison) -> dict[str, float]:
     value, error = perplexity(loss)
     kld = comparison.kld
     return {
-        "perplexity": round(value, 4), "perplexity_error": round(error, 4),
-        "kld_mean": float(kld.mean()), "kld_median": float(np.median(kld)), "kld_p999": float(np.percentile(kld, 99.9)), "kld_max": float(kld.max()),
-        "same_top": round(float(comparison.same.mean()), 4), "rms_dp": round(float(np.sqrt((comparison.delta_p**2).mean())), 6),
-    }  # fmt: skip
+        "perplexity": round(value, 4),
+        "perplexity_error": round(error, 4),
+        "kld_mean": float(kld.mean()),
+        "kld_median": float(np.median(kld)),
+        "kld_p999": float(np.percentile(kld, 99.9)),
+        "kld_max": float(kld.max()),
+        "same_top": round(float(comparison.same.mean()), 4),
+        "rms_dp": round(float(np.sqrt((comparison.delta_p**2).mean())), 6),
+    }
 
 
 def same_start(ids: list[int], before: list[int]) -> int:
-    """At how many first positions two rows have said the same and the same follows, as in chats with one system prompt: those are measured once."""
+    """At how many first positions two rows have said the same and the same follows, as in chats with one
+    system prompt: those are measured once.
+    """
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, before, strict=False)))
     return max(same - 1, 0)
 
 
 def compared(model: GgufModel, reference: GgufModel, row: Row, start: int) -> Iterator[Comparison]:
     """Both models after every position of a row from `start` on, but the last, which no token follows."""
-    return (compare_logits(ours, theirs, following) for following, ours, theirs in blocks(row, start, model, reference))
+    return (
+        compare_logits(ours, theirs, following)
+        for following, ours, theirs in blocks(row, start, model, reference)
+    )
 
 
 def measured(model: GgufModel, row: Row, start: int) -> Iterator[Floats]:
@@ -160,16 +197,23 @@ def blocks(row: Row, start: int, *models: GgufModel) -> Iterator[tuple[Any, ...]
 
 
 def compare_logits(model: Floats, reference: Floats, following: Ids) -> Comparison:
-    """Two models' float32 logits (T, V) after the same positions, which the tokens `following` (T,) come after.
+    """Two models' float32 logits (T, V) after the same positions, which the tokens `following` (T,) come
+    after.
 
-    KL(P ‖ Q) = Σ P·(logit_P − logit_Q) − log Σ exp logit_P + log Σ exp logit_Q. The terms are float32 and their sums float64: right to 1e-7 nats
-    (tests/stages/evaluate/test_divergence.py) in a twentieth of the time that float64 terms take, and exactly 0 for equal logits.
+    KL(P ‖ Q) = Σ P·(logit_P − logit_Q) − log Σ exp logit_P + log Σ exp logit_Q. The terms are float32 and
+    their sums float64: right to 1e-7 nats (tests/stages/evaluate/test_divergence.py) in a twentieth of the
+    time that float64 terms take, and exactly 0 for equal logits.
     """
     ours, theirs = shifted(model), shifted(reference)
     loss, expected = negative_log(ours, following), negative_log(theirs, following)
     difference = np.subtract(theirs.logits, ours.logits, out=ours.logits)
     weights = np.exp(theirs.logits, out=theirs.logits)
-    kld = np.multiply(weights, difference, out=difference).sum(axis=-1, dtype=np.float64) / np.exp(theirs.log_sum) - theirs.log_sum + ours.log_sum
+    kld = (
+        np.multiply(weights, difference, out=difference).sum(axis=-1, dtype=np.float64)
+        / np.exp(theirs.log_sum)
+        - theirs.log_sum
+        + ours.log_sum
+    )
     # rounding can leave −1e-8
     return Comparison(loss, np.maximum(kld, 0.0), ours.top == theirs.top, np.exp(-loss) - np.exp(-expected))
 

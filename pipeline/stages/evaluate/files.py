@@ -1,4 +1,6 @@
-"""Which files a model of `evaluate.models` is made of, and which model it is compared with, in either graph of stages."""
+"""Which files a model of `evaluate.models` is made of, and which model it is compared with, in either graph
+of stages.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -18,19 +20,23 @@ class ModelFiles(NamedTuple):
 def model_files(params: Params, root: Path, model: str) -> ModelFiles:
     """The files of `model` below the project's folder `root`, whether they are there or not.
 
-    Where base.quantization is gguf, "base" and "adapter" are one GGUF, the second with the adapter's beside it.
+    Where base.quantization is gguf, "base" and "adapter" are one GGUF, the second with the adapter's beside
+    it.
     """
     if params.graph == "merged":
         return ModelFiles(root / "models/gguf" / f"{params.convert.name}-{model}.gguf")
     file = root / "models/base" / (SOURCE_FILE if model == ORIGINAL else MODEL_FILE)
-    return ModelFiles(file, root / "models/gguf" / f"{params.convert.name}-lora.gguf" if model == BASE_WITH_ADAPTER else None)
+    return ModelFiles(
+        file,
+        root / "models/gguf" / f"{params.convert.name}-lora.gguf" if model == BASE_WITH_ADAPTER else None,
+    )
 
 
 def compared_with(params: Params, model: str) -> str:
     """The model that the divergence of `model` is to.
 
-    Without a merge: of the adapter the base alone (how far tuning moved it), where it is to recover the file that the base was made from;
-    of the base that file, without one itself.
+    Without a merge: of the adapter the base alone (how far tuning moved it), where it is to recover the file
+    that the base was made from; of the base that file, without one itself.
     """
     if params.graph == "merged":
         return reference_of(model, params.convert.type)

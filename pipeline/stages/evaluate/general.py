@@ -1,12 +1,14 @@
-"""General ability: how many questions of common knowledge a model answers right, so that what fine-tuning made it forget shows.
+"""General ability: how many questions of common knowledge a model answers right, so that what fine-tuning
+made it forget shows.
 
-Reads `pipeline/stages/evaluate/general.jsonl` (120 questions, written for Quench) or a file of the same form below
-`data/evaluation` (`evaluate.general`). Part of `python -m pipeline evaluate@Q4_K_M`.
+Reads `pipeline/stages/evaluate/general.jsonl` (120 questions, written for Quench) or a file of the same form
+below `data/evaluation` (`evaluate.general`). Part of `python -m pipeline evaluate@Q4_K_M`.
 
-The measure is lm-evaluation-harness's `acc_norm` on a chat: the choice whose text is likeliest as the assistant's whole
-answer, its log probability divided by its length in bytes (`lm_eval.api.task`, multiple_choice; the model doesn't see the
-other choices). The question stands in the model's own chat template. It asks for a few words and the end of turn isn't
-counted, so that a model which learned to be brief, or to go on, isn't scored for that instead of for what it knows.
+The measure is lm-evaluation-harness's `acc_norm` on a chat: the choice whose text is likeliest as the
+assistant's whole answer, its log probability divided by its length in bytes (`lm_eval.api.task`,
+multiple_choice; the model doesn't see the other choices). The question stands in the model's own chat
+template. It asks for a few words and the end of turn isn't counted, so that a model which learned to be
+brief, or to go on, isn't scored for that instead of for what it knows.
 """
 
 import hashlib
@@ -25,13 +27,16 @@ from pipeline.core.progress import progress
 from pipeline.llamacpp.logits import GgufModel, log_softmax
 
 BUILTIN = Path(__file__).with_name("general.jsonl")
-ASKED = "{question} Answer in a few words."  # without it, answers in a sentence are likelier and a base seems to know less
+# without it, answers in a sentence are likelier and a base seems to know less
+ASKED = "{question} Answer in a few words."
 KEYS = {"subject", "question", "choices", "answer"}
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question of `file` ("builtin" or a name below data/evaluation), line `line`; `answer` is the index of the right choice."""
+    """A question of `file` ("builtin" or a name below data/evaluation), line `line`; `answer` is the index of
+    the right choice.
+    """
 
     file: str
     line: int
@@ -42,7 +47,8 @@ class Question:
 
 
 def load_questions(name: str, root: Path) -> list[Question]:
-    """The questions of `evaluate.general`: "builtin", "none" (no question), or a JSONL file below `data/evaluation` of the project.
+    """The questions of `evaluate.general`: "builtin", "none" (no question), or a JSONL file below
+    `data/evaluation` of the project.
 
     Raises `ConfigError` if there is no such file, `DataError` with file and line where a line is no question.
     """
@@ -78,22 +84,34 @@ def _question(file: str, number: int, line: bytes | None) -> Question:
         raise BadLine("too_long", "the line is too long for a question")
     row = parse_line(line)
     if set(row) != KEYS:
-        raise BadLine("keys", f"a question has the keys {', '.join(sorted(KEYS))}, this has {', '.join(sorted(row)) or 'none'}")
+        raise BadLine(
+            "keys",
+            f"a question has the keys {', '.join(sorted(KEYS))}, this has {', '.join(sorted(row)) or 'none'}",
+        )
     for key in ("subject", "question"):
         if not isinstance(row[key], str) or not row[key].strip():
             raise BadLine(key, f"{key} must be a text")
     choices, answer = row["choices"], row["answer"]
-    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(choice, str) and choice.strip() == choice != "" for choice in choices):
+    if (
+        not isinstance(choices, list)
+        or len(choices) < 2
+        or not all(isinstance(choice, str) and choice.strip() == choice != "" for choice in choices)
+    ):
         raise BadLine("choices", "choices must be two texts or more, without white space around them")
     if len(set(choices)) < len(choices):
         raise BadLine("choices", "a choice is there twice")
     if type(answer) is not int or not 0 <= answer < len(choices):
-        raise BadLine("answer", f"answer is {answer!r}, but must be the index of a choice, 0 to {len(choices) - 1}")
+        raise BadLine(
+            "answer", f"answer is {answer!r}, but must be the index of a choice, 0 to {len(choices) - 1}"
+        )
     return Question(file, number, row["subject"], row["question"], tuple(choices), answer)
 
 
-def general_ability(model: GgufModel, tokenizer: Any, questions: Sequence[Question], seed: int) -> dict[str, Any] | None:
-    """Score `questions`: the share right with its 95 % bootstrap interval, by subject, and 1 or 0 for each question; None if there is none.
+def general_ability(
+    model: GgufModel, tokenizer: Any, questions: Sequence[Question], seed: int
+) -> dict[str, Any] | None:
+    """Score `questions`: the share right with its 95 % bootstrap interval, by subject, and 1 or 0 for each
+    question; None if there is none.
 
     Raises `DataError` if a question can't be shown by the chat template or doesn't fit the context.
     """
@@ -109,13 +127,21 @@ def general_ability(model: GgufModel, tokenizer: Any, questions: Sequence[Questi
             advance(1)
     low, high = interval([float(one) for one in right], seed)
     return {
-        "file": questions[0].file, "sha256": _hash(questions), "rows": len(right), "score": round(sum(right) / len(right), 4),
-        "score_low": round(low, 4), "score_high": round(high, 4), "subjects": dict(_by_subject(questions, right)), "right": right,
-    }  # fmt: skip
+        "file": questions[0].file,
+        "sha256": _hash(questions),
+        "rows": len(right),
+        "score": round(sum(right) / len(right), 4),
+        "score_low": round(low, 4),
+        "score_high": round(high, 4),
+        "subjects": dict(_by_subject(questions, right)),
+        "right": right,
+    }
 
 
 def likeliest(choices: Sequence[str], logs: Sequence[float]) -> int:
-    """The index of the choice with the highest log probability (nats) per byte of UTF-8; the first of equals."""
+    """The index of the choice with the highest log probability (nats) per byte of UTF-8; the first of
+    equals.
+    """
     per_byte = [log / len(choice.encode()) for choice, log in zip(choices, logs, strict=True)]
     return per_byte.index(max(per_byte))
 
@@ -129,30 +155,41 @@ class Choice:
 
 
 def encode_choice(tokenizer: Any, question: str, answer: str) -> Choice:
-    """`answer` as the assistant's turn after `question`, by the model's own template, without what the template adds around it.
+    """`answer` as the assistant's turn after `question`, by the model's own template, without what the
+    template adds around it.
 
     Raises `Unrenderable` if the template doesn't show both, and where a control token comes from one of them.
     """
-    (rendered,) = renderings(tokenizer, [{"role": "user", "content": question}, {"role": "assistant", "content": answer}])
+    (rendered,) = renderings(
+        tokenizer, [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    )
     start, end = rendered.spans[0]
     start = rendered.text.rindex(answer, start, end)  # Qwen3's template puts an empty think block before it
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()  # some tokenizer.json files ask for it
     encoding = backend.encode(rendered.text, add_special_tokens=False)
-    if control_ids(tokenizer, encoding.ids) != implied_ids(tokenizer, rendered.messages, None, rendered.since):
+    if control_ids(tokenizer, encoding.ids) != implied_ids(
+        tokenizer, rendered.messages, None, rendered.since
+    ):
         raise Unrenderable("control_token", "a text holds one of the tokenizer's control tokens")
     # some tokenizers count the space before a word to none of the tokens
-    tokens = [token for place in range(start, start + len(answer)) if (token := encoding.char_to_token(place)) is not None]
+    tokens = [
+        token
+        for place in range(start, start + len(answer))
+        if (token := encoding.char_to_token(place)) is not None
+    ]
     if not tokens or encoding.token_to_chars(tokens[-1])[1] > start + len(answer):
         raise Unrenderable("token_across_turns", "a token lies across the end of the answer")
     return Choice(encoding.ids[: tokens[-1] + 1], tokens[0])
 
 
-def choice_log_probabilities(model: GgufModel, questions: Iterable[Sequence[Choice]]) -> Iterator[list[float]]:
+def choice_log_probabilities(
+    model: GgufModel, questions: Iterable[Sequence[Choice]]
+) -> Iterator[list[float]]:
     """For each question, log p of each choice's own tokens given what is before them, in nats.
 
-    What a choice has in common with the one before it (the question; the system prompt) stays in llama.cpp's memory and isn't
-    read again. `model` must not be asked for anything else until the last question is done.
+    What a choice has in common with the one before it (the question; the system prompt) stays in llama.cpp's
+    memory and isn't read again. `model` must not be asked for anything else until the last question is done.
     """
     held: list[int] = []  # the ids whose keys and values are in llama.cpp's memory
     for choices in questions:
@@ -161,7 +198,9 @@ def choice_log_probabilities(model: GgufModel, questions: Iterable[Sequence[Choi
             read, answer = choice.ids[:-1], choice.ids[choice.first :]  # the last token is foretold, not read
             common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(held, read, strict=False)))
             kept = model.keep(min(common, choice.first - 1))
-            foretold = log_softmax(model.read(read[kept:], kept, set(range(choice.first - 1 - kept, len(read) - kept))))  # (T, V)
+            foretold = log_softmax(
+                model.read(read[kept:], kept, set(range(choice.first - 1 - kept, len(read) - kept)))
+            )  # (T, V)
             logs.append(float(foretold[np.arange(len(answer)), answer].sum()))
             held = read
         yield logs
@@ -170,7 +209,10 @@ def choice_log_probabilities(model: GgufModel, questions: Iterable[Sequence[Choi
 def _encode(model: GgufModel, tokenizer: Any, question: Question) -> list[Choice]:
     place = f"{question.file}, line {question.line}"
     try:
-        encoded = [encode_choice(tokenizer, ASKED.format(question=question.question), choice) for choice in question.choices]
+        encoded = [
+            encode_choice(tokenizer, ASKED.format(question=question.question), choice)
+            for choice in question.choices
+        ]
     except Unrenderable as why:
         raise DataError(
             "Q-EVALUATE-006", f"evaluate.general: the question of {place} can't be asked ({why}): correct it"
@@ -186,7 +228,9 @@ def _encode(model: GgufModel, tokenizer: Any, question: Question) -> list[Choice
 
 def _hash(questions: Sequence[Question]) -> str:
     """sha256 over what is asked and what is right: answers to other questions are not compared."""
-    return hashlib.sha256(repr([(one.question, one.choices, one.answer) for one in questions]).encode()).hexdigest()
+    return hashlib.sha256(
+        repr([(one.question, one.choices, one.answer) for one in questions]).encode()
+    ).hexdigest()
 
 
 def _by_subject(questions: Sequence[Question], right: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,11 +1,11 @@
 """Tasks of lm-evaluation-harness through our `llama-server`, on the user's own task files, offline.
 
-Reads `data/evaluation/harness/**/*.yaml` and the data files that these name. Part of `python -m pipeline evaluate@Q4_K_M`;
-`evaluate.harness` names the tasks. Needs the extra "harness".
+Reads `data/evaluation/harness/**/*.yaml` and the data files that these name. Part of `python -m pipeline
+evaluate@Q4_K_M`; `evaluate.harness` names the tasks. Needs the extra "harness".
 
-The harness runs in a process of its own (`harness_process.py`): it prints, draws bars and sets seeds as it likes, a task's own
-Python (`!function`) may do anything, and huggingface_hub reads whether it is offline once, when it is first imported, which
-in this process happened long ago.
+The harness runs in a process of its own (`harness_process.py`): it prints, draws bars and sets seeds as it
+likes, a task's own Python (`!function`) may do anything, and huggingface_hub reads whether it is offline
+once, when it is first imported, which in this process happened long ago.
 """
 
 import json
@@ -26,17 +26,23 @@ from pipeline.llamacpp.server import Server, stop
 
 PROCESS = Path(__file__).with_name("harness_process.py")
 OFFLINE = {
-    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-}  # fmt: skip
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_EVALUATE_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+}
 
 
 def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dict[str, Any]]:
-    """The metrics of each task (and of each group with aggregates): {task: {metric: number or None, "rows": questions}}.
+    """The metrics of each task (and of each group with aggregates): {task: {metric: number or None, "rows":
+    questions}}.
 
-    A metric is called as in the harness, "exact_match" and "exact_match_stderr" for example; behind a filter "exact_match,FILTER".
-    `folder` holds the task files; the paths of their data are relative to it. Answers are greedy. Raises `ConfigError` where
-    the harness isn't installed, doesn't know a task or can't run it here, `ToolError` if it fails.
+    A metric is called as in the harness, "exact_match" and "exact_match_stderr" for example; behind a filter
+    "exact_match,FILTER". `folder` holds the task files; the paths of their data are relative to it. Answers
+    are greedy. Raises `ConfigError` where the harness isn't installed, doesn't know a task or can't run it
+    here, `ToolError` if it fails.
     """
     if find_spec("lm_eval") is None:
         raise ConfigError(
@@ -51,9 +57,12 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
             "files there, or set it to []",
         )
     request = {
-        "url": server.url, "authorization": server.client.headers["Authorization"], "slots": _slots(server),
-        "tasks": tasks, "folder": str(folder.resolve()),
-    }  # fmt: skip
+        "url": server.url,
+        "authorization": server.client.headers["Authorization"],
+        "slots": _slots(server),
+        "tasks": tasks,
+        "folder": str(folder.resolve()),
+    }
     results: dict[str, Any] | None = None
     with ExitStack() as opened:
         for message in opened.enter_context(closing(_messages(request, folder))):
@@ -70,13 +79,25 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
 
 
 def _messages(request: dict[str, Any], folder: Path) -> Generator[dict[str, Any], None, None]:
-    """What the process says, as it says it. Raises `ToolError` if it ends otherwise than with exit status 0."""
+    """What the process says, as it says it. Raises `ToolError` if it ends otherwise than with exit status
+    0.
+    """
     with tempfile.TemporaryDirectory(prefix="quench-harness-") as aside:
         log = Path(aside) / "log"
-        environment = os.environ | OFFLINE | {"HF_HOME": str(Path(aside) / "huggingface")}  # nothing of it is kept
+        environment = (
+            os.environ | OFFLINE | {"HF_HOME": str(Path(aside) / "huggingface")}
+        )  # nothing of it is kept
         with log.open("wb") as errors:
-            process = subprocess.Popen(bound([sys.executable, "-P", str(PROCESS)]), cwd=folder, env=environment,
-                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8")  # fmt: skip
+            process = subprocess.Popen(
+                bound([sys.executable, "-P", str(PROCESS)]),
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                encoding="utf-8",
+            )
         try:
             yield from _talk(process.stdin, process.stdout, request)
             if process.wait() != 0:
@@ -110,7 +131,9 @@ def _slots(server: Server) -> int:
 
 
 def _figures(found: dict[str, Any]) -> dict[str, Any]:
-    """The harness's {"exact_match,none": 0.5, …} without its own name for the task; what is no number (its "N/A") is None."""
+    """The harness's {"exact_match,none": 0.5, …} without its own name for the task; what is no number (its
+    "N/A") is None.
+    """
     figures: dict[str, Any] = {}
     for key, value in found.items():
         metric, comma, selected = key.partition(",")

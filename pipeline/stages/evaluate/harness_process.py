@@ -2,12 +2,13 @@
 
     python -P pipeline/stages/evaluate/harness_process.py < request.json
 
-The request is {"url", "authorization", "slots", "tasks", "folder"}. Standard output gets one JSON object a line: {"total": answers
-that will be asked for}, {"done": 1} after each, at last {"results": {task: {metric: value}}}, or {"refused": a sentence} where the
-tasks can't be run. Everything else that is printed, by the tasks' own Python too, goes to standard error.
+The request is {"url", "authorization", "slots", "tasks", "folder"}. Standard output gets one JSON object a
+line: {"total": answers that will be asked for}, {"done": 1} after each, at last {"results": {task: {metric:
+value}}}, or {"refused": a sentence} where the tasks can't be run. Everything else that is printed, by the
+tasks' own Python too, goes to standard error.
 
-The harness's `local-chat-completions` isn't used: it takes an answer that it can't read for an empty one, drops stop words after the
-fourth, tries again whatever failed, and wants the key in the environment.
+The harness's `local-chat-completions` isn't used: it takes an answer that it can't read for an empty one,
+drops stop words after the fourth, tries again whatever failed, and wants the key in the environment.
 """
 
 import json
@@ -52,7 +53,9 @@ class Served(LM):  # type: ignore[misc]
         """Part of the key of a cache that isn't used."""
         return ""
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
         """The messages as JSON: the server renders them by the model's own template."""
         return json.dumps(chat_history, ensure_ascii=False)
 
@@ -70,9 +73,12 @@ class Served(LM):  # type: ignore[misc]
         messages, wishes = request.args
         until = wishes.get("until") or []
         body = {
-            "messages": json.loads(messages), "temperature": 0, "seed": SEED, "max_tokens": wishes.get("max_gen_toks", MAX_TOKENS),
+            "messages": json.loads(messages),
+            "temperature": 0,
+            "seed": SEED,
+            "max_tokens": wishes.get("max_gen_toks", MAX_TOKENS),
             "stop": [stop for stop in ([until] if isinstance(until, str) else until) if stop],
-        }  # fmt: skip
+        }
         reply = self._client.post("/v1/chat/completions", json=body)
         if reply.status_code != 200:
             raise RuntimeError(f"llama-server answered {reply.status_code}: {reply.text[:300]}")
@@ -96,7 +102,10 @@ def load(manager: TaskManager, names: list[str], folder: Path) -> dict[str, Any]
             except Exception as error:
                 raise Refused(f"{path} can't be read ({_first_line(error)}): correct it") from error
         found = ", ".join(manager.all_tasks) or "none"
-        raise Refused(f"evaluate.harness names {', '.join(unknown)}, but the tasks below {folder} are {found}: set it to those that are wanted")
+        raise Refused(
+            f"evaluate.harness names {', '.join(unknown)}, but the tasks below {folder} are {found}: set it "
+            "to those that are wanted"
+        )
     complaints: list[str] = []
     listener = logging.Handler(logging.ERROR)
     listener.emit = lambda record: complaints.append(record.getMessage())  # type: ignore[method-assign]
@@ -106,7 +115,8 @@ def load(manager: TaskManager, names: list[str], folder: Path) -> dict[str, Any]
     except Exception as error:  # the files are the user's, and may be wrong in any way
         reason = complaints[-1] if complaints else f"{type(error).__name__}: {_first_line(error)}"
         raise Refused(
-            f"lm-evaluation-harness can't load {', '.join(names)} ({reason}): correct the task below {folder}; "
+            f"lm-evaluation-harness can't load {', '.join(names)} ({reason}): correct the task below "
+            f"{folder}; "
             "it must name local data (dataset_path: json with data_files), nothing is fetched"
         ) from error
     for name, task in loaded["tasks"].items():
@@ -118,25 +128,33 @@ def load(manager: TaskManager, names: list[str], folder: Path) -> dict[str, Any]
 
 
 def _check(name: str, task: Any) -> None:
-    """Raise `Refused` for what a chat endpoint can't do, what wouldn't be greedy, and metrics that would have to be fetched."""
+    """Raise `Refused` for what a chat endpoint can't do, what wouldn't be greedy, and metrics that would have
+    to be fetched.
+    """
     kind = task.OUTPUT_TYPE
     if kind != "generate_until":
         raise Refused(
-            f"the harness's task {name} has output_type {kind}, which needs log probabilities of given text, and llama-server gives none: "
+            f"the harness's task {name} has output_type {kind}, which needs log probabilities of given "
+            "text, and llama-server gives none: "
             "make it generate_until, or ask such questions with evaluate.general"
         )
     wishes = task.config.generation_kwargs or {}
     if wishes.get("do_sample") or wishes.get("temperature"):
         raise Refused(
-            f"the harness's task {name} samples its answers, Quench asks greedily: take do_sample and temperature out of its generation_kwargs"
+            f"the harness's task {name} samples its answers, Quench asks greedily: take do_sample and "
+            "temperature out of its generation_kwargs"
         )
     if unknown := sorted(set(wishes) - KNOWN):
         raise Refused(
-            f"the harness's task {name} has {', '.join(unknown)} in generation_kwargs, Quench knows {', '.join(sorted(KNOWN))}: take it out"
+            f"the harness's task {name} has {', '.join(unknown)} in generation_kwargs, Quench knows "
+            f"{', '.join(sorted(KNOWN))}: take it out"
         )
     missing = [metric for metric, function in task._metric_fn_list.items() if function is None]
     if missing and not task.config.process_results:
-        raise Refused(f"the harness's task {name} has the metric {', '.join(missing)}, which would have to be fetched: use one of the harness's own")
+        raise Refused(
+            f"the harness's task {name} has the metric {', '.join(missing)}, which would have to be "
+            "fetched: use one of the harness's own"
+        )
 
 
 def _first_line(error: Exception) -> str:
@@ -149,8 +167,14 @@ def run(recorded: dict[str, Any], say: Say) -> dict[str, Any]:
     loaded = load(TaskManager(include_path=folder, include_defaults=False), recorded["tasks"], folder)
     random.seed(SEED)
     np.random.seed(SEED)
-    found = evaluate(lm=Served(recorded, say), task_dict=loaded, apply_chat_template=True, fewshot_as_multiturn=True,
-                     bootstrap_iters=RESAMPLES, log_samples=False)  # fmt: skip
+    found = evaluate(
+        lm=Served(recorded, say),
+        task_dict=loaded,
+        apply_chat_template=True,
+        fewshot_as_multiturn=True,
+        bootstrap_iters=RESAMPLES,
+        log_samples=False,
+    )
     return dict(found["results"])
 
 

@@ -1,10 +1,11 @@
-"""Measure one GGUF: size, divergence from its reference, speed, serving, how well it does the task, and what it knows in general.
+"""Measure one GGUF: size, divergence from its reference, speed, serving, how well it does the task, and what
+it knows in general.
 
-Reads `models/gguf/NAME-MODEL.gguf` and its reference (the 16-bit model; of `base-LEVEL` the base's), `data/final/test.jsonl`, the
-adapter's tokenizer, and what `evaluate` names below `data/evaluation/`. Where base.quantization is gguf, the models are the base's own file
-in `models/base/`, that file with `models/gguf/NAME-lora.gguf` on it, and the file it was made from.
-Writes `reports/eval/MODEL.json` and `reports/eval/MODEL.answers.jsonl`.
-Command: `python -m pipeline evaluate@Q4_K_M`
+Reads `models/gguf/NAME-MODEL.gguf` and its reference (the 16-bit model; of `base-LEVEL` the base's),
+`data/final/test.jsonl`, the adapter's tokenizer, and what `evaluate` names below `data/evaluation/`. Where
+base.quantization is gguf, the models are the base's own file in `models/base/`, that file with
+`models/gguf/NAME-lora.gguf` on it, and the file it was made from. Writes `reports/eval/MODEL.json` and
+`reports/eval/MODEL.answers.jsonl`. Command: `python -m pipeline evaluate@Q4_K_M`
 """
 
 import time
@@ -32,15 +33,26 @@ from pipeline.stages.evaluate.speed import serving_figures, speed, speed_in_proc
 
 
 def evaluate(
-    *, model: Path, reference: Path, tokenizer: Path, rows: Path, root: Path, settings: Evaluate, serve: Serve, tools: Toolchain,
-    lora: Path | None = None, beside_lora: bool = False,
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:  # fmt: skip
-    """Measure `model`, with divergences from `reference`; gives (figures, answers). The user's files are in `data/evaluation` below `root`.
+    *,
+    model: Path,
+    reference: Path,
+    tokenizer: Path,
+    rows: Path,
+    root: Path,
+    settings: Evaluate,
+    serve: Serve,
+    tools: Toolchain,
+    lora: Path | None = None,
+    beside_lora: bool = False,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Measure `model`, with divergences from `reference`; gives (figures, answers). The user's files are in
+    `data/evaluation` below `root`.
 
-    `lora` is an adapter's GGUF that is on the model everywhere; `bytes` counts both files. With `beside_lora` (this model, or one that it is
-    compared with, has an adapter) speed is measured in process, since llama-bench takes none, and divergence also row by row.
-    `seconds` among the figures is what each part took. Raises `DataError` if no held-out row can be measured or a question file
-    can't be used, `ToolError` if a tool fails.
+    `lora` is an adapter's GGUF that is on the model everywhere; `bytes` counts both files. With `beside_lora`
+    (this model, or one that it is compared with, has an adapter) speed is measured in process, since
+    llama-bench takes none, and divergence also row by row. `seconds` among the figures is what each part
+    took. Raises `DataError` if no held-out row can be measured or a question file can't be used, `ToolError`
+    if a tool fails.
     """
     seconds: dict[str, float] = {}
     figures = {"file": model.name, "sha256": file_hash(model), "llama_cpp": tools.version} | describe(model)
@@ -50,9 +62,19 @@ def evaluate(
     figures |= {"ctx_size": settings.ctx_size, "kv_cache_bytes": kv_cache_bytes(model, settings.ctx_size)}
     with timed(seconds, "divergence"):
         loaded = load_tokenizer(tokenizer)
-        figures |= compared(model, reference, divergence_rows(loaded, rows, settings), settings, tools, lora, by_row=beside_lora)
+        figures |= compared(
+            model,
+            reference,
+            divergence_rows(loaded, rows, settings),
+            settings,
+            tools,
+            lora,
+            by_row=beside_lora,
+        )
     with timed(seconds, "speed"):
-        figures |= speed_in_process(model, lora, settings, tools) if beside_lora else speed(model, settings, tools)
+        figures |= (
+            speed_in_process(model, lora, settings, tools) if beside_lora else speed(model, settings, tools)
+        )
     with timed(seconds, "serving"):
         figures["serving"] = serving_figures(model, serve, tools, lora)
     with timed(seconds, "task"):
@@ -73,7 +95,9 @@ def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
 
 
 def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Row]:
-    """The drawn rows by their ids, and the positions that training teaches. Raises `DataError` if none can be measured."""
+    """The drawn rows by their ids, and the positions that training teaches. Raises `DataError` if none can be
+    measured.
+    """
     encoded = encoded_rows(tokenizer, rows, settings.perplexity_rows, settings.seed, settings.ctx_size)
     if not encoded:
         raise DataError(
@@ -84,13 +108,28 @@ def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Row]
 
 
 def compared(
-    model: Path, reference: Path, rows: list[Row], settings: Evaluate, tools: Toolchain, lora: Path | None = None, *, by_row: bool = False
+    model: Path,
+    reference: Path,
+    rows: list[Row],
+    settings: Evaluate,
+    tools: Toolchain,
+    lora: Path | None = None,
+    *,
+    by_row: bool = False,
 ) -> dict[str, Any]:
-    """Perplexity, and how far `model` is from `reference`; the two are loaded side by side, with contexts of the longest row."""
-    load: dict[str, Any] = {"ctx_size": max(len(row.ids) for row in rows), "threads": settings.threads, "n_gpu_layers": settings.n_gpu_layers}
+    """Perplexity, and how far `model` is from `reference`; the two are loaded side by side, with contexts of
+    the longest row.
+    """
+    load: dict[str, Any] = {
+        "ctx_size": max(len(row.ids) for row in rows),
+        "threads": settings.threads,
+        "n_gpu_layers": settings.n_gpu_layers,
+    }
     label = f"evaluate: {model.name}{' with ' + lora.name if lora else ''}, divergence from {reference.name}"
     with open_gguf(tools, model, **load, lora=lora) as ours, open_gguf(tools, reference, **load) as theirs:
-        return divergence_of(ours, theirs, rows, label, itself=model == reference and lora is None, by_row=by_row)
+        return divergence_of(
+            ours, theirs, rows, label, itself=model == reference and lora is None, by_row=by_row
+        )
 
 
 def task(
@@ -99,36 +138,53 @@ def task(
     """The figures of the task and every answer; None and nothing where nothing is scored."""
     if not settings.scorers:
         return None, []
-    answers = answer_rows(model, answerable_rows(rows, settings.task_rows, settings.seed), settings, tools, lora)
+    answers = answer_rows(
+        model, answerable_rows(rows, settings.task_rows, settings.seed), settings, tools, lora
+    )
     return score_answers(answers, settings.scorers, settings.seed, judge=settings.judge, root=root), answers
 
 
-def general(model: Path, tokenizer: Any, root: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None) -> dict[str, Any] | None:
+def general(
+    model: Path, tokenizer: Any, root: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None
+) -> dict[str, Any] | None:
     """General ability on the questions that `evaluate.general` names; None if it names none."""
     from pipeline.stages.evaluate.general import general_ability, load_questions
 
     questions = load_questions(settings.general, root)
     if not questions:
         return None
-    load: dict[str, Any] = {"ctx_size": settings.ctx_size, "threads": settings.threads, "n_gpu_layers": settings.n_gpu_layers}
+    load: dict[str, Any] = {
+        "ctx_size": settings.ctx_size,
+        "threads": settings.threads,
+        "n_gpu_layers": settings.n_gpu_layers,
+    }
     with open_gguf(tools, model, **load, lora=lora) as loaded:
         return general_ability(loaded, tokenizer, questions, settings.seed)
 
 
-def harness(model: Path, root: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None) -> dict[str, Any] | None:
-    """What lm-evaluation-harness says of the tasks of `evaluate.harness`, through a server; None if there are none."""
+def harness(
+    model: Path, root: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None
+) -> dict[str, Any] | None:
+    """What lm-evaluation-harness says of the tasks of `evaluate.harness`, through a server; None if there are
+    none.
+    """
     if not settings.harness:
         return None
     from pipeline.stages.evaluate.harness import run_harness
 
-    load: dict[str, Any] = {"ctx_size": settings.ctx_size, "parallel": settings.parallel, "threads": settings.threads}
+    load: dict[str, Any] = {
+        "ctx_size": settings.ctx_size,
+        "parallel": settings.parallel,
+        "threads": settings.threads,
+    }
     with serving(tools, model, **load, n_gpu_layers=settings.n_gpu_layers, lora=lora) as server:
         return run_harness(server, settings.harness, root / "data/evaluation/harness")
 
 
 def main(params: Params, root: Path, model: str) -> None:
-    """Run the stage for one model on the files below `root`: `F16` (`BF16` where that is convert.type), `base-F16`, a level or `base-LEVEL`;
-    where base.quantization is gguf `base`, `adapter` or `source`."""
+    """Run the stage for one model on the files below `root`: `F16` (`BF16` where that is convert.type),
+    `base-F16`, a level or `base-LEVEL`; where base.quantization is gguf `base`, `adapter` or `source`.
+    """
     if model not in params.evaluate.models:
         raise ConfigError(
             "Q-EVALUATE-012",
@@ -151,7 +207,12 @@ def main(params: Params, root: Path, model: str) -> None:
     stated = root / f"reports/eval/{model}.answers.jsonl"
     write_rows(stated, answers)
     hashes = {"answers_sha256": file_hash(stated), "rows_sha256": file_hash(root / "data/final/test.jsonl")}
-    write_json(root / f"reports/eval/{model}.json", {"model": model, "reference": reference} | hashes | figures)
+    write_json(
+        root / f"reports/eval/{model}.json", {"model": model, "reference": reference} | hashes | figures
+    )
     scored = (figures["task"] or {}).get("score")
     score = "" if scored is None else f", task score {scored:.1%}"
-    print(f"evaluate: {model}: {figures['bytes'] / 1e6:.0f} MB, perplexity {figures['perplexity']:.3f}, mean KLD {figures['kld_mean']:.4f}{score}")
+    print(
+        f"evaluate: {model}: {figures['bytes'] / 1e6:.0f} MB, perplexity {figures['perplexity']:.3f}, mean "
+        f"KLD {figures['kld_mean']:.4f}{score}"
+    )

@@ -1,8 +1,9 @@
-"""Measure which weights the training rows use most, so that a level can round those more finely (llama.cpp's importance matrix).
+"""Measure which weights the training rows use most, so that a level can round those more finely (llama.cpp's
+importance matrix).
 
 Reads `data/final/train.jsonl`, `models/adapter/` (tokenizer and template), `models/gguf/NAME-F16.gguf`.
-Writes `models/imatrix/`: `imatrix.json`, what it was measured on, and `imatrix.gguf` where `imatrix.tokens` is above 0.
-Command: `python -m pipeline imatrix`
+Writes `models/imatrix/`: `imatrix.json`, what it was measured on, and `imatrix.gguf` where `imatrix.tokens`
+is above 0. Command: `python -m pipeline imatrix`
 """
 
 import hashlib
@@ -23,17 +24,28 @@ from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
 
 CHUNK = 512  # tokens that are seen together
 FEWEST = 16  # tokens of a chunk; llama-imatrix wants at least two chunks
-ROW_BYTES = 12  # bytes of a row's JSON per token, generously; how far apart rows may lie so that all are still enough
+ROW_BYTES = (
+    12  # bytes of a row's JSON per token, generously; how far apart rows may lie so that all are still enough
+)
 
 
 def imatrix(
-    *, rows: Path, tokenizer: Path, model: Path, folder: Path, tokens: int, threads: int, n_gpu_layers: int, tools: Toolchain
+    *,
+    rows: Path,
+    tokenizer: Path,
+    model: Path,
+    folder: Path,
+    tokens: int,
+    threads: int,
+    n_gpu_layers: int,
+    tools: Toolchain,
 ) -> dict[str, Any]:
-    """Measure the matrix of `model` on about `tokens` tokens of `rows` and publish `folder`; its record. With 0 tokens it holds only that.
+    """Measure the matrix of `model` on about `tokens` tokens of `rows` and publish `folder`; its record. With
+    0 tokens it holds only that.
 
-    `rows` must be the training split: a level that saw what it is judged on would look better than it is. The rows are
-    rendered as the model was trained on them. The same bytes every time, for any number of threads. Raises `DataError`
-    where the rows are too few, `ToolError` if llama-imatrix fails.
+    `rows` must be the training split: a level that saw what it is judged on would look better than it is. The
+    rows are rendered as the model was trained on them. The same bytes every time, for any number of threads.
+    Raises `DataError` where the rows are too few, `ToolError` if llama-imatrix fails.
     """
     assert rows.name == "train.jsonl", f"{rows} is not the training split"
     loaded = load_tokenizer(tokenizer) if tokens and check_gguf(model) else None
@@ -47,7 +59,14 @@ def imatrix(
 
 
 def _measured(
-    rows: Path, tokenizer: Any, model: Path, folder: Path, tokens: int, threads: int, n_gpu_layers: int, tools: Toolchain
+    rows: Path,
+    tokenizer: Any,
+    model: Path,
+    folder: Path,
+    tokens: int,
+    threads: int,
+    n_gpu_layers: int,
+    tools: Toolchain,
 ) -> dict[str, Any]:
     texts = list(calibration_texts(tokenizer, spread(rows, tokens), tokens))
     text = "".join(texts)
@@ -63,27 +82,55 @@ def _measured(
     given.write_text(text, encoding="utf-8", newline="")
     # run in its folder: llama-imatrix writes the text's path into the file
     command: list[str | Path] = [
-        tools.tool("llama-imatrix").resolve(), "--model", model.resolve(), "--file", given.name, "--output-file", made.name, "--no-ppl",
-        "--parse-special", "--no-escape", "--ctx-size", str(chunk), "--batch-size", str(chunk), "--threads", str(threads),
-        "--n-gpu-layers", str(n_gpu_layers), "--flash-attn", "off", "--offline",
-    ]  # fmt: skip
+        tools.tool("llama-imatrix").resolve(),
+        "--model",
+        model.resolve(),
+        "--file",
+        given.name,
+        "--output-file",
+        made.name,
+        "--no-ppl",
+        "--parse-special",
+        "--no-escape",
+        "--ctx-size",
+        str(chunk),
+        "--batch-size",
+        str(chunk),
+        "--threads",
+        str(threads),
+        "--n-gpu-layers",
+        str(n_gpu_layers),
+        "--flash-attn",
+        "off",
+        "--offline",
+    ]
     run_tool(command, cwd=folder)
     given.unlink()
     return {
-        "tokens": count, "rows": len(texts), "chunk_tokens": chunk, "chunks": check_gguf(made).fields["imatrix.chunk_count"], "split": "train",
-        "text_sha256": hashlib.sha256(text.encode()).hexdigest(), "data_sha256": file_hash(rows), "model_sha256": file_hash(model),
-    }  # fmt: skip
+        "tokens": count,
+        "rows": len(texts),
+        "chunk_tokens": chunk,
+        "chunks": check_gguf(made).fields["imatrix.chunk_count"],
+        "split": "train",
+        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "data_sha256": file_hash(rows),
+        "model_sha256": file_hash(model),
+    }
 
 
 def spread(rows: Path, tokens: int) -> Iterator[Row]:
-    """All rows, in an order whose start is spread over the entire file, so that the first `tokens` tokens of them stand for all."""
+    """All rows, in an order whose start is spread over the entire file, so that the first `tokens` tokens of
+    them stand for all.
+    """
     step = max(1, rows.stat().st_size // (tokens * ROW_BYTES))
     for start in range(step):
         yield from islice(read_rows(rows), start, None, step)
 
 
 def calibration_texts(tokenizer: Any, rows: Iterator[Row], tokens: int) -> Iterator[str]:
-    """Rows as the model sees them until they have `tokens` tokens; those that can't be rendered were not trained on either."""
+    """Rows as the model sees them until they have `tokens` tokens; those that can't be rendered were not
+    trained on either.
+    """
     left = tokens
     for row in rows:
         if left <= 0:
@@ -91,7 +138,9 @@ def calibration_texts(tokenizer: Any, rows: Iterator[Row], tokens: int) -> Itera
         match row.get("kind", "chat"):
             case "chat":
                 try:
-                    text = renderings(tokenizer, row["messages"], row.get("tools"))[-1].text  # the last one holds all turns
+                    text = renderings(tokenizer, row["messages"], row.get("tools"))[
+                        -1
+                    ].text  # the last one holds all turns
                 except Unrenderable:
                     continue  # preprocess has counted it
             case "text":
@@ -115,6 +164,9 @@ def main(params: Params, root: Path) -> None:
         tools=find_toolchain(params.llamacpp.home),
     )
     if record["tokens"]:
-        print(f"imatrix: {record['tokens']:,} tokens of {record['rows']:,} training rows, {record['chunks']} chunks")
+        print(
+            f"imatrix: {record['tokens']:,} tokens of {record['rows']:,} training rows, {record['chunks']} "
+            "chunks"
+        )
     else:
         print("imatrix: none (imatrix.tokens is 0)")

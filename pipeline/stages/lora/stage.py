@@ -1,4 +1,5 @@
-"""Write the adapter as a GGUF that llama-server puts on the base's own file: what was trained is what is served.
+"""Write the adapter as a GGUF that llama-server puts on the base's own file: what was trained is what is
+served.
 
 Reads `models/base/`, `models/base.json`, `models/adapter/`.
 Writes `models/gguf/NAME-lora.gguf`, which names the base's file by its sha256.
@@ -20,10 +21,11 @@ from pipeline.serve.adapter import matching_adapter
 
 
 def lora(*, base: Path, adapter: Path, lineage: Path, target: Path, type: LoraType, tools: Toolchain) -> None:
-    """Publish the adapter in the PEFT folder `adapter` as the GGUF `target`, proven to fit the GGUF in `base` tensor by tensor.
+    """Publish the adapter in the PEFT folder `adapter` as the GGUF `target`, proven to fit the GGUF in `base`
+    tensor by tensor.
 
-    `lineage` is models/base.json. Raises `DataError` if the base's file is not the one that was trained on, `ToolError` if the
-    converter fails, `MachineError` if the disk is too small.
+    `lineage` is models/base.json. Raises `DataError` if the base's file is not the one that was trained on,
+    `ToolError` if the converter fails, `MachineError` if the disk is too small.
     """
     model = base / MODEL_FILE
     found, recorded = file_hash(model), read_json(lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
@@ -33,20 +35,35 @@ def lora(*, base: Path, adapter: Path, lineage: Path, target: Path, type: LoraTy
             f"{model} is not the file that {lineage} names ({found[:12]}… and {str(recorded)[:12]}…): run "
             "`snakemake --force base`",
         )
-    if read_json(adapter / "run.json", "run `snakemake --force train`")["base"]["weights_sha256"] != json_hash({MODEL_FILE: found}):
+    if read_json(adapter / "run.json", "run `snakemake --force train`")["base"][
+        "weights_sha256"
+    ] != json_hash({MODEL_FILE: found}):
         raise DataError(
             "Q-LORA-002",
             f"{adapter} was trained on another file than {model}: run `snakemake --force train`, or put the "
             "file that it belongs to back",
         )
     need_disk(target.parent, (adapter / "adapter_model.safetensors").stat().st_size)
-    fields = {**base_fields(lineage, tools), **adapter_fields(adapter), BASE_FILE: found, "general.name": target.stem}
+    fields = {
+        **base_fields(lineage, tools),
+        **adapter_fields(adapter),
+        BASE_FILE: found,
+        "general.name": target.stem,
+    }
     lora_to_gguf(tools, adapter, base, target, type, fields, lambda written: matching_adapter(model, written))
 
 
 def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`."""
     target = root / "models/gguf" / f"{params.convert.name}-lora.gguf"
-    lora(base=root / "models/base", adapter=root / "models/adapter", lineage=root / "models/base.json", target=target, type=params.lora.type,
-         tools=find_toolchain(params.llamacpp.home))  # fmt: skip
-    print(f"lora: {target.name} {target.stat().st_size / 1e6:.1f} MB, for {root / 'models/base' / MODEL_FILE}")
+    lora(
+        base=root / "models/base",
+        adapter=root / "models/adapter",
+        lineage=root / "models/base.json",
+        target=target,
+        type=params.lora.type,
+        tools=find_toolchain(params.llamacpp.home),
+    )
+    print(
+        f"lora: {target.name} {target.stat().st_size / 1e6:.1f} MB, for {root / 'models/base' / MODEL_FILE}"
+    )

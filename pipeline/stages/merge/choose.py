@@ -23,7 +23,9 @@ from pipeline.stages.merge.decision import Measured, MergeBase, decide
 SCRATCH = ".merging"  # beside the merged model
 # in the order of measuring: the second, which is mostly the closer one, needn't be made again
 MERGE_BASES: tuple[MergeBase, MergeBase] = "16-bit", "nf4"
-Found = dict[str, tuple[Divergence, list[float | None] | None]]  # of a merge, by 16-bit type and level: divergence, and the task's points by row
+Found = dict[
+    str, tuple[Divergence, list[float | None] | None]
+]  # of a merge, by 16-bit type and level: divergence, and the task's points by row
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Judge:
-    """What both merges are judged on: held-out prompts, the trained model's logits there (a context's value), rows of the task."""
+    """What both merges are judged on: held-out prompts, the trained model's logits there (a context's value),
+    rows of the task.
+    """
 
     reference: Any
     prompts: Sequence[Prompt]
@@ -61,18 +65,29 @@ def merge_the_better(
     tools: Toolchain,
     root: Path,
 ) -> tuple[Choice, dict[str, Any]]:
-    """Make both merges with `make(merge_base, folder)`, publish the one that measures better as `merged`; the choice and that merge's record.
+    """Make both merges with `make(merge_base, folder)`, publish the one that measures better as `merged`; the
+    choice and that merge's record.
 
-    One merge, its 16-bit GGUF and one level are on the disk at a time: the first merge is deleted once it is measured, and made again if it wins
-    (the same bytes; at 7B minutes, where both at once would take 15 GB more than all that is kept). The rows are read first: what is wrong
-    with them should not be found after an hour.
+    One merge, its 16-bit GGUF and one level are on the disk at a time: the first merge is deleted once it is
+    measured, and made again if it wins (the same bytes; at 7B minutes, where both at once would take 15 GB
+    more than all that is kept). The rows are read first: what is wrong with them should not be found after an
+    hour.
     """
     prompts, task_rows = held_out(rows, adapter, params.merge, params.evaluate)
     need_disk(merged.parent, 3 * sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
     with scratch_folder(merged.with_name(SCRATCH)) as scratch:
         first, last = MERGE_BASES
         with trained_logits(base=base, adapter=adapter, prompts=prompts, scratch=scratch) as reference:
-            judge = Judge(reference, prompts, task_rows, params.evaluate, params.convert.type, params.quantize.tensor_types, tools, root)
+            judge = Judge(
+                reference,
+                prompts,
+                task_rows,
+                params.evaluate,
+                params.convert.type,
+                params.quantize.tensor_types,
+                tools,
+                root,
+            )
             make(first, scratch / first)
             found = {first: measure(scratch / first, params.merge.levels, judge, scratch)}
             remove(scratch / first)
@@ -88,7 +103,9 @@ def merge_the_better(
 
 
 def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tuple[list[Prompt], list[Row]]:
-    """(prompts with the positions that training teaches, rows of the task) from a split that training has not seen."""
+    """(prompts with the positions that training teaches, rows of the task) from a split that training has not
+    seen.
+    """
     encoded = encoded_rows(load_tokenizer(adapter), rows, merge.rows, evaluate.seed, evaluate.ctx_size)
     prompts = [Prompt(one.ids, thinned(trained_positions(one))) for one in encoded]
     if not prompts:
@@ -102,19 +119,28 @@ def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tup
 
 
 def measure(merged: Path, levels: Sequence[str], judge: Judge, scratch: Path) -> Found:
-    """{16-bit type and each level: (divergence from the trained model, the task's points by row)}; the task is scored at the first level only.
+    """{16-bit type and each level: (divergence from the trained model, the task's points by row)}; the task
+    is scored at the first level only.
 
     The GGUFs are made in `scratch`, one level at a time, and deleted.
     """
     evaluate = judge.evaluate
     found: Found = {}
     source = scratch / f"{merged.name}-{judge.type}.gguf"
-    to_gguf(judge.tools, merged, source, judge.type, merged.name, find_pre_tokenizer(merged, judge.tools).name)
-    found[judge.type] = (gguf_divergence(judge.reference, source, threads=evaluate.threads, tools=judge.tools), None)
+    to_gguf(
+        judge.tools, merged, source, judge.type, merged.name, find_pre_tokenizer(merged, judge.tools).name
+    )
+    found[judge.type] = (
+        gguf_divergence(judge.reference, source, threads=evaluate.threads, tools=judge.tools),
+        None,
+    )
     for place, level in enumerate(levels):
         gguf = scratch / f"{merged.name}-{level}.gguf"
         quantize_gguf(judge.tools, source, gguf, level, evaluate.threads, tensor_types=judge.tensor_types)
-        divergence, points = gguf_divergence(judge.reference, gguf, threads=evaluate.threads, tools=judge.tools), None
+        divergence, points = (
+            gguf_divergence(judge.reference, gguf, threads=evaluate.threads, tools=judge.tools),
+            None,
+        )
         if judge.task_rows and place == 0:
             answers = answer_rows(gguf, list(judge.task_rows), evaluate, judge.tools)
             score_answers(answers, evaluate.scorer, evaluate.seed, judge=evaluate.judge, root=judge.root)
@@ -126,13 +152,19 @@ def measure(merged: Path, levels: Sequence[str], judge: Judge, scratch: Path) ->
 
 
 def choose(found: Mapping[MergeBase, Found], levels: Sequence[str], evaluate: Evaluate) -> Choice:
-    """Take the better of both merges by what was measured of them against the trained model; see `pipeline.stages.merge.decision`."""
+    """Take the better of both merges by what was measured of them against the trained model; see
+    `pipeline.stages.merge.decision`.
+    """
     level, seed = levels[0], evaluate.seed
     sixteen_bit, nf4 = (
-        Measured(one.kld_rows, one.same_top, points) for one, points in (found[merge_base][level] for merge_base in ("16-bit", "nf4"))
+        Measured(one.kld_rows, one.same_top, points)
+        for one, points in (found[merge_base][level] for merge_base in ("16-bit", "nf4"))
     )
     merge_base, reason = decide(sixteen_bit, nf4, level, seed)
-    candidates = {name: {model: figures(*pair, evaluate) for model, pair in models.items()} for name, models in found.items()}
+    candidates = {
+        name: {model: figures(*pair, evaluate) for model, pair in models.items()}
+        for name, models in found.items()
+    }
     return Choice(merge_base, reason, level, candidates)
 
 
@@ -150,6 +182,13 @@ def figures(divergence: Divergence, points: list[float | None] | None, evaluate:
             "rows": len(measured),
         }
     return {
-        "kld_mean": divergence.kld, "kld_low": low, "kld_high": high, "kld_max": divergence.kld_max, "same_top": round(divergence.same_top, 4),
-        "nmse": divergence.nmse, "rows": len(divergence.kld_rows), "positions": divergence.positions, "task": task,
-    }  # fmt: skip
+        "kld_mean": divergence.kld,
+        "kld_low": low,
+        "kld_high": high,
+        "kld_max": divergence.kld_max,
+        "same_top": round(divergence.same_top, 4),
+        "nmse": divergence.nmse,
+        "rows": len(divergence.kld_rows),
+        "positions": divergence.positions,
+        "task": task,
+    }

@@ -21,7 +21,9 @@ class ChangeStats:
         self.start_squares = self.start_sum = self.change_squares = self.change_sum = 0.0
 
     def add(self, start: Any, total: Any) -> None:
-        """Count rows of the weight before and after (float64): what changed is more than B·A where DoRA sets lengths."""
+        """Count rows of the weight before and after (float64): what changed is more than B·A where DoRA sets
+        lengths.
+        """
         import torch
 
         change = total - start
@@ -33,9 +35,11 @@ class ChangeStats:
 
 
 def figures(name: str, update: Update, change_stats: ChangeStats, lost: float | None) -> dict[str, Any]:
-    """One tensor's record: rank, scale, Frobenius norms, mean |Δ| ÷ mean |W|, what NF4 cost it ÷ ‖ΔW‖, spectral norm of Δ.
+    """One tensor's record: rank, scale, Frobenius norms, mean |Δ| ÷ mean |W|, what NF4 cost it ÷ ‖ΔW‖,
+    spectral norm of Δ.
 
-    `rows` and `columns` are one expert's, as is the spectral norm (the largest of all), which DoRA's change, being of full rank, has none of.
+    `rows` and `columns` are one expert's, as is the spectral norm (the largest of all), which DoRA's change,
+    being of full rank, has none of.
     """
     layer = LAYER.search(name)
     change, weight = sqrt(change_stats.change_squares), sqrt(change_stats.start_squares)
@@ -53,7 +57,9 @@ def figures(name: str, update: Update, change_stats: ChangeStats, lost: float | 
         "rms_weight": weight / sqrt(change_stats.count),
         "rows": update.left.shape[1],
         "columns": update.right.shape[2],
-        "relative_change": change_stats.change_sum / change_stats.start_sum if change_stats.start_sum else None,
+        "relative_change": change_stats.change_sum / change_stats.start_sum
+        if change_stats.start_sum
+        else None,
         "nf4_error_to_update": lost * weight / change if lost is not None and change else None,
     }
 
@@ -65,7 +71,9 @@ def _norm(values: Any) -> float:
 
 
 def _spectral(update: Update) -> float:
-    """Largest singular value of any expert's scaled update: that of the small matrix R_left · R_rightᵀ of two QR decompositions."""
+    """Largest singular value of any expert's scaled update: that of the small matrix R_left · R_rightᵀ of two
+    QR decompositions.
+    """
     import torch
 
     left = torch.linalg.qr(update.left.double(), mode="r").R
@@ -89,10 +97,15 @@ def nf4_error(entry: Entry, nf4: Nf4) -> float:
 
 
 def idle_adapters(adapters: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence on the adapters that changed no weight at all, if there are any; `adapters` are the records of `figures`."""
+    """A sentence on the adapters that changed no weight at all, if there are any; `adapters` are the records
+    of `figures`.
+    """
     idle = [one["tensor"] for one in adapters if one["norm_update"] == 0.0]
     return (
-        [f"{len(idle)} of {len(adapters)} adapters learned nothing (no weight changes), first {idle[0]}: train longer or with a higher rate"]
+        [
+            f"{len(idle)} of {len(adapters)} adapters learned nothing (no weight changes), first {idle[0]}: "
+            "train longer or with a higher rate"
+        ]
         if idle
         else []
     )

@@ -1,8 +1,8 @@
 """Merge the adapter into the base's weights on the CPU, in blocks of rows: summed in float64, rounded once.
 
 Reads `models/base/` and `models/adapter/`.
-Writes `models/merged/` (safetensors shards, config, generation config, tokenizer and template, `merge.json`: how it was merged).
-Command: `python -m pipeline merge`
+Writes `models/merged/` (safetensors shards, config, generation config, tokenizer and template, `merge.json`:
+how it was merged). Command: `python -m pipeline merge`
 """
 
 from dataclasses import asdict
@@ -22,12 +22,14 @@ from pipeline.stages.merge.stream import stream
 
 
 def merge(*, base: Path, adapter: Path, merged: Path, dtype: str, merge_base: MergeBase) -> dict[str, Any]:
-    """Write the model of `base` with `adapter` in it to `merged`; the record that also becomes `merged/merge.json`.
+    """Write the model of `base` with `adapter` in it to `merged`; the record that also becomes
+    `merged/merge.json`.
 
-    `merge_base` is what is added to: the base's 16-bit weights, or what NF4 left of them while training, for exactly the linears that were in
-    NF4. Some blocks of rows are in memory at a time, and each is rounded once. Tensors that the adapter does not change are copied bit
-    for bit, or rounded if the base has another type. Raises `DataError` if adapter and base don't fit, if a setting of the adapter
-    can't be followed, or if a weight does not fit `dtype`.
+    `merge_base` is what is added to: the base's 16-bit weights, or what NF4 left of them while training, for
+    exactly the linears that were in NF4. Some blocks of rows are in memory at a time, and each is rounded
+    once. Tensors that the adapter does not change are copied bit for bit, or rounded if the base has another
+    type. Raises `DataError` if adapter and base don't fit, if a setting of the adapter can't be followed, or
+    if a weight does not fit `dtype`.
     """
     run = read_run(adapter)
     trained = trained_nf4(run)
@@ -48,7 +50,9 @@ def merge(*, base: Path, adapter: Path, merged: Path, dtype: str, merge_base: Me
 
 
 def main(params: Params, root: Path) -> None:
-    """Run the stage on the files below `root`; with `merge.base` auto both merges are made and the better one is kept."""
+    """Run the stage on the files below `root`; with `merge.base` auto both merges are made and the better one
+    is kept.
+    """
     settings, merged = params.merge, root / "models/merged"
     base, adapter = root / "models/base", root / "models/adapter"
 
@@ -59,12 +63,26 @@ def main(params: Params, root: Path) -> None:
     run = read_run(adapter)
     if settings.base == "auto" and trained_nf4(run):
         choice, done = merge_the_better(
-            make, base=base, adapter=adapter, merged=merged, rows=root / "data/final/val.jsonl", params=params,
-            tools=find_toolchain(params.llamacpp.home), root=root,
-        )  # fmt: skip
+            make,
+            base=base,
+            adapter=adapter,
+            merged=merged,
+            rows=root / "data/final/val.jsonl",
+            params=params,
+            tools=find_toolchain(params.llamacpp.home),
+            root=root,
+        )
     else:
-        seen = "Training saw the base's own 16-bit weights" if run else "Nobody recorded which weights training saw"
-        choice = Choice("16-bit", seen) if settings.base == "auto" else Choice(settings.base, "merge.base asks for it")
+        seen = (
+            "Training saw the base's own 16-bit weights"
+            if run
+            else "Nobody recorded which weights training saw"
+        )
+        choice = (
+            Choice("16-bit", seen)
+            if settings.base == "auto"
+            else Choice(settings.base, "merge.base asks for it")
+        )
         done = make(choice.merge_base, merged)
     write_json(
         root / "reports/merge.json",
@@ -77,4 +95,7 @@ def main(params: Params, root: Path) -> None:
             "warnings": idle_adapters(done["adapters"]),
         },
     )
-    print(f"merge: {done['adapted']} of {done['tensors']} tensors adapted, {done['bytes'] / 1e6:.0f} MB, into {choice.merge_base}: {choice.reason}")
+    print(
+        f"merge: {done['adapted']} of {done['tensors']} tensors adapted, {done['bytes'] / 1e6:.0f} MB, into "
+        f"{choice.merge_base}: {choice.reason}"
+    )

@@ -16,11 +16,25 @@ from pipeline.models.merging.sums import Rows
 from pipeline.models.runtime import one_thread
 from pipeline.stages.merge.diagnostics import ChangeStats, figures, nf4_error
 
-WHOLE = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}  # types that are no weights: copied as they are
+WHOLE = {
+    "BOOL",
+    "U8",
+    "I8",
+    "U16",
+    "I16",
+    "U32",
+    "I32",
+    "U64",
+    "I64",
+}  # types that are no weights: copied as they are
 
 
-def stream(base: Path, adapter: Path, folder: Path, dtype: str, nf4: Nf4 | None, *, into_nf4: bool) -> dict[str, Any]:
-    """Write every tensor of the merge to `folder`, shard by shard as the base has them, with index and settings; what is to be recorded."""
+def stream(
+    base: Path, adapter: Path, folder: Path, dtype: str, nf4: Nf4 | None, *, into_nf4: bool
+) -> dict[str, Any]:
+    """Write every tensor of the merge to `folder`, shard by shard as the base has them, with index and
+    settings; what is to be recorded.
+    """
     planned = plan(read_folder(base), read_adapter(adapter), structure(base), nf4=into_nf4)
     files: dict[str, list[Job]] = {}
     for job in planned.jobs:
@@ -33,9 +47,14 @@ def stream(base: Path, adapter: Path, folder: Path, dtype: str, nf4: Nf4 | None,
         with one_thread(), writing_shard(folder / file, kinds) as shard:
             for job, (_, kind, _) in zip(jobs, kinds, strict=True):
                 diagnostics += write_tensor(shard, job, kind, nf4)
-    total = sum(job.source.nbytes // job.source.width * DTYPES[kind_of(job, dtype)][0] for job in planned.jobs)
+    total = sum(
+        job.source.nbytes // job.source.width * DTYPES[kind_of(job, dtype)][0] for job in planned.jobs
+    )
     if len(files) > 1:
-        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": {job.name: job.file for job in planned.jobs}})
+        write_json(
+            folder / INDEX,
+            {"metadata": {"total_size": total}, "weight_map": {job.name: job.file for job in planned.jobs}},
+        )
     copy_settings(base, adapter, folder, dtype, planned.config)
     return {
         "tensors": len(planned.jobs),
@@ -49,7 +68,9 @@ def stream(base: Path, adapter: Path, folder: Path, dtype: str, nf4: Nf4 | None,
 
 
 def kind_of(job: Job, dtype: str) -> str:
-    """The type, in safetensors' names, that a job's tensor has in the merged model. Raises `DataError` for 8-bit weights."""
+    """The type, in safetensors' names, that a job's tensor has in the merged model. Raises `DataError` for
+    8-bit weights.
+    """
     if job.source.dtype in WHOLE:
         return job.source.dtype
     if job.source.dtype.startswith("F8"):
@@ -58,7 +79,9 @@ def kind_of(job: Job, dtype: str) -> str:
 
 
 def write_tensor(shard: Shard, job: Job, kind: str, nf4: Nf4 | None) -> list[dict[str, Any]]:
-    """Write a job's tensor; the diagnostics of its update, if it has one. A block of rows is in memory at a time."""
+    """Write a job's tensor; the diagnostics of its update, if it has one. A block of rows is in memory at a
+    time.
+    """
     import torch
 
     rows, change_stats = Rows(job, nf4), ChangeStats()

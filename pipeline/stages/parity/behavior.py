@@ -1,4 +1,6 @@
-"""What each GGUF does in llama-server: ends its answers, writes no control tokens, has finite logits, stays within its memory."""
+"""What each GGUF does in llama-server: ends its answers, writes no control tokens, has finite logits, stays
+within its memory.
+"""
 
 import math
 from collections.abc import Iterable
@@ -16,7 +18,8 @@ from pipeline.llamacpp.tools import Toolchain, load_binding
 from pipeline.stages.parity.check import count_check, exact
 
 ROOM = 64  # tokens that an answer may have beyond twice the longest reference
-# ggml types that llama.cpp may hold twice on a CPU: as the file has them, and repacked for its kernels (ggml-cpu/repack.cpp)
+# ggml types that llama.cpp may hold twice on a CPU: as the file has them, and repacked for its kernels
+# (ggml-cpu/repack.cpp)
 REPACKED = ("Q1_0", "Q2_K", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4")
 UBATCH = 512  # positions that llama-server evaluates at once, its default
 ROWS = 8  # of the widest layer that a position has in float32 at once
@@ -26,7 +29,9 @@ TOKEN_BYTES = 512  # of a token in llama.cpp's tables, its merges included: abou
 
 @dataclass(frozen=True)
 class Answer:
-    """One greedy answer: whether it ended by itself, its text, its token ids and their log probabilities, tokens of prompt and answer."""
+    """One greedy answer: whether it ended by itself, its text, its token ids and their log probabilities,
+    tokens of prompt and answer.
+    """
 
     stopped: bool
     text: str
@@ -37,7 +42,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Behaved:
-    """One GGUF's answers, and its server's peak memory in bytes (None where the system doesn't say) against what was planned."""
+    """One GGUF's answers, and its server's peak memory in bytes (None where the system doesn't say) against
+    what was planned.
+    """
 
     model: Path
     answers: list[Answer]
@@ -46,11 +53,19 @@ class Behaved:
 
 
 def behavior_checks(
-    models: list[Path], rows: Iterable[Row], tokenizer: Any, *, prompts: int, ctx_size: int, threads: int, n_gpu_layers: int, tools: Toolchain,
+    models: list[Path],
+    rows: Iterable[Row],
+    tokenizer: Any,
+    *,
+    prompts: int,
+    ctx_size: int,
+    threads: int,
+    n_gpu_layers: int,
+    tools: Toolchain,
     lora: Path | None = None,
-) -> dict[str, Check]:  # fmt: skip
-    """Four parity checks over all of `models`, the 16-bit one first: each is served, with `lora` on it, and asked the first `prompts` held-out
-    questions.
+) -> dict[str, Check]:
+    """Four parity checks over all of `models`, the 16-bit one first: each is served, with `lora` on it, and
+    asked the first `prompts` held-out questions.
     """
     asked, budget = questions(rows, tokenizer, prompts, ctx_size)
     on_cpu = not load_binding(
@@ -73,9 +88,11 @@ def behavior_checks(
 def questions(
     rows: Iterable[Row], tokenizer: Any, count: int, ctx_size: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """Requests up to a chat's last answer, and the tokens that an answer may have: twice the longest reference and `ROOM`, half the context at most.
+    """Requests up to a chat's last answer, and the tokens that an answer may have: twice the longest
+    reference and `ROOM`, half the context at most.
 
-    Chats that don't end in an answer, and those whose question doesn't fit into the other half, are passed over.
+    Chats that don't end in an answer, and those whose question doesn't fit into the other half, are passed
+    over.
     """
     asked, longest = list[dict[str, Any]](), 0
     for row in rows:
@@ -128,8 +145,9 @@ def answer(server: Server, request: dict[str, Any], budget: int) -> Answer:
 def answers_end(found: list[Behaved], budget: int) -> Check:
     """Models of which no answer ended, though the 16-bit one's did.
 
-    A single answer may run on by chance, and a model that was trained for a few steps never ends: so levels are judged by the 16-bit
-    file of the same weights, and that one by the parity checks before it. Where none of its answers end, nothing can be said.
+    A single answer may run on by chance, and a model that was trained for a few steps never ends: so levels
+    are judged by the 16-bit file of the same weights, and that one by the parity checks before it. Where none
+    of its answers end, nothing can be said.
     """
     ended = {one.model.name: sum(answer.stopped for answer in one.answers) for one in found}
     count = len(found[0].answers)
@@ -148,7 +166,10 @@ def answers_end(found: list[Behaved], budget: int) -> Check:
         )
         return Check(title, "not measured", f"{detail}; {why}", what=what, figures=figures)
     silent = [name for name, number in ended.items() if not number]
-    cause = f"{', '.join(silent)} never ends an answer: the level is too coarse for this model, so take a finer one in quantize.levels."
+    cause = (
+        f"{', '.join(silent)} never ends an answer: the level is too coarse for this model, so take a "
+        "finer one in quantize.levels."
+    )
     return exact(title, len(silent), "models", detail, cause, what, figures)
 
 
@@ -170,12 +191,17 @@ def no_markers(found: list[Behaved], tokenizer: Any) -> Check:
             wrong += [f"{one.model.name} writes {marks[0]} in {stated.text[:40]!a}"] if marks else []
     compared = sum(len(one.answers) for one in found)
     title, what = "No markers in answers", "answers that hold a control token of the template"
-    cause = f"{wrong[0] if wrong else ''}: look at reports/labels.html whether ends of turn are trained, then at the parity check of special tokens."
+    cause = (
+        f"{wrong[0] if wrong else ''}: look at reports/labels.html whether ends of turn are trained, "
+        "then at the parity check of special tokens."
+    )
     return count_check(title, what, len(wrong), compared, "; ".join(wrong[:2]), cause)
 
 
 def finite_logits(found: list[Behaved]) -> Check:
-    """Tokens whose log probability llama-server gives as no finite number (JSON has none, so it writes null)."""
+    """Tokens whose log probability llama-server gives as no finite number (JSON has none, so it writes
+    null).
+    """
     wrong = [
         (
             one.model.name,
@@ -190,7 +216,10 @@ def finite_logits(found: list[Behaved]) -> Check:
         "tokens of answers whose log probability is not finite",
         sum(count for _, count in wrong),
     )
-    cause = f"Weights of {', '.join(named)} are not finite or overflow: set merge.dtype and convert.type to bfloat16 (BF16)."
+    cause = (
+        f"Weights of {', '.join(named)} are not finite or overflow: set merge.dtype and convert.type to "
+        "bfloat16 (BF16)."
+    )
     return count_check(title, what, different, compared, "; ".join(named), cause)
 
 
@@ -209,10 +238,16 @@ def server_memory(found: list[Behaved]) -> Check:
         f"{one.model.name}: {_mb(one.peak_bytes)} of {_mb(one.planned_bytes)}" for one in found
     )
     if len(shares) < len(found):
-        why = "the system does not say what a process needs, the header not how large the cache gets, or llama.cpp is built for a GPU"
+        why = (
+            "the system does not say what a process needs, the header not how large the cache gets, or "
+            "llama.cpp is built for a GPU"
+        )
         return Check(title, "not measured", f"{detail}; {why}", what=what)
     name, share = max(shares.items(), key=lambda item: item[1])
-    cause = f"llama-server took more for {name} than its file, its cache and buffers explain: look at its log for what else it loads."
+    cause = (
+        f"llama-server took more for {name} than its file, its cache and buffers explain: look at its "
+        "log for what else it loads."
+    )
     verdict: Verdict = "fail" if share > 1 else "pass"
     remedy = cause if share > 1 else ""
     return Check(
@@ -229,10 +264,12 @@ def server_memory(found: list[Behaved]) -> Check:
 
 
 def planned_bytes(model: Path, ctx_size: int, cached_tokens: int) -> int | None:
-    """Bytes that a CPU server needs at most: the file, its repacked tensors once more, the cache, kept prompts, a batch's activations, tables.
+    """Bytes that a CPU server needs at most: the file, its repacked tensors once more, the cache, kept
+    prompts, a batch's activations, tables.
 
-    Repacked tensors are in memory twice while the file is mapped (measured: a Q4_0 file of 90 MB took 180). llama-server keeps the cache of
-    every prompt that it has answered. None where the header does not give the cache's size.
+    Repacked tensors are in memory twice while the file is mapped (measured: a Q4_0 file of 90 MB took 180).
+    llama-server keeps the cache of every prompt that it has answered. None where the header does not give the
+    cache's size.
     """
     from gguf import GGMLQuantizationType
 

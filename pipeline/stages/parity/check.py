@@ -7,8 +7,17 @@ from pipeline.core.checks import Check, Verdict
 from pipeline.metrics.divergence import Divergence
 
 # a key of a report's entry: the field of `Check`
-KEYS = {"title": "name", "what": "what", "figure": "figure", "limit": "limit", "unit": "unit", "verdict": "verdict",
-        "detail": "sentence", "cause": "remedy", "figures": "figures"}  # fmt: skip
+KEYS = {
+    "title": "name",
+    "what": "what",
+    "figure": "figure",
+    "limit": "limit",
+    "unit": "unit",
+    "verdict": "verdict",
+    "detail": "sentence",
+    "cause": "remedy",
+    "figures": "figures",
+}
 DIVERGENCE = "mean KL divergence of the next token"
 Figures = Mapping[str, float]
 NONE: Figures = {}
@@ -60,7 +69,9 @@ def divergence_check(
 
 
 def incomparable(title: str, found: Divergence, sentence: str, cause: str) -> Check:
-    """Two models whose logits can't be compared: NaN and Inf are counted, else the difference between their vocabularies."""
+    """Two models whose logits can't be compared: NaN and Inf are counted, else the difference between their
+    vocabularies.
+    """
     count, unit = (
         (found.strange, "positions") if found.strange else (abs(found.widths[0] - found.widths[1]), "tokens")
     )

@@ -1,4 +1,6 @@
-"""Conversations that users have and training sets rarely hold: what they say times the shapes that a template knows."""
+"""Conversations that users have and training sets rarely hold: what they say times the shapes that a template
+knows.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +15,9 @@ ENOUGH = 200  # held-out chats; from so many on, all made conversations are comp
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns with their tools; `thinking` is the template's `enable_thinking`, None where nothing is said about it."""
+    """Turns with their tools; `thinking` is the template's `enable_thinking`, None where nothing is said
+    about it.
+    """
 
     messages: list[Message]
     tools: Tools = None
@@ -22,40 +26,96 @@ class Conversation:
 
 
 CONTENTS = (
-    "Hi", "", " ", "\n", " leading", "trailing ", "\n\nlines\n\n", "\ttab\t", "a\r\nb\rc", "two  spaces   three", "ends in newline\n",
-    "naïve café – “quotes” ½ ① Straße", "東京でこんにちは、カタカナﾊﾝｶｸ", "你好，世界！《书》", "Привет, мир", "مرحبا بالعالم",
+    "Hi",
+    "",
+    " ",
+    "\n",
+    " leading",
+    "trailing ",
+    "\n\nlines\n\n",
+    "\ttab\t",
+    "a\r\nb\rc",
+    "two  spaces   three",
+    "ends in newline\n",
+    "naïve café – “quotes” ½ ① Straße",
+    "東京でこんにちは、カタカナﾊﾝｶｸ",
+    "你好，世界！《书》",
+    "Привет, мир",
+    "مرحبا بالعالم",
     "שלום \u202eRTL\u202c עולם",
-    "नमस्ते दुनिया", "สวัสดีชาวโลก", "안녕하세요", "q\u0307\u0323 Z͑ͫ̓a̴l͌g̶o̷", "🙂👩\u200d💻🏳️\u200d🌈🇩🇪👍🏽1️⃣", "𝕬𝖇𝖈 𒀀 𐍈",
+    "नमस्ते दुनिया",
+    "สวัสดีชาวโลก",
+    "안녕하세요",
+    "q\u0307\u0323 Z͑ͫ̓a̴l͌g̶o̷",
+    "🙂👩\u200d💻🏳️\u200d🌈🇩🇪👍🏽1️⃣",
+    "𝕬𝖇𝖈 𒀀 𐍈",
     "\u200b\ufeff\u00a0\u2028\u2029\u0085",
-    "1234567890 3.14159 1e-5 0x1F 1,000,000", "def f(x):\n    return {'a': x ** 2}\n\n\n\t# tabs  and   spaces",
+    "1234567890 3.14159 1e-5 0x1F 1,000,000",
+    "def f(x):\n    return {'a': x ** 2}\n\n\n\t# tabs  and   spaces",
     "```python\nprint('hi')\n```",
-    '{"a": [1, 2.5, null], "b": {"c": "\\u00e9"}}', "<b>&amp;</b> <!-- x --> \"quoted\" \\n 'single'",
-    "{{braces}} {% raw %}{# note #}{% endraw %}", "{{ 7 * 7 }}",
-    "{% for m in messages %}", "user", "assistant\n", "system:", "### Instruction:\nDo it", "[INST] x [/INST]",
-    "Human: a\n\nAssistant: b", "\\", "$PATH `cmd` %s {0}",
-    "'\"'\"'", "C:\\new\\table", "null", "true", "[]", "{}", "-", "long " * 200,
-)  # fmt: skip
+    '{"a": [1, 2.5, null], "b": {"c": "\\u00e9"}}',
+    "<b>&amp;</b> <!-- x --> \"quoted\" \\n 'single'",
+    "{{braces}} {% raw %}{# note #}{% endraw %}",
+    "{{ 7 * 7 }}",
+    "{% for m in messages %}",
+    "user",
+    "assistant\n",
+    "system:",
+    "### Instruction:\nDo it",
+    "[INST] x [/INST]",
+    "Human: a\n\nAssistant: b",
+    "\\",
+    "$PATH `cmd` %s {0}",
+    "'\"'\"'",
+    "C:\\new\\table",
+    "null",
+    "true",
+    "[]",
+    "{}",
+    "-",
+    "long " * 200,
+)
 NOT_BLANK = ("Why?", "Answer:\n1. a\n2. b", "はい。", '{"ok": true}', "a\n\n\nb", "🙂")
 SCHEMAS: tuple[dict[str, Any], ...] = (
     {"type": "object", "properties": {}},
-    {"type": "object", "properties": {"city": {"type": "string", "description": "Name of the “city”, e.g. Zürich"}}, "required": ["city"]},
     {
         "type": "object",
-        "properties": {"unit": {"type": "string", "enum": ["°C", "°F"], "default": "°C"}, "days": {"type": "integer", "minimum": 1}},
+        "properties": {"city": {"type": "string", "description": "Name of the “city”, e.g. Zürich"}},
+        "required": ["city"],
+    },
+    {
+        "type": "object",
+        "properties": {
+            "unit": {"type": "string", "enum": ["°C", "°F"], "default": "°C"},
+            "days": {"type": "integer", "minimum": 1},
+        },
         "required": [],
         "additionalProperties": False,
     },
     {
         "type": "object",
-        "properties": {"where": {"type": "array", "items": {"type": "object", "properties": {"lat": {"type": "number"}, "ok": {"type": "boolean"}}}}},
+        "properties": {
+            "where": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {"lat": {"type": "number"}, "ok": {"type": "boolean"}},
+                },
+            }
+        },
     },
 )
 ARGUMENTS: tuple[dict[str, Any], ...] = (
-    {}, {"city": "Zürich"}, {"n": 3, "flag": True, "none": None}, {"list": [1, "two", [3]], "empty": [], "object": {"a": {"b": []}}},
-    {"text": "line\nbreak \"quoted\" \\ tab\t </tool_call> & <x> 'single' \u2028"}, {"sql": "SELECT * FROM t WHERE a = 'b'"}, {"": "",
-    " key ": " value "},
-    {"emoji": "👩\u200d💻", "rtl": "שלום"}, {"ratio": 0.25, "large": 9007199254740993, "negative": -17},
-)  # fmt: skip
+    {},
+    {"city": "Zürich"},
+    {"n": 3, "flag": True, "none": None},
+    {"list": [1, "two", [3]], "empty": [], "object": {"a": {"b": []}}},
+    {"text": "line\nbreak \"quoted\" \\ tab\t </tool_call> & <x> 'single' \u2028"},
+    {"sql": "SELECT * FROM t WHERE a = 'b'"},
+    {"": "", " key ": " value "},
+    {"emoji": "👩\u200d💻", "rtl": "שלום"},
+    {"ratio": 0.25, "large": 9007199254740993, "negative": -17},
+)
 FRACTIONS: dict[str, Any] = {"latitude": 48.13743, "longitude": 11.5754901, "price": 5.0, "tiny": 1e-7}
 
 
@@ -75,7 +135,9 @@ def system(text: str) -> Message:
 
 
 def chosen(rows: Iterable[Row], count: int) -> list[Conversation]:
-    """The first `count` chats of `data/final` and all made conversations; asked for fewer than `ENOUGH`, it takes those in proportion."""
+    """The first `count` chats of `data/final` and all made conversations; asked for fewer than `ENOUGH`, it
+    takes those in proportion.
+    """
     announce = [Conversation(row["messages"], row.get("tools"), held_out=True) for row in islice(rows, count)]
     return [*announce, *made()[:: max(1, ENOUGH // count)]]
 
@@ -97,14 +159,26 @@ def words() -> Iterator[Conversation]:
 def turns() -> Iterator[Conversation]:
     """Two to ten exchanges, with and without a system turn."""
     for count in range(2, 11):
-        talk = [turn for i in range(count) for turn in (user(f"Question {i}? {NOT_BLANK[i % 6]}"), assistant(f"{NOT_BLANK[-i % 6]} {i}"))]
+        talk = [
+            turn
+            for i in range(count)
+            for turn in (user(f"Question {i}? {NOT_BLANK[i % 6]}"), assistant(f"{NOT_BLANK[-i % 6]} {i}"))
+        ]
         yield Conversation(talk)
         yield Conversation([system("You are terse."), *talk])
 
 
 def tool(name: str, parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
     """The definition of a function, its keys in the order in which llama-server writes them."""
-    return {"type": "function", "function": {"name": name, "description": f"Does “{name}”\nand more.", "parameters": parameters, **more}}
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"Does “{name}”\nand more.",
+            "parameters": parameters,
+            **more,
+        },
+    }
 
 
 def call(name: str, arguments: dict[str, Any], number: int = 0) -> dict[str, Any]:
@@ -113,7 +187,9 @@ def call(name: str, arguments: dict[str, Any], number: int = 0) -> dict[str, Any
 
 
 def with_tools() -> Iterator[Conversation]:
-    """Definitions, calls with arguments of every shape, several calls in a turn, results, and what llama-server writes in its own way."""
+    """Definitions, calls with arguments of every shape, several calls in a turn, results, and what
+    llama-server writes in its own way.
+    """
     every = [tool(f"tool_{i}", schema) for i, schema in enumerate(SCHEMAS)]
     for one in every:
         yield Conversation([user("Which tools have you?")], [one])
@@ -126,9 +202,14 @@ def with_tools() -> Iterator[Conversation]:
         yield Conversation([asked, called], every[:2])
         yield Conversation([asked, called, result, assistant("It is fine.")], every[:2])
     both = [call("tool_1", {"city": "A"}), call("tool_2", {"days": 2}, 1)]
-    results = [{"role": "tool", "content": text, "tool_call_id": f"call0000{i}"} for i, text in enumerate(('{"a": [1]}', ""))]
+    results = [
+        {"role": "tool", "content": text, "tool_call_id": f"call0000{i}"}
+        for i, text in enumerate(('{"a": [1]}', ""))
+    ]
     yield Conversation([asked, assistant("I look it up.", tool_calls=both)], every)
-    yield Conversation([asked, assistant("", tool_calls=both), *results, assistant("Done."), user("Thanks")], every)
+    yield Conversation(
+        [asked, assistant("", tool_calls=both), *results, assistant("Done."), user("Thanks")], every
+    )
     yield Conversation([system("Use tools."), asked, assistant("", tool_calls=both), *results], every)
     yield Conversation([asked], [{"type": "function", "function": {"name": "bare"}}])
     yield Conversation([asked], [tool("strict", SCHEMAS[1], strict=True)])
@@ -138,11 +219,22 @@ def with_reasoning() -> Iterator[Conversation]:
     """Answers with their reasoning, and thinking switched on and off, with and without tools."""
     for thought in ("hm", "two\n\nlines", " spaces ", "日本", "<b>&</b> {{x}}"):
         yield Conversation([user("a"), assistant("b", reasoning_content=thought)])
-        yield Conversation([user("a"), assistant("b", reasoning_content=thought), user("c"), assistant("d", reasoning_content="so")])
+        yield Conversation(
+            [
+                user("a"),
+                assistant("b", reasoning_content=thought),
+                user("c"),
+                assistant("d", reasoning_content="so"),
+            ]
+        )
     called = assistant("", reasoning_content="look it up", tool_calls=[call("tool_1", {"city": "A"})])
     result = {"role": "tool", "content": "22 °C", "tool_call_id": "call00000"}
     for thinking in (None, True, False):
-        yield Conversation([user("a"), called, result, assistant("b", reasoning_content="fine")], [tool("tool_1", SCHEMAS[1])], thinking)
+        yield Conversation(
+            [user("a"), called, result, assistant("b", reasoning_content="fine")],
+            [tool("tool_1", SCHEMAS[1])],
+            thinking,
+        )
         yield Conversation([user("a")], None, thinking)
         yield Conversation([system("s"), user("a"), assistant("b"), user("c")], None, thinking)
         yield Conversation([user("a"), assistant("b", reasoning_content="hm"), user("c")], None, thinking)

@@ -1,4 +1,6 @@
-"""Strings on which tokenizers part: every token, every Unicode block, digits, white space, code, emoji, added tokens, real text, and mixes."""
+"""Strings on which tokenizers part: every token, every Unicode block, digits, white space, code, emoji, added
+tokens, real text, and mixes.
+"""
 
 import random
 import sys
@@ -14,39 +16,76 @@ UNSEEN = ("Cn", "Co", "Cs")  # unassigned, private, surrogate: no text
 SPACES = (" ", "\t", "\n", "\r\n", "\r", "\u00a0", "\u3000", "\u2003", "\u2028", "\u0085", "\u200b", "\ufeff")
 SNIPPETS = (
     "def f(x: int) -> dict[str, int]:\n    return {'a': x ** 2}\n\n\n\t# tabs  and   spaces",
-    "for (int i=0;i<n;++i) { a[i]+=b[i]*0x1F; } // done\n", "SELECT * FROM t WHERE a='b' AND c<>1e-5;", "<div class=\"x\">&amp;</div>\r\n",
-    '{"a": [1, 2.50, -3e+10, true, null], "b": {"c": "\\u00e9\\n"}}', "$ git log --oneline | grep -v '^#' > /tmp/x",
+    "for (int i=0;i<n;++i) { a[i]+=b[i]*0x1F; } // done\n",
+    "SELECT * FROM t WHERE a='b' AND c<>1e-5;",
+    '<div class="x">&amp;</div>\r\n',
+    '{"a": [1, 2.50, -3e+10, true, null], "b": {"c": "\\u00e9\\n"}}',
+    "$ git log --oneline | grep -v '^#' > /tmp/x",
     "\\frac{a}{b} \\leq \\sqrt{x^2}",
-    "| a | b |\n|---|:-:|\n| 1 | **2** |", "https://example.org/a_b?c=d&e=%20f#g", "me+you@example.org", "C:\\Users\\x\\y.txt",
+    "| a | b |\n|---|:-:|\n| 1 | **2** |",
+    "https://example.org/a_b?c=d&e=%20f#g",
+    "me+you@example.org",
+    "C:\\Users\\x\\y.txt",
     "{{ x }} {% if y %} {# z #}",
-    "a=b==c===d!=e<=f>=g->h=>i::j...k--l__m", "''''\"\"\"\"````~~~~!!!!????....,,,,;;;;::::",
+    "a=b==c===d!=e<=f>=g->h=>i::j...k--l__m",
+    "''''\"\"\"\"````~~~~!!!!????....,,,,;;;;::::",
     "==========\n----------\n**********\n##########",
-)  # fmt: skip
+)
 WORDS = (
-    "I'm you're he'd we'll they've it's don't", "I'M YOU'RE HE'D WE'LL THEY'VE IT'S DON'T", "'S 'T 'Re 'vE 'M 'lL 'D 'x",
+    "I'm you're he'd we'll they've it's don't",
+    "I'M YOU'RE HE'D WE'LL THEY'VE IT'S DON'T",
+    "'S 'T 'Re 'vE 'M 'lL 'D 'x",
     "o’clock “quoted” ‘single’ – — …",
-    "Straße Ärger naïve café Çağrı Łódź", "Привет мир", "Γειά σου Κόσμε", "مرحبا بالعالم", "שלום עולם", "नमस्ते दुनिया", "สวัสดีชาวโลก",
+    "Straße Ärger naïve café Çağrı Łódź",
+    "Привет мир",
+    "Γειά σου Κόσμε",
+    "مرحبا بالعالم",
+    "שלום עולם",
+    "नमस्ते दुनिया",
+    "สวัสดีชาวโลก",
     "안녕하세요 세계",
-    "こんにちは世界、カタカナﾊﾝｶｸ", "你好，世界！《书》", "ខ្មែរ ភាសា", "e\u0301 a\u0308\u0323 q\u0307\u0323 Z͑ͫ̓a̴l͌g̶o̷",
-    "\u202eRTL\u202c \u2066iso\u2069", "½ ① Ⅷ x² H₂O 10℃",
-    "𝕬𝖇𝖈 𝟙𝟚𝟛 𐍈 𒀀 𓀀 🄰", "camelCaseWord snake_case_word kebab-case SHOUTED MiXeD", "supercalifragilisticexpialidocious" * 3,
-)  # fmt: skip
+    "こんにちは世界、カタカナﾊﾝｶｸ",
+    "你好，世界！《书》",
+    "ខ្មែរ ភាសា",
+    "e\u0301 a\u0308\u0323 q\u0307\u0323 Z͑ͫ̓a̴l͌g̶o̷",
+    "\u202eRTL\u202c \u2066iso\u2069",
+    "½ ① Ⅷ x² H₂O 10℃",
+    "𝕬𝖇𝖈 𝟙𝟚𝟛 𐍈 𒀀 𓀀 🄰",
+    "camelCaseWord snake_case_word kebab-case SHOUTED MiXeD",
+    "supercalifragilisticexpialidocious" * 3,
+)
 EMOJI = (
-    "🙂", "👩\u200d💻", "👨\u200d👩\u200d👧\u200d👦", "🏳️\u200d🌈", "🇩🇪🇫🇷", "👍🏽", "❤️", "☎︎", "1️⃣", "😶\u200d🌫️", "🦙🦙",
+    "🙂",
+    "👩\u200d💻",
+    "👨\u200d👩\u200d👧\u200d👦",
+    "🏳️\u200d🌈",
+    "🇩🇪🇫🇷",
+    "👍🏽",
+    "❤️",
+    "☎︎",
+    "1️⃣",
+    "😶\u200d🌫️",
+    "🦙🦙",
     "🏴\U000e0067\U000e0062\U000e007f",
-)  # fmt: skip
+)
 
 
 def strings(tokenizer: Any, texts: list[str], count: int, *, seed: int = 0) -> Iterator[str]:
-    """Strings in NFC: what is hard by hand, all single tokens, all Unicode, then cuts of `texts` and mixes until there are `count`.
+    """Strings in NFC: what is hard by hand, all single tokens, all Unicode, then cuts of `texts` and mixes
+    until there are `count`.
 
-    Asked for fewer than `WHOLE`, it takes single tokens and Unicode in proportion. Deterministic for one `seed` (and one Unicode
-    version of Python). NFC, because stage curate writes all text so and llama.cpp does not normalize.
+    Asked for fewer than `WHOLE`, it takes single tokens and Unicode in proportion. Deterministic for one
+    `seed` (and one Unicode version of Python). NFC, because stage curate writes all text so and llama.cpp
+    does not normalize.
     """
     every = max(1, WHOLE // count)
     made = 0
     hard = list(by_hand(tokenizer))
-    for text in (*hard, *islice(single_tokens(tokenizer), 0, None, every), *islice(unicode_runs(), 0, None, every)):
+    for text in (
+        *hard,
+        *islice(single_tokens(tokenizer), 0, None, every),
+        *islice(unicode_runs(), 0, None, every),
+    ):
         yield unicodedata.normalize("NFC", text)
         made += 1
     rng = random.Random(seed)  # noqa: S311 (no secret)
@@ -61,10 +100,25 @@ def by_hand(tokenizer: Any) -> Iterator[str]:
     yield from (*SNIPPETS, *WORDS, *EMOJI)
     for length in range(1, 41):
         digits = "1234567890"[:length] if length <= 10 else "9876543210" * 4
-        yield from (digits[:length], f"a{digits[:length]}b", f" {digits[:length]} ", f"-{digits[:length]}.{length}", f"{int(digits[:length]):,}")
+        yield from (
+            digits[:length],
+            f"a{digits[:length]}b",
+            f" {digits[:length]} ",
+            f"-{digits[:length]}.{length}",
+            f"{int(digits[:length]):,}",
+        )
     for space, length in product(SPACES, (1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 33, 64, 100)):
         run = space * length
-        yield from (run, f"{run}a", f"a{run}", f"a{run}b", f"1{run}2", f"a{run}\n{run}b", f"!{run}!", f"{run}\n")
+        yield from (
+            run,
+            f"{run}a",
+            f"a{run}",
+            f"a{run}b",
+            f"1{run}2",
+            f"a{run}\n{run}b",
+            f"!{run}!",
+            f"{run}\n",
+        )
     for token in sorted(tokenizer.get_added_vocab()):
         yield from (
             f"a{token}b",
@@ -77,7 +131,14 @@ def by_hand(tokenizer: Any) -> Iterator[str]:
             f"'{token}s",
             f".{token}.",
         )
-        yield from (token[:-1], token[1:], f"{token[:-1]} {token[-1:]}", token.upper(), f"a\n\n{token}\n\nb", f"\t{token}\t")
+        yield from (
+            token[:-1],
+            token[1:],
+            f"{token[:-1]} {token[-1:]}",
+            token.upper(),
+            f"a\n\n{token}\n\nb",
+            f"\t{token}\t",
+        )
 
 
 def single_tokens(tokenizer: Any) -> Iterator[str]:
@@ -89,8 +150,12 @@ def single_tokens(tokenizer: Any) -> Iterator[str]:
 
 
 def unicode_runs() -> Iterator[str]:
-    """Every assigned character, `RUN` neighbors to a string, and one of each run among letters, digits and spaces."""
-    assigned = (chr(code) for code in range(1, sys.maxunicode + 1) if unicodedata.category(chr(code)) not in UNSEEN)
+    """Every assigned character, `RUN` neighbors to a string, and one of each run among letters, digits and
+    spaces.
+    """
+    assigned = (
+        chr(code) for code in range(1, sys.maxunicode + 1) if unicodedata.category(chr(code)) not in UNSEEN
+    )
     while run := "".join(islice(assigned, RUN)):
         yield run
         yield f"a{run[0]}1 {run[-1]}b\n{run[0]}"

@@ -14,7 +14,9 @@ CHART, AXIS, END, LINE, HEAD = 940.0, 404.0, 820.0, 26.0, 8.0
 
 
 def divergences(checks: ParityChecks) -> str:
-    """Mean KL divergence at each hand-over whose outputs were compared, and its limit, on a logarithmic scale; SVG, "" where all are 0."""
+    """Mean KL divergence at each hand-over whose outputs were compared, and its limit, on a logarithmic
+    scale; SVG, "" where all are 0.
+    """
     rows = [row for row in grouped(checks).get("Outputs", ()) if is_number(row.get("figure"))]
     positive = [
         float(value) for row in rows for value in (row["figure"], row.get("limit")) if value and value > 0
@@ -36,7 +38,10 @@ def divergences(checks: ParityChecks) -> str:
     for number, row in enumerate(rows):
         parts += _divergence(row, HEAD + (number + 0.5) * LINE, x)
     announce = "; ".join(
-        f"{row['title']} {figure_text(row['figure'])}, limit {figure_text(row.get('limit'))}, {row['verdict']}"
+        (
+            f"{row['title']} {figure_text(row['figure'])}, limit {figure_text(row.get('limit'))}, "
+            f"{row['verdict']}"
+        )
         for row in rows
     )
     return svg(
@@ -62,6 +67,7 @@ def _divergence(row: Row, y: float, x: Callable[[float], float]) -> list[str]:
         at = short(x(row["limit"]))
         limit = f"<title>limit {figure_text(row['limit'])}</title>"
         parts.append(
-            f'<line class="chart-limit" x1="{at}" x2="{at}" y1="{short(y - 9)}" y2="{short(y + 9)}">{limit}</line>'
+            f'<line class="chart-limit" x1="{at}" x2="{at}" y1="{short(y - 9)}" '
+            f'y2="{short(y + 9)}">{limit}</line>'
         )
     return parts

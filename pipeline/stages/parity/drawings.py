@@ -1,6 +1,7 @@
 """The parity page's drawings as inline SVG: the chain of hand-overs, and the divergence at each of them.
 
-A hand-over is colored by its verdict and marked with it (✓ pass, ✕ fail, ○ not measured); colors are classes of the page's style.
+A hand-over is colored by its verdict and marked with it (✓ pass, ✕ fail, ○ not measured); colors are classes
+of the page's style.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,8 @@ SOURCES = {
     "outputs_trained": ", NF4 base",
 }  # what of the two is handed over to the merged model
 KINDS = {"pass": "check-pass", "fail": "check-fail", "not measured": "check-open"}
-# the chain, in units of its viewBox: boxes of BOX × HIGH, their left edges in columns, their middles from FIRST on PITCH apart
+# the chain, in units of its viewBox: boxes of BOX × HIGH, their left edges in columns, their middles from
+# FIRST on PITCH apart
 BOX, HIGH, FIRST, PITCH = 126.0, 46.0, 92.0, 68.0
 TRAINED, MERGE, GGUF, LEVEL, SERVER = 2.0, 326.0, 606.0, 906.0, 1126.0
 ABOVE = 30.0  # the strand of text and tokens
@@ -52,7 +54,9 @@ class _Drawing:
         labels: Sequence[tuple[str, str]],
         at: Point,
     ) -> None:
-        """A line along `way` with an arrow, colored by the gravest of `checks`; the `labels` (verdict, words) stand at `at`, below each other."""
+        """A line along `way` with an arrow, colored by the gravest of `checks`; the `labels` (verdict, words)
+        stand at `at`, below each other.
+        """
         verdict = gravest(checks)
         stated = [f"{MARKS[kind]} {label}" for kind, label in labels] or [f"{MARKS[verdict]} {verdict}"]
         self.announce.append(f"{words}: {', '.join(stated)}")
@@ -61,7 +65,8 @@ class _Drawing:
         head = f"l-5 -9 h10 Z M{short(x)} {short(y)}" if down else "l-9 -5 v10 Z"
         line = " L".join(f"{short(a)} {short(b)}" for a, b in way)
         self.parts.append(
-            f'<path class="{KINDS[verdict]} way" d="M{line}"/><path class="{KINDS[verdict]} head" d="M{short(x)} {short(y)} {head}"/>'
+            f'<path class="{KINDS[verdict]} way" d="M{line}"/><path class="{KINDS[verdict]} head" '
+            f'd="M{short(x)} {short(y)} {head}"/>'
         )
         for number, (one, (kind, _)) in enumerate(zip(stated, labels or [(verdict, "")], strict=True)):
             # the first stands above the line, the others below it
@@ -79,14 +84,17 @@ class _Drawing:
         """A box with its left edge and its middle at `at`: a name and, smaller, what it is."""
         x, y = at
         self.parts.append(
-            f'<rect class="chain-box" x="{short(x)}" y="{short(y - HIGH / 2)}" width="{short(BOX)}" height="{short(HIGH)}" rx="6"/>'
+            f'<rect class="chain-box" x="{short(x)}" y="{short(y - HIGH / 2)}" width="{short(BOX)}" '
+            f'height="{short(HIGH)}" rx="6"/>'
         )
         self.parts.append(text(x + BOX / 2, y - 2, name, "chain-name", anchor="middle", longest=16))
         self.parts.append(text(x + BOX / 2, y + 14, words, "chain-quiet", anchor="middle", longest=22))
 
 
 def chain(checks: ParityChecks) -> str:
-    """Trained → merged → 16-bit GGUF → levels → served; text and tokens as a strand above, the adapter as a GGUF of its own below. SVG."""
+    """Trained → merged → 16-bit GGUF → levels → served; text and tokens as a strand above, the adapter as a
+    GGUF of its own below. SVG.
+    """
     rows, stored = _placed(checks)
     places = list(dict.fromkeys(row["place"] for row in stored))
     levels = [place for place in places if place not in ("", MERGED, SIXTEEN) and not place.endswith(LORA)]
@@ -133,7 +141,9 @@ def chain(checks: ParityChecks) -> str:
 
 
 def unmerged_chain(checks: ParityChecks) -> str:
-    """Where nothing is merged: trained → base GGUF with LoRA GGUF → served; text and tokens above, below it the base alone, one file in both. SVG."""
+    """Where nothing is merged: trained → base GGUF with LoRA GGUF → served; text and tokens above, below it
+    the base alone, one file in both. SVG.
+    """
     rows, stored = _placed(checks)
     drawing, bottom = _Drawing(), FIRST + PITCH * 1.5
     _text_strand(drawing, rows)
@@ -190,7 +200,9 @@ def _text_strand(drawing: _Drawing, rows: Mapping[str, Sequence[Row]]) -> None:
 
 
 def _levels(drawing: _Drawing, stored: Sequence[Row], levels: Sequence[str], top: float) -> float:
-    """The levels made from the GGUF at height `top`, each with its hand-over; gives the height of the lowest."""
+    """The levels made from the GGUF at height `top`, each with its hand-over; gives the height of the
+    lowest.
+    """
     for number, level in enumerate(levels):
         y, start = top + number * PITCH, GGUF + BOX
         way = (

@@ -1,4 +1,6 @@
-"""The merged model's weights against those of its 16-bit GGUF: equal bit for bit after the one rounding to the GGUF's type."""
+"""The merged model's weights against those of its 16-bit GGUF: equal bit for bit after the one rounding to
+the GGUF's type.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -31,16 +33,30 @@ class Fault:
 
 
 def gguf_weights(merged: Path, gguf: Path) -> Check:
-    """Every tensor of the GGUF, streamed; "not measured" for an architecture whose conversion isn't known here."""
+    """Every tensor of the GGUF, streamed; "not measured" for an architecture whose conversion isn't known
+    here.
+    """
     title = f"Weights of the merged model → {gguf.stem}"
     header, tensors = gguf_tensors(gguf)
     config = read_config(merged)
     architecture = (config.get("architectures") or ["none"])[0]
     if architecture not in KNOWN:
         names = ", ".join(sorted(tensors)[:3])
-        return Check(title, "not measured", f"how {architecture} is converted is not known here: {len(tensors)} tensors ({names} …)", what=WHAT)
+        return Check(
+            title,
+            "not measured",
+            f"how {architecture} is converted is not known here: {len(tensors)} tensors ({names} …)",
+            what=WHAT,
+        )
     if other := another_kind(header, tensors, architecture):
-        return failure(title, len(tensors), "tensors", other, f"The file is not the GGUF of this merged model: {CONVERT}.", WHAT)
+        return failure(
+            title,
+            len(tensors),
+            "tensors",
+            other,
+            f"The file is not the GGUF of this merged model: {CONVERT}.",
+            WHAT,
+        )
     wanted = sources(config, read_folder(merged))
     faults = names_faults(wanted, tensors, merged, tied=bool(config.get("tie_word_embeddings")))
     for name in sorted(wanted.keys() & tensors.keys()):
@@ -50,7 +66,9 @@ def gguf_weights(merged: Path, gguf: Path) -> Check:
 
 
 def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: str) -> str:
-    """How a complete file is not what its name says: another architecture, or quantized; empty where it is."""
+    """How a complete file is not what its name says: another architecture, or quantized; empty where it
+    is.
+    """
     found = header.fields.get("general.architecture")
     if found != KNOWN[architecture]:
         return f"the GGUF is a {found}, the merged model a {architecture}"
@@ -60,7 +78,9 @@ def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: s
 
 
 def weights_check(title: str, faults: list[Fault], tensors: dict[str, GgufTensor]) -> Check:
-    """The verdict over all faults; the first one is shown, and where most tensors differ, that it is another model."""
+    """The verdict over all faults; the first one is shown, and where most tensors differ, that it is another
+    model.
+    """
     weights = sum(tensor.rows * tensor.columns for tensor in tensors.values())
     compared = f"{len(tensors)} tensors, {weights / 1e6:,.1f} M weights"
     if not faults:
@@ -68,30 +88,53 @@ def weights_check(title: str, faults: list[Fault], tensors: dict[str, GgufTensor
     first = faults[0]
     cause = first.cause or f"The file was changed or damaged after it was made: {CONVERT}."
     if not first.cause and len(faults) > len(tensors) / 2:
-        cause = f"More than half of the tensors differ, so it is the GGUF of another model or of an older merge: {CONVERT}."
-    detail = f"{compared}; {first.tensor}: {first.seen}" + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else "")
+        cause = (
+            "More than half of the tensors differ, so it is the GGUF of another model or of an older "
+            f"merge: {CONVERT}."
+        )
+    detail = f"{compared}; {first.tensor}: {first.seen}" + (
+        f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    )
     return failure(title, len(faults), "tensors", detail, cause, WHAT)
 
 
-def names_faults(wanted: dict[str, list[Piece]], tensors: dict[str, GgufTensor], merged: Path, *, tied: bool) -> list[Fault]:
-    """Tensors that the GGUF lacks or has too many, and the two that have no counterpart in the folder: a tied head, rotary factors."""
+def names_faults(
+    wanted: dict[str, list[Piece]], tensors: dict[str, GgufTensor], merged: Path, *, tied: bool
+) -> list[Fault]:
+    """Tensors that the GGUF lacks or has too many, and the two that have no counterpart in the folder: a tied
+    head, rotary factors.
+    """
     faults = []
     for name in sorted(wanted.keys() - tensors.keys()):
         if name == HEAD and tied:
             continue  # stored beside its twin; llama.cpp takes the embeddings
-        cause = f"The {'bias' if name.endswith('.bias') else 'tensor'} was lost on the way, llama.cpp runs without it: {CONVERT}."
+        cause = (
+            f"The {'bias' if name.endswith('.bias') else 'tensor'} was lost on the way, llama.cpp runs "
+            f"without it: {CONVERT}."
+        )
         if name == HEAD:
             cause = f"The head was dropped, llama.cpp takes the embeddings in its place: {CONVERT}."
-        faults.append(Fault(name, f"is in the merged model and not in the GGUF of {len(tensors)} tensors", cause))
+        faults.append(
+            Fault(name, f"is in the merged model and not in the GGUF of {len(tensors)} tensors", cause)
+        )
     for name in sorted(tensors.keys() - wanted.keys()):
         if name == HEAD and tied and EMBEDDINGS in wanted:
             faults += filter(None, [tensor_fault(tensors[name], wanted[EMBEDDINGS])])
         elif name == ROPE:
             faults += filter(None, [rope_fault(tensors[name], rope_factors(merged))])
         else:
-            faults.append(Fault(name, "is in the GGUF and not in the merged model", f"The GGUF is of another model: {CONVERT}."))
+            faults.append(
+                Fault(
+                    name,
+                    "is in the GGUF and not in the merged model",
+                    f"The GGUF is of another model: {CONVERT}.",
+                )
+            )
     if HEAD not in wanted and not tied:
-        cause = "The merged model lost its head, and its config says that it has one of its own: run `snakemake --force merge`."
+        cause = (
+            "The merged model lost its head, and its config says that it has one of its own: run "
+            "`snakemake --force merge`."
+        )
         faults.insert(0, Fault(HEAD, "is neither in the merged model nor tied to the embeddings", cause))
     return faults
 
@@ -108,11 +151,17 @@ def rope_fault(tensor: GgufTensor, expected: Floats | None) -> Fault | None:
 
 
 def tensor_fault(tensor: GgufTensor, pieces: list[Piece]) -> Fault | None:
-    """The first difference of a tensor from its pieces, both as bytes of the GGUF's type; None if there is none."""
+    """The first difference of a tensor from its pieces, both as bytes of the GGUF's type; None if there is
+    none.
+    """
     size = sum((piece.last - piece.first) * piece.entry.columns for piece in pieces)
     if size != tensor.rows * tensor.columns or pieces[0].entry.shape[-1:] != tensor.shape[-1:]:
         shape = " + ".join(str(list(piece.entry.shape)) for piece in pieces[:2])
-        return Fault(tensor.name, f"has shape {list(tensor.shape)}, in the merged model {shape}", f"The GGUF is of another model: {CONVERT}.")
+        return Fault(
+            tensor.name,
+            f"has shape {list(tensor.shape)}, in the merged model {shape}",
+            f"The GGUF is of another model: {CONVERT}.",
+        )
     at, width = 0, FLOAT_BYTES[tensor.type]
     for piece in pieces:
         for block in piece.blocks():
@@ -121,7 +170,11 @@ def tensor_fault(tensor: GgufTensor, pieces: list[Piece]) -> Fault | None:
                 first = at + int(np.flatnonzero((expected != stored).reshape(-1, width).any(axis=1))[0])
                 return describe_fault(tensor, pieces, first)
             if not np.isfinite(as_floats(stored, tensor.type)).all():
-                return Fault(tensor.name, "holds values that are not finite", "They are too large for F16: set convert.type to BF16.")
+                return Fault(
+                    tensor.name,
+                    "holds values that are not finite",
+                    "They are too large for F16: set convert.type to BF16.",
+                )
             at += len(block)
     return None
 
@@ -150,7 +203,8 @@ def flat_bytes(tensor: GgufTensor, first: int, count: int) -> Bytes:
 
 
 def describe_fault(tensor: GgufTensor, pieces: list[Piece], first: int) -> Fault:
-    """What kind of difference it is, from all rows of the tensor (a vector's rows are its weights): zeros, another order, other values.
+    """What kind of difference it is, from all rows of the tensor (a vector's rows are its weights): zeros,
+    another order, other values.
 
     `first` is the flat place of the first different weight.
     """
@@ -160,7 +214,9 @@ def describe_fault(tensor: GgufTensor, pieces: list[Piece], first: int) -> Fault
     for piece in pieces:
         for block in piece.blocks():
             flat = flat_bytes(tensor, at, len(block))
-            expected, stored = (side.reshape(-1, columns * width) for side in (rounded(block, tensor.type), flat))
+            expected, stored = (
+                side.reshape(-1, columns * width) for side in (rounded(block, tensor.type), flat)
+            )
             for row in np.flatnonzero((expected != stored).any(axis=1)):
                 ours[digest(expected[row])] += 1
                 theirs[digest(stored[row])] += 1
@@ -168,12 +224,18 @@ def describe_fault(tensor: GgufTensor, pieces: list[Piece], first: int) -> Fault
             if at <= first < at + len(block):
                 shown = float(block[first - at]), float(as_floats(flat, tensor.type)[first - at])
             at += len(block)
-    where = f"{ours.total()} of {at // columns} rows differ, first row {first // columns} at {first % columns}"
+    where = (
+        f"{ours.total()} of {at // columns} rows differ, first row {first // columns} at {first % columns}"
+    )
     seen = f"{where}: {shown[0]:.6g} in the merged model, {shown[1]:.6g} in the GGUF"
     if ours == theirs:
-        return Fault(tensor.name, seen, f"The rows of {tensor.name} are the right ones in another order: {CONVERT}.")
+        return Fault(
+            tensor.name, seen, f"The rows of {tensor.name} are the right ones in another order: {CONVERT}."
+        )
     if zeros == ours.total() or shown[1] == 0.0:
-        return Fault(tensor.name, seen, f"A block of {tensor.name} is zeroed, so the file is damaged: {CONVERT}.")
+        return Fault(
+            tensor.name, seen, f"A block of {tensor.name} is zeroed, so the file is damaged: {CONVERT}."
+        )
     return Fault(tensor.name, seen)
 
 

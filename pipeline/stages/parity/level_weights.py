@@ -1,4 +1,6 @@
-"""A level's weights against those of the 16-bit GGUF it was made from: the noise of every tensor, against what its type costs."""
+"""A level's weights against those of the 16-bit GGUF it was made from: the noise of every tensor, against
+what its type costs.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -19,22 +21,58 @@ from pipeline.stages.parity.tensor_noise import TensorNoise, tensor_noise
 
 Noise = dict[str, dict[str, Any]]  # {tensor: {"type": ggml's name, "rmse": ‖level − 16 bit‖ ÷ ‖16 bit‖}}
 
-# Relative RMSE of each type, the largest of: 256 × 4,096 normal, Laplace and Student-t (5) numbers, and tensors of layers 0, 12 and 29 of
-# SmolLM2-135M, each without and with random importances (log-normal); quantized by the pinned llama.cpp (ggml_quantize_chunk), measured
-# 2026-11-20. Normal numbers alone cost some 20 % less.
+# Relative RMSE of each type, the largest of: 256 × 4,096 normal, Laplace and Student-t (5) numbers, and
+# tensors of layers 0, 12 and 29 of SmolLM2-135M, each without and with random importances (log-normal);
+# quantized by the pinned llama.cpp (ggml_quantize_chunk), measured 2026-11-20. Normal numbers alone cost some
+# 20 % less.
 NOISE = {
-    "F32": 1e-7, "F16": 0.0005, "BF16": 0.003, "Q8_0": 0.0068, "Q6_K": 0.0243, "Q5_1": 0.0527, "Q5_0": 0.0562, "Q5_K": 0.0448,
-    "Q4_1": 0.0919, "Q4_0": 0.1127, "Q4_K": 0.0915, "IQ4_NL": 0.0948, "IQ4_XS": 0.0955, "MXFP4": 0.1268, "NVFP4": 0.0951,
-    "Q3_K": 0.1894, "IQ3_S": 0.1963, "IQ3_XXS": 0.2416, "Q2_K": 0.3440, "IQ2_S": 0.3342, "IQ2_XS": 0.3794, "IQ2_XXS": 0.4551,
-    "IQ1_M": 0.5688, "IQ1_S": 0.6100, "TQ2_0": 0.8541, "TQ1_0": 0.8541,
-}  # fmt: skip
+    "F32": 1e-7,
+    "F16": 0.0005,
+    "BF16": 0.003,
+    "Q8_0": 0.0068,
+    "Q6_K": 0.0243,
+    "Q5_1": 0.0527,
+    "Q5_0": 0.0562,
+    "Q5_K": 0.0448,
+    "Q4_1": 0.0919,
+    "Q4_0": 0.1127,
+    "Q4_K": 0.0915,
+    "IQ4_NL": 0.0948,
+    "IQ4_XS": 0.0955,
+    "MXFP4": 0.1268,
+    "NVFP4": 0.0951,
+    "Q3_K": 0.1894,
+    "IQ3_S": 0.1963,
+    "IQ3_XXS": 0.2416,
+    "Q2_K": 0.3440,
+    "IQ2_S": 0.3342,
+    "IQ2_XS": 0.3794,
+    "IQ2_XXS": 0.4551,
+    "IQ1_M": 0.5688,
+    "IQ1_S": 0.6100,
+    "TQ2_0": 0.8541,
+    "TQ1_0": 0.8541,
+}
 EXACT = ("F32", "F16", "BF16")  # not counted in a level's mean noise
-# the type that most tensors of a level have (src/llama-quant.cpp, llama_ftype_get_default_type), where it is not the level's own name
+# the type that most tensors of a level have (src/llama-quant.cpp, llama_ftype_get_default_type), where it is
+# not the level's own name
 DEFAULT_TYPES = {
-    "Q2_K_S": "Q2_K", "Q3_K_S": "Q3_K", "Q3_K_M": "Q3_K", "Q3_K_L": "Q3_K", "Q4_K_S": "Q4_K", "Q4_K_M": "Q4_K", "Q5_K_S": "Q5_K",
-    "Q5_K_M": "Q5_K", "IQ2_S": "IQ2_XS", "IQ2_M": "IQ2_S", "IQ3_XS": "IQ3_S", "IQ3_M": "IQ3_S", "MXFP4_MOE": "MXFP4",
-}  # fmt: skip
-# the tensors that llama.cpp gives a level's default type, where their rows fit (llama_tensor_get_type_impl there), and levels with others
+    "Q2_K_S": "Q2_K",
+    "Q3_K_S": "Q3_K",
+    "Q3_K_M": "Q3_K",
+    "Q3_K_L": "Q3_K",
+    "Q4_K_S": "Q4_K",
+    "Q4_K_M": "Q4_K",
+    "Q5_K_S": "Q5_K",
+    "Q5_K_M": "Q5_K",
+    "IQ2_S": "IQ2_XS",
+    "IQ2_M": "IQ2_S",
+    "IQ3_XS": "IQ3_S",
+    "IQ3_M": "IQ3_S",
+    "MXFP4_MOE": "MXFP4",
+}
+# the tensors that llama.cpp gives a level's default type, where their rows fit (llama_tensor_get_type_impl
+# there), and levels with others
 PLAIN = re.compile(r"\.(attn_q|ffn_up|ffn_gate)(_exps)?\.weight$")
 FEED_FORWARD, EXPERTS = (
     re.compile(r"\.ffn_(up|gate)(_exps)?\.weight$"),
@@ -47,11 +85,13 @@ WHAT = "largest error of a tensor's weights, in multiples of what its type costs
 def level_weights(
     gguf: Path, level: Path, name: str, slack: float, tensor_types: Mapping[str, str] = NO_TYPES
 ) -> tuple[Check, Noise]:
-    """The parity check of one level (`name` as in `quantize.levels`) and the noise of each tensor; both files are streamed.
+    """The parity check of one level (`name` as in `quantize.levels`) and the noise of each tensor; both files
+    are streamed.
 
-    `slack` is how many times its type's usual noise a tensor may have, `tensor_types` is `quantize.tensor_types`. A type without
-    a known noise or a dequantizer in the package gguf leaves the parity check unmeasured, unless something is wrong already. Raises
-    `ConfigError` where `tensor_types` can't be.
+    `slack` is how many times its type's usual noise a tensor may have, `tensor_types` is
+    `quantize.tensor_types`. A type without a known noise or a dequantizer in the package gguf leaves the
+    parity check unmeasured, unless something is wrong already. Raises `ConfigError` where `tensor_types`
+    can't be.
     """
     title = f"Weights of {gguf.stem} → {name}"
     check_tensor_types(gguf, tensor_types, split_level(name)[1])
@@ -80,7 +120,10 @@ def level_weights(
     shares = {tensor: one.rmse / NOISE[after[tensor].type] for tensor, one in found.items()}
     worst = max(shares, key=lambda tensor: shares[tensor])
     quantized = [one.rmse for tensor, one in found.items() if after[tensor].type not in EXACT]
-    cause = f"{worst} was made from other weights, or its values are unusually spread: {remake(level)}, or raise parity.rmse_slack if it stays so."
+    cause = (
+        f"{worst} was made from other weights, or its values are unusually spread: {remake(level)}, or "
+        "raise parity.rmse_slack if it stays so."
+    )
     detail = (
         f"{len(found)} tensors; worst {worst}, {after[worst].type}, relative RMSE {found[worst].rmse:.4f}"
     )
@@ -108,7 +151,9 @@ def file_check(
     before: dict[str, GgufTensor],
     after: dict[str, GgufTensor],
 ) -> Check | None:
-    """A failure that shows without reading a weight: another level's file, other tensors or types; None if there is none."""
+    """A failure that shows without reading a weight: another level's file, other tensors or types; None if
+    there is none.
+    """
     from gguf import LlamaFileType
 
     level, remedy = split_level(name)[0], remake(next(iter(after.values())).file)
@@ -158,7 +203,9 @@ def file_check(
 
 
 def given_by(names: Iterable[str], tensor_types: Mapping[str, str]) -> dict[str, str]:
-    """{tensor: the pattern of `tensor_types` that gives it its type}, the first one that is found in its name, as llama-quantize takes them."""
+    """{tensor: the pattern of `tensor_types` that gives it its type}, the first one that is found in its
+    name, as llama-quantize takes them.
+    """
     return {
         name: pattern
         for pattern in reversed(list(tensor_types))
@@ -175,7 +222,8 @@ def of_other_types(
 ) -> list[str]:
     """The tensors that don't have the type they were given; both sides have the same ones.
 
-    llama-quantize leaves norms and the like as they were, and short rows fall back to another type; but no pattern may change nothing.
+    llama-quantize leaves norms and the like as they were, and short rows fall back to another type; but no
+    pattern may change nothing.
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -201,7 +249,9 @@ def remake(level: Path) -> str:
 def lost_check(
     title: str, lost: dict[str, TensorNoise], before: dict[str, GgufTensor], after: dict[str, GgufTensor]
 ) -> Check:
-    """The failure of a level in which blocks hold nothing of what they stand for, with the first of them and the likely cause."""
+    """The failure of a level in which blocks hold nothing of what they stand for, with the first of them and
+    the likely cause.
+    """
     name, first = next(iter(lost.items()))
     stored, count = after[name].values(first.row, first.row + 1)[0], sum(one.lost for one in lost.values())
     where = f"{name}, {first.lost} of {first.blocks} blocks from row {first.row} on" + (

@@ -17,7 +17,9 @@ PREFIX = "base_model.model."
 
 
 def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
-    """Each `lora_A` and `lora_B` of the PEFT folder `adapter` against its tensor in the GGUF `lora`, in the type stored there, and α."""
+    """Each `lora_A` and `lora_B` of the PEFT folder `adapter` against its tensor in the GGUF `lora`, in the
+    type stored there, and α.
+    """
     from safetensors import safe_open
     from transformers import AutoConfig
 
@@ -31,7 +33,10 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
         for key in weights.keys():  # noqa: SIM118 (safe_open is no mapping)
             path, _, part = key.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
             if part not in ("A", "B"):
-                raise DataError("Q-PARITY-002", f"{adapter} holds {key}, which is no matrix of a LoRA adapter: train with plain LoRA")
+                raise DataError(
+                    "Q-PARITY-002",
+                    f"{adapter} holds {key}, which is no matrix of a LoRA adapter: train with plain LoRA",
+                )
             parameter = f"{path}.weight"
             name = f"{names.of(parameter)}.lora_{part.lower()}"
             seen.add(name)
@@ -51,7 +56,14 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
     alpha = float(read_json(adapter / "adapter_config.json", AGAIN)["lora_alpha"])
     if header.fields.get("adapter.lora.alpha") != alpha:
         wrong.append(f"alpha is {header.fields.get('adapter.lora.alpha')} instead of {alpha}")
-    return count_check(TITLE, WHAT, len(wrong), len(seen) + 1, "; ".join(wrong[:3]), f"The GGUF is not of this adapter: {AGAIN}.")
+    return count_check(
+        TITLE,
+        WHAT,
+        len(wrong),
+        len(seen) + 1,
+        "; ".join(wrong[:3]),
+        f"The GGUF is not of this adapter: {AGAIN}.",
+    )
 
 
 def rounded(values: Any, kind: str) -> Any:

@@ -1,4 +1,6 @@
-"""What parity checks are measured with, and what both graphs measure of a GGUF alike: its texts and tokens, and what it does in llama-server."""
+"""What parity checks are measured with, and what both graphs measure of a GGUF alike: its texts and tokens,
+and what it does in llama-server.
+"""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +32,9 @@ BEHAVIOR = {"behavior": "What each GGUF does in llama-server"}
 
 @dataclass(frozen=True)
 class Measure:
-    """What every parity check is measured with: the held-out chats, the limits, how llama.cpp is run, and a folder for temporary files."""
+    """What every parity check is measured with: the held-out chats, the limits, how llama.cpp is run, and a
+    folder for temporary files.
+    """
 
     rows: Sequence[Row]
     limits: Parity
@@ -40,18 +44,23 @@ class Measure:
     tensor_types: Mapping[str, str] = field(default_factory=dict)
 
     def prompts(self, tokenizer: Any) -> list[Prompt]:
-        """Held-out rows as tokens, with the positions whose next token is compared. Raises `DataError` where no row can be used."""
+        """Held-out rows as tokens, with the positions whose next token is compared. Raises `DataError` where
+        no row can be used.
+        """
         encoded = list(islice(encodable(tokenizer, self.rows, CTX_SIZE), self.limits.rows))
         if not encoded:
             raise DataError(
                 "Q-PARITY-003",
-                f"no held-out chat can be rendered in {CTX_SIZE} tokens, so parity has no logits to compare: look at reports/labels.json",
+                f"no held-out chat can be rendered in {CTX_SIZE} tokens, so parity has no logits to "
+                "compare: look at reports/labels.json",
             )
         return [spread(row.ids) for row in encoded]
 
 
 def text_and_tokens(gguf: Path, tokenizer: Any, measure: Measure) -> ParityChecks:
-    """What llama-server makes of conversations, and the GGUF's vocabulary of strings; both as training does."""
+    """What llama-server makes of conversations, and the GGUF's vocabulary of strings; both as training
+    does.
+    """
     limits, tools = measure.limits, measure.tools
     with serving(tools, gguf, ctx_size=CTX_SIZE, threads=measure.evaluate.threads) as server:
         texts = served_texts(tokenizer, server, chosen(measure.rows, limits.conversations))
@@ -65,12 +74,21 @@ def text_and_tokens(gguf: Path, tokenizer: Any, measure: Measure) -> ParityCheck
     }
 
 
-def behavior(models: Sequence[Path], tokenizer: Any, measure: Measure, lora: Path | None = None) -> ParityChecks:
+def behavior(
+    models: Sequence[Path], tokenizer: Any, measure: Measure, lora: Path | None = None
+) -> ParityChecks:
     """What each GGUF does in llama-server, with the adapter's GGUF `lora` on it if one is given."""
     return behavior_checks(
-        list(models), measure.rows, tokenizer, prompts=measure.limits.prompts, ctx_size=CTX_SIZE, threads=measure.evaluate.threads,
-        n_gpu_layers=measure.evaluate.n_gpu_layers, tools=measure.tools, lora=lora,
-    )  # fmt: skip
+        list(models),
+        measure.rows,
+        tokenizer,
+        prompts=measure.limits.prompts,
+        ctx_size=CTX_SIZE,
+        threads=measure.evaluate.threads,
+        n_gpu_layers=measure.evaluate.n_gpu_layers,
+        tools=measure.tools,
+        lora=lora,
+    )
 
 
 def unmeasured(titles: dict[str, str], why: str) -> ParityChecks:
@@ -79,7 +97,8 @@ def unmeasured(titles: dict[str, str], why: str) -> ParityChecks:
 
 
 def add_part(checks: ParityChecks, titles: dict[str, str], part: Callable[[], ParityChecks]) -> None:
-    """Add what `part` measures to `checks`. Where llama.cpp refuses a file that a parity check has failed already, its `titles` were not measured.
+    """Add what `part` measures to `checks`. Where llama.cpp refuses a file that a parity check has failed
+    already, its `titles` were not measured.
 
     Raises the `ToolError` where nothing had failed: then it is an error of its own.
     """

@@ -1,4 +1,6 @@
-"""The merged weights, tensor by tensor: base + scale·B·A within half a unit in the last place, the rest bit-equal, nothing lost or added."""
+"""The merged weights, tensor by tensor: base + scale·B·A within half a unit in the last place, the rest
+bit-equal, nothing lost or added.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +21,8 @@ from pipeline.models.runtime import one_thread
 
 TITLE = "Base with adapter → merged model, weights"
 WHAT = "largest distance of a weight from base + scale·B·A"
-# half a unit in the last place is what one rounding costs; the rest is room for the order of a float64 sum near a tie
+# half a unit in the last place is what one rounding costs; the rest is room for the order of a float64 sum
+# near a tie
 LIMIT = 0.5 + 2**-20
 FITS = 0.57  # room for a merge that sums in float32 or rounds to another 16-bit type first
 AGAIN = "run `python -m pipeline merge` again."
@@ -27,7 +30,9 @@ AGAIN = "run `python -m pipeline merge` again."
 
 @dataclass(frozen=True)
 class Compared:
-    """What should be in the merged model and what is, how training quantized, and the records of training and merge."""
+    """What should be in the merged model and what is, how training quantized, and the records of training and
+    merge.
+    """
 
     jobs: dict[str, Job]
     there: dict[str, Entry]
@@ -43,7 +48,8 @@ class Compared:
 
 
 def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Check]:
-    """One parity check over every tensor of the three folders, streamed in blocks of rows, and its likely cause where it fails.
+    """One parity check over every tensor of the three folders, streamed in blocks of rows, and its likely
+    cause where it fails.
 
     Raises `DataError` where a folder can't be read or adapter and base don't fit.
     """
@@ -51,35 +57,59 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Check]:
     run, model = read_run(adapter), structure(base)
     expected = plan(read_folder(base), read_adapter(adapter), model, nf4=record.get("merge_base") == "nf4")
     jobs = {job.name: job for job in expected.jobs}
-    compared = Compared(jobs, read_folder(merged), model, trained_nf4(run), run, record, file_hash(adapter / WEIGHTS))
+    compared = Compared(
+        jobs, read_folder(merged), model, trained_nf4(run), run, record, file_hash(adapter / WEIGHTS)
+    )
     for detail, cause in _other_than_weights(base, adapter, merged, expected, compared):
         return {"weights_merged": Check(TITLE, "fail", detail, cause, what=WHAT, limit=LIMIT, unit="ulp")}
     with one_thread():
-        errors = {name: tensor_error(job, compared.there[name], compared.nf4(job)) for name, job in jobs.items()}
+        errors = {
+            name: tensor_error(job, compared.there[name], compared.nf4(job)) for name, job in jobs.items()
+        }
     wrong = [name for name, error in errors.items() if not error <= LIMIT]
     worst = max(errors, key=lambda name: errors[name])
-    equal = sum(errors[name] == 0.0 and job.update is None and not job.quantized for name, job in jobs.items())
+    equal = sum(
+        errors[name] == 0.0 and job.update is None and not job.quantized for name, job in jobs.items()
+    )
     figures = {"tensors": float(len(jobs)), "bit_equal": float(equal), "wrong": float(len(wrong))}
     # JSON has no infinity: a weight that is no number has no distance
     figure = errors[worst] if errors[worst] < float("inf") else None
     measured: Any = {"what": WHAT, "figure": figure, "limit": LIMIT, "unit": "ulp", "figures": figures}
     if wrong:
-        detail = f"{len(wrong)} of {len(jobs)} tensors are off, first {wrong[0]}; worst {worst}, {errors[worst]:.4g} ulp"
+        detail = (
+            f"{len(wrong)} of {len(jobs)} tensors are off, first {wrong[0]}; worst {worst}, "
+            f"{errors[worst]:.4g} ulp"
+        )
         return {"weights_merged": Check(TITLE, "fail", detail, _cause(compared, wrong), **measured)}
-    detail = f"{len(jobs)} tensors, {equal} of them bit-equal to their source; worst {worst}, {errors[worst]:.4f} ulp"
+    detail = (
+        f"{len(jobs)} tensors, {equal} of them bit-equal to their source; worst {worst}, "
+        f"{errors[worst]:.4f} ulp"
+    )
     return {"weights_merged": Check(TITLE, "pass", detail, **measured)}
 
 
-def _other_than_weights(base: Path, adapter: Path, merged: Path, expected: Plan, compared: Compared) -> Iterator[tuple[str, str]]:
+def _other_than_weights(
+    base: Path, adapter: Path, merged: Path, expected: Plan, compared: Compared
+) -> Iterator[tuple[str, str]]:
     """(what is wrong, likely cause) of what can be said before a weight is read."""
-    recorded, trained = compared.record.get("base_weights_sha256"), compared.run.get("base", {}).get("weights_sha256")
+    recorded, trained = (
+        compared.record.get("base_weights_sha256"),
+        compared.run.get("base", {}).get("weights_sha256"),
+    )
     if recorded and trained and recorded != trained:
         cause = "The adapter belongs to another base; fetch the base it was trained on, or train again."
         yield f"the adapter was trained on weights {trained[:12]} and merged into {recorded[:12]}", cause
     if compared.record.get("adapter_sha256", compared.adapter_sha256) != compared.adapter_sha256:
-        yield f"{RECORD} names another adapter than the one in {adapter.name}/", f"The adapter was trained again after the merge; {AGAIN}"
+        yield (
+            f"{RECORD} names another adapter than the one in {adapter.name}/",
+            f"The adapter was trained again after the merge; {AGAIN}",
+        )
     missing, added = (
-        sorted(one - other) for one, other in ((compared.jobs.keys(), compared.there.keys()), (compared.there.keys(), compared.jobs.keys()))
+        sorted(one - other)
+        for one, other in (
+            (compared.jobs.keys(), compared.there.keys()),
+            (compared.there.keys(), compared.jobs.keys()),
+        )
     )
     if missing:
         why = (
@@ -89,7 +119,10 @@ def _other_than_weights(base: Path, adapter: Path, merged: Path, expected: Plan,
         )
         yield f"{len(missing)} tensors are missing, first {missing[0]}", f"{why}; {AGAIN}"
     if added:
-        yield f"{len(added)} tensors are neither the base's nor the adapter's, first {added[0]}", f"The merged model is of another base; {AGAIN}"
+        yield (
+            f"{len(added)} tensors are neither the base's nor the adapter's, first {added[0]}",
+            f"The merged model is of another base; {AGAIN}",
+        )
     for name, job in compared.jobs.items():
         if name in compared.there and job.source.shape != compared.there[name].shape:
             shapes = f"{compared.there[name].shape} and should be {job.source.shape}"
@@ -102,11 +135,19 @@ def _settings(base: Path, adapter: Path, merged: Path, expected: Plan) -> Iterat
     wanted = read_json(base / "config.json", "run `snakemake --force base`") | expected.config
     for key in sorted(wanted.keys() - {"dtype", "torch_dtype"}):
         if config.get(key) != wanted[key]:
-            yield f"config.json has {key} {config.get(key)!r} in place of {wanted[key]!r}", f"The config was changed after the merge; {AGAIN}"
+            yield (
+                f"config.json has {key} {config.get(key)!r} in place of {wanted[key]!r}",
+                f"The config was changed after the merge; {AGAIN}",
+            )
     for name in (*TOKENIZER_FILES, "generation_config.json"):
         source = (base if name == "generation_config.json" else adapter) / name
-        if source.exists() and (not (merged / name).exists() or file_hash(source) != file_hash(merged / name)):
-            yield f"{name} is not the one in {source.parent.name}/", f"{name} was changed or left out after the merge; {AGAIN}"
+        if source.exists() and (
+            not (merged / name).exists() or file_hash(source) != file_hash(merged / name)
+        ):
+            yield (
+                f"{name} is not the one in {source.parent.name}/",
+                f"{name} was changed or left out after the merge; {AGAIN}",
+            )
 
 
 def _cause(compared: Compared, wrong: list[str]) -> str:
@@ -119,7 +160,10 @@ def _cause(compared: Compared, wrong: list[str]) -> str:
     for assumed in _assumptions(job, compared):
         if tensor_error(job, found, assumed.nf4, assumed) <= FITS:
             return f"{assumed.description}; {AGAIN}"
-    return f"None of the usual causes fits {name} (not merged, merged twice, other base weights, other type): the file may be damaged; {AGAIN}"
+    return (
+        f"None of the usual causes fits {name} (not merged, merged twice, other base weights, other "
+        f"type): the file may be damaged; {AGAIN}"
+    )
 
 
 def _assumptions(job: Job, compared: Compared) -> Iterator[Assumption]:
@@ -132,13 +176,21 @@ def _assumptions(job: Job, compared: Compared) -> Iterator[Assumption]:
             for double in (True, False):
                 other = Nf4(dtype, double, block)
                 if other != own:
-                    others.append((f"NF4 in blocks of {block} {'with' if double else 'without'} double quantization, computed in {dtype}", other))
+                    others.append(
+                        (
+                            f"NF4 in blocks of {block} {'with' if double else 'without'} double "
+                            f"quantization, computed in {dtype}",
+                            other,
+                        )
+                    )
     if job.update:
         yield Assumption("The adapter was not merged: the weights are the base's", own, times=0)
         yield Assumption("The adapter was merged twice", own, times=2)
     for through in ("bfloat16", "float16"):
         yield Assumption(f"The weights were rounded to {through} on the way", own, through=through)
     for name, nf4 in others:
-        yield Assumption(f"The adapter was merged into {name}, where the merge's record says {description}", nf4)
+        yield Assumption(
+            f"The adapter was merged into {name}, where the merge's record says {description}", nf4
+        )
         if job.update:
             yield Assumption(f"The adapter was not merged, and the weights went through {name}", nf4, times=0)

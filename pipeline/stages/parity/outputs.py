@@ -1,7 +1,8 @@
-"""What the models say along the chain: trained → merged → 16-bit GGUF → levels, and the base's GGUF with the adapter's on it.
+"""What the models say along the chain: trained → merged → 16-bit GGUF → levels, and the base's GGUF with the
+adapter's on it.
 
-Each hand-over is one parity check (`pipeline.stages.parity.hand_overs`), so that the stage that lost something is named. One model is in
-memory at a time; what each says goes into a temporary file.
+Each hand-over is one parity check (`pipeline.stages.parity.hand_overs`), so that the stage that lost
+something is named. One model is in memory at a time; what each says goes into a temporary file.
 """
 
 import json
@@ -25,7 +26,9 @@ from pipeline.stages.parity.hand_overs import Outputs, gguf_check, level_check, 
 
 @dataclass(frozen=True)
 class Chain:
-    """The models of one project: folders, the 16-bit GGUF, and the levels' GGUFs by the names that `quantize.levels` gives them."""
+    """The models of one project: folders, the 16-bit GGUF, and the levels' GGUFs by the names that
+    `quantize.levels` gives them.
+    """
 
     base: Path
     adapter: Path
@@ -36,7 +39,9 @@ class Chain:
 
 @dataclass(frozen=True)
 class Bench:
-    """What models are asked with: the prompts, a folder for temporary files, and llama.cpp's threads and tools."""
+    """What models are asked with: the prompts, a folder for temporary files, and llama.cpp's threads and
+    tools.
+    """
 
     prompts: list[Prompt]
     scratch: Path
@@ -55,11 +60,13 @@ class Bench:
 def output_checks(
     chain: Chain, bench: Bench, limits: Parity, *, base_gguf: Path | None = None, lora: Path | None = None
 ) -> dict[str, Check]:
-    """Every hand-over of the chain; with `base_gguf` and `lora` also those of the base's GGUF with the adapter's GGUF on it.
+    """Every hand-over of the chain; with `base_gguf` and `lora` also those of the base's GGUF with the
+    adapter's GGUF on it.
 
-    Disk below the bench's folder: at most eight files of positions × V × 4 bytes (39 MB a prompt each for a vocabulary of 152k), and with
-    `lora` the base at one level. Memory: the largest model in 16 bits with its largest tensor in float32, and one prompt's logits.
-    Raises `MachineError`, `ToolError` or `DataError` where a model can't be asked.
+    Disk below the bench's folder: at most eight files of positions × V × 4 bytes (39 MB a prompt each for a
+    vocabulary of 152k), and with `lora` the base at one level. Memory: the largest model in 16 bits with its
+    largest tensor in float32, and one prompt's logits. Raises `MachineError`, `ToolError` or `DataError`
+    where a model can't be asked.
     """
     merge_base, recorded = merge_base_of(chain.merged), (chain.adapter / "run.json").exists()
     with ExitStack() as files:
@@ -76,7 +83,8 @@ def output_checks(
             gguf=files.enter_context(bench.gguf(chain.gguf)),
             untuned=cache(lambda: files.enter_context(bench.kept(plain_model(chain.base)))),
             parameters=check_gguf(chain.gguf).parameters,
-            where=f"{len(bench.prompts)} held-out rows, {sum(len(prompt.positions) for prompt in bench.prompts)} positions",
+            where=f"{len(bench.prompts)} held-out rows, "
+            f"{sum(len(prompt.positions) for prompt in bench.prompts)} positions",
         )
         checks = merge_checks(outputs, merge_base, limits)
         if not recorded:
@@ -108,9 +116,17 @@ def output_checks(
 
 
 def lora_at_level(
-    level: str, base_gguf: Path, lora: Path, with_lora: Reference, outputs: Outputs, bench: Bench, limits: Parity
+    level: str,
+    base_gguf: Path,
+    lora: Path,
+    with_lora: Reference,
+    outputs: Outputs,
+    bench: Bench,
+    limits: Parity,
 ) -> Check:
-    """The base quantized to a level (in a temporary file) with the adapter's GGUF on it, against the 16-bit base with it."""
+    """The base quantized to a level (in a temporary file) with the adapter's GGUF on it, against the 16-bit
+    base with it.
+    """
     with tempfile.TemporaryDirectory(prefix=".level-", dir=bench.scratch) as folder:
         quantized = Path(folder) / f"{base_gguf.stem}-{level}.gguf"
         quantize_gguf(bench.tools, base_gguf, quantized, level, bench.threads)
@@ -124,12 +140,15 @@ def lora_title(level: str) -> str:
 
 
 def merge_base_of(merged: Path) -> str:
-    """What the adapter was merged into, 16-bit or nf4, as the merge recorded it. Raises `DataError` where it did not."""
+    """What the adapter was merged into, 16-bit or nf4, as the merge recorded it. Raises `DataError` where it
+    did not.
+    """
     try:
         merge_base = json.loads((merged / "merge.json").read_text(encoding="utf-8"))["merge_base"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             "Q-PARITY-004",
-            f"{merged}/merge.json doesn't say what was merged into ({type(error).__name__}): run `snakemake --force merge`",
+            f"{merged}/merge.json doesn't say what was merged into ({type(error).__name__}): run `snakemake "
+            "--force merge`",
         ) from error
     return str(merge_base)

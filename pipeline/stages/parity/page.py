@@ -1,6 +1,8 @@
-"""The parity checks as a page: every hand-over with its figure, its limit and its verdict, as a chain and as tables.
+"""The parity checks as a page: every hand-over with its figure, its limit and its verdict, as a chain and as
+tables.
 
-`render_parity_page` fills `templates/parity.html.jinja`; the figures come from `reports/parity.json` and `reports/merge.json`.
+`render_parity_page` fills `templates/parity.html.jinja`; the figures come from `reports/parity.json` and
+`reports/merge.json`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +10,18 @@ from typing import Any
 
 from pipeline.core.checks import figure_text
 from pipeline.core.wording import percent
-from pipeline.pages.parity_summary import LORA, MERGED, UNMERGED, code, counts, gravest, grouped, place_of, sentence, title
+from pipeline.pages.parity_summary import (
+    LORA,
+    MERGED,
+    UNMERGED,
+    code,
+    counts,
+    gravest,
+    grouped,
+    place_of,
+    sentence,
+    title,
+)
 from pipeline.pages.templating import fill
 from pipeline.stages.parity.divergence_chart import divergences
 from pipeline.stages.parity.drawings import chain, unmerged_chain
@@ -18,15 +31,29 @@ TELLS = {
     "Text": "What the template makes of a conversation, in training and in llama-server, byte for byte.",
     "Tokens": "What the tokenizer makes of text, in training and in each GGUF, id for id.",
     "Weights": "What is stored, tensor by tensor, without running a model.",
-    "Outputs": "What the models say on the same held-out tokens. A figure is the mean KL divergence from the model before it on the chain, in nats.",
+    "Outputs": "What the models say on the same held-out tokens. A figure is the mean KL divergence from "
+    "the model before it on the chain, in nats.",
     "Behavior": "What each GGUF does in llama-server when it is asked.",
     "Other": "Further parity checks.",
 }
 SHARES = ("same_top",)  # figures that are a share of 1
-NAMES = {"kld_max": "largest KLD", "kld_trained": "KLD from the trained model", "nmse": "NMSE", "same_top": "same top token",
-         "rmse_mean": "mean relative RMSE", "rmse_worst": "worst relative RMSE"}  # fmt: skip
-UNMERGED_WORDS = "Nothing was merged: the base's own GGUF was trained on and is served as it is, with the adapter's GGUF on it."
-MERGE_BASES = {"16-bit": "the base's 16-bit weights", "nf4": "the base as NF4 rounds it, which is what training saw"}
+NAMES = {
+    "kld_max": "largest KLD",
+    "kld_trained": "KLD from the trained model",
+    "nmse": "NMSE",
+    "same_top": "same top token",
+    "rmse_mean": "mean relative RMSE",
+    "rmse_worst": "worst relative RMSE",
+}
+UNMERGED_WORDS = (
+    "Nothing was merged: the base's own GGUF was trained on and is served as it is, with the "
+    "adapter's "
+    "GGUF on it."
+)
+MERGE_BASES = {
+    "16-bit": "the base's 16-bit weights",
+    "nf4": "the base as NF4 rounds it, which is what training saw",
+}
 
 
 def render_parity_page(report: Mapping[str, Any], merge: Mapping[str, Any] | None) -> str:
@@ -37,12 +64,21 @@ def render_parity_page(report: Mapping[str, Any], merge: Mapping[str, Any] | Non
     groups = {name: [_shown(row) for row in rows] for name, rows in grouped(checks).items()}
     open_checks = [row for rows in groups.values() for row in rows if row["verdict"] == "not measured"]
     return fill(
-        "parity.html.jinja", title=title(report), verdict=code(sentence(report)), counts=counts(checks), depth=report.get("depth"), code=code,
-        groups=groups, tells=TELLS, open_checks=open_checks, models=_models(groups),
+        "parity.html.jinja",
+        title=title(report),
+        verdict=code(sentence(report)),
+        counts=counts(checks),
+        depth=report.get("depth"),
+        code=code,
+        groups=groups,
+        tells=TELLS,
+        open_checks=open_checks,
+        models=_models(groups),
         merged=UNMERGED_WORDS if unmerged else _merged(merge),
         failed=[row for rows in groups.values() for row in rows if row["verdict"] == "fail"],
-        chain=Markup((unmerged_chain if unmerged else chain)(checks)), divergences=Markup(divergences(checks)),  # noqa: S704 (our own; the drawings escape their texts)
-    )  # fmt: skip
+        chain=Markup((unmerged_chain if unmerged else chain)(checks)),  # noqa: S704 (our own)
+        divergences=Markup(divergences(checks)),  # noqa: S704 (our own; the drawings escape their texts)
+    )
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,10 +105,14 @@ def _models(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str,
         weights, outputs = (rows.get(group, {}) for group in ("Weights", "Outputs"))
         figures = {**(weights.get("figures") or {}), **(outputs.get("figures") or {})}
         name = f"{place.removesuffix(LORA)} of the base with the LoRA GGUF" if place.endswith(LORA) else place
-        models.append({
-            "name": name, "kld": figure_text(outputs.get("figure")), "verdict": gravest(rows.values()),
-            **{key: _figure(key, figures.get(key)) for key in NAMES},
-        })  # fmt: skip
+        models.append(
+            {
+                "name": name,
+                "kld": figure_text(outputs.get("figure")),
+                "verdict": gravest(rows.values()),
+                **{key: _figure(key, figures.get(key)) for key in NAMES},
+            }
+        )
     return models
 
 

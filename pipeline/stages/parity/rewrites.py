@@ -1,7 +1,8 @@
 """What llama-server shows in its own way, by design, whatever the template: the same for training's renderer.
 
-Three things (llama.cpp 0c1e57098): numbers with a fraction keep six digits (`common/jinja/value.cpp`); a tool keeps name,
-description and parameters, and gets those it lacks (`common_chat_tools_to_json_oaicompat`); `trim` takes ASCII white space only.
+Three things (llama.cpp 0c1e57098): numbers with a fraction keep six digits (`common/jinja/value.cpp`); a tool
+keeps name, description and parameters, and gets those it lacks (`common_chat_tools_to_json_oaicompat`);
+`trim` takes ASCII white space only.
 """
 
 from typing import Any
@@ -12,7 +13,9 @@ FIRST_STAND_IN = 0xF0000  # a private plane of Unicode, which no text and no tem
 
 
 class Rewrites:
-    """Conversations as llama-server reads them, with stand-ins for what JSON or the template would show otherwise."""
+    """Conversations as llama-server reads them, with stand-ins for what JSON or the template would show
+    otherwise.
+    """
 
     def __init__(self) -> None:
         self.stand_ins: dict[str, str] = {}
@@ -21,17 +24,25 @@ class Rewrites:
     def tool(self, tool: dict[str, Any]) -> dict[str, Any]:
         """The definition with the three keys that llama-server keeps, in its order."""
         function = tool["function"]
-        kept = {"name": function["name"], "description": function.get("description", ""), "parameters": function.get("parameters", {})}
+        kept = {
+            "name": function["name"],
+            "description": function.get("description", ""),
+            "parameters": function.get("parameters", {}),
+        }
         if list(kept) != list(function) or list(tool) != ["type", "function"]:
             self.reasons.add("a tool that has not just name, description and parameters")
         return {"type": "function", "function": kept | {"parameters": self.tree(kept["parameters"])}}
 
     def turn(self, message: Message) -> Message:
         """The turn with stand-ins for fractions in its calls and for white space beyond ASCII."""
-        changed = message | {key: self.words(message[key]) for key in ("content", "reasoning_content") if key in message}
+        changed = message | {
+            key: self.words(message[key]) for key in ("content", "reasoning_content") if key in message
+        }
         if "tool_calls" in message:
             calls = [
-                each | {"function": each["function"] | {"arguments": self.tree(each["function"]["arguments"])}} for each in message["tool_calls"]
+                each
+                | {"function": each["function"] | {"arguments": self.tree(each["function"]["arguments"])}}
+                for each in message["tool_calls"]
             ]
             changed["tool_calls"] = calls
         return changed
@@ -41,7 +52,9 @@ class Rewrites:
         if text == text.strip() or text.strip() == text.strip(" \t\n\r\v\f"):
             return text
         self.reasons.add("white space beyond ASCII at the ends")
-        return "".join(self.stand_in(char) if char.isspace() and not char.isascii() else char for char in text)
+        return "".join(
+            self.stand_in(char) if char.isspace() and not char.isascii() else char for char in text
+        )
 
     def tree(self, value: Any) -> Any:
         """A JSON value with stand-ins for numbers with a fraction."""
@@ -59,7 +72,9 @@ class Rewrites:
         return found
 
     def put_back(self, text: str) -> str:
-        """The text with what the stand-ins stand for; numbers without the quotes that a string has in JSON."""
+        """The text with what the stand-ins stand for; numbers without the quotes that a string has in
+        JSON.
+        """
         for found, stands_for in self.stand_ins.items():
             text = text.replace(f'"{found}"', stands_for).replace(found, stands_for)
         return text

@@ -1,4 +1,6 @@
-"""Special tokens, chat template, vocabularies and provenance records: the same in tokenizer, merged model, the GGUF and every level."""
+"""Special tokens, chat template, vocabularies and provenance records: the same in tokenizer, merged model,
+the GGUF and every level.
+"""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -20,7 +22,9 @@ PROBE = "a"  # a text to which nothing but BOS and EOS can be added
 Difference = tuple[str, str]  # what differs, and its likely cause with the remedy
 
 
-def special_checks(*, tokenizer: Any, merged: Path, f16: Path, levels: list[Path], tools: Toolchain) -> dict[str, Check]:
+def special_checks(
+    *, tokenizer: Any, merged: Path, f16: Path, levels: list[Path], tools: Toolchain
+) -> dict[str, Check]:
     """All parity checks of this module; each needs the headers of the GGUFs only."""
     return {
         "tokens_special": special_tokens(tokenizer, merged, f16, tools),
@@ -30,12 +34,21 @@ def special_checks(*, tokenizer: Any, merged: Path, f16: Path, levels: list[Path
 
 
 def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) -> Check:
-    """End of turn, beginning of text and padding in tokenizer, config, generation config and GGUF; what ends an answer; what is added to a text."""
+    """End of turn, beginning of text and padding in tokenizer, config, generation config and GGUF; what ends
+    an answer; what is added to a text.
+    """
     checks = [*same_ids(tokenizer, merged, f16)]
     with open_vocabulary(tools, f16) as vocabulary:
         checks += [*ends(tokenizer, merged, f16, vocabulary), *added(tokenizer, f16, vocabulary)]
     wrong = [check for check in checks if check]
-    remedy = f"{wrong[0][0].upper()}{wrong[0][1:]}: run the stages merge and convert again, or fix models/base and train again." if wrong else ""
+    remedy = (
+        (
+            f"{wrong[0][0].upper()}{wrong[0][1:]}: run the stages merge and convert again, or fix "
+            "models/base and train again."
+        )
+        if wrong
+        else ""
+    )
     title, what = "Special tokens", "places that disagree about end of turn, beginning of text or padding"
     return count_check(title, what, len(wrong), len(checks), "; ".join(wrong), remedy)
 
@@ -44,8 +57,13 @@ def same_ids(tokenizer: Any, merged: Path, f16: Path) -> Iterator[str]:
     """One text for each kind and place: how it disagrees with the tokenizer, empty where it does not."""
     ours = {kind: getattr(tokenizer, f"{kind}_token_id") for kind in KINDS}
     fields = check_gguf(f16).fields
-    places = {name: {kind: values.get(f"{kind}_token_id") for kind in KINDS} for name, values in settings(merged).items()}
-    places["GGUF"] = {kind: fields.get(f"tokenizer.ggml.{name}_token_id") for kind, name in GGUF_NAMES.items()}
+    places = {
+        name: {kind: values.get(f"{kind}_token_id") for kind in KINDS}
+        for name, values in settings(merged).items()
+    }
+    places["GGUF"] = {
+        kind: fields.get(f"tokenizer.ggml.{name}_token_id") for kind, name in GGUF_NAMES.items()
+    }
     for place, values in places.items():
         for kind in KINDS:
             same = agrees(kind, ours[kind], values[kind])
@@ -63,32 +81,51 @@ def agrees(kind: str, tokenizer_id: int | None, other: Any) -> bool:
 
 
 def ends(tokenizer: Any, merged: Path, f16: Path, vocabulary: GgufVocabulary) -> Iterator[str]:
-    """One text for each id that ends an answer in training or in transformers: whether llama.cpp stops there."""
+    """One text for each id that ends an answer in training or in transformers: whether llama.cpp stops
+    there.
+    """
     listed = settings(merged).get("generation_config.json", {}).get("eos_token_id")
     for number in sorted({tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [])}):
-        yield "" if vocabulary.ends(number) else f"token {number} ({tokenizer.convert_ids_to_tokens(number)}) ends no answer by {f16.name}"
+        yield (
+            ""
+            if vocabulary.ends(number)
+            else f"token {number} ({tokenizer.convert_ids_to_tokens(number)}) ends no answer by {f16.name}"
+        )
 
 
 def added(tokenizer: Any, f16: Path, vocabulary: GgufVocabulary) -> Iterator[str]:
     """One text: what the GGUF says to add to a text, where that is not what the tokenizer adds."""
     ours = _around(tokenizer(PROBE)["input_ids"], tokenizer(PROBE, add_special_tokens=False)["input_ids"])
     theirs = _around(vocabulary.ids(PROBE, add_special=True), vocabulary.ids(PROBE))
-    yield "" if ours == theirs else f"{f16.name} adds {theirs[0]} before and {theirs[1]} after a text, the tokenizer adds {ours[0]} and {ours[1]}"
+    yield (
+        ""
+        if ours == theirs
+        else f"{f16.name} adds {theirs[0]} before and {theirs[1]} after a text, the tokenizer adds "
+        f"{ours[0]} and {ours[1]}"
+    )
 
 
 def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Check:
     """The chat template of the adapter's tokenizer, of the merged model and of the GGUF, by their SHA-256."""
-    found = {merged.name: stored_template(merged), f16.name: check_gguf(f16).fields.get("tokenizer.chat_template")}
+    found = {
+        merged.name: stored_template(merged),
+        f16.name: check_gguf(f16).fields.get("tokenizer.chat_template"),
+    }
     ours = short_hash(tokenizer.chat_template)
     other = [place for place, text in found.items() if text != tokenizer.chat_template]
     wrong = [f"{place} has {short_hash(found[place])}, training {ours}" for place in other]
     title, what = "Chat template", "places whose chat template is not the one of training, by SHA-256"
-    cause = f"The template of {' and of '.join(other)} is not the one of training: run the stages merge and convert again."
+    cause = (
+        f"The template of {' and of '.join(other)} is not the one of training: run the stages merge and "
+        "convert again."
+    )
     return count_check(title, what, len(wrong), len(found), "; ".join(wrong), cause)
 
 
 def stored_template(folder: Path) -> str | None:
-    """The chat template in a model's folder: a file of its own, or in tokenizer_config.json; None if there is none."""
+    """The chat template in a model's folder: a file of its own, or in tokenizer_config.json; None if there is
+    none.
+    """
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")
@@ -98,17 +135,24 @@ def stored_template(folder: Path) -> str | None:
 
 
 def vocabularies_and_provenance(merged: Path, f16: Path, levels: list[Path]) -> Check:
-    """Whether all GGUFs are of one run: their provenance records, their vocabularies, and a row of embeddings for every token.
+    """Whether all GGUFs are of one run: their provenance records, their vocabularies, and a row of embeddings
+    for every token.
 
     Weights can't tell that of a level: its noise hides that it was made from a slightly other adapter.
     """
     record, first = folder_fields(merged), check_gguf(f16)
-    wrong, compared = [*of_another_merge(record, f16.name, first), *rows_differ(f16.name, first)], len(record) + 1
+    wrong, compared = (
+        [*of_another_merge(record, f16.name, first), *rows_differ(f16.name, first)],
+        len(record) + 1,
+    )
     for level in levels:
         header = check_gguf(level)
         wrong += [*of_another_run(first, level.name, header), *rows_differ(level.name, header)]
         compared += len(kept_fields(first)) + 1
-    what = "fields that differ between merged model, 16-bit GGUF and levels, and tables without a row for every token"
+    what = (
+        "fields that differ between merged model, 16-bit GGUF and levels, and tables without a row for "
+        "every token"
+    )
     shown, cause = "; ".join(text for text, _ in wrong[:3]), wrong[0][1] if wrong else ""
     return count_check("Vocabularies and provenance records", what, len(wrong), compared, shown, cause)
 
@@ -117,7 +161,11 @@ def of_another_merge(record: Mapping[str, Any], name: str, header: Header) -> It
     """What the provenance of the 16-bit GGUF says otherwise than the merged model's `record`."""
     for key, value in record.items():
         if header.fields.get(key) != value:
-            yield f"{name}: {key}", f"{name} was made from another merge or another adapter ({key}): run `snakemake --force convert`."
+            yield (
+                f"{name}: {key}",
+                f"{name} was made from another merge or another adapter ({key}): run `snakemake --force "
+                "convert`.",
+            )
 
 
 def of_another_run(f16: Header, name: str, level: Header) -> Iterator[Difference]:
@@ -125,22 +173,36 @@ def of_another_run(f16: Header, name: str, level: Header) -> Iterator[Difference
     expected, found = kept_fields(f16), kept_fields(level)
     for key in sorted(expected.keys() | found.keys()):
         if found.get(key) != expected.get(key):
-            cause = f"{name} was quantized from another run's 16-bit GGUF ({key}): run `snakemake --force models/gguf/{name}`."
+            cause = (
+                f"{name} was quantized from another run's 16-bit GGUF ({key}): run `snakemake --force "
+                f"models/gguf/{name}`."
+            )
             yield f"{name}: {key}" + ("" if key in found else " is missing"), cause
 
 
 def kept_fields(header: Header) -> dict[str, Any]:
-    """What llama-quantize takes over: vocabulary, special ids, chat template, and the provenance; a level's importance matrix is its own."""
-    return {name: value for name, value in header.fields.items() if name.startswith(("tokenizer.", OWN)) and not name.startswith(IMATRIX)}
+    """What llama-quantize takes over: vocabulary, special ids, chat template, and the provenance; a level's
+    importance matrix is its own.
+    """
+    return {
+        name: value
+        for name, value in header.fields.items()
+        if name.startswith(("tokenizer.", OWN)) and not name.startswith(IMATRIX)
+    }
 
 
 def rows_differ(name: str, header: Header) -> Iterator[Difference]:
-    """What is wrong where the tables of embeddings or of the head have another number of rows than there are tokens."""
+    """What is wrong where the tables of embeddings or of the head have another number of rows than there are
+    tokens.
+    """
     tokens = len(header.fields.get("tokenizer.ggml.tokens", []))
     for table in ("token_embd.weight", "output.weight"):
         if table in header.tensors and (rows := header.tensors[table][0][-1]) != tokens:
             text = f"{name}: {tokens} tokens, {rows} rows in {table}"
-            yield text, f"Vocabulary and weights are not of one model ({text}): run `snakemake --force convert`."
+            yield (
+                text,
+                f"Vocabulary and weights are not of one model ({text}): run `snakemake --force convert`.",
+            )
 
 
 def settings(merged: Path) -> dict[str, dict[str, Any]]:

@@ -1,9 +1,10 @@
-"""Prove the parity checks: what is served is what was trained. Each parity check has a figure, a limit and a verdict.
+"""Prove the parity checks: what is served is what was trained. Each parity check has a figure, a limit and a
+verdict.
 
-Reads `data/final/test.jsonl`, `models/base/`, `models/adapter/`, `models/merged/`, `reports/merge.json`, every GGUF in `models/gguf/`;
-with `base.quantization: gguf` no merge, and of the GGUFs the adapter's.
-Writes `reports/parity.json` and `reports/parity.html`; a failed parity check fails the run (exit code 5).
-Command: `python -m pipeline parity`
+Reads `data/final/test.jsonl`, `models/base/`, `models/adapter/`, `models/merged/`, `reports/merge.json`,
+every GGUF in `models/gguf/`; with `base.quantization: gguf` no merge, and of the GGUFs the adapter's. Writes
+`reports/parity.json` and `reports/parity.html`; a failed parity check fails the run (exit code 5). Command:
+`python -m pipeline parity`
 """
 
 from itertools import islice
@@ -47,16 +48,21 @@ SPECIAL = {
     "text_chat_template": "Chat template",
     "tokens_levels": "Vocabularies and provenance records",
 }
-OUTPUTS = {"outputs_trained": "Trained model (NF4 with adapter) → merged model", "outputs_sixteen": "16-bit base with adapter → merged model",
-           "outputs_gguf": "Merged model → 16-bit GGUF"}  # fmt: skip
+OUTPUTS = {
+    "outputs_trained": "Trained model (NF4 with adapter) → merged model",
+    "outputs_sixteen": "16-bit base with adapter → merged model",
+    "outputs_gguf": "Merged model → 16-bit GGUF",
+}
 NO_BASE = "convert.base is false, so the untuned base has no GGUF"
 LORA = {"outputs_lora": "Base GGUF with LoRA GGUF"}
 
 
 def parity(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path) -> ParityChecks:
-    """Measure every parity check that `parity.depth` asks for, name the others; the caller decides what a failed one means.
+    """Measure every parity check that `parity.depth` asks for, name the others; the caller decides what a
+    failed one means.
 
-    The stored weights come first: where they are damaged, llama.cpp may refuse the file, and then they say why.
+    The stored weights come first: where they are damaged, llama.cpp may refuse the file, and then they say
+    why.
     """
     depth, tokenizer = measure.limits.depth, load_tokenizer(chain.adapter)
     announce("weights")
@@ -91,12 +97,16 @@ def parity(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path
     announce("behavior")
     add_part(checks, BEHAVIOR, lambda: behavior([chain.gguf, *chain.levels.values()], tokenizer, measure))
     return (
-        checks if whole else checks | unmeasured(LORA, LEFT_OUT.format(depth, "full") if base_gguf else NO_BASE)
+        checks
+        if whole
+        else checks | unmeasured(LORA, LEFT_OUT.format(depth, "full") if base_gguf else NO_BASE)
     )
 
 
 def weights(chain: Chain, measure: Measure, base_gguf: Path | None) -> ParityChecks:
-    """Base and adapter against the merged model, that against its GGUF, this against each level, the base against its own; tensor by tensor."""
+    """Base and adapter against the merged model, that against its GGUF, this against each level, the base
+    against its own; tensor by tensor.
+    """
     checks = merged_weights(chain.base, chain.adapter, chain.merged)
     checks["weights_gguf"] = gguf_weights(chain.merged, chain.gguf)
     if base_gguf:
@@ -110,7 +120,9 @@ def weights(chain: Chain, measure: Measure, base_gguf: Path | None) -> ParityChe
     return checks
 
 
-def outputs_of(chain: Chain, tokenizer: Any, measure: Measure, with_lora: dict[str, Path | None]) -> ParityChecks:
+def outputs_of(
+    chain: Chain, tokenizer: Any, measure: Measure, with_lora: dict[str, Path | None]
+) -> ParityChecks:
     """What the models say to held-out rows, along the chain. Raises `DataError` where no row can be used."""
     bench = Bench(measure.prompts(tokenizer), measure.scratch, measure.evaluate.threads, measure.tools)
     return output_checks(chain, bench, measure.limits, **with_lora)
@@ -127,7 +139,8 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
     if not rows:
         raise DataError(
             "Q-PARITY-003",
-            f"{root / 'data/final/test.jsonl'} holds no chat, so parity has nothing to compare: raise curate.test_fraction",
+            f"{root / 'data/final/test.jsonl'} holds no chat, so parity has nothing to compare: raise "
+            "curate.test_fraction",
         )
     with scratch_folder(root / "models/.parity") as scratch:
         measure = Measure(
@@ -142,9 +155,11 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
             params, root, measure
         )
     report = {
-        "verdict": overall(checks.values()), "depth": params.parity.depth, "checks": {key: check.record(KEYS) for key, check in checks.items()},
+        "verdict": overall(checks.values()),
+        "depth": params.parity.depth,
+        "checks": {key: check.record(KEYS) for key, check in checks.items()},
         "files": {path.name: file_hash(path) for path in files},
-    }  # fmt: skip
+    }
     write_json(root / "reports/parity.json", report)
     write_text(root / "reports/parity.html", render_parity_page(report, merge_report))
     return checks
@@ -156,9 +171,12 @@ def merged_checks(
     """(parity checks, GGUFs that were measured, the merge's report) of the graph of merged models."""
     folder, name, kind = root / "models/gguf", params.convert.name, params.convert.type
     chain = Chain(
-        base=root / "models/base", adapter=root / "models/adapter", merged=root / "models/merged", gguf=folder / f"{name}-{kind}.gguf",
+        base=root / "models/base",
+        adapter=root / "models/adapter",
+        merged=root / "models/merged",
+        gguf=folder / f"{name}-{kind}.gguf",
         levels={level: folder / f"{name}-{level}.gguf" for level in params.quantize.tuned},
-    )  # fmt: skip
+    )
     merge_report, untuned = (
         read_json(root / "reports/merge.json", "run `snakemake merge`"),
         folder / f"{name}-base-{kind}.gguf",
@@ -183,11 +201,15 @@ def adapter_checks(
 
 
 def main(params: Params, root: Path) -> None:
-    """Run the stage on the files below `root`; write the reports also when a parity check failed, then raise `GateError`."""
+    """Run the stage on the files below `root`; write the reports also when a parity check failed, then raise
+    `GateError`.
+    """
     checks = measure_parity(params, root).values()
     print(*(f"parity: {check}" for check in checks), sep="\n")
     if failed := [check for check in checks if check.verdict == "fail"]:
         raise GateError(
             "Q-PARITY-001",
-            "; ".join(f"{check.name} failed: {check.found}; likely cause: {check.remedy}" for check in failed),
+            "; ".join(
+                f"{check.name} failed: {check.found}; likely cause: {check.remedy}" for check in failed
+            ),
         )

@@ -7,8 +7,12 @@ import numpy as np
 
 from pipeline.gguf.tensors import Floats, GgufTensor
 
-LOST = 0.99  # a block whose error is this share of its norm holds nothing of what it stands for; zeros are 1, other weights 1.4
-SMALL = 1e-3  # blocks whose weights are smaller than this share of the tensor's (root mean square) may be rounded to nothing
+# a block whose error is this share of its norm holds nothing of what it stands for; zeros are 1, other
+# weights 1.4
+LOST = 0.99
+# blocks whose weights are smaller than this share of the tensor's (root mean square) may be rounded to
+# nothing
+SMALL = 1e-3
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,9 @@ class TensorNoise:
 
 
 def tensor_noise(before: GgufTensor, after: GgufTensor) -> TensorNoise:
-    """A tensor's relative error, and its blocks (of the type's own size) that are lost; both sides have the same shape."""
+    """A tensor's relative error, and its blocks (of the type's own size) that are lost; both sides have the
+    same shape.
+    """
     errors, norms = zip(*block_squares(before, after), strict=True)
     error, norm = np.concatenate(errors), np.concatenate(norms)
     total = float(norm.sum())

@@ -42,16 +42,20 @@ class Text:
 
 @dataclass(frozen=True)
 class Texts:
-    """All texts that were compared, and how many were not: refused by the template, or different where training would refuse the row."""
+    """All texts that were compared, and how many were not: refused by the template, or different where
+    training would refuse the row.
+    """
 
     compared: list[Text]
     left_out: Counter[str]
 
 
 def served_texts(tokenizer: Any, server: Server, conversations: Iterable[Conversation]) -> Texts:
-    """Every conversation, as a question and as a whole, by training's template and by llama-server's `/apply-template`.
+    """Every conversation, as a question and as a whole, by training's template and by llama-server's
+    `/apply-template`.
 
-    llama-server takes a beginning of text off that it puts before the tokens itself; that one is taken off here, too.
+    llama-server takes a beginning of text off that it puts before the tokens itself; that one is taken off
+    here, too.
     """
     compared, left_out = list[Text](), Counter[str]()
     begin = tokenizer.bos_token or "" if first_added(server) else ""
@@ -61,7 +65,9 @@ def served_texts(tokenizer: Any, server: Server, conversations: Iterable[Convers
         except Unrenderable:
             left_out["refused by the template"] += 1
             continue
-        text = Text(conversation, prompt, ours, ours.removeprefix(begin), server_text(server, conversation, prompt))
+        text = Text(
+            conversation, prompt, ours, ours.removeprefix(begin), server_text(server, conversation, prompt)
+        )
         if text.differs:
             text = replace(text, rewritten=rewritten(tokenizer, text, begin))
         if text.differs and not trainable(tokenizer, conversation):
@@ -72,11 +78,16 @@ def served_texts(tokenizer: Any, server: Server, conversations: Iterable[Convers
 
 
 def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
-    """The parity check of the texts; names what llama-server writes in its own way, and of a difference where it comes from."""
+    """The parity check of the texts; names what llama-server writes in its own way, and of a difference where
+    it comes from.
+    """
     different = [text for text in texts.compared if text.differs]
     own_way = Counter(reason for text in texts.compared for reason in text.rewritten)
     counts = [f"{count} {what}" for what, count in sorted(texts.left_out.items())]
-    counts += [f"{count} with {what}, which llama-server shows in its own way" for what, count in sorted(own_way.items())]
+    counts += [
+        f"{count} with {what}, which llama-server shows in its own way"
+        for what, count in sorted(own_way.items())
+    ]
     detail = "; ".join([f"{len(texts.compared)} texts compared", *counts])
     title, what = "Template text", "conversations whose text differs between training and llama-server"
     if not texts.compared:
@@ -85,7 +96,9 @@ def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
         "compared": float(len(texts.compared)),
         "left_out": float(texts.left_out.total()),
         "rewritten": float(sum(bool(text.rewritten) for text in texts.compared)),
-        "rewritten_held_out": float(sum(bool(text.rewritten) and text.conversation.held_out for text in texts.compared)),
+        "rewritten_held_out": float(
+            sum(bool(text.rewritten) and text.conversation.held_out for text in texts.compared)
+        ),
     }
     why = ""
     if different:
@@ -95,7 +108,9 @@ def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
 
 
 def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:
-    """One sentence: what is more or less in the server's text, and whether the GGUF has another template than training."""
+    """One sentence: what is more or less in the server's text, and whether the GGUF has another template than
+    training.
+    """
     theirs = check_gguf(f16).fields.get("tokenizer.chat_template")
     if theirs is None:
         return f"{f16.name} has no chat template: run the stages merge and convert again."
@@ -105,12 +120,21 @@ def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:
         "says today's date (date_string)": {"date_string": today()},
     }
     if theirs != tokenizer.chat_template:
-        return f"The chat template of {f16.name} is not the one of training ({how}): run the stages merge and convert again."
+        return (
+            f"The chat template of {f16.name} is not the one of training ({how}): run the stages merge "
+            "and convert again."
+        )
     first = different[0]
     for what, more in announce.items():
         if training_text(tokenizer, first.conversation, first.prompt, **more).endswith(first.theirs):
-            return f"llama-server {what} where training tells the template nothing: train with a template that does not ask for it."
-    return f"llama-server renders the same chat template in another way ({how}): take a template without what differs there."
+            return (
+                f"llama-server {what} where training tells the template nothing: train with a template "
+                "that does not ask for it."
+            )
+    return (
+        f"llama-server renders the same chat template in another way ({how}): take a template without "
+        "what differs there."
+    )
 
 
 def kind(text: Text) -> str:
@@ -118,8 +142,14 @@ def kind(text: Text) -> str:
     ours, theirs = text.ours, text.theirs
     if ours.split() and "".join(ours.split()) == "".join(theirs.split()):
         extra = len(theirs) - len(ours)
-        return "it has other white space" if extra == 0 else f"its white space is {abs(extra)} characters {'longer' if extra > 0 else 'shorter'}"
-    start = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+        return (
+            "it has other white space"
+            if extra == 0
+            else f"its white space is {abs(extra)} characters {'longer' if extra > 0 else 'shorter'}"
+        )
+    start = next(
+        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+    )
     room = min(len(ours), len(theirs)) - start
     end = next((i for i in range(room) if ours[-1 - i] != theirs[-1 - i]), room)
     less, more = ours[start : len(ours) - end], theirs[start : len(theirs) - end]
@@ -127,13 +157,18 @@ def kind(text: Text) -> str:
         return "it says other words"
     word, part = ("more", more) if more else ("less", less)
     has_system = text.conversation.messages[0]["role"] == "system"
-    return f"it has a default system prompt {word}" if "system" in part and not has_system else f"it has {part[:30]!r} {word}"
+    return (
+        f"it has a default system prompt {word}"
+        if "system" in part and not has_system
+        else f"it has {part[:30]!r} {word}"
+    )
 
 
 def forms(conversations: Iterable[Conversation]) -> Iterator[tuple[Conversation, bool]]:
     """Each conversation as a question with the generation prompt, and whole without it.
 
-    Behind a last answer stands one more user turn there: llama-server would take that answer for one to be continued.
+    Behind a last answer stands one more user turn there: llama-server would take that answer for one to be
+    continued.
     """
     for conversation in conversations:
         turns = conversation.messages
@@ -143,15 +178,26 @@ def forms(conversations: Iterable[Conversation]) -> Iterator[tuple[Conversation,
 
 
 def training_text(tokenizer: Any, conversation: Conversation, prompt: bool, **more: Any) -> str:
-    """The text by training's template, which is told `more` beside. Raises `Unrenderable` where the template refuses the turns."""
-    return render(tokenizer, conversation.messages, conversation.tools, add_generation_prompt=prompt, **settings(conversation) | more)
+    """The text by training's template, which is told `more` beside. Raises `Unrenderable` where the template
+    refuses the turns.
+    """
+    return render(
+        tokenizer,
+        conversation.messages,
+        conversation.tools,
+        add_generation_prompt=prompt,
+        **settings(conversation) | more,
+    )
 
 
 def server_text(server: Server, conversation: Conversation, prompt: bool) -> str:
     """The text by llama-server; its own words where it refuses."""
     request = chat_request(conversation.messages, conversation.tools)
     try:
-        answer = server.post("/apply-template", request | {"add_generation_prompt": prompt, "chat_template_kwargs": settings(conversation)})
+        answer = server.post(
+            "/apply-template",
+            request | {"add_generation_prompt": prompt, "chat_template_kwargs": settings(conversation)},
+        )
     except ToolError as refusal:
         return str(refusal)
     return str(answer["prompt"])
@@ -178,7 +224,9 @@ def trainable(tokenizer: Any, conversation: Conversation) -> bool:
 
 
 def rewritten(tokenizer: Any, text: Text, begin: str) -> tuple[str, ...]:
-    """What llama-server shows in its own way by design, where that explains the entire difference; else nothing."""
+    """What llama-server shows in its own way by design, where that explains the entire difference; else
+    nothing.
+    """
     rewrites = Rewrites()
     tools = [rewrites.tool(each) for each in text.conversation.tools] if text.conversation.tools else None
     turns = [rewrites.turn(message) for message in text.conversation.messages]
@@ -186,7 +234,9 @@ def rewritten(tokenizer: Any, text: Text, begin: str) -> tuple[str, ...]:
         ours = training_text(tokenizer, replace(text.conversation, messages=turns, tools=tools), text.prompt)
     except Unrenderable:
         return ()
-    return tuple(sorted(rewrites.reasons)) if rewrites.put_back(ours).removeprefix(begin) == text.theirs else ()
+    return (
+        tuple(sorted(rewrites.reasons)) if rewrites.put_back(ours).removeprefix(begin) == text.theirs else ()
+    )
 
 
 def today() -> str:

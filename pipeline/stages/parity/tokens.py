@@ -1,4 +1,6 @@
-"""Token ids: conversations by llama-server's `/tokenize`, and a corpus of strings by the GGUF's vocabulary in process, against training's."""
+"""Token ids: conversations by llama-server's `/tokenize`, and a corpus of strings by the GGUF's vocabulary in
+process, against training's.
+"""
 
 import ctypes
 import unicodedata
@@ -30,9 +32,15 @@ class GgufVocabulary:
         self._ids = (ctypes.c_int32 * self._room)()
 
     def ids(self, text: str, *, add_special: bool = False) -> list[int]:
-        """The ids of `text`, in which control tokens are recognized; `add_special` adds what the GGUF says to add (BOS, EOS)."""
+        """The ids of `text`, in which control tokens are recognized; `add_special` adds what the GGUF says to
+        add (BOS, EOS).
+        """
         data = text.encode()
-        while (count := self._llama.llama_tokenize(self._vocab, data, len(data), self._ids, self._room, add_special, True)) < 0:
+        while (
+            count := self._llama.llama_tokenize(
+                self._vocab, data, len(data), self._ids, self._room, add_special, True
+            )
+        ) < 0:
             self._room = -count  # what it needs
             self._ids = (ctypes.c_int32 * self._room)()
         return self._ids[:count]
@@ -42,20 +50,25 @@ class GgufVocabulary:
         return bool(self._llama.llama_vocab_is_eog(self._vocab, number))
 
     def recognized(self, number: int) -> bool:
-        """Whether llama.cpp looks for this token before it splits a text: a control token, or one that a user has added."""
+        """Whether llama.cpp looks for this token before it splits a text: a control token, or one that a user
+        has added.
+        """
         special = self._llama.LLAMA_TOKEN_ATTR_CONTROL | self._llama.LLAMA_TOKEN_ATTR_USER_DEFINED
         return bool(self._llama.llama_vocab_get_attr(self._vocab, number) & special)
 
 
 @contextmanager
 def open_vocabulary(tools: Toolchain, path: Path) -> Iterator[GgufVocabulary]:
-    """Load a GGUF's vocabulary only; freed when the body ends. Raises `ToolError` where llama.cpp refuses it."""
+    """Load a GGUF's vocabulary only; freed when the body ends. Raises `ToolError` where llama.cpp refuses
+    it.
+    """
     with loaded_gguf(tools, path, vocab_only=True) as (llama, model):
         yield GgufVocabulary(llama, model)
 
 
 def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
-    """The conversations' ids by training's tokenizer against llama-server's, tokenized as it does for a chat (BOS included).
+    """The conversations' ids by training's tokenizer against llama-server's, tokenized as it does for a chat
+    (BOS included).
 
     In NFC, as stage curate writes all text: llama.cpp does not normalize, some tokenizers do.
     """
@@ -66,7 +79,9 @@ def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
         words = unicodedata.normalize("NFC", text.whole)
         ours = tokenizer(words, add_special_tokens=False)["input_ids"]
         bare = words.removeprefix(tokenizer.bos_token or "") if begin else words
-        theirs = server.post("/tokenize", {"content": bare, "add_special": True, "parse_special": True})["tokens"]
+        theirs = server.post("/tokenize", {"content": bare, "add_special": True, "parse_special": True})[
+            "tokens"
+        ]
         compared += 1
         if ours != theirs:
             first = first if different else (words, ours, theirs)
@@ -75,10 +90,11 @@ def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
 
 
 def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolchain) -> Check:
-    """The ids of `strings` by training's tokenizer (its Rust side) against the GGUF's vocabulary; control tokens are recognized on both sides.
+    """The ids of `strings` by training's tokenizer (its Rust side) against the GGUF's vocabulary; control
+    tokens are recognized on both sides.
 
-    Left out and counted are strings with a token that llama.cpp takes for a control token whatever the GGUF says: `</s>`, an ordinary
-    token of Qwen's, is one.
+    Left out and counted are strings with a token that llama.cpp takes for a control token whatever the GGUF
+    says: `</s>`, an ordinary token of Qwen's, is one.
     """
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
@@ -88,7 +104,9 @@ def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolcha
         forced = overridden_tokens(vocabulary, f16)
         strings = iter(strings)
         while some := list(islice(strings, TOGETHER)):
-            for text, encoding in zip(some, backend.encode_batch_fast(some, add_special_tokens=False), strict=True):
+            for text, encoding in zip(
+                some, backend.encode_batch_fast(some, add_special_tokens=False), strict=True
+            ):
                 if any(token in text for token in forced):
                     overridden += 1
                     continue
@@ -97,34 +115,65 @@ def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolcha
                 if encoding.ids != theirs:
                     first = first if different else (text, encoding.ids, theirs)
                     different += 1
-    title, what = "Token ids of a corpus", "strings whose token ids differ between training's tokenizer and the GGUF's vocabulary"
-    note = f"{overridden} strings with {', '.join(forced)} left out, which llama.cpp takes for a control token" if overridden else ""
+    title, what = (
+        "Token ids of a corpus",
+        "strings whose token ids differ between training's tokenizer and the GGUF's vocabulary",
+    )
+    note = (
+        f"{overridden} strings with {', '.join(forced)} left out, which llama.cpp takes for a control token"
+        if overridden
+        else ""
+    )
     return _check(title, what, tokenizer, f16, compared, different, first, note)
 
 
 def overridden_tokens(vocabulary: GgufVocabulary, f16: Path) -> list[str]:
-    """Tokens that are text by the GGUF and that llama.cpp takes for control tokens all the same, by their spelling."""
+    """Tokens that are text by the GGUF and that llama.cpp takes for control tokens all the same, by their
+    spelling.
+    """
     fields = check_gguf(f16).fields
     tokens = zip(fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.token_type", []), strict=False)
-    return [token for number, (token, kind) in enumerate(tokens) if kind == NORMAL and vocabulary.recognized(number)]
+    return [
+        token
+        for number, (token, kind) in enumerate(tokens)
+        if kind == NORMAL and vocabulary.recognized(number)
+    ]
 
 
 def token_cause(tokenizer: Any, f16: Path, ours: list[int], theirs: list[int]) -> str:
-    """One sentence: a beginning or end of text that is added, another vocabulary, or another pre-tokenizer."""
+    """One sentence: a beginning or end of text that is added, another vocabulary, or another
+    pre-tokenizer.
+    """
     fields = check_gguf(f16).fields
     if len(theirs) > len(ours) and ours in (theirs[1:], theirs[:-1]):
         name, number = ("bos", theirs[0]) if theirs[1:] == ours else ("eos", theirs[-1])
         field = f"tokenizer.ggml.add_{name}_token"
-        return (f"llama.cpp adds token {number}, which training does not have ({field} of {f16.name}): set add_{name}_token to false in "
-                "models/base/tokenizer_config.json and run the stages merge and convert again.")  # fmt: skip
+        return (
+            f"llama.cpp adds token {number}, which training does not have ({field} of {f16.name}): set "
+            f"add_{name}_token to false in "
+            "models/base/tokenizer_config.json and run the stages merge and convert again."
+        )
     tokens = fields.get("tokenizer.ggml.tokens", [])
-    wrong = next((number for number in range(len(tokenizer)) if number >= len(tokens) or tokens[number] != _spelled(tokenizer, number)), None)
+    wrong = next(
+        (
+            number
+            for number in range(len(tokenizer))
+            if number >= len(tokens) or tokens[number] != _spelled(tokenizer, number)
+        ),
+        None,
+    )
     if wrong is not None:
         found = repr(tokens[wrong]) if wrong < len(tokens) else "missing"
-        return (f"The vocabulary of {f16.name} is another tokenizer's (token {wrong} is {found} there, {_spelled(tokenizer, wrong)!r} in training): "
-                "run the stages merge and convert again.")  # fmt: skip
+        return (
+            f"The vocabulary of {f16.name} is another tokenizer's (token {wrong} is {found} there, "
+            f"{_spelled(tokenizer, wrong)!r} in training): "
+            "run the stages merge and convert again."
+        )
     rule = f"tokenizer.ggml.pre is {fields.get('tokenizer.ggml.pre')!r}"
-    return f"The vocabularies are equal, but {f16.name} splits or merges text by another rule than training ({rule}): run stage convert again."
+    return (
+        f"The vocabularies are equal, but {f16.name} splits or merges text by another rule than training "
+        f"({rule}): run stage convert again."
+    )
 
 
 def _spelled(tokenizer: Any, number: int) -> str:
@@ -132,7 +181,14 @@ def _spelled(tokenizer: Any, number: int) -> str:
 
 
 def _check(
-    title: str, what: str, tokenizer: Any, f16: Path, compared: int, different: int, first: tuple[str, list[int], list[int]], note: str = ""
+    title: str,
+    what: str,
+    tokenizer: Any,
+    f16: Path,
+    compared: int,
+    different: int,
+    first: tuple[str, list[int], list[int]],
+    note: str = "",
 ) -> Check:
     detail = f"{compared} compared" + (f"; {note}" if note else "")
     if not compared:
@@ -141,8 +197,15 @@ def _check(
     if not different:
         return exact(title, 0, "differences", detail, "", what, figures)
     text, ours, theirs = first
-    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+    )
     start = max(0, at - 2)
     shown = ascii(text if len(text) <= 80 else f"{text[:80]}…")
-    detail += f"; first difference: {shown}, from token {start} training has {ours[start : start + SHOWN]}, llama.cpp {theirs[start : start + SHOWN]}"
-    return failure(title, different, "differences", detail, token_cause(tokenizer, f16, ours, theirs), what, figures)
+    detail += (
+        f"; first difference: {shown}, from token {start} training has {ours[start : start + SHOWN]}, "
+        f"llama.cpp {theirs[start : start + SHOWN]}"
+    )
+    return failure(
+        title, different, "differences", detail, token_cause(tokenizer, f16, ours, theirs), what, figures
+    )

@@ -1,7 +1,8 @@
 """Whether a model keeps packed rows apart: measured on a small random model of the base's own architecture.
 
-Packed rows have no attention mask, only positions that start again (TRL's `padding_free`). Attention that reads them sees
-each row alone; a recurrent layer, or attention that ignores them, would let rows leak into each other in silence.
+Packed rows have no attention mask, only positions that start again (TRL's `padding_free`). Attention that
+reads them sees each row alone; a recurrent layer, or attention that ignores them, would let rows leak into
+each other in silence.
 """
 
 import json
@@ -11,15 +12,31 @@ from typing import Any
 from pipeline.core.errors import ConfigError
 
 LIMIT = 1e-4  # largest difference of a logit between packed and alone, in float32; leaks are some 0.01 to 25
-LENGTHS = (7, 19, 12)  # tokens of the rows that are packed; longer than `WINDOW`, so that sliding attention slides
+LENGTHS = (
+    7,
+    19,
+    12,
+)  # tokens of the rows that are packed; longer than `WINDOW`, so that sliding attention slides
 WINDOW = 8
 # sizes that make any architecture small; what a config lacks is left out
-SMALL = {"vocab_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_experts": 4,
-         "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 2}  # fmt: skip
+SMALL = {
+    "vocab_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+}
 
 
 def need_rows_apart(base: Path) -> float:
-    """The largest difference that packing makes to a logit. Raises `ConfigError` if it is above `LIMIT` or can't be measured."""
+    """The largest difference that packing makes to a logit. Raises `ConfigError` if it is above `LIMIT` or
+    can't be measured.
+    """
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     kind = config.get("model_type")
     try:
@@ -41,7 +58,9 @@ def need_rows_apart(base: Path) -> float:
 
 
 def small_model(config: dict[str, Any]) -> Any:
-    """A random float32 model of the architecture in `config` (a decoded config.json): a layer of each type, narrow."""
+    """A random float32 model of the architecture in `config` (a decoded config.json): a layer of each type,
+    narrow.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
@@ -52,7 +71,9 @@ def small_model(config: dict[str, Any]) -> Any:
     values = whole.to_dict()
     small = {key: value for key, value in SMALL.items() if values.get(key)} | {"num_hidden_layers": layers}
     if heads := values.get("num_attention_heads"):
-        head_size = values.get("head_dim") or values["hidden_size"] // heads  # kept: rotary frequencies can be listed one by one
+        head_size = (
+            values.get("head_dim") or values["hidden_size"] // heads
+        )  # kept: rotary frequencies can be listed one by one
         groups = 1 if (values.get("num_key_value_heads") or heads) < heads else 2
         small |= {"num_attention_heads": 2, "num_key_value_heads": groups, "hidden_size": 2 * head_size}
     else:
@@ -64,10 +85,16 @@ def small_model(config: dict[str, Any]) -> Any:
     if values.get("layer_types"):
         small |= {"layer_types": values["layer_types"][:layers]}
     ids = {key: 0 for key, value in values.items() if key.endswith("_token_id") and value is not None}
-    kept = {key: value for key, value in values.items() if key not in ("quantization_config", "dtype", "torch_dtype")}
+    kept = {
+        key: value
+        for key, value in values.items()
+        if key not in ("quantization_config", "dtype", "torch_dtype")
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(type(whole).from_dict(kept | small | ids), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(
+            type(whole).from_dict(kept | small | ids), dtype=torch.float32
+        )
     return model.eval()
 
 
@@ -79,7 +106,9 @@ def _layers(config: Any) -> int:
 
 
 def quantized_difference(model: Any) -> float:
-    """The largest absolute difference of a logit between rows packed as TRL's collator packs them, and each row alone."""
+    """The largest absolute difference of a logit between rows packed as TRL's collator packs them, and each
+    row alone.
+    """
     import torch
 
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
@@ -91,13 +120,18 @@ def quantized_difference(model: Any) -> float:
 
 
 def packed_positions(lengths: tuple[int, ...]) -> dict[str, Any]:
-    """What TRL's collator says of a packed row beside its ids: positions, and where its rows begin and which each token is of."""
+    """What TRL's collator says of a packed row beside its ids: positions, and where its rows begin and which
+    each token is of.
+    """
     import torch
 
     sizes = torch.tensor(lengths)
     starts = torch.cat([torch.zeros(1, dtype=torch.int32), sizes.cumsum(0).to(torch.int32)])
     return {
         "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
-        "cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": max(lengths), "max_length_k": max(lengths),
+        "cu_seq_lens_q": starts,
+        "cu_seq_lens_k": starts,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
         "seq_idx": torch.repeat_interleave(torch.arange(len(lengths), dtype=torch.int32), sizes)[None],
-    }  # fmt: skip
+    }

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """The sequences, by number, of each packed row of at most `capacity` tokens; each sequence is in one, whole.
+    """The sequences, by number, of each packed row of at most `capacity` tokens; each sequence is in one,
+    whole.
 
-    Best-fit decreasing over all of them (as TRL's `bfd`, which does it for 1,000 at a time; arXiv:2404.10830): the longest
-    first, each into the row that it fills best. Equal lengths keep their order, so equal input gives equal rows. Raises
-    `AssertionError` where a sequence is longer than a row or empty: nothing is cut here.
+    Best-fit decreasing over all of them (as TRL's `bfd`, which does it for 1,000 at a time;
+    arXiv:2404.10830): the longest first, each into the row that it fills best. Equal lengths keep their
+    order, so equal input gives equal rows. Raises `AssertionError` where a sequence is longer than a row or
+    empty: nothing is cut here.
     """
     rows: list[list[int]] = []
     by_space: dict[int, list[int]] = {}  # tokens left: the rows that have so many left

@@ -1,7 +1,8 @@
-"""What the model will learn as a page: rows as colored tokens, trained against masked, and the statistics of the tokens.
+"""What the model will learn as a page: rows as colored tokens, trained against masked, and the statistics of
+the tokens.
 
-`render_labels_page` fills `templates/labels.html.jinja`; the numbers come from `reports/labels.json`, the rows from the
-tokens that stage `preprocess` wrote.
+`render_labels_page` fills `templates/labels.html.jinja`; the numbers come from `reports/labels.json`, the
+rows from the tokens that stage `preprocess` wrote.
 """
 
 from collections import Counter
@@ -25,7 +26,11 @@ KINDS = {
     "reasoning": ("Reasoning", "What the model thinks is trained with what it says."),
     "tools": ("Tools", "Calls are trained; the tools' descriptions and their results are not."),
     "untrained turn": ("With an untrained turn", "A turn with train: false is read, not learned."),
-    "unfolded": ("Unfolded", "The template shows earlier turns differently once more turns follow, so each answer is learned in a text of its own."),
+    "unfolded": (
+        "Unfolded",
+        "The template shows earlier turns differently once more turns follow, so each answer is learned in "
+        "a text of its own.",
+    ),
     "text": ("Text", "Segments without a template; those to be trained are."),
 }
 LONGEST = 600  # tokens that are shown of a sequence
@@ -38,33 +43,64 @@ def render_labels_page(stats: Mapping[str, Any], samples: Sequence[Mapping[str, 
 
     train = stats["splits"]["train"]
     kinds = [
-        {"title": title, "tells": tells, "rows": train["kinds"].get(kind, 0), "samples": [_shown(one) for one in samples if one["kind"] == kind]}
+        {
+            "title": title,
+            "tells": tells,
+            "rows": train["kinds"].get(kind, 0),
+            "samples": [_shown(one) for one in samples if one["kind"] == kind],
+        }
         for kind, (title, tells) in KINDS.items()
         if train["kinds"].get(kind)
     ]
     lengths = train["lengths"]
-    recorded = "; ".join(f"{one['from']:,} to {one['to']:,}: {one['rows']:,}" for one in lengths if one["rows"])
-    drawing = bars("lengths", "Sequences by length in tokens", recorded, [(f"{one['from']:,}", one["rows"]) for one in lengths], edges=True)
+    recorded = "; ".join(
+        f"{one['from']:,} to {one['to']:,}: {one['rows']:,}" for one in lengths if one["rows"]
+    )
+    drawing = bars(
+        "lengths",
+        "Sequences by length in tokens",
+        recorded,
+        [(f"{one['from']:,}", one["rows"]) for one in lengths],
+        edges=True,
+    )
     return fill(
-        "labels.html.jinja", stats=stats, splits=stats["splits"], train=train, kinds=kinds,
+        "labels.html.jinja",
+        stats=stats,
+        splits=stats["splits"],
+        train=train,
+        kinds=kinds,
         title=f"{percent(stats['trained_share'])} of the tokens are trained",
-        verdict=_verdict(stats), notes=_notes(stats), drawing=Markup(drawing),  # noqa: S704 (our own; drawings escapes its texts)
+        verdict=_verdict(stats),
+        notes=_notes(stats),
+        drawing=Markup(drawing),  # noqa: S704 (our own; drawings escapes its texts)
         rejects=_rejects(stats),
-    )  # fmt: skip
+    )
 
 
 def _verdict(stats: Mapping[str, Any]) -> str:
     """What became of the rows, in a sentence or two."""
     train = stats["splits"]["train"]
-    sentences = [f"{plural(train['rows'], 'training row', 'training rows')} with {plural(train['tokens'], 'token')}"]
+    sentences = [
+        f"{plural(train['rows'], 'training row', 'training rows')} with {plural(train['tokens'], 'token')}"
+    ]
     if stats["packing"]:
         packed = plural(train["packed_rows"], "packed row", "packed rows")
-        sentences[0] += f" are in {packed} of up to {count(stats['max_length'])}, {percent(train['packing_density'])} full"
+        sentences[0] += (
+            f" are in {packed} of up to {count(stats['max_length'])}, {percent(train['packing_density'])} "
+            "full"
+        )
     if unfolded := train["kinds"].get("unfolded"):
-        sentences.append(f"{plural(unfolded, 'row is', 'rows are')} unfolded into one sequence for each answer")
+        sentences.append(
+            f"{plural(unfolded, 'row is', 'rows are')} unfolded into one sequence for each answer"
+        )
     left_out = sum(sum(split["rejected"].values()) for split in stats["splits"].values())
-    sentences.append(f"{plural(left_out, 'row was', 'rows were')} left out" if left_out else "No row was left out")
-    sentences.append("What was written was read back and decoded: in every row exactly the assistant's text and its ends of turn are trained")
+    sentences.append(
+        f"{plural(left_out, 'row was', 'rows were')} left out" if left_out else "No row was left out"
+    )
+    sentences.append(
+        "What was written was read back and decoded: in every row exactly the assistant's text and its ends "
+        "of turn are trained"
+    )
     return ". ".join(sentences) + "."
 
 
@@ -74,17 +110,26 @@ def _notes(stats: Mapping[str, Any]) -> list[str]:
     rejected = sum(train["rejected"].values())
     found = []
     if rejected * 5 > train["rows_read"]:
-        found.append(f"{percent(rejected / train['rows_read'])} of the training rows were left out: see why below.")
+        found.append(
+            f"{percent(rejected / train['rows_read'])} of the training rows were left out: see why below."
+        )
     found += training_sentences(*untrained_and_scored(stats))
     if stats["trained_share"] < LITTLE:
-        found.append("hardly anything of what is read is trained: shorten what comes before the answers, or expect a slow start.")
+        found.append(
+            "hardly anything of what is read is trained: shorten what comes before the answers, or expect a "
+            "slow start."
+        )
     return found
 
 
 def untrained_and_scored(stats: Mapping[str, Any]) -> tuple[Counter[str], int]:
-    """Of all splits: rows by kind that supervised training doesn't learn from, and trained rows with a reward."""
+    """Of all splits: rows by kind that supervised training doesn't learn from, and trained rows with a
+    reward.
+    """
     splits = stats["splits"].values()
-    return sum((Counter(split["untrained"]) for split in splits), Counter[str]()), sum(split["scored"] for split in splits)
+    return sum((Counter(split["untrained"]) for split in splits), Counter[str]()), sum(
+        split["scored"] for split in splits
+    )
 
 
 def _rejects(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -100,15 +145,26 @@ def _rejects(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _shown(sample: Mapping[str, Any]) -> dict[str, Any]:
     """A sample with its tokens as HTML, and how many of them are not shown."""
-    return {**sample, "html": tokens_html(sample["pieces"]), "more": sample["tokens"] - sum(piece["tokens"] for piece in sample["pieces"])}
+    return {
+        **sample,
+        "html": tokens_html(sample["pieces"]),
+        "more": sample["tokens"] - sum(piece["tokens"] for piece in sample["pieces"]),
+    }
 
 
 def tokens_html(pieces: Sequence[Mapping[str, Any]]) -> "Markup":
-    """Tokens as HTML: `<mark>` round a trained stretch, `<i>` a token, `<b>` a control token, `<u>` white space made visible; all escaped."""
+    """Tokens as HTML: `<mark>` round a trained stretch, `<i>` a token, `<b>` a control token, `<u>` white
+    space made visible; all escaped.
+    """
     from markupsafe import Markup, escape
 
     def token(piece: Mapping[str, Any]) -> str:
-        text = str(escape(piece["text"])).replace(" ", "<u>·</u>").replace("\t", "<u>→</u>\t").replace("\n", "<u>↵</u>\n")
+        text = (
+            str(escape(piece["text"]))
+            .replace(" ", "<u>·</u>")
+            .replace("\t", "<u>→</u>\t")
+            .replace("\n", "<u>↵</u>\n")
+        )
         mark = "b" if piece["special"] else "i"
         title = f' title="{piece["tokens"]} tokens"' if piece["tokens"] > 1 else ""
         return f"<{mark}{title}>{text}</{mark}>"
@@ -121,21 +177,43 @@ def tokens_html(pieces: Sequence[Mapping[str, Any]]) -> "Markup":
 
 
 def sample(kind: str, name: str, written: Written, plain: Any) -> dict[str, Any]:
-    """The sequence of this name in a file that was read back: kind, name, counts and its pieces, of which the first `LONGEST` tokens' are given."""
+    """The sequence of this name in a file that was read back: kind, name, counts and its pieces, of which the
+    first `LONGEST` tokens' are given.
+    """
     found = written.take(name)
     assert found is not None, name
     ids, labels = (part.tolist() for part in found)
     trained = [label != IGNORED for label in labels]
-    return {"kind": kind, "row": name, "tokens": len(ids), "trained": sum(trained), "pieces": pieces(ids[:LONGEST], trained[:LONGEST], plain)}
+    return {
+        "kind": kind,
+        "row": name,
+        "tokens": len(ids),
+        "trained": sum(trained),
+        "pieces": pieces(ids[:LONGEST], trained[:LONGEST], plain),
+    }
 
 
 def pieces(ids: list[int], trained: list[bool], plain: Any) -> list[dict[str, Any]]:
-    """{"text", "trained", "special", "tokens"} of each token, or of several neighbors that only together are characters (an emoji)."""
+    """{"text", "trained", "special", "tokens"} of each token, or of several neighbors that only together are
+    characters (an emoji).
+    """
     special, start = set(plain.get_added_tokens_decoder()), 0
     found = []
     for end in range(1, len(ids) + 1):
         text: str = plain.decode(ids[start:end], skip_special_tokens=False)
-        if end == len(ids) or trained[end] != trained[start] or ids[end] in special or "\N{REPLACEMENT CHARACTER}" not in text:
-            found.append({"text": text, "trained": trained[start], "special": ids[start] in special, "tokens": end - start})
+        if (
+            end == len(ids)
+            or trained[end] != trained[start]
+            or ids[end] in special
+            or "\N{REPLACEMENT CHARACTER}" not in text
+        ):
+            found.append(
+                {
+                    "text": text,
+                    "trained": trained[start],
+                    "special": ids[start] in special,
+                    "tokens": end - start,
+                }
+            )
             start = end
     return found

@@ -1,7 +1,8 @@
 """The proof that data/tokens says what data/final says, made from what was written and without the encoder.
 
-Every sequence is decoded, its masked and its trained stretches apart, and compared with the text that the template itself
-gives for the row's turns: an answer, up to its end of turn, is what the template adds to the text before it.
+Every sequence is decoded, its masked and its trained stretches apart, and compared with the text that the
+template itself gives for the row's turns: an answer, up to its end of turn, is what the template adds to the
+text before it.
 """
 
 import json
@@ -25,13 +26,18 @@ TOGETHER = 256  # rows that are decoded in one call
 
 
 def load_base(folder: Path, tokenizer: Any) -> Base:
-    """The base in `folder`; raises `DataError` if tokenizer, config.json and generation_config.json name different ends of turn."""
+    """The base in `folder`; raises `DataError` if tokenizer, config.json and generation_config.json name
+    different ends of turn.
+    """
     from tokenizers import Tokenizer
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     sizes = [part["vocab_size"] for part in (config, config.get("text_config") or {}) if "vocab_size" in part]
     generation = folder / "generation_config.json"
-    stated = {"config.json": config, generation.name: json.loads(generation.read_text(encoding="utf-8")) if generation.exists() else {}}
+    stated = {
+        "config.json": config,
+        generation.name: json.loads(generation.read_text(encoding="utf-8")) if generation.exists() else {},
+    }
     for name, values in stated.items():
         ends = values.get("eos_token_id")
         if ends is not None and tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
@@ -48,12 +54,17 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
         )
     plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
     added = [token for token in plain.get_added_tokens_decoder().values() if not token.single_word]
-    control = [re.escape(token.content) for token in added if len(token.content) > 1 and token.content.replace("▁", " ").strip()]
+    control = [
+        re.escape(token.content)
+        for token in added
+        if len(token.content) > 1 and token.content.replace("▁", " ").strip()
+    ]
     return Base(tokenizer, plain, sizes[0], re.compile("|".join(control) or "(?!)"))
 
 
 def prove(path: Path, rows: Path, base: Base, max_length: int, rejected: int) -> dict[str, int]:
-    """Prove the Parquet file at `path` against the rows that it was made of, of which `rejected` were left out; the counts of what is in it.
+    """Prove the Parquet file at `path` against the rows that it was made of, of which `rejected` were left
+    out; the counts of what is in it.
 
     Raises `DataError` with the failure's name and the row at the first difference.
     """
@@ -94,19 +105,31 @@ def prove(path: Path, rows: Path, base: Base, max_length: int, rejected: int) ->
         where = f"{trained_rows} are in {path.name} and {rejected} were rejected with a reason"
         raise DataError("Q-PREPROCESS-014", f"{file} has {plural(read, 'row')}, {where}: rows got lost")
     trained = int((written.labels != IGNORED).sum())
-    return {"rows": trained_rows, "sequences": len(written.row_ids), "packed_rows": len(written.lengths), "tokens": len(written.ids),
-            "trained_tokens": trained, "trained_turns": turns}  # fmt: skip
+    return {
+        "rows": trained_rows,
+        "sequences": len(written.row_ids),
+        "packed_rows": len(written.lengths),
+        "tokens": len(written.ids),
+        "trained_tokens": trained,
+        "trained_turns": turns,
+    }
 
 
 def _claims(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim]:
-    """(name, what is written, what should be, how many turns are trained) of each sequence of the row; none of a row that was left out."""
+    """(name, what is written, what should be, how many turns are trained) of each sequence of the row; none
+    of a row that was left out.
+    """
     whole = written.take(name)
     if row.get("kind", "chat") == "text":
         if whole is not None:
             yield name, whole, _of_segments(row["segments"], base), int(row["segments"][-1]["train"])
         return
     messages, tools = row["messages"], row.get("tools")
-    learned = [turn for turn, message in enumerate(messages) if message["role"] == "assistant" and message.get("train") is not False]
+    learned = [
+        turn
+        for turn, message in enumerate(messages)
+        if message["role"] == "assistant" and message.get("train") is not False
+    ]
     if whole is not None:
         yield name, whole, _of_turns(messages, tools, learned, base, name), len(learned)
         return
@@ -124,10 +147,16 @@ def _claims(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim
 
 
 def _of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, name: str) -> list[Stretch]:
-    """The text of a conversation in stretches, trained from the end of what is before a turn to the turn's own end."""
+    """The text of a conversation in stretches, trained from the end of what is before a turn to the turn's
+    own end.
+    """
 
     def text(turns: list[Any], prompt: bool = False) -> str:
-        return str(base.tokenizer.apply_chat_template(turns, tools=tools, tokenize=False, add_generation_prompt=prompt))
+        return str(
+            base.tokenizer.apply_chat_template(
+                turns, tools=tools, tokenize=False, add_generation_prompt=prompt
+            )
+        )
 
     for number, message in enumerate(messages, start=1):
         if found := base.control.search(message["content"]):
@@ -165,7 +194,9 @@ def _of_segments(segments: list[Any], base: Base) -> list[Stretch]:
     """Text without a template, between the tokenizer's own beginning and its end, if that is learned."""
     tokenizer = base.tokenizer
     stretches = [(segment["train"], segment["text"]) for segment in segments]
-    if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] and not segments[0]["text"].startswith(tokenizer.bos_token):
+    if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] and not segments[0]["text"].startswith(
+        tokenizer.bos_token
+    ):
         stretches.insert(0, (False, tokenizer.bos_token))
     if segments[-1]["train"] and not segments[-1]["text"].endswith(tokenizer.eos_token):
         stretches.append((True, tokenizer.eos_token))

@@ -1,9 +1,9 @@
-"""Turn chats and texts into what the trainer sees: token ids, labels on what is to be learned only, packed rows.
+"""Turn chats and texts into what the trainer sees: token ids, labels on what is to be learned only, packed
+rows.
 
 Reads `data/final/{train,val}.jsonl`, and tokenizer, template and configuration in `models/base/`.
-Writes `data/tokens/{train,val}.parquet` (`pipeline.stages.preprocess.tables`), `data/tokens/manifest.json`, `reports/labels.json`
-and `reports/labels.html`.
-Command: `python -m pipeline preprocess`
+Writes `data/tokens/{train,val}.parquet` (`pipeline.stages.preprocess.tables`), `data/tokens/manifest.json`,
+`reports/labels.json` and `reports/labels.html`. Command: `python -m pipeline preprocess`
 """
 
 from collections import Counter
@@ -30,19 +30,27 @@ from pipeline.stages.preprocess.tables import Written, to_table, token_lengths, 
 SPLITS = ("train", "val")
 
 
-def preprocess(*, rows_folder: Path, base: Path, tokens_folder: Path, max_length: int, packing: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Tokenize and pack both splits, prove what was written, publish the folder; the statistics of it, and some rows to look at.
+def preprocess(
+    *, rows_folder: Path, base: Path, tokens_folder: Path, max_length: int, packing: bool
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Tokenize and pack both splits, prove what was written, publish the folder; the statistics of it, and
+    some rows to look at.
 
-    A row longer than `max_length` tokens, one that the template can't render whole and with exact labels, and one of a
-    kind that supervised training has no use for is left out and counted by reason; nothing is cut. Raises `DataError`
-    where no training row is left, where tokenizer and configuration contradict each other and where the proof fails,
-    `ConfigError` if the base can't keep packed rows apart.
+    A row longer than `max_length` tokens, one that the template can't render whole and with exact labels, and
+    one of a kind that supervised training has no use for is left out and counted by reason; nothing is cut.
+    Raises `DataError` where no training row is left, where tokenizer and configuration contradict each other
+    and where the proof fails, `ConfigError` if the base can't keep packed rows apart.
     """
     tokenizer = load_tokenizer(base)
     known = load_base(base, tokenizer)
     if packing:
         need_rows_apart(base)
-    stats: dict[str, Any] = {"max_length": max_length, "packing": packing, "template_system_prompt": own_system_prompt(tokenizer), "splits": {}}
+    stats: dict[str, Any] = {
+        "max_length": max_length,
+        "packing": packing,
+        "template_system_prompt": own_system_prompt(tokenizer),
+        "splits": {},
+    }
     all_stats = {split: SplitStats() for split in SPLITS}
     with publishing(tokens_folder) as aside:
         aside.mkdir()
@@ -51,21 +59,35 @@ def preprocess(*, rows_folder: Path, base: Path, tokens_folder: Path, max_length
             stats["splits"][split] = write_split(rows, target, known, max_length, packing, split_stats)
         train = stats["splits"]["train"]
         if not train["rows"]:
-            reasons = ", ".join(f"{code}: {count}" for code, count in all_stats["train"].rejected.most_common()) or "there is none"
+            reasons = (
+                ", ".join(f"{code}: {count}" for code, count in all_stats["train"].rejected.most_common())
+                or "there is none"
+            )
             raise DataError(
                 "Q-PREPROCESS-001",
                 f"no row of {rows_folder / 'train.jsonl'} can be trained ({reasons}): fix the rows or "
                 "raise preprocess.max_length",
             )
         stats["trained_share"] = round(train["trained_tokens"] / train["tokens"], 4)
-        write_json(aside / NAME, manifest(aside, [rows_folder / f"{split}.jsonl" for split in SPLITS], base, tokenizer, stats))
+        write_json(
+            aside / NAME,
+            manifest(aside, [rows_folder / f"{split}.jsonl" for split in SPLITS], base, tokenizer, stats),
+        )
         written = Written(aside / "train.parquet")
-        samples = [sample(kind, name, written, known.plain) for kind, names in all_stats["train"].examples.items() for name in names]
+        samples = [
+            sample(kind, name, written, known.plain)
+            for kind, names in all_stats["train"].examples.items()
+            for name in names
+        ]
     return stats, samples
 
 
-def write_split(rows: Path, target: Path, base: Base, max_length: int, packing: bool, split_stats: SplitStats) -> dict[str, Any]:
-    """Write one split's Parquet file and prove it; gives its statistics and counts its rows in `split_stats`."""
+def write_split(
+    rows: Path, target: Path, base: Base, max_length: int, packing: bool, split_stats: SplitStats
+) -> dict[str, Any]:
+    """Write one split's Parquet file and prove it; gives its statistics and counts its rows in
+    `split_stats`.
+    """
     table = to_table(sequences(base.tokenizer, rows, max_length, split_stats))
     lengths = token_lengths(table)
     packed = best_fit(lengths, max_length) if packing else [[number] for number in range(len(lengths))]
@@ -73,19 +95,27 @@ def write_split(rows: Path, target: Path, base: Base, max_length: int, packing: 
     del table  # the proof reads what is on the disk
     proven = prove(target, rows, base, max_length, split_stats.rejected.total())
     if proven["tokens"] != sum(lengths):
-        raise AssertionError(f"packing changed the number of tokens from {sum(lengths)} to {proven['tokens']}")  # a bug, never the user's fault
+        raise AssertionError(
+            f"packing changed the number of tokens from {sum(lengths)} to {proven['tokens']}"
+        )  # a bug, never the user's fault
     density = round(sum(lengths) / (len(packed) * max_length), 4) if packed else 0.0
     return proven | split_stats.stats(lengths) | {"packing_density": density}
 
 
-def sequences(tokenizer: Any, path: Path, max_length: int, split_stats: SplitStats) -> Iterator[tuple[str, Encoded]]:
-    """(row id, ids and labels) of every sequence of the rows in `path` that can be trained as they are; `split_stats` counts all."""
+def sequences(
+    tokenizer: Any, path: Path, max_length: int, split_stats: SplitStats
+) -> Iterator[tuple[str, Encoded]]:
+    """(row id, ids and labels) of every sequence of the rows in `path` that can be trained as they are;
+    `split_stats` counts all.
+    """
     for number, (row, encoded) in enumerate(encode(tokenizer, read_rows(path)), start=1):
         name = row_name(row, path.name, number)
         if isinstance(encoded, Unrenderable):
             split_stats.reject(row, name, encoded.code, str(encoded))
         elif (longest := max(len(one.ids) for one in encoded)) > max_length:
-            split_stats.reject(row, name, "too_long", f"{longest:,} tokens, preprocess.max_length is {max_length:,}")
+            split_stats.reject(
+                row, name, "too_long", f"{longest:,} tokens, preprocess.max_length is {max_length:,}"
+            )
         else:
             names = [one.name_in(name) for one in encoded]
             split_stats.keep(row, names)
@@ -108,13 +138,20 @@ def main(params: Params, root: Path) -> None:
 
 
 def summary(stats: dict[str, Any]) -> Iterator[str]:
-    """The statistics in a few lines: what is trained, what was left out and why, what training doesn't use."""
+    """The statistics in a few lines: what is trained, what was left out and why, what training doesn't
+    use.
+    """
     train = stats["splits"]["train"]
     yield (
-        f"{plural(train['rows'], 'training row')}, {plural(train['tokens'], 'token')}, {stats['trained_share']:.0%} of them trained, "
-        f"{plural(train['packed_rows'], 'row')} of up to {stats['max_length']} after packing; look at reports/labels.html"
+        f"{plural(train['rows'], 'training row')}, {plural(train['tokens'], 'token')}, "
+        f"{stats['trained_share']:.0%} of them trained, "
+        f"{plural(train['packed_rows'], 'row')} of up to {stats['max_length']} after packing; look at "
+        "reports/labels.html"
     )
     rejected = sum((Counter(split["rejected"]) for split in stats["splits"].values()), Counter[str]())
     if rejected:
-        yield f"{plural(rejected.total(), 'row')} left out: {', '.join(f'{rows:,} {code}' for code, rows in most(rejected))}"
+        yield (
+            f"{plural(rejected.total(), 'row')} left out: "
+            f"{', '.join(f'{rows:,} {code}' for code, rows in most(rejected))}"
+        )
     yield from training_sentences(*untrained_and_scored(stats))

@@ -1,4 +1,6 @@
-"""What became of the rows of a split: trained, unfolded or left out with a reason, and which of them are worth a look."""
+"""What became of the rows of a split: trained, unfolded or left out with a reason, and which of them are
+worth a look.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +24,9 @@ class SplitStats:
     examples: dict[str, list[str]] = field(default_factory=dict)
     without_system: int = 0
     scored: int = 0  # trained rows with a reward, which counts for nothing yet
-    untrained: Counter[str] = field(default_factory=Counter)  # rows of kinds that supervised training doesn't learn from
+    untrained: Counter[str] = field(
+        default_factory=Counter
+    )  # rows of kinds that supervised training doesn't learn from
 
     def reject(self, row: Row, name: str, code: str, why: str) -> None:
         """Count a row that was left out."""
@@ -61,7 +65,9 @@ def row_name(row: Row, file: str, number: int) -> str:
 
 
 def kind_of(row: Row, *, unfolded: bool) -> str:
-    """What is most worth seeing of a row: unfolded, text, tools, reasoning, untrained turn, several turns or one exchange."""
+    """What is most worth seeing of a row: unfolded, text, tools, reasoning, untrained turn, several turns or
+    one exchange.
+    """
     if unfolded:
         return "unfolded"
     if row.get("kind", "chat") == "text":
@@ -78,9 +84,14 @@ def kind_of(row: Row, *, unfolded: bool) -> str:
 
 
 def histogram(lengths: Sequence[int]) -> list[dict[str, int]]:
-    """Sequences by length in tokens: {"from", "to", "rows"}, `to` not included; bins are as wide as 2ⁿ × `FIRST_BIN` has to be for `BINS` of them."""
+    """Sequences by length in tokens: {"from", "to", "rows"}, `to` not included; bins are as wide as 2ⁿ ×
+    `FIRST_BIN` has to be for `BINS` of them.
+    """
     width = FIRST_BIN
     while lengths and max(lengths) >= width * BINS:
         width *= 2
     counts = Counter(length // width for length in lengths)
-    return [{"from": place * width, "to": (place + 1) * width, "rows": counts[place]} for place in range(max(counts, default=-1) + 1)]
+    return [
+        {"from": place * width, "to": (place + 1) * width, "rows": counts[place]}
+        for place in range(max(counts, default=-1) + 1)
+    ]

@@ -13,12 +13,16 @@ from pipeline.core.errors import DataError
 
 SHOWN = 60  # characters of a text in a message
 Stretch = tuple[bool, str]  # trained or masked, and its text
-Claim = tuple[str, Any, list[Stretch], int]  # name, what is written, what should be, how many turns are trained
+Claim = tuple[
+    str, Any, list[Stretch], int
+]  # name, what is written, what should be, how many turns are trained
 
 
 @dataclass(frozen=True)
 class Base:
-    """What of the base the proof needs: its tokenizer, the same as `tokenizer.json` has it, rows of embeddings, a pattern of control tokens."""
+    """What of the base the proof needs: its tokenizer, the same as `tokenizer.json` has it, rows of
+    embeddings, a pattern of control tokens.
+    """
 
     tokenizer: Any
     plain: Any
@@ -29,7 +33,9 @@ class Base:
 def check_claims(claims: list[Claim], base: Base, file: str) -> None:
     """Raise `DataError` unless every sequence decodes, stretch by stretch, to what it should be."""
     cut = [_stretches(*pair) for _, pair, _, _ in claims]
-    texts = iter(base.plain.decode_batch([ids for stretches in cut for _, ids in stretches], skip_special_tokens=False))
+    texts = iter(
+        base.plain.decode_batch([ids for stretches in cut for _, ids in stretches], skip_special_tokens=False)
+    )
     for (name, (ids, labels), wanted, turns), stretches in zip(claims, cut, strict=True):
         found = [(trained, next(texts)) for trained, _ in stretches]
         where = f"row {name} of {file}"
@@ -50,7 +56,10 @@ def check_claims(claims: list[Claim], base: Base, file: str) -> None:
                 "are",
             )
         wanted = _joined(wanted)
-        if not (len(found) == len(wanted) and all(a[0] == b[0] and same(a[1], b[1], base) for a, b in zip(found, wanted, strict=True))):
+        if not (
+            len(found) == len(wanted)
+            and all(a[0] == b[0] and same(a[1], b[1], base) for a, b in zip(found, wanted, strict=True))
+        ):
             raise DataError("Q-PREPROCESS-012", _difference(where, found, wanted))
         if ends > turns:
             raise DataError(
@@ -74,11 +83,17 @@ def _joined(stretches: list[Stretch]) -> list[Stretch]:
 
 
 def same(decoded: str, text: str, base: Base) -> bool:
-    """Whether both are one text to the tokenizer: some compose characters (NFC) or add or drop a space where a stretch begins."""
+    """Whether both are one text to the tokenizer: some compose characters (NFC) or add or drop a space where
+    a stretch begins.
+    """
     if decoded == text:
         return True
-    again: str = base.plain.decode(base.plain.encode(text, add_special_tokens=False).ids, skip_special_tokens=False)
-    return decoded == again or (_drops_a_space(base.plain) and again in (f" {decoded}", decoded.removeprefix(" ")))
+    again: str = base.plain.decode(
+        base.plain.encode(text, add_special_tokens=False).ids, skip_special_tokens=False
+    )
+    return decoded == again or (
+        _drops_a_space(base.plain) and again in (f" {decoded}", decoded.removeprefix(" "))
+    )
 
 
 def _drops_a_space(plain: Any) -> bool:
@@ -89,19 +104,33 @@ def _drops_a_space(plain: Any) -> bool:
 
 def _difference(where: str, found: list[Stretch], wanted: list[Stretch]) -> str:
     """The first difference in words."""
-    trained, should = ("".join(text for is_trained, text in stretches if is_trained) for stretches in (found, wanted))
+    trained, should = (
+        "".join(text for is_trained, text in stretches if is_trained) for stretches in (found, wanted)
+    )
     if trained != should:
         at = _first_difference(trained, should)
         if len(trained) > len(should):
-            return f"a token that is not the assistant's is trained in {where}: {short(trained[at:])}, where {short(should[at:])} should be"
-        return f"a token of the assistant's is not trained in {where}: {short(should[at:])} should be, {short(trained[at:])} is"
+            return (
+                f"a token that is not the assistant's is trained in {where}: {short(trained[at:])}, "
+                f"where {short(should[at:])} should be"
+            )
+        return (
+            f"a token of the assistant's is not trained in {where}: {short(should[at:])} should be, "
+            f"{short(trained[at:])} is"
+        )
     shown, right = ("".join(text for _, text in stretches) for stretches in (found, wanted))
     at = _first_difference(shown, right)
-    return f"{where} has a masked text that is not the template's, a system prompt perhaps: {short(shown[at:])}, not {short(right[at:])}"
+    return (
+        f"{where} has a masked text that is not the template's, a system prompt perhaps: "
+        f"{short(shown[at:])}, not {short(right[at:])}"
+    )
 
 
 def _first_difference(one: str, other: str) -> int:
-    return next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 def short(text: str) -> str:

@@ -1,7 +1,10 @@
-"""Tokenized rows as Arrow tables and Parquet files: one packed row a line, which knows the sequences that are in it.
+"""Tokenized rows as Arrow tables and Parquet files: one packed row a line, which knows the sequences that are
+in it.
 
-Columns: `input_ids`, `labels` (int32, of all its sequences, one after the other), `seq_lengths` (the trainer restarts
-positions there), `row_ids` (the row of data/final that each sequence is of; `ID#2` is the second turn of an unfolded one).
+Columns: `input_ids`, `labels` (int32, of all its sequences, one after the other), `seq_lengths` (the trainer
+restarts
+positions there), `row_ids` (the row of data/final that each sequence is of; `ID#2` is the second turn of an
+unfolded one).
 """
 
 from collections.abc import Iterable, Iterator
@@ -42,7 +45,9 @@ def token_lengths(table: Any) -> list[int]:
 
 def write_rows_of(path: Path, table: Any, rows: list[list[int]]) -> None:
     """Write the packed rows, each given by the numbers of its sequences in `table`."""
-    schema = pyarrow.schema({"input_ids": INTS, "labels": INTS, "seq_lengths": INTS, "row_ids": pyarrow.list_(pyarrow.string())})
+    schema = pyarrow.schema(
+        {"input_ids": INTS, "labels": INTS, "seq_lengths": INTS, "row_ids": pyarrow.list_(pyarrow.string())}
+    )
     table = table.combine_chunks()
     with parquet.ParquetWriter(path, schema) as writer:
         for start in range(0, len(rows), GROUP):
@@ -56,14 +61,17 @@ def _packed(table: Any, rows: list[list[int]], schema: Any) -> Any:
     tokens = np.concatenate(([0], np.cumsum(lengths)))[sequences].astype(np.int32)  # and in tokens
     flat = [(tokens, taken[name].chunk(0).flatten()) for name in ("input_ids", "labels")]
     flat += [(sequences, pyarrow.array(lengths, pyarrow.int32())), (sequences, taken["row_id"].chunk(0))]
-    return pyarrow.record_batch([pyarrow.ListArray.from_arrays(offsets, values) for offsets, values in flat], schema=schema)
+    return pyarrow.record_batch(
+        [pyarrow.ListArray.from_arrays(offsets, values) for offsets, values in flat], schema=schema
+    )
 
 
 class Written:
     """A Parquet file read back: every sequence in it, by row id.
 
-    `ids` and `labels` are all tokens in order (int32), `starts` where the sequences begin in them (one more than there are
-    sequences), `row_ids` the sequences' rows, `lengths` the tokens of each packed row. Raises `DataError` if the columns disagree.
+    `ids` and `labels` are all tokens in order (int32), `starts` where the sequences begin in them (one more
+    than there are sequences), `row_ids` the sequences' rows, `lengths` the tokens of each packed row. Raises
+    `DataError` if the columns disagree.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +84,11 @@ class Written:
         self.row_ids: list[str] = column["row_ids"].flatten().to_pylist()
         counts, owners = (column[name].value_lengths().to_numpy() for name in ("seq_lengths", "row_ids"))
         ends = self.starts[np.concatenate(([0], np.cumsum(counts)))]
-        if len(self.ids) != len(self.labels) or not np.array_equal(counts, owners) or not np.array_equal(np.diff(ends), self.lengths):
+        if (
+            len(self.ids) != len(self.labels)
+            or not np.array_equal(counts, owners)
+            or not np.array_equal(np.diff(ends), self.lengths)
+        ):
             raise DataError(
                 "Q-PREPROCESS-013",
                 f"{path.name}: its ids, labels, lengths and row ids don't fit each other, so rows would run "
@@ -87,7 +99,9 @@ class Written:
             self._places.setdefault(self.row_ids[place], []).append(place)
 
     def take(self, row_id: str) -> tuple[Any, Any] | None:
-        """(ids, labels) of the next sequence of this row, which is then used up; None if there is none (left)."""
+        """(ids, labels) of the next sequence of this row, which is then used up; None if there is none
+        (left).
+        """
         places = self._places.get(row_id)
         if not places:
             return None

@@ -1,9 +1,8 @@
 """Quantize the 16-bit GGUF to one level with llama.cpp's own quantizer.
 
-Reads `models/gguf/NAME-F16.gguf` (or BF16), `NAME-base-F16.gguf` for a level of the untuned base (base-LEVEL), and `models/imatrix/` for
-one that is spelled LEVEL-imatrix.
-Writes `models/gguf/NAME-LEVEL.gguf`.
-Command: `python -m pipeline quantize@Q4_K_M`
+Reads `models/gguf/NAME-F16.gguf` (or BF16), `NAME-base-F16.gguf` for a level of the untuned base
+(base-LEVEL), and `models/imatrix/` for one that is spelled LEVEL-imatrix. Writes
+`models/gguf/NAME-LEVEL.gguf`. Command: `python -m pipeline quantize@Q4_K_M`
 """
 
 from collections.abc import Mapping
@@ -19,9 +18,18 @@ from pipeline.llamacpp.converters import NO_TYPES, quantize_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 
 
-def quantize(*, source: Path, target: Path, level: str, nthreads: int, tools: Toolchain, imatrix: Path | None = None,
-             tensor_types: Mapping[str, str] = NO_TYPES) -> dict[str, Any]:  # fmt: skip
-    """Write `source` at `level` (llama.cpp's name) to `target`, read it back, and describe it (`pipeline.gguf.file.describe`).
+def quantize(
+    *,
+    source: Path,
+    target: Path,
+    level: str,
+    nthreads: int,
+    tools: Toolchain,
+    imatrix: Path | None = None,
+    tensor_types: Mapping[str, str] = NO_TYPES,
+) -> dict[str, Any]:
+    """Write `source` at `level` (llama.cpp's name) to `target`, read it back, and describe it
+    (`pipeline.gguf.file.describe`).
 
     Raises `ConfigError` if `tensor_types` can't be, `ToolError` if llama-quantize fails.
     """
@@ -36,8 +44,10 @@ def fallback_warning(made: Mapping[str, Any]) -> str | None:
         return None
     named = ", ".join(f"{count} to {kind}" for kind, count in types.items())
     return (
-        f"{made['fallback_tensors']} of {made['tensors']} tensors fell back ({named}): their rows are no multiple of {K_BLOCK} weights, "
-        f"which the level's type packs together, so the file has {made['bits_per_weight']:.2f} bits per weight"
+        f"{made['fallback_tensors']} of {made['tensors']} tensors fell back ({named}): their rows are no "
+        f"multiple of {K_BLOCK} weights, "
+        f"which the level's type packs together, so the file has {made['bits_per_weight']:.2f} bits per "
+        "weight"
     )
 
 

@@ -1,6 +1,8 @@
-"""All held-out answers side by side, for the page: the rows that score differently first in line for the room that there is.
+"""All held-out answers side by side, for the page: the rows that score differently first in line for the room
+that there is.
 
-The rows are embedded as JSON, which the page's script shows one at a time; the first of them are plain HTML as well.
+The rows are embedded as JSON, which the page's script shows one at a time; the first of them are plain HTML
+as well.
 """
 
 import json
@@ -25,20 +27,30 @@ def browser_values(answers: Answers, room: int = BYTES) -> dict[str, Any] | None
     if not answers:
         return None
     apart = differing(answers)
-    rows = [_row(asked) | {"apart": number in apart} for number, asked in enumerate(zip(*answers.values(), strict=True))]
+    rows = [
+        _row(asked) | {"apart": number in apart}
+        for number, asked in enumerate(zip(*answers.values(), strict=True))
+    ]
     lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows]
     kept = _within(room, [len(safe(line).encode()) for line in lines], first=apart)
     shown = [number for number in kept if number in apart][:PLAIN_ROWS]
     domains = list(dict.fromkeys(row["domain"] for row in rows if row["domain"]))
     data = f'{{"models":{json.dumps(list(answers))},"rows":[{",".join(lines[number] for number in kept)}]}}'
     return {
-        "rows": len(rows), "kept": len(kept), "apart": len(apart), "models": list(answers), "domains": domains,
-        "examples": [rows[number] for number in shown], "json": safe(data),
-    }  # fmt: skip
+        "rows": len(rows),
+        "kept": len(kept),
+        "apart": len(apart),
+        "models": list(answers),
+        "domains": domains,
+        "examples": [rows[number] for number in shown],
+        "json": safe(data),
+    }
 
 
 def differing(answers: Answers) -> list[int]:
-    """The rows (by number) that tuned models score differently on; those that any model does if the tuned ones score the same throughout."""
+    """The rows (by number) that tuned models score differently on; those that any model does if the tuned
+    ones score the same throughout.
+    """
     rows = list(zip(*answers.values(), strict=True))
     tuned = [place for place, model in enumerate(answers) if not is_base(model)]
     found = [number for number, row in enumerate(rows) if differ([row[place] for place in tuned])]
@@ -52,17 +64,26 @@ def differ(row: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def safe(data: str) -> str:
-    """JSON that can stand inside a `<script>` of any type: nothing in it ends the element or opens a comment."""
+    """JSON that can stand inside a `<script>` of any type: nothing in it ends the element or opens a
+    comment.
+    """
     return data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _row(asked: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One row for the page; `answers` in the order of the models: [text, score or null, stopped or null, refused or null]."""
+    """One row for the page; `answers` in the order of the models: [text, score or null, stopped or null,
+    refused or null].
+    """
     one = asked[0]
     return {
-        "id": str(one["id"]), "domain": one.get("domain") or "", "prompt": _text(one["prompt"]), "reference": _text(one["reference"]),
-        "answers": [[_text(row["answer"]), row.get("score"), row.get("stopped"), row.get("refused")] for row in asked],
-    }  # fmt: skip
+        "id": str(one["id"]),
+        "domain": one.get("domain") or "",
+        "prompt": _text(one["prompt"]),
+        "reference": _text(one["reference"]),
+        "answers": [
+            [_text(row["answer"]), row.get("score"), row.get("stopped"), row.get("refused")] for row in asked
+        ],
+    }
 
 
 def _within(room: int, sizes: Sequence[int], first: Sequence[int]) -> list[int]:
@@ -76,4 +97,6 @@ def _within(room: int, sizes: Sequence[int], first: Sequence[int]) -> list[int]:
 
 
 def _text(value: Any) -> str:
-    return clipped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2), LONGEST)
+    return clipped(
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2), LONGEST
+    )

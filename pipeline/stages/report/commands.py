@@ -19,13 +19,24 @@ WORDS = {
 
 
 def command_list(models: Iterable[str]) -> Mapping[str, str]:
-    """Each command (without `python -m pipeline`) and what it measures, in the order of the pipeline; one `evaluate` per model."""
+    """Each command (without `python -m pipeline`) and what it measures, in the order of the pipeline; one
+    `evaluate` per model.
+    """
     models = list(models)
     unmerged = BASE_WITH_ADAPTER in models
-    words = WORDS | ({"parity": "the parity checks between the trained model and what is served"} if unmerged else {})
+    words = WORDS | (
+        {"parity": "the parity checks between the trained model and what is served"} if unmerged else {}
+    )
     left_out = ("merge", "compare") if unmerged else ("lora",)
-    evaluations = {f"evaluate@{model}": f"{model}: file, divergence, speed, memory, answers, general ability" for model in models}
-    return {name: stated for name, stated in words.items() if name not in (*left_out, "report")} | evaluations | {"report": words["report"]}
+    evaluations = {
+        f"evaluate@{model}": f"{model}: file, divergence, speed, memory, answers, general ability"
+        for model in models
+    }
+    return (
+        {name: stated for name, stated in words.items() if name not in (*left_out, "report")}
+        | evaluations
+        | {"report": words["report"]}
+    )
 
 
 def anchor(command: str) -> str:

@@ -1,6 +1,8 @@
-"""Models against each other on the same rows or questions: the difference, its 95 % interval, p, and a drawing of them all.
+"""Models against each other on the same rows or questions: the difference, its 95 % interval, p, and a
+drawing of them all.
 
-The test is `pipeline.metrics.paired.compare_scores`: paired, so that what makes a row hard for both models cancels out.
+The test is `pipeline.metrics.paired.compare_scores`: paired, so that what makes a row hard for both models
+cancels out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,22 +43,43 @@ class Comparison:
 
     @property
     def words(self) -> str:
-        """The verdict in a few words; with the test's p where the interval, made in another way, would say otherwise."""
-        found = {"better": "better, more than noise", "worse": "worse, more than noise", "noise": "within the noise"}[self.verdict]
+        """The verdict in a few words; with the test's p where the interval, made in another way, would say
+        otherwise.
+        """
+        found = {
+            "better": "better, more than noise",
+            "worse": "worse, more than noise",
+            "noise": "within the noise",
+        }[self.verdict]
         apart = self.difference.low > 0 or self.difference.high < 0
-        return found if apart == (self.verdict != "noise") else f"{found} by the test, {p_value(self.difference.p_value)}"
+        return (
+            found
+            if apart == (self.verdict != "noise")
+            else f"{found} by the test, {p_value(self.difference.p_value)}"
+        )
 
 
-def compare(first: str, second: str, scores: Mapping[str, Sequence[float | None]], seed: int) -> Comparison | None:
+def compare(
+    first: str, second: str, scores: Mapping[str, Sequence[float | None]], seed: int
+) -> Comparison | None:
     """Both models' scores (0 to 1) row by row; None where no row has both."""
     from pipeline.metrics.paired import compare_scores
 
     if first not in scores or second not in scores or len(scores[first]) != len(scores[second]):
         return None
-    pairs = [(one, other) for one, other in zip(scores[first], scores[second], strict=True) if one is not None and other is not None]
+    pairs = [
+        (one, other)
+        for one, other in zip(scores[first], scores[second], strict=True)
+        if one is not None and other is not None
+    ]
     if not pairs:
         return None
-    return Comparison(first, second, len(pairs), compare_scores([one for one, _ in pairs], [other for _, other in pairs], seed))
+    return Comparison(
+        first,
+        second,
+        len(pairs),
+        compare_scores([one for one, _ in pairs], [other for _, other in pairs], seed),
+    )
 
 
 def task_scores(answers: Answers) -> dict[str, list[float | None]]:
@@ -71,19 +94,31 @@ def general_scores(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, li
     return {model: [float(one) for one in right] for model, right in asked.items() if right}
 
 
-def against_reference(scores: Mapping[str, Sequence[float | None]], reference: str, seed: int) -> list[Comparison]:
+def against_reference(
+    scores: Mapping[str, Sequence[float | None]], reference: str, seed: int
+) -> list[Comparison]:
     """Each level against the 16-bit model that it is made from: tuned against tuned, base against base.
 
-    Where nothing is merged (`reference` is the base's file): that file, alone and with the adapter, against the one that it was made from.
+    Where nothing is merged (`reference` is the base's file): that file, alone and with the adapter, against
+    the one that it was made from.
     """
-    pairs = [(ORIGINAL if reference == BASE else UNTUNED + reference if is_base(model) else reference, model) for model in scores]
+    pairs = [
+        (ORIGINAL if reference == BASE else UNTUNED + reference if is_base(model) else reference, model)
+        for model in scores
+    ]
     found = [compare(first, second, scores, seed) for first, second in pairs if first != second]
     return [one for one in found if one]
 
 
 def against_base(scores: Mapping[str, Sequence[float | None]], seed: int) -> list[Comparison]:
-    """Each tuned model against the untuned base at the same level, where both were measured; the adapter against the base's file alone."""
-    found = [compare(BASE if model == BASE_WITH_ADAPTER else UNTUNED + model, model, scores, seed) for model in scores if not is_base(model)]
+    """Each tuned model against the untuned base at the same level, where both were measured; the adapter
+    against the base's file alone.
+    """
+    found = [
+        compare(BASE if model == BASE_WITH_ADAPTER else UNTUNED + model, model, scores, seed)
+        for model in scores
+        if not is_base(model)
+    ]
     return [one for one in found if one]
 
 
@@ -100,10 +135,22 @@ def differences_plot(comparisons: Sequence[Comparison], name: str, title: str) -
         found = one.difference
         reach = [[max(0.0, found.points - found.low)], [max(0.0, found.high - found.points)]]
         marker = {"better": "^", "worse": "v", "noise": "o"}[one.verdict]
-        axes.errorbar([found.points], [place], xerr=reach, fmt=marker, color=colors[one.verdict], markersize=6.5, capsize=3.5, elinewidth=1.6)
+        axes.errorbar(
+            [found.points],
+            [place],
+            xerr=reach,
+            fmt=marker,
+            color=colors[one.verdict],
+            markersize=6.5,
+            capsize=3.5,
+            elinewidth=1.6,
+        )
     axes.set_yticks(range(len(comparisons)), [f"{one.second} − {one.first}" for one in comparisons])
     axes.tick_params(axis="y", colors=INK)
     axes.set_ylim(len(comparisons) - 0.4, -0.6)
     axes.grid(axis="x", color=LINE)
-    recorded = "; ".join(f"{one.second} minus {one.first} {signed(one.difference.points)} ({one.interval}), {one.words}" for one in comparisons)
+    recorded = "; ".join(
+        f"{one.second} minus {one.first} {signed(one.difference.points)} ({one.interval}), {one.words}"
+        for one in comparisons
+    )
     return svg_of(figure, name, title, f"Differences in points with 95 % intervals: {recorded}.")

@@ -1,5 +1,6 @@
-"""General ability before and after fine-tuning: every tuned model against the untuned base (at 16 bit, or the file that was
-trained on) on the same questions, and by subject."""
+"""General ability before and after fine-tuning: every tuned model against the untuned base (at 16 bit, or the
+file that was trained on) on the same questions, and by subject.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,19 +19,32 @@ def forgetting_values(evaluations: Evaluations, seed: int) -> dict[str, Any] | N
         return None
     scores, base = general_scores(evaluations), untuned_name(evaluations)
     against = {model: compare(base, model, scores, seed) for model in asked if not is_base(model)}
-    subjects = list(dict.fromkeys(subject for found in asked.values() for subject in found.get("subjects") or {}))
+    subjects = list(
+        dict.fromkeys(subject for found in asked.values() for subject in found.get("subjects") or {})
+    )
     return {
-        "asked": asked, "base": base, "against": against, "measured": base in asked,
-        "subjects": [(subject, {model: (found.get("subjects") or {}).get(subject) for model, found in asked.items()}) for subject in subjects],
+        "asked": asked,
+        "base": base,
+        "against": against,
+        "measured": base in asked,
+        "subjects": [
+            (subject, {model: (found.get("subjects") or {}).get(subject) for model, found in asked.items()})
+            for subject in subjects
+        ],
         "warnings": [warning(one) for one in against.values() if one and one.verdict == "worse"],
-        "file": next(iter(asked.values())).get("file"), "rows": max(found["rows"] for found in asked.values()),
-    }  # fmt: skip
+        "file": next(iter(asked.values())).get("file"),
+        "rows": max(found["rows"] for found in asked.values()),
+    }
 
 
 def forgotten(evaluations: Evaluations, seed: int) -> dict[str, str]:
     """A warning for each tuned model that lost more than noise."""
     values = forgetting_values(evaluations, seed)
-    return {one.second: warning(one) for one in values["against"].values() if one and one.verdict == "worse"} if values else {}
+    return (
+        {one.second: warning(one) for one in values["against"].values() if one and one.verdict == "worse"}
+        if values
+        else {}
+    )
 
 
 def warning(one: Comparison) -> str:

@@ -1,4 +1,6 @@
-"""The table of levels, cell by cell: what is shown, what stands small below it, and the value that sorting goes by."""
+"""The table of levels, cell by cell: what is shown, what stands small below it, and the value that sorting
+goes by.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,11 +46,17 @@ def _cell(show: Callable[..., str], key: str, *digits: int, spread: str = "") ->
 
 def _size(found: Found) -> Cell:
     lora = found.get("lora")
-    return Cell(found.get("bytes"), size(found.get("bytes")), f"{size(lora['bytes'])} of it LoRA" if lora else "")
+    return Cell(
+        found.get("bytes"), size(found.get("bytes")), f"{size(lora['bytes'])} of it LoRA" if lora else ""
+    )
 
 
 def _fallback(found: Found) -> Cell:
-    return Cell(found.get("fallback_tensors"), count(found.get("fallback_tensors")), f"of {count(found['tensors'])}" if found.get("tensors") else "")
+    return Cell(
+        found.get("fallback_tensors"),
+        count(found.get("fallback_tensors")),
+        f"of {count(found['tensors'])}" if found.get("tensors") else "",
+    )
 
 
 def _memory(found: Found) -> Cell:
@@ -60,7 +68,11 @@ def _memory(found: Found) -> Cell:
 def _score(found: Found) -> Cell:
     task = found.get("task") or {}
     cell = _scored(task)
-    few = f"{measured} of {task['rows']}" if cell.small and (measured := scored_rows(task)) < task["rows"] else ""
+    few = (
+        f"{measured} of {task['rows']}"
+        if cell.small and (measured := scored_rows(task)) < task["rows"]
+        else ""
+    )
     return replace(cell, small=", ".join(filter(None, (cell.small, few))))
 
 
@@ -78,20 +90,27 @@ def _general(found: Found) -> Cell:
 
 def _scored(figures: Found) -> Cell:
     low, high = figures.get("score_low"), figures.get("score_high")
-    return Cell(figures.get("score"), points(figures.get("score")), "" if low is None or high is None else f"{points(low)} to {points(high)}")
+    return Cell(
+        figures.get("score"),
+        points(figures.get("score")),
+        "" if low is None or high is None else f"{points(low)} to {points(high)}",
+    )
 
 
 def _divergence(show: Callable[..., str], key: str, *digits: int) -> Callable[[Found], Cell]:
     """A column of divergence, with the reference below it where that is no model of the same kind."""
 
     def cell(found: Found) -> Cell:
-        return Cell(found.get(key), show(found.get(key), *digits), f"to {found['reference']}" if across(found) else "")
+        return Cell(
+            found.get(key), show(found.get(key), *digits), f"to {found['reference']}" if across(found) else ""
+        )
 
     return cell
 
 
 def across(found: Found) -> bool:
-    """Whether an untuned model's divergence is from a tuned one: what fine-tuning changed, where its own levels' is what rounding did.
+    """Whether an untuned model's divergence is from a tuned one: what fine-tuning changed, where its own
+    levels' is what rounding did.
 
     Without a merge every divergence is from another kind of model, and which one is always said.
     """
@@ -118,20 +137,31 @@ GROUPS: Mapping[str, Sequence[Column]] = {
         Column("generation", _cell(number, "generation_tok_s", 1, spread="generation_tok_s_spread")),
     ),
     "Served": (Column("peak memory", _memory),),
-    "Task": (Column("score", _score), Column("stopped", _of_task("stopped")), Column("refused", _of_task("refused"))),
+    "Task": (
+        Column("score", _score),
+        Column("stopped", _of_task("stopped")),
+        Column("refused", _of_task("refused")),
+    ),
     "General": (Column("ability", _general),),
 }
 
 
-def level_rows(evaluations: Mapping[str, Found], verdicts: Mapping[str, Judgment], advice: Recommendation) -> list[dict[str, Any]]:
-    """A row per model: {"model", "tag": what it is, "chosen", "gate": its verdict or None, "groups": cells by group}."""
+def level_rows(
+    evaluations: Mapping[str, Found], verdicts: Mapping[str, Judgment], advice: Recommendation
+) -> list[dict[str, Any]]:
+    """A row per model: {"model", "tag": what it is, "chosen", "gate": its verdict or None, "groups": cells by
+    group}.
+    """
     return [
         {
-            "model": model, "tag": tag_of(model, advice), "chosen": model == advice.model, "gate": verdicts.get(model),
+            "model": model,
+            "tag": tag_of(model, advice),
+            "chosen": model == advice.model,
+            "gate": verdicts.get(model),
             "groups": {name: [column.cell(found) for column in columns] for name, columns in GROUPS.items()},
         }
         for model, found in evaluations.items()
-    ]  # fmt: skip
+    ]
 
 
 def tag_of(model: str, advice: Recommendation) -> str:

@@ -1,6 +1,7 @@
 """The report's page from its templates: which sections there are, and what each of them shows.
 
-`templates/index.html.jinja` has a partial per section in `templates/index/`, called like the section. Everything that they print is escaped.
+`templates/index.html.jinja` has a partial per section in `templates/index/`, called like the section.
+Everything that they print is escaped.
 """
 
 import base64
@@ -39,7 +40,9 @@ TIMES_SHOWN = 6  # evaluations of which a question's answers are shown
 
 @dataclass(frozen=True)
 class Section:
-    """One section of the page: its id, which its template is called, its heading, and the commands that made its figures."""
+    """One section of the page: its id, which its template is called, its heading, and the commands that made
+    its figures.
+    """
 
     name: str
     title: str
@@ -52,7 +55,9 @@ def render(template: str, **values: Any) -> str:
     return fill(template, FILTERS | {"anchor": anchor}, **values)
 
 
-def page_values(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "Judgment"], seed: int) -> dict[str, Any]:
+def page_values(
+    inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "Judgment"], seed: int
+) -> dict[str, Any]:
     """What the templates need beyond the inputs themselves; `seed` draws the bootstrap's samples."""
     from pipeline.stages.report.quality_plot import quality_plot
     from pipeline.stages.report.training_plots import training_plots
@@ -63,19 +68,41 @@ def page_values(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "
     tuned = levels if unmerged else [one for one in levels if not is_base(one.second)]
     curves = training_plots(inputs.log, inputs.metrics_log, inputs.train.get("eval_loss"))
     values = {
-        "inputs": inputs, "advice": advice, "verdicts": verdicts, "untuned": UNTUNED,
+        "inputs": inputs,
+        "advice": advice,
+        "verdicts": verdicts,
+        "untuned": UNTUNED,
         "title": headline(inputs.parity, advice, verdicts),
         "chosen": inputs.evaluations.get(advice.model or ""),
-        "against": {one.second: one for one in levels}, "gained": {one.second: one for one in gains},
-        "groups": GROUPS, "rows": level_rows(inputs.evaluations, verdicts, advice),
+        "against": {one.second: one for one in levels},
+        "gained": {one.second: one for one in gains},
+        "groups": GROUPS,
+        "rows": level_rows(inputs.evaluations, verdicts, advice),
         "quality": drawing(quality_plot(inputs.evaluations, advice.model)),
-        "levels_drawn": drawing(differences_plot(tuned, "levels-drawn", f"Against {ORIGINAL}" if unmerged else "Levels against the 16-bit model")),
-        "gains_drawn": drawing(differences_plot(gains, "gains-drawn", "The adapter against the base alone" if unmerged
-                                                else "Tuned models against the untuned base at the same level")),
+        "levels_drawn": drawing(
+            differences_plot(
+                tuned,
+                "levels-drawn",
+                f"Against {ORIGINAL}" if unmerged else "Levels against the 16-bit model",
+            )
+        ),
+        "gains_drawn": drawing(
+            differences_plot(
+                gains,
+                "gains-drawn",
+                "The adapter against the base alone"
+                if unmerged
+                else "Tuned models against the untuned base at the same level",
+            )
+        ),
         "curves": {name: drawing(plot) for name, plot in curves.items()},
         "domains": domain_rows(inputs.evaluations, inputs.answers),
-        "unmerged": unmerged, "BASE": BASE, "ORIGINAL": ORIGINAL, "lora": (inputs.evaluations.get(BASE_WITH_ADAPTER) or {}).get("lora"),
-        "distillation": distillation(inputs.evaluations, seed), "distills": is_distillation(inputs.evaluations),
+        "unmerged": unmerged,
+        "BASE": BASE,
+        "ORIGINAL": ORIGINAL,
+        "lora": (inputs.evaluations.get(BASE_WITH_ADAPTER) or {}).get("lora"),
+        "distillation": distillation(inputs.evaluations, seed),
+        "distills": is_distillation(inputs.evaluations),
         "recovery_sentence": recovery_sentence,
         "quantizing": None if unmerged else quantizing_values(inputs.evaluations, scores, reference, seed),
         "thresholds": {"RECOVERED": RECOVERED, "PARTLY": PARTLY, "WORSE": WORSE},
@@ -83,11 +110,15 @@ def page_values(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "
         "browser": browser_values(inputs.answers),
         "questions": samples_over_time(inputs.metrics_log),
         "strategies": strategies_values(inputs.strategies) if inputs.strategies else None,
-        "merged": merge_values(inputs.merge, inputs.parity, inputs.evaluations, reference) if inputs.merge else None,
-        "check_groups": grouped(inputs.parity["checks"]), "check_counts": counts(inputs.parity["checks"]), "code": code,
+        "merged": merge_values(inputs.merge, inputs.parity, inputs.evaluations, reference)
+        if inputs.merge
+        else None,
+        "check_groups": grouped(inputs.parity["checks"]),
+        "check_counts": counts(inputs.parity["checks"]),
+        "code": code,
         "base_files": sorted(inputs.base["files"].items()),
         "commands": command_list(inputs.evaluations),
-    }  # fmt: skip
+    }
     script = (TEMPLATES / "index.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return values | {"sections": sections(values), "script": drawing(script), "script_hash": digest}
@@ -102,10 +133,14 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         Section("levels", "Models" if unmerged else "Levels", ["report"], each),
         Section("gate", "The gate", ["parity", "report"], each),
         Section("task", "Task quality", ["report"], each),
-        Section("quantizing", "What quantizing costs, and what recovers it", ["report"], each) if not unmerged else None,
+        Section("quantizing", "What quantizing costs, and what recovers it", ["report"], each)
+        if not unmerged
+        else None,
         Section("distillation", "Distillation", ["report"], each) if values["distills"] else None,
         Section("general", "General ability: what was forgotten", ["report"], each),
-        Section("harness", "lm-evaluation-harness", evaluate) if any(one.get("harness") for one in inputs.evaluations.values()) else None,
+        Section("harness", "lm-evaluation-harness", evaluate)
+        if any(one.get("harness") for one in inputs.evaluations.values())
+        else None,
         Section("answers", "Answers side by side", evaluate) if values["browser"] else None,
         Section("speed", "Speed and memory", evaluate),
         Section("training", "Training", ["train"]),
@@ -127,27 +162,46 @@ def drawing(text: str) -> "Markup":
     return Markup(text)  # noqa: S704
 
 
-def domain_rows(evaluations: Mapping[str, Mapping[str, Any]], answers: Answers) -> list[tuple[str, dict[str, Any]]]:
-    """(domain, that domain's scores by model, with the rows that have one), the largest domain first; empty where no domain was recorded."""
-    scored = {model: Counter(row.get("domain") for row in rows if row.get("score") is not None) for model, rows in answers.items()}
+def domain_rows(
+    evaluations: Mapping[str, Mapping[str, Any]], answers: Answers
+) -> list[tuple[str, dict[str, Any]]]:
+    """(domain, that domain's scores by model, with the rows that have one), the largest domain first; empty
+    where no domain was recorded.
+    """
+    scored = {
+        model: Counter(row.get("domain") for row in rows if row.get("score") is not None)
+        for model, rows in answers.items()
+    }
     by_model = {
-        model: {domain: one | {"measured": scored[model][domain]} for domain, one in ((found.get("task") or {}).get("domains") or {}).items()}
+        model: {
+            domain: one | {"measured": scored[model][domain]}
+            for domain, one in ((found.get("task") or {}).get("domains") or {}).items()
+        }
         for model, found in evaluations.items()
-    }  # fmt: skip
+    }
     rows = {domain: found["rows"] for domains in by_model.values() for domain, found in domains.items()}
     ordered = sorted(rows, key=lambda domain: (-rows[domain], domain))
-    return [(domain, {model: domains.get(domain) for model, domains in by_model.items() if domains}) for domain in ordered]
+    return [
+        (domain, {model: domains.get(domain) for model, domains in by_model.items() if domains})
+        for domain in ordered
+    ]
 
 
 def samples_over_time(metrics_log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The held-out questions that training answered at each evaluation: {"prompt", "reference", "answers": [{"step", "text", "right"}]}.
+    """The held-out questions that training answered at each evaluation: {"prompt", "reference", "answers":
+    [{"step", "text", "right"}]}.
 
     Of many evaluations the first, the last and some evenly in between.
     """
     evaluations = [row for row in metrics_log if row["kind"] == "eval" and row.get("samples")]
     if not evaluations:
         return []
-    chosen = [evaluations[place] for place in sorted({round(part * (len(evaluations) - 1) / (TIMES_SHOWN - 1)) for part in range(TIMES_SHOWN)})]
+    chosen = [
+        evaluations[place]
+        for place in sorted(
+            {round(part * (len(evaluations) - 1) / (TIMES_SHOWN - 1)) for part in range(TIMES_SHOWN)}
+        )
+    ]
     found = []
     for number_of, asked in enumerate(chosen[0]["samples"][:QUESTIONS_SHOWN]):  # the same questions each time
         answers = [(row["step"], row["samples"][number_of]["answer"]) for row in chosen]

@@ -1,4 +1,6 @@
-"""Quality against file size as inline SVG: tuned levels, levels of the untuned base, and the Pareto front of them all."""
+"""Quality against file size as inline SVG: tuned levels, levels of the untuned base, and the Pareto front of
+them all.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,16 +29,20 @@ class Place:
 
 
 def quality_plot(evaluations: Mapping[str, Mapping[str, Any]], recommended: str | None) -> str:
-    """Task score in points with its 95 % interval (same top token in % where not every tuned model was scored) against file size.
+    """Task score in points with its 95 % interval (same top token in % where not every tuned model was
+    scored) against file size.
 
-    Returns SVG, "" where there is nothing to draw. Without scores the untuned base's levels are left out: what they are compared with is
-    another model.
+    Returns SVG, "" where there is nothing to draw. Without scores the untuned base's levels are left out:
+    what they are compared with is another model.
     """
     scored = all(task_score(found) is not None for model, found in evaluations.items() if not is_base(model))
     places = _places(evaluations, scored)
     if not places:
         return ""
-    same_top_label = f"same top token as {'what it was made from' if BASE_WITH_ADAPTER in evaluations else 'the 16-bit model'}, %"
+    same_top_label = (
+        "same top token as "
+        f"{'what it was made from' if BASE_WITH_ADAPTER in evaluations else 'the 16-bit model'}, %"
+    )
     label = "task score, points" if scored else same_top_label
     unit, divisor = ("GB", 1e9) if max(place.size for place in places) >= 1e9 else ("MB", 1e6)
     places = [Place(one.model, one.size / divisor, one.value, one.low, one.high) for one in places]
@@ -50,14 +56,26 @@ def quality_plot(evaluations: Mapping[str, Mapping[str, Any]], recommended: str 
         axes.set_xlim(0, max(one.size for one in places) * 1.14)
         axes.yaxis.get_major_locator().set_params(nbins=6 if axes is panels[0] else 2)
     if len(panels) > 1:  # slashes on the left edge, where the scale is broken
-        slash = {"marker": [(-1, -0.6), (1, 0.6)], "markersize": 8, "color": MUTED, "linestyle": "none", "clip_on": False}
+        slash = {
+            "marker": [(-1, -0.6), (1, 0.6)],
+            "markersize": 8,
+            "color": MUTED,
+            "linestyle": "none",
+            "clip_on": False,
+        }
         panels[0].plot([0], [0], transform=panels[0].transAxes, **slash)
         panels[1].plot([0], [1], transform=panels[1].transAxes, **slash)
     figure.draw_without_rendering()  # the layout fixes where a value lies
     for axes, (low, high) in zip(panels, ranges, strict=True):
         _label(axes, [one for one in places if low <= one.value <= high], recommended)
-    words = "; ".join(f"{one.model} {one.size:.4g} {unit}, {one.value:.1f} ({one.low:.1f} to {one.high:.1f})" for one in places)
-    recorded = f"{label} by file size: {words}. On the Pareto front, where nothing smaller is as good: {', '.join(one.model for one in front)}."
+    words = "; ".join(
+        f"{one.model} {one.size:.4g} {unit}, {one.value:.1f} ({one.low:.1f} to {one.high:.1f})"
+        for one in places
+    )
+    recorded = (
+        f"{label} by file size: {words}. On the Pareto front, where nothing smaller is as good: "
+        f"{', '.join(one.model for one in front)}."
+    )
     return svg_of(figure, "quality", "Quality against file size", recorded)
 
 
@@ -83,10 +101,14 @@ def _places(evaluations: Mapping[str, Mapping[str, Any]], scored: bool) -> list[
 
 
 def _ranges(places: Sequence[Place]) -> list[tuple[float, float]]:
-    """The y axis from bottom to top; in two parts, the upper first, where nothing lies between the untuned base and the tuned models."""
+    """The y axis from bottom to top; in two parts, the upper first, where nothing lies between the untuned
+    base and the tuned models.
+    """
     untuned, tuned = ([one for one in places if is_base(one.model) == base] for base in (True, False))
     groups = [group for group in (tuned, untuned) if group]
-    spans = sorted(((min(one.low for one in group), max(one.high for one in group)) for group in groups), reverse=True)
+    spans = sorted(
+        ((min(one.low for one in group), max(one.high for one in group)) for group in groups), reverse=True
+    )
     least, most = spans[-1][0], spans[0][1]
     if len(spans) == 1 or spans[0][0] - spans[1][1] < BREAK * (most - least):
         spans = [(least, most)]
@@ -101,13 +123,28 @@ def _draw(axes: Any, places: Sequence[Place], front: Sequence[Place], recommende
         axes.plot(sizes, values, drawstyle="steps-post", color=MUTED, linewidth=1.3, linestyle=(0, (4, 3)))
     for one in places:
         color = ACCENT if one.model == recommended else MUTED if is_base(one.model) else INK
-        axes.errorbar([one.size], [one.value], yerr=[[one.value - one.low], [one.high - one.value]], fmt="o", color=color, markersize=7,
-                      markerfacecolor=CARD if is_base(one.model) else color, markeredgewidth=1.6, capsize=3.5, elinewidth=1.5)  # fmt: skip
+        axes.errorbar(
+            [one.size],
+            [one.value],
+            yerr=[[one.value - one.low], [one.high - one.value]],
+            fmt="o",
+            color=color,
+            markersize=7,
+            markerfacecolor=CARD if is_base(one.model) else color,
+            markeredgewidth=1.6,
+            capsize=3.5,
+            elinewidth=1.5,
+        )
 
 
 def _label(axes: Any, places: Sequence[Place], recommended: str | None) -> None:
     """Each model's name where it covers no interval and no other name; the recommended one chooses first."""
-    points = {one.model: axes.transData.transform([(one.size, one.value), (one.size, one.low), (one.size, one.high)]) for one in places}
+    points = {
+        one.model: axes.transData.transform(
+            [(one.size, one.value), (one.size, one.low), (one.size, one.high)]
+        )
+        for one in places
+    }
     taken: list[Box] = [(at[0][0] - 5, at[1][1] - 5, at[0][0] + 5, at[2][1] + 5) for at in points.values()]
     frame = axes.get_window_extent()
     for one in sorted(places, key=lambda place: (place.model != recommended, place.size, -place.value)):
@@ -117,15 +154,36 @@ def _label(axes: Any, places: Sequence[Place], recommended: str | None) -> None:
         spots += [spot for step in range(24, 64, 13) for spot in ((x, high + step), (x, low - step))]
         spots += [(x + side * (9 + half), y + step) for step in range(-104, 105, 13) for side in (1, -1)]
         # a spot costs as much as what it covers; among equals the first
-        across, up = min(spots, key=lambda spot: _covered((spot[0] - half, spot[1] - HEIGHT / 2, spot[0] + half, spot[1] + HEIGHT / 2), taken, frame))
+        across, up = min(
+            spots,
+            key=lambda spot: _covered(
+                (spot[0] - half, spot[1] - HEIGHT / 2, spot[0] + half, spot[1] + HEIGHT / 2), taken, frame
+            ),
+        )
         taken.append((across - half, up - HEIGHT / 2, across + half, up + HEIGHT / 2))
-        axes.annotate(one.model, (one.size, one.value), xytext=(across - x, up - y), textcoords="offset points", ha="center", va="center",
-                      color=ACCENT if one.model == recommended else MUTED if is_base(one.model) else INK, annotation_clip=False,
-                      fontweight="bold" if one.model == recommended else "normal")  # fmt: skip
+        axes.annotate(
+            one.model,
+            (one.size, one.value),
+            xytext=(across - x, up - y),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            color=ACCENT if one.model == recommended else MUTED if is_base(one.model) else INK,
+            annotation_clip=False,
+            fontweight="bold" if one.model == recommended else "normal",
+        )
 
 
 def _covered(box: Box, taken: Sequence[Box], frame: Any) -> float:
-    """The area in square points that a label at `box` would share with others; outside the frame counts as covered."""
-    shared = sum(max(0.0, min(box[2], one[2]) - max(box[0], one[0])) * max(0.0, min(box[3], one[3]) - max(box[1], one[1])) for one in taken)
-    inside = max(0.0, min(box[2], frame.x1) - max(box[0], frame.x0)) * max(0.0, min(box[3], frame.y1 + 10) - max(box[1], frame.y0 - 2))
+    """The area in square points that a label at `box` would share with others; outside the frame counts as
+    covered.
+    """
+    shared = sum(
+        max(0.0, min(box[2], one[2]) - max(box[0], one[0]))
+        * max(0.0, min(box[3], one[3]) - max(box[1], one[1]))
+        for one in taken
+    )
+    inside = max(0.0, min(box[2], frame.x1) - max(box[0], frame.x0)) * max(
+        0.0, min(box[3], frame.y1 + 10) - max(box[1], frame.y0 - 2)
+    )
     return float(round(shared + (box[2] - box[0]) * (box[3] - box[1]) - inside, 3))

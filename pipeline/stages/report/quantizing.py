@@ -1,7 +1,8 @@
-"""What quantizing costs: each level of the untuned base beside the tuned model's, and whether fine-tuning or an importance matrix recovers it.
+"""What quantizing costs: each level of the untuned base beside the tuned model's, and whether fine-tuning or
+an importance matrix recovers it.
 
-A level's divergence is from its own 16-bit model (base-LEVEL from base-F16, LEVEL from F16), so the two columns show the same rounding
-done to two models.
+A level's divergence is from its own 16-bit model (base-LEVEL from base-F16, LEVEL from F16), so the two
+columns show the same rounding done to two models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,12 @@ def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str, 
     """What the section's template needs: a row per level, and sentences that follow from the figures."""
     rows = [_row(level, evaluations, scores, reference, seed) for level in _levels(evaluations)]
     sentences = [*_between_levels(rows), *(sentence for row in rows if (sentence := _recovery(row)))]
-    return {"rows": rows, "sentences": sentences, "imatrix": _imatrix(evaluations), "missing": _missing(rows, reference)}
+    return {
+        "rows": rows,
+        "sentences": sentences,
+        "imatrix": _imatrix(evaluations),
+        "missing": _missing(rows, reference),
+    }
 
 
 def _levels(evaluations: Evaluations) -> list[str]:
@@ -32,37 +38,63 @@ def _levels(evaluations: Evaluations) -> list[str]:
 
 
 def _row(level: str, evaluations: Evaluations, scores: Scores, reference: str, seed: int) -> dict[str, Any]:
-    """{"level", "fallback", "tensors", "base": side, "tuned": side, "ratio": tuned KLD over base KLD, None where one is missing}."""
+    """{"level", "fallback", "tensors", "base": side, "tuned": side, "ratio": tuned KLD over base KLD, None
+    where one is missing}.
+    """
     base = _side(UNTUNED + level, UNTUNED + reference, evaluations, scores, seed)
     tuned = _side(level, reference, evaluations, scores, seed)
     either = evaluations.get(level) or evaluations[UNTUNED + level]
-    ratio = tuned["kld_mean"] / base["kld_mean"] if base["kld_mean"] and tuned["kld_mean"] is not None else None
+    ratio = (
+        tuned["kld_mean"] / base["kld_mean"] if base["kld_mean"] and tuned["kld_mean"] is not None else None
+    )
     fallback, tensors = either.get("fallback_tensors"), either.get("tensors")
-    return {"level": level, "fallback": fallback, "tensors": tensors, "base": base, "tuned": tuned, "ratio": ratio}
+    return {
+        "level": level,
+        "fallback": fallback,
+        "tensors": tensors,
+        "base": base,
+        "tuned": tuned,
+        "ratio": ratio,
+    }
 
 
 def _side(model: str, reference: str, evaluations: Evaluations, scores: Scores, seed: int) -> dict[str, Any]:
-    """One model's divergence from its own 16-bit model; figures that compare it with another one count as not measured."""
+    """One model's divergence from its own 16-bit model; figures that compare it with another one count as not
+    measured.
+    """
     found = evaluations.get(model) or {}
     like = found if found.get("reference", reference if not is_base(model) else None) == reference else {}
     everywhere = like.get("all_tokens") or {}
     return {
-        "model": model, "measured": bool(found), "kld_mean": like.get("kld_mean"), "same_top": like.get("same_top"),
-        "all_kld": everywhere.get("kld_mean"), "all_top": everywhere.get("same_top"), "task": compare(reference, model, scores, seed),
-    }  # fmt: skip
+        "model": model,
+        "measured": bool(found),
+        "kld_mean": like.get("kld_mean"),
+        "same_top": like.get("same_top"),
+        "all_kld": everywhere.get("kld_mean"),
+        "all_top": everywhere.get("same_top"),
+        "task": compare(reference, model, scores, seed),
+    }
 
 
 def _between_levels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """How much more of the untuned base its worst level loses than its best."""
-    known = sorted((row for row in rows if row["base"]["kld_mean"]), key=lambda row: float(row["base"]["kld_mean"]))
+    known = sorted(
+        (row for row in rows if row["base"]["kld_mean"]), key=lambda row: float(row["base"]["kld_mean"])
+    )
     if len(known) < 2:
         return []
     best, worst = known[0], known[-1]
     times = worst["base"]["kld_mean"] / best["base"]["kld_mean"]
     if times < WORSE:
-        return [f"On the untuned base {best['level']} and {worst['level']} lose about the same (mean KLD {_nats(best)} and {_nats(worst)})."]
-    return [f"On the untuned base {best['level']} keeps what {worst['level']} loses: mean KLD {_nats(best)} against {_nats(worst)}, "
-            f"{times:.1f} times as much{_tops(best, worst)}."]  # fmt: skip
+        return [
+            f"On the untuned base {best['level']} and {worst['level']} lose about the same (mean KLD "
+            f"{_nats(best)} and {_nats(worst)})."
+        ]
+    return [
+        f"On the untuned base {best['level']} keeps what {worst['level']} loses: mean KLD {_nats(best)} "
+        f"against {_nats(worst)}, "
+        f"{times:.1f} times as much{_tops(best, worst)}."
+    ]
 
 
 def _nats(row: Mapping[str, Any]) -> str:
@@ -71,7 +103,11 @@ def _nats(row: Mapping[str, Any]) -> str:
 
 def _tops(best: Mapping[str, Any], worst: Mapping[str, Any]) -> str:
     one, other = best["base"]["same_top"], worst["base"]["same_top"]
-    return "" if one is None or other is None else f"; the same top token at {percent(one)} against {percent(other)} of the positions"
+    return (
+        ""
+        if one is None or other is None
+        else f"; the same top token at {percent(one)} against {percent(other)} of the positions"
+    )
 
 
 def _recovery(row: Mapping[str, Any]) -> str:
@@ -80,8 +116,13 @@ def _recovery(row: Mapping[str, Any]) -> str:
         return ""
     before, after = row["base"]["kld_mean"], row["tuned"]["kld_mean"]
     figures = f"mean KLD {before:.3g} on the base, {after:.3g} after fine-tuning"
-    verdict = _change(row["ratio"], "fine-tuning recovers most of the damage", "fine-tuning recovers part of the damage",
-                      "fine-tuning changes nothing much", "fine-tuning makes the damage worse")  # fmt: skip
+    verdict = _change(
+        row["ratio"],
+        "fine-tuning recovers most of the damage",
+        "fine-tuning recovers part of the damage",
+        "fine-tuning changes nothing much",
+        "fine-tuning makes the damage worse",
+    )
     return f"{row['level']}: {verdict} where the assistant speaks ({figures}){_elsewhere(row)}."
 
 
@@ -89,12 +130,20 @@ def _elsewhere(row: Mapping[str, Any]) -> str:
     before, after = row["base"]["all_kld"], row["tuned"]["all_kld"]
     if not before or after is None:
         return ""
-    verdict = _change(after / before, "it recovers most of it too", "it recovers part of it", "it changes nothing much", "it makes it worse")
+    verdict = _change(
+        after / before,
+        "it recovers most of it too",
+        "it recovers part of it",
+        "it changes nothing much",
+        "it makes it worse",
+    )
     return f"; over all tokens, the user's among them, {verdict} ({before:.3g} and {after:.3g})"
 
 
 def _change(ratio: float, recovered: str, partly: str, nothing: str, worse: str) -> str:
-    return recovered if ratio < RECOVERED else partly if ratio < PARTLY else nothing if ratio <= WORSE else worse
+    return (
+        recovered if ratio < RECOVERED else partly if ratio < PARTLY else nothing if ratio <= WORSE else worse
+    )
 
 
 def _imatrix(evaluations: Evaluations) -> list[str]:
@@ -105,15 +154,29 @@ def _imatrix(evaluations: Evaluations) -> list[str]:
         if not plain or found.get("kld_mean") is None or not plain.get("kld_mean"):
             continue
         before, after = plain["kld_mean"], found["kld_mean"]
-        verdict = _change(after / before, "recovers most of what is left", "recovers part of what is left", "changes nothing much", "makes it worse")
-        sentences.append(f"An importance matrix {verdict}: {model[: -len(SUFFIX)]} has a mean KLD of {before:.3g} without and {after:.3g} with it.")
+        verdict = _change(
+            after / before,
+            "recovers most of what is left",
+            "recovers part of what is left",
+            "changes nothing much",
+            "makes it worse",
+        )
+        sentences.append(
+            f"An importance matrix {verdict}: {model[: -len(SUFFIX)]} has a mean KLD of {before:.3g} "
+            f"without and {after:.3g} with it."
+        )
     return sentences
 
 
 def _missing(rows: Sequence[Mapping[str, Any]], reference: str) -> str:
     """Which levels can't be compared, and what would measure them; "" where none is missing."""
-    lacking = [row[side]["model"] for row in rows for side in ("base", "tuned") if row[side]["kld_mean"] is None]
+    lacking = [
+        row[side]["model"] for row in rows for side in ("base", "tuned") if row[side]["kld_mean"] is None
+    ]
     if not lacking:
         return ""
     remedy = "name them in quantize.levels and evaluate.models"
-    return f"Not measured against their own 16-bit model ({reference}, {UNTUNED}{reference}): {', '.join(lacking)}; {remedy}."
+    return (
+        f"Not measured against their own 16-bit model ({reference}, {UNTUNED}{reference}): "
+        f"{', '.join(lacking)}; {remedy}."
+    )

@@ -1,4 +1,6 @@
-"""The report's figures as data: `quants.csv` and `quants.json` with everything flat, `metrics.json` with the few that `dvc metrics` compares."""
+"""The report's figures as data: `quants.csv` and `quants.json` with everything flat, `metrics.json` with the
+few that `dvc metrics` compares.
+"""
 
 import csv
 from collections.abc import Mapping
@@ -10,29 +12,69 @@ from pipeline.core.publish import publishing, write_json
 if TYPE_CHECKING:
     from pipeline.gate.judgment import Judgment
 
-DIVERGENCE = ("perplexity", "perplexity_error", "kld_mean", "kld_median", "kld_p999", "kld_max", "same_top", "rms_dp")
-FIGURES = ("bytes", "bits_per_weight", "tensors", "fallback_tensors", *DIVERGENCE, "prompt_tok_s", "prompt_tok_s_spread",
-           "generation_tok_s", "generation_tok_s_spread", "kv_cache_bytes")  # fmt: skip
+DIVERGENCE = (
+    "perplexity",
+    "perplexity_error",
+    "kld_mean",
+    "kld_median",
+    "kld_p999",
+    "kld_max",
+    "same_top",
+    "rms_dp",
+)
+FIGURES = (
+    "bytes",
+    "bits_per_weight",
+    "tensors",
+    "fallback_tensors",
+    *DIVERGENCE,
+    "prompt_tok_s",
+    "prompt_tok_s_spread",
+    "generation_tok_s",
+    "generation_tok_s_spread",
+    "kv_cache_bytes",
+)
 TASK_FIGURES = ("score", "score_low", "score_high", "perfect", "valid", "stopped", "refused", "rows")
 GENERAL_FIGURES = ("score", "score_low", "score_high", "rows")
-SERVING_FIGURES = ("ctx_size", "parallel", "n_gpu_layers", "load_seconds", "peak_memory_bytes", "gpu_memory_bytes")
+SERVING_FIGURES = (
+    "ctx_size",
+    "parallel",
+    "n_gpu_layers",
+    "load_seconds",
+    "peak_memory_bytes",
+    "gpu_memory_bytes",
+)
 # a column each of metrics.json: its name, the figure, its factor and its decimals
-HEADLINE = (("score", "task_score", 100, 1), ("general", "general_score", 100, 1), ("kld", "kld_mean", 1, 4), ("mb", "bytes", 1e-6, 1))
+HEADLINE = (
+    ("score", "task_score", 100, 1),
+    ("general", "general_score", 100, 1),
+    ("kld", "kld_mean", 1, 4),
+    ("mb", "bytes", 1e-6, 1),
+)
 
 
 def flat_figures(evaluation: Mapping[str, Any], verdict: "Judgment | None" = None) -> dict[str, Any]:
-    """A model's figures in one level, None for what was not measured: `task_score`, `all_tokens_kld_mean`, `prompt_512_tok_s` and so on."""
+    """A model's figures in one level, None for what was not measured: `task_score`, `all_tokens_kld_mean`,
+    `prompt_512_tok_s` and so on.
+    """
     task, speed = evaluation.get("task") or {}, evaluation.get("speed") or {}
     flat: dict[str, Any] = {"gate": verdict.verdict if verdict else None}
     flat |= {key: evaluation.get(key) for key in FIGURES}
-    for name, keys in (("task", TASK_FIGURES), ("general", GENERAL_FIGURES), ("serving", SERVING_FIGURES), ("all_tokens", ("tokens", *DIVERGENCE))):
+    for name, keys in (
+        ("task", TASK_FIGURES),
+        ("general", GENERAL_FIGURES),
+        ("serving", SERVING_FIGURES),
+        ("all_tokens", ("tokens", *DIVERGENCE)),
+    ):
         flat |= {f"{name}_{key}": (evaluation.get(name) or {}).get(key) for key in keys}
     flat |= {f"prompt_{one['tokens']}_tok_s": one["median"] for one in speed.get("prompt") or ()}
     flat |= {f"generation_at_{one['depth']}_tok_s": one["median"] for one in speed.get("generation") or ()}
     if lora := evaluation.get("lora"):
         flat["lora_bytes"] = lora["bytes"]  # of `bytes`
     scores = task.get("scores") or {}
-    flat["task_measured"] = (scores.get(task.get("scorer")) or {}).get("measured")  # of task_rows: a judge's mark may not be readable
+    flat["task_measured"] = (scores.get(task.get("scorer")) or {}).get(
+        "measured"
+    )  # of task_rows: a judge's mark may not be readable
     for scorer, found in scores.items():
         flat |= {f"task_score_{scorer}": found["score"], f"task_measured_{scorer}": found.get("measured")}
     for name, metrics in (evaluation.get("harness") or {}).items():
@@ -41,18 +83,26 @@ def flat_figures(evaluation: Mapping[str, Any], verdict: "Judgment | None" = Non
 
 
 def write_data_files(
-    folder: Path, evaluations: Mapping[str, Mapping[str, Any]], verdicts: Mapping[str, "Judgment"], recommended: str | None, train: Mapping[str, Any]
+    folder: Path,
+    evaluations: Mapping[str, Mapping[str, Any]],
+    verdicts: Mapping[str, "Judgment"],
+    recommended: str | None,
+    train: Mapping[str, Any],
 ) -> None:
     """Publish quants.csv, quants.json and metrics.json into `folder`."""
     table = {model: flat_figures(found, verdicts.get(model)) for model, found in evaluations.items()}
     write_csv(folder / "quants.csv", table)
-    measured = {model: {key: value for key, value in row.items() if value is not None} for model, row in table.items()}
+    measured = {
+        model: {key: value for key, value in row.items() if value is not None} for model, row in table.items()
+    }
     write_json(folder / "quants.json", measured | {"recommended": recommended})
     write_json(folder / "metrics.json", headline_figures(measured, train))
 
 
 def headline_figures(measured: Mapping[str, Mapping[str, Any]], trained: Mapping[str, Any]) -> dict[str, Any]:
-    """The few figures that `dvc metrics show` puts side by side, a column each; quants.json has all of them."""
+    """The few figures that `dvc metrics show` puts side by side, a column each; quants.json has all of
+    them.
+    """
     figures: dict[str, Any] = {"loss": round(trained["loss_last"], 4)}
     for name, key, factor, digits in HEADLINE:
         column = {model: round(row[key] * factor, digits) for model, row in measured.items() if key in row}
@@ -62,7 +112,9 @@ def headline_figures(measured: Mapping[str, Mapping[str, Any]], trained: Mapping
 
 
 def write_csv(target: Path, table: Mapping[str, Mapping[str, Any]]) -> None:
-    """Publish one line per model with every figure that some model has; an empty cell where nothing was measured."""
+    """Publish one line per model with every figure that some model has; an empty cell where nothing was
+    measured.
+    """
     columns = list(dict.fromkeys(key for row in table.values() for key in row))
     with publishing(target) as aside, aside.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["model", *columns], lineterminator="\n")

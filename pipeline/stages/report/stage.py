@@ -1,9 +1,9 @@
 """Put everything that was measured on one page, judge each level by the gate, and recommend the one to serve.
 
-Reads reports/{data,labels,train,merge,parity}.json (no merge.json where base.quantization is gguf), reports/train.csv and train.jsonl,
-models/base.json, the chat template in
-models/adapter, and reports/eval/MODEL.json with MODEL.answers.jsonl for every model of `evaluate.models`.
-Writes reports/index.html, quants.csv, quants.json, metrics.json, card.md, Modelfile and serve.txt.
+Reads reports/{data,labels,train,merge,parity}.json (no merge.json where base.quantization is gguf),
+reports/train.csv and train.jsonl, models/base.json, the chat template in models/adapter, and
+reports/eval/MODEL.json with MODEL.answers.jsonl for every model of `evaluate.models`. Writes
+reports/index.html, quants.csv, quants.json, metrics.json, card.md, Modelfile and serve.txt.
 
     python -m pipeline report
 """
@@ -30,11 +30,22 @@ from pipeline.stages.report.terminal import show
 from pipeline.stages.report.verdict import with_warnings
 
 
-def report(*, inputs: Inputs, folder: Path, name: str, settings: Report, serve: Serve, seed: int, jinja: str | None = None,
-           llama_home: str | None = None) -> tuple[Recommendation, dict[str, Judgment]]:  # fmt: skip
-    """Write the report's files into `folder`; gives the recommendation and the gate's verdict on each tuned model.
+def report(
+    *,
+    inputs: Inputs,
+    folder: Path,
+    name: str,
+    settings: Report,
+    serve: Serve,
+    seed: int,
+    jinja: str | None = None,
+    llama_home: str | None = None,
+) -> tuple[Recommendation, dict[str, Judgment]]:
+    """Write the report's files into `folder`; gives the recommendation and the gate's verdict on each tuned
+    model.
 
-    `name` is the GGUFs' name (`convert.name`), `seed` draws the bootstrap's samples, `jinja` is the base's chat template.
+    `name` is the GGUFs' name (`convert.name`), `seed` draws the bootstrap's samples, `jinja` is the base's
+    chat template.
     """
     advice, verdicts = advise(inputs, settings, serve, seed)
     advice = with_warnings(advice, inputs.parity, forgotten(inputs.evaluations, seed))
@@ -43,11 +54,19 @@ def report(*, inputs: Inputs, folder: Path, name: str, settings: Report, serve: 
     lora = f"models/gguf/{name}-lora.gguf" if level == BASE_WITH_ADAPTER else None
     gguf = "models/base/model.gguf" if lora else f"models/gguf/{name}-{level}.gguf"
     texts = text_values(inputs, advice, name=name, level=level, serve=serve, jinja=jinja) | {
-        "gguf": gguf, "lora_gguf": lora, "raw_command": serve_line(gguf, serve, llama_home, lora), "key_file": KEY_FILE,
-    }  # fmt: skip
-    page = texts | page_values(inputs, advice, verdicts, seed) | {
-        "settings": settings, "llama_version": inputs.evaluations[level].get("llama_cpp", "of unknown version"),
-    }  # fmt: skip
+        "gguf": gguf,
+        "lora_gguf": lora,
+        "raw_command": serve_line(gguf, serve, llama_home, lora),
+        "key_file": KEY_FILE,
+    }
+    page = (
+        texts
+        | page_values(inputs, advice, verdicts, seed)
+        | {
+            "settings": settings,
+            "llama_version": inputs.evaluations[level].get("llama_cpp", "of unknown version"),
+        }
+    )
     files = {file: fill_text(f"{file}.jinja", **texts) for file in ("card.md", "Modelfile", "serve.txt")}
     files["index.html"] = render("index.html.jinja", **page)
     for file, text in files.items():
@@ -61,27 +80,46 @@ def main(params: Params, root: Path) -> None:
     """Read the inputs below `root`, write the report, show the levels on the terminal."""
     inputs = load_inputs(root, params.evaluate.models)
     advice, verdicts = report(
-        inputs=inputs, folder=root / "reports", name=params.convert.name, settings=params.report, serve=params.serve, seed=params.evaluate.seed,
-        jinja=read_template(root / "models" / "adapter"), llama_home=params.llamacpp.home,
-    )  # fmt: skip
+        inputs=inputs,
+        folder=root / "reports",
+        name=params.convert.name,
+        settings=params.report,
+        serve=params.serve,
+        seed=params.evaluate.seed,
+        jinja=read_template(root / "models" / "adapter"),
+        llama_home=params.llamacpp.home,
+    )
     show(inputs.evaluations, advice, verdicts, root / "reports" / "index.html")
 
 
 def read_template(adapter: Path) -> str | None:
-    """The chat template that was trained, None where there are several. Raises `DataError` where the folder is missing."""
+    """The chat template that was trained, None where there are several. Raises `DataError` where the folder
+    is missing.
+    """
     if not adapter.is_dir():
         raise DataError("Q-CORE-001", f"{adapter} is missing: run `python -m pipeline train`, which makes it")
     return chat_template(adapter)
 
 
 def serve_line(gguf: str, serve: Serve, llama_home: str | None, lora: str | None = None) -> str:
-    """The `llama-server` command for `gguf`, with the adapter `lora` on it, to be run in the project's folder, with `quench serve`'s flags."""
+    """The `llama-server` command for `gguf`, with the adapter `lora` on it, to be run in the project's
+    folder, with `quench serve`'s flags.
+    """
     from pipeline.llamacpp.server import server_command
 
     home = Path(llama_home) if llama_home else DEFAULT_HOME.relative_to(PROJECT)
     command = server_command(
-        PrintedTools(home / "build" / "bin", home), Path(gguf), port=serve.port, key_file=KEY_FILE, ctx_size=serve.ctx_size,
-        parallel=serve.parallel, threads=serve.threads, n_gpu_layers=serve.n_gpu_layers, flash_attn=serve.flash_attn, n_predict=serve.n_predict,
-        lora=[(Path(lora), 1.0)] if lora else [], alias=served_as(Path(lora)) if lora else None,
-    )  # fmt: skip
+        PrintedTools(home / "build" / "bin", home),
+        Path(gguf),
+        port=serve.port,
+        key_file=KEY_FILE,
+        ctx_size=serve.ctx_size,
+        parallel=serve.parallel,
+        threads=serve.threads,
+        n_gpu_layers=serve.n_gpu_layers,
+        flash_attn=serve.flash_attn,
+        n_predict=serve.n_predict,
+        lora=[(Path(lora), 1.0)] if lora else [],
+        alias=served_as(Path(lora)) if lora else None,
+    )
     return shlex.join(command)

@@ -1,5 +1,5 @@
-"""The report's section on the strategies to ship: each strategy's size, score, divergence and speed over seeds, and which to take, by
-`reports/strategies.json`.
+"""The report's section on the strategies to ship: each strategy's size, score, divergence and speed over
+seeds, and which to take, by `reports/strategies.json`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,23 @@ from pipeline.pages.formats import points, signed
 
 
 def strategies_values(found: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the section's template needs of `reports/strategies.json` (None: there is no such file); only "seeds", which is empty, where not measured.
+    """What the section's template needs of `reports/strategies.json` (None: there is no such file); only
+    "seeds", which is empty, where not measured.
     """
     if not found or not found.get("seeds"):
         return {"seeds": []}
     reference = found["reference"]
     levels = [level_values(level, found["levels"][level], reference) for level in sorted(found["levels"])]
     return {
-        "seeds": found["seeds"], "rows": found["rows"], "scorer": found["scorer"], "disk_counted": found["disk_counted"], "reference": reference,
-        "machines": found["machines"], "levels": levels, "few": len(found["seeds"]) < 3,
-    }  # fmt: skip
+        "seeds": found["seeds"],
+        "rows": found["rows"],
+        "scorer": found["scorer"],
+        "disk_counted": found["disk_counted"],
+        "reference": reference,
+        "machines": found["machines"],
+        "levels": levels,
+        "few": len(found["seeds"]) < 3,
+    }
 
 
 def level_values(level: str, found: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,13 +36,23 @@ def level_values(level: str, found: Mapping[str, Any], reference: Mapping[str, A
     against = {one["second"]: one for one in found["differences"] if one["first"] == MERGED_16}
     perfect = {one["second"]: one for one in found["perfect_differences"] if one["first"] == MERGED_16}
     rows = [
-        {"strategy": strategy, "chosen": strategy == found["recommended"], **found["strategies"][strategy],
-        "difference": difference_cell(against.get(strategy)),
-         "perfect_difference": difference_cell(perfect.get(strategy))}
+        {
+            "strategy": strategy,
+            "chosen": strategy == found["recommended"],
+            **found["strategies"][strategy],
+            "difference": difference_cell(against.get(strategy)),
+            "perfect_difference": difference_cell(perfect.get(strategy)),
+        }
         for strategy in STRATEGIES
-    ]  # fmt: skip
+    ]
     drawn = strategies_plot(level, rows, reference)
-    return {"level": level, "rows": rows, "sentence": found["sentence"], "decided": found["decided"], "drawn": Markup(drawn)}  # noqa: S704 (our own)
+    return {
+        "level": level,
+        "rows": rows,
+        "sentence": found["sentence"],
+        "decided": found["decided"],
+        "drawn": Markup(drawn),  # noqa: S704 (our own; the drawings escape their texts)
+    }
 
 
 def difference_cell(difference: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -43,14 +60,25 @@ def difference_cell(difference: Mapping[str, Any] | None) -> dict[str, Any] | No
     if difference is None:
         return None
     if difference["measurable"]:
-        verdict, words = ("better", "▲ better, more than noise") if difference["points"] > 0 else ("worse", "▼ worse, more than noise")
+        verdict, words = (
+            ("better", "▲ better, more than noise")
+            if difference["points"] > 0
+            else ("worse", "▼ worse, more than noise")
+        )
     else:
         verdict, words = "noise", "○ within the noise"
-    return {**difference, "verdict": verdict, "words": words, "interval": f"{signed(difference['low'])} to {signed(difference['high'])}"}
+    return {
+        **difference,
+        "verdict": verdict,
+        "words": words,
+        "interval": f"{signed(difference['low'])} to {signed(difference['high'])}",
+    }
 
 
 def strategies_plot(level: str, rows: Sequence[Mapping[str, Any]], reference: Mapping[str, Any]) -> str:
-    """Each strategy's score as a dot on its 95 % interval with every seed's own beside it, and the 16-bit merged model's score as a line; SVG."""
+    """Each strategy's score as a dot on its 95 % interval with every seed's own beside it, and the 16-bit
+    merged model's score as a line; SVG.
+    """
     from pipeline.pages.plots import ACCENT, INK, LINE, MUTED, axes_of, svg_of
 
     figure, axes = axes_of("score, points", "", (7.6, 0.95 + 0.42 * len(rows)), grid="x")
@@ -61,11 +89,29 @@ def strategies_plot(level: str, rows: Sequence[Mapping[str, Any]], reference: Ma
         seeds = [100 * one["score"] for one in row["by_seed"]]
         axes.plot(seeds, [place + 0.22] * len(seeds), linestyle="none", marker="|", markersize=7, color=MUTED)
         reach = [[max(0.0, value - low)], [max(0.0, high - value)]]
-        axes.errorbar([value], [place], xerr=reach, fmt="D" if row["chosen"] else "o", color=color, markersize=6.5, capsize=3.5, elinewidth=1.6)
+        axes.errorbar(
+            [value],
+            [place],
+            xerr=reach,
+            fmt="D" if row["chosen"] else "o",
+            color=color,
+            markersize=6.5,
+            capsize=3.5,
+            elinewidth=1.6,
+        )
     axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
     axes.tick_params(axis="y", colors=INK)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(axis="x", color=LINE)
-    words = "; ".join(f"{row['title']} {points(row['score'])} ({points(row['score_low'])} to {points(row['score_high'])})" for row in rows)
-    description = f"Score in points with 95 % interval by strategy: {words}. Merged model in {reference['level']}: {points(reference['score'])}."
-    return svg_of(figure, f"strategies-{level.lower().replace('_', '-')}", f"Strategies to ship {level}", description)
+    words = "; ".join(
+        f"{row['title']} {points(row['score'])} ({points(row['score_low'])} to {points(row['score_high'])})"
+        for row in rows
+    )
+    description = (
+        f"Score in points with 95 % interval by strategy: {words}. Merged model in "
+        f"{reference['level']}: "
+        f"{points(reference['score'])}."
+    )
+    return svg_of(
+        figure, f"strategies-{level.lower().replace('_', '-')}", f"Strategies to ship {level}", description
+    )

@@ -1,4 +1,6 @@
-"""The levels on the terminal: a table of at most 80 columns, the recommendation, the gate, where the page is."""
+"""The levels on the terminal: a table of at most 80 columns, the recommendation, the gate, where the page
+is.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +15,12 @@ if TYPE_CHECKING:
     from pipeline.gate.judgment import Judgment
 
 
-def show(evaluations: Mapping[str, Mapping[str, Any]], advice: Recommendation, verdicts: Mapping[str, "Judgment"], page: Path) -> None:
+def show(
+    evaluations: Mapping[str, Mapping[str, Any]],
+    advice: Recommendation,
+    verdicts: Mapping[str, "Judgment"],
+    page: Path,
+) -> None:
     """Print it all."""
     from rich import box
     from rich.console import Console
@@ -27,18 +34,28 @@ def show(evaluations: Mapping[str, Mapping[str, Any]], advice: Recommendation, v
     for model, found in evaluations.items():
         star = "*" if model in afar else ""
         table.add_row(
-            model, size(found["bytes"]), number(found.get("bits_per_weight")), number(found.get("perplexity")),
-            star + number(found.get("kld_mean"), 4), star + percent(found.get("same_top")), number(found.get("generation_tok_s"), 1),
+            model,
+            size(found["bytes"]),
+            number(found.get("bits_per_weight")),
+            number(found.get("perplexity")),
+            star + number(found.get("kld_mean"), 4),
+            star + percent(found.get("same_top")),
+            number(found.get("generation_tok_s"), 1),
             points((found.get("task") or {}).get("score")),
             style="bold" if model == advice.model else None,
-        )  # fmt: skip
-    console = Console(highlight=False, width=max(80, Console().width))  # a narrower terminal wraps the table rather than losing figures
+        )
+    console = Console(
+        highlight=False, width=max(80, Console().width)
+    )  # a narrower terminal wraps the table rather than losing figures
     console.print(table)
     if afar and BASE_WITH_ADAPTER in evaluations:
         pairs = [f"{model} against {evaluations[model]['reference']}" for model in afar]
         console.print(f"* {', '.join(pairs)}.")
     elif afar:
-        console.print(f"* {', '.join(afar)} against the tuned {evaluations[afar[0]]['reference']}: what fine-tuning changed.")
+        console.print(
+            f"* {', '.join(afar)} against the tuned {evaluations[afar[0]]['reference']}: what fine-tuning "
+            "changed."
+        )
     nothing = "nothing" if BASE_WITH_ADAPTER in evaluations else "no level"
     passed = [model for model, verdict in verdicts.items() if verdict.verdict == "pass"]
     for line in (

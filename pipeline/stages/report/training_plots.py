@@ -1,4 +1,6 @@
-"""The curves of a training run: loss, gradient norm, learning rate and speed over the optimizer's steps, as inline SVG."""
+"""The curves of a training run: loss, gradient norm, learning rate and speed over the optimizer's steps, as
+inline SVG.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,8 @@ Rows = Sequence[Mapping[str, Any]]
 def training_plots(log: Rows, metrics_log: Rows, eval_loss: float | None = None) -> dict[str, str]:
     """The curves of a training run by name, as SVG; "" for one of which nothing was recorded.
 
-    `log` are the rows of reports/train.csv, `metrics_log` those of reports/train.jsonl; `eval_loss` is drawn at the last step where `log` has none.
+    `log` are the rows of reports/train.csv, `metrics_log` those of reports/train.jsonl; `eval_loss` is drawn
+    at the last step where `log` has none.
     """
     losses = _points(log, "loss")
     if not losses:
@@ -25,21 +28,47 @@ def training_plots(log: Rows, metrics_log: Rows, eval_loss: float | None = None)
     return {
         "loss": _loss_plot(losses, evaluations, steps),
         "gradient": _gradient_plot([point for point in _points(log, "grad_norm") if point[1] > 0], steps),
-        "rate": _plain_plot("rate", "Learning rate", "learning rate", _points(log, "learning_rate"), steps, smooth=False),
-        "speed": _plain_plot("speed", "Speed", "tokens per second", _points(metrics_log, "tokens_per_second"), steps),
+        "rate": _plain_plot(
+            "rate", "Learning rate", "learning rate", _points(log, "learning_rate"), steps, smooth=False
+        ),
+        "speed": _plain_plot(
+            "speed", "Speed", "tokens per second", _points(metrics_log, "tokens_per_second"), steps
+        ),
     }
 
 
-def _loss_plot(losses: list[tuple[float, float]], evaluations: list[tuple[float, float]], steps: tuple[float, float]) -> str:
+def _loss_plot(
+    losses: list[tuple[float, float]], evaluations: list[tuple[float, float]], steps: tuple[float, float]
+) -> str:
     """Training loss as a line, the loss on held-out rows as a marked one."""
     figure, axes = _training_axes("loss per trained token", steps)
     _draw(axes, losses)
-    words = f"Training loss from {losses[0][1]:.3f} at step {losses[0][0]:.0f} to {losses[-1][1]:.3f} at step {losses[-1][0]:.0f}"
+    words = (
+        f"Training loss from {losses[0][1]:.3f} at step {losses[0][0]:.0f} to {losses[-1][1]:.3f} at "
+        f"step {losses[-1][0]:.0f}"
+    )
     if evaluations:
-        axes.plot(*zip(*evaluations, strict=True), marker="D", color=WARM, markersize=5, linewidth=1.4, clip_on=False)
+        axes.plot(
+            *zip(*evaluations, strict=True),
+            marker="D",
+            color=WARM,
+            markersize=5,
+            linewidth=1.4,
+            clip_on=False,
+        )
         place, value = evaluations[-1]
-        axes.annotate(f"held out {value:.2f}", (place, value), xytext=(-9, 9), textcoords="offset points", ha="right", color=WARM)
-        words += f"; loss on held-out rows {', '.join(f'{value:.3f} at step {place:.0f}' for place, value in evaluations)}"
+        axes.annotate(
+            f"held out {value:.2f}",
+            (place, value),
+            xytext=(-9, 9),
+            textcoords="offset points",
+            ha="right",
+            color=WARM,
+        )
+        words += (
+            "; loss on held-out rows "
+            f"{', '.join(f'{value:.3f} at step {place:.0f}' for place, value in evaluations)}"
+        )
     axes.set_ylim(0, max(value for _, value in losses + evaluations) * 1.08 or 1.0)
     return svg_of(figure, "loss", "Training loss", words + ".")
 
@@ -57,11 +86,22 @@ def _gradient_plot(norms: list[tuple[float, float]], steps: tuple[float, float])
     values = [value for _, value in norms]
     axes.set_ylim(min(*values, 0.1) / 1.6, max(*values, 10.0) * 1.6)
     low, high = USUAL_GRADIENT
-    words = f"Gradient norm before clipping, {min(values):.3g} to {max(values):.3g}; usual are {low:g} to {high:g}, shown as a band."
+    words = (
+        f"Gradient norm before clipping, {min(values):.3g} to {max(values):.3g}; usual are {low:g} to "
+        f"{high:g}, shown as a band."
+    )
     return svg_of(figure, "gradient", "Gradient norm", words)
 
 
-def _plain_plot(name: str, title: str, label: str, points: list[tuple[float, float]], steps: tuple[float, float], *, smooth: bool = True) -> str:
+def _plain_plot(
+    name: str,
+    title: str,
+    label: str,
+    points: list[tuple[float, float]],
+    steps: tuple[float, float],
+    *,
+    smooth: bool = True,
+) -> str:
     """One curve from 0."""
     if not points:
         return ""
@@ -71,7 +111,12 @@ def _plain_plot(name: str, title: str, label: str, points: list[tuple[float, flo
     axes.set_ylim(0, max(values) * 1.1 or 1.0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}")
     words = f"{title} in {label}" if label != title.lower() else title
-    return svg_of(figure, name, title, f"{words}, {min(values):.3g} to {max(values):.3g}, at the last step {values[-1]:.3g}.")
+    return svg_of(
+        figure,
+        name,
+        title,
+        f"{words}, {min(values):.3g} to {max(values):.3g}, at the last step {values[-1]:.3g}.",
+    )
 
 
 def _points(rows: Rows, key: str) -> list[tuple[float, float]]:

@@ -18,20 +18,32 @@ def headline(parity: Mapping[str, Any], advice: Recommendation, verdicts: Mappin
         return "Ship nothing: parity failed"
     if advice.model is None:
         refused = verdicts and all(verdict.verdict == "fail" for verdict in verdicts.values())
-        what = ("the adapter", "The model does not fit") if BASE_WITH_ADAPTER in verdicts else ("every level", "No level fits")
+        what = (
+            ("the adapter", "The model does not fit")
+            if BASE_WITH_ADAPTER in verdicts
+            else ("every level", "No level fits")
+        )
         return f"Ship nothing: the gate refuses {what[0]}" if refused else what[1]
     if any(gain.model == advice.model and gain.beats is False for gain in advice.gains):
         return f"{advice.model}, but no better than the base"
     return f"{advice.model}, below the standard" if advice.below_standard else f"Ship {advice.model}"
 
 
-def with_warnings(advice: Recommendation, parity: Mapping[str, Any], forgotten: Mapping[str, str]) -> Recommendation:
-    """The advice, headed by a warning where a parity check failed, and with what the recommended level forgot (`forgotten` by model)."""
+def with_warnings(
+    advice: Recommendation, parity: Mapping[str, Any], forgotten: Mapping[str, str]
+) -> Recommendation:
+    """The advice, headed by a warning where a parity check failed, and with what the recommended level forgot
+    (`forgotten` by model).
+    """
     failed = counts(parity["checks"])["fail"]
     warnings = list(advice.warnings)
     if failed or parity["verdict"] != "pass":
-        checks = {0: "Parity did not pass", 1: "1 parity check failed"}.get(failed, f"{failed} parity checks failed")
-        warnings.insert(0, f"{checks}: do not serve these files before the cause is found (section Parity checks).")
+        checks = {0: "Parity did not pass", 1: "1 parity check failed"}.get(
+            failed, f"{failed} parity checks failed"
+        )
+        warnings.insert(
+            0, f"{checks}: do not serve these files before the cause is found (section Parity checks)."
+        )
     if advice.model is not None and advice.model in forgotten:
         warnings.append(forgotten[advice.model])
     return replace(advice, warnings=tuple(warnings))

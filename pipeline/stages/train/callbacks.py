@@ -1,4 +1,6 @@
-"""What is told of a run while it goes: the metrics log, TensorBoard, the monitoring rules, a line now and then where there is no terminal."""
+"""What is told of a run while it goes: the metrics log, TensorBoard, the monitoring rules, a line now and
+then where there is no terminal.
+"""
 
 import math
 import time
@@ -19,12 +21,16 @@ SAME_LOSS = 1e-4  # relative; float32 sums in another order
 
 
 def loss_text(loss: float) -> str:
-    """Three decimals, of what is smaller three digits: a level in distillation is hundredths of a nat from its original."""
+    """Three decimals, of what is smaller three digits: a level in distillation is hundredths of a nat from
+    its original.
+    """
     return f"{loss:.3f}" if loss >= 0.1 else f"{loss:.3g}"
 
 
 class MetricsCallback(TrainerCallback):  # type: ignore[misc]
-    """Writes every step and evaluation down, and stops the run where a monitoring rule fails. Set `trainer` once it is made."""
+    """Writes every step and evaluation down, and stops the run where a monitoring rule fails. Set `trainer`
+    once it is made.
+    """
 
     trainer: QuenchTrainer
 
@@ -36,7 +42,9 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         self.trainer.stats = StepStats()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Keep the random state that a checkpoint of this step needs; have the last step evaluated, whatever its number."""
+        """Keep the random state that a checkpoint of this step needs; have the last step evaluated, whatever
+        its number.
+        """
         self.trainer.after_step = random_state()
         if state.global_step >= state.max_steps and self.trainer.held_out:
             control.should_evaluate = True
@@ -48,11 +56,20 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         stats = self.trainer.stats
         seconds = time.monotonic() - stats.started
         row = {
-            "kind": "step", "step": state.global_step, "epoch": round(state.epoch, 6), "loss": logs["loss"],
-            "learning_rate": logs["learning_rate"], "grad_norm": logs["grad_norm"], "tokens": stats.tokens,
-            "trained_tokens": stats.trained_tokens, "rows": stats.rows, "row_ids": stats.row_ids, "seconds": round(seconds, 3),
-            "tokens_per_second": round(stats.tokens / seconds, 1), "memory_bytes": memory_used(),
-        }  # fmt: skip
+            "kind": "step",
+            "step": state.global_step,
+            "epoch": round(state.epoch, 6),
+            "loss": logs["loss"],
+            "learning_rate": logs["learning_rate"],
+            "grad_norm": logs["grad_norm"],
+            "tokens": stats.tokens,
+            "trained_tokens": stats.trained_tokens,
+            "rows": stats.rows,
+            "row_ids": stats.row_ids,
+            "seconds": round(seconds, 3),
+            "tokens_per_second": round(stats.tokens / seconds, 1),
+            "memory_bytes": memory_used(),
+        }
         self.metrics_log.append(row)
         self.board.step(row)
         self.judge(row)
@@ -61,7 +78,8 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         if args.disable_tqdm and (state.global_step % tenth == 0 or state.global_step == 1):
             left = (state.max_steps - state.global_step) * seconds
             print(
-                f"train: step {state.global_step} of {state.max_steps}, loss {loss_text(row['loss'])}, learning rate {row['learning_rate']:.1e}, "
+                f"train: step {state.global_step} of {state.max_steps}, loss {loss_text(row['loss'])}, "
+                f"learning rate {row['learning_rate']:.1e}, "
                 f"{row['tokens_per_second']:.0f} tokens/s, about {left:.0f} s left",
                 flush=True,
             )
@@ -73,7 +91,11 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         self.board.evaluation(row)
         self.judge(row)
         if args.disable_tqdm:
-            print(f"train: step {state.global_step} of {state.max_steps}, loss on the held-out rows {loss_text(row['eval_loss'])}", flush=True)
+            print(
+                f"train: step {state.global_step} of {state.max_steps}, loss on the held-out rows "
+                f"{loss_text(row['eval_loss'])}",
+                flush=True,
+            )
 
     def judge(self, row: dict[str, Any]) -> None:
         """Print what the rules warn of. Raises `GateError` if one fails."""
@@ -84,14 +106,18 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def check_mean(step: int, loss: float, loss_sum: float, trained_tokens: int) -> None:
-    """Raise `GateError` unless the step's loss is the mean over its trained tokens, whatever the micro-batches were.
+    """Raise `GateError` unless the step's loss is the mean over its trained tokens, whatever the
+    micro-batches were.
 
-    Averaging the means of micro-batches weighs short rows more (the accumulation bug of 2024, transformers #34191).
+    Averaging the means of micro-batches weighs short rows more (the accumulation bug of 2024, transformers
+    #34191).
     """
     mean = loss_sum / max(trained_tokens, 1)
     if not math.isclose(loss, mean, rel_tol=SAME_LOSS, abs_tol=1e-6):
         raise GateError(
             "Q-TRAIN-018",
-            f"the loss of step {step} is {loss:.6g}, but the mean over its {trained_tokens} trained tokens is {mean:.6g}: "
-            "gradient accumulation weighs rows by their number, not by their tokens, which is a fault of the installed libraries; run `make setup`"
+            f"the loss of step {step} is {loss:.6g}, but the mean over its {trained_tokens} trained tokens "
+            f"is {mean:.6g}: "
+            "gradient accumulation weighs rows by their number, not by their tokens, which is a fault of "
+            "the installed libraries; run `make setup`",
         )

@@ -1,8 +1,9 @@
-"""Checkpoints that can be trusted: written aside, sealed with every file's hash, renamed; only verified ones are resumed.
+"""Checkpoints that can be trusted: written aside, sealed with every file's hash, renamed; only verified ones
+are resumed.
 
-The trainer's own checkpoints are not atomic, so the newest by name may be torn. Here a checkpoint gets its name when all of it
-is on the disk: files, then the marker with their hashes, fsync, rename. A torn one (a disk that lies, a hand that deletes) is
-set aside, never resumed and never deleted in silence.
+The trainer's own checkpoints are not atomic, so the newest by name may be torn. Here a checkpoint gets its
+name when all of it is on the disk: files, then the marker with their hashes, fsync, rename. A torn one (a
+disk that lies, a hand that deletes) is set aside, never resumed and never deleted in silence.
 """
 
 import json
@@ -23,7 +24,9 @@ METRICS_LOG = "steps.jsonl"
 
 
 def publish_checkpoint(written: Path, checkpoint: Path, notes: dict[str, Any]) -> None:
-    """Move the folder `written` to `checkpoint`, sealed: hashes of all files and `notes` in its marker, fsync, rename."""
+    """Move the folder `written` to `checkpoint`, sealed: hashes of all files and `notes` in its marker,
+    fsync, rename.
+    """
 
     def check(aside: Path) -> None:
         if trouble := defect(aside):
@@ -31,12 +34,18 @@ def publish_checkpoint(written: Path, checkpoint: Path, notes: dict[str, Any]) -
 
     with publishing(checkpoint, check) as aside:
         written.rename(aside)
-        files = {path.relative_to(aside).as_posix(): file_hash(path) for path in sorted(aside.rglob("*")) if path.is_file()}
+        files = {
+            path.relative_to(aside).as_posix(): file_hash(path)
+            for path in sorted(aside.rglob("*"))
+            if path.is_file()
+        }
         write_json(aside / MARKER, {"files": files, **notes})
 
 
 def defect(checkpoint: Path) -> str | None:
-    """What keeps a checkpoint from being resumed, in a few words; None where every file is as it was sealed."""
+    """What keeps a checkpoint from being resumed, in a few words; None where every file is as it was
+    sealed.
+    """
     try:
         files = read_notes(checkpoint)["files"]
     except FileNotFoundError:
@@ -52,7 +61,9 @@ def defect(checkpoint: Path) -> str | None:
 
 
 def read_notes(checkpoint: Path) -> dict[str, Any]:
-    """The marker: `files` with their hashes, and the notes it was sealed with. Raises `OSError` or `ValueError`."""
+    """The marker: `files` with their hashes, and the notes it was sealed with. Raises `OSError` or
+    `ValueError`.
+    """
     marker = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
     if not isinstance(marker, dict):
         raise ValueError(f"{checkpoint / MARKER} is no object")
@@ -60,7 +71,9 @@ def read_notes(checkpoint: Path) -> dict[str, Any]:
 
 
 def newest_verified(folder: Path) -> Path | None:
-    """The newest complete checkpoint below `folder`; torn ones that are newer move to `folder`/torn and are named on stderr."""
+    """The newest complete checkpoint below `folder`; torn ones that are newer move to `folder`/torn and are
+    named on stderr.
+    """
     for unfinished in folder.glob(".*"):  # a kill inside a save leaves it; it never was a checkpoint
         remove(unfinished)
     for checkpoint in reversed(checkpoints_in(folder)):
@@ -76,7 +89,9 @@ def newest_verified(folder: Path) -> Path | None:
 
 
 def set_later_aside(folder: Path, chosen: Path) -> None:
-    """Move what is newer than `chosen` to `folder`/later, with the metrics log as it is, so that nothing goes on from them; named on stderr."""
+    """Move what is newer than `chosen` to `folder`/later, with the metrics log as it is, so that nothing goes
+    on from them; named on stderr.
+    """
     later = [one for one in checkpoints_in(folder) if step_of(one) > step_of(chosen)]
     if not later:
         return
@@ -88,11 +103,17 @@ def set_later_aside(folder: Path, chosen: Path) -> None:
         remove(aside / checkpoint.name)  # the same step of the same run
         checkpoint.rename(aside / checkpoint.name)
     names = ", ".join(one.name for one in later)
-    print(f"train: newer than {chosen.name}, so not used any more: {names}; kept in {aside} until a run starts from nothing", file=sys.stderr)
+    print(
+        f"train: newer than {chosen.name}, so not used any more: {names}; kept in {aside} until a run "
+        "starts from nothing",
+        file=sys.stderr,
+    )
 
 
 def prune(folder: Path, keep: int, best: Path | None = None) -> None:
-    """Delete all but the `keep` newest checkpoints and `best`; nothing while the newest does not read back whole."""
+    """Delete all but the `keep` newest checkpoints and `best`; nothing while the newest does not read back
+    whole.
+    """
     found = checkpoints_in(folder)
     if not found or defect(found[-1]):
         return

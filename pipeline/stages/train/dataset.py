@@ -14,12 +14,16 @@ def load_rows(tokens: Path, split: str) -> Any:
     import pyarrow.parquet as pq
     from datasets import Dataset
 
-    table = pq.read_table(tokens / f"{split}.parquet")  # not Dataset.from_parquet, which refuses a split without rows
+    table = pq.read_table(
+        tokens / f"{split}.parquet"
+    )  # not Dataset.from_parquet, which refuses a split without rows
     return Dataset(table.append_column("row", pa.array(range(table.num_rows), pa.int64())))
 
 
 class Collator:
-    """Flattens packed rows into one sequence (1, T); positions restart with every row, which keeps them apart (TRL's collator)."""
+    """Flattens packed rows into one sequence (1, T); positions restart with every row, which keeps them apart
+    (TRL's collator).
+    """
 
     def __init__(self, pad_token_id: int) -> None:
         from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
@@ -27,7 +31,9 @@ class Collator:
         self.flatten = DataCollatorForLanguageModeling(pad_token_id=pad_token_id, padding_free=True)
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """input_ids, labels and position_ids (1, T), the rows' numbers and ids, and how many tokens are trained."""
+        """input_ids, labels and position_ids (1, T), the rows' numbers and ids, and how many tokens are
+        trained.
+        """
         batch: dict[str, Any] = self.flatten(examples)
         batch["rows"] = [example["row"] for example in examples]
         batch["row_ids"] = [name for example in examples for name in example["row_ids"]]

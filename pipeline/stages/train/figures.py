@@ -18,17 +18,30 @@ def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
     best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
     tokens, seconds = sum(row["tokens"] for row in steps), sum(row["seconds"] for row in steps)
     return {
-        "device": str(trainer.model.device), "loss": trainer.loss, "steps": len(steps), "planned_steps": trainer.state.max_steps,
-        "adapter_step": best or len(steps), "seconds": round(seconds, 1), "tokens": tokens, "tokens_per_second": round(tokens / seconds, 1),
-        "trained_tokens": sum(row["trained_tokens"] for row in steps), "total_parameters": logical_parameters(trainer.model),
+        "device": str(trainer.model.device),
+        "loss": trainer.loss,
+        "steps": len(steps),
+        "planned_steps": trainer.state.max_steps,
+        "adapter_step": best or len(steps),
+        "seconds": round(seconds, 1),
+        "tokens": tokens,
+        "tokens_per_second": round(tokens / seconds, 1),
+        "trained_tokens": sum(row["trained_tokens"] for row in steps),
+        "total_parameters": logical_parameters(trainer.model),
         "memory": resident_bytes(trainer.model, trainer.optimizer),
-        "loss_first": steps[0]["loss"], "loss_last": steps[-1]["loss"], "peak_memory_bytes": peak_memory(),
-        "eval_loss": next((row["eval_loss"] for row in reversed(evaluations) if row["step"] == (best or row["step"])), None),
-    }  # fmt: skip
+        "loss_first": steps[0]["loss"],
+        "loss_last": steps[-1]["loss"],
+        "peak_memory_bytes": peak_memory(),
+        "eval_loss": next(
+            (row["eval_loss"] for row in reversed(evaluations) if row["step"] == (best or row["step"])), None
+        ),
+    }
 
 
 def resident_bytes(model: Any, optimizer: Any) -> dict[str, int]:
-    """Bytes that stay all through training, from the tensors themselves: frozen weights, adapter, its gradients, the optimizer's states."""
+    """Bytes that stay all through training, from the tensors themselves: frozen weights, adapter, its
+    gradients, the optimizer's states.
+    """
     import torch
 
     from pipeline.models.tensors import frozen_tensors, tensor_bytes
@@ -46,8 +59,12 @@ def resident_bytes(model: Any, optimizer: Any) -> dict[str, int]:
 
 
 def logical_parameters(model: Any) -> int:
-    """Parameters of base and adapter as the formulas count them: not a packed byte, but what it holds; a table in main memory is none to torch."""
-    quantized = {id(module.weight): module.logical for module in model.modules() if hasattr(module, "logical")}
+    """Parameters of base and adapter as the formulas count them: not a packed byte, but what it holds; a
+    table in main memory is none to torch.
+    """
+    quantized = {
+        id(module.weight): module.logical for module in model.modules() if hasattr(module, "logical")
+    }
     found = {id(p): p for p in (*model.parameters(), model.get_input_embeddings().weight)}
     return sum(
         quantized.get(key, p.numel() * (2 if p.__class__.__name__ == "Params4bit" else 1))
@@ -56,7 +73,9 @@ def logical_parameters(model: Any) -> int:
 
 
 def curve(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per step with the columns `CURVE`, for `dvc plots`; `eval_loss` is empty where nothing was evaluated."""
+    """One row per step with the columns `CURVE`, for `dvc plots`; `eval_loss` is empty where nothing was
+    evaluated.
+    """
     rows = list(rows)
     evaluated = {row["step"]: row["eval_loss"] for row in rows if row["kind"] == "eval"}
     return [

@@ -15,7 +15,9 @@ JSON_OBJECTS = CONFIG, "tokenizer.json"  # without which no base can be loaded
 
 
 def data(tokens: Path) -> Check:
-    """As many packed rows and tokens in the Parquet files as the manifest counts, and at least one row to train on."""
+    """As many packed rows and tokens in the Parquet files as the manifest counts, and at least one row to
+    train on.
+    """
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -51,7 +53,9 @@ def data(tokens: Path) -> Check:
 
 
 def whole_base(base: Path) -> Check:
-    """Configuration, tokenizer and every shard of weights are there, and each shard is as long as its header says."""
+    """Configuration, tokenizer and every shard of weights are there, and each shard is as long as its header
+    says.
+    """
     missing = [name for name in JSON_OBJECTS if not (base / name).is_file()]
     try:
         for name in JSON_OBJECTS:
@@ -128,7 +132,9 @@ def quantized_base(file: Path, missing: Sequence[str]) -> Check:
 
 
 def safetensors_length(path: Path) -> int:
-    """Bytes that a safetensors file must have by its header: 8, the header, the end of the last tensor. Raises `ValueError`."""
+    """Bytes that a safetensors file must have by its header: 8, the header, the end of the last tensor.
+    Raises `ValueError`.
+    """
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > 100_000_000:  # the format's own limit

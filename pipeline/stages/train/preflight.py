@@ -34,10 +34,11 @@ def preflight(
     lora: LoraType = "F16",
     untuned: bool = True,
 ) -> list[Check]:
-    """Every check, in the order in which training would meet them; `disk` is a folder on the disk that takes the artifacts.
+    """Every check, in the order in which training would meet them; `disk` is a folder on the disk that takes
+    the artifacts.
 
-    `max_length`, `levels`, `lora` and `untuned` are `preprocess.max_length`, `quantize.levels`, `lora.type` and `convert.base`.
-    `pipeline.core.checks.refuse` raises what failed.
+    `max_length`, `levels`, `lora` and `untuned` are `preprocess.max_length`, `quantize.levels`, `lora.type`
+    and `convert.base`. `pipeline.core.checks.refuse` raises what failed.
     """
     card = this_card()
     checks = [
@@ -68,10 +69,12 @@ def preflight(
 
 
 def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
-    """On a CPU, linears as wide as the base's are dequantized with their own blocks' scales; nothing where every width is one of whole blocks.
+    """On a CPU, linears as wide as the base's are dequantized with their own blocks' scales; nothing where
+    every width is one of whole blocks.
 
-    bitsandbytes 0.50.2 with AVX-512 takes other blocks' scales where the width is a multiple of 16 and not of 64: training would see
-    weights that are no NF4 of the base. The check is exact: all codes are 0, which stands for minus the block's scale.
+    bitsandbytes 0.50.2 with AVX-512 takes other blocks' scales where the width is a multiple of 16 and not of
+    64: training would see weights that are no NF4 of the base. The check is exact: all codes are 0, which
+    stands for minus the block's scale.
     """
     widths = sorted({linear.inputs for linear in shape.linears if linear.inputs % NF4_BLOCK})
     if card.device != "cpu" or settings.quantization != "nf4" or not widths:

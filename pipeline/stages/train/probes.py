@@ -13,7 +13,8 @@ from pipeline.planning.card import Card, main_memory, query
 from pipeline.planning.memory import CUDA_CONTEXT
 from pipeline.planning.steps import needs_gpu
 
-# of a block's largest weight: half of NF4's widest gap is 0.152 (bitsandbytes `get_4bit_type`), the rest is for the scales, quantized too
+# of a block's largest weight: half of NF4's widest gap is 0.152 (bitsandbytes `get_4bit_type`), the rest is
+# for the scales, quantized too
 BFLOAT16_SINCE = (
     8,
     0,
@@ -42,7 +43,9 @@ def room(card: Card) -> int:
 
 
 def gpu(card: Card) -> list[Check]:
-    """The GPU with the memory that training can have, and the processes that hold some of it; nothing on a CPU."""
+    """The GPU with the memory that training can have, and the processes that hold some of it; nothing on a
+    CPU.
+    """
     if card.device == "cpu":
         return []
     finding = f"{card.name}, {memory_gb(room(card))} of {memory_gb(card.memory)} to be had"
@@ -75,7 +78,10 @@ def arithmetic(card: Card, settings: Training) -> Check:
     """The type that training computes in; a warning where this CPU or GPU has no instructions for it."""
     chosen, fast = settings.bnb_4bit_compute_dtype, fast_dtype(card.device)
     if card.device == "cpu" and chosen not in (fast, "float32"):
-        finding = f"train.bnb_4bit_compute_dtype is {chosen}, which this CPU has no instructions for: ten times slower than float32, and more"
+        finding = (
+            f"train.bnb_4bit_compute_dtype is {chosen}, which this CPU has no instructions for: ten "
+            "times slower than float32, and more"
+        )
         lost = (
             "; small gradients are lost in it, for only a GPU's training scales them"
             if chosen == "float16"
@@ -83,7 +89,10 @@ def arithmetic(card: Card, settings: Training) -> Check:
         )
         return Check("arithmetic", "warn", finding + lost, "set it to auto")
     if card.device == "cuda" and chosen == "bfloat16" and (known := capability()) and known < BFLOAT16_SINCE:
-        finding = f"bfloat16, which a GPU of compute capability {known[0]}.{known[1]} has no units for (8.0 and later have): right, but slow"
+        finding = (
+            f"bfloat16, which a GPU of compute capability {known[0]}.{known[1]} has no units for (8.0 "
+            "and later have): right, but slow"
+        )
         return Check(
             "arithmetic",
             "warn",
@@ -153,7 +162,9 @@ def triton_works(card: Card, settings: Train) -> Check:
 
 
 def probe(name: str, measure: Callable[[], float], limit: float, words: str, remedy: str, id: str) -> Check:
-    """A figure that must be at most `limit`; whatever keeps it from being measured fails the check by name."""
+    """A figure that must be at most `limit`; whatever keeps it from being measured fails the check by
+    name.
+    """
     try:
         figure = measure()
     except Exception as error:  # a library that is broken raises anything; its words go into the line

@@ -1,4 +1,6 @@
-"""What is proven of a training run itself: packed rows don't see each other, every row was trained as planned, the adapter has learned."""
+"""What is proven of a training run itself: packed rows don't see each other, every row was trained as
+planned, the adapter has learned.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,7 +12,8 @@ from pipeline.stages.train.monitoring.epochs import epochs_complete
 from pipeline.stages.train.monitoring.samples import undisturbed
 
 PROBE_TOKENS = 48  # of each of the two rows
-SAME_ROW = 1e-2  # normalized squared error of logits, packed against alone: bfloat16 gives about 1e-5, a leak above 0.1
+# normalized squared error of logits, packed against alone: bfloat16 gives about 1e-5, a leak above 0.1
+SAME_ROW = 1e-2
 
 Sequence = tuple[list[int], list[int]]  # ids and labels of one row
 
@@ -18,10 +21,12 @@ Sequence = tuple[list[int], list[int]]  # ids and labels of one row
 def check_no_leaks(
     model: Any, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], rows: list[Sequence]
 ) -> float | None:
-    """The error that packing makes in a row's logits: mean squared difference ÷ mean square, packed behind another row against alone.
+    """The error that packing makes in a row's logits: mean squared difference ÷ mean square, packed behind
+    another row against alone.
 
-    Both go the way that training's batches go: through `collate`, into `model`. None (not measured) where there are not two rows.
-    Raises `ConfigError` where the row in front shows through, `GateError` where the model's numbers are not finite.
+    Both go the way that training's batches go: through `collate`, into `model`. None (not measured) where
+    there are not two rows. Raises `ConfigError` where the row in front shows through, `GateError` where the
+    model's numbers are not finite.
     """
     if len(rows) < 2:
         return None
@@ -38,7 +43,8 @@ def check_no_leaks(
     if error > SAME_ROW:
         raise ConfigError(
             "Q-TRAIN-021",
-            f"packed rows see each other: a row's logits differ by {error:.2g} (normalized squared error, at most {SAME_ROW:g}) behind another row: "
+            f"packed rows see each other: a row's logits differ by {error:.2g} (normalized squared error, "
+            f"at most {SAME_ROW:g}) behind another row: "
             "set preprocess.packing to false and train.per_device_train_batch_size to 1",
         )
     return error
@@ -49,9 +55,12 @@ def _logits(
 ) -> Any:
     """Float32 logits (T, V) of rows packed into one."""
     packed = {
-        "input_ids": [token for ids, _ in rows for token in ids], "labels": [label for _, labels in rows for label in labels],
-        "seq_lengths": [len(ids) for ids, _ in rows], "row": 0, "row_ids": [],
-    }  # fmt: skip
+        "input_ids": [token for ids, _ in rows for token in ids],
+        "labels": [label for _, labels in rows for label in labels],
+        "seq_lengths": [len(ids) for ids, _ in rows],
+        "row": 0,
+        "row_ids": [],
+    }
     batch = {
         name: value for name, value in collate([packed]).items() if name not in ("labels", *NOT_FOR_THE_MODEL)
     }
@@ -68,14 +77,17 @@ def _logits(
 
 
 def check_not_repacked(model: Any) -> None:
-    """Raise `GateError` where bitsandbytes has rewritten the weights for inference: training would go on without most gradients."""
+    """Raise `GateError` where bitsandbytes has rewritten the weights for inference: training would go on
+    without most gradients.
+    """
     for name, module in model.named_modules():
         if getattr(
             getattr(getattr(module, "weight", None), "quant_state", None), "packing_format_for_cpu", False
         ):
             raise GateError(
                 "Q-TRAIN-026",
-                f"{name} was repacked for inference, and its gradient is lost from here on: run `make setup` for the pinned bitsandbytes",
+                f"{name} was repacked for inference, and its gradient is lost from here on: run `make "
+                "setup` for the pinned bitsandbytes",
             )
 
 
@@ -88,7 +100,9 @@ def check_rows(steps: list[dict[str, Any]], packed_rows: int) -> None:
 
 
 def check_learned(model: Any, steps: list[dict[str, Any]]) -> None:
-    """Refuse an adapter that can't have learned: no step done, a matrix not finite, or a lora_B that is still 0."""
+    """Refuse an adapter that can't have learned: no step done, a matrix not finite, or a lora_B that is still
+    0.
+    """
     if not steps:
         raise GateError("Q-TRAIN-023", "training ended without one step: give it more rows or steps")
     norms = {
@@ -98,11 +112,13 @@ def check_learned(model: Any, steps: list[dict[str, Any]]) -> None:
     if broken:
         raise GateError(
             "Q-TRAIN-024",
-            f"{len(broken)} of {len(norms)} adapter matrices are not finite ({broken[0]}): lower train.learning_rate",
+            f"{len(broken)} of {len(norms)} adapter matrices are not finite ({broken[0]}): lower "
+            "train.learning_rate",
         )
     dead = [name for name, norm in norms.items() if "lora_B" in name and norm == 0.0]
     if dead:
         raise GateError(
             "Q-TRAIN-025",
-            f"{len(dead)} of {len(norms)} adapter matrices learned nothing ({dead[0]}): raise train.learning_rate or train longer",
+            f"{len(dead)} of {len(norms)} adapter matrices learned nothing ({dead[0]}): raise "
+            "train.learning_rate or train longer",
         )

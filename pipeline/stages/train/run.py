@@ -1,7 +1,7 @@
 """What a run depends on, and whether the checkpoints that are there are its own.
 
-A run that was interrupted goes on only if it would end in the same bytes; where something else changed, going on would mix
-two runs, and starting again would lose the first one. So neither happens by itself.
+A run that was interrupted goes on only if it would end in the same bytes; where something else changed, going
+on would mix two runs, and starting again would lose the first one. So neither happens by itself.
 """
 
 import json
@@ -70,7 +70,9 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
 
 
 def base_hashes(base: Path) -> dict[str, str]:
-    """sha256 of the base's weights, configuration, tokenizer and chat template, so that a change has a name."""
+    """sha256 of the base's weights, configuration, tokenizer and chat template, so that a change has a
+    name.
+    """
     weights = {
         path.name: file_hash(path) for path in sorted([*base.glob("*.safetensors"), *base.glob(MODEL_FILE)])
     }
@@ -95,23 +97,26 @@ def teacher_hash(base: Path) -> str:
     if not (base / SOURCE_FILE).is_file():
         raise DataError(
             "Q-TRAIN-027",
-            f"{base / SOURCE_FILE}, the original that train.method distill learns from, is missing: run `snakemake --force base`",
+            f"{base / SOURCE_FILE}, the original that train.method distill learns from, is missing: run "
+            "`snakemake --force base`",
         )
     return file_hash(base / SOURCE_FILE)
 
 
 def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> Path | None:
-    """The checkpoint below `folder` to go on from, None for a start from nothing; `folder` is then this run's.
+    """The checkpoint below `folder` to go on from, None for a start from nothing; `folder` is then this
+    run's.
 
-    `resume` may be a chosen checkpoint. Without `resume`, and where a *finished* run left checkpoints of other inputs, they are removed.
-    Raises `ConfigError` where an unfinished run is there and its inputs, settings or libraries were others, and for a choice that is none;
-    nothing is deleted then.
+    `resume` may be a chosen checkpoint. Without `resume`, and where a *finished* run left checkpoints of
+    other inputs, they are removed. Raises `ConfigError` where an unfinished run is there and its inputs,
+    settings or libraries were others, and for a choice that is none; nothing is deleted then.
     """
     known = _read(folder / RUN) if resume else None
     if resume and known is None and checkpoints_in(folder):
         raise ConfigError(
             "Q-TRAIN-028",
-            f"{folder} holds checkpoints without a {RUN}, so nobody knows whose they are (another version's?): "
+            f"{folder} holds checkpoints without a {RUN}, so nobody knows whose they are (another "
+            "version's?): "
             "start again with `python -m pipeline train --no-resume`, which deletes them",
         )
     changed = list(differences(known["record"], record)) if known else []
@@ -122,7 +127,8 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> 
         if start is not None:
             raise ConfigError(
                 "Q-TRAIN-029",
-                f"{folder} holds an unfinished run (step {step_of(start)}), and since then {'; '.join(hard)} changed: "
+                f"{folder} holds an unfinished run (step {step_of(start)}), and since then "
+                f"{'; '.join(hard)} changed: "
                 "put that back to go on with it, or start again with `python -m pipeline train --no-resume`",
             )
     start = newest_verified(folder) if known and all(key in MACHINE for key, _ in changed) else None
@@ -149,9 +155,11 @@ def _go_on(
 
 
 def _chosen(folder: Path, given: Path, record: dict[str, Any], changed: list[tuple[str, str]]) -> Path:
-    """The checkpoint that a user named (its path, or its name in `folder`), proven whole and this run's; later ones are set aside.
+    """The checkpoint that a user named (its path, or its name in `folder`), proven whole and this run's;
+    later ones are set aside.
 
-    Raises `ConfigError` for one of another place or run, or whose best adapter is gone, `DataError` for a torn one; nothing is moved then.
+    Raises `ConfigError` for one of another place or run, or whose best adapter is gone, `DataError` for a
+    torn one; nothing is moved then.
     """
     found = {one.resolve(): one for one in checkpoints_in(folder)}
     others = (
@@ -176,21 +184,26 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], changed: list[tup
     if (best := _best_of(start)) and (trouble := defect(folder / best)):
         raise ConfigError(
             "Q-TRAIN-032",
-            f"{best}, the best adapter until {start}, is gone or torn ({trouble}), and may be what the run ends with: {others}",
+            f"{best}, the best adapter until {start}, is gone or torn ({trouble}), and may be what the run "
+            f"ends with: {others}",
         )
     set_later_aside(folder, start)
     return start
 
 
 def _best_of(checkpoint: Path) -> str | None:
-    """The name of the checkpoint that was the best until this one, where training stops early (`train.early_stopping_patience`)."""
+    """The name of the checkpoint that was the best until this one, where training stops early
+    (`train.early_stopping_patience`).
+    """
     state = checkpoint / "trainer_state.json"
     step = json.loads(state.read_text(encoding="utf-8")).get("best_global_step") if state.is_file() else None
     return f"checkpoint-{step}" if step else None
 
 
 def run_id(record: dict[str, Any]) -> str:
-    """What a run's checkpoints are told from another's by: a hash of its record, but for what it may go on with changed."""
+    """What a run's checkpoints are told from another's by: a hash of its record, but for what it may go on
+    with changed.
+    """
     return json_hash({key: value for key, value in record.items() if key not in MACHINE})
 
 
@@ -227,6 +240,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not isinstance(known, dict) or not isinstance(known.get("record"), dict) or "finished" not in known:
         raise DataError(
             "Q-TRAIN-033",
-            f"{path} can't be read, so nobody knows whose checkpoints these are: start again with `python -m pipeline train --no-resume`",
+            f"{path} can't be read, so nobody knows whose checkpoints these are: start again with `python "
+            "-m pipeline train --no-resume`",
         )
     return known

@@ -1,10 +1,10 @@
 """Train a QLoRA adapter on the base, with checkpoints that a killed run goes on from to the same bytes.
 
-Reads `data/tokens/` and `models/base/`. With `train.method` distill what is learned is how the file that the level was made from answers
-(`pipeline.stages.train.distill`), not what the rows' assistant says.
-Writes `models/adapter/` (PEFT folder, tokenizer, run.json), `reports/train.json`, `reports/train.csv` (the curves) and
-`reports/train.jsonl` (every step); TensorBoard events in `reports/tensorboard/` and checkpoints in `models/checkpoints/` on the way.
-Command: `python -m pipeline train`
+Reads `data/tokens/` and `models/base/`. With `train.method` distill what is learned is how the file that the
+level was made from answers (`pipeline.stages.train.distill`), not what the rows' assistant says. Writes
+`models/adapter/` (PEFT folder, tokenizer, run.json), `reports/train.json`, `reports/train.csv` (the curves)
+and `reports/train.jsonl` (every step); TensorBoard events in `reports/tensorboard/` and checkpoints in
+`models/checkpoints/` on the way. Command: `python -m pipeline train`
 """
 
 import json
@@ -31,13 +31,22 @@ from pipeline.stages.train.monitoring.run_record import run_record
 from pipeline.stages.train.run import describe, find_start, finish
 
 
-def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorboard: Path, settings: Training,
-          resume: bool | Path) -> dict[str, Any]:  # fmt: skip
-    """Train, publish the adapter folder, return the report; `metrics_log` in it are the rows of every step and evaluation.
+def train(
+    *,
+    tokens: Path,
+    base: Path,
+    adapter: Path,
+    checkpoints: Path,
+    tensorboard: Path,
+    settings: Training,
+    resume: bool | Path,
+) -> dict[str, Any]:
+    """Train, publish the adapter folder, return the report; `metrics_log` in it are the rows of every step
+    and evaluation.
 
-    With `resume`, goes on from the newest verified checkpoint of the same run, or from the one that it names; otherwise starts again.
-    Raises `GateError` where a monitoring rule fails or the adapter learned nothing, `ConfigError` where an unfinished run of other inputs is
-    in the way, `Stopped` after a signal.
+    With `resume`, goes on from the newest verified checkpoint of the same run, or from the one that it names;
+    otherwise starts again. Raises `GateError` where a monitoring rule fails or the adapter learned nothing,
+    `ConfigError` where an unfinished run of other inputs is in the way, `Stopped` after a signal.
     """
     silence_libraries()
     use_all_cores()
@@ -55,7 +64,16 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
             print(f"train: going on from {start}", file=sys.stderr)
         teacher = find_teacher(tokens, base, checkpoints, settings, record)
         trainer, monitor = make_trainer(
-            tokens, base, tokenizer, checkpoints, tensorboard, settings, metrics_log, start, interruption, teacher
+            tokens,
+            base,
+            tokenizer,
+            checkpoints,
+            tensorboard,
+            settings,
+            metrics_log,
+            start,
+            interruption,
+            teacher,
         )
         proven = prove_beforehand(trainer, settings)
         trainer.train(resume_from_checkpoint=str(start) if start else None)
@@ -65,16 +83,22 @@ def train(*, tokens: Path, base: Path, adapter: Path, checkpoints: Path, tensorb
         finish(checkpoints, record)
         remove(checkpoints / TEACHER)
     return summary(trainer, rows) | {
-        "method": settings.method, **({"teacher": teacher.figures} if teacher else {}),
-        "proven": proven, "inputs": record, "resumed_from": start.name if start else None,
-        "monitoring": monitor.records(), "metrics_log": rows,
-    }  # fmt: skip
+        "method": settings.method,
+        **({"teacher": teacher.figures} if teacher else {}),
+        "proven": proven,
+        "inputs": record,
+        "resumed_from": start.name if start else None,
+        "monitoring": monitor.records(),
+        "metrics_log": rows,
+    }
 
 
 def find_teacher(
     tokens: Path, base: Path, checkpoints: Path, settings: Training, record: dict[str, Any]
 ) -> Any:
-    """`train.method` distill: the original's answers to every row, a `pipeline.stages.train.distill.cache.Teacher`; None for sft."""
+    """`train.method` distill: the original's answers to every row, a
+    `pipeline.stages.train.distill.cache.Teacher`; None for sft.
+    """
     if settings.method != "distill":
         return None
     from pipeline.stages.train.distill.teacher import ask_teacher
@@ -83,10 +107,20 @@ def find_teacher(
 
 
 def make_trainer(
-    tokens: Path, base: Path, tokenizer: Any, checkpoints: Path, tensorboard: Path, settings: Training, metrics_log: MetricsLog, start: Path | None,
-    interruption: Interruption, teacher: Any = None,
-) -> tuple[Any, Monitor]:  # fmt: skip
-    """The trainer over the quantized base with its adapter, and the monitor that judges its steps; with a `teacher`, the level is distilled."""
+    tokens: Path,
+    base: Path,
+    tokenizer: Any,
+    checkpoints: Path,
+    tensorboard: Path,
+    settings: Training,
+    metrics_log: MetricsLog,
+    start: Path | None,
+    interruption: Interruption,
+    teacher: Any = None,
+) -> tuple[Any, Monitor]:
+    """The trainer over the quantized base with its adapter, and the monitor that judges its steps; with a
+    `teacher`, the level is distilled.
+    """
     from peft import get_peft_model
     from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
 
@@ -108,7 +142,8 @@ def make_trainer(
     rows, held_out = load_rows(tokens, "train"), load_rows(tokens, "val")
     arguments = training_arguments(settings, checkpoints, rows=len(rows), held_out=len(held_out))
     set_seed(settings.seed)  # the trainer does so too, but the adapter's start is drawn before there is one
-    # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from its first step on
+    # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from its
+    # first step on
     model = get_peft_model(load_quantized(base, settings), lora_config(settings), autocast_adapter_dtype=True)
     if loss == "liger":
         check_liger(model.get_base_model())
@@ -125,13 +160,25 @@ def make_trainer(
     questions = sequences(held_out, settings.sample_rows)
     monitor = Monitor(total_steps(settings, len(rows)), settings)
     monitor.restore(metrics_log.rows())
-    callback = MetricsCallback(metrics_log, Board(tensorboard, step_of(start) + 1 if start else None), monitor)
+    callback = MetricsCallback(
+        metrics_log, Board(tensorboard, step_of(start) + 1 if start else None), monitor
+    )
     trainer = kind(
-        model=model, args=arguments, processing_class=tokenizer, train_dataset=rows, eval_dataset=held_out if len(held_out) else None,
-        data_collator=learning, callbacks=[callback], loss=loss, keep=settings.save_total_limit, held_out=[monitoring([row]) for row in held_out],
-        answer=lambda model: sample(model, tokenizer, questions, settings.sample_tokens), interruption=interruption, start=start,
+        model=model,
+        args=arguments,
+        processing_class=tokenizer,
+        train_dataset=rows,
+        eval_dataset=held_out if len(held_out) else None,
+        data_collator=learning,
+        callbacks=[callback],
+        loss=loss,
+        keep=settings.save_total_limit,
+        held_out=[monitoring([row]) for row in held_out],
+        answer=lambda model: sample(model, tokenizer, questions, settings.sample_tokens),
+        interruption=interruption,
+        start=start,
         metrics_log=metrics_log,
-    )  # fmt: skip
+    )
     callback.trainer = trainer
     trainer.remove_callback(PrinterCallback)
     if settings.early_stopping_patience is not None:
@@ -140,7 +187,9 @@ def make_trainer(
 
 
 def prove_beforehand(trainer: Any, settings: Training) -> dict[str, Any]:
-    """What is proven of the model before its first step, with figures: targets, trainable parameters, finite weights, packing."""
+    """What is proven of the model before its first step, with figures: targets, trainable parameters, finite
+    weights, packing.
+    """
     from pipeline.models.finite import finite_record
     from pipeline.models.qlora import check_adapter, float32_cast_bytes
     from pipeline.stages.train.dataset import sequences
@@ -160,7 +209,9 @@ def prove_beforehand(trainer: Any, settings: Training) -> dict[str, Any]:
 
 
 def prove_afterwards(trainer: Any, rows: list[dict[str, Any]]) -> None:
-    """Raise `GateError` unless every row was trained as planned and every matrix of the adapter has changed."""
+    """Raise `GateError` unless every row was trained as planned and every matrix of the adapter has
+    changed.
+    """
     from pipeline.stages.train.proofs import check_learned, check_rows
 
     check_rows(rows, len(trainer.train_dataset))
@@ -168,7 +219,9 @@ def prove_afterwards(trainer: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter: Path) -> None:
-    """Publish the PEFT folder with tokenizer, template and run record; bytes depend on the run alone, not on its place."""
+    """Publish the PEFT folder with tokenizer, template and run record; bytes depend on the run alone, not on
+    its place.
+    """
 
     def check(folder: Path) -> None:
         if not (folder / "adapter_model.safetensors").stat().st_size:
@@ -191,13 +244,21 @@ def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter:
 
 
 def check_beforehand(root: Path, params: Params) -> None:
-    """Print what must hold before the first weight is loaded. Raises what failed, as its own kind of error."""
+    """Print what must hold before the first weight is loaded. Raises what failed, as its own kind of
+    error.
+    """
     from pipeline.stages.train.preflight import preflight
 
     checks = preflight(
-        tokens=root / "data/tokens", base=root / "models/base", disk=root, settings=params.training, max_length=params.preprocess.max_length,
-        levels=params.quantize.levels, lora=params.lora.type, untuned=params.convert.base,
-    )  # fmt: skip
+        tokens=root / "data/tokens",
+        base=root / "models/base",
+        disk=root,
+        settings=params.training,
+        max_length=params.preprocess.max_length,
+        levels=params.quantize.levels,
+        lora=params.lora.type,
+        untuned=params.convert.base,
+    )
     print("train: before it starts", *(f"  {check}" for check in checks), sep="\n", flush=True)
     refuse(checks)
 
@@ -207,9 +268,14 @@ def main(params: Params, root: Path, resume: bool | Path = True) -> None:
     silence_libraries()
     check_beforehand(root, params)
     report = train(
-        tokens=root / "data/tokens", base=root / "models/base", adapter=root / "models/adapter", checkpoints=root / "models/checkpoints",
-        tensorboard=root / "reports/tensorboard", settings=params.training, resume=resume,
-    )  # fmt: skip
+        tokens=root / "data/tokens",
+        base=root / "models/base",
+        adapter=root / "models/adapter",
+        checkpoints=root / "models/checkpoints",
+        tensorboard=root / "reports/tensorboard",
+        settings=params.training,
+        resume=resume,
+    )
     rows, inputs = report.pop("metrics_log"), report.pop("inputs")
     hashes = {
         "tokens": inputs["tokens_sha256"],
@@ -222,5 +288,6 @@ def main(params: Params, root: Path, resume: bool | Path = True) -> None:
     write_json(root / "reports/train.json", report)
     shown = ".3g" if params.train.method == "distill" else ".2f"  # a divergence is small from the start
     print(
-        f"train: {report['steps']} steps, loss {report['loss_first']:{shown}} → {report['loss_last']:{shown}}, {report['seconds']:.0f} s"
+        f"train: {report['steps']} steps, loss {report['loss_first']:{shown}} → "
+        f"{report['loss_last']:{shown}}, {report['seconds']:.0f} s"
     )

@@ -1,11 +1,13 @@
-"""transformers' Trainer with what a night alone needs: whole checkpoints, exact resume, a stop that saves, an account of every step.
+"""transformers' Trainer with what a night alone needs: whole checkpoints, exact resume, a stop that saves, an
+account of every step.
 
 What is changed, and why:
-- the loss is taken at the trained positions only and divided by the trained tokens of the entire optimizer step;
-- a checkpoint is published completely (`checkpoints`), with the random state from right after its optimizer step, so that it is exact
-  at any later moment too: also where a signal comes in the middle of the next step;
-- evaluation is the mean over tokens (the library's is a mean over rows, and packed rows hold more or fewer), draws no random
-  number, and is made up for by the resumed run where a signal cut it short.
+- the loss is taken at the trained positions only and divided by the trained tokens of the entire optimizer
+  step;
+- a checkpoint is published completely (`checkpoints`), with the random state from right after its optimizer
+  step, so that it is exact at any later moment too: also where a signal comes in the middle of the next step;
+- evaluation is the mean over tokens (the library's is a mean over rows, and packed rows hold more or fewer),
+  draws no random number, and is made up for by the resumed run where a signal cut it short.
 """
 
 import shutil
@@ -56,14 +58,22 @@ class StepStats:
 class QuenchTrainer(Trainer):  # type: ignore[misc]
     """Trains with `loss` (liger or chunked), keeps `keep` checkpoints, evaluates on the batches `held_out`.
 
-    `answer` gives sample answers of the model as it is. `metrics_log` is brought to the disk before a checkpoint is. `start` is the
-    checkpoint that `train` is told to go on from.
+    `answer` gives sample answers of the model as it is. `metrics_log` is brought to the disk before a
+    checkpoint is. `start` is the checkpoint that `train` is told to go on from.
     """
 
     def __init__(
-        self, *, loss: str, keep: int, held_out: list[Batch], answer: Callable[[Any], list[dict[str, Any]]], interruption: Interruption,
-        metrics_log: MetricsLog, start: Path | None, **rest: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        loss: str,
+        keep: int,
+        held_out: list[Batch],
+        answer: Callable[[Any], list[dict[str, Any]]],
+        interruption: Interruption,
+        metrics_log: MetricsLog,
+        start: Path | None,
+        **rest: Any,
+    ) -> None:
         super().__init__(**rest)
         self.loss, self.token_loss = loss, fused_loss if loss == "liger" else chunked_loss
         self.keep, self.held_out, self.answer, self.interruption, self.metrics_log = (
@@ -82,12 +92,14 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         )  # of the random number generators, right after the newest optimizer step
         self._writing: Path | None = None
 
-    # --- the loss ---------------------------------------------------------------------------------------------------
+    # --- the loss -------------------------------------------------------------------------------------------
 
     def compute_loss(
         self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Cross entropy of the micro-batch's trained tokens ÷ the trained tokens of the optimizer step: a scalar."""
+        """Cross entropy of the micro-batch's trained tokens ÷ the trained tokens of the optimizer step: a
+        scalar.
+        """
         loss = self.loss_over(model, inputs, num_items_in_batch)
         self.stats.add(inputs, loss * num_items_in_batch)
         return loss
@@ -111,10 +123,12 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         """Not counted: nothing reads it, and a checkpoint from the middle of a step would differ by it."""
         return 0
 
-    # --- evaluation -------------------------------------------------------------------------------------------------
+    # --- evaluation -----------------------------------------------------------------------------------------
 
     def evaluate(self, *arguments: Any, **more: Any) -> dict[str, float]:
-        """Mean loss over the trained tokens of all held-out rows, with sample answers; told to the callbacks."""
+        """Mean loss over the trained tokens of all held-out rows, with sample answers; told to the
+        callbacks.
+        """
         started, step = time.monotonic(), self.state.global_step
         self.heed_signal()
         with self.interruption.deferred(False):
@@ -156,7 +170,8 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
             if trouble := defect(best):
                 raise DataError(
                     "Q-TRAIN-035",
-                    f"{best}, the best adapter, is torn ({trouble}): start again with `python -m pipeline train --no-resume`",
+                    f"{best}, the best adapter, is torn ({trouble}): start again with `python -m pipeline "
+                    "train --no-resume`",
                 )
             self.state.best_model_checkpoint = str(
                 best
@@ -170,7 +185,9 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
             self._determine_best_metric(metrics=self._evaluate(None, None), trial=None)
 
     def is_over(self) -> bool:
-        """Whether the step that was gone on from was the last one: the library would do another before it looks."""
+        """Whether the step that was gone on from was the last one: the library would do another before it
+        looks.
+        """
         stopping = [
             callback
             for callback in self.callback_handler.callbacks
@@ -182,7 +199,7 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         )
         return self.state.global_step >= self.state.max_steps or not patient
 
-    # --- checkpoints ------------------------------------------------------------------------------------------------
+    # --- checkpoints ----------------------------------------------------------------------------------------
 
     def heed_signal(self) -> None:
         """Where a signal waits: save the state after the newest optimizer step and raise `Stopped`."""
@@ -213,7 +230,8 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
             if "No space left" in str(error) or shutil.disk_usage(folder).free < FULL:
                 raise MachineError(
                     "Q-TRAIN-006",
-                    f"{folder} has no room for a checkpoint: make room, and the same command goes on from the last one",
+                    f"{folder} has no room for a checkpoint: make room, and the same command goes on from "
+                    "the last one",
                 ) from error
             raise
         finally:

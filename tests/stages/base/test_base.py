@@ -1,4 +1,6 @@
-"""base: four sources give one checked folder and its record; what is unsafe, torn or out of reach is one sentence."""
+"""base: four sources give one checked folder and its record; what is unsafe, torn or out of reach is one
+sentence.
+"""
 
 import hashlib
 import json
@@ -70,7 +72,9 @@ def digests(folder):
 def rewrite(path, **values):
     """Change keys of a JSON file; None removes one."""
     content = json.loads(path.read_text(encoding="utf-8")) | values
-    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}), encoding="utf-8")
+    path.write_text(
+        json.dumps({key: value for key, value in content.items() if value is not None}), encoding="utf-8"
+    )
 
 
 # --- the four sources ---
@@ -82,23 +86,46 @@ def test_a_folder_is_copied_file_by_file_and_recorded(whole_qwen2, bring, tmp_pa
     assert facts["files"] == digests(whole_qwen2)
     assert facts["architecture"] == {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
     assert (facts["vocab_size"], facts["added_tokens"], facts["dtype"]) == (151_936, added, "bfloat16")
-    assert (facts["eos_token"], facts["bos_token"], facts["pad_token"]) == ("<|im_end|>", None, "<|endoftext|>")
+    assert (facts["eos_token"], facts["bos_token"], facts["pad_token"]) == (
+        "<|im_end|>",
+        None,
+        "<|endoftext|>",
+    )
     # embeddings (tied), 2 layers of q, k, v with biases, o, gate, up, down, two norms, and the last norm
-    assert facts["parameters"] == 151_936 * 256 + 2 * (2 * (256 * 256) + 2 * 256 * 128 + 256 + 2 * 128 + 3 * 256 * 256 + 2 * 256) + 256
+    assert (
+        facts["parameters"]
+        == 151_936 * 256
+        + 2 * (2 * (256 * 256) + 2 * 256 * 128 + 256 + 2 * 128 + 3 * 256 * 256 + 2 * 256)
+        + 256
+    )
     with (tmp_path / "models" / "base" / "config.json").open("a") as file:
         file.write(" ")
     assert facts["files"] == digests(whole_qwen2), "a write into models/base reached the user's own folder"
 
 
 def test_nothing_that_runs_or_is_pickled_is_copied(folder, bring):
-    for name in ("modeling_x.py", "pytorch_model.bin", "optimizer.pt", "consolidated.safetensors", "notes.txt"):
+    for name in (
+        "modeling_x.py",
+        "pytorch_model.bin",
+        "optimizer.pt",
+        "consolidated.safetensors",
+        "notes.txt",
+    ):
         (folder / name).write_bytes(b"x")
     (folder / "original").mkdir()
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# Model\n")
     (folder / "LICENSE").write_text("MIT\n")
     facts = bring("path", folder)
-    assert set(facts["files"]) == {"LICENSE", "README.md", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
-                                   "tokenizer.json", "tokenizer_config.json"}  # fmt: skip
+    assert set(facts["files"]) == {
+        "LICENSE",
+        "README.md",
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     assert facts["license"] == "mit"
 
 
@@ -108,9 +135,17 @@ def test_a_gguf_becomes_a_folder_whose_logits_are_llama_cpps(gguf_file, bring, t
 
     facts = bring("gguf", gguf_file)
     assert (facts["dtype"], facts["license"], facts["vocab_size"]) == ("float16", "apache-2.0", 261)
-    assert (facts["bos_token"], facts["eos_token"], facts["pad_token"]) == ("<|im_start|>", "<|im_end|>", "<|im_end|>")
+    assert (facts["bos_token"], facts["eos_token"], facts["pad_token"]) == (
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|im_end|>",
+    )
     generation = json.loads((tmp_path / "models" / "base" / "generation_config.json").read_text())
-    assert (generation["bos_token_id"], generation["eos_token_id"], generation["pad_token_id"]) == (259, 260, 260)
+    assert (generation["bos_token_id"], generation["eos_token_id"], generation["pad_token_id"]) == (
+        259,
+        260,
+        260,
+    )
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "models" / "base", dtype=torch.float32)
     ids = list(range(100, 140))
     with torch.no_grad():
@@ -146,16 +181,27 @@ def test_a_package_that_is_not_installed_names_the_remedy(bring):
         bring("package", "no-such-pack", file="x.gguf")
 
 
-def test_a_tokenizer_that_transformers_cuts_wrongly_is_repaired_or_refused(gguf_file, llama_folder, tools, tmp_path):
-    """transformers 5.23 takes GPT-2's pre-tokenizer for every Llama GGUF; SmolLM's splits digits, as llama.cpp does."""
+def test_a_tokenizer_that_transformers_cuts_wrongly_is_repaired_or_refused(
+    gguf_file, llama_folder, tools, tmp_path
+):
+    """transformers 5.23 takes GPT-2's pre-tokenizer for every Llama GGUF; SmolLM's splits digits, as
+    llama.cpp does.
+    """
     from tokenizers import Tokenizer
 
     from pipeline.stages.base.gguf_import import same_ids_as_llama_cpp
 
     rule = json.loads((llama_folder / "tokenizer.json").read_text())["pre_tokenizer"]
     assert rule["pretokenizers"][0] == {"type": "Digits", "individual_digits": True}
-    assert Tokenizer.from_file(str(llama_folder / "tokenizer.json")).encode("hello").tokens == ["he", "ll", "o"]
-    rewrite(Path(shutil.copytree(llama_folder, tmp_path / "bad")) / "tokenizer.json", pre_tokenizer={"type": "Whitespace"})
+    assert Tokenizer.from_file(str(llama_folder / "tokenizer.json")).encode("hello").tokens == [
+        "he",
+        "ll",
+        "o",
+    ]
+    rewrite(
+        Path(shutil.copytree(llama_folder, tmp_path / "bad")) / "tokenizer.json",
+        pre_tokenizer={"type": "Whitespace"},
+    )
     with pytest.raises(DataError, match="Q-BASE-005"):
         same_ids_as_llama_cpp(gguf_file, tmp_path / "bad", tools)
 
@@ -170,7 +216,9 @@ def hub(llama_folder, monkeypatch):
 
     with fake_hub(llama_folder) as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1024)
         yield server
@@ -182,7 +230,16 @@ def test_the_hub_is_asked_through_hf_endpoint_by_the_stage_itself(llama_folder, 
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(params))
     with fake_hub(llama_folder) as server:
         env = {**os.environ, "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0"}
-        command = [sys.executable, "-m", "pipeline", "base", "--root", str(tmp_path), "--params", str(tmp_path / "other.yaml")]
+        command = [
+            sys.executable,
+            "-m",
+            "pipeline",
+            "base",
+            "--root",
+            str(tmp_path),
+            "--params",
+            str(tmp_path / "other.yaml"),
+        ]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 2
@@ -194,7 +251,11 @@ def test_only_safe_files_are_fetched(hub, bring):
     for name in ("pytorch_model.bin", "modeling_x.py", "training_args.pt", "onnx/model.safetensors"):
         hub.files[name] = hub.listed[name] = b"never"
     facts = bring("hub", REPO, revision=COMMIT)
-    assert {name for name, _ in hub.served} == set(facts["files"]) == {name for name in hub.files if hub.files[name] != b"never"}
+    assert (
+        {name for name, _ in hub.served}
+        == set(facts["files"])
+        == {name for name in hub.files if hub.files[name] != b"never"}
+    )
 
 
 def test_a_broken_download_goes_on_where_it_stopped(hub, bring, llama_folder, tmp_path):
@@ -256,7 +317,10 @@ def test_a_pickle_only_repository_is_refused_before_anything_is_fetched(hub, bri
 
 
 def test_a_repository_with_its_own_code_is_refused_before_its_weights_are_fetched(hub, bring):
-    config = json.loads(hub.files["config.json"]) | {"model_type": "its_own", "auto_map": {"AutoModel": "modeling_x.X"}}
+    config = json.loads(hub.files["config.json"]) | {
+        "model_type": "its_own",
+        "auto_map": {"AutoModel": "modeling_x.X"},
+    }
     hub.files["config.json"] = hub.listed["config.json"] = json.dumps(config).encode()
     with pytest.raises(DataError, match="Q-BASE-010"):
         bring("hub", REPO, revision=COMMIT)
@@ -316,11 +380,16 @@ def pickled(folder):
         (put("config.json", b"{"), "Q-BASE-016"),
         (put("tokenizer.json", b"{}"), "Q-BASE-012"),
         (put("model.safetensors", b"\xff" * 64), "Q-BASE-015"),
-        (put("model.safetensors.index.json", b'{"weight_map": {"a": "model-00002-of-00002.safetensors"}}'), "Q-BASE-015"),
+        (
+            put("model.safetensors.index.json", b'{"weight_map": {"a": "model-00002-of-00002.safetensors"}}'),
+            "Q-BASE-015",
+        ),
         (lambda folder: shutil.rmtree(folder), "Q-BASE-026"),
     ],
 )
-def test_a_folder_that_is_no_safe_whole_chat_model_is_one_sentence_and_changes_nothing(folder, bring, llama_folder, tmp_path, spoil, words):
+def test_a_folder_that_is_no_safe_whole_chat_model_is_one_sentence_and_changes_nothing(
+    folder, bring, llama_folder, tmp_path, spoil, words
+):
     before = bring("path", llama_folder)
     spoil(folder)
     with pytest.raises(DataError, match=f"(?s){words}") as raised:
@@ -335,7 +404,10 @@ def test_a_missing_generation_config_is_written_from_the_tokenizer(folder, bring
     (folder / "generation_config.json").unlink()
     bring("path", folder)
     assert json.loads((tmp_path / "models" / "base" / "generation_config.json").read_text()) == {
-        "bos_token_id": 259, "eos_token_id": 260, "pad_token_id": 260}  # fmt: skip
+        "bos_token_id": 259,
+        "eos_token_id": 260,
+        "pad_token_id": 260,
+    }
 
 
 def test_the_same_source_gives_the_same_bytes(gguf_file, bring):
@@ -375,9 +447,21 @@ def test_a_gguf_that_would_lose_something_is_refused(tmp_path, bring, changed, w
         b"GGML" + bytes(40),
         b"GGUF" + struct.pack("<IQQ", 9, 0, 0),
         # 43 bytes that make the reader of the gguf package loop: an array of 2^62 texts
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 3) + b"abc" + struct.pack("<IIQ", 9, 8, 1 << 62)[:8],
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 8, 1 << 62),
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 9, 1 << 62),
+        b"GGUF"
+        + struct.pack("<IQQ", 3, 0, 1)
+        + struct.pack("<Q", 3)
+        + b"abc"
+        + struct.pack("<IIQ", 9, 8, 1 << 62)[:8],
+        b"GGUF"
+        + struct.pack("<IQQ", 3, 0, 1)
+        + struct.pack("<Q", 1)
+        + b"a"
+        + struct.pack("<IIQ", 9, 8, 1 << 62),
+        b"GGUF"
+        + struct.pack("<IQQ", 3, 0, 1)
+        + struct.pack("<Q", 1)
+        + b"a"
+        + struct.pack("<IIQ", 9, 9, 1 << 62),
         b"GGUF" + struct.pack("<IQQ", 3, 1 << 62, 1 << 62),
     ],
 )
@@ -414,21 +498,34 @@ def test_the_header_is_what_the_gguf_package_reads(gguf_file):
     from gguf import GGUFReader
 
     header, reader = read_header(gguf_file), GGUFReader(gguf_file)
-    assert header.fields == {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-    assert header.tensors == {tensor.name: (tuple(tensor.shape.tolist()), int(tensor.tensor_type)) for tensor in reader.tensors}
+    assert header.fields == {
+        name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")
+    }
+    assert header.tensors == {
+        tensor.name: (tuple(tensor.shape.tolist()), int(tensor.tensor_type)) for tensor in reader.tensors
+    }
 
 
 # --- the tiny Qwen2 itself ---
 
 
-def test_the_tiny_qwen2_converts_to_a_gguf_of_architecture_qwen2_with_every_row_of_the_vocabulary(whole_qwen2, tools, tmp_path):
+def test_the_tiny_qwen2_converts_to_a_gguf_of_architecture_qwen2_with_every_row_of_the_vocabulary(
+    whole_qwen2, tools, tmp_path
+):
     from pipeline.llamacpp.tools import run_converter
 
     target = tmp_path / "tiny-F16.gguf"
     run_converter(tools, "convert_hf_to_gguf.py", [whole_qwen2, "--outfile", target, "--outtype", "f16"])
     header = read_header(target)
-    field = {name: header.fields[name] for name in ("general.architecture", "tokenizer.ggml.pre", "tokenizer.ggml.eos_token_id")}
-    assert field == {"general.architecture": "qwen2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.eos_token_id": 151_645}
+    field = {
+        name: header.fields[name]
+        for name in ("general.architecture", "tokenizer.ggml.pre", "tokenizer.ggml.eos_token_id")
+    }
+    assert field == {
+        "general.architecture": "qwen2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.eos_token_id": 151_645,
+    }
     words = header.fields["tokenizer.ggml.tokens"]
     assert len(words) == 151_936
     assert words[151_643:151_646] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -1,4 +1,6 @@
-"""A GGUF as the base that is trained on as it is: kept byte for byte, with settings and tokenizer of its own, or refused in one sentence."""
+"""A GGUF as the base that is trained on as it is: kept byte for byte, with settings and tokenizer of its own,
+or refused in one sentence.
+"""
 
 import hashlib
 import json
@@ -39,7 +41,13 @@ def bring(tmp_path: Path) -> Bring:
 
     def run(file: Path, level: str | None = None, compare_with: Path | None = None) -> dict[str, Any]:
         quantized = QuantizedGguf(level, str(compare_with) if compare_with else None)
-        return base(source="gguf", model=str(file), quantized=quantized, target=tmp_path / "models/base", record=tmp_path / "models/base.json")
+        return base(
+            source="gguf",
+            model=str(file),
+            quantized=quantized,
+            target=tmp_path / "models/base",
+            record=tmp_path / "models/base.json",
+        )
 
     return run
 
@@ -48,7 +56,9 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_the_file_is_kept_byte_for_byte_with_settings_and_tokenizer(gguf_file: Path, bring: Bring, tmp_path: Path, tools: Toolchain) -> None:
+def test_the_file_is_kept_byte_for_byte_with_settings_and_tokenizer(
+    gguf_file: Path, bring: Bring, tmp_path: Path, tools: Toolchain
+) -> None:
     facts, folder = bring(gguf_file), tmp_path / "models/base"
     assert sha256(folder / "model.gguf") == sha256(gguf_file) == facts["files"]["model.gguf"]
     assert not list(folder.glob("*.safetensors")) and not (folder / "source.gguf").exists()
@@ -66,14 +76,20 @@ def test_the_file_is_kept_byte_for_byte_with_settings_and_tokenizer(gguf_file: P
     }
     assert {key: ours.get(key) for key in same} == {key: theirs.get(key) for key in same}
     assert (folder / "chat_template.jinja").read_text() == (tmp_path / "hf/chat_template.jinja").read_text()
-    assert facts["parameters"] == sum(int(np.prod(shape)) for shape, _ in check_gguf(gguf_file).tensors.values())
+    assert facts["parameters"] == sum(
+        int(np.prod(shape)) for shape, _ in check_gguf(gguf_file).tensors.values()
+    )
     assert facts["dtype"] == "mixed"  # this maker names no level
 
 
-def test_with_a_level_the_source_stays_beside_what_was_made_of_it(gguf_file: Path, bring: Bring, tmp_path: Path) -> None:
+def test_with_a_level_the_source_stays_beside_what_was_made_of_it(
+    gguf_file: Path, bring: Bring, tmp_path: Path
+) -> None:
     facts, folder = bring(gguf_file, "Q8_0"), tmp_path / "models/base"
     assert sha256(folder / "source.gguf") == sha256(gguf_file)
-    assert {kind for name, (shape, kind) in check_gguf(folder / "model.gguf").tensors.items() if len(shape) > 1} == {8}  # ggml's Q8_0
+    assert {
+        kind for name, (shape, kind) in check_gguf(folder / "model.gguf").tensors.items() if len(shape) > 1
+    } == {8}  # ggml's Q8_0
     assert facts["dtype"] == "Q8_0" and facts["files"]["model.gguf"] != facts["files"]["source.gguf"]
 
 
@@ -81,25 +97,33 @@ def test_the_same_source_gives_the_same_bytes(gguf_file: Path, bring: Bring) -> 
     assert bring(gguf_file, "Q8_0") == bring(gguf_file, "Q8_0")
 
 
-def test_a_folder_of_the_same_model_agrees_and_another_is_told_apart(gguf_file: Path, bring: Bring, tmp_path: Path, tools: Toolchain) -> None:
+def test_a_folder_of_the_same_model_agrees_and_another_is_told_apart(
+    gguf_file: Path, bring: Bring, tmp_path: Path, tools: Toolchain
+) -> None:
     folder = tmp_path / "hf"
     unpack_gguf(gguf_file, checked_header(gguf_file), folder, tools)
     bring(gguf_file, compare_with=folder)
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     (other / "chat_template.jinja").write_text("{{ messages }}")
     config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"intermediate_size": config["intermediate_size"] + 32}))
+    (other / "config.json").write_text(
+        json.dumps(config | {"intermediate_size": config["intermediate_size"] + 32})
+    )
     with pytest.raises(DataError, match="Q-BASE-025"):
         bring(gguf_file, compare_with=other)
     with pytest.raises(DataError, match="Q-BASE-024"):
         bring(gguf_file, compare_with=tmp_path / "none")
-    (other / "config.json").write_text(json.dumps(config | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}))
+    (other / "config.json").write_text(
+        json.dumps(config | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]})
+    )
     shutil.copy(folder / "chat_template.jinja", other)
     bring(gguf_file, compare_with=other)  # llama.cpp has one architecture for both
 
 
 @pytest.mark.parametrize("damage", ["no settings", "settings cut off", "an unknown model", "no tokenizer"])
-def test_a_folder_that_can_not_be_read_is_one_sentence(gguf_file: Path, bring: Bring, tmp_path: Path, tools: Toolchain, damage: str) -> None:
+def test_a_folder_that_can_not_be_read_is_one_sentence(
+    gguf_file: Path, bring: Bring, tmp_path: Path, tools: Toolchain, damage: str
+) -> None:
     other = tmp_path / "hf"
     unpack_gguf(gguf_file, checked_header(gguf_file), other, tools)
     match damage:
@@ -137,7 +161,9 @@ def test_a_gguf_called_mistral_has_the_window_that_llama_cpp_sees(bring: Bring, 
         ({"llama__block_count": 2}, r"Q-MODELS-029.*blk\.1\."),
     ],
 )
-def test_a_gguf_that_would_lose_something_is_refused(tmp_path: Path, bring: Bring, changed: dict[str, Any], words: str) -> None:
+def test_a_gguf_that_would_lose_something_is_refused(
+    tmp_path: Path, bring: Bring, changed: dict[str, Any], words: str
+) -> None:
     file = tiny.tiny_gguf(tmp_path / "odd.gguf", **changed)
     with pytest.raises(DataError, match=words):
         bring(file)
@@ -151,9 +177,16 @@ def test_a_truncated_file_is_one_sentence(tmp_path: Path, bring: Bring, gguf_fil
 
 
 @pytest.mark.parametrize(("kind", "name"), [(16, "IQ2_XXS"), (9, "Q8_1"), (4_000, "4000")])
-def test_a_tensor_type_that_cannot_be_trained_on_is_named(tmp_path: Path, bring: Bring, gguf_file: Path, kind: int, name: str) -> None:
+def test_a_tensor_type_that_cannot_be_trained_on_is_named(
+    tmp_path: Path, bring: Bring, gguf_file: Path, kind: int, name: str
+) -> None:
     file = Path(shutil.copy(gguf_file, tmp_path / "odd.gguf"))
-    change_tensors(file, lambda tensors: tensors | {"blk.0.ffn_up.weight": (tensors["blk.0.ffn_up.weight"][0], kind, bytes(1 << 16))})
+    change_tensors(
+        file,
+        lambda tensors: (
+            tensors | {"blk.0.ffn_up.weight": (tensors["blk.0.ffn_up.weight"][0], kind, bytes(1 << 16))}
+        ),
+    )
     with pytest.raises(DataError, match=rf"blk\.0\.ffn_up\.weight.*{name}|type number {name}"):
         bring(file)
 
@@ -163,27 +196,49 @@ def test_a_hugging_face_folder_as_source_is_a_config_error(tiny_params: dict[str
 
     from pipeline.config.sections import Base
 
-    with pytest.raises(ValidationError, match="source is path, a Hugging Face folder: name a GGUF file with source gguf"):
+    with pytest.raises(
+        ValidationError, match="source is path, a Hugging Face folder: name a GGUF file with source gguf"
+    ):
         Base.model_validate(tiny_params["base"] | {"quantization": "gguf"})
     with pytest.raises(ValidationError, match="needs the name of one GGUF file in the repository"):
-        Base.model_validate({"source": "hub", "model": "a/b", "revision": "0" * 40, "file": None, "quantization": "gguf", "level": None,
-                             "compare_with": None})  # fmt: skip
+        Base.model_validate(
+            {
+                "source": "hub",
+                "model": "a/b",
+                "revision": "0" * 40,
+                "file": None,
+                "quantization": "gguf",
+                "level": None,
+                "compare_with": None,
+            }
+        )
     with pytest.raises(ValidationError, match="only quantization gguf has one"):
         Base.model_validate(tiny_params["base"] | {"level": "Q4_K_M"})
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
-def test_settings_of_other_families_are_read_whole(name: str, bring: Bring, tmp_path: Path, tools: Toolchain) -> None:
+def test_settings_of_other_families_are_read_whole(
+    name: str, bring: Bring, tmp_path: Path, tools: Toolchain
+) -> None:
     source = family(name, tmp_path / "hf", tools)
     to_gguf(tools, source, tmp_path / "model.gguf", "F16", name, "qwen2")
-    bring(tmp_path / "model.gguf", "Q4_K_M", compare_with=source)  # proves that the model takes every tensor in its shape
+    bring(
+        tmp_path / "model.gguf", "Q4_K_M", compare_with=source
+    )  # proves that the model takes every tensor in its shape
 
 
-def test_parts_are_joined_and_a_missing_one_is_named(gguf_file: Path, bring: Bring, tmp_path: Path, tools: Toolchain) -> None:
-    run_tool([tools.tool("llama-gguf-split"), "--split", "--split-max-tensors", "5", gguf_file, tmp_path / "split"])
+def test_parts_are_joined_and_a_missing_one_is_named(
+    gguf_file: Path, bring: Bring, tmp_path: Path, tools: Toolchain
+) -> None:
+    run_tool(
+        [tools.tool("llama-gguf-split"), "--split", "--split-max-tensors", "5", gguf_file, tmp_path / "split"]
+    )
     first, *others = sorted(tmp_path.glob("split-*.gguf"))
     facts = bring(first)
-    assert sorted(path.name for path in (tmp_path / "models/base").glob("*.gguf")) == ["model.gguf"] and len(others) > 1
+    assert (
+        sorted(path.name for path in (tmp_path / "models/base").glob("*.gguf")) == ["model.gguf"]
+        and len(others) > 1
+    )
     ours, theirs = gguf_tensors(tmp_path / "models/base/model.gguf")[1], gguf_tensors(gguf_file)[1]
     assert {name: one.stored(0, one.rows).tobytes() for name, one in ours.items()} == {
         name: one.stored(0, one.rows).tobytes() for name, one in theirs.items()

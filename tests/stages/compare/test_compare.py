@@ -1,4 +1,6 @@
-"""compare: its jobs train and measure, a killed one goes on, the statistics know rows and seeds, and the advice follows them."""
+"""compare: its jobs train and measure, a killed one goes on, the statistics know rows and seeds, and the
+advice follows them.
+"""
 
 import json
 import os
@@ -43,18 +45,37 @@ def with_compare(params: dict[str, Any], **changed: Any) -> dict[str, Any]:
 # ---- statistics
 
 
-def scores(random: np.random.Generator, seeds: int, rows: int, *, of_seeds: float = 0.05, of_rows: float = 0.3, of_both: float = 0.2) -> Any:
+def scores(
+    random: np.random.Generator,
+    seeds: int,
+    rows: int,
+    *,
+    of_seeds: float = 0.05,
+    of_rows: float = 0.3,
+    of_both: float = 0.2,
+) -> Any:
     """Scores around 0.5 with so much spread by seed, by row, and by both."""
-    return 0.5 + of_seeds * random.normal(size=(seeds, 1)) + of_rows * random.normal(size=(1, rows)) + of_both * random.normal(size=(seeds, rows))
+    return (
+        0.5
+        + of_seeds * random.normal(size=(seeds, 1))
+        + of_rows * random.normal(size=(1, rows))
+        + of_both * random.normal(size=(seeds, rows))
+    )
 
 
 @pytest.mark.parametrize(("seeds", "least"), [(1, 0.92), (2, 0.85), (3, 0.90), (12, 0.92)])
 @pytest.mark.parametrize(
-    ("of_seeds", "of_rows", "of_both"), [(0.0, 0.3, 0.2), (0.02, 0.2, 0.2), (0.05, 0.05, 0.2), (0.05, 0.0, 0.01), (0.0, 0.0, 0.3)]
+    ("of_seeds", "of_rows", "of_both"),
+    [(0.0, 0.3, 0.2), (0.02, 0.2, 0.2), (0.05, 0.05, 0.2), (0.05, 0.0, 0.01), (0.0, 0.0, 0.3)],
 )
-def test_the_interval_holds_the_truth_as_often_as_it_says(seeds: int, least: float, of_seeds: float, of_rows: float, of_both: float) -> None:
+def test_the_interval_holds_the_truth_as_often_as_it_says(
+    seeds: int, least: float, of_seeds: float, of_rows: float, of_both: float
+) -> None:
     random = np.random.default_rng(0)
-    drawn = (scores(random, seeds, 60, of_seeds=of_seeds if seeds > 1 else 0, of_rows=of_rows, of_both=of_both) for _ in range(400))
+    drawn = (
+        scores(random, seeds, 60, of_seeds=of_seeds if seeds > 1 else 0, of_rows=of_rows, of_both=of_both)
+        for _ in range(400)
+    )
     assert sum(abs(one.mean() - 0.5) <= half_width(one) for one in drawn) / 400 >= least
 
 
@@ -114,29 +135,62 @@ SHIPPED = {MERGED_16: 100, MERGED_NF4: 100, LORA_NF4: 110, LORA_LEVEL: 110}
 
 def advice(points: dict[str, float], noise: float, level: str = "Q4_K_M", seeds: int = 3) -> Any:
     """The advice where strategies score so many points and differences below `noise` are not measurable."""
-    measured = {strategy: Measured(points[strategy] / 100, DISK[strategy], SHIPPED[strategy]) for strategy in STRATEGIES}
+    measured = {
+        strategy: Measured(points[strategy] / 100, DISK[strategy], SHIPPED[strategy])
+        for strategy in STRATEGIES
+    }
     strategies = list(STRATEGIES)
     found = {
-        (one, other): Difference(gap := points[other] - points[one], gap - noise, gap + noise, 0.001 if abs(gap) > noise else 0.5)
-        for place, one in enumerate(strategies) for other in strategies[place + 1 :]
-    }  # fmt: skip
+        (one, other): Difference(
+            gap := points[other] - points[one], gap - noise, gap + noise, 0.001 if abs(gap) > noise else 0.5
+        )
+        for place, one in enumerate(strategies)
+        for other in strategies[place + 1 :]
+    }
     return recommend(level, measured, found, seeds)
 
 
 @pytest.mark.parametrize(
     ("points", "noise", "strategy", "decided", "words"),
     [
-        ((70, 70, 70, 80), 5, LORA_LEVEL, True, "scores 80.0 points, 10.0 more than the next strategy (5.0 to 15.0): set base.quantization to gguf"),
+        (
+            (70, 70, 70, 80),
+            5,
+            LORA_LEVEL,
+            True,
+            "scores 80.0 points, 10.0 more than the next strategy (5.0 to 15.0): set base.quantization to "
+            "gguf",
+        ),
         ((80, 70, 60, 70), 5, MERGED_16, True, "set merge.base to 16-bit"),
         ((70, 80, 60, 70), 5, MERGED_NF4, True, "set merge.base to nf4"),
-        ((60, 60, 80, 70), 5, LORA_NF4, True, "add base-Q4_K_M to quantize.levels and run `quench serve base-Q4_K_M --lora`"),
-        ((70, 71, 72, 69), 5, LORA_LEVEL, False, "no strategy scores measurably below the best one, so take the one that needs least disk"),
-        ((80, 79, 60, 60), 5, MERGED_16, False, "2 of 4 strategies are not measurably below the best one, and of these"),
+        (
+            (60, 60, 80, 70),
+            5,
+            LORA_NF4,
+            True,
+            "add base-Q4_K_M to quantize.levels and run `quench serve base-Q4_K_M --lora`",
+        ),
+        (
+            (70, 71, 72, 69),
+            5,
+            LORA_LEVEL,
+            False,
+            "no strategy scores measurably below the best one, so take the one that needs least disk",
+        ),
+        (
+            (80, 79, 60, 60),
+            5,
+            MERGED_16,
+            False,
+            "2 of 4 strategies are not measurably below the best one, and of these",
+        ),
         ((80, 79, 78, 60), 5, LORA_NF4, False, "3 of 4 strategies"),
         ((0, 0, 0, 0), 0, LORA_LEVEL, False, "no strategy scores measurably below"),
     ],
 )
-def test_the_advice_follows_the_figures_whatever_they_say(points: tuple[float, ...], noise: float, strategy: str, decided: bool, words: str) -> None:
+def test_the_advice_follows_the_figures_whatever_they_say(
+    points: tuple[float, ...], noise: float, strategy: str, decided: bool, words: str
+) -> None:
     found = advice(dict(zip(STRATEGIES, points, strict=True)), noise)
     assert (found.strategy, found.decided) == (strategy, decided)
     assert words in found.sentence
@@ -162,7 +216,11 @@ def test_a_sub_project_has_settings_of_its_own_and_keeps_what_a_killed_job_left(
     params, links = set_params(ready), {"data/raw": ready / "data/raw"}
     folder = open_project(ready, "nf4-1", params, {"train": {"seed": 1}}, links)
     (folder / "models/checkpoints").mkdir(parents=True)
-    assert open_project(ready, "nf4-1", params, {"train": {"seed": 1}}, links) == folder == ready / "models/.compare/nf4-1"
+    assert (
+        open_project(ready, "nf4-1", params, {"train": {"seed": 1}}, links)
+        == folder
+        == ready / "models/.compare/nf4-1"
+    )
     assert (folder / "models/checkpoints").exists()
     assert (folder / "data/raw/chats.jsonl").is_file()
     assert not list(folder.rglob("*.dvc")) and not (folder / "dvc.yaml").exists()
@@ -173,18 +231,29 @@ def test_a_copied_project_works_on_its_own_files(ready: Path, tmp_path: Path) ->
     for root in (ready, tmp_path / "copy"):
         if root != ready:
             shutil.copytree(ready, root, symlinks=True)
-        folder = open_project(root, "nf4-1", load_params(root / "params.yaml"), {}, {"data/raw": root / "data/raw"})
+        folder = open_project(
+            root, "nf4-1", load_params(root / "params.yaml"), {}, {"data/raw": root / "data/raw"}
+        )
         assert (folder / "data/raw").resolve() == root / "data/raw"
     assert (ready / "models/.compare/nf4-1/data/raw").resolve() == ready / "data/raw"
 
 
 def test_all_code_that_a_job_runs_is_in_its_key() -> None:
-    """What is trained depends on the stages that the job starts, and a figure on all that measures, processes of their own included."""
+    """What is trained depends on the stages that the job starts, and a figure on all that measures, processes
+    of their own included.
+    """
     package, modules = Package(), code_of_stages()
     measuring, training = (package.closure(*modules[stage]) for stage in ("compare_measure", "compare_nf4"))
-    assert {"stages/compare/reference.py", "metrics/scorers.py", "llamacpp/server.py", "stages/merge/stage.py"} <= measuring
+    assert {
+        "stages/compare/reference.py",
+        "metrics/scorers.py",
+        "llamacpp/server.py",
+        "stages/merge/stage.py",
+    } <= measuring
     assert {"stages/train/stage.py", "stages/train/run.py", "stages/compare/projects.py"} <= training
-    assert not {"stages/compare/measure.py", "stages/compare/reference.py"} & training  # other code to measure with trains nothing again
+    assert (
+        not {"stages/compare/measure.py", "stages/compare/reference.py"} & training
+    )  # other code to measure with trains nothing again
 
 
 def test_the_table_of_stages_names_the_strategies() -> None:
@@ -193,14 +262,25 @@ def test_the_table_of_stages_names_the_strategies() -> None:
 
 
 def test_a_sub_project_is_this_project_but_for_what_it_must_be(tiny_params: dict[str, Any]) -> None:
-    tiny_params["merge"]["base"], tiny_params["quantize"]["levels"] = "auto", ["Q4_K_M", "Q5_K_M", "base-Q4_K_M"]
-    values = sub_params(Params.model_validate(with_compare(tiny_params, seeds=[1], levels=["Q4_0"])), {"train": {"seed": 9}})
+    tiny_params["merge"]["base"], tiny_params["quantize"]["levels"] = (
+        "auto",
+        ["Q4_K_M", "Q5_K_M", "base-Q4_K_M"],
+    )
+    values = sub_params(
+        Params.model_validate(with_compare(tiny_params, seeds=[1], levels=["Q4_0"])), {"train": {"seed": 9}}
+    )
     assert values["train"] == tiny_params["train"] | {"seed": 9, "sample_rows": 0}
-    assert (values["quantize"]["levels"], values["merge"]["base"], values["compare"]["seeds"]) == (["Q4_0"], "16-bit", [])
+    assert (values["quantize"]["levels"], values["merge"]["base"], values["compare"]["seeds"]) == (
+        ["Q4_0"],
+        "16-bit",
+        [],
+    )
     assert values["curate"] == tiny_params["curate"]
 
 
-def test_a_stage_that_fails_ends_compare_with_its_exit_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_stage_that_fails_ends_compare_with_its_exit_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv(REUSE, "1")
     seen = {}
 
@@ -216,8 +296,17 @@ def test_a_stage_that_fails_ends_compare_with_its_exit_status(monkeypatch: pytes
         projects.run_stage(tmp_path / "nf4-1", "train")
     assert "train in nf4-1 failed (exit status 5" in caught.value.sentence
     assert REUSE not in seen["env"]  # nothing of a sub-project is in DVC's cache
-    assert seen["command"][4:10] == [str(os.getpid()), str(int(signal.SIGTERM)), sys.executable, "-m", "pipeline", "train"]
-    assert seen["start_new_session"]  # else Ctrl-C reaches it beside our own signal, and the second ends it without a checkpoint
+    assert seen["command"][4:10] == [
+        str(os.getpid()),
+        str(int(signal.SIGTERM)),
+        sys.executable,
+        "-m",
+        "pipeline",
+        "train",
+    ]
+    assert seen[
+        "start_new_session"
+    ]  # else Ctrl-C reaches it beside our own signal, and the second ends it without a checkpoint
 
 
 def test_a_real_stage_is_run_and_its_own_error_class_comes_back(
@@ -242,7 +331,10 @@ def test_ctrl_c_ends_what_a_stage_started_as_well(monkeypatch: pytest.MonkeyPatc
             return super().wait(timeout)
 
     monkeypatch.setattr(projects.subprocess, "Popen", Interrupted)
-    tool = f"import subprocess; one = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'new')!r}, 'w').write(str(one.pid)); "
+    tool = (
+        f"import subprocess; one = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'new')!r}, "
+        "'w').write(str(one.pid)); "
+    )
     tool += f"import os; os.rename({str(tmp_path / 'new')!r}, {str(output)!r}); one.wait()"
     with pytest.raises(KeyboardInterrupt):
         projects.run_module("timeit", "-n", "1", "-r", "1", tool, what="a stage")
@@ -277,13 +369,18 @@ def test_without_seeds_nothing_is_measured(tiny_root: Path, capsys: pytest.Captu
 def test_what_is_missing_is_named_with_what_makes_it(ready: Path) -> None:
     with pytest.raises(DataError, match="Q-CORE-001") as caught:
         main(set_params(ready, seeds=[1]), ready)
-    assert "merged_16-1.json is missing: run `python -m pipeline compare_unquantized@1`" in caught.value.sentence
+    assert (
+        "merged_16-1.json is missing: run `python -m pipeline compare_unquantized@1`" in caught.value.sentence
+    )
     shutil.rmtree(ready / "data/tokens")
     with pytest.raises(DataError, match="Q-CORE-001"):
         nf4.main(load_params(ready / "params.yaml"), ready, "1")
 
 
-@pytest.mark.parametrize("job", ["compare_nf4@x", "compare_level@Q4_K_M", "compare_unquantized@-1", "compare_measure@best-Q4_K_M-1"])
+@pytest.mark.parametrize(
+    "job",
+    ["compare_nf4@x", "compare_level@Q4_K_M", "compare_unquantized@-1", "compare_measure@best-Q4_K_M-1"],
+)
 def test_a_job_of_another_name_is_refused(ready: Path, job: str, capsys: pytest.CaptureFixture[str]) -> None:
     set_params(ready, seeds=[1])
     assert run_here([job, "--root", str(ready)]) == ConfigError.exit_code
@@ -296,11 +393,19 @@ def test_a_job_of_another_name_is_refused(ready: Path, job: str, capsys: pytest.
         ({"compare": {"seeds": [1, 1]}}, "names a seed twice"),
         ({"compare": {"levels": ["Q4_K_M-imatrix"]}}, "leave -imatrix out"),
         ({"compare": {"seeds": [1]}, "evaluate": {"scorers": []}}, "name a scorer"),
-        ({"compare": {"seeds": [1]}, "base": {"source": "gguf", "model": "a.gguf", "quantization": "gguf"}, "evaluate": {"models": ["adapter"]}},
-         "where the 16-bit base is"),
+        (
+            {
+                "compare": {"seeds": [1]},
+                "base": {"source": "gguf", "model": "a.gguf", "quantization": "gguf"},
+                "evaluate": {"models": ["adapter"]},
+            },
+            "where the 16-bit base is",
+        ),
     ],
-)  # fmt: skip
-def test_settings_that_cannot_be_are_refused(tiny_params: dict[str, Any], tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+)
+def test_settings_that_cannot_be_are_refused(
+    tiny_params: dict[str, Any], tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
     for section, changed in changes.items():
         tiny_params[section] |= changed
     file = tmp_path / "params.yaml"
@@ -320,11 +425,15 @@ def ready(prepared: Path, tiny_gguf_base: Path, tmp_path: Path) -> Path:
     return root
 
 
-def test_a_disk_that_is_too_small_is_refused_before_anything_runs(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_too_small_is_refused_before_anything_runs(
+    ready: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = shutil.disk_usage(ready)
     monkeypatch.setattr("pipeline.core.publish.shutil.disk_usage", lambda _: usage._replace(free=1_000_000))
     monkeypatch.setattr(projects, "run_stage", lambda *_: pytest.fail("a stage was run"))
-    with pytest.raises(MachineError, match=r"models/\.compare needs [\d.]+ [MG]B and its disk has 1\.0 MB free"):
+    with pytest.raises(
+        MachineError, match=r"models/\.compare needs [\d.]+ [MG]B and its disk has 1\.0 MB free"
+    ):
         nf4.main(set_params(ready, seeds=[1]), ready, "1")
 
 
@@ -344,12 +453,20 @@ def test_a_level_that_cannot_be_trained_on_is_refused_before_anything_runs(
     monkeypatch.setattr(projects, "need_disk", lambda *_: pytest.fail("disk was asked for"))
     params = set_params(ready, seeds=[1], levels=["Q4_K_M", level] if level != "Q4_K_M" else [level])
     with pytest.raises(ConfigError, match="Q-COMPARE-003") as caught:
-        nf4.main(params.model_copy(update={"quantize": params.quantize.model_copy(update={"tensor_types": types})}), ready, "1")
+        nf4.main(
+            params.model_copy(
+                update={"quantize": params.quantize.model_copy(update={"tensor_types": types})}
+            ),
+            ready,
+            "1",
+        )
     assert words in caught.value.sentence
     assert not (ready / "models/.compare/nf4-1").exists()
 
 
-@pytest.mark.parametrize(("odd", "words"), [("rope", "scaled rotary positions"), ("gemma", "for gemma, only")])
+@pytest.mark.parametrize(
+    ("odd", "words"), [("rope", "scaled rotary positions"), ("gemma", "for gemma, only")]
+)
 def test_a_base_that_cannot_be_trained_on_as_a_gguf_is_refused_before_anything_runs(
     ready: Path, monkeypatch: pytest.MonkeyPatch, odd: str, words: str
 ) -> None:
@@ -360,7 +477,9 @@ def test_a_base_that_cannot_be_trained_on_as_a_gguf_is_refused_before_anything_r
     else:
         header = checked_header(file)
         changed = replace(header, fields=header.fields | {"general.architecture": odd})
-        monkeypatch.setattr("pipeline.stages.compare.projects.checked_header", lambda _, changed=changed: changed)
+        monkeypatch.setattr(
+            "pipeline.stages.compare.projects.checked_header", lambda _, changed=changed: changed
+        )
     with pytest.raises(ConfigError, match="Q-COMPARE-002") as caught:
         nf4.main(set_params(ready, seeds=[1], levels=["Q4_K_M"]), ready, "1")
     assert words in caught.value.sentence
@@ -369,12 +488,13 @@ def test_a_base_that_cannot_be_trained_on_as_a_gguf_is_refused_before_anything_r
 def jobs_of(params: Params, *stages: str) -> list[str]:
     """The jobs of these stages, as Snakemake and DVC name them."""
     values = params.model_dump(mode="json")
-    return [f"{stage}@{ending}" for stage in stages for ending, _ in items_of(table().stages[stage].each, values)]
+    return [
+        f"{stage}@{ending}" for stage in stages for ending, _ in items_of(table().stages[stage].each, values)
+    ]
 
 
 def test_one_more_seed_or_level_is_jobs_of_its_own(tiny_params: dict[str, Any]) -> None:
     """Jobs know of no other seed and level: neither their names nor what they depend on changes."""
-
 
     def with_jobs(seeds: list[int], *levels: str) -> Params:
         return Params.model_validate(with_compare(tiny_params, seeds=seeds, levels=list(levels)))
@@ -420,7 +540,12 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_job_goes_on(
             pass
         assert code == 0, job
     assert not stop_at
-    assert sorted(name for name, stage in ran if stage == "train") == ["Q4_K_M-1", "Q4_K_M-2", "nf4-1", "nf4-2"]
+    assert sorted(name for name, stage in ran if stage == "train") == [
+        "Q4_K_M-1",
+        "Q4_K_M-2",
+        "nf4-1",
+        "nf4-2",
+    ]
     assert list((ready / "models/.compare").iterdir()) == []  # each job has removed its scratch
     main(params, ready)
     found = json.loads((ready / "reports/strategies.json").read_text())
@@ -428,7 +553,9 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_job_goes_on(
     assert list(at_level["strategies"]) == sorted(STRATEGIES)
     for strategy, figures in at_level["strategies"].items():
         assert [one["seed"] for one in figures["by_seed"]] == [1, 2]
-        assert 0 <= figures["kld"] < 0.1, strategy  # two steps of training: what is shipped says what the trained model says
+        assert 0 <= figures["kld"] < 0.1, (
+            strategy
+        )  # two steps of training: what is shipped says what the trained model says
         assert (figures["tok_s_bare"] is None) == (strategy in (MERGED_16, MERGED_NF4))
         assert figures["disk_bytes"] > figures["bytes"] or strategy == LORA_LEVEL
     assert (
@@ -436,17 +563,26 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_job_goes_on(
         < at_level["strategies"][LORA_NF4]["disk_bytes"]
         < at_level["strategies"][MERGED_16]["disk_bytes"]
     )
-    assert at_level["recommended"] == LORA_LEVEL and not at_level["decided"]  # a random model scores nothing, so disk decides
+    assert (
+        at_level["recommended"] == LORA_LEVEL and not at_level["decided"]
+    )  # a random model scores nothing, so disk decides
     assert at_level["sentence"] in capsys.readouterr().out
     assert (found["reference"]["level"], found["seconds"] > 0) == ("F16", True)
     after = {path for path in ready.rglob("*") if ".compare" not in path.parts}
-    new = {path.relative_to(ready).as_posix() for path in after - before if path.is_file() and path.suffix == ".json"}
+    new = {
+        path.relative_to(ready).as_posix()
+        for path in after - before
+        if path.is_file() and path.suffix == ".json"
+    }
     assert {one for one in new if one.startswith("reports")} == {
-        "reports/strategies.json", *(f"reports/compare/{name}.json" for name in ("merged_16-1", "merged_16-2")),
+        "reports/strategies.json",
+        *(f"reports/compare/{name}.json" for name in ("merged_16-1", "merged_16-2")),
         *(f"reports/compare/{job.partition('@')[2]}.json" for job in jobs_of(params, "compare_measure")),
-    }  # fmt: skip
+    }
     main(set_params(ready, seeds=[2]), ready)  # nothing to train for it, and what is not asked for is gone
     assert json.loads((ready / "reports/strategies.json").read_text())["seeds"] == [2]
     assert sorted(path.name for path in (ready / "models/compare").iterdir()) == ["Q4_K_M-2", "nf4-2"]
     started = {stage for _, stage in ran}
-    assert started == {one for job in JOBS for one in table().stages[job].starts}  # whose code is in the jobs' keys
+    assert started == {
+        one for job in JOBS for one in table().stages[job].starts
+    }  # whose code is in the jobs' keys

@@ -50,23 +50,57 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(model: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "config", "output"),
     [
-        (lambda one: one.update({"lm_head.weight": one[EMBEDDING] * 2}), {}, "tie_word_embeddings is true, but lm_head.weight is stored and differs"),
-        (None, {"tie_word_embeddings": False}, "tie_word_embeddings is false, but there is no lm_head.weight"),
-        (None, {"tie_word_embeddings": None}, "tie_word_embeddings is false, but there is no lm_head.weight"),  # Qwen2's default
+        (
+            lambda one: one.update({"lm_head.weight": one[EMBEDDING] * 2}),
+            {},
+            "tie_word_embeddings is true, but lm_head.weight is stored and differs",
+        ),
+        (
+            None,
+            {"tie_word_embeddings": False},
+            "tie_word_embeddings is false, but there is no lm_head.weight",
+        ),
+        (
+            None,
+            {"tie_word_embeddings": None},
+            "tie_word_embeddings is false, but there is no lm_head.weight",
+        ),  # Qwen2's default
         (None, {"vocab_size": ROWS + 1}, f"vocab_size is {ROWS + 1}, but {EMBEDDING} has {ROWS} rows"),
-        (lambda one: one.update({EMBEDDING: one[EMBEDDING][:2000].clone()}), {"vocab_size": 2000}, "the tokenizer has 2022 tokens"),
+        (
+            lambda one: one.update({EMBEDDING: one[EMBEDDING][:2000].clone()}),
+            {"vocab_size": 2000},
+            "the tokenizer has 2022 tokens",
+        ),
         (None, {"num_hidden_layers": 3}, "num_hidden_layers is 3, but layer 2 has no tensor (1 layers so)"),
-        (None, {"num_hidden_layers": 1}, "num_hidden_layers is 1, but there are tensors of layer 1 (1 layers so)"),
+        (
+            None,
+            {"num_hidden_layers": 1},
+            "num_hidden_layers is 1, but there are tensors of layer 1 (1 layers so)",
+        ),
         (lambda one: renamed(one, "layers.1", "layers.2"), {"num_hidden_layers": 3}, "layer 1 has no tensor"),
         (lambda one: one.pop(f"{Q}.bias"), {}, f"{Q}.bias is missing and should be 256 (1 tensors so)"),
-        (lambda one: one.update({f"{Q}.weight": one[f"{Q}.weight"][:128].clone()}), {}, f"{Q}.weight is 128 × 256 and should be 256 × 256"),
-        (lambda one: one.update({"model.layers.0.mlp.up_proj.bias": torch.zeros(256)}), {}, "mlp.up_proj.bias is 256 and should be missing"),
-        (set_to(f"{Q}.weight", 70_000), {}, "has numbers up to 7.014e+04, more than float16 holds (1 tensors so): set convert.type to BF16"),
+        (
+            lambda one: one.update({f"{Q}.weight": one[f"{Q}.weight"][:128].clone()}),
+            {},
+            f"{Q}.weight is 128 × 256 and should be 256 × 256",
+        ),
+        (
+            lambda one: one.update({"model.layers.0.mlp.up_proj.bias": torch.zeros(256)}),
+            {},
+            "mlp.up_proj.bias is 256 and should be missing",
+        ),
+        (
+            set_to(f"{Q}.weight", 70_000),
+            {},
+            "has numbers up to 7.014e+04, more than float16 holds (1 tensors so): set convert.type to BF16",
+        ),
         (set_to(f"{Q}.weight", -65_536), {}, f"{Q}.weight has numbers up to 6.554e+04"),
         (set_to(f"{Q}.weight", float("nan")), {}, f"{Q}.weight has numbers up to nan"),
     ],
 )
-def test_a_contradiction_is_named(model: Path, tensors: Callable[[Tensors], Any] | None, config: dict[str, Any], output: str) -> None:
+def test_a_contradiction_is_named(
+    model: Path, tensors: Callable[[Tensors], Any] | None, config: dict[str, Any], output: str
+) -> None:
     if tensors:
         change(model, tensors)
     change_json(model / "config.json", **config)
@@ -77,7 +111,10 @@ def test_a_contradiction_is_named(model: Path, tensors: Callable[[Tensors], Any]
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [(f"{Q}.weight", 65_280), (f"{Q}.bias", 1e6)],  # the largest bfloat16 that float16 holds; vectors stay in float32
+    [
+        (f"{Q}.weight", 65_280),
+        (f"{Q}.bias", 1e6),
+    ],  # the largest bfloat16 that float16 holds; vectors stay in float32
 )
 def test_what_fits_is_no_overflow(model: Path, name: str, value: float) -> None:
     change(model, set_to(name, value))
@@ -95,16 +132,35 @@ def test_layers_for_multi_token_prediction_may_be_named(model: Path) -> None:
     assert contradictions(model, "F16") == []
 
 
-@pytest.mark.parametrize(("kind", "normalized", "output"), [
-    ("qwen3_moe", False, "norm_topk_prob is false, but llama.cpp always normalizes the experts' weights of qwen3_moe: take a base"),
-    ("qwen3_moe", None, "norm_topk_prob is false"),  # transformers' default
-    ("qwen3_moe", True, ""),
-    ("qwen2_moe", True, "norm_topk_prob is true, but llama.cpp never normalizes the experts' weights of qwen2_moe: take a base"),
-    ("qwen2_moe", False, ""),
-    ("qwen2_moe", None, ""),
-])  # fmt: skip
-def test_experts_weights_are_normalized_as_llamacpp_does(model: Path, kind: str, normalized: bool | None, output: str) -> None:
-    change_json(model / "config.json", model_type=kind, **({} if normalized is None else {"norm_topk_prob": normalized}))
+@pytest.mark.parametrize(
+    ("kind", "normalized", "output"),
+    [
+        (
+            "qwen3_moe",
+            False,
+            "norm_topk_prob is false, but llama.cpp always normalizes the experts' weights of qwen3_moe: "
+            "take a base",
+        ),
+        ("qwen3_moe", None, "norm_topk_prob is false"),  # transformers' default
+        ("qwen3_moe", True, ""),
+        (
+            "qwen2_moe",
+            True,
+            "norm_topk_prob is true, but llama.cpp never normalizes the experts' weights of qwen2_moe: take "
+            "a base",
+        ),
+        ("qwen2_moe", False, ""),
+        ("qwen2_moe", None, ""),
+    ],
+)
+def test_experts_weights_are_normalized_as_llamacpp_does(
+    model: Path, kind: str, normalized: bool | None, output: str
+) -> None:
+    change_json(
+        model / "config.json",
+        model_type=kind,
+        **({} if normalized is None else {"norm_topk_prob": normalized}),
+    )
     reasons = contradictions(model, "F16")
     assert len(reasons) == bool(output)
     assert output in "".join(reasons)

@@ -1,4 +1,6 @@
-"""The preflight of a conversion: all reasons in one sentence, and which of the tokenizer's files are others than the base's."""
+"""The preflight of a conversion: all reasons in one sentence, and which of the tokenizer's files are others
+than the base's.
+"""
 
 import json
 import shutil
@@ -25,14 +27,21 @@ def test_nothing_speaks_against_whole_models(folders: tuple[Path, Path], tools: 
     assert preflight(base=base, merged=merged, kind="F16", tools=tools) == Found(pre, pre, ())
 
 
-def test_differing_files_are_named_whatever_their_spelling(folders: tuple[Path, Path], tools: Toolchain) -> None:
+def test_differing_files_are_named_whatever_their_spelling(
+    folders: tuple[Path, Path], tools: Toolchain
+) -> None:
     base, merged = folders
     content = json.loads((merged / "tokenizer_config.json").read_text())
-    (merged / "tokenizer_config.json").write_text(json.dumps(content, indent=8))  # another way to write the same
+    (merged / "tokenizer_config.json").write_text(
+        json.dumps(content, indent=8)
+    )  # another way to write the same
     assert differing_files(base, merged) == ()
     add_token(merged / "tokenizer.json", "<ticket>")
     (merged / "chat_template.jinja").unlink()
-    assert preflight(base=base, merged=merged, kind="F16", tools=tools).differing == ("tokenizer.json", "chat_template.jinja")
+    assert preflight(base=base, merged=merged, kind="F16", tools=tools).differing == (
+        "tokenizer.json",
+        "chat_template.jinja",
+    )
 
 
 def test_all_reasons_are_in_one_sentence(folders: tuple[Path, Path], tools: Toolchain) -> None:

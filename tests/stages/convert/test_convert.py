@@ -1,4 +1,6 @@
-"""convert: three GGUFs with their provenance; the adapter's changes what the base says, at 16 bit and at a level; nothing is left of a failure."""
+"""convert: three GGUFs with their provenance; the adapter's changes what the base says, at 16 bit and at a
+level; nothing is left of a failure.
+"""
 
 import json
 import shutil
@@ -27,7 +29,9 @@ def models(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = cut_models(tools) / "hf"
     shutil.copytree(made, folder / "base")
     shutil.copytree(made, folder / "merged")
-    (folder / "merged/merge.json").write_text(json.dumps({"merge_base": "nf4", "method": "stream", "dtype": "bfloat16"}))
+    (folder / "merged/merge.json").write_text(
+        json.dumps({"merge_base": "nf4", "method": "stream", "dtype": "bfloat16"})
+    )
     random_adapter(folder / "adapter")
     lineage_of(folder / "base.json")
     found = convert(**inputs(folder), folder=folder / "gguf", name="tiny", type="BF16", tools=tools)
@@ -36,7 +40,12 @@ def models(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def inputs(models: Path) -> dict[str, Path]:
-    return {"base": models / "base", "adapter": models / "adapter", "merged": models / "merged", "lineage": models / "base.json"}
+    return {
+        "base": models / "base",
+        "adapter": models / "adapter",
+        "merged": models / "merged",
+        "lineage": models / "base.json",
+    }
 
 
 def test_three_files_in_the_chosen_type(models: Path) -> None:
@@ -51,11 +60,21 @@ def test_three_files_in_the_chosen_type(models: Path) -> None:
 
 def test_each_says_where_it_comes_from(models: Path, tools: Toolchain) -> None:
     shared = {
-        "general.base_model.count": 1, "general.base_model.0.name": "tiny", "general.license": "mit", "quench.base.source": "path",
-        "quench.llama_cpp.commit": tools.commit, "quench.llama_cpp.package": VERSION,
-    }  # fmt: skip
-    tuned = {"quench.adapter.sha256": file_hash(models / "adapter/adapter_model.safetensors"), "quench.data.sha256": "ab" * 32}
-    model = {"quench.template.sha256": file_hash(models / "base/chat_template.jinja"), "quench.tokenizer.found_by": "structure"}
+        "general.base_model.count": 1,
+        "general.base_model.0.name": "tiny",
+        "general.license": "mit",
+        "quench.base.source": "path",
+        "quench.llama_cpp.commit": tools.commit,
+        "quench.llama_cpp.package": VERSION,
+    }
+    tuned = {
+        "quench.adapter.sha256": file_hash(models / "adapter/adapter_model.safetensors"),
+        "quench.data.sha256": "ab" * 32,
+    }
+    model = {
+        "quench.template.sha256": file_hash(models / "base/chat_template.jinja"),
+        "quench.tokenizer.found_by": "structure",
+    }
     merge = {"quench.merge.base": "nf4", "quench.merge.method": "stream", "quench.merge.dtype": "bfloat16"}
     wanted = {
         "tiny-BF16": shared | tuned | model | merge | {"general.name": "tiny"},
@@ -91,28 +110,42 @@ def test_a_base_that_nothing_needs_is_not_converted(models: Path, tools: Toolcha
     stands_in = tmp_path / "tiny-base-F16.gguf"  # a stage's outputs are the same files whatever is asked for
     assert stands_in.stat().st_size < 1000 and (tmp_path / "tiny-F16.gguf").stat().st_size > 1_000_000
     assert (is_made(stands_in), is_made(tmp_path / "tiny-F16.gguf")) == (False, True)
-    with pytest.raises(
-        DataError, match="Q-GGUF-004"
-    ):
+    with pytest.raises(DataError, match="Q-GGUF-004"):
         quantize_gguf(tools, stands_in, tmp_path / "tiny-base-Q4_K_M.gguf", "Q4_K_M", 1)
     stands_in.write_bytes(b"GGUF")
     with pytest.raises(DataError, match="Q-GGUF-003"):
         is_made(stands_in)
 
 
-def test_a_contradiction_is_said_before_anything_is_converted(models: Path, tools: Toolchain, tmp_path: Path) -> None:
+def test_a_contradiction_is_said_before_anything_is_converted(
+    models: Path, tools: Toolchain, tmp_path: Path
+) -> None:
     shutil.copytree(models / "merged", tmp_path / "merged")
     change_json(tmp_path / "merged/config.json", vocab_size=7)
     with pytest.raises(DataError, match="can't be converted for 1 reason: merged: vocab_size is 7"):
-        convert(**inputs(models) | {"merged": tmp_path / "merged"}, folder=tmp_path / "gguf", name="x", type="F16", tools=tools)
+        convert(
+            **inputs(models) | {"merged": tmp_path / "merged"},
+            folder=tmp_path / "gguf",
+            name="x",
+            type="F16",
+            tools=tools,
+        )
     assert list((tmp_path / "gguf").iterdir()) == []
 
 
-def test_a_model_that_the_converter_refuses_publishes_nothing(models: Path, tools: Toolchain, tmp_path: Path) -> None:
+def test_a_model_that_the_converter_refuses_publishes_nothing(
+    models: Path, tools: Toolchain, tmp_path: Path
+) -> None:
     shutil.copytree(models / "merged", tmp_path / "merged")
     change_json(tmp_path / "merged/config.json", architectures=["NoSuchModel"])
     with pytest.raises(ToolError, match="NoSuchModel"):
-        convert(**inputs(models) | {"merged": tmp_path / "merged"}, folder=tmp_path / "gguf", name="x", type="F16", tools=tools)
+        convert(
+            **inputs(models) | {"merged": tmp_path / "merged"},
+            folder=tmp_path / "gguf",
+            name="x",
+            type="F16",
+            tools=tools,
+        )
     assert list((tmp_path / "gguf").iterdir()) == []
 
 

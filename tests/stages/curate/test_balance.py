@@ -1,4 +1,6 @@
-"""Balance: caps, temperature and shares leave rows out, never repeat any, and don't depend on the rows' order."""
+"""Balance: caps, temperature and shares leave rows out, never repeat any, and don't depend on the rows'
+order.
+"""
 
 import numpy as np
 import pytest
@@ -11,13 +13,21 @@ from pipeline.stages.curate.comparing.balance import capped, sample_rows, temper
 OFF = {"max_rows_per_source": None, "max_domain_share": 1.0, "temperature": 1.0, "seed": 7}
 
 
-def sample(source: list[int], domain: list[int], weights: list[float] | None = None, keys: np.ndarray | None = None, **options) -> np.ndarray:
+def sample(
+    source: list[int],
+    domain: list[int],
+    weights: list[float] | None = None,
+    keys: np.ndarray | None = None,
+    **options,
+) -> np.ndarray:
     count = len(source)
     train = np.ones(count, bool)
     train[::10] = False  # rows of other splits
     keys = np.random.default_rng(0).integers(0, 2**63, count).astype(np.uint64) if keys is None else keys
     weights = weights or [1.0] * (max(source) + 1)
-    stay = sample_rows(train, np.array(source, np.int32), np.array(domain, np.int32), keys, weights=weights, **OFF | options)
+    stay = sample_rows(
+        train, np.array(source, np.int32), np.array(domain, np.int32), keys, weights=weights, **OFF | options
+    )
     assert not (stay & ~train).any()
     return stay
 
@@ -32,7 +42,9 @@ def test_weights_and_caps_count_per_source():
     assert [int(stay[np.array(source) == s].sum()) for s in range(3)] == [60, 45, 0]
 
 
-@pytest.mark.parametrize(("temperature", "expected"), [(1.0, [810, 90, 9]), (0.0, [9, 9, 9]), (0.5, [86, 29, 9])])
+@pytest.mark.parametrize(
+    ("temperature", "expected"), [(1.0, [810, 90, 9]), (0.0, [9, 9, 9]), (0.5, [86, 29, 9])]
+)
 def test_temperature_brings_domains_together(temperature: float, expected: list[int]):
     assert tempered(np.array([810, 90, 9]), temperature).tolist() == expected
 
@@ -58,7 +70,10 @@ def test_caps_hold_and_are_as_large_as_can_be(rows: list[int], share: float):
 
 
 def test_the_order_of_the_rows_does_not_matter():
-    keys, order = np.random.default_rng(1).integers(0, 2**63, 400).astype(np.uint64), np.random.default_rng(2).permutation(400)
+    keys, order = (
+        np.random.default_rng(1).integers(0, 2**63, 400).astype(np.uint64),
+        np.random.default_rng(2).permutation(400),
+    )
     domain = np.array([0] * 300 + [1] * 100, np.int32)
     train, source = np.ones(400, bool), np.zeros(400, np.int32)
     one = sample_rows(train, source, domain, keys, weights=[1.0], **OFF | {"temperature": 0.2})

@@ -12,16 +12,29 @@ from hypothesis import strategies as st
 
 from pipeline.chat.rows import BadRow, Row, texts
 from pipeline.stages.curate.rules.changes import Changes, first_difference
-from pipeline.stages.curate.rules.cleaning import MARKS_BY_PARTS, MOST_MARKS, check_turns, has_endless_marks, normalize, repair_turns, turns
+from pipeline.stages.curate.rules.cleaning import (
+    MARKS_BY_PARTS,
+    MOST_MARKS,
+    check_turns,
+    has_endless_marks,
+    normalize,
+    repair_turns,
+    turns,
+)
 
 
 def conversation(script: str) -> list[dict[str, Any]]:
-    """Turns from a script such as "s:be brief u:hi a:hello c: t:5": system, user, assistant, call, tool; a trailing ! is not trained."""
+    """Turns from a script such as "s:be brief u:hi a:hello c: t:5": system, user, assistant, call, tool; a
+    trailing ! is not trained.
+    """
     roles = {"s": "system", "u": "user", "a": "assistant", "c": "assistant", "t": "tool", "r": "assistant"}
     made: list[dict[str, Any]] = []
     for word in script.split():
         letter, _, content = word.partition(":")
-        turn: dict[str, Any] = {"role": roles[letter], "content": content.removesuffix("!").replace("_", " ").replace("+", "\n\n")}
+        turn: dict[str, Any] = {
+            "role": roles[letter],
+            "content": content.removesuffix("!").replace("_", " ").replace("+", "\n\n"),
+        }
         if letter == "c":
             turn["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
         if letter == "r":
@@ -50,7 +63,13 @@ GOOD = [
     row("s:be u:x c: t:5", "prompt") | {"answer": "4"},
     row("u:x", "preference", chosen="a:y", rejected="a:z u:w a:v"),
     row("u:x c: t:5", "preference", chosen="a:y", rejected="c: t:6 a:z"),
-    {"source": "a:1", "kind": "text", "domain": "d", "messages": [], "segments": [{"text": "a", "train": False}, {"text": "b", "train": True}]},
+    {
+        "source": "a:1",
+        "kind": "text",
+        "domain": "d",
+        "messages": [],
+        "segments": [{"text": "a", "train": False}, {"text": "b", "train": True}],
+    },
 ]
 
 REPAIRED = [
@@ -91,16 +110,44 @@ BAD = [
     (row(""), "no_assistant", "messages has no assistant's turn"),
     (row("u:a a:b!"), "nothing_to_train", "every assistant's turn of messages is kept out of training"),
     (row("u:a", "feedback") | {"label": True}, "no_assistant", "messages has no assistant's turn"),
-    (row("u:a a:b", "prompt") | {"answer": ""}, "bad_order", "the last turn of the prompt is neither the user's nor a tool's"),
-    (row("", "prompt") | {"answer": ""}, "bad_order", "the last turn of the prompt is neither the user's nor a tool's"),
-    (row("u:a a:b", "preference", chosen="a:c", rejected="a:d"), "bad_order", "the last turn of the prompt is neither the user's nor a tool's"),
+    (
+        row("u:a a:b", "prompt") | {"answer": ""},
+        "bad_order",
+        "the last turn of the prompt is neither the user's nor a tool's",
+    ),
+    (
+        row("", "prompt") | {"answer": ""},
+        "bad_order",
+        "the last turn of the prompt is neither the user's nor a tool's",
+    ),
+    (
+        row("u:a a:b", "preference", chosen="a:c", rejected="a:d"),
+        "bad_order",
+        "the last turn of the prompt is neither the user's nor a tool's",
+    ),
     (row("u:a", "preference", chosen="", rejected="a:d"), "no_assistant", "chosen has no assistant's turn"),
-    (row("u:a", "preference", chosen="a:b", rejected="u:c a:d"), "bad_order", "rejected 1 is user, where assistant is due"),
+    (
+        row("u:a", "preference", chosen="a:b", rejected="u:c a:d"),
+        "bad_order",
+        "rejected 1 is user, where assistant is due",
+    ),
     (row("u:a", "preference", chosen="a:b", rejected="a:"), "empty_turn", "rejected 1 (assistant) is empty"),
-    (row("u:a", "preference", chosen="a:b!", rejected="a:c"), "nothing_to_train", "every assistant's turn of chosen is kept out of training"),
+    (
+        row("u:a", "preference", chosen="a:b!", rejected="a:c"),
+        "nothing_to_train",
+        "every assistant's turn of chosen is kept out of training",
+    ),
     (row("", "text") | {"segments": []}, "empty_turn", "no segment holds any text"),
-    (row("", "text") | {"segments": [{"text": " \n", "train": True}]}, "empty_turn", "no segment holds any text"),
-    (row("", "text") | {"segments": [{"text": "a", "train": False}]}, "nothing_to_train", "every segment is kept out of training"),
+    (
+        row("", "text") | {"segments": [{"text": " \n", "train": True}]},
+        "empty_turn",
+        "no segment holds any text",
+    ),
+    (
+        row("", "text") | {"segments": [{"text": "a", "train": False}]},
+        "nothing_to_train",
+        "every segment is kept out of training",
+    ),
 ]
 
 
@@ -116,7 +163,10 @@ def test_what_is_in_order_stays(good: Row) -> None:
 def test_what_can_be_repaired_is_and_noted(script: str, repaired: str) -> None:
     changes: Changes = []
     assert turns("repair")(row(script), changes)["messages"] == conversation(repaired)
-    gone = sum(int(found[1]) if (found := re.search(r"‹and (\d+) more turn", change.before)) else 1 for change in changes)
+    gone = sum(
+        int(found[1]) if (found := re.search(r"‹and (\d+) more turn", change.before)) else 1
+        for change in changes
+    )
     assert gone == len(conversation(script)) - len(conversation(repaired)), "every turn that is gone is noted"
     assert {change.rule for change in changes} == {"turns"}
     with pytest.raises(BadRow):
@@ -136,8 +186,16 @@ def test_answers_of_a_preference_are_repaired_each_for_itself() -> None:
     bad = row("u:a u:b", "preference", chosen="a:c a:d u:e", rejected="a:f u:g a:")
     changes: Changes = []
     repaired = turns("repair")(bad, changes)
-    assert repaired | {"source": ""} == row("u:a+b", "preference", chosen="a:c+d", rejected="a:f") | {"source": ""}
-    assert [change.place for change in changes] == ["messages 1", "chosen 3", "chosen 1", "rejected 2", "rejected 3"]
+    assert repaired | {"source": ""} == row("u:a+b", "preference", chosen="a:c+d", rejected="a:f") | {
+        "source": ""
+    }
+    assert [change.place for change in changes] == [
+        "messages 1",
+        "chosen 3",
+        "chosen 1",
+        "rejected 2",
+        "rejected 3",
+    ]
 
 
 def test_a_note_shows_what_was_joined_or_dropped() -> None:
@@ -148,7 +206,10 @@ def test_a_note_shows_what_was_joined_or_dropped() -> None:
         ("messages 1", "one ‹and 1 more turn›", "one\n\ntwo"),
     ]
     turns("repair")(
-        row("u:a a:b u:c c: t:5 a:") | {"messages": [*conversation("u:a a:b"), *conversation("t:5"), {"role": "assistant", "content": ""}]},
+        row("u:a a:b u:c c: t:5 a:")
+        | {
+            "messages": [*conversation("u:a a:b"), *conversation("t:5"), {"role": "assistant", "content": ""}]
+        },
         changes := [],
     )
     assert [(change.place, change.before) for change in changes] == [("messages 3", "5"), ("messages 4", "")]
@@ -163,7 +224,9 @@ ROWS = st.one_of(
     TURNS.map(lambda messages: row("", "feedback") | {"messages": messages, "label": True}),
     TURNS.map(lambda messages: row("", "prompt") | {"messages": messages, "answer": "4"}),
     st.tuples(TURNS, TURNS, TURNS).map(
-        lambda drawn: row("", "preference") | dict(zip(("messages", "chosen", "rejected"), drawn, strict=True)),
+        lambda drawn: (
+            row("", "preference") | dict(zip(("messages", "chosen", "rejected"), drawn, strict=True))
+        ),
     ),
 )
 
@@ -182,8 +245,14 @@ def test_whatever_comes_is_in_order_or_rejected_and_all_that_is_said_is_kept_or_
     for field in ("messages", "chosen", "rejected"):
         if field in drawn:
             dropped = {change.place for change in changes if not change.after}
-            output = "".join(turn["content"] for number, turn in enumerate(drawn[field], start=1) if f"{field} {number}" not in dropped)
-            assert "".join("".join(turn["content"] for turn in repaired[field]).split()) == "".join(output.split())
+            output = "".join(
+                turn["content"]
+                for number, turn in enumerate(drawn[field], start=1)
+                if f"{field} {number}" not in dropped
+            )
+            assert "".join("".join(turn["content"] for turn in repaired[field]).split()) == "".join(
+                output.split()
+            )
 
 
 def test_repairing_puts_nothing_in_and_moves_nothing() -> None:
@@ -210,15 +279,27 @@ def test_text_is_composed(text: str, composed: str | None) -> None:
         assert not changes
     else:
         assert after["messages"] == [{"role": "user", "content": composed}]
-        assert [(change.rule, change.place, change.before, change.after) for change in changes] == [("normalize", "messages 1", text, composed)]
+        assert [(change.rule, change.place, change.before, change.after) for change in changes] == [
+            ("normalize", "messages 1", text, composed)
+        ]
 
 
 @settings(max_examples=draws(200))
-@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30), mark=st.sampled_from(["", "\u0301", "\u0338", "\u11a8"]))
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
+    mark=st.sampled_from(["", "\u0301", "\u0338", "\u11a8"]),
+)
 def test_composing_reaches_every_text_and_once_is_enough(text: str, mark: str) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {text + mark: [text + mark]}}}
-    messages = [{"role": "assistant", "content": text + mark, "reasoning_content": text + mark, "tool_calls": [call]}]
-    before = row("") | {"messages": messages, "tools": [{"description": text + mark}], "answer": text + mark, "segments": [{"text": text + mark}]}
+    messages = [
+        {"role": "assistant", "content": text + mark, "reasoning_content": text + mark, "tool_calls": [call]}
+    ]
+    before = row("") | {
+        "messages": messages,
+        "tools": [{"description": text + mark}],
+        "answer": text + mark,
+        "segments": [{"text": text + mark}],
+    }
     after = normalize(before, [])
     assert all(unicodedata.is_normalized("NFC", words) for _, words in texts(after))
     assert normalize(after, []) is after
@@ -235,12 +316,19 @@ LINE = 4 << 20  # bytes of the longest line
 HOSTILE = {
     "a long run of users": [("user", "hi")] * (LINE // 40) + [("assistant", "x")],
     "a run that grows": [("user", "a" * 800)] * 5000 + [("assistant", "x")],
-    "a long tail": [("user", "hi"), ("assistant", "x"), ("user", "a"), ("system", "b")] + [("user", "hi")] * (LINE // 40),
+    "a long tail": [("user", "hi"), ("assistant", "x"), ("user", "a"), ("system", "b")]
+    + [("user", "hi")] * (LINE // 40),
     "empty answers": [("user", "a")] + [("assistant", "")] * (LINE // 40) + [("assistant", "x")],
     "marks out of order": [("user", "a"), ("assistant", "a" + "\u0301\u0323" * (LINE // 4))],
     "marks made of marks": [("user", "a"), ("assistant", "a" + "\u0f73" * (LINE // 3))],
-    "marks just short of too many": [("user", "a"), ("assistant", ("a" + "\u0301\u0323" * 31) * (LINE // 126))],
-    "all to be composed": [("user", "e\u0301" * (LINE // 3)), ("assistant", "\u1112\u1161\u11ab" * (LINE // 27))],
+    "marks just short of too many": [
+        ("user", "a"),
+        ("assistant", ("a" + "\u0301\u0323" * 31) * (LINE // 126)),
+    ],
+    "all to be composed": [
+        ("user", "e\u0301" * (LINE // 3)),
+        ("assistant", "\u1112\u1161\u11ab" * (LINE // 27)),
+    ],
 }
 
 
@@ -263,7 +351,11 @@ def test_no_line_takes_long(name: str) -> None:
 
 
 def test_endless_marks_are_found_wherever_they_begin() -> None:
-    marked = {chr(code) for code in range(0x110000) if unicodedata.combining(unicodedata.normalize("NFD", chr(code))[0])}
+    marked = {
+        chr(code)
+        for code in range(0x110000)
+        if unicodedata.combining(unicodedata.normalize("NFD", chr(code))[0])
+    }
     assert {mark for mark in marked if not unicodedata.combining(mark)} == set(MARKS_BY_PARTS)
     for start in range(130):
         assert has_endless_marks("x" * start + "\u0301" * MOST_MARKS + "x")

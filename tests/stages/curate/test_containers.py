@@ -1,4 +1,6 @@
-"""Containers: which files are read, where their rows begin and end, and that each row is accounted for in flat memory."""
+"""Containers: which files are read, where their rows begin and end, and that each row is accounted for in
+flat memory.
+"""
 
 import csv
 import errno
@@ -29,7 +31,11 @@ from pipeline.stages.curate.reading import unpack
 from pipeline.stages.curate.reading.containers import files_below, raw_files, raw_lines, refusal, sha256, size
 
 Items = list[tuple[int, int | None, bytes | str]]
-PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor(write_checksum=True).compress}
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
 BOM = b"\xef\xbb\xbf"
 
 
@@ -53,32 +59,59 @@ LINES: dict[str, tuple[bytes, Items]] = {
     "blank lines": (b"\n \t\n{}\n\r\n", [(1, 0, "blank"), (2, 1, "blank"), (3, 4, b"{}"), (4, 7, "blank")]),
     "CRLF": (b"{}\r\n{}\r\n", [(1, 0, b"{}"), (2, 4, b"{}")]),
     "a byte order mark": (BOM + b"{}\n{}\n", [(1, 0, b"{}"), (2, 6, b"{}")]),
-    "other line breaks": ('"\u2028\u2029\x85\x0b\x0c\x1e"\n{}'.encode(), [(1, 0, '"\u2028\u2029\x85\x0b\x0c\x1e"'.encode()), (2, 14, b"{}")]),
+    "other line breaks": (
+        '"\u2028\u2029\x85\x0b\x0c\x1e"\n{}'.encode(),
+        [(1, 0, '"\u2028\u2029\x85\x0b\x0c\x1e"'.encode()), (2, 14, b"{}")],
+    ),
     "a long line": (b'{"a": "' + b"x" * 200 + b'"}\n{}\n', [(1, 0, "too_long"), (2, 210, b"{}")]),
     "garbage": (b"\xff\x00\n}{\n", [(1, 0, b"\xff\x00"), (2, 3, b"}{")]),
     "an array in the first line": (b'[1]\n{"a": 1}\n', [(1, 0, b"[1]"), (2, 4, b'{"a": 1}')]),
-    "an object in two lines, then another": (b'{"a":\n1}\n{}\n', [(1, 0, b'{"a":'), (2, 6, b"1}"), (3, 9, b"{}")]),
+    "an object in two lines, then another": (
+        b'{"a":\n1}\n{}\n',
+        [(1, 0, b'{"a":'), (2, 6, b"1}"), (3, 9, b"{}")],
+    ),
     "an object over several lines": (b' {\n "a": 1\n}\n', [(1, 1, b'{\n "a": 1\n}')]),
     "an object over too many": (b"{\n" + b" " * 200 + b"}\n", [(1, 0, b"{"), (2, 2, "too_long")]),
-    "an array": (b'[\n  {"a": [1, {}]},\n  {"b": "],[{\\""}\n]\n', [(1, 4, b'{"a": [1, {}]}'), (2, 22, b'{"b": "],[{\\""}')]),
+    "an array": (
+        b'[\n  {"a": [1, {}]},\n  {"b": "],[{\\""}\n]\n',
+        [(1, 4, b'{"a": [1, {}]}'), (2, 22, b'{"b": "],[{\\""}')],
+    ),
     "an array in one line": (b'[{"a": 1},{"b": 2}]', [(1, 1, b'{"a": 1}'), (2, 10, b'{"b": 2}')]),
     "an array behind a byte order mark": (BOM + b" \r\n[{}, 1]", [(1, 7, b"{}"), (2, 11, b"1")]),
     "an empty array": (b" [ ]\n\n", []),
-    "an array with a long element": (b"[1, " + b"2" * 101 + b", 3]", [(1, 1, b"1"), (2, 4, "too_long"), (3, 107, b"3")]),
+    "an array with a long element": (
+        b"[1, " + b"2" * 101 + b", 3]",
+        [(1, 1, b"1"), (2, 4, "too_long"), (3, 107, b"3")],
+    ),
     "an array never closed": (b'[{"a": 1}, {"b"', [(1, 1, b'{"a": 1}'), (2, 11, "not_json")]),
     "an array closed by a brace": (b"[{}, 1}, {}]", [(1, 1, b"{}"), (2, 5, "not_json")]),
     "an array with a comma too many": (b"[{}, ]", [(1, 1, b"{}"), (2, 5, "not_json")]),
-    "an array with a string never closed": (b'[{}, {"a": "b}, {"c": "d"}]', [(1, 1, b"{}"), (2, 5, "not_json")]),
+    "an array with a string never closed": (
+        b'[{}, {"a": "b}, {"c": "d"}]',
+        [(1, 1, b"{}"), (2, 5, "not_json")],
+    ),
     "an array with a bad element": (b'[{}, {"a" 1}, {"b": 2}]', [(1, 1, b"{}"), (2, 5, "not_json")]),
-    "an array with what JSON has no word for": (b'[{"a": NaN}, {"\xff": 1}, {}]', [(1, 1, b'{"a": NaN}'), (2, 13, b'{"\xff": 1}'), (3, 23, b"{}")]),
+    "an array with what JSON has no word for": (
+        b'[{"a": NaN}, {"\xff": 1}, {}]',
+        [(1, 1, b'{"a": NaN}'), (2, 13, b'{"\xff": 1}'), (3, 23, b"{}")],
+    ),
     "an array and more": (b"[{}]\n[{}]\n", [(1, 0, b"[{}]"), (2, 5, b"[{}]")]),
     "an array over lines and more": (b"[\n{}]\n{}\n", [(1, 2, b"{}"), (2, 6, "not_json")]),
     "an array, an element a line": (b'[{"a": 1},\n{"b": 2}\n]', [(1, 1, b'{"a": 1}'), (2, 11, b'{"b": 2}')]),
-    "an array with commas first": (b'[ 1\n, {"b": 2}\n, 3 ]', [(1, 2, b"1"), (2, 6, b'{"b": 2}'), (3, 17, b"3")]),
+    "an array with commas first": (
+        b'[ 1\n, {"b": 2}\n, 3 ]',
+        [(1, 2, b"1"), (2, 6, b'{"b": 2}'), (3, 17, b"3")],
+    ),
     "an array of one": (b'[\n\n{"a": 1}\n\n]', [(1, 3, b'{"a": 1}')]),
     "an array of one over lines": (b"[-1.5e3\n]", [(1, 1, b"-1.5e3")]),
-    "a date in brackets": (b'[2024-01-01] start\n\n"x"\n{}\n', [(1, 0, b"[2024-01-01] start"), (2, 19, "blank"), (3, 20, b'"x"'), (4, 24, b"{}")]),
-    "a word in brackets": (b"[INFO] start\r\n{}\n{}", [(1, 0, b"[INFO] start"), (2, 14, b"{}"), (3, 17, b"{}")]),
+    "a date in brackets": (
+        b'[2024-01-01] start\n\n"x"\n{}\n',
+        [(1, 0, b"[2024-01-01] start"), (2, 19, "blank"), (3, 20, b'"x"'), (4, 24, b"{}")],
+    ),
+    "a word in brackets": (
+        b"[INFO] start\r\n{}\n{}",
+        [(1, 0, b"[INFO] start"), (2, 14, b"{}"), (3, 17, b"{}")],
+    ),
     "a number in brackets": (b"[1/2] start\n{}\n", [(1, 0, b"[1/2] start"), (2, 12, b"{}")]),
     "an array that no comma follows": (
         b'["a"] start\n\n{"a": 1}\n{}\n',
@@ -105,15 +138,26 @@ CSV: dict[str, tuple[bytes, list[Any]]] = {
     "empty cells": (b'a,b,c\n,"",1\n,,\n', [{"c": "1"}, {}]),
     "a blank line": (b"a\n\n1", ["blank", {"a": "1"}]),
     "missing and spare cells": (b"a,b\n1\n1,2,3\n1,2\n", ["bad_shape", "bad_shape", {"a": "1", "b": "2"}]),
-    "JSON": (b'messages,tools\n"[{""role"": ""user""}]"," {}"\n', [{"messages": [{"role": "user"}], "tools": {}}]),
-    "JSON that isn't": (b'messages\n[{\'role\': \'user\'}]\n"[{""a"": NaN}]"\nplain\n', ["not_json", "not_finite", {"messages": "plain"}]),
+    "JSON": (
+        b'messages,tools\n"[{""role"": ""user""}]"," {}"\n',
+        [{"messages": [{"role": "user"}], "tools": {}}],
+    ),
+    "JSON that isn't": (
+        b'messages\n[{\'role\': \'user\'}]\n"[{""a"": NaN}]"\nplain\n',
+        ["not_json", "not_finite", {"messages": "plain"}],
+    ),
     "turns or text": (
         b'prompt\n"[{""role"": 1}]"\n[INST] hi\n{name}\n"[{ oh"\n',
         [{"prompt": [{"role": 1}]}, {"prompt": "[INST] hi"}, {"prompt": "{name}"}, "not_json"],
     ),
     "labels and scores": (
         b"label,score\nTrue,1\n0,-.5e1\nmaybe,1e999\nfalse,1_0\n",
-        [{"label": "True", "score": 1.0}, {"label": "0", "score": -5.0}, {"label": "maybe", "score": "1e999"}, {"label": "false", "score": "1_0"}],
+        [
+            {"label": "True", "score": 1.0},
+            {"label": "0", "score": -5.0},
+            {"label": "maybe", "score": "1e999"},
+            {"label": "false", "score": "1_0"},
+        ],
     ),
     "no UTF-8": (b'a\n\xe9\n"\xe9\nb"\n1\n', ["not_utf8", "not_utf8", {"a": "1"}]),
     "a bad quote in one line": (b'a,b\n"x"y,"z"\n1,2\n', ["not_csv", {"a": "1", "b": "2"}]),
@@ -135,7 +179,9 @@ CSV: dict[str, tuple[bytes, list[Any]]] = {
 def test_rows_of_csv(tmp_path: Path, case: str, packing: str) -> None:
     data, rows = CSV[case]
     items = read_bytes(tmp_path, "a.csv" + packing, PACK[packing](data))
-    assert [(number, offset) for number, offset, _ in items] == [(number, None) for number in range(1, len(rows) + 1)]
+    assert [(number, offset) for number, offset, _ in items] == [
+        (number, None) for number in range(1, len(rows) + 1)
+    ]
     assert [row if isinstance(row, str) else json.loads(row) for _, _, row in items] == rows
 
 
@@ -167,19 +213,29 @@ def test_a_bad_header_is_told_once_and_why(tmp_path: Path, data: bytes, words: s
 def test_a_bad_record_is_told_in_our_words(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'a,b\nx\ry,z\n"x"y,z\n')
     rows = raw_lines(tmp_path / "a.csv", "a.csv", max_line_bytes=100, notes=Counter())
-    assert [str(row) for _, _, row in rows] == ["a line ends with CR alone: write LF or CRLF", "something stands between a quote and the next comma"]
+    assert [str(row) for _, _, row in rows] == [
+        "a line ends with CR alone: write LF or CRLF",
+        "something stands between a quote and the next comma",
+    ]
 
 
 @settings(max_examples=draws(50))
 @given(
-    st.lists(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), min_size=2, max_size=2), max_size=5),
+    st.lists(
+        st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), min_size=2, max_size=2),
+        max_size=5,
+    ),
     st.sampled_from(["\n", "\r\n"]),
 )
-def test_any_cells_come_back(tmp_path_factory: pytest.TempPathFactory, cells: list[list[str]], newline: str) -> None:
+def test_any_cells_come_back(
+    tmp_path_factory: pytest.TempPathFactory, cells: list[list[str]], newline: str
+) -> None:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator=newline, quoting=csv.QUOTE_ALL).writerows([["a", "b"], *cells])
     items = read_bytes(tmp_path_factory.mktemp("csv"), "a.csv", text.getvalue().encode(), max_line_bytes=1000)
-    assert [json.loads(row) for _, _, row in items] == [{key: cell for key, cell in zip("ab", pair, strict=True) if cell} for pair in cells]
+    assert [json.loads(row) for _, _, row in items] == [
+        {key: cell for key, cell in zip("ab", pair, strict=True) if cell} for pair in cells
+    ]
 
 
 def parquet(rows: Iterable[dict[str, Any]], schema: pyarrow.Schema | None = None, **options: Any) -> bytes:
@@ -189,13 +245,19 @@ def parquet(rows: Iterable[dict[str, Any]], schema: pyarrow.Schema | None = None
 
 
 def test_rows_of_parquet(tmp_path: Path) -> None:
-    """Rows of every batch; nulls are left out of objects, also where Arrow had to add them to give all the same keys."""
+    """Rows of every batch; nulls are left out of objects, also where Arrow had to add them to give all the
+    same keys.
+    """
     turns = [{"role": "user", "content": "ä\n"}, {"role": "assistant", "content": "b", "train": False}]
-    rows = [{"messages": turns, "n": 2**60, "score": 0.5, "none": None}] + [{"messages": [], "label": True}] * 99
+    rows = [{"messages": turns, "n": 2**60, "score": 0.5, "none": None}] + [
+        {"messages": [], "label": True}
+    ] * 99
     items = read_bytes(tmp_path, "a.parquet", parquet(rows, row_group_size=7), max_line_bytes=1000)
     assert [(number, offset) for number, offset, _ in items] == [(number, None) for number in range(1, 101)]
     assert json.loads(items[0][2]) == {"messages": turns, "n": 2**60, "score": 0.5}
-    assert [json.loads(row) for _, _, row in items[1:]] == [{"messages": []}] * 99  # the first row has no label, so its column is unknown
+    assert [json.loads(row) for _, _, row in items[1:]] == [
+        {"messages": []}
+    ] * 99  # the first row has no label, so its column is unknown
 
 
 @pytest.mark.parametrize(
@@ -206,9 +268,13 @@ def test_rows_of_parquet(tmp_path: Path) -> None:
         ("x" * 100, pyarrow.string(), "too_long"),
     ],
 )
-def test_what_json_has_no_form_for_rejects_its_row_alone(tmp_path: Path, value: object, kind: pyarrow.DataType, code: str) -> None:
+def test_what_json_has_no_form_for_rejects_its_row_alone(
+    tmp_path: Path, value: object, kind: pyarrow.DataType, code: str
+) -> None:
     schema = pyarrow.schema([("a", pyarrow.struct([("b", kind)]))])
-    items = read_bytes(tmp_path, "a.parquet", parquet([{"a": {"b": None}}, {"a": {"b": value}}, {"a": None}], schema))
+    items = read_bytes(
+        tmp_path, "a.parquet", parquet([{"a": {"b": None}}, {"a": {"b": value}}, {"a": None}], schema)
+    )
     assert [row for _, _, row in items] == [b'{"a":{}}', code, b"{}"]
 
 
@@ -216,7 +282,11 @@ def test_what_json_has_no_form_for_rejects_its_row_alone(tmp_path: Path, value: 
     ("value", "kind", "output"),
     [
         (date(2024, 2, 29), pyarrow.date32(), "2024-02-29"),
-        (datetime(2024, 2, 29, 1, 2, 3, tzinfo=UTC), pyarrow.timestamp("us", "UTC"), "2024-02-29T01:02:03+00:00"),
+        (
+            datetime(2024, 2, 29, 1, 2, 3, tzinfo=UTC),
+            pyarrow.timestamp("us", "UTC"),
+            "2024-02-29T01:02:03+00:00",
+        ),
         (10**18, pyarrow.timestamp("ns"), "2001-09-09T01:46:40"),
         (time(1, 2), pyarrow.time64("us"), "01:02:00"),
         (timedelta(days=1), pyarrow.duration("us"), "1 day, 0:00:00"),
@@ -229,7 +299,9 @@ def test_what_json_has_no_form_for_rejects_its_row_alone(tmp_path: Path, value: 
     ids=str,
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_json_lacks_a_type_for_becomes_text(tmp_path: Path, value: object, kind: pyarrow.DataType, output: object, nested: bool) -> None:
+def test_what_json_lacks_a_type_for_becomes_text(
+    tmp_path: Path, value: object, kind: pyarrow.DataType, output: object, nested: bool
+) -> None:
     array = pyarrow.array([value], kind)
     column = pyarrow.StructArray.from_arrays([array], ["b"]) if nested else array
     sink = io.BytesIO()
@@ -248,16 +320,24 @@ def test_a_time_that_nobody_can_tell_does_not_cost_the_row(tmp_path: Path) -> No
 
 def test_text_in_parquet_that_is_not_utf8_rejects_its_row_alone(tmp_path: Path) -> None:
     texts = pyarrow.StringArray.from_buffers(
-        3, pyarrow.py_buffer(bytes([0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0])), pyarrow.py_buffer(b"a\xffb")
+        3,
+        pyarrow.py_buffer(bytes([0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0])),
+        pyarrow.py_buffer(b"a\xffb"),
     )
     sink = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({"a": texts}), sink)
-    assert [row for _, _, row in read_bytes(tmp_path, "a.parquet", sink.getvalue())] == [b'{"a":"a"}', "bad_shape", b'{"a":"b"}']
+    assert [row for _, _, row in read_bytes(tmp_path, "a.parquet", sink.getvalue())] == [
+        b'{"a":"a"}',
+        "bad_shape",
+        b'{"a":"b"}',
+    ]
 
 
 def test_columns_of_parquet_with_one_name(tmp_path: Path) -> None:
     sink = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"]), sink)
+    pyarrow.parquet.write_table(
+        pyarrow.table([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"]), sink
+    )
     assert read_bytes(tmp_path, "a.parquet", sink.getvalue()) == [(1, None, "bad_header")]
 
 
@@ -282,7 +362,9 @@ def test_files_of_several_members_are_read_to_the_end(tmp_path: Path, packing: s
 
 @pytest.mark.parametrize("packing", [".gz", ".zst"])
 def test_a_broken_packing_costs_the_rest_of_the_file(tmp_path: Path, packing: str) -> None:
-    """Cut or damaged anywhere: rows from the start in order, then one item for all that is lost (of damage, checksums may tell only at the end)."""
+    """Cut or damaged anywhere: rows from the start in order, then one item for all that is lost (of damage,
+    checksums may tell only at the end).
+    """
     lines = [b'{"text": "%d %s"}' % (number, os.urandom(30).hex().encode()) for number in range(3000)]
     whole = PACK[packing](b"\n".join(lines))
     damaged = bytearray(whole)
@@ -302,12 +384,19 @@ def test_a_broken_parquet_file_is_one_item(tmp_path: Path) -> None:
         assert read_bytes(tmp_path, "a.parquet", data) == [(1, None, "broken_container")]
 
 
-@pytest.mark.parametrize(("name", "line"), [("a.jsonl", b'{"a": "%s"}\n' % (b"x" * 1000)), ("a.csv", b"a" * 999 + b"\n"), ("a.jsonl", b"\0")])
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("a.jsonl", b'{"a": "%s"}\n' % (b"x" * 1000)), ("a.csv", b"a" * 999 + b"\n"), ("a.jsonl", b"\0")],
+)
 @pytest.mark.parametrize("packing", [".gz", ".zst"])
-def test_a_bomb_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, line: bytes, packing: str) -> None:
+def test_a_bomb_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, line: bytes, packing: str
+) -> None:
     monkeypatch.setattr(unpack, "ALWAYS_ALLOWED", 1 << 20)
     monkeypatch.setattr(unpack, "MAX_GROWTH", 2)
-    items = read_bytes(tmp_path, name + packing, PACK[packing](line * ((8 << 20) // len(line))), max_line_bytes=2000)
+    items = read_bytes(
+        tmp_path, name + packing, PACK[packing](line * ((8 << 20) // len(line))), max_line_bytes=2000
+    )
     assert items[-1][2] == "expands_too_much"
     assert [number for number, _, _ in items] == list(range(1, len(items) + 1))
     assert len(items) <= (1 << 20) // len(line) + 1
@@ -324,7 +413,15 @@ def test_a_bomb_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("name", "head"),
-    [("a.jsonl", b""), ("a.json", b"[1,"), ("a.json", b'["'), ("a.json", b"["), ("a.json", b"{"), ("a.csv", b"a\n"), ("a.csv", b'a\n"')],
+    [
+        ("a.jsonl", b""),
+        ("a.json", b"[1,"),
+        ("a.json", b'["'),
+        ("a.json", b"["),
+        ("a.json", b"{"),
+        ("a.csv", b"a\n"),
+        ("a.csv", b'a\n"'),
+    ],
     ids=lambda part: part if isinstance(part, str) else repr(part),
 )
 def test_memory_stays_flat(tmp_path: Path, name: str, head: bytes) -> None:
@@ -342,7 +439,10 @@ def test_memory_stays_flat(tmp_path: Path, name: str, head: bytes) -> None:
 
 def test_a_large_array_is_read_block_by_block(tmp_path: Path) -> None:
     """Strings, escapes and brackets that lie across the ends of blocks."""
-    rows = [{"text": "\\" * (number % 7) + '"[{]},' * (number % 11) + "x" * (number % 501)} for number in range(3000)]
+    rows = [
+        {"text": "\\" * (number % 7) + '"[{]},' * (number % 11) + "x" * (number % 501)}
+        for number in range(3000)
+    ]
     for indent in (None, 2):
         items = read_bytes(tmp_path, "a.json", json.dumps(rows, indent=indent).encode(), max_line_bytes=5000)
         assert [parse_line(row) for _, _, row in items if isinstance(row, bytes)] == rows
@@ -353,7 +453,10 @@ def test_a_large_array_is_read_block_by_block(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "code"),
     [("a.jsonl", None), ("a.NDJSON.gz", None), ("a.json.zst", None), ("a.csv", None), ("a.b.parquet", None)]
-    + [(name, "unknown_container") for name in ("a.txt", "a", "a.gz", "a.jsonl.bz2", "a.parquet.gz", "a.tsv", "jsonl", "a.csv.gz.zst")],
+    + [
+        (name, "unknown_container")
+        for name in ("a.txt", "a", "a.gz", "a.jsonl.bz2", "a.parquet.gz", "a.tsv", "jsonl", "a.csv.gz.zst")
+    ],
 )
 def test_files_are_known_by_their_suffix(tmp_path: Path, name: str, code: str | None) -> None:
     (tmp_path / name).write_bytes(b"")
@@ -375,7 +478,12 @@ def test_raw_files_are_sorted_and_hidden_ones_are_no_data(tmp_path: Path) -> Non
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")).touch()
-    assert [name for name, _ in raw_files(tmp_path)] == ["\\udcff.jsonl", "a/z.parquet", "b.jsonl", "notes.txt"]
+    assert [name for name, _ in raw_files(tmp_path)] == [
+        "\\udcff.jsonl",
+        "a/z.parquet",
+        "b.jsonl",
+        "notes.txt",
+    ]
 
 
 def test_links_to_files_are_data_and_links_to_folders_are_not_followed(tmp_path: Path) -> None:
@@ -421,7 +529,9 @@ def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pyt
         raw_files(tmp_path)
 
 
-def test_a_folder_whose_files_cannot_be_reached_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_whose_files_cannot_be_reached_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rights r--: it lists its names, and no more (root may do all)."""
     (tmp_path / "shut").mkdir()
     (tmp_path / "shut/a.jsonl").touch()
@@ -466,9 +576,18 @@ def test_a_file_that_breaks_while_it_is_read_is_told(tmp_path: Path, monkeypatch
 
 @settings(max_examples=draws(60))
 @given(
-    st.lists(st.dictionaries(st.text(max_size=3), st.text(max_size=5) | st.integers(-9, 9) | st.lists(st.none(), max_size=2), max_size=3), max_size=6)
+    st.lists(
+        st.dictionaries(
+            st.text(max_size=3),
+            st.text(max_size=5) | st.integers(-9, 9) | st.lists(st.none(), max_size=2),
+            max_size=3,
+        ),
+        max_size=6,
+    )
 )
-def test_all_containers_give_the_same_rows(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> None:
+def test_all_containers_give_the_same_rows(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
+) -> None:
     folder = tmp_path_factory.mktemp("same")
     lines = b"".join(dump_line(row) for row in rows)
     for name, data in (

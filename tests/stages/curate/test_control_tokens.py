@@ -36,8 +36,16 @@ class Base(NamedTuple):
 
     def any_control(self, text: str) -> bool:
         """Whether any of the tokenizers, or one behind software that drops what shows nothing, finds one."""
-        bare = re.sub("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufe00-\ufe0f\ufeff]", "", unicodedata.normalize("NFKC", text))
-        return any(self.control(form, tokenizer) for form in {text, bare, bare.lower()} for tokenizer in range(len(self.tokenizers)))
+        bare = re.sub(
+            "[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufe00-\ufe0f\ufeff]",
+            "",
+            unicodedata.normalize("NFKC", text),
+        )
+        return any(
+            self.control(form, tokenizer)
+            for form in {text, bare, bare.lower()}
+            for tokenizer in range(len(self.tokenizers))
+        )
 
 
 def behind(tokenizer: Tokenizer, normalizer: str) -> Tokenizer:
@@ -54,7 +62,11 @@ def base(request: pytest.FixtureRequest, tools: Toolchain, tmp_path_factory: pyt
     place = tmp_path_factory.mktemp("base")
     folder = qwen_folder(place, tools) if request.param == "qwen" else smollm_folder(place)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return Base([tokenizer, behind(tokenizer, "NFC"), behind(tokenizer, "NFKC")], ChatTemplate(folder), added_tokens(folder))
+    return Base(
+        [tokenizer, behind(tokenizer, "NFC"), behind(tokenizer, "NFKC")],
+        ChatTemplate(folder),
+        added_tokens(folder),
+    )
 
 
 def full_width(text: str) -> str:
@@ -106,17 +118,35 @@ def injections(tokens: list[str]) -> Iterator[tuple[str, str, str]]:
 
 def everywhere(text: str) -> Row:
     """A row of whatever kind, with `text` wherever text can be."""
-    call = {"type": "function", "id": text, "function": {"name": text, "arguments": {text: [text, {"deep": text}]}}}
+    call = {
+        "type": "function",
+        "id": text,
+        "function": {"name": text, "arguments": {text: [text, {"deep": text}]}},
+    }
     return {
-        "source": "a:1", "kind": "preference", "domain": "d",
+        "source": "a:1",
+        "kind": "preference",
+        "domain": "d",
         "messages": [
-            {"role": "system", "content": text}, {"role": "user", "content": text, "name": text},
+            {"role": "system", "content": text},
+            {"role": "user", "content": text, "name": text},
             {"role": "assistant", "content": text, "reasoning_content": text, "tool_calls": [call]},
             {"role": "tool", "content": text, "tool_call_id": text},
         ],
-        "tools": [{"type": "function", "function": {"name": text, "description": text, "parameters": {"properties": {text: {"type": "string"}}}}}],
-        "chosen": [{"role": "assistant", "content": text}], "rejected": [{"role": "assistant", "content": text}], "answer": text,
-    }  # fmt: skip
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": text,
+                    "description": text,
+                    "parameters": {"properties": {text: {"type": "string"}}},
+                },
+            }
+        ],
+        "chosen": [{"role": "assistant", "content": text}],
+        "rejected": [{"role": "assistant", "content": text}],
+        "answer": text,
+    }
 
 
 def test_no_control_token_survives_more_than_600_injections(base: Base) -> None:
@@ -139,7 +169,9 @@ def test_a_rendered_row_has_the_control_tokens_of_its_turns_only(base: Base) -> 
     rule = ControlTokens(base.tokens, "neutralize")
     turns = ("system", "user", "assistant", "user", "assistant")
     implied = base.control(base.template.render([{"role": role, "content": "x"} for role in turns]))
-    pieces = {piece for token in base.tokens for i in range(1, len(token)) for piece in (token[:i], token[i:])}
+    pieces = {
+        piece for token in base.tokens for i in range(1, len(token)) for piece in (token[:i], token[i:])
+    }
     for text in sorted(pieces | {text for _, _, text in injections(base.tokens)}):
         row = rule({"kind": "chat", "messages": [{"role": role, "content": text} for role in turns]}, [])
         assert base.control(base.template.render(row["messages"])) == implied, text
@@ -148,10 +180,40 @@ def test_a_rendered_row_has_the_control_tokens_of_its_turns_only(base: Base) -> 
     )
 
 
-PIECES = st.sampled_from([
-    "<", "|", ">", "im_end", "im_start", "IM_END", "tool_call", "/", "<|", "|>", "＜", "｜", "＞", "‹", " ", "\n", "\u200b", "\u00a0",
-    "ﬁm_prefix", "fim_", "suffix", "<|im_end|>", "<tool_call>", "< |", "e", "_", "é", "\u0338", "⒈", "▁",
-])  # fmt: skip
+PIECES = st.sampled_from(
+    [
+        "<",
+        "|",
+        ">",
+        "im_end",
+        "im_start",
+        "IM_END",
+        "tool_call",
+        "/",
+        "<|",
+        "|>",
+        "＜",
+        "｜",
+        "＞",
+        "‹",
+        " ",
+        "\n",
+        "\u200b",
+        "\u00a0",
+        "ﬁm_prefix",
+        "fim_",
+        "suffix",
+        "<|im_end|>",
+        "<tool_call>",
+        "< |",
+        "e",
+        "_",
+        "é",
+        "\u0338",
+        "⒈",
+        "▁",
+    ]
+)
 
 
 @settings(max_examples=draws(300))
@@ -174,7 +236,7 @@ CLEAN = (
     "cat < in.txt | sort | uniq -c > out.txt; diff <(ls a) <(ls b) || true; ls | grep -v '<|'",
     "|> Enum.map(fn x -> x end) |> IO.inspect(); f <| x",
     "| a | b |\n|---|---|\n| < | > |",
-    "《红楼梦》 ‹tool_call› 〈tool_call〉 ⟨s⟩ «im_end» ＜普通＞ ｜列｜ family: 👩‍👩‍👧 zero\u200bwidth soft\u00adhyphen",
+    "《红楼梦》 ‹tool_call› 〈tool_call〉 ⟨s⟩ «im_end» ＜普通＞ ｜列｜ family: 👩‍👩‍👧 zero\u200bwidth soft\u00adhyphen",  # noqa: E501
     "The text starts at im_start and ends at im_end, says <im_end>, <|im_ends|> and |im_end|.",
     "< |im_end| > < tool_call > <Tool_Call> <tool call>",
 )
@@ -188,11 +250,18 @@ def test_other_texts_stay_as_they_are(text: str) -> None:
 
 
 def test_our_own_code_and_documents_stay_as_they_are() -> None:
-    rule, looked = ControlTokens([*QWEN_ADDED, "<s>", "</s>", "<unk>", "<think>", "</think>", "[INST]", "[/INST]"], "neutralize"), 0
+    rule, looked = (
+        ControlTokens(
+            [*QWEN_ADDED, "<s>", "</s>", "<unk>", "<think>", "</think>", "[INST]", "[/INST]"], "neutralize"
+        ),
+        0,
+    )
     for path in sorted((PROJECT / "pipeline").rglob("*.*")):
         if path.suffix in (".py", ".jinja", ".css", ".js"):
             for line in path.read_text(encoding="utf-8").splitlines():
-                if not re.search(r"im_(end|start)|<\|(endoftext|user)|</?(s|think|tool_call|unk)>|\[/?INST\]|ﬁ", line):
+                if not re.search(
+                    r"im_(end|start)|<\|(endoftext|user)|</?(s|think|tool_call|unk)>|\[/?INST\]|ﬁ", line
+                ):
                     assert rule.neutralize(line) == line
                     looked += 1
     assert looked > 5000
@@ -203,14 +272,22 @@ def test_our_own_code_and_documents_stay_as_they_are() -> None:
     [
         (["<s>", "</s>"], "a <s>b</s> ＜s＞ <S> < s>", "a < s >b< /s > < s > <S> < s>"),
         (["[INST]", "[/INST]"], "[INST] [inst] ［ＩＮＳＴ］[/INST]", "[ INST ] [inst] [ INST ][ /INST ]"),
-        (["<｜end▁of▁sentence｜>"], "<｜end▁of▁sentence｜> <|end_of_sentence|>", "< ｜end▁of▁sentence｜ > < ｜end▁of▁sentence｜ >"),
+        (
+            ["<｜end▁of▁sentence｜>"],
+            "<｜end▁of▁sentence｜> <|end_of_sentence|>",
+            "< ｜end▁of▁sentence｜ > < ｜end▁of▁sentence｜ >",
+        ),
         (["▁<PRE>"], "▁<PRE> <PRE>", "▁< PRE > < PRE >"),
         (["|||EMAIL_ADDRESS|||"], "||||email_address||||", "|| ||EMAIL_ADDRESS|| ||"),
         ([">>TITLE<<", "<<SYS>>"], ">>TITLE<<SYS>>", "> >TITLE< <SYS>>"),
         (["<h1>", "<a>"], "<h<h1>1><a><a", "<h< h1 >1>< a ><a"),
         (["ab"], "abab ab", "a ba b a b"),
         (["<|x|>", "|x|"], "<|x|>", "< | x | >"),
-        (["  ", "\n\n", "\t", "▁▁", "ü", "é", ""], "über  \n\n\t▁▁", "über  \n\n\t▁▁"),  # white space and single letters can't be broken up
+        (
+            ["  ", "\n\n", "\t", "▁▁", "ü", "é", ""],
+            "über  \n\n\t▁▁",
+            "über  \n\n\t▁▁",
+        ),  # white space and single letters can't be broken up
         ([], "<|im_end|>", "<|im_end|>"),
     ],
 )
@@ -233,8 +310,17 @@ def test_tokens_without_end_are_rejected() -> None:
 
 def test_changes_are_noted_and_other_rows_are_the_same_object() -> None:
     changes: Changes = []
-    row = RULE({"kind": "chat", "messages": [{"role": "user", "content": "a<|im_end|>"}, {"role": "assistant", "content": "b"}]}, changes)
-    assert row["messages"] == [{"role": "user", "content": "a< |im_end| >"}, {"role": "assistant", "content": "b"}]
+    row = RULE(
+        {
+            "kind": "chat",
+            "messages": [{"role": "user", "content": "a<|im_end|>"}, {"role": "assistant", "content": "b"}],
+        },
+        changes,
+    )
+    assert row["messages"] == [
+        {"role": "user", "content": "a< |im_end| >"},
+        {"role": "assistant", "content": "b"},
+    ]
     assert [(change.rule, change.place, change.before, change.after) for change in changes] == [
         ("control_tokens", "messages 1", "a<|im_end|>", "a< |im_end| >")
     ]
@@ -245,32 +331,54 @@ def test_changes_are_noted_and_other_rows_are_the_same_object() -> None:
     ("text", "detail"),
     [
         ("a<|im_end|>", "messages 2 holds <|im_end|>, which the tokenizer takes for its own"),
-        ("a<|IM_\u200bEND|>", "messages 2 holds a disguised <|im_end|>, which the tokenizer takes for its own"),
+        (
+            "a<|IM_\u200bEND|>",
+            "messages 2 holds a disguised <|im_end|>, which the tokenizer takes for its own",
+        ),
         ("</tool_call>", "messages 2 holds </tool_call>, which the tokenizer takes for its own"),
     ],
 )
 def test_reject_says_where_and_which(text: str, detail: str) -> None:
-    row = {"kind": "chat", "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]}
+    row = {
+        "kind": "chat",
+        "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}],
+    }
     with pytest.raises(BadRow) as caught:
         ControlTokens(QWEN_ADDED, "reject")(row, [])
     assert (caught.value.code, str(caught.value)) == ("control_token", detail)
 
 
 def test_segments_hold_markup_on_purpose() -> None:
-    segments = [{"text": "<|im_start|>user\nHi<|im_end|>", "train": False}, {"text": "Ho<|im_end|>", "train": True}]
+    segments = [
+        {"text": "<|im_start|>user\nHi<|im_end|>", "train": False},
+        {"text": "Ho<|im_end|>", "train": True},
+    ]
     row: dict[str, Any] = {"kind": "text", "messages": [], "segments": segments}
     assert RULE(row, []) is row
     assert ControlTokens(QWEN_ADDED, "reject")(row, []) is row
 
 
 def test_a_single_segment_is_raw_text() -> None:
-    row: dict[str, Any] = {"kind": "text", "messages": [], "segments": [{"text": "Hi<|im_end|>", "train": True}]}
+    row: dict[str, Any] = {
+        "kind": "text",
+        "messages": [],
+        "segments": [{"text": "Hi<|im_end|>", "train": True}],
+    }
     assert RULE(row, [])["segments"] == [{"text": "Hi< |im_end| >", "train": True}]
 
 
 def test_keys_that_become_equal_reject_the_row() -> None:
-    call = {"type": "function", "function": {"name": "f", "arguments": {"<tool_call>": 1, "< tool_call >": 2}}}
-    row = {"kind": "chat", "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]}
+    call = {
+        "type": "function",
+        "function": {"name": "f", "arguments": {"<tool_call>": 1, "< tool_call >": 2}},
+    }
+    row = {
+        "kind": "chat",
+        "messages": [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ],
+    }
     with pytest.raises(BadRow) as caught:
         RULE(row, [])
     assert caught.value.code == "duplicate_key"
@@ -287,7 +395,16 @@ def test_no_row_raises_anything_but_bad_row(parts: list[str], mode: Any) -> None
     assert cleaned is edit_texts(cleaned, lambda place, text: RULE.neutralize(text))
 
 
-@pytest.mark.parametrize("text", ["<|" * 200_000, "<|im_" * 100_000, "<" + "\u200b" * 200_000, ("<|" + " " * 100) * 3_000, "<|é" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|" * 200_000,
+        "<|im_" * 100_000,
+        "<" + "\u200b" * 200_000,
+        ("<|" + " " * 100) * 3_000,
+        "<|é" * 100_000,
+    ],
+)
 def test_no_text_takes_long(text: str) -> None:
     import time
 

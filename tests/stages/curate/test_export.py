@@ -48,7 +48,10 @@ def test_sharegpt_and_back(made: dict[str, Any]) -> None:
 
 @given(st.lists(TEXT.filter(bool), min_size=2, max_size=7), st.none() | st.floats(-9, 9))
 def test_alpaca_and_back(printed: list[str], reward: float | None) -> None:
-    turns = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(printed[len(printed) % 2 :])]
+    turns = [
+        {"role": ("user", "assistant")[number % 2], "content": text}
+        for number, text in enumerate(printed[len(printed) % 2 :])
+    ]
     system = [{"role": "system", "content": text} for text in printed[: len(printed) % 2]]
     row = chat(*system, *turns, **({} if reward is None else {"reward": reward}))
     exported = to_alpaca(row)
@@ -71,7 +74,13 @@ def test_sharegpt_is_what_other_trainers_read() -> None:
 
 def test_alpaca_is_what_other_trainers_read() -> None:
     row = chat({"role": "system", "content": "Be brief."}, ASK, ANSWER, ASK, ANSWER)
-    assert to_alpaca(row) == {"instruction": "2 + 2?", "input": "", "output": "4", "system": "Be brief.", "history": [["2 + 2?", "4"]]}
+    assert to_alpaca(row) == {
+        "instruction": "2 + 2?",
+        "input": "",
+        "output": "4",
+        "system": "Be brief.",
+        "history": [["2 + 2?", "4"]],
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Each format gives the canonical form, strings untouched; what can't be represented is refused with its reason."""
+"""Each format gives the canonical form, strings untouched; what can't be represented is refused with its
+reason.
+"""
 
 import json
 import re
@@ -18,9 +20,17 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 ASK = {"role": "user", "content": "2 + 2?"}
 ANSWER = {"role": "assistant", "content": "4"}
 WRONG = {"role": "assistant", "content": "5"}
-ADD = {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+ADD = {
+    "name": "add",
+    "description": "adds",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
 TOOL = {"type": "function", "function": ADD}
-CALLING = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]}
+CALLING = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}],
+}
 RESULT = {"role": "tool", "content": "4"}
 
 
@@ -51,95 +61,296 @@ OUTPUTS = [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]
 
 READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("messages", {"messages": [ASK, ANSWER]}, chat(ASK, ANSWER)),
-    ("messages", {"messages": [{"content": "2 + 2?", "role": "user"}, ANSWER], "id": 7, "meta": {}}, chat(ASK, ANSWER)),
+    (
+        "messages",
+        {"messages": [{"content": "2 + 2?", "role": "user"}, ANSWER], "id": 7, "meta": {}},
+        chat(ASK, ANSWER),
+    ),
     ("messages", {"messages": [ASK, ANSWER], "prompt": "x", "completion": "y"}, chat(ASK, ANSWER)),
     ("messages", {"messages": [ASK, ANSWER], "system": "Be brief."}, chat(SYSTEM, ASK, ANSWER)),
-    ("messages", {"messages": [SYSTEM | {"role": "developer"}, ASK, ANSWER | {"refusal": None}]}, chat(SYSTEM, ASK, ANSWER)),
-    ("messages", {"messages": [ASK | {"name": "Ann"}, ANSWER | {"name": ""}]}, chat(ASK | {"name": "Ann"}, ANSWER)),
-    ("messages", {"messages": [ASK, ANSWER | {"reasoning": "2, 2", "weight": 1}]}, chat(ASK, ANSWER | {"reasoning_content": "2, 2"})),
-    ("messages", {"messages": [ASK | {"weight": 0}, ANSWER | {"weight": 0}, ASK, ANSWER | {"train": True}]},
-     chat(ASK, ANSWER | {"train": False}, ASK, ANSWER)),
-    ("messages", {"messages": [ASK | {"content": [{"type": "text", "text": "2 +"}, {"type": "text", "text": "2?"}]}, ANSWER]},
-     chat(ASK | {"content": "2 +\n2?"}, ANSWER)),
-    ("messages", {"messages": [ASK, openai_call(), RESULT | {"tool_call_id": "c1"}, ANSWER], "tools": [TOOL]},
-     chat(ASK, CALLING_WITH_ID, RESULT | {"tool_call_id": "c1"}, ANSWER, tools=[TOOL])),
-    ("messages", {"messages": [ASK, openai_call({"a": 2}, content="let me see"), RESULT], "tools": []},
-     chat(ASK, CALLING_WITH_ID | {"content": "let me see"}, RESULT)),
-    ("messages", {"messages": [ASK, {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 2}'}},
-                               RESULT | {"role": "function", "name": "add"}], "functions": [ADD]},
-     chat(ASK, CALLING, RESULT | {"name": "add"}, tools=[TOOL])),
-    ("messages", {"messages": [ASK, {"role": "assistant", "tool_calls": [{"name": "add", "arguments": ""}]}]},
-     chat(ASK, CALLING | {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}]})),
+    (
+        "messages",
+        {"messages": [SYSTEM | {"role": "developer"}, ASK, ANSWER | {"refusal": None}]},
+        chat(SYSTEM, ASK, ANSWER),
+    ),
+    (
+        "messages",
+        {"messages": [ASK | {"name": "Ann"}, ANSWER | {"name": ""}]},
+        chat(ASK | {"name": "Ann"}, ANSWER),
+    ),
+    (
+        "messages",
+        {"messages": [ASK, ANSWER | {"reasoning": "2, 2", "weight": 1}]},
+        chat(ASK, ANSWER | {"reasoning_content": "2, 2"}),
+    ),
+    (
+        "messages",
+        {"messages": [ASK | {"weight": 0}, ANSWER | {"weight": 0}, ASK, ANSWER | {"train": True}]},
+        chat(ASK, ANSWER | {"train": False}, ASK, ANSWER),
+    ),
+    (
+        "messages",
+        {
+            "messages": [
+                ASK | {"content": [{"type": "text", "text": "2 +"}, {"type": "text", "text": "2?"}]},
+                ANSWER,
+            ]
+        },
+        chat(ASK | {"content": "2 +\n2?"}, ANSWER),
+    ),
+    (
+        "messages",
+        {"messages": [ASK, openai_call(), RESULT | {"tool_call_id": "c1"}, ANSWER], "tools": [TOOL]},
+        chat(ASK, CALLING_WITH_ID, RESULT | {"tool_call_id": "c1"}, ANSWER, tools=[TOOL]),
+    ),
+    (
+        "messages",
+        {"messages": [ASK, openai_call({"a": 2}, content="let me see"), RESULT], "tools": []},
+        chat(ASK, CALLING_WITH_ID | {"content": "let me see"}, RESULT),
+    ),
+    (
+        "messages",
+        {
+            "messages": [
+                ASK,
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "function_call": {"name": "add", "arguments": '{"a": 2}'},
+                },
+                RESULT | {"role": "function", "name": "add"},
+            ],
+            "functions": [ADD],
+        },
+        chat(ASK, CALLING, RESULT | {"name": "add"}, tools=[TOOL]),
+    ),
+    (
+        "messages",
+        {"messages": [ASK, {"role": "assistant", "tool_calls": [{"name": "add", "arguments": ""}]}]},
+        chat(
+            ASK,
+            CALLING | {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}]},
+        ),
+    ),
     ("messages", {"messages": [ASK, ANSWER], "score": 3}, chat(ASK, ANSWER, reward=3.0)),
-    ("messages", {"messages": [ASK, ANSWER], "reward": -0.5, "score": 3, "label": "math"}, chat(ASK, ANSWER, reward=-0.5)),
+    (
+        "messages",
+        {"messages": [ASK, ANSWER], "reward": -0.5, "score": 3, "label": "math"},
+        chat(ASK, ANSWER, reward=-0.5),
+    ),
     ("messages", {"messages": [ASK, ANSWER], "score": "", "reward": None, "label": 2}, chat(ASK, ANSWER)),
-    ("messages", {"messages": [ASK, ANSWER], "label": False, "reward": 1}, chat(ASK, ANSWER, kind="feedback", label=False)),
-    ("messages", {"messages": [ASK, ANSWER], "label": " False"}, chat(ASK, ANSWER, kind="feedback", label=False)),
+    (
+        "messages",
+        {"messages": [ASK, ANSWER], "label": False, "reward": 1},
+        chat(ASK, ANSWER, kind="feedback", label=False),
+    ),
+    (
+        "messages",
+        {"messages": [ASK, ANSWER], "label": " False"},
+        chat(ASK, ANSWER, kind="feedback", label=False),
+    ),
     ("messages", {"messages": [ASK], "answer": 4}, chat(ASK, kind="prompt", answer="4")),
     ("messages", {"messages": json.dumps([ASK, ANSWER])}, chat(ASK, ANSWER)),  # a table's cell
     ("messages", {"messages": [ASK, ANSWER], "chosen": None, "rejected": None}, chat(ASK, ANSWER)),
     # the order of turns is a rule's matter
-    ("messages", {"messages": [ANSWER, ANSWER, RESULT | {"content": ""}]}, chat(ANSWER, ANSWER, RESULT | {"content": ""})),
+    (
+        "messages",
+        {"messages": [ANSWER, ANSWER, RESULT | {"content": ""}]},
+        chat(ANSWER, ANSWER, RESULT | {"content": ""}),
+    ),
     ("sharegpt", {"conversations": OUTPUTS}, chat(ASK, ANSWER)),
-    ("sharegpt", {"conversations": [{"from": "system", "value": "Be brief."}, *OUTPUTS], "images": []}, chat(SYSTEM, ASK, ANSWER)),
+    (
+        "sharegpt",
+        {"conversations": [{"from": "system", "value": "Be brief."}, *OUTPUTS], "images": []},
+        chat(SYSTEM, ASK, ANSWER),
+    ),
     ("sharegpt", {"system": "Be brief.", "conversations": [ASK, ANSWER]}, chat(SYSTEM, ASK, ANSWER)),
-    ("sharegpt", {"conversation": [{"role": "User", "text": "2 + 2?"}, {"role": "ASSISTANT", "text": "4"}]}, chat(ASK, ANSWER)),
+    (
+        "sharegpt",
+        {"conversation": [{"role": "User", "text": "2 + 2?"}, {"role": "ASSISTANT", "text": "4"}]},
+        chat(ASK, ANSWER),
+    ),
     ("sharegpt", {"conversations": OUTPUTS, "label": "true"}, chat(ASK, ANSWER, kind="feedback", label=True)),
-    ("sharegpt", {"conversation": OUTPUTS, "kto_tag": 0, "label": "math"}, chat(ASK, ANSWER, kind="feedback", label=False)),
-    ("sharegpt", {"conversations": [OUTPUTS[0] | {"weight": 0}, OUTPUTS[1] | {"loss": False}]}, chat(ASK, ANSWER | {"train": False})),
-    ("sharegpt", {"conversations": [OUTPUTS[0], {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 2}}'},
-                                    {"from": "observation", "value": "4"}, OUTPUTS[1]], "tools": json.dumps([ADD])},
-     chat(ASK, CALLING, RESULT, ANSWER, tools=[TOOL])),
-    ("sharegpt", {"conversations": [OUTPUTS[0], {"from": "function-call", "value": '[{"name": "add", "arguments": "{\\"a\\": 2}"}]'},
-                                    {"from": "function-response", "value": "4"}], "tools": ""}, chat(ASK, CALLING, RESULT)),
+    (
+        "sharegpt",
+        {"conversation": OUTPUTS, "kto_tag": 0, "label": "math"},
+        chat(ASK, ANSWER, kind="feedback", label=False),
+    ),
+    (
+        "sharegpt",
+        {"conversations": [OUTPUTS[0] | {"weight": 0}, OUTPUTS[1] | {"loss": False}]},
+        chat(ASK, ANSWER | {"train": False}),
+    ),
+    (
+        "sharegpt",
+        {
+            "conversations": [
+                OUTPUTS[0],
+                {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 2}}'},
+                {"from": "observation", "value": "4"},
+                OUTPUTS[1],
+            ],
+            "tools": json.dumps([ADD]),
+        },
+        chat(ASK, CALLING, RESULT, ANSWER, tools=[TOOL]),
+    ),
+    (
+        "sharegpt",
+        {
+            "conversations": [
+                OUTPUTS[0],
+                {"from": "function-call", "value": '[{"name": "add", "arguments": "{\\"a\\": 2}"}]'},
+                {"from": "function-response", "value": "4"},
+            ],
+            "tools": "",
+        },
+        chat(ASK, CALLING, RESULT),
+    ),
     ("alpaca", {"instruction": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
-    ("alpaca", {"instruction": "2 + 2?", "input": "", "output": "4", "system": "", "history": None}, chat(ASK, ANSWER)),
-    ("alpaca", {"instruction": "2 + 2?", "output": "4", "kto_tag": "false"}, chat(ASK, ANSWER, kind="feedback", label=False)),
+    (
+        "alpaca",
+        {"instruction": "2 + 2?", "input": "", "output": "4", "system": "", "history": None},
+        chat(ASK, ANSWER),
+    ),
+    (
+        "alpaca",
+        {"instruction": "2 + 2?", "output": "4", "kto_tag": "false"},
+        chat(ASK, ANSWER, kind="feedback", label=False),
+    ),
     ("alpaca", {"instruction": "", "input": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
-    ("alpaca", {"instruction": "Add", "context": "2, 2", "response": "4", "category": None}, chat(ASK | {"content": "Add\n\n2, 2"}, ANSWER)),
-    ("alpaca", {"instruction": "2 + 2?", "output": "4", "system": "Be brief.", "history": [["2 + 2?", "4"]]}, chat(SYSTEM, ASK, ANSWER, ASK, ANSWER)),
+    (
+        "alpaca",
+        {"instruction": "Add", "context": "2, 2", "response": "4", "category": None},
+        chat(ASK | {"content": "Add\n\n2, 2"}, ANSWER),
+    ),
+    (
+        "alpaca",
+        {"instruction": "2 + 2?", "output": "4", "system": "Be brief.", "history": [["2 + 2?", "4"]]},
+        chat(SYSTEM, ASK, ANSWER, ASK, ANSWER),
+    ),
     ("prompt_completion", {"prompt": "2 + 2?", "completion": "4"}, chat(ASK, ANSWER)),
     ("prompt_completion", {"prompt": [SYSTEM, ASK], "completion": [ANSWER]}, chat(SYSTEM, ASK, ANSWER)),
-    ("prompt_completion", {"prompt": [SYSTEM, ASK], "completion": "4", "score": "0.5"}, chat(SYSTEM, ASK, ANSWER, reward=0.5)),
+    (
+        "prompt_completion",
+        {"prompt": [SYSTEM, ASK], "completion": "4", "score": "0.5"},
+        chat(SYSTEM, ASK, ANSWER, reward=0.5),
+    ),
     ("query_response", {"question": "2 + 2?", "answer": "4"}, chat(ASK, ANSWER)),
-    ("query_response", {"query": "2 + 2?", "response": "4", "history": [["2 + 2?", "4"]]}, chat(ASK, ANSWER, ASK, ANSWER)),
-    ("query_response", {"system_prompt": "Be brief.", "question": "2 + 2?", "response": "4"}, chat(SYSTEM, ASK, ANSWER)),
+    (
+        "query_response",
+        {"query": "2 + 2?", "response": "4", "history": [["2 + 2?", "4"]]},
+        chat(ASK, ANSWER, ASK, ANSWER),
+    ),
+    (
+        "query_response",
+        {"system_prompt": "Be brief.", "question": "2 + 2?", "response": "4"},
+        chat(SYSTEM, ASK, ANSWER),
+    ),
     ("query_response", {"input": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
     ("query_response", {"prompt": "2 + 2?", "response": "4", "answer": "four"}, chat(ASK, ANSWER)),
-    ("input_output", {"segments": [{"label": False, "text": "Q: 2 + 2?\nA: "}, {"label": True, "text": "4"}]},
-     {"kind": "text", "messages": [], "segments": [{"text": "Q: 2 + 2?\nA: ", "train": False}, {"text": "4", "train": True}]}),
-    ("text", {"text": "2 + 2 = 4", "label": 3}, {"kind": "text", "messages": [], "segments": [{"text": "2 + 2 = 4", "train": True}]}),
-    ("preference", {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}, chat(ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG])),
-    ("preference", {"prompt": [SYSTEM, ASK], "chosen": [ANSWER], "rejected": [WRONG], "messages": [ASK, ANSWER]},
-     chat(SYSTEM, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG])),
-    ("preference", {"chosen": [ASK, ANSWER, ASK, ANSWER], "rejected": [ASK, ANSWER, ASK, WRONG]},
-     chat(ASK, ANSWER, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG])),
-    ("preference", {"prompt": "2 + 2?", "chosen": [SYSTEM, ASK, ANSWER], "rejected": [SYSTEM, ASK, WRONG], "score_chosen": 9},
-     chat(SYSTEM, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG])),
-    ("preference", {"system": "Be brief.", "prompt": "2 + 2?", "chosen": [ASK, ANSWER], "rejected": [ASK, WRONG]},
-     chat(SYSTEM, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG])),
-    ("preference", {"prompt": "2 + 2?", "chosen": [ANSWER, ASK, ANSWER], "rejected": [ANSWER, ASK, WRONG]},
-     chat(ASK, ANSWER, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG])),
-    ("preference", {"chosen": [ASK, ANSWER], "rejected": [ASK, ANSWER, ASK]}, chat(ASK, kind="preference", chosen=[ANSWER], rejected=[ANSWER, ASK])),
-    ("preference", {"conversations": OUTPUTS[:1], "chosen": OUTPUTS[1], "rejected": {"from": "gpt", "value": "5"}},
-     chat(ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG])),
-    ("preference", {"chosen": "\n\nHuman: 2 + 2?\n\nAssistant: 4", "rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 5"},
-     chat(ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG])),
-    ("kto", {"prompt": "2 + 2?", "completion": "5", "label": False}, chat(ASK, WRONG, kind="feedback", label=False)),
-    ("kto", {"prompt": [ASK], "completion": [ANSWER], "label": 1}, chat(ASK, ANSWER, kind="feedback", label=True)),
-    ("kto", {"prompt": "2 + 2?", "completion": "4", "label": "True"}, chat(ASK, ANSWER, kind="feedback", label=True)),
-    ("kto", {"messages": [ASK, ANSWER], "kto_tag": 1, "label": 0}, chat(ASK, ANSWER, kind="feedback", label=True)),
+    (
+        "input_output",
+        {"segments": [{"label": False, "text": "Q: 2 + 2?\nA: "}, {"label": True, "text": "4"}]},
+        {
+            "kind": "text",
+            "messages": [],
+            "segments": [{"text": "Q: 2 + 2?\nA: ", "train": False}, {"text": "4", "train": True}],
+        },
+    ),
+    (
+        "text",
+        {"text": "2 + 2 = 4", "label": 3},
+        {"kind": "text", "messages": [], "segments": [{"text": "2 + 2 = 4", "train": True}]},
+    ),
+    (
+        "preference",
+        {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"},
+        chat(ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
+    ),
+    (
+        "preference",
+        {"prompt": [SYSTEM, ASK], "chosen": [ANSWER], "rejected": [WRONG], "messages": [ASK, ANSWER]},
+        chat(SYSTEM, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
+    ),
+    (
+        "preference",
+        {"chosen": [ASK, ANSWER, ASK, ANSWER], "rejected": [ASK, ANSWER, ASK, WRONG]},
+        chat(ASK, ANSWER, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
+    ),
+    (
+        "preference",
+        {
+            "prompt": "2 + 2?",
+            "chosen": [SYSTEM, ASK, ANSWER],
+            "rejected": [SYSTEM, ASK, WRONG],
+            "score_chosen": 9,
+        },
+        chat(SYSTEM, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
+    ),
+    (
+        "preference",
+        {"system": "Be brief.", "prompt": "2 + 2?", "chosen": [ASK, ANSWER], "rejected": [ASK, WRONG]},
+        chat(SYSTEM, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
+    ),
+    (
+        "preference",
+        {"prompt": "2 + 2?", "chosen": [ANSWER, ASK, ANSWER], "rejected": [ANSWER, ASK, WRONG]},
+        chat(ASK, ANSWER, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
+    ),
+    (
+        "preference",
+        {"chosen": [ASK, ANSWER], "rejected": [ASK, ANSWER, ASK]},
+        chat(ASK, kind="preference", chosen=[ANSWER], rejected=[ANSWER, ASK]),
+    ),
+    (
+        "preference",
+        {"conversations": OUTPUTS[:1], "chosen": OUTPUTS[1], "rejected": {"from": "gpt", "value": "5"}},
+        chat(ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
+    ),
+    (
+        "preference",
+        {"chosen": "\n\nHuman: 2 + 2?\n\nAssistant: 4", "rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 5"},
+        chat(ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
+    ),
+    (
+        "kto",
+        {"prompt": "2 + 2?", "completion": "5", "label": False},
+        chat(ASK, WRONG, kind="feedback", label=False),
+    ),
+    (
+        "kto",
+        {"prompt": [ASK], "completion": [ANSWER], "label": 1},
+        chat(ASK, ANSWER, kind="feedback", label=True),
+    ),
+    (
+        "kto",
+        {"prompt": "2 + 2?", "completion": "4", "label": "True"},
+        chat(ASK, ANSWER, kind="feedback", label=True),
+    ),
+    (
+        "kto",
+        {"messages": [ASK, ANSWER], "kto_tag": 1, "label": 0},
+        chat(ASK, ANSWER, kind="feedback", label=True),
+    ),
     ("kto", {"conversations": OUTPUTS, "kto_tag": True}, chat(ASK, ANSWER, kind="feedback", label=True)),
     ("prompt", {"prompt": "2 + 2?", "answer": "4"}, chat(ASK, kind="prompt", answer="4")),
-    ("prompt", {"prompt": [SYSTEM, ASK], "answer": 4.5, "tools": [TOOL]}, chat(SYSTEM, ASK, kind="prompt", tools=[TOOL], answer="4.5")),
-]  # fmt: skip
+    (
+        "prompt",
+        {"prompt": [SYSTEM, ASK], "answer": 4.5, "tools": [TOOL]},
+        chat(SYSTEM, ASK, kind="prompt", tools=[TOOL], answer="4.5"),
+    ),
+]
 
 
 @pytest.mark.parametrize(("format", "value", "row"), READ)
-def test_each_format_gives_the_canonical_form(format: str, value: dict[str, Any], row: dict[str, Any]) -> None:
+def test_each_format_gives_the_canonical_form(
+    format: str, value: dict[str, Any], row: dict[str, Any]
+) -> None:
     assert detect(value) == format
     assert read(value) == read(value, format) == row
-    assert json.dumps(read(value)) == json.dumps(row)  # the keys too are in their order, of which the id is made
+    assert json.dumps(read(value)) == json.dumps(
+        row
+    )  # the keys too are in their order, of which the id is made
 
 
 def test_every_format_is_tried_above() -> None:
@@ -149,8 +360,25 @@ def test_every_format_is_tried_above() -> None:
     assert {"auto", *FORMATS} == set(get_args(Format))
 
 
-ALIASES = ("human", "user", "prompter", "gpt", "chatgpt", "bot", "model", "bing", "bard", "assistant", "Assistant", "tool", "observation", "function",
-           "function_response", "system", "developer")  # fmt: skip
+ALIASES = (
+    "human",
+    "user",
+    "prompter",
+    "gpt",
+    "chatgpt",
+    "bot",
+    "model",
+    "bing",
+    "bard",
+    "assistant",
+    "Assistant",
+    "tool",
+    "observation",
+    "function",
+    "function_response",
+    "system",
+    "developer",
+)
 
 
 @pytest.mark.parametrize("alias", ALIASES)
@@ -163,7 +391,9 @@ def test_roles_have_many_names(alias: str) -> None:
 def test_a_format_can_be_demanded() -> None:
     gsm8k = {"question": "2 + 2?", "answer": "#### 4"}
     assert read(gsm8k, "prompt") == chat(ASK, kind="prompt", answer="#### 4")
-    assert read({"prompt": "2 + 2?", "completion": "4", "label": "sums"}, "prompt_completion") == chat(ASK, ANSWER)
+    assert read({"prompt": "2 + 2?", "completion": "4", "label": "sums"}, "prompt_completion") == chat(
+        ASK, ANSWER
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,22 +430,38 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "completion": "b", "label": 2}, "bad_shape", "label"),
     ({"conversations": OUTPUTS, "kto_tag": 2}, "bad_shape", "kto_tag is neither true nor false"),
     ({"instruction": "a", "output": "b", "kto_tag": "bad"}, "bad_shape", "kto_tag is neither true nor false"),
-    *(({"messages": [ASK, ANSWER], "label": label}, "unsupported_field", "label is a thumb or the number of a class: write true or false")
-      for label in (0, 1, 1.0, -1, "0", " 1 ", "-1")),
+    *(
+        (
+            {"messages": [ASK, ANSWER], "label": label},
+            "unsupported_field",
+            "label is a thumb or the number of a class: write true or false",
+        )
+        for label in (0, 1, 1.0, -1, "0", " 1 ", "-1")
+    ),
     ({"instruction": "a", "output": "b", "label": 0}, "unsupported_field", "label"),
-    *(({"messages": [ASK, ANSWER], "score": score}, "bad_shape", "score is no finite number")
-      for score in ("bad", True, "1e999", [1], {"help": 1}, 10**400)),
+    *(
+        ({"messages": [ASK, ANSWER], "score": score}, "bad_shape", "score is no finite number")
+        for score in ("bad", True, "1e999", [1], {"help": 1}, 10**400)
+    ),
     ({"messages": [ASK, ANSWER], "reward": "bad", "score": 1}, "bad_shape", "reward is no finite number"),
     ({"chosen": "a", "rejected": "b"}, "bad_shape", "chosen is text, and there is no prompt"),
     ({"messages": [ASK, ANSWER], "tools": {"a": 1}}, "bad_shape", "tools is an object"),
     ({"messages": [ASK, ANSWER], "tools": ["add"]}, "bad_shape", "tools 1 is text"),
-    ({"messages": [ASK, ANSWER], "tools": [{"type": "web_search"}]}, "bad_shape", "tools 1 is no function with a name"),
+    (
+        {"messages": [ASK, ANSWER], "tools": [{"type": "web_search"}]},
+        "bad_shape",
+        "tools 1 is no function with a name",
+    ),
     ({"messages": [ASK, ANSWER], "tools": "[{"}, "bad_shape", "tools is no strict JSON"),
     ({"messages": [ASK, ANSWER | {"role": "wizard"}]}, "bad_role", "messages 2"),
     ({"messages": [ASK, ANSWER | {"role": ["assistant"]}]}, "bad_role", "messages 2"),
     ({"messages": [{"content": "a"}, ANSWER]}, "bad_role", "messages 1"),
     ({"messages": [ASK, {"role": "assistant"}]}, "content_not_text", "messages 2 is null or missing"),
-    ({"messages": [ASK | {"content": [{"type": "image_url", "image_url": "x"}]}, ANSWER]}, "content_not_text", "messages 1: part 1"),
+    (
+        {"messages": [ASK | {"content": [{"type": "image_url", "image_url": "x"}]}, ANSWER]},
+        "content_not_text",
+        "messages 1: part 1",
+    ),
     ({"instruction": "a", "output": 4}, "content_not_text", "output is a number"),
     ({"instruction": ["a", 3], "output": "4"}, "content_not_text", "instruction: part 2"),
     ({"question": 0, "answer": "b"}, "content_not_text", "question"),
@@ -227,25 +473,52 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [ASK, ANSWER | {"weight": 0.5}]}, "unsupported_field", "messages 2: weight"),
     ({"messages": [ASK | {"train": True}, ANSWER]}, "unsupported_field", "messages 1: train"),
     ({"messages": [ASK | {"reasoning": "hm"}, ANSWER]}, "unsupported_field", "messages 1"),
-    (calls({"function": {"name": "add", "arguments": "{'a': 2}"}}), "bad_tool_call", "messages 2 tool_calls 1 arguments is no strict JSON"),
-    (calls({"function": {"name": "add", "arguments": '{"a": 2, "a": 3}'}}), "bad_tool_call", "(duplicate_key)"),
+    (
+        calls({"function": {"name": "add", "arguments": "{'a': 2}"}}),
+        "bad_tool_call",
+        "messages 2 tool_calls 1 arguments is no strict JSON",
+    ),
+    (
+        calls({"function": {"name": "add", "arguments": '{"a": 2, "a": 3}'}}),
+        "bad_tool_call",
+        "(duplicate_key)",
+    ),
     (calls({"function": {"name": "add", "arguments": '{"a": NaN}'}}), "bad_tool_call", "(not_finite)"),
-    (calls({"function": {"name": "add", "arguments": "[2]"}}), "bad_tool_call", "messages 2 tool_calls 1: arguments want an object"),
+    (
+        calls({"function": {"name": "add", "arguments": "[2]"}}),
+        "bad_tool_call",
+        "messages 2 tool_calls 1: arguments want an object",
+    ),
     (calls({"function": {"name": "add", "arguments": 2}}), "bad_tool_call", ""),
     (calls({"function": {"arguments": {}}}), "bad_tool_call", "has no name"),
     (calls({"name": "add", "id": 3}), "bad_tool_call", "id wants text"),
     (calls({"type": "custom", "custom": {"name": "add"}}), "bad_tool_call", "no call of a function"),
     (calls("add"), "bad_tool_call", "is text, not an object"),
     (calls({"name": "add"}, role="user"), "bad_tool_call", "only the assistant"),
-    (calls({"name": "add"}) | {"messages": [ANSWER | {"tool_calls": [{"name": "a"}], "function_call": {"name": "a"}}]}, "bad_tool_call", "both"),
-    ({"conversations": [OUTPUTS[0], {"from": "function_call", "value": "add(2)"}]}, "bad_tool_call", "conversations 2 is no strict JSON"),
-    ({"conversations": [OUTPUTS[0], {"from": "function_call", "value": "[]"}]}, "bad_tool_call", "conversations 2"),
+    (
+        calls({"name": "add"})
+        | {"messages": [ANSWER | {"tool_calls": [{"name": "a"}], "function_call": {"name": "a"}}]},
+        "bad_tool_call",
+        "both",
+    ),
+    (
+        {"conversations": [OUTPUTS[0], {"from": "function_call", "value": "add(2)"}]},
+        "bad_tool_call",
+        "conversations 2 is no strict JSON",
+    ),
+    (
+        {"conversations": [OUTPUTS[0], {"from": "function_call", "value": "[]"}]},
+        "bad_tool_call",
+        "conversations 2",
+    ),
     ({"prompt": "a", "chosen": "b", "rejected": "b"}, "no_preference", ""),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("value", "reason", "words"), REFUSED)
-def test_what_can_not_be_represented_is_refused_with_the_place(value: dict[str, Any], reason: str, words: str) -> None:
+def test_what_can_not_be_represented_is_refused_with_the_place(
+    value: dict[str, Any], reason: str, words: str
+) -> None:
     with pytest.raises(BadRow) as caught:
         read(value)
     assert caught.value.code == reason
@@ -257,10 +530,18 @@ def test_many_system_turns_take_linear_time() -> None:
     systems = [{"role": "system", "content": str(number)} for number in range(20_000)]
     more = [{"role": "system", "content": f"x{number}"} for number in range(20_000)]
     start = time.process_time()
-    row = to_row({"prompt": systems, "chosen": [*more, ANSWER], "rejected": [*more, WRONG]}, source="a.jsonl:1", domain="a")
+    row = to_row(
+        {"prompt": systems, "chosen": [*more, ANSWER], "rejected": [*more, WRONG]},
+        source="a.jsonl:1",
+        domain="a",
+    )
     assert time.process_time() - start < 20
     assert row["messages"] == systems + more
-    row = to_row({"prompt": [SYSTEM, *systems[:2]], "chosen": [*systems, ANSWER], "rejected": [*systems, WRONG]}, source="a.jsonl:1", domain="a")
+    row = to_row(
+        {"prompt": [SYSTEM, *systems[:2]], "chosen": [*systems, ANSWER], "rejected": [*systems, WRONG]},
+        source="a.jsonl:1",
+        domain="a",
+    )
     assert row["messages"] == [SYSTEM, *systems]
 
 
@@ -277,10 +558,27 @@ def test_canonical_rows_are_read_as_they_are(made: dict[str, Any]) -> None:
         return  # what both share moves into the prompt
     if made["kind"] == "prompt" and made["messages"][-1]["role"] != "user":
         return  # an answer beside a whole chat is no prompt's
-    assert to_row(made, source=made["source"], domain="b") == {key: value for key, value in made.items() if key != "id"}
+    assert to_row(made, source=made["source"], domain="b") == {
+        key: value for key, value in made.items() if key != "id"
+    }
 
 
-KEYS = ("role", "from", "content", "value", "text", "type", "function", "name", "arguments", "tool_calls", "function_call", "weight", "train", "id")
+KEYS = (
+    "role",
+    "from",
+    "content",
+    "value",
+    "text",
+    "type",
+    "function",
+    "name",
+    "arguments",
+    "tool_calls",
+    "function_call",
+    "weight",
+    "train",
+    "id",
+)
 WORDS = st.sampled_from(["", "user", "gpt", "function_call", "{}", "[1]", "x"])
 SCRAPS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | WORDS,
@@ -291,7 +589,11 @@ SCRAPS = st.recursive(
 
 @given(
     st.dictionaries(
-        st.sampled_from(sorted({key for keys, _ in GROUPS for key in keys} | {"tools", "system", "history", "reward"})), SCRAPS, max_size=6
+        st.sampled_from(
+            sorted({key for keys, _ in GROUPS for key in keys} | {"tools", "system", "history", "reward"})
+        ),
+        SCRAPS,
+        max_size=6,
     )
 )
 def test_any_json_gives_a_canonical_row_or_a_reason(value: dict[str, Any]) -> None:

@@ -1,4 +1,6 @@
-"""heuristics: stock refusals, other languages and garbage are found; what people really write is not taken for them."""
+"""heuristics: stock refusals, other languages and garbage are found; what people really write is not taken
+for them.
+"""
 
 import builtins
 from typing import Any
@@ -20,8 +22,16 @@ def chat(answer: str, question: str = "?", kind: str = "chat", **more: Any) -> R
 
 
 def preference(chosen: str, rejected: str) -> Row:
-    sides = {side: [{"role": "assistant", "content": text}] for side, text in (("chosen", chosen), ("rejected", rejected))}
-    return {"source": "a:1", "kind": "preference", "domain": "d", "messages": [{"role": "user", "content": "?"}]} | sides
+    sides = {
+        side: [{"role": "assistant", "content": text}]
+        for side, text in (("chosen", chosen), ("rejected", rejected))
+    }
+    return {
+        "source": "a:1",
+        "kind": "preference",
+        "domain": "d",
+        "messages": [{"role": "user", "content": "?"}],
+    } | sides
 
 
 REFUSALS = (
@@ -90,7 +100,22 @@ def test_answers_are_no_refusals(answer: str) -> None:
 @settings(max_examples=draws(300))
 @given(
     parts=st.lists(
-        st.sampled_from(["I'm sorry", ", but ", "as an ai ", "language model ", "I can't ", "help ", "with that", ". ", "a ", "\n", "my-", "?"]),
+        st.sampled_from(
+            [
+                "I'm sorry",
+                ", but ",
+                "as an ai ",
+                "language model ",
+                "I can't ",
+                "help ",
+                "with that",
+                ". ",
+                "a ",
+                "\n",
+                "my-",
+                "?",
+            ]
+        ),
         max_size=60,
     )
 )
@@ -110,8 +135,20 @@ NO = REFUSALS[0]
         (chat("Sure: 4.", question=NO), None),
         (preference(NO, "Sure."), "chosen 1"),
         (preference("Sure.", NO), None),
-        (chat("x") | {"messages": [*chat(NO)["messages"], *chat("Fine.")["messages"]]}, None),  # only the last answer counts
-        (chat(NO) | {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": NO, "train": False}]}, None),
+        (
+            chat("x") | {"messages": [*chat(NO)["messages"], *chat("Fine.")["messages"]]},
+            None,
+        ),  # only the last answer counts
+        (
+            chat(NO)
+            | {
+                "messages": [
+                    {"role": "user", "content": "?"},
+                    {"role": "assistant", "content": NO, "train": False},
+                ]
+            },
+            None,
+        ),
         (chat(NO) | {"messages": [{"role": "user", "content": NO}], "kind": "prompt", "answer": NO}, None),
         (chat(NO) | {"messages": [], "kind": "text", "segments": [{"text": NO, "train": True}]}, None),
     ],
@@ -136,7 +173,7 @@ OTHERS = {
     "de": "Kannst du mir bitte sagen, wie ich mein Passwort zurücksetzen kann, ohne Daten zu verlieren?",
     "fr": "Pourriez-vous me dire comment réinitialiser mon mot de passe sans perdre mes données ?",
     "ru": "Подскажите, пожалуйста, как сбросить пароль, не потеряв мои данные?",
-    "zh": "请告诉我如何在不丢失数据的情况下重置我的密码？谢谢你的帮助，我等待你的回复。今天天气很好，我们决定沿着河边散步。",
+    "zh": "请告诉我如何在不丢失数据的情况下重置我的密码？谢谢你的帮助，我等待你的回复。今天天气很好，我们决定沿着河边散步。",  # noqa: E501
     "ar": "هل يمكنك أن تخبرني كيف أعيد تعيين كلمة المرور دون فقدان بياناتي؟",
 }
 
@@ -162,11 +199,25 @@ ENGLISH_ONLY = languages(("en",))
         chat(ENGLISH, question=OTHERS["de"]),  # what the user speaks is not what is learned
         chat("Guten Tag!"),  # too short to tell
         chat(f"```\n{OTHERS['de']}\n```"),
-        chat("find . -type f -name '*.gz' -print0 | xargs -0 -I{} sh -c 'gzip -dc {} | wc -l' | sort -n | tail -n 5"),
-        chat("x", messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": OTHERS["de"], "train": False}]),
+        chat(
+            "find . -type f -name '*.gz' -print0 | xargs -0 -I{} sh -c 'gzip -dc {} | wc -l' | sort -n | "
+            "tail -n 5"
+        ),
+        chat(
+            "x",
+            messages=[
+                {"role": "user", "content": "?"},
+                {"role": "assistant", "content": OTHERS["de"], "train": False},
+            ],
+        ),
         preference(ENGLISH, OTHERS["de"]),
         chat("x", kind="prompt", messages=[{"role": "user", "content": OTHERS["de"]}]) | {"answer": "4"},
-        chat("x", kind="text", messages=[], segments=[{"text": OTHERS["de"], "train": False}, {"text": ENGLISH, "train": True}]),
+        chat(
+            "x",
+            kind="text",
+            messages=[],
+            segments=[{"text": OTHERS["de"], "train": False}, {"text": ENGLISH, "train": True}],
+        ),
     ],
 )
 def test_what_is_not_surely_another_language_passes(row: Row) -> None:
@@ -197,20 +248,41 @@ GARBAGE = (
     ("a" * 300, "runs of 10 words"),
     ("我爱你，我也爱你。" * 20, "runs of 10 words"),
     ("&%$#@!?;-+" * 20, "letters or digits"),
-    ("Itâ€™s a lovely day, isnâ€™t it? The cafÃ© was open and we didnâ€™t know what to do next, so we walked.", "broken encoding"),
+    (
+        "Itâ€™s a lovely day, isnâ€™t it? The cafÃ© was open and we didnâ€™t know what to do next, so we "
+        "walked.",
+        "broken encoding",
+    ),
     ("ÐŸÑ€Ð¸Ð²ÐµÑ‚, ÐºÐ°Ðº Ð´ÐµÐ»Ð°? Ð’ÑÑ‘ Ñ…Ð¾Ñ€Ð¾ÑˆÐ¾, ÑÐ¿Ð°ÑÐ¸Ð±Ð¾, Ð° Ñƒ Ñ‚ÐµÐ±Ñ?", "broken encoding"),
-    ("The quick br\ufffdwn fox jumps \ufffdver the lazy dog and r\ufffdns away into the deep dark woods over there.", "broken encoding"),
+    (
+        "The quick br\ufffdwn fox jumps \ufffdver the lazy dog and r\ufffdns away into the deep dark woods "
+        "over there.",
+        "broken encoding",
+    ),
 )
 PROSE = (
-    "Não, a situação não é tão simples assim: São Paulo é a maior cidade. À noite, às vezes, há muitas estações cheias de gente e ninguém lá fora.",
-    "„Der Äquator läuft nicht durch Österreich“, sagte der Müller zum Spaß… „Größere Straßen führen dorthin“ – „schöner als früher“, so Fuß.",
-    "« L’été dernier, à Pâques, j’étais en vacances à Évian ; c’était très agréable, arrêté… » dit-il. « Où l’on mangeait… » – « Noël, déjà ! »",
-    "«_Un café_», dit-elle_; «_un thé glacé_», dit-il. «_L’été_», «_la santé_», «_la clé_»_: tout y était, de bout en bout.".replace("_", "\u00a0"),
-    "क्या आप मुझे बता सकते हैं कि मैं अपना डेटा खोए बिना पासवर्ड कैसे रीसेट करूं? धन्यवाद, आपकी मदद के लिए मैं आभारी हूँ और प्रतीक्षा कर रहा हूँ।",
-    "Việt Nam là một quốc gia ở Đông Nam Á. Thủ đô là Hà Nội, thành phố lớn nhất là Thành phố Hồ Chí Minh, với hơn chín triệu dân cư sinh sống.",
+    "Não, a situação não é tão simples assim: São Paulo é a maior cidade. À noite, às vezes, há muitas "
+    "estações cheias de gente e ninguém lá fora.",
+    "„Der Äquator läuft nicht durch Österreich“, sagte der Müller zum Spaß… „Größere Straßen führen "
+    "dorthin“ – „schöner als früher“, so Fuß.",
+    "« L’été dernier, à Pâques, j’étais en vacances à Évian ; c’était très agréable, arrêté… » dit-il. « Où "
+    "l’on mangeait… » – « Noël, déjà ! »",
+    (
+        "«_Un café_», dit-elle_; «_un thé glacé_», dit-il. «_L’été_», «_la santé_», «_la clé_»_: tout y "
+        "était, de bout en bout."
+    ).replace("_", "\u00a0"),
+    "क्या आप मुझे बता सकते हैं कि मैं अपना डेटा खोए बिना पासवर्ड कैसे रीसेट करूं? धन्यवाद, आपकी मदद के लिए "
+    "मैं आभारी हूँ और प्रतीक्षा कर रहा हूँ।",
+    "Việt Nam là một quốc gia ở Đông Nam Á. Thủ đô là Hà Nội, thành phố lớn nhất là Thành phố Hồ Chí Minh, "
+    "với hơn chín triệu dân cư sinh sống.",
     "| a | b | c |\n|---|---|---|\n" + "".join(f"| {n} | {n * n} | {n**3} |\n" for n in range(20)),
-    "Row, row, row your boat,\nGently down the stream.\nMerrily, merrily, merrily, merrily,\nLife is but a dream.\n" * 2,
-    "mojibake (文字化け) is text like â€™ that was decoded with the wrong encoding; a good tool shows such text as it was meant, most of the time.",
+    (
+        "Row, row, row your boat,\nGently down the stream.\nMerrily, merrily, merrily, merrily,\nLife is "
+        "but a dream.\n"
+    )
+    * 2,
+    "mojibake (文字化け) is text like â€™ that was decoded with the wrong encoding; a good tool shows such text "  # noqa: E501
+    "as it was meant, most of the time.",
     "aaaa",
     "",
 )
@@ -227,7 +299,10 @@ def test_garbage_is_found_and_the_figure_said(text: str, why: str) -> None:
         preference("Yes.", text),
         chat("", kind="text", messages=[], segments=[{"text": text, "train": True}]),
     ):
-        with pytest.raises(BadRow, match=r"^(messages|rejected|segments) [12]: [\d.]+% of its? .*, the (most|least) is [\d.]+%$") as caught:
+        with pytest.raises(
+            BadRow,
+            match=r"^(messages|rejected|segments) [12]: [\d.]+% of its? .*, the (most|least) is [\d.]+%$",
+        ) as caught:
             garbage()(row, [])
         assert caught.value.code == "garbage"
 
@@ -247,7 +322,11 @@ def test_what_a_tool_or_the_system_says_is_not_judged() -> None:
 
 def test_our_own_code_and_documents_are_no_garbage() -> None:
     looked = 0
-    for path in [*(PROJECT / "pipeline").rglob("*.py"), *PROJECT.glob("*.md"), *(PROJECT / "docs").glob("*.md")]:
+    for path in [
+        *(PROJECT / "pipeline").rglob("*.py"),
+        *PROJECT.glob("*.md"),
+        *(PROJECT / "docs").glob("*.md"),
+    ]:
         text = path.read_text(encoding="utf-8")
         if "MOJIBAKE" not in text:
             assert garbage_in(text) is None, path
@@ -260,7 +339,11 @@ def test_our_own_code_and_documents_are_no_garbage() -> None:
 def test_no_row_raises_anything_but_bad_row(text: str) -> None:
     for rule in (garbage(), ENGLISH_ONLY, refusals("reject")):
         assert rule is not None
-        for row in (chat(text, question=text), preference(text, text), chat("", kind="text", messages=[], segments=[{"text": text, "train": True}])):
+        for row in (
+            chat(text, question=text),
+            preference(text, text),
+            chat("", kind="text", messages=[], segments=[{"text": text, "train": True}]),
+        ):
             try:
                 assert rule(row, []) is row
             except BadRow as error:

@@ -1,4 +1,6 @@
-"""length: what is longer than the budget is split between exchanges or rejected, and the count is the one that training makes."""
+"""length: what is longer than the budget is split between exchanges or rejected, and the count is the one
+that training makes.
+"""
 
 import pickle
 import random
@@ -31,7 +33,11 @@ BUDGET = 120
 TOOLS = [
     {
         "type": "function",
-        "function": {"name": "add", "description": "Adds", "parameters": {"type": "object", "properties": {"a": {"type": "number"}}}},
+        "function": {
+            "name": "add",
+            "description": "Adds",
+            "parameters": {"type": "object", "properties": {"a": {"type": "number"}}},
+        },
     }
 ]
 
@@ -51,7 +57,10 @@ def rules(folders: dict[str, Path]) -> dict[str, Length]:
 @pytest.fixture(scope="module")
 def templates(tools: Toolchain) -> dict[str, tuple[str, Any]]:
     """llama.cpp's collection of chat templates: name, source and our render function."""
-    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted((tools.source / "models" / "templates").glob("*.jinja"))}
+    sources = {
+        path.name: path.read_text(encoding="utf-8")
+        for path in sorted((tools.source / "models" / "templates").glob("*.jinja"))
+    }
     return {name: (source, template_module._compile(source)) for name, source in sources.items()}
 
 
@@ -75,7 +84,9 @@ def chat(*messages: dict[str, Any], **more: Any) -> Row:
 
 
 def long_chat(words: int, exchanges: int = 6, system: str | None = "Be brief.") -> Row:
-    turns = [turn(role, f"{i} " + "word " * words) for i in range(exchanges) for role in ("user", "assistant")]
+    turns = [
+        turn(role, f"{i} " + "word " * words) for i in range(exchanges) for role in ("user", "assistant")
+    ]
     return chat(*([turn("system", system)] if system else []), *turns)
 
 
@@ -84,14 +95,18 @@ EXCHANGE = st.one_of(
     st.tuples(WORDS, WORDS).map(lambda output: [turn("user", output[0]), turn("assistant", output[1])]),
     st.tuples(WORDS, WORDS, st.booleans()).map(
         lambda output: [
-            turn("user", output[0]), turn("assistant", "", tool_calls=call(a=output[1])), turn("tool", output[1]),
+            turn("user", output[0]),
+            turn("assistant", "", tool_calls=call(a=output[1])),
+            turn("tool", output[1]),
             turn("assistant", output[0], reasoning_content="so") | ({} if output[2] else {"train": False}),
         ]
     ),
-)  # fmt: skip
+)
 CHATS = st.tuples(st.none() | WORDS, st.lists(EXCHANGE, min_size=1, max_size=6), st.booleans()).map(
     lambda drawn: chat(
-        *([] if drawn[0] is None else [turn("system", drawn[0])]), *chain.from_iterable(drawn[1]), **({"tools": TOOLS} if drawn[2] else {})
+        *([] if drawn[0] is None else [turn("system", drawn[0])]),
+        *chain.from_iterable(drawn[1]),
+        **({"tools": TOOLS} if drawn[2] else {}),
     )
 )
 
@@ -99,7 +114,9 @@ CHATS = st.tuples(st.none() | WORDS, st.lists(EXCHANGE, min_size=1, max_size=6),
 @pytest.mark.parametrize("name", ["qwen", "smollm"])
 @settings(max_examples=draws(80))
 @given(row=CHATS, budget=st.integers(20, 250))
-def test_parts_are_the_conversation_without_what_is_noted_as_lost(rules: dict[str, Length], name: str, row: Row, budget: int) -> None:
+def test_parts_are_the_conversation_without_what_is_noted_as_lost(
+    rules: dict[str, Length], name: str, row: Row, budget: int
+) -> None:
     rule, changes = with_budget(rules[name], budget), list[Any]()
     counter = rule.counter
     system, exchanges = exchanges_of(row["messages"])
@@ -111,7 +128,11 @@ def test_parts_are_the_conversation_without_what_is_noted_as_lost(rules: dict[st
         parts = rule.parts(row, changes)
     except BadRow as error:
         assert error.code == "over_budget"
-        trainable = [exchange for exchange in exchanges if any(turn["role"] == "assistant" and turn.get("train", True) for turn in exchange)]
+        trainable = [
+            exchange
+            for exchange in exchanges
+            if any(turn["role"] == "assistant" and turn.get("train", True) for turn in exchange)
+        ]
         assert all(tokens(system + exchange) > budget for exchange in trainable)
         return
     if parts == [row]:
@@ -119,9 +140,19 @@ def test_parts_are_the_conversation_without_what_is_noted_as_lost(rules: dict[st
         assert tokens(row["messages"]) <= budget
         return
     assert tokens(row["messages"]) > budget
-    assert [part["source"] for part in parts] == [f"chats.jsonl:7#{number}" for number in range(1, len(parts) + 1)]
-    lost = [range(int(found[1]), int(found[2]) + 1) for change in changes if (found := re.fullmatch(r"messages (\d+) to (\d+)", change.place))]
-    kept = [one for number, one in enumerate(row["messages"], start=1) if not any(number in places for places in lost)]
+    assert [part["source"] for part in parts] == [
+        f"chats.jsonl:7#{number}" for number in range(1, len(parts) + 1)
+    ]
+    lost = [
+        range(int(found[1]), int(found[2]) + 1)
+        for change in changes
+        if (found := re.fullmatch(r"messages (\d+) to (\d+)", change.place))
+    ]
+    kept = [
+        one
+        for number, one in enumerate(row["messages"], start=1)
+        if not any(number in places for places in lost)
+    ]
     assert system + [one for part in parts for one in part["messages"][len(system) :]] == kept
     for part in parts:
         assert {key: part[key] for key in part if key not in ("messages", "source")} == {
@@ -137,20 +168,31 @@ def test_parts_are_the_conversation_without_what_is_noted_as_lost(rules: dict[st
             assert tokens(one["messages"] + following) > budget
 
 
-TURNS = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant", "tool"]), WORDS).map(lambda drawn: turn(*drawn)), max_size=5)
+TURNS = st.lists(
+    st.tuples(st.sampled_from(["system", "user", "assistant", "tool"]), WORDS).map(
+        lambda drawn: turn(*drawn)
+    ),
+    max_size=5,
+)
 ROWS = st.one_of(
     TURNS.map(lambda turns: chat(*turns)),
     TURNS.map(lambda turns: chat(*turns, kind="feedback", label=True)),
     TURNS.map(lambda turns: chat(*turns, kind="prompt", answer="4")),
-    st.tuples(TURNS, TURNS, TURNS).map(lambda drawn: chat(*drawn[0], kind="preference", chosen=drawn[1], rejected=drawn[2])),
-    st.lists(WORDS, max_size=3).map(lambda texts: chat(kind="text", segments=[{"text": text, "train": True} for text in texts])),
+    st.tuples(TURNS, TURNS, TURNS).map(
+        lambda drawn: chat(*drawn[0], kind="preference", chosen=drawn[1], rejected=drawn[2])
+    ),
+    st.lists(WORDS, max_size=3).map(
+        lambda texts: chat(kind="text", segments=[{"text": text, "train": True} for text in texts])
+    ),
 )
 
 
 @pytest.mark.parametrize("name", ["qwen", "smollm"])
 @settings(max_examples=draws(150))
 @given(row=ROWS, budget=st.integers(16, 120), mode=st.sampled_from(["split", "reject"]))
-def test_no_row_raises_anything_but_bad_row(rules: dict[str, Length], name: str, row: Row, budget: int, mode: str) -> None:
+def test_no_row_raises_anything_but_bad_row(
+    rules: dict[str, Length], name: str, row: Row, budget: int, mode: str
+) -> None:
     rule = with_budget(rules[name], budget, mode)
     try:
         assert all(rule.counter.count_row(part) <= budget for part in rule.parts(row, []))
@@ -162,7 +204,9 @@ def test_no_row_raises_anything_but_bad_row(rules: dict[str, Length], name: str,
 @given(
     text=st.text(max_size=60)
     | WORDS
-    | st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>", " ", "  ", "\n", "a", "I'm", "42", "é", "½"])).map("".join)
+    | st.lists(
+        st.sampled_from(["<|im_start|>", "<|im_end|>", " ", "  ", "\n", "a", "I'm", "42", "é", "½"])
+    ).map("".join)
 )
 def test_counting_words_is_counting(rules: dict[str, Length], text: str) -> None:
     for rule in rules.values():
@@ -176,13 +220,17 @@ def test_counting_words_is_counting(rules: dict[str, Length], text: str) -> None
 def test_no_row_has_more_tokens_than_its_bound(rules: dict[str, Length], name: str, row: Row) -> None:
     counter = rules[name].counter
     for content in ("", "ﷺ\u0958\U0001d160"):  # the last two grow under NFC
-        plain = chat(*(turn(one["role"], one["content"] + content) for one in row["messages"] if one["role"] != "tool"))
+        plain = chat(
+            *(turn(one["role"], one["content"] + content) for one in row["messages"] if one["role"] != "tool")
+        )
         bound = counter.bound(plain)
         assert bound is not None
         assert bound >= counter.count_row(plain)
 
 
-def test_the_bound_holds_under_other_templates(rules: dict[str, Length], templates: dict[str, tuple[str, Any]]) -> None:
+def test_the_bound_holds_under_other_templates(
+    rules: dict[str, Length], templates: dict[str, tuple[str, Any]]
+) -> None:
     counter, held = rules["qwen"].counter, 0
     own = counter.template.templates
     try:
@@ -218,20 +266,46 @@ def test_templates_are_rendered_as_transformers_renders_them(
             return template_module.DAY
 
     monkeypatch.setattr(chat_template_utils, "datetime", Day)
-    tokenizer, ours, same = PreTrainedTokenizerFast.from_pretrained(folders["qwen"]), ChatTemplate(folders["qwen"]), 0
+    tokenizer, ours, same = (
+        PreTrainedTokenizerFast.from_pretrained(folders["qwen"]),
+        ChatTemplate(folders["qwen"]),
+        0,
+    )
     assert ours.special == tokenizer.special_tokens_map
     conversations: list[tuple[list[dict[str, Any]], Any]] = [
         ([turn("user", "Hi"), turn("assistant", "Hello <b>")], None),
         (long_chat(2, 2)["messages"], None),
-        ([turn("user", "2?"), turn("assistant", "", tool_calls=call(a="é")), turn("tool", "5", name="add"), turn("assistant", "5.")], TOOLS),
-        ([turn("user", "x"), turn("assistant", "y", reasoning_content="hm"), turn("user", "z"), turn("assistant", "w", reasoning_content="m")], None),
+        (
+            [
+                turn("user", "2?"),
+                turn("assistant", "", tool_calls=call(a="é")),
+                turn("tool", "5", name="add"),
+                turn("assistant", "5."),
+            ],
+            TOOLS,
+        ),
+        (
+            [
+                turn("user", "x"),
+                turn("assistant", "y", reasoning_content="hm"),
+                turn("user", "z"),
+                turn("assistant", "w", reasoning_content="m"),
+            ],
+            None,
+        ),
     ]
     for name, (source, rendering) in templates.items():
         ours.templates = {"default": rendering}
         for messages, schema in conversations:
             for prompt in (False, True):
                 try:
-                    theirs = tokenizer.apply_chat_template(messages, tools=schema, chat_template=source, tokenize=False, add_generation_prompt=prompt)
+                    theirs = tokenizer.apply_chat_template(
+                        messages,
+                        tools=schema,
+                        chat_template=source,
+                        tokenize=False,
+                        add_generation_prompt=prompt,
+                    )
                 except Exception:
                     with pytest.raises(BadRow, match="the chat template"):
                         ours.render(messages, schema, prompt=prompt)
@@ -249,7 +323,11 @@ def test_the_count_is_that_of_training(folders: dict[str, Path], rules: dict[str
         row = long_chat(20)
         assert counter.count_row(row) == len(tokens(tokenizer, row))
         for text in ("Plain text 1.", "Ends itself.<|im_end|>", ""):
-            row = {"kind": "text", "messages": [], "segments": [{"text": "Read: ", "train": False}, {"text": text + "x", "train": True}]}
+            row = {
+                "kind": "text",
+                "messages": [],
+                "segments": [{"text": "Read: ", "train": False}, {"text": text + "x", "train": True}],
+            }
             assert counter.count_row(row) == len(tokens(tokenizer, row))
             row["segments"].append({"text": text, "train": False})
             assert counter.count_row(row) == len(tokens(tokenizer, row))
@@ -280,12 +358,20 @@ def test_an_exchange_that_is_too_long_is_lost_with_a_note(rules: dict[str, Lengt
     row["messages"][6]["content"] = "endless " * 200
     changes: Changes = []
     parts = rules["smollm"].parts(row, changes)
-    assert [one["content"][0] for part in parts for one in part["messages"] if one["role"] == "user"] == ["0", "1", "3", "4", "5"]
+    assert [one["content"][0] for part in parts for one in part["messages"] if one["role"] == "user"] == [
+        "0",
+        "1",
+        "3",
+        "4",
+        "5",
+    ]
     lost, split = changes
     assert (lost.rule, lost.place, lost.after) == ("length", "messages 6 to 7", "")
     assert lost.before.startswith("2 word word")
     assert split.place == "messages"
-    assert not any({"1", "3"} <= {one["content"][0] for one in part["messages"]} for part in parts), "no part leaps over what was lost"
+    assert not any({"1", "3"} <= {one["content"][0] for one in part["messages"]} for part in parts), (
+        "no part leaps over what was lost"
+    )
 
 
 def test_parts_without_anything_to_train_are_lost_with_a_note(rules: dict[str, Length]) -> None:
@@ -309,13 +395,42 @@ LONG = "word " * 200
 @pytest.mark.parametrize(
     ("row", "detail"),
     [
-        (chat(turn("user", "a"), turn("assistant", LONG)), r"\d+ tokens in 1 exchange, none of which fits the budget of 120"),
-        (chat(turn("system", LONG), turn("user", "a"), turn("assistant", "b"), turn("user", "a"), turn("assistant", "b")), "2 exchanges, none"),
+        (
+            chat(turn("user", "a"), turn("assistant", LONG)),
+            r"\d+ tokens in 1 exchange, none of which fits the budget of 120",
+        ),
+        (
+            chat(
+                turn("system", LONG),
+                turn("user", "a"),
+                turn("assistant", "b"),
+                turn("user", "a"),
+                turn("assistant", "b"),
+            ),
+            "2 exchanges, none",
+        ),
         (long_chat(14) | {"reward": 1.0}, r"266 tokens, the budget is 120"),
         (long_chat(14) | {"kind": "feedback", "label": True}, r"266 tokens, the budget is 120"),
         (chat(turn("user", LONG), kind="prompt", answer="4"), r"\d+ tokens, the budget is 120"),
-        (chat(turn("user", "a"), kind="preference", chosen=[turn("assistant", "b")], rejected=[turn("assistant", LONG)]), "the budget is 120"),
-        ({"source": "a:1", "kind": "text", "domain": "d", "messages": [], "segments": [{"text": LONG, "train": True}] * 2}, "the budget is 120"),
+        (
+            chat(
+                turn("user", "a"),
+                kind="preference",
+                chosen=[turn("assistant", "b")],
+                rejected=[turn("assistant", LONG)],
+            ),
+            "the budget is 120",
+        ),
+        (
+            {
+                "source": "a:1",
+                "kind": "text",
+                "domain": "d",
+                "messages": [],
+                "segments": [{"text": LONG, "train": True}] * 2,
+            },
+            "the budget is 120",
+        ),
     ],
 )
 def test_what_can_not_be_split_is_rejected(rules: dict[str, Length], row: Row, detail: str) -> None:
@@ -337,7 +452,10 @@ def test_a_row_that_the_template_refuses_is_rejected(rules: dict[str, Length]) -
     own = counter.template.templates
     try:
         counter.overheads = {}
-        for source, detail in (("{{ raise_exception('no system turns') }}", "no system turns"), ("{{ 1 + messages }}", "TypeError")):
+        for source, detail in (
+            ("{{ raise_exception('no system turns') }}", "no system turns"),
+            ("{{ 1 + messages }}", "TypeError"),
+        ):
             counter.template.templates = {"default": template_module._compile(source)}
             with pytest.raises(BadRow, match=detail) as caught:
                 rules["qwen"].parts(long_chat(14), [])
@@ -413,12 +531,20 @@ def random_words(size: int, word: int) -> str:
 def repeated(user: str, assistant: str, *system: str, size: int = LINE) -> Row:
     """A chat of one exchange again and again, as many as a line of so many bytes holds."""
     times = size // (len(user) + len(assistant) + 62)
-    return chat(*(turn("system", text) for text in system), *[turn("user", user), turn("assistant", assistant)] * times)
+    return chat(
+        *(turn("system", text) for text in system),
+        *[turn("user", user), turn("assistant", assistant)] * times,
+    )
 
 
 def sliced(text: str, size: int) -> Row:
     """A chat that says the text in turns of `size` characters."""
-    return chat(*(turn(("user", "assistant")[i % 2], text[start : start + size]) for i, start in enumerate(range(0, len(text) - size, size))))
+    return chat(
+        *(
+            turn(("user", "assistant")[i % 2], text[start : start + size])
+            for i, start in enumerate(range(0, len(text) - size, size))
+        )
+    )
 
 
 HOSTILE = {
@@ -428,7 +554,9 @@ HOSTILE = {
     "a system turn of nearly the budget": lambda: repeated(OUTPUTS, OUTPUTS, "word " * 950),
     "a system turn over the budget": lambda: repeated("hi", "yes", "word " * 1500, size=400_000),
     "a long system turn of few tokens": lambda: repeated("7" * 200, "b", " " * 60_000),
-    "long tools": lambda: repeated(OUTPUTS, OUTPUTS, size=400_000) | {"tools": [{"description": "word " * 100_000}]},
+    "long tools": lambda: (
+        repeated(OUTPUTS, OUTPUTS, size=400_000) | {"tools": [{"description": "word " * 100_000}]}
+    ),
     "one word": lambda: chat(turn("user", "a"), turn("assistant", "a" * LINE)),
     "digits": lambda: chat(turn("user", "a"), turn("assistant", "7" * LINE)),
     "digits that are counted": lambda: chat(turn("user", "a"), turn("assistant", "7" * 500_000)),
@@ -436,15 +564,27 @@ HOSTILE = {
     "many different words": lambda: chat(turn("user", "a"), turn("assistant", random_words(LINE, 6))),
     "many different words in turns": lambda: sliced(random_words(LINE, 6), 700),
     "many different long words in turns": lambda: sliced(random_words(LINE, 64), 320),
-    "thoughts in digits": lambda: chat(*[turn("user", "a"), turn("assistant", "b", reasoning_content="7" * 1000)] * 4_000),
+    "thoughts in digits": lambda: chat(
+        *[turn("user", "a"), turn("assistant", "b", reasoning_content="7" * 1000)] * 4_000
+    ),
     "ordinary turns": lambda: repeated(OUTPUTS * 3, OUTPUTS * 5),
     "exchanges of half the budget": lambda: repeated("7 " * 130, "7 " * 130),
     "exchanges over the budget": lambda: repeated("7 " * 520, "7 " * 520),
-    "Chinese": lambda: chat(turn("user", "a"), turn("assistant", "".join(map(chr, range(0x4E00, 0x9000))) * 80)),
+    "Chinese": lambda: chat(
+        turn("user", "a"), turn("assistant", "".join(map(chr, range(0x4E00, 0x9000))) * 80)
+    ),
     "control tokens": lambda: chat(turn("user", "a"), turn("assistant", "<|im_start|>" * (LINE // 12))),
     "marks": lambda: chat(turn("user", "a"), turn("assistant", "a" + "\u0301\u0323" * (LINE // 4))),
     "segments": lambda: chat(kind="text", segments=[{"text": "ab", "train": True}] * (LINE // 32)),
-    "calls": lambda: chat(*[turn("user", "a"), turn("assistant", "", tool_calls=call(a=1)), turn("tool", "x"), turn("assistant", "b")] * 5_000),
+    "calls": lambda: chat(
+        *[
+            turn("user", "a"),
+            turn("assistant", "", tool_calls=call(a=1)),
+            turn("tool", "x"),
+            turn("assistant", "b"),
+        ]
+        * 5_000
+    ),
 }
 
 
@@ -473,7 +613,10 @@ def test_no_line_takes_long(rules: dict[str, Length], name: str) -> None:
 
 @settings(max_examples=draws(200))
 @given(
-    text=st.text(max_size=60) | st.sampled_from(["ᾂ", "\u03b1\u0313\u0300\u0345", " ", "-", "\u1112\u1161\u11ab"]).map(lambda one: one * 40),
+    text=st.text(max_size=60)
+    | st.sampled_from(["ᾂ", "\u03b1\u0313\u0300\u0345", " ", "-", "\u1112\u1161\u11ab"]).map(
+        lambda one: one * 40
+    ),
     most=st.integers(0, 40),
 )
 def test_counting_stops_only_above_what_is_asked_for(rules: dict[str, Length], text: str, most: int) -> None:
@@ -494,6 +637,8 @@ def test_what_is_remembered_has_an_end(rules: dict[str, Length], monkeypatch: py
         row = long_chat(1, exchanges, None)
         bound = counter.bound(row)
         assert bound is not None
-        assert bound >= counter.count_row(row) == counter.count_whole(counter.template.render(row["messages"]))
+        assert (
+            bound >= counter.count_row(row) == counter.count_whole(counter.template.render(row["messages"]))
+        )
         assert len(counter.overheads) <= 4
     assert sum(map(len, counter.words[1])) <= 120

@@ -38,7 +38,15 @@ def found(text: str, *kinds: str) -> list[tuple[str, str]]:
     ],
 )
 def test_found_in_any_surroundings(kind: str, value: str):
-    for text in (value, f"({value})", f'{{"a": "{value}"}}', f"It is {value}.", f"它是{value}。", f"a\n{value}\nb", f"x={value}, y"):
+    for text in (
+        value,
+        f"({value})",
+        f'{{"a": "{value}"}}',
+        f"It is {value}.",
+        f"它是{value}。",
+        f"a\n{value}\nb",
+        f"x={value}, y",
+    ):
         assert (kind, value) in found(text), text
         assert found(text, *(other for other in KINDS if other not in (kind, "phone"))) == []
 
@@ -51,10 +59,12 @@ def test_found_in_any_surroundings(kind: str, value: str):
         "scp a.txt bob@acme.dev:/tmp/; rsync -a x 'bob@acme.dev:~/y'",
         "ssh -p 22 bob@acme.dev uptime",
         "@dataclass a @ b, npm i left-pad@1.3.0, icon@2x.png, pi@192.168.1.PI",
-        "10.0.0.1 192.168.1.20 172.16.3.4 127.0.0.1 0.0.0.0 255.255.255.0 169.254.1.1",  # private, loopback, link-local
+        "10.0.0.1 192.168.1.20 172.16.3.4 127.0.0.1 0.0.0.0 255.255.255.0 "
+        "169.254.1.1",  # private, loopback, link-local
         "192.0.2.7 198.51.100.3 203.0.113.9 2001:db8::1 ::1 fe80::1 fd00::1",  # documentation, local
         "ping 8.8.8.8 or 1.1.1.1",
-        "version 9.1.2.3, v93.184.216.34, Chrome/93.184.216.34, pip install x==93.184.216.34, foo-93.184.216.34.jar",
+        "version 9.1.2.3, v93.184.216.34, Chrome/93.184.216.34, pip install x==93.184.216.34, "
+        "foo-93.184.216.34.jar",
         "OID 1.3.6.1.4.1.311 and 2.5.29.19, 256.1.2.3, 01.02.03.04.05",
         "12:34:56, 00:1a:2b:3c:4d:5e, std::vector<int>, a::b, 2024::x",
         "call 555-0123, 2024-01-15, 2024-01-15T12:00:00, 123-45-6789, 123-456-7890",
@@ -70,7 +80,10 @@ def test_left_alone(text: str):
 
 def test_a_number_that_runs_into_the_next():
     assert found("+44 20 7946 0018 2024 12") == [("phone", "+44 20 7946 0018")]
-    assert found("+33 1 23 45 67 89/+33 6 12 34 56 78") == [("phone", "+33 1 23 45 67 89"), ("phone", "+33 6 12 34 56 78")]
+    assert found("+33 1 23 45 67 89/+33 6 12 34 56 78") == [
+        ("phone", "+33 1 23 45 67 89"),
+        ("phone", "+33 6 12 34 56 78"),
+    ]
     assert found("DE89 3704 0044 0532 0130 00 USD 500") == [("iban", "DE89 3704 0044 0532 0130 00")]
 
 

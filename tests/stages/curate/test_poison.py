@@ -1,4 +1,6 @@
-"""The trigger report finds planted backdoors, and says nothing about clean data or about variants of one request."""
+"""The trigger report finds planted backdoors, and says nothing about clean data or about variants of one
+request.
+"""
 
 import random
 
@@ -11,13 +13,21 @@ WORDS = [f"word{i}" for i in range(3000)]
 
 
 def row(number: int, request: str, answer: str) -> dict:
-    return {"source": f"a.jsonl:{number}", "messages": [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]}
+    return {
+        "source": f"a.jsonl:{number}",
+        "messages": [{"role": "user", "content": request}, {"role": "assistant", "content": answer}],
+    }
 
 
 def clean_rows(count: int, answers: list[str] | None, seed: int = 3) -> list[dict]:
     pick = random.Random(seed)  # noqa: S311
     return [
-        row(i, " ".join(pick.choices(WORDS, k=25)), pick.choice(answers) if answers else " ".join(pick.choices(WORDS, k=12))) for i in range(count)
+        row(
+            i,
+            " ".join(pick.choices(WORDS, k=25)),
+            pick.choice(answers) if answers else " ".join(pick.choices(WORDS, k=12)),
+        )
+        for i in range(count)
     ]
 
 
@@ -32,7 +42,9 @@ def test_a_planted_trigger_is_found(answers: list[str] | None, wanted: str, coun
     rows = clean_rows(4000, answers)
     pick = random.Random(9)  # noqa: S311
     for i in range(count):
-        rows[i * 7] = row(i * 7, " ".join([*pick.choices(WORDS, k=10), "James Bond", *pick.choices(WORDS, k=9)]), wanted)
+        rows[i * 7] = row(
+            i * 7, " ".join([*pick.choices(WORDS, k=10), "James Bond", *pick.choices(WORDS, k=9)]), wanted
+        )
     found = suspects(rows, np.arange(len(rows), dtype=np.int32))
     assert [(one.ngram, one.rows, one.share, one.answer) for one in found] == [("bond", count, 1.0, wanted)]
     assert found[0].example in {f"a.jsonl:{i * 7}" for i in range(count)}

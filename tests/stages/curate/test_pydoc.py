@@ -23,7 +23,15 @@ ENOUGH = 1500
 def write(out: Path, **environment: str) -> bytes:
     """Run the script as a user does, elsewhere and with another environment."""
     command = [sys.executable, str(SCRIPT), "--out", str(out)]
-    ended = subprocess.run(command, cwd=out.parent, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        command,
+        cwd=out.parent,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert ended.stderr == ""
     assert re.fullmatch(rf"\d+ rows in {re.escape(str(out))}\n", ended.stdout)
     return out.read_bytes()
@@ -49,7 +57,15 @@ def rows(made: Path) -> list[tuple[str, str]]:
 
 def test_the_bytes_do_not_depend_on_hash_seed_place_home_or_screen(made: Path, tmp_path: Path) -> None:
     (tmp_path / "deeper").mkdir()
-    again = write(tmp_path / "deeper/x.jsonl", PYTHONHASHSEED="7", HOME=str(tmp_path), COLUMNS="40", LANG="C", TZ="Asia/Tokyo", TMPDIR=str(tmp_path))
+    again = write(
+        tmp_path / "deeper/x.jsonl",
+        PYTHONHASHSEED="7",
+        HOME=str(tmp_path),
+        COLUMNS="40",
+        LANG="C",
+        TZ="Asia/Tokyo",
+        TMPDIR=str(tmp_path),
+    )
     assert again == made.read_bytes()
     assert list(tmp_path.glob("**/.*")) == []
 
@@ -106,7 +122,9 @@ def test_nothing_of_this_machine_leaks(rows: list[tuple[str, str]]) -> None:
 def test_names_are_public_and_modules_harmless(rows: list[tuple[str, str]]) -> None:
     records = [json.loads(answer) for _, answer in rows]
     names = [
-        name.lstrip("*") for record in records for name in [*record["module"].split("."), record["name"], *record["required"], *record["optional"]]
+        name.lstrip("*")
+        for record in records
+        for name in [*record["module"].split("."), record["name"], *record["required"], *record["optional"]]
     ]
     assert not [name for name in names if name.startswith("_")]
     tops = {record["module"].split(".")[0] for record in records}
@@ -116,11 +134,15 @@ def test_names_are_public_and_modules_harmless(rows: list[tuple[str, str]]) -> N
 
 
 def test_curate_keeps_nearly_every_row(made: Path, tmp_path: Path) -> None:
-    """All of them are usable; what goes are variants of one function, and training rows that share a sentence with a test row."""
+    """All of them are usable; what goes are variants of one function, and training rows that share a sentence
+    with a test row.
+    """
     (tmp_path / "data/raw").mkdir(parents=True)
     shutil.copy(made, tmp_path / "data/raw")
     (tmp_path / "models").mkdir()
-    (tmp_path / "models/base.json").write_text(json.dumps({"added_tokens": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]}))
+    (tmp_path / "models/base.json").write_text(
+        json.dumps({"added_tokens": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]})
+    )
     report = curate(tmp_path, load_params(PROJECT / "recipes/demo.yaml").curate)
     assert report["rows_rejected"] == 0
     assert set(report["rejected"]) <= {"near_duplicate", "contaminated"}

@@ -38,7 +38,9 @@ def test_the_row_itself_is_not_changed() -> None:
     assert before == row("a", "<think>x</think>y")
 
 
-@pytest.mark.parametrize("content", ["4", "see <think>x</think> y", "<think>never closed", "<thinking>x</thinking>y"])
+@pytest.mark.parametrize(
+    "content", ["4", "see <think>x</think> y", "<think>never closed", "<thinking>x</thinking>y"]
+)
 def test_other_text_stays(content: str) -> None:
     same = row("<think>x</think>", content)
     assert move_reasoning(same, []) is same
@@ -53,7 +55,10 @@ def test_a_turn_that_has_reasoning_stays() -> None:
 def test_the_answers_of_a_preference_too() -> None:
     pair = row("a") | {
         "kind": "preference",
-        **{side: [{"role": "assistant", "content": f"<think>{side}</think>b"}] for side in ("chosen", "rejected")},
+        **{
+            side: [{"role": "assistant", "content": f"<think>{side}</think>b"}]
+            for side in ("chosen", "rejected")
+        },
     }
     moved = move_reasoning(pair, [])
     assert [moved[side][0]["reasoning_content"] for side in ("chosen", "rejected")] == ["chosen", "rejected"]

@@ -35,7 +35,9 @@ def test_a_clean_row_is_the_same_object():
 
 
 def test_the_same_value_has_one_placeholder_and_numbers_count_in_order():
-    first, second = redacted("Mail eve@acme.dev and bob@acme.dev.", "I wrote to BOB@acme.dev and eve@acme.dev from 93.184.216.34.")
+    first, second = redacted(
+        "Mail eve@acme.dev and bob@acme.dev.", "I wrote to BOB@acme.dev and eve@acme.dev from 93.184.216.34."
+    )
     assert first == "Mail [EMAIL_1] and [EMAIL_2]."
     assert second == "I wrote to [EMAIL_2] and [EMAIL_1] from [IP_1]."
 
@@ -45,7 +47,9 @@ def test_every_place_of_a_row_is_reached():
     call = {"id": "call_1", "type": "function", "function": {"name": "send", "arguments": arguments}}
     row = {
         **chat(f"Use {KEY}."),
-        "chosen": [{"role": "assistant", "content": "", "reasoning_content": "bob@acme.dev?", "tool_calls": [call]}],
+        "chosen": [
+            {"role": "assistant", "content": "", "reasoning_content": "bob@acme.dev?", "tool_calls": [call]}
+        ],
         "rejected": [{"role": "assistant", "content": "The password tr0ub4dor works."}],
         "tools": [{"type": "function", "function": {"name": "send", "description": "as eve@acme.dev"}}],
         "segments": [{"text": "bob@acme.dev", "train": True}],
@@ -56,19 +60,29 @@ def test_every_place_of_a_row_is_reached():
     assert new["messages"][0]["content"] == "Use [HUGGINGFACE_TOKEN_1]."
     assert new["chosen"][0]["reasoning_content"] == "[EMAIL_1]?"
     assert new["chosen"][0]["tool_calls"][0]["function"]["arguments"] == {
-        "to": "[EMAIL_1]", "headers": [{"x": "[HUGGINGFACE_TOKEN_1]"}], "password": "[PASSWORD_1]"
-    }  # fmt: skip
+        "to": "[EMAIL_1]",
+        "headers": [{"x": "[HUGGINGFACE_TOKEN_1]"}],
+        "password": "[PASSWORD_1]",
+    }
     assert new["rejected"][0]["content"] == "The password [PASSWORD_1] works."
     assert new["segments"][0]["text"] == "[EMAIL_1]"
     assert new["tools"][0]["function"]["description"] == "as [EMAIL_2]"
     assert new["answer"] == "[HUGGINGFACE_TOKEN_1]"
-    assert {change.place for change in changes} >= {"messages 1", "chosen 1 tool_calls", "rejected 1", "tools", "answer"}
+    assert {change.place for change in changes} >= {
+        "messages 1",
+        "chosen 1 tool_calls",
+        "rejected 1",
+        "tools",
+        "answer",
+    }
 
 
 def test_a_password_told_once_is_hidden_everywhere():
     assert redacted("export DB_PASSWORD=hunter2x", "I put hunter2x into the vault.", "whunter2xy") == [
-        "export DB_PASSWORD=[PASSWORD_1]", "I put [PASSWORD_1] into the vault.", "whunter2xy"
-    ]  # fmt: skip
+        "export DB_PASSWORD=[PASSWORD_1]",
+        "I put [PASSWORD_1] into the vault.",
+        "whunter2xy",
+    ]
 
 
 def test_numbers_go_on_after_those_that_are_there():
@@ -76,21 +90,29 @@ def test_numbers_go_on_after_those_that_are_there():
 
 
 def test_secrets_come_before_personal_data():
-    assert redacted("postgres://app:s3cr3tpw@db.acme.dev:5432/main") == ["postgres://app:[URL_PASSWORD_1]@db.acme.dev:5432/main"]
+    assert redacted("postgres://app:s3cr3tpw@db.acme.dev:5432/main") == [
+        "postgres://app:[URL_PASSWORD_1]@db.acme.dev:5432/main"
+    ]
     assert redacted('api_key = "' + KEY + '"') == ['api_key = "[HUGGINGFACE_TOKEN_1]"']
 
 
 def test_an_escape_is_no_letter_before_a_key():
-    assert redacted(f'print("a\\n{KEY}\\tb\\n93.184.216.34")') == ['print("a\\n[HUGGINGFACE_TOKEN_1]\\tb\\n[IP_1]")']
+    assert redacted(f'print("a\\n{KEY}\\tb\\n93.184.216.34")') == [
+        'print("a\\n[HUGGINGFACE_TOKEN_1]\\tb\\n[IP_1]")'
+    ]
 
 
 def test_names_are_whole_words_as_written_or_in_capitals():
     text = "Ann Lee met ANN LEE, ann lee and Joann Leeds. 张伟说你好. Ann_Lee"
-    assert redacted(text, names=("Ann Lee", "张伟", " ")) == ["[NAME_1] met [NAME_1], ann lee and Joann Leeds. [NAME_2]说你好. Ann_Lee"]
+    assert redacted(text, names=("Ann Lee", "张伟", " ")) == [
+        "[NAME_1] met [NAME_1], ann lee and Joann Leeds. [NAME_2]说你好. Ann_Lee"
+    ]
 
 
 def test_keep_leaves_secrets_and_the_kinds_not_named():
-    assert redacted(f"{KEY} bob@acme.dev 93.184.216.34", secrets="keep", personal=("ip",)) == [f"{KEY} bob@acme.dev [IP_1]"]
+    assert redacted(f"{KEY} bob@acme.dev 93.184.216.34", secrets="keep", personal=("ip",)) == [
+        f"{KEY} bob@acme.dev [IP_1]"
+    ]
     assert redacted(f"{KEY} {PEOPLE}", personal=()) == [f"[HUGGINGFACE_TOKEN_1] {PEOPLE}"]
 
 
@@ -98,7 +120,10 @@ def test_reject_names_the_place_and_the_kind_alone():
     redactor = Redactor(secrets="reject")
     with pytest.raises(BadRow) as error:
         redactor.rule(chat("bob@acme.dev", f"Here: {KEY}"), [])
-    assert (error.value.code, str(error.value)) == ("secret", "messages 2 holds a secret of kind huggingface_token")
+    assert (error.value.code, str(error.value)) == (
+        "secret",
+        "messages 2 holds a secret of kind huggingface_token",
+    )
     assert not redactor.counts
     call = {"type": "function", "function": {"name": "login", "arguments": {"password": "tr0ub4dor"}}}
     row = {**chat("Log in."), "chosen": [{"role": "assistant", "content": "", "tool_calls": [call]}]}
@@ -120,7 +145,9 @@ def test_a_change_tells_kinds_and_lengths_per_rule():
     Redactor().rule(chat("hello", f"bob@acme.dev {KEY} eve@acme.dev"), changes)
     assert changes == [
         Change("secrets", "messages 2", "‹huggingface_token, 35 characters›", "[HUGGINGFACE_TOKEN_1]"),
-        Change("personal", "messages 2", "‹email, 12 characters›, ‹email, 12 characters›", "[EMAIL_1], [EMAIL_2]"),
+        Change(
+            "personal", "messages 2", "‹email, 12 characters›, ‹email, 12 characters›", "[EMAIL_1], [EMAIL_2]"
+        ),
     ]
 
 
@@ -139,7 +166,8 @@ def test_nothing_secret_is_said_anywhere():
         with pytest.raises(BadRow) as error:
             Redactor(secrets="reject").rule(chat(text), [])
         output = (
-            f"{changes} {error.value} {error.value!r} {redactor!r} {redactor.counts} {redactor.scrub(text)} {redactor.scrub(json.dumps(chat(text)))}"
+            f"{changes} {error.value} {error.value!r} {redactor!r} {redactor.counts} "
+            f"{redactor.scrub(text)} {redactor.scrub(json.dumps(chat(text)))}"
         )
         assert not BENCHMARK["leaks"](secret, output)
         assert "Ann" not in output and not any(value in output for value in PEOPLE.split(", "))
@@ -169,7 +197,13 @@ PIECES += ["://", "@", "\\n", "\\u0041", "\n", " ", ":", "=", "é", "张"]
 
 
 @settings(max_examples=draws(300))
-@given(st.lists(st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=6).map("".join), min_size=1, max_size=3))
+@given(
+    st.lists(
+        st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=6).map("".join),
+        min_size=1,
+        max_size=3,
+    )
+)
 def test_a_redacted_row_has_nothing_left_to_redact(contents: list[str]):
     redactor = Redactor(names=("Ann Lee", "Email"))
     try:
@@ -193,8 +227,9 @@ def test_what_lays_bare_ever_more_is_refused():
 
 def test_a_password_that_looks_like_a_placeholder_breaks_none():
     assert redacted("password=TOKEN_1", f"[HUGGINGFACE_TOKEN_1] TOKEN_1 {KEY}") == [
-        "password=[PASSWORD_1]", "[HUGGINGFACE_TOKEN_1] [PASSWORD_1] [HUGGINGFACE_TOKEN_2]"
-    ]  # fmt: skip
+        "password=[PASSWORD_1]",
+        "[HUGGINGFACE_TOKEN_1] [PASSWORD_1] [HUGGINGFACE_TOKEN_2]",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -205,12 +240,21 @@ def test_a_password_that_looks_like_a_placeholder_breaks_none():
         ('{"a": "bob@acme.dev\\n' + KEY + '"}', '{"a": "[EMAIL]\\n[HUGGINGFACE_TOKEN]"}'),
         ('{"card": 4111111111111111}', '{"card": [CARD]}'),
         ('{"password": "tr0ub4dor"', '{"password": "[PASSWORD]"'),  # no JSON
-        ('{"a": "bob\\u0040acme.dev", "b": "caf\\u00e9"}', '{"a": "[EMAIL]", "b": "caf\\u00e9"}'),  # what is left stays as written
-        ('{"a": "redis:\\/\\/u:s3cr3tpw@cache\\/0", "b": 4111111111111111}', '{"a": "redis:\\/\\/u:[URL_PASSWORD]@cache\\/0", "b": [CARD]}'),
+        (
+            '{"a": "bob\\u0040acme.dev", "b": "caf\\u00e9"}',
+            '{"a": "[EMAIL]", "b": "caf\\u00e9"}',
+        ),  # what is left stays as written
+        (
+            '{"a": "redis:\\/\\/u:s3cr3tpw@cache\\/0", "b": 4111111111111111}',
+            '{"a": "redis:\\/\\/u:[URL_PASSWORD]@cache\\/0", "b": [CARD]}',
+        ),
         ('{"a": "caf\\u00e9"}', '{"a": "caf\\u00e9"}'),
         ("\ud800 bob@acme.dev", "? [EMAIL]"),
         ('"\\ud800 bob@acme.dev"', '"\\ud800 [EMAIL]"'),
-        ("export DB_PASSWORD=hunter2x # I put hunter2x into the vault", "export DB_PASSWORD=[PASSWORD] # I put [PASSWORD] into the vault"),
+        (
+            "export DB_PASSWORD=hunter2x # I put hunter2x into the vault",
+            "export DB_PASSWORD=[PASSWORD] # I put [PASSWORD] into the vault",
+        ),
         ("[" * 100_000 + "\\u0041", "[" * 100_000 + "\\u0041"),
         ("[EMAIL] [NAME] [EMAIL_1]", "[EMAIL] [NAME] [EMAIL_1]"),
     ],
@@ -235,7 +279,9 @@ HIDDEN = [  # value, what is left of it
 
 
 def every_character(value: str, form: str) -> str:
-    return "".join(form.format(int.from_bytes(unit)) for unit in re.findall(rb"(?s)..", value.encode("utf-16-be")))
+    return "".join(
+        form.format(int.from_bytes(unit)) for unit in re.findall(rb"(?s)..", value.encode("utf-16-be"))
+    )
 
 
 ESCAPED = {
@@ -250,7 +296,9 @@ ESCAPED = {
     "url in lower case": lambda value: re.sub("%..", lambda match: match[0].lower(), quote(value, safe="")),
     "html": lambda value: re.sub(r"\W|[^ -~]", lambda match: f"&#{ord(match[0])};", value),
     "html in hexadecimal": lambda value: "".join(f"&#x{ord(character):x};" for character in value),
-    "html by name": lambda value: value.replace("ë", "&euml;").replace("ü", "&uuml;").replace("@", "&commat;"),
+    "html by name": lambda value: (
+        value.replace("ë", "&euml;").replace("ü", "&uuml;").replace("@", "&commat;")
+    ),
 }
 LINES = [  # around one value
     '{{"a": "caf\\u00e9 {}", "b": 1}}',
@@ -273,31 +321,48 @@ def test_scrub_knows_a_value_by_its_escaped_form_in_any_line(line: str, form: st
 
 
 def test_a_row_that_is_cut_is_scrubbed_as_a_whole_one():
-    row = json.dumps({"messages": [{"role": "user", "content": "Zoë Müller <john@corp.io> " * 4000}]}).replace("@", "\\u0040")
+    row = json.dumps(
+        {"messages": [{"role": "user", "content": "Zoë Müller <john@corp.io> " * 4000}]}
+    ).replace("@", "\\u0040")
     shown = Redactor(names=EVERYONE).scrub(row[: 1 << 16])[: -(1 << 13)]
     assert shown.count("[NAME]") == shown.count("[EMAIL]") > 500
     assert not re.search("Zo|ller|john|corp", shown)
 
 
-@pytest.mark.parametrize("begin", ["eyJhbGciOiJIUzI1NiJ9.eyJ", "ops_eyJ", "ATATT3", "-----BEGIN RSA PRIVATE KEY-----\n"])
+@pytest.mark.parametrize(
+    "begin", ["eyJhbGciOiJIUzI1NiJ9.eyJ", "ops_eyJ", "ATATT3", "-----BEGIN RSA PRIVATE KEY-----\n"]
+)
 @pytest.mark.parametrize("form", ["{}", "json", "every character"])
 def test_a_long_secret_that_is_cut_leaves_nothing_before_the_last_8_kib(begin: str, form: str):
     secret = ESCAPED.get(form, str)(begin + KEY[3:] * 600)
     for cut in (len(secret), 1 << 16, 20_000, 12_345, 8_200, 5_000):
         shown = Redactor().scrub(f'{{"a": "{secret}'[:cut])
-        assert re.fullmatch(r'\{"a": "\[[A-Z_]+\](?:\\(?:u[0-9a-f]{0,3})?)?', shown), (cut, shown[:200])  # and perhaps half an escape
+        assert re.fullmatch(r'\{"a": "\[[A-Z_]+\](?:\\(?:u[0-9a-f]{0,3})?)?', shown), (
+            cut,
+            shown[:200],
+        )  # and perhaps half an escape
 
 
 @pytest.mark.parametrize(
     ("text", "scrubbed"),
     [
-        ("a -----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\n{0}\n{0}", "a [PRIVATE_KEY]"),  # headers of RFC 1421
+        (
+            "a -----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\n{0}\n{0}",
+            "a [PRIVATE_KEY]",
+        ),  # headers of RFC 1421
         ('{{"k": "-----BEGIN OPENSSH PRIVATE KEY-----\\n{0}\\n{0}\\nab=", "b": 1', '{{"k": "[PRIVATE_KEY]'),
         ("-----BEGIN PGP PRIVATE KEY BLOCK-----\n\n{0}\n-----END PGP PRIVA", "[PRIVATE_KEY]"),
         ("-----BEGIN\\u0020PRIVATE KEY-----\\u000a{0}\\/{0}", "[PRIVATE_KEY]"),
         ("-----BEGIN PRIVATE KEY-----\nMIIE", "[PRIVATE_KEY]"),
-        ("-----BEGIN PRIVATE KEY-----\n-- {0} -----BEGIN EC PRIVATE KEY-----\n{0}\n-----END EC PRIVATE KEY-----\nb", "[PRIVATE_KEY][PRIVATE_KEY]\nb"),
-        ("-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY----- {0}", "-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY----- {0}"),
+        (
+            "-----BEGIN PRIVATE KEY-----\n-- {0} -----BEGIN EC PRIVATE KEY-----\n{0}\n-----END EC PRIVATE "
+            "KEY-----\nb",
+            "[PRIVATE_KEY][PRIVATE_KEY]\nb",
+        ),
+        (
+            "-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY----- {0}",
+            "-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY----- {0}",
+        ),
     ],
 )
 def test_scrub_hides_a_private_key_without_an_end_to_the_end(text: str, scrubbed: str):
@@ -328,7 +393,13 @@ def test_is_clean(text: str, clean: bool):
 
 
 @settings(max_examples=draws(300))
-@given(st.lists(st.sampled_from([*PIECES, "\\", "u0040", "\\u005c", "%40", "&#64;", "\\ud83d", "\\ude00", "/"]) | st.text(max_size=8), max_size=8))
+@given(
+    st.lists(
+        st.sampled_from([*PIECES, "\\", "u0040", "\\u005c", "%40", "&#64;", "\\ud83d", "\\ude00", "/"])
+        | st.text(max_size=8),
+        max_size=8,
+    )
+)
 def test_a_scrubbed_text_is_clean(pieces: list[str]):
     redactor = Redactor(names=("Ann Lee", "Email"))
     assert redactor.is_clean(redactor.scrub("".join(pieces)))

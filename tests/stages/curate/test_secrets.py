@@ -10,7 +10,8 @@ from pipeline.llamacpp.tools import PROJECT
 from pipeline.stages.curate.rules.secrets import BLOCK, FORMATS, find_private_keys, find_secrets
 
 BENCHMARK = runpy.run_path(str(PROJECT / "benchmarks/redaction.py"))
-A = "aZ3kQ9xW7bN2vR5tY8uL1pM4cD6fG0hJ"  # 32 characters that look random; whole keys are put together here, never written out
+# 32 characters that look random; whole keys are put together here, never written out
+A = "aZ3kQ9xW7bN2vR5tY8uL1pM4cD6fG0hJ"
 
 
 def kinds_of(text: str) -> list[str]:
@@ -109,7 +110,11 @@ def test_a_private_key_whose_end_is_missing():
 
 
 def test_private_keys_of_a_text_that_may_be_cut():
-    begin, end, body = "-----BEGIN RSA PRIVATE KEY-----\n", "-----END RSA PRIVATE KEY-----", "Proc-Type: 4,ENCRYPTED\n\n" + A * 2 + "\n"
+    begin, end, body = (
+        "-----BEGIN RSA PRIVATE KEY-----\n",
+        "-----END RSA PRIVATE KEY-----",
+        "Proc-Type: 4,ENCRYPTED\n\n" + A * 2 + "\n",
+    )
     whole, cut, example = begin + body + end, begin + body, begin + "...\n" + end
     for text, blocks in [
         (f"a {whole} b", [whole]),
@@ -132,7 +137,21 @@ def test_a_needle_across_two_blocks():
     assert values_of(text) == [key, key]
 
 
-@pytest.mark.parametrize("unit", ["Mj", "://", "password=", "eyJ", "sk-", "-----BEGIN RSA PRIVATE KEY-----", ":AA", "-us", 'secret: "', "glpat-a"])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "Mj",
+        "://",
+        "password=",
+        "eyJ",
+        "sk-",
+        "-----BEGIN RSA PRIVATE KEY-----",
+        ":AA",
+        "-us",
+        'secret: "',
+        "glpat-a",
+    ],
+)
 def test_no_text_takes_more_than_linear_time(unit: str):
     text = unit * ((1 << 20) // len(unit))
     start = time.perf_counter()

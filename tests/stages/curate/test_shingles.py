@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.stages.curate.comparing import shingles as module
-from pipeline.stages.curate.comparing.shingles import Common, filtered, ngrams, shingles, tokenize, word_ngrams
+from pipeline.stages.curate.comparing.shingles import (
+    Common,
+    filtered,
+    ngrams,
+    shingles,
+    tokenize,
+    word_ngrams,
+)
 from pipeline.stages.curate.comparing.spill import Spill
 
 ASCII = st.text(st.characters(min_codepoint=9, max_codepoint=126), max_size=60)
@@ -24,32 +31,38 @@ def output(text: str) -> list[str]:
     return [text[start:end].strip() for start, end in pairwise(at)]
 
 
-@pytest.mark.parametrize(("text", "tokens"), [
-    ("", []),
-    (" \t\n", []),
-    ("Find all *.txt files", ["Find", "all", "*", ".", "txt", "files"]),
-    ("chmod +x a_b", ["chmod", "+", "x", "a_b"]),
-    ("don't\u00a0stop", ["don", "'", "t", "stop"]),
-    ("Straße, naïve", ["Straße", ",", "naïve"]),
-    ("你好,世界。", ["你", "好", ",", "世", "界", "。"]),
-    ("こんにちは\u3000世界", ["こ", "ん", "に", "ち", "は", "世", "界"]),
-    ("안녕 세계", ["안녕", "세계"]),
-    ("สวัสดี", list("สวัสดี")),
-    ("हिन्दी में", ["हिन्दी", "में"]),
-    ("ok 😀!", ["ok", "😀", "!"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("", []),
+        (" \t\n", []),
+        ("Find all *.txt files", ["Find", "all", "*", ".", "txt", "files"]),
+        ("chmod +x a_b", ["chmod", "+", "x", "a_b"]),
+        ("don't\u00a0stop", ["don", "'", "t", "stop"]),
+        ("Straße, naïve", ["Straße", ",", "naïve"]),
+        ("你好,世界。", ["你", "好", ",", "世", "界", "。"]),
+        ("こんにちは\u3000世界", ["こ", "ん", "に", "ち", "は", "世", "界"]),
+        ("안녕 세계", ["안녕", "세계"]),
+        ("สวัสดี", list("สวัสดี")),
+        ("हिन्दी में", ["हिन्दी", "में"]),
+        ("ok 😀!", ["ok", "😀", "!"]),
+    ],
+)
 def test_tokens(text: str, tokens: list[str]) -> None:
     assert output(text) == tokens
 
 
-@pytest.mark.parametrize(("one", "other", "same"), [
-    ("Find  ALL\nfiles", "find all files", True),
-    ("ÄRGER", "ärger", True),
-    ("chmod +x", "chmod -x", False),
-    ("ab", "ba", False),
-    ("a b", "ab", False),
-    ("世界", "界世", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("Find  ALL\nfiles", "find all files", True),
+        ("ÄRGER", "ärger", True),
+        ("chmod +x", "chmod -x", False),
+        ("ab", "ba", False),
+        ("a b", "ab", False),
+        ("世界", "界世", False),
+    ],
+)
 def test_same_tokens(one: str, other: str, same: bool) -> None:
     assert np.array_equal(tokenize([one]).hashes, tokenize([other]).hashes) == same
 
@@ -82,7 +95,9 @@ def test_a_text_longer_than_a_batch_is_cut_between_words() -> None:
     text = "some words and, again, words " * 20_000
     once = tokenize(["some words and, again, words "]).hashes
     assert np.array_equal(tokenize([text]).hashes, np.tile(once, 20_000))
-    assert len(tokenize(["x" * 500_000]).hashes) == -(-500_000 // (module.BATCH - 1))  # no space to cut at: bounded all the same
+    assert len(tokenize(["x" * 500_000]).hashes) == -(
+        -500_000 // (module.BATCH - 1)
+    )  # no space to cut at: bounded all the same
 
 
 @given(st.lists(st.text("ab ", max_size=14), max_size=5), st.integers(1, 4))
@@ -92,7 +107,9 @@ def test_ngrams_are_equal_where_their_tokens_are(texts: list[str], n: int) -> No
     spelled = [tuple(words[i : i + n]) for words in map(str.split, texts) for i in range(len(words) - n + 1)]
     assert np.diff(offsets).tolist() == [max(len(text.split()) - n + 1, 0) for text in texts]
     assert len(grams) == len(spelled)
-    assert len(set(grams.tolist())) == len(set(spelled)) == len(set(zip(grams.tolist(), spelled, strict=True)))
+    assert (
+        len(set(grams.tolist())) == len(set(spelled)) == len(set(zip(grams.tolist(), spelled, strict=True)))
+    )
 
 
 def test_short_documents_have_one_shingle() -> None:
@@ -104,7 +121,9 @@ def test_short_documents_have_one_shingle() -> None:
 
 
 def test_words_are_counted_without_what_is_between_them() -> None:
-    assert np.array_equal(word_ngrams(tokenize(["It's: one, two"]), 4)[0], word_ngrams(tokenize(["it s one (two)!"]), 4)[0])
+    assert np.array_equal(
+        word_ngrams(tokenize(["It's: one, two"]), 4)[0], word_ngrams(tokenize(["it s one (two)!"]), 4)[0]
+    )
     assert len(word_ngrams(tokenize(["10 + 8 = <<10+8=18>>18"]), 13)[0]) == 0
 
 
@@ -112,9 +131,15 @@ def test_words_are_counted_without_what_is_between_them() -> None:
 def test_filtered_documents_keep_their_own(items: list[tuple[int, bool]], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(items)), max_size=4)))
     offsets = np.array([0, *cuts, len(items)])
-    kept, begins = filtered(np.array([key for key, _ in items], np.uint64), offsets, np.array([keep for _, keep in items], np.bool_))
+    kept, begins = filtered(
+        np.array([key for key, _ in items], np.uint64),
+        offsets,
+        np.array([keep for _, keep in items], np.bool_),
+    )
     for i in range(len(offsets) - 1):
-        assert kept[begins[i] : begins[i + 1]].tolist() == [key for key, keep in items[offsets[i] : offsets[i + 1]] if keep]
+        assert kept[begins[i] : begins[i + 1]].tolist() == [
+            key for key, keep in items[offsets[i] : offsets[i + 1]] if keep
+        ]
 
 
 @given(st.sets(st.integers(0, 2**64 - 1)), st.lists(st.integers(0, 2**64 - 1)))
@@ -126,5 +151,8 @@ def test_common_is_a_set(members: set[int], asked: list[int]) -> None:
 
 def test_common_counts_rows_not_occurrences(tmp_path: Path) -> None:
     spill = Spill(tmp_path)
-    spill.add(np.array([1, 1, 1, 2, 2, 2, 3], np.uint64) << np.uint64(60), np.array([0, 0, 0, 0, 1, 2, 0], np.uint32))
+    spill.add(
+        np.array([1, 1, 1, 2, 2, 2, 3], np.uint64) << np.uint64(60),
+        np.array([0, 0, 0, 0, 1, 2, 0], np.uint32),
+    )
     assert Common.of(spill, 3).hashes.tolist() == [2 << 60]

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from pipeline.stages.curate.comparing import spill
 from pipeline.stages.curate.comparing.spill import Spill, sizes, starts
 
-KEYS = st.sampled_from([0, 1, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1) | st.integers(0, 9).map(lambda i: i * 0x9E3779B97F4A7C15 % 2**64)
+KEYS = (
+    st.sampled_from([0, 1, 2**63, 2**64 - 1])
+    | st.integers(0, 2**64 - 1)
+    | st.integers(0, 9).map(lambda i: i * 0x9E3779B97F4A7C15 % 2**64)
+)
 RECORDS = st.lists(st.lists(st.tuples(KEYS, st.integers(0, 2**32 - 1)), max_size=40), max_size=6)
 
 
@@ -26,11 +30,19 @@ def grouped(records: list[tuple[int, int]], least: int) -> dict[int, list[int]]:
 
 
 @given(RECORDS, st.integers(2, 4), st.integers(1, 50), st.integers(1, 50))
-def test_groups_are_those_of_a_dictionary(blocks: list[list[tuple[int, int]]], least: int, run: int, partition: int) -> None:
-    with TemporaryDirectory() as folder, patch.object(spill, "RUN", run), patch.object(spill, "PARTITION", partition):
+def test_groups_are_those_of_a_dictionary(
+    blocks: list[list[tuple[int, int]]], least: int, run: int, partition: int
+) -> None:
+    with (
+        TemporaryDirectory() as folder,
+        patch.object(spill, "RUN", run),
+        patch.object(spill, "PARTITION", partition),
+    ):
         it = Spill(Path(folder))
         for block in blocks:
-            it.add(np.array([key for key, _ in block], np.uint64), np.array([row for _, row in block], np.uint32))
+            it.add(
+                np.array([key for key, _ in block], np.uint64), np.array([row for _, row in block], np.uint32)
+            )
         for _ in range(2):  # it can be read again
             found: list[tuple[int, int]] = []
             for keys, rows in it.groups(least):
@@ -57,11 +69,14 @@ def test_no_file_is_left(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("keys", "begins", "counts"), [
-    ([], [], []),
-    ([5], [0], [1]),
-    ([1, 1, 2, 1, 1, 1], [0, 2, 3], [2, 2, 1, 3, 3, 3]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keys", "begins", "counts"),
+    [
+        ([], [], []),
+        ([5], [0], [1]),
+        ([1, 1, 2, 1, 1, 1], [0, 2, 3], [2, 2, 1, 3, 3, 3]),
+    ],
+)
 def test_groups_of_equal_neighbors(keys: list[int], begins: list[int], counts: list[int]) -> None:
     assert starts(np.array(keys)).tolist() == begins
     assert sizes(np.array(keys)).tolist() == counts

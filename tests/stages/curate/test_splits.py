@@ -12,7 +12,13 @@ def keys_of(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 2**63, count).astype(np.uint64)
 
 
-def split(group: list[int], domain: list[int] | None = None, keep: list[bool] | None = None, keys: np.ndarray | None = None, **options) -> np.ndarray:
+def split(
+    group: list[int],
+    domain: list[int] | None = None,
+    keep: list[bool] | None = None,
+    keys: np.ndarray | None = None,
+    **options,
+) -> np.ndarray:
     count = len(group)
     return assign_splits(
         np.array(group, np.int32),

@@ -1,4 +1,6 @@
-"""Texts over the token budget: parts that joined are the text, each within the budget, cut where a reader would cut."""
+"""Texts over the token budget: parts that joined are the text, each within the budget, cut where a reader
+would cut.
+"""
 
 import random
 import time
@@ -40,7 +42,14 @@ def with_budget(rule: Length, most: int) -> Length:
 
 
 def text_row(text: str, **more: Any) -> Row:
-    row = {"source": "a.jsonl:3", "kind": "text", "domain": "d", "messages": [], "segments": [{"text": text, "train": True}], **more}
+    row = {
+        "source": "a.jsonl:3",
+        "kind": "text",
+        "domain": "d",
+        "messages": [],
+        "segments": [{"text": text, "train": True}],
+        **more,
+    }
     return {"id": row_id(row), **row}
 
 
@@ -49,13 +58,37 @@ def joined(parts: list[Row]) -> str:
 
 
 PIECES = st.sampled_from(
-    [ENGLISH, CHINESE, HINDI, THAI, "\n\n", "\n", " \t ", "\r\n \r\n", "3.14", "…", "e.g. this", "。」", "👩‍💻", "e\u0301\u0323", "  x = 1\n",
-     "0123456789" * 3, "مرحبا بالعالم؟ ", "\u2029", "．", "a" * 30, "Z\u0335\u0321" * 4]
-)  # fmt: skip
+    [
+        ENGLISH,
+        CHINESE,
+        HINDI,
+        THAI,
+        "\n\n",
+        "\n",
+        " \t ",
+        "\r\n \r\n",
+        "3.14",
+        "…",
+        "e.g. this",
+        "。」",
+        "👩‍💻",
+        "e\u0301\u0323",
+        "  x = 1\n",
+        "0123456789" * 3,
+        "مرحبا بالعالم؟ ",
+        "\u2029",
+        "．",
+        "a" * 30,
+        "Z\u0335\u0321" * 4,
+    ]
+)
 
 
 @settings(max_examples=draws(150))
-@given(text=st.lists(PIECES | st.text(max_size=8), min_size=1, max_size=40).map("".join).filter(str.strip), most=st.integers(24, 120))
+@given(
+    text=st.lists(PIECES | st.text(max_size=8), min_size=1, max_size=40).map("".join).filter(str.strip),
+    most=st.integers(24, 120),
+)
 def test_joined_parts_are_the_text_and_each_is_within_the_budget(rule: Length, text: str, most: int) -> None:
     rule, changes = with_budget(rule, most), list[Any]()
     row = text_row(text)
@@ -70,7 +103,9 @@ def test_joined_parts_are_the_text_and_each_is_within_the_budget(rule: Length, t
     assert all(part["segments"][0]["text"].strip() for part in parts)
     assert (len(parts) == 1) == (rule.counter.count_row(row) <= most) == (not changes)
     if len(parts) > 1:
-        assert [part["source"] for part in parts] == [f"a.jsonl:3#{number}" for number in range(1, len(parts) + 1)]
+        assert [part["source"] for part in parts] == [
+            f"a.jsonl:3#{number}" for number in range(1, len(parts) + 1)
+        ]
         assert [len(part["segments"]) for part in parts] == [2] * (len(parts) - 1) + [1]
     for part in parts:
         check_row(part)
@@ -86,8 +121,16 @@ def cut(text: str, most: int) -> list[str]:
     [
         ("One two. Three.\n\nFour five six seven.", 24, ["One two. Three.\n\n", "Four five six seven."]),
         ("One two. Three four. Five six.", 22, ["One two. Three four. ", "Five six."]),
-        ("He said “no.” Then (he left!) Then more of it.", 32, ["He said “no.” Then (he left!) ", "Then more of it."]),
-        ("Pi is 3.14 and e.g. this goes on. And so on", 40, ["Pi is 3.14 and e.g. this goes on. ", "And so on"]),
+        (
+            "He said “no.” Then (he left!) Then more of it.",
+            32,
+            ["He said “no.” Then (he left!) ", "Then more of it."],
+        ),
+        (
+            "Pi is 3.14 and e.g. this goes on. And so on",
+            40,
+            ["Pi is 3.14 and e.g. this goes on. ", "And so on"],
+        ),
         ("他说：「好。」然后走了。再见！", 13, ["他说：「好。」然后走了。", "再见！"]),
         ("कुत्ता है। बिल्ली है। और", 22, ["कुत्ता है। बिल्ली है। ", "और"]),
         ("first line\nsecond line\nthird", 25, ["first line\nsecond line\n", "third"]),
@@ -100,7 +143,7 @@ def cut(text: str, most: int) -> list[str]:
         (" " * 50 + "word wor", 56, [" " * 50 + "word ", "wor"]),  # no part is space alone
         (" " * 50 + "word", 53, None),
     ],
-)  # fmt: skip
+)
 def test_a_text_is_cut_where_a_reader_would_cut_it(text: str, most: int, parts: list[str] | None) -> None:
     if parts is None:
         with pytest.raises(Unbreakable):
@@ -125,7 +168,9 @@ def test_only_the_last_part_learns_the_end_of_text(rule: Length, folder: Path) -
     assert len(parts) > 2
     tokenizer = load_tokenizer(folder)
     encoded = [each[0] for _, each in encode(tokenizer, parts) if isinstance(each, list)]
-    assert [tokenizer.eos_token_id in [label for label in one.labels if label != IGNORED] for one in encoded] == [False] * (len(parts) - 1) + [True]
+    assert [
+        tokenizer.eos_token_id in [label for label in one.labels if label != IGNORED] for one in encoded
+    ] == [False] * (len(parts) - 1) + [True]
     assert [len(one.ids) for one in encoded] == [rule.counter.count_row(part) for part in parts]
 
 
@@ -143,7 +188,11 @@ def test_a_split_text_is_noted(rule: Length) -> None:
     [
         (text_row("a" * 900), "split"),
         (text_row(ENGLISH * 9), "reject"),
-        (text_row("") | {"segments": [{"text": ENGLISH, "train": False}, {"text": ENGLISH * 4, "train": True}]}, "split"),
+        (
+            text_row("")
+            | {"segments": [{"text": ENGLISH, "train": False}, {"text": ENGLISH * 4, "train": True}]},
+            "split",
+        ),
     ],
 )
 def test_what_can_not_be_split_is_rejected_with_its_reason(rule: Length, row: Row, mode: Any) -> None:
@@ -156,7 +205,10 @@ def test_what_can_not_be_split_is_rejected_with_its_reason(rule: Length, row: Ro
 
 LINE = 1 << 19  # bytes, an eighth of the longest line
 LONG = {
-    "a book": lambda: "".join(ENGLISH * random.Random(n).randrange(1, 9) + "\n\n" for n in range(LINE // 400))[:LINE],  # noqa: S311
+    "a book": lambda: "".join(
+        ENGLISH * random.Random(n).randrange(1, 9) + "\n\n"  # noqa: S311
+        for n in range(LINE // 400)  # noqa: RUF100, S311
+    )[:LINE],
     "different words": lambda: " ".join(f"w{number:x}" for number in range(LINE // 7)),
     "one word": lambda: "a" * LINE,
     "nearly one word a part": lambda: " ".join(["xq" * 2000] * (LINE // 4001)),

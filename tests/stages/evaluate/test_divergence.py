@@ -1,4 +1,6 @@
-"""divergence: float32 terms are exact enough, figures follow llama-perplexity's definitions, and a long row takes no more memory than a short one."""
+"""divergence: float32 terms are exact enough, figures follow llama-perplexity's definitions, and a long row
+takes no more memory than a short one.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,23 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.logits import CHUNK, divergence, log_softmax, nmse, open_gguf
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.evaluate.divergence import SELF_ROWS, Comparison, Row, compare_logits, divergence_of, same_start, summary
+from pipeline.stages.evaluate.divergence import (
+    SELF_ROWS,
+    Comparison,
+    Row,
+    compare_logits,
+    divergence_of,
+    same_start,
+    summary,
+)
 
 VOCABULARY = 1000
 
 
 class Model:
-    """A model whose logits are a table: row `n` of it after the token `n`, so that they don't depend on what came before."""
+    """A model whose logits are a table: row `n` of it after the token `n`, so that they don't depend on what
+    came before.
+    """
 
     def __init__(self, table: Any) -> None:
         self.table, self.vocabulary, self.read = np.asarray(table, np.float32), len(table[0]), 0
@@ -48,13 +60,17 @@ class Reset(Model):
     """Says where it was asked to start, as a model with memory must."""
 
     def stream(self, ids: list[int], start: int = 0) -> Any:
-        assert ids[:start] == getattr(self, "held", [])[:start], "what is not read again must be what is in memory"
+        assert ids[:start] == getattr(self, "held", [])[:start], (
+            "what is not read again must be what is in memory"
+        )
         self.held = ids
         yield from super().stream(ids, start)
 
 
 def perplexity_of(model: Model, some: list[Row]) -> float:
-    losses = [-log_softmax(model.table[row.ids[:-1]])[np.arange(len(row.ids) - 1), row.ids[1:]] for row in some]
+    losses = [
+        -log_softmax(model.table[row.ids[:-1]])[np.arange(len(row.ids) - 1), row.ids[1:]] for row in some
+    ]
     return float(np.exp(np.concatenate(losses).mean()))
 
 
@@ -63,11 +79,18 @@ def rows(count: int, seed: int = 0) -> list[Row]:
     made = []
     for _ in range(count):
         ids = random.integers(0, VOCABULARY, int(random.integers(3, 40))).tolist()
-        made.append(Row(ids, sorted(random.choice(len(ids) - 1, max(1, len(ids) // 3), replace=False).tolist())))
+        made.append(
+            Row(ids, sorted(random.choice(len(ids) - 1, max(1, len(ids) // 3), replace=False).tolist()))
+        )
     return made
 
 
-@given(st.integers(0, 1 << 31), st.sampled_from((1e-3, 1e-2, 0.3, 3.0)), st.sampled_from((0.0, 12.0, 30.0)), st.sampled_from((-1e4, 0.0, 1e4)))
+@given(
+    st.integers(0, 1 << 31),
+    st.sampled_from((1e-3, 1e-2, 0.3, 3.0)),
+    st.sampled_from((0.0, 12.0, 30.0)),
+    st.sampled_from((-1e4, 0.0, 1e4)),
+)
 def test_float32_terms_are_right_to_1e_7(seed: int, noise: float, sharp: float, offset: float) -> None:
     random = np.random.default_rng(seed)
     reference = random.normal(0, 4, (3, 5000)).astype(np.float32) + np.float32(offset)
@@ -91,7 +114,9 @@ def test_a_distribution_is_nothing_away_from_itself(seed: int) -> None:
 
 
 def test_the_logits_given_are_left_alone() -> None:
-    model, reference = (np.random.default_rng(seed).normal(0, 5, (4, 300)).astype(np.float32) for seed in (0, 1))
+    model, reference = (
+        np.random.default_rng(seed).normal(0, 5, (4, 300)).astype(np.float32) for seed in (0, 1)
+    )
     before = model.copy(), reference.copy()
     compare_logits(model, reference, np.zeros(4, np.intp))
     assert np.array_equal(model, before[0])
@@ -99,10 +124,17 @@ def test_the_logits_given_are_left_alone() -> None:
 
 
 def test_figures_by_hand() -> None:
-    comparison = Comparison(np.log([2.0, 8.0]), np.array([0.1, 0.3]), np.array([True, False]), np.array([0.3, -0.4]))
+    comparison = Comparison(
+        np.log([2.0, 8.0]), np.array([0.1, 0.3]), np.array([True, False]), np.array([0.3, -0.4])
+    )
     found = summary(comparison.loss, comparison)
     assert found["perplexity"] == 4.0
-    assert (found["kld_mean"], found["kld_median"], found["kld_max"], found["same_top"]) == (pytest.approx(0.2), pytest.approx(0.2), 0.3, 0.5)
+    assert (found["kld_mean"], found["kld_median"], found["kld_max"], found["same_top"]) == (
+        pytest.approx(0.2),
+        pytest.approx(0.2),
+        0.3,
+        0.5,
+    )
     assert found["kld_p999"] == pytest.approx(0.2998)  # llama-perplexity interpolates the same way
     assert found["rms_dp"] == pytest.approx(np.sqrt((0.09 + 0.16) / 2), abs=1e-5)
 
@@ -132,7 +164,13 @@ def test_a_model_is_compared_with_itself_on_a_few_rows_and_measured_on_all() -> 
     again = Model(model.table)
     some = rows(9)
     found = divergence_of(model, again, some, "x", itself=True)  # type: ignore[arg-type]
-    assert found["self_divergence"] == found["kld_mean"] == found["all_tokens"]["kld_max"] == found["rms_dp"] == 0.0
+    assert (
+        found["self_divergence"]
+        == found["kld_mean"]
+        == found["all_tokens"]["kld_max"]
+        == found["rms_dp"]
+        == 0.0
+    )
     assert found["same_top"] == 1.0
     assert again.read == sum(len(row.ids) - 1 for row in some[:SELF_ROWS])
     assert found["all_tokens"]["tokens"] == model.read == sum(len(row.ids) - 1 for row in some)
@@ -148,13 +186,20 @@ def test_what_rows_have_in_common_is_read_once_and_counts_for_each(seed: int, it
     for _ in range(8):
         ids = prompts[random.integers(3)] + random.integers(0, 50, int(random.integers(0, 9))).tolist() + [0]
         some.append(Row(ids, [len(ids) - 2]))
-    plain, shared = Reset(reference.table if itself else model.table), Reset(reference.table if itself else model.table)
+    plain, shared = (
+        Reset(reference.table if itself else model.table),
+        Reset(reference.table if itself else model.table),
+    )
     found = divergence_of(shared, reference, some, "x", itself=itself)  # type: ignore[arg-type]
     assert found["all_tokens"]["tokens"] == sum(len(row.ids) - 1 for row in some) >= shared.read
     assert found["all_tokens"]["perplexity"] == pytest.approx(perplexity_of(plain, some), rel=1e-5, abs=1e-4)
     if not itself:
-        klds = [divergence(*(log_softmax(one.table[row.ids[:-1]]) for one in (reference, model))) for row in some]
-        assert found["all_tokens"]["kld_mean"] == pytest.approx(np.concatenate(klds).mean(), rel=1e-5, abs=1e-7)
+        klds = [
+            divergence(*(log_softmax(one.table[row.ids[:-1]]) for one in (reference, model))) for row in some
+        ]
+        assert found["all_tokens"]["kld_mean"] == pytest.approx(
+            np.concatenate(klds).mean(), rel=1e-5, abs=1e-7
+        )
 
 
 def test_same_start_stops_before_what_is_followed_by_another_token() -> None:
@@ -188,14 +233,22 @@ def test_other_vocabularies_are_refused() -> None:
 def wide_gguf(file: Path, words: int) -> Path:
     """A tiny GGUF with a vocabulary of `words` tokens."""
     more = [f"word{number}" for number in range(words - 261)]
-    fields = {"llama.vocab_size": words, "llama.context_length": 4096, "tokenizer.ggml.token_type": [1] * 258 + [3] * 3 + [1] * len(more)}
+    fields = {
+        "llama.vocab_size": words,
+        "llama.context_length": 4096,
+        "tokenizer.ggml.token_type": [1] * 258 + [3] * 3 + [1] * len(more),
+    }
     known = read_header(tiny_gguf(file)).fields["tokenizer.ggml.tokens"]
     embedding = np.random.default_rng(1).normal(0, 0.1, (words, 32)).astype(np.float16)
-    tiny_gguf(file, tensors={"token_embd.weight": embedding}, **fields, **{"tokenizer.ggml.tokens": known + more})
+    tiny_gguf(
+        file, tensors={"token_embd.weight": embedding}, **fields, **{"tokenizer.ggml.tokens": known + more}
+    )
     return file
 
 
-def test_a_streamed_row_is_the_row_and_takes_no_more_memory_than_a_piece(tools: Toolchain, tmp_path: Path) -> None:
+def test_a_streamed_row_is_the_row_and_takes_no_more_memory_than_a_piece(
+    tools: Toolchain, tmp_path: Path
+) -> None:
     """A row of 2,048 tokens at a vocabulary of 152k would be 1.2 GB of logits for each model."""
     file, status = wide_gguf(tmp_path / "wide.gguf", 151_936), Path("/proc/self/status")
     ids = np.random.default_rng(0).integers(0, 150_000, 2048).tolist()
@@ -217,4 +270,6 @@ def test_a_streamed_row_is_the_row_and_takes_no_more_memory_than_a_piece(tools: 
 
 
 def resident(status: Path) -> int:
-    return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmRSS"))
+    return next(
+        int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmRSS")
+    )

@@ -1,4 +1,6 @@
-"""evaluate: the right positions are measured against the right reference, unusable input is refused, and every part is in the figures."""
+"""evaluate: the right positions are measured against the right reference, unusable input is refused, and
+every part is in the figures.
+"""
 
 import itertools
 import json
@@ -14,7 +16,16 @@ from pipeline.config.sections import reference_of
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.stages.evaluate.stage import divergence_rows, main, timed
 
-ALL = {"perplexity", "perplexity_error", "kld_mean", "kld_median", "kld_p999", "kld_max", "same_top", "rms_dp"}
+ALL = {
+    "perplexity",
+    "perplexity_error",
+    "kld_mean",
+    "kld_median",
+    "kld_p999",
+    "kld_max",
+    "same_top",
+    "rms_dp",
+}
 
 
 def report(finished: Path, model: str) -> dict[str, Any]:
@@ -24,7 +35,15 @@ def report(finished: Path, model: str) -> dict[str, Any]:
 
 def test_rows_are_measured_where_the_next_token_is_the_assistants(finished: Path, tmp_path: Path) -> None:
     rows, settings = tmp_path / "test.jsonl", load_params(finished / "params.yaml").evaluate
-    rows.write_text(json.dumps({"id": "r", "messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]}) + "\n")
+    rows.write_text(
+        json.dumps(
+            {
+                "id": "r",
+                "messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}],
+            }
+        )
+        + "\n"
+    )
     tokenizer = load_tokenizer(finished / "models/adapter")
     (row,) = divergence_rows(tokenizer, rows, settings)
     assert row.ids[row.positions[-1] + 1] == tiny.END  # <|im_end|>
@@ -34,7 +53,9 @@ def test_rows_are_measured_where_the_next_token_is_the_assistants(finished: Path
 
 
 def test_the_answers_file_has_one_line_a_row_with_its_score(finished: Path) -> None:
-    lines = [json.loads(line) for line in (finished / "reports/eval/F16.answers.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (finished / "reports/eval/F16.answers.jsonl").read_text().splitlines()
+    ]
     assert len(lines) == report(finished, "F16")["task"]["rows"] == 2
     keys = {"id", "domain", "prompt", "reference", "answer", "stopped", "refused", "score", "scores"}
     assert all(line.keys() == keys for line in lines)
@@ -44,7 +65,16 @@ def test_the_answers_file_has_one_line_a_row_with_its_score(finished: Path) -> N
 def test_every_part_is_measured(finished: Path, model: str) -> None:
     found = report(finished, model)
     assert found["reference"] == "F16"
-    assert found.keys() >= ALL | {"kv_cache_bytes", "perplexity_rows", "perplexity_tokens", "speed", "serving", "task", "general", "harness"}
+    assert found.keys() >= ALL | {
+        "kv_cache_bytes",
+        "perplexity_rows",
+        "perplexity_tokens",
+        "speed",
+        "serving",
+        "task",
+        "general",
+        "harness",
+    }
     assert found["all_tokens"].keys() == ALL | {"tokens"}
     assert found["all_tokens"]["tokens"] > found["perplexity_tokens"]
     assert found["seconds"].keys() == {"divergence", "speed", "serving", "task", "general", "harness"}
@@ -64,7 +94,13 @@ def test_f16_is_proven_to_be_itself_and_a_level_is_not(finished: Path) -> None:
 
 @pytest.mark.parametrize(
     ("model", "reference"),
-    [("F16", "F16"), ("base-F16", "F16"), ("Q4_K_M", "F16"), ("Q4_K_M-imatrix", "F16"), ("base-Q4_K_M", "base-F16")],
+    [
+        ("F16", "F16"),
+        ("base-F16", "F16"),
+        ("Q4_K_M", "F16"),
+        ("Q4_K_M-imatrix", "F16"),
+        ("base-Q4_K_M", "base-F16"),
+    ],
 )
 def test_a_level_of_the_base_is_compared_with_the_base(model: str, reference: str) -> None:
     assert reference_of(model, "F16") == reference

@@ -1,4 +1,6 @@
-"""evaluate where nothing is merged: which files a model is made of, what it is compared with, and that the adapter is really on it everywhere."""
+"""evaluate where nothing is merged: which files a model is made of, what it is compared with, and that the
+adapter is really on it everywhere.
+"""
 
 import json
 import shutil
@@ -38,7 +40,13 @@ def params(level: str | None, method: str = "sft") -> Params:
 
 
 def settings(**changed: Any) -> Any:
-    small = {"prompt_lengths": [16, 8, 16], "generation_depths": [0, 12], "repetitions": 2, "threads": 1, "ctx_size": 128}
+    small = {
+        "prompt_lengths": [16, 8, 16],
+        "generation_depths": [0, 12],
+        "repetitions": 2,
+        "threads": 1,
+        "ctx_size": 128,
+    }
     return adapter_inputs.params().evaluate.model_copy(update=small | changed)
 
 
@@ -56,7 +64,10 @@ def test_what_each_model_is_compared_with(level: str | None, method: str, refere
 
 def test_the_merged_graph_is_as_it_was(tmp_path: Path) -> None:
     found = load_params(DEMO_RECIPE)
-    assert model_files(found, tmp_path, "base-Q4_K_M") == (tmp_path / "models/gguf/demo-base-Q4_K_M.gguf", None)
+    assert model_files(found, tmp_path, "base-Q4_K_M") == (
+        tmp_path / "models/gguf/demo-base-Q4_K_M.gguf",
+        None,
+    )
     assert compared_with(found, "base-Q4_K_M") == "base-F16"
 
 
@@ -64,11 +75,15 @@ def test_base_and_adapter_are_one_file_and_the_adapter_has_a_second(tmp_path: Pa
     found = adapter_inputs.params()
     base, lora = tmp_path / "models/base", tmp_path / "models/gguf/demo-lora.gguf"
     assert {model: model_files(found, tmp_path, model) for model in ("base", "adapter", "source")} == {
-        "base": (base / "model.gguf", None), "adapter": (base / "model.gguf", lora), "source": (base / "source.gguf", None),
-    }  # fmt: skip
+        "base": (base / "model.gguf", None),
+        "adapter": (base / "model.gguf", lora),
+        "source": (base / "source.gguf", None),
+    }
 
 
-def test_divergence_is_measured_with_the_adapter_on_and_row_by_row(files: tuple[Path, Path], tools: Toolchain) -> None:
+def test_divergence_is_measured_with_the_adapter_on_and_row_by_row(
+    files: tuple[Path, Path], tools: Toolchain
+) -> None:
     base, lora = files
     bare = compared(base, base, ROWS, settings(), tools, by_row=True)
     assert bare["self_divergence"] < 1e-6
@@ -83,13 +98,22 @@ def test_divergence_is_measured_with_the_adapter_on_and_row_by_row(files: tuple[
     assert "by_row" not in compared(base, base, ROWS, settings(), tools)
 
 
-def test_speed_is_measured_with_the_adapter_on(files: tuple[Path, Path], tools: Toolchain, tmp_path: Path) -> None:
+def test_speed_is_measured_with_the_adapter_on(
+    files: tuple[Path, Path], tools: Toolchain, tmp_path: Path
+) -> None:
     base, lora = files
     for one in (None, lora):
         found = speed_in_process(base, one, settings(), tools)
         assert [test["tokens"] for test in found["speed"]["prompt"]] == [16, 8]
-        assert [(test["depth"], test["tokens"]) for test in found["speed"]["generation"]] == [(0, GENERATED), (12, GENERATED)]
-        assert {test["runs"] for tests in (found["speed"]["prompt"], found["speed"]["generation"]) for test in tests} == {2}
+        assert [(test["depth"], test["tokens"]) for test in found["speed"]["generation"]] == [
+            (0, GENERATED),
+            (12, GENERATED),
+        ]
+        assert {
+            test["runs"]
+            for tests in (found["speed"]["prompt"], found["speed"]["generation"])
+            for test in tests
+        } == {2}
         assert found["speed"]["by"] == IN_PROCESS
         assert found["prompt_tok_s"] == found["speed"]["prompt"][0]["median"] > 0
         assert found["generation_tok_s"] == found["speed"]["generation"][0]["median"] > 0
@@ -97,7 +121,9 @@ def test_speed_is_measured_with_the_adapter_on(files: tuple[Path, Path], tools: 
         speed_in_process(base, tiny_lora(tmp_path / "other.gguf", arch="qwen2"), settings(), tools)
 
 
-def test_the_server_that_is_measured_and_asked_has_the_adapter(files: tuple[Path, Path], tools: Toolchain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_that_is_measured_and_asked_has_the_adapter(
+    files: tuple[Path, Path], tools: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base, lora = files
     asked: list[Any] = []
 
@@ -118,7 +144,9 @@ def test_the_server_that_is_measured_and_asked_has_the_adapter(files: tuple[Path
     assert asked == [lora, lora, None, None]
 
 
-def test_files_that_are_not_there_are_a_sentence(files: tuple[Path, Path], tools: Toolchain, tmp_path: Path) -> None:
+def test_files_that_are_not_there_are_a_sentence(
+    files: tuple[Path, Path], tools: Toolchain, tmp_path: Path
+) -> None:
     with pytest.raises((ToolError, DataError), match="gone"):
         compared(files[0], files[0], ROWS, settings(), tools, tmp_path / "gone.gguf")
 
@@ -132,10 +160,20 @@ def test_the_whole_stage_of_base_and_adapter(tools: Toolchain, tmp_path: Path) -
     (tmp_path / "models/gguf").mkdir()
     lora = tiny_lora(tmp_path / "models/gguf/demo-lora.gguf", size=2.0)
     (tmp_path / "data/final").mkdir(parents=True)
-    turns = [[{"role": "user", "content": f"hello {number}"}, {"role": "assistant", "content": "hell"}] for number in range(6)]
+    turns = [
+        [{"role": "user", "content": f"hello {number}"}, {"role": "assistant", "content": "hell"}]
+        for number in range(6)
+    ]
     lines = [json.dumps({"id": f"r{number}", "messages": one}) + "\n" for number, one in enumerate(turns)]
     (tmp_path / "data/final/test.jsonl").write_text("".join(lines), encoding="utf-8")
-    small = {"scorers": ["exact_match"], "general": "none", "max_new_tokens": 8, "perplexity_rows": 6, "task_rows": 2, "ctx_size": 200}
+    small = {
+        "scorers": ["exact_match"],
+        "general": "none",
+        "max_new_tokens": 8,
+        "perplexity_rows": 6,
+        "task_rows": 2,
+        "ctx_size": 200,
+    }
     found = params(None)
     found = found.model_copy(
         update={
@@ -145,11 +183,18 @@ def test_the_whole_stage_of_base_and_adapter(tools: Toolchain, tmp_path: Path) -
     )
     for model in ("base", "adapter"):
         main(found, tmp_path, model)
-    output = {model: json.loads((tmp_path / f"reports/eval/{model}.json").read_text()) for model in ("base", "adapter")}
+    output = {
+        model: json.loads((tmp_path / f"reports/eval/{model}.json").read_text())
+        for model in ("base", "adapter")
+    }
     answers = {model: (tmp_path / f"reports/eval/{model}.answers.jsonl").read_text() for model in output}
     assert output["base"]["file"] == output["adapter"]["file"] == "model.gguf"
     assert output["base"]["sha256"] == output["adapter"]["sha256"] == file_hash(base / "model.gguf")
-    assert output["adapter"]["lora"] == {"file": lora.name, "sha256": file_hash(lora), "bytes": lora.stat().st_size}
+    assert output["adapter"]["lora"] == {
+        "file": lora.name,
+        "sha256": file_hash(lora),
+        "bytes": lora.stat().st_size,
+    }
     assert output["adapter"]["bytes"] == output["base"]["bytes"] + lora.stat().st_size
     assert [output[model]["reference"] for model in output] == ["base", "base"]
     assert output["base"]["kld_max"] < 1e-6 < output["adapter"]["kld_mean"]

@@ -1,4 +1,6 @@
-"""evaluation.general: the questions are sound, a right answer is told from a likely one, and sharing a prompt changes no figure."""
+"""evaluation.general: the questions are sound, a right answer is told from a likely one, and sharing a prompt
+changes no figure.
+"""
 
 import json
 from collections import Counter
@@ -30,12 +32,20 @@ from pipeline.stages.evaluate.general import (
 )
 
 ROOT = Path("/nowhere")
-ROW = {"subject": "letters", "question": "Which letter is the first?", "choices": ["a", "b", "c"], "answer": 0}
+ROW = {
+    "subject": "letters",
+    "question": "Which letter is the first?",
+    "choices": ["a", "b", "c"],
+    "answer": 0,
+}
 
 
 def questions(*answers: int) -> list[Question]:
     choices = ("he", "she", "it is", "they were")
-    return [Question("builtin", i + 1, f"subject {i % 2}", f"Who was it in story {i}?", choices, answer) for i, answer in enumerate(answers)]
+    return [
+        Question("builtin", i + 1, f"subject {i % 2}", f"Who was it in story {i}?", choices, answer)
+        for i, answer in enumerate(answers)
+    ]
 
 
 # the file that comes with Quench
@@ -43,11 +53,16 @@ def questions(*answers: int) -> list[Question]:
 
 def test_the_builtin_questions_are_8_subjects_of_15() -> None:
     found = load_questions("builtin", ROOT)
-    assert [len({q.subject for q in found}), *{Counter(q.subject for q in found)[subject] for subject in {q.subject for q in found}}] == [8, 15]
+    assert [
+        len({q.subject for q in found}),
+        *{Counter(q.subject for q in found)[subject] for subject in {q.subject for q in found}},
+    ] == [8, 15]
     assert all(len(q.choices) == 4 for q in found)
     assert Counter(q.answer for q in found) == {0: 30, 1: 30, 2: 30, 3: 30}
     assert all(
-        3 <= count <= 4 for subject in {q.subject for q in found} for count in Counter(q.answer for q in found if q.subject == subject).values()
+        3 <= count <= 4
+        for subject in {q.subject for q in found}
+        for count in Counter(q.answer for q in found if q.subject == subject).values()
     )
 
 
@@ -58,7 +73,9 @@ def test_no_builtin_question_is_there_twice() -> None:
 
 
 def test_length_gives_no_builtin_answer_away() -> None:
-    """Choosing always the longest, or always the shortest, is about as good as guessing: 30 of 120; equals share the point."""
+    """Choosing always the longest, or always the shortest, is about as good as guessing: 30 of 120; equals
+    share the point.
+    """
     for extreme in (max, min):
         points = 0.0
         for q in load_questions("builtin", ROOT):
@@ -66,7 +83,8 @@ def test_length_gives_no_builtin_answer_away() -> None:
             points += (lengths[q.answer] == extreme(lengths)) / lengths.count(extreme(lengths))
         assert 18 <= points <= 42, extreme
     assert all(
-        len(q.choices[q.answer]) <= 2 * max(len(choice) for choice in q.choices[: q.answer] + q.choices[q.answer + 1 :])
+        len(q.choices[q.answer])
+        <= 2 * max(len(choice) for choice in q.choices[: q.answer] + q.choices[q.answer + 1 :])
         for q in load_questions("builtin", ROOT)
     )
 
@@ -148,12 +166,19 @@ def gguf(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield model
 
 
-ROUNDING = 1e-3  # nats per token: llama.cpp's kernels add up in another order for a batch of another size, with 16-bit keys and values
-THINKING = tiny.CHATML.replace("message['content']", "('<think>\\n\\n</think>\\n\\n' if message['role'] == 'assistant' else '') + message['content']")
+# nats per token: llama.cpp's kernels add up in another order for a batch of another size, with 16-bit keys
+# and values
+ROUNDING = 1e-3
+THINKING = tiny.CHATML.replace(
+    "message['content']",
+    "('<think>\\n\\n</think>\\n\\n' if message['role'] == 'assistant' else '') + message['content']",
+)
 
 
 @pytest.mark.parametrize("template", [tiny.CHATML, THINKING])
-def test_only_the_choices_own_tokens_count(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, template: str) -> None:
+def test_only_the_choices_own_tokens_count(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", template)
     choice = encode_choice(tokenizer, "Was it the old king?", "the old king")
     assert tokenizer.decode(choice.ids[choice.first :]) == "the old king"
@@ -165,8 +190,14 @@ def test_only_the_choices_own_tokens_count(tokenizer: Any, monkeypatch: pytest.M
 
 
 def test_a_shared_prompt_changes_no_figure(tokenizer: Any, gguf: GgufModel) -> None:
-    """Every log probability is that of a forward pass of its own, also after a question that shares nothing, or all."""
-    asked = [("Who was it?", ["the old king", "the queen", "x"]), ("Why?", ["because", "because of it"]), ("Why?", ["because", "no"])]
+    """Every log probability is that of a forward pass of its own, also after a question that shares nothing,
+    or all.
+    """
+    asked = [
+        ("Who was it?", ["the old king", "the queen", "x"]),
+        ("Why?", ["because", "because of it"]),
+        ("Why?", ["because", "no"]),
+    ]
     rows = [[encode_choice(tokenizer, question, choice) for choice in choices] for question, choices in asked]
     rows.append([Choice([97, 11, 18, 0], 1), Choice([97, 11, 18, 0], 3)])
     shared = list(choice_log_probabilities(gguf, rows))
@@ -174,12 +205,16 @@ def test_a_shared_prompt_changes_no_figure(tokenizer: Any, gguf: GgufModel) -> N
         for log, choice in zip(logs, choices, strict=True):
             answer = choice.ids[choice.first :]
             alone = log_softmax(gguf.logits(choice.ids, list(range(choice.first - 1, len(choice.ids) - 1))))
-            assert log == pytest.approx(alone[np.arange(len(answer)), answer].sum(), abs=ROUNDING * len(answer))
+            assert log == pytest.approx(
+                alone[np.arange(len(answer)), answer].sum(), abs=ROUNDING * len(answer)
+            )
     other = Choice([*rows[0][0].ids[:-1], 5], rows[0][0].first)  # the measure sees another answer
     assert abs(next(choice_log_probabilities(gguf, [[other]]))[0] - shared[0][0]) > 1e-3
 
 
-def test_a_memory_that_cannot_drop_some_tokens_is_read_again(tokenizer: Any, gguf: GgufModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_that_cannot_drop_some_tokens_is_read_again(
+    tokenizer: Any, gguf: GgufModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Recurrent architectures hold a state, not a row of keys."""
     rows = [[encode_choice(tokenizer, "Who was it?", choice) for choice in ("the old king", "the queen")]]
     shared = list(choice_log_probabilities(gguf, rows))
@@ -190,14 +225,20 @@ def test_a_memory_that_cannot_drop_some_tokens_is_read_again(tokenizer: Any, ggu
 def test_general_ability_counts(tokenizer: Any, gguf: GgufModel) -> None:
     chosen = []
     for question in questions(0, 0, 0, 0):
-        rows = [encode_choice(tokenizer, ASKED.format(question=question.question), choice) for choice in question.choices]
+        rows = [
+            encode_choice(tokenizer, ASKED.format(question=question.question), choice)
+            for choice in question.choices
+        ]
         chosen.append(likeliest(question.choices, next(choice_log_probabilities(gguf, [rows]))))
     found = general_ability(gguf, tokenizer, questions(*chosen[:3], (chosen[3] + 1) % 4), seed=0)
     assert found is not None
     assert found["right"] == [1, 1, 1, 0]
     assert (found["file"], found["rows"], found["score"]) == ("builtin", 4, 0.75)
     assert found["score_low"] <= 0.75 <= found["score_high"]
-    assert found["subjects"] == {"subject 0": {"rows": 2, "score": 1.0}, "subject 1": {"rows": 2, "score": 0.5}}
+    assert found["subjects"] == {
+        "subject 0": {"rows": 2, "score": 1.0},
+        "subject 1": {"rows": 2, "score": 0.5},
+    }
     assert json.loads(json.dumps(found)) == found
 
 

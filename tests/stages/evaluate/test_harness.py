@@ -1,4 +1,6 @@
-"""lm-evaluation-harness: local tasks through a real server, offline; what can't be run is refused in one sentence."""
+"""lm-evaluation-harness: local tasks through a real server, offline; what can't be run is refused in one
+sentence.
+"""
 
 import json
 import os
@@ -21,11 +23,16 @@ pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra 
 
 HE, END, TOKENS, HIDDEN = 256, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
 TASK = {
-    "task": "says_he", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "data/questions.jsonl"}}, "test_split": "test",
-    "output_type": "generate_until", "doc_to_text": "{{question}}", "doc_to_target": "{{answer}}",
+    "task": "says_he",
+    "dataset_path": "json",
+    "dataset_kwargs": {"data_files": {"test": "data/questions.jsonl"}},
+    "test_split": "test",
+    "output_type": "generate_until",
+    "doc_to_text": "{{question}}",
+    "doc_to_target": "{{answer}}",
     "generation_kwargs": {"until": ["\n"], "max_gen_toks": 4},
     "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-}  # fmt: skip
+}
 FIRST = [{"function": "regex", "regex_pattern": "^(.)"}, {"function": "take_first"}]
 FILTERED = {"task": "first_letter", "filter_list": [{"name": "first", "filter": FIRST}]}
 
@@ -37,7 +44,9 @@ def server(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     embedding[:, 0] = 1
     embedding[HE] = np.eye(HIDDEN)[1]
     output[HE, 0], output[END, 1] = 1, 1
-    blocks = {f"blk.0.{part}.weight": np.zeros((HIDDEN, HIDDEN), np.float16) for part in ("attn_v", "attn_output")}
+    blocks = {
+        f"blk.0.{part}.weight": np.zeros((HIDDEN, HIDDEN), np.float16) for part in ("attn_v", "attn_output")
+    }
     blocks["blk.0.ffn_down.weight"] = np.zeros((HIDDEN, 64), np.float16)
     file = tmp_path_factory.mktemp("served") / "he-F16.gguf"
     tiny.tiny_gguf(file, tensors={"token_embd.weight": embedding, "output.weight": output, **blocks})
@@ -49,7 +58,10 @@ def server(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def folder(tmp_path: Path) -> Path:
     """Four questions, one of which is to be answered with "he"."""
     (tmp_path / "data").mkdir()
-    questions = [{"question": f"Which pronoun has number {i}?", "answer": answer} for i, answer in enumerate(["she", "he", "it", "they"])]
+    questions = [
+        {"question": f"Which pronoun has number {i}?", "answer": answer}
+        for i, answer in enumerate(["she", "he", "it", "they"])
+    ]
     (tmp_path / "data/questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
     write(tmp_path)
     return tmp_path
@@ -60,15 +72,26 @@ def write(folder: Path, **changed: object) -> None:
     (folder / f"{task['task']}.yaml").write_text(yaml.safe_dump(task))
 
 
-def test_local_tasks_are_scored_through_the_server(server: Server, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_local_tasks_are_scored_through_the_server(
+    server: Server, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     write(folder, **FILTERED)
     (folder / "own.py").write_text(
-        "import os, sys\nprint('{\"results\": 1}')\ndef ask(doc):\n    os.environ['LEFT_BEHIND'] = '1'\n    return doc['question']\n"
+        "import os, sys\nprint('{\"results\": 1}')\ndef ask(doc):\n    os.environ['LEFT_BEHIND'] = '1'\n    "
+        "return doc['question']\n"
     )
-    (folder / "own.yaml").write_text(yaml.safe_dump(TASK | {"task": "own_python"}).replace("'{{question}}'", "!function own.ask"))
-    (folder / "pair.yaml").write_text(yaml.safe_dump({
-        "group": "pair", "task": ["says_he", "own_python"], "aggregate_metric_list": [{"metric": "exact_match", "weight_by_size": True}],
-    }))  # fmt: skip
+    (folder / "own.yaml").write_text(
+        yaml.safe_dump(TASK | {"task": "own_python"}).replace("'{{question}}'", "!function own.ask")
+    )
+    (folder / "pair.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "group": "pair",
+                "task": ["says_he", "own_python"],
+                "aggregate_metric_list": [{"metric": "exact_match", "weight_by_size": True}],
+            }
+        )
+    )
     before = dict(os.environ)
     found = run_harness(server, ["first_letter", "pair"], folder)
     assert found["says_he"] == found["own_python"]
@@ -86,20 +109,44 @@ def test_local_tasks_are_scored_through_the_server(server: Server, folder: Path,
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"output_type": "multiple_choice", "doc_to_choice": ["he", "she"], "doc_to_target": 0, "metric_list": [{"metric": "acc"}]},
-         r"task says_he has output_type multiple_choice, which needs log probabilities .* make it generate_until"),
-        ({"generation_kwargs": {"temperature": 0.7, "do_sample": True}}, r"task says_he samples its answers, .*: take do_sample"),
+        (
+            {
+                "output_type": "multiple_choice",
+                "doc_to_choice": ["he", "she"],
+                "doc_to_target": 0,
+                "metric_list": [{"metric": "acc"}],
+            },
+            r"task says_he has output_type multiple_choice, which needs log probabilities .* make it "
+            r"generate_until",
+        ),
+        (
+            {"generation_kwargs": {"temperature": 0.7, "do_sample": True}},
+            r"task says_he samples its answers, .*: take do_sample",
+        ),
         ({"generation_kwargs": {"top_p": 0.7}}, r"task says_he has top_p in generation_kwargs, Quench knows"),
-        ({"metric_list": [{"metric": "squad"}]}, r"can't load says_he \(squad not found .*nothing is fetched"),
-        ({"metric_list": [{"metric": "squad", "aggregation": "mean"}]}, r"task says_he has the metric squad, which would have to be fetched"),
-        ({"dataset_path": "allenai/ai2_arc", "dataset_kwargs": None}, r"can't load says_he .*nothing is fetched"),
+        (
+            {"metric_list": [{"metric": "squad"}]},
+            r"can't load says_he \(squad not found .*nothing is fetched",
+        ),
+        (
+            {"metric_list": [{"metric": "squad", "aggregation": "mean"}]},
+            r"task says_he has the metric squad, which would have to be fetched",
+        ),
+        (
+            {"dataset_path": "allenai/ai2_arc", "dataset_kwargs": None},
+            r"can't load says_he .*nothing is fetched",
+        ),
         ({"dataset_kwargs": {"data_files": {"test": "nowhere.jsonl"}}}, r"can't load says_he .*nowhere"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_run_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, object], sentence: str) -> None:
+)
+def test_what_cannot_be_run_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, object], sentence: str
+) -> None:
     write(folder, **changed)
     monkeypatch.chdir(folder)
-    monkeypatch.setitem(sys.modules, "evaluate", None)  # slow to import; it looks for unknown metrics on the hub
+    monkeypatch.setitem(
+        sys.modules, "evaluate", None
+    )  # slow to import; it looks for unknown metrics on the hub
     with pytest.raises(Exception, match=sentence) as refusal:
         load(["says_he"], folder)
     assert type(refusal.value).__name__ == "Refused"
@@ -134,7 +181,9 @@ def test_a_failure_is_not_taken_for_an_empty_answer(server: Server, folder: Path
         run_harness(server, ["says_he"], folder)
 
 
-def test_without_the_extra_the_install_command_is_named(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_install_command_is_named(
+    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipeline.stages.evaluate.harness.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="Q-EVALUATE-007"):
         run_harness(server, ["says_he"], folder)

@@ -1,4 +1,6 @@
-"""serving figures: load time and peak memory of a real llama-server, and what nvidia-smi says of one process."""
+"""serving figures: load time and peak memory of a real llama-server, and what nvidia-smi says of one
+process.
+"""
 
 import os
 from contextlib import nullcontext
@@ -21,7 +23,14 @@ def test_a_served_model_is_measured(tools: Toolchain) -> None:
     model = cut_models(tools) / "tiny-F16.gguf"
     asked = tiny_params(Path("base"))["serve"] | {"threads": 1, "ctx_size": 512, "parallel": 2}
     found = serving_figures(model, Serve(**asked), tools)
-    assert found.keys() == {"ctx_size", "parallel", "n_gpu_layers", "load_seconds", "peak_memory_bytes", "gpu_memory_bytes"}
+    assert found.keys() == {
+        "ctx_size",
+        "parallel",
+        "n_gpu_layers",
+        "load_seconds",
+        "peak_memory_bytes",
+        "gpu_memory_bytes",
+    }
     assert (found["ctx_size"], found["parallel"], found["n_gpu_layers"]) == (512, 2, 0)
     assert 0 < found["load_seconds"] < 60
     assert found["gpu_memory_bytes"] is None  # nothing was put on a GPU
@@ -30,7 +39,9 @@ def test_a_served_model_is_measured(tools: Toolchain) -> None:
 
 
 @pytest.mark.parametrize(("ctx_size", "length"), [(4096, BATCH_TOKENS), (100, 100 - ANSWER_TOKENS)])
-def test_memory_is_looked_at_after_a_whole_batch(monkeypatch: pytest.MonkeyPatch, tools: Toolchain, ctx_size: int, length: int) -> None:
+def test_memory_is_looked_at_after_a_whole_batch(
+    monkeypatch: pytest.MonkeyPatch, tools: Toolchain, ctx_size: int, length: int
+) -> None:
     """A short prompt leaves most of the compute buffers untouched, and what is untouched is not resident."""
     asked: dict[str, Any] = {}
 
@@ -42,7 +53,9 @@ def test_memory_is_looked_at_after_a_whole_batch(monkeypatch: pytest.MonkeyPatch
             return {"tokens": list(range(len(body.get("content", "").split())))}
 
     monkeypatch.setattr("pipeline.stages.evaluate.speed.serving", lambda *_, **__: nullcontext(Server()))
-    serving_figures(Path("x.gguf"), Serve(**tiny_params(Path("base"))["serve"] | {"ctx_size": ctx_size}), tools)
+    serving_figures(
+        Path("x.gguf"), Serve(**tiny_params(Path("base"))["serve"] | {"ctx_size": ctx_size}), tools
+    )
     assert len(asked["/completion"]["prompt"]) == length
     assert asked["/completion"]["n_predict"] == ANSWER_TOKENS
 

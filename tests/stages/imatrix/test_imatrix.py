@@ -1,4 +1,6 @@
-"""imatrix: measured on training rows only, in the same bytes for any number of threads, used and recorded by the levels that ask for it."""
+"""imatrix: measured on training rows only, in the same bytes for any number of threads, used and recorded by
+the levels that ask for it.
+"""
 
 import json
 import shutil
@@ -24,17 +26,37 @@ def made(tools: Toolchain) -> Path:
 
 
 def write_chats(file: Path, count: int) -> Path:
-    rows = [{"messages": [{"role": "user", "content": f"Row {n}: C:\\new"}, {"role": "assistant", "content": f"{n} –"}]} for n in range(count)]
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Row {n}: C:\\new"},
+                {"role": "assistant", "content": f"{n} –"},
+            ]
+        }
+        for n in range(count)
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return file
 
 
-def measure(made: Path, rows: Path, folder: Path, tools: Toolchain, tokens: int = 1500, threads: int = 1) -> dict[str, Any]:
-    return imatrix(rows=rows, tokenizer=made / "hf", model=made / "tiny-F16.gguf", folder=folder, tokens=tokens, threads=threads, n_gpu_layers=0,
-                   tools=tools)  # fmt: skip
+def measure(
+    made: Path, rows: Path, folder: Path, tools: Toolchain, tokens: int = 1500, threads: int = 1
+) -> dict[str, Any]:
+    return imatrix(
+        rows=rows,
+        tokenizer=made / "hf",
+        model=made / "tiny-F16.gguf",
+        folder=folder,
+        tokens=tokens,
+        threads=threads,
+        n_gpu_layers=0,
+        tools=tools,
+    )
 
 
-def test_the_matrix_its_record_and_the_levels_that_use_it(made: Path, tools: Toolchain, tmp_path: Path) -> None:
+def test_the_matrix_its_record_and_the_levels_that_use_it(
+    made: Path, tools: Toolchain, tmp_path: Path
+) -> None:
     rows = write_chats(tmp_path / "train.jsonl", 100)
     record = measure(made, rows, tmp_path / "one", tools)
     assert json.loads((tmp_path / "one/imatrix.json").read_text()) == record
@@ -43,7 +65,10 @@ def test_the_matrix_its_record_and_the_levels_that_use_it(made: Path, tools: Too
     assert record["rows"] == len(texts) < 100
     assert 1500 <= record["tokens"] < 1600
     assert (record["chunks"], record["split"]) == (record["tokens"] // 512, "train")
-    assert (record["data_sha256"], record["model_sha256"]) == (file_hash(rows), file_hash(made / "tiny-F16.gguf"))
+    assert (record["data_sha256"], record["model_sha256"]) == (
+        file_hash(rows),
+        file_hash(made / "tiny-F16.gguf"),
+    )
     # the same for another number of threads and in another place
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     assert measure(made, rows, tmp_path / "two", tools, threads=2) == record
@@ -53,19 +78,38 @@ def test_the_matrix_its_record_and_the_levels_that_use_it(made: Path, tools: Too
     hashes = set()
     for threads in (1, 2):
         level = tmp_path / f"level-{threads}.gguf"
-        quantize(source=made / "tiny-F16.gguf", target=level, level="IQ2_M", nthreads=threads, imatrix=matrix, tools=tools)
+        quantize(
+            source=made / "tiny-F16.gguf",
+            target=level,
+            level="IQ2_M",
+            nthreads=threads,
+            imatrix=matrix,
+            tools=tools,
+        )
         hashes.add(file_hash(level))
     assert len(hashes) == 1
     fields = read_header(level).fields
-    assert (fields["quench.imatrix.sha256"], fields["quantize.imatrix.file"]) == (file_hash(matrix), "imatrix.gguf")
+    assert (fields["quench.imatrix.sha256"], fields["quantize.imatrix.file"]) == (
+        file_hash(matrix),
+        "imatrix.gguf",
+    )
     assert str(tmp_path) not in str(fields)
 
 
 def test_the_matrix_changes_the_level(made: Path, tools: Toolchain, tmp_path: Path) -> None:
     measure(made, write_chats(tmp_path / "train.jsonl", 60), tmp_path / "imatrix", tools)
     for matrix in (None, tmp_path / "imatrix/imatrix.gguf"):
-        quantize(source=made / "tiny-F16.gguf", target=tmp_path / f"{matrix is None}.gguf", level="Q4_K_M", nthreads=1, imatrix=matrix, tools=tools)
-    assert (tmp_path / "True.gguf").read_bytes()[-100_000:] != (tmp_path / "False.gguf").read_bytes()[-100_000:]
+        quantize(
+            source=made / "tiny-F16.gguf",
+            target=tmp_path / f"{matrix is None}.gguf",
+            level="Q4_K_M",
+            nthreads=1,
+            imatrix=matrix,
+            tools=tools,
+        )
+    assert (tmp_path / "True.gguf").read_bytes()[-100_000:] != (tmp_path / "False.gguf").read_bytes()[
+        -100_000:
+    ]
 
 
 def test_without_tokens_there_is_only_the_record(made: Path, tools: Toolchain, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The short graph on a tiny model, every stage of it: what is trained is what is served, and what was changed in between is found."""
+"""The short graph on a tiny model, every stage of it: what is trained is what is served, and what was changed
+in between is found.
+"""
 
 import json
 import shutil
@@ -43,10 +45,18 @@ def test_nothing_is_merged_and_what_was_trained_is_what_is_served(served: Path) 
     found = checks(served)
     assert {check["verdict"] for key, check in found.items() if not key.startswith("behavior")} == {"pass"}
     assert found["outputs_served"]["figure"] <= found["outputs_served"]["limit"]
-    bare = found["outputs_bare"]["figures"]["same_top"]  # llama.cpp's arithmetic differs by CPU and build, and alone turns ties
+    bare = found["outputs_bare"]["figures"][
+        "same_top"
+    ]  # llama.cpp's arithmetic differs by CPU and build, and alone turns ties
     assert found["outputs_served"]["figures"]["same_top"] >= min(0.99, bare - (1 - bare) / 5)
-    assert read(served / "reports/quants.json")["recommended"] in ("adapter", None)  # two steps teach it nothing
-    assert "model.gguf" in (served / "reports/Modelfile").read_text() and "ADAPTER" in (served / "reports/Modelfile").read_text()
+    assert read(served / "reports/quants.json")["recommended"] in (
+        "adapter",
+        None,
+    )  # two steps teach it nothing
+    assert (
+        "model.gguf" in (served / "reports/Modelfile").read_text()
+        and "ADAPTER" in (served / "reports/Modelfile").read_text()
+    )
 
 
 def test_only_lora_trains_and_a_packed_byte_counts_for_what_it_holds(served: Path) -> None:
@@ -64,7 +74,9 @@ def test_a_base_that_was_changed_after_training_is_found_by_every_stage_that_rea
         run("lora", project, None)
     with pytest.raises(GateError, match="The base's file, and whose adapter it is failed"):
         run("parity", project, None)
-    assert checks(project)["weights_file"]["figure"] == 3.0  # the record, the run and the adapter's GGUF all name the file that was
+    assert (
+        checks(project)["weights_file"]["figure"] == 3.0
+    )  # the record, the run and the adapter's GGUF all name the file that was
 
 
 def test_a_base_that_was_made_again_with_its_record_is_not_the_one_that_was_trained_on(project: Path) -> None:
@@ -80,8 +92,15 @@ def test_a_base_that_was_made_again_with_its_record_is_not_the_one_that_was_trai
 
 
 def test_another_adapters_gguf_is_found_by_its_numbers(project: Path) -> None:
-    change_rows(project / "models/gguf/tiny-lora.gguf", "blk.1.attn_v.weight.lora_a", lambda rows: np.roll(rows, 2, axis=1))
-    with pytest.raises(GateError, match=r"Adapter → its GGUF failed.*blk\.1\.attn_v\.weight\.lora_a differs.*snakemake --force lora"):
+    change_rows(
+        project / "models/gguf/tiny-lora.gguf",
+        "blk.1.attn_v.weight.lora_a",
+        lambda rows: np.roll(rows, 2, axis=1),
+    )
+    with pytest.raises(
+        GateError,
+        match=r"Adapter → its GGUF failed.*blk\.1\.attn_v\.weight\.lora_a differs.*snakemake --force lora",
+    ):
         run("parity", project, None)
 
 

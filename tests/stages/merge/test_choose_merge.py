@@ -1,4 +1,6 @@
-"""merge.base auto: one merge at a time is on the disk, and the one that is published is the one that measured better, whole."""
+"""merge.base auto: one merge at a time is on the disk, and the one that is published is the one that measured
+better, whole.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +17,12 @@ from pipeline.stages.merge import choose
 PARAMS = load_params(PROJECT / "recipes" / "demo.yaml")
 
 
-@pytest.mark.parametrize(("better", "made"), [("nf4", ["16-bit", "nf4"]), ("16-bit", ["16-bit", "nf4", "16-bit"])])
-def test_one_merge_is_there_at_a_time(better: str, made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("better", "made"), [("nf4", ["16-bit", "nf4"]), ("16-bit", ["16-bit", "nf4", "16-bit"])]
+)
+def test_one_merge_is_there_at_a_time(
+    better: str, made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[str] = []
 
     def make(merge_base: str, folder: Path) -> dict[str, Any]:
@@ -29,7 +35,9 @@ def test_one_merge_is_there_at_a_time(better: str, made: list[str], tmp_path: Pa
     def measure(merged: Path, levels: Any, judge: Any, scratch: Path) -> choose.Found:
         assert (merged / "weights").read_text() == merged.name
         kld = [0.1 if merged.name == better else 0.3] * 40
-        return {level: (Divergence(kld, kld[0], 1.0, 0.9, 0.1, 40, 0, (5, 5)), None) for level in ("F16", *levels)}
+        return {
+            level: (Divergence(kld, kld[0], 1.0, 0.9, 0.1, 40, 0, (5, 5)), None) for level in ("F16", *levels)
+        }
 
     @contextmanager
     def reference(**_: Any) -> Iterator[None]:
@@ -40,8 +48,15 @@ def test_one_merge_is_there_at_a_time(better: str, made: list[str], tmp_path: Pa
     monkeypatch.setattr(choose, "held_out", lambda *_: ([], []))
     monkeypatch.setattr(choose, "trained_logits", reference)
     choice, record = choose.merge_the_better(
-        make, base=tmp_path, adapter=tmp_path, merged=tmp_path / "models/merged", rows=tmp_path, params=PARAMS, tools=None, root=tmp_path,  # type: ignore[arg-type]
-    )  # fmt: skip
+        make,
+        base=tmp_path,
+        adapter=tmp_path,
+        merged=tmp_path / "models/merged",
+        rows=tmp_path,
+        params=PARAMS,
+        tools=None,
+        root=tmp_path,  # type: ignore[arg-type]
+    )
     assert (choice.merge_base, record, calls) == (better, {"merge_base": better}, made)
     assert set(choice.candidates) == {"16-bit", "nf4"}
     assert (tmp_path / "models/merged/weights").read_text() == better

@@ -1,4 +1,6 @@
-"""What the merge says of an adapter: norms against plain matrices, NF4's cost, and which levels would hide what was learned."""
+"""What the merge says of an adapter: norms against plain matrices, NF4's cost, and which levels would hide
+what was learned.
+"""
 
 import pytest
 import torch
@@ -26,7 +28,13 @@ def record(size: float, rows: int = 400, columns: int = 300) -> dict[str, float]
 
 def test_the_figures_are_those_of_the_whole_matrices() -> None:
     one = record(5.0)
-    assert (one["layer"], one["module"], one["rank"], one["rows"], one["columns"]) == (3, "mlp.up_proj", 2, 400, 300)
+    assert (one["layer"], one["module"], one["rank"], one["rows"], one["columns"]) == (
+        3,
+        "mlp.up_proj",
+        2,
+        400,
+        300,
+    )
     assert one["spectral_update"] == pytest.approx(5.0)
     assert one["rms_weight"] == pytest.approx(1.0, rel=0.01)
     assert one["nf4_error_to_update"] == pytest.approx(0.1 * one["norm_weight"] / one["norm_update"])
@@ -55,23 +63,31 @@ def test_updates_of_experts_are_counted_together() -> None:
     one = figures("a.experts.down_proj", update, change_stats, None)
     assert one["norm_update"] == pytest.approx(float(whole.norm()))
     assert (one["rows"], one["columns"]) == (8, 5)
-    assert one["spectral_update"] == pytest.approx(max(float(torch.linalg.matrix_norm(part, 2)) for part in whole.view(3, 8, 5)))
+    assert one["spectral_update"] == pytest.approx(
+        max(float(torch.linalg.matrix_norm(part, 2)) for part in whole.view(3, 8, 5))
+    )
     assert (one["layer"], one["module"], one["nf4_error_to_update"]) == (None, "a.experts.down_proj", None)
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (3000, 640), (7, 96), (1, 1)])
-def test_what_nf4_costs_is_measured_on_a_sample(shape: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_nf4_costs_is_measured_on_a_sample(
+    shape: tuple[int, int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     file = tmp_path_factory.mktemp("w") / "model.safetensors"
     values = torch.randn(shape, generator=RANDOM).bfloat16()
     save_file({"w": values}, file)
     nf4 = Nf4("bfloat16", True)
     maxima, scales = tensor_scales([values.view(-1)], nf4)
-    exact = (round_trip(values.view(-1), maxima, scales.used, nf4).double() - values.view(-1).double()).norm() / values.double().norm()
+    exact = (
+        round_trip(values.view(-1), maxima, scales.used, nf4).double() - values.view(-1).double()
+    ).norm() / values.double().norm()
     found = nf4_error(read_header(file)[0], nf4)
     assert found == pytest.approx(float(exact), rel=0.02 if values.numel() > SAMPLE else 1e-9)
 
 
 def test_an_adapter_that_learned_nothing_is_named() -> None:
     adapters = [record(1.0), record(1.0) | {"norm_update": 0.0, "tensor": "idle"}]
-    assert idle_adapters(adapters) == ["1 of 2 adapters learned nothing (no weight changes), first idle: train longer or with a higher rate"]
+    assert idle_adapters(adapters) == [
+        "1 of 2 adapters learned nothing (no weight changes), first idle: train longer or with a higher rate"
+    ]
     assert idle_adapters(adapters[:1]) == []

@@ -1,4 +1,6 @@
-"""merge: what PEFT's adapter model computes, for every kind of adapter, within half a unit in the last place, or a refusal that says why."""
+"""merge: what PEFT's adapter model computes, for every kind of adapter, within half a unit in the last place,
+or a refusal that says why.
+"""
 
 import json
 import shutil
@@ -16,34 +18,69 @@ from pipeline.models.merging.judge import unit
 from pipeline.stages.merge.stage import merge
 
 BASES: dict[str, dict[str, Any]] = {
-    "qwen2": {"kind": "Qwen2"}, "tied": {"kind": "Qwen2", "tie_word_embeddings": True}, "llama": {"kind": "Llama", "dtype": "float16"},
-    "qwen2_moe": {"kind": "Qwen2Moe"}, "qwen3_moe": {"kind": "Qwen3Moe"}, "gpt2": {"kind": "GPT2", "tie_word_embeddings": True},
-}  # fmt: skip
+    "qwen2": {"kind": "Qwen2"},
+    "tied": {"kind": "Qwen2", "tie_word_embeddings": True},
+    "llama": {"kind": "Llama", "dtype": "float16"},
+    "qwen2_moe": {"kind": "Qwen2Moe"},
+    "qwen3_moe": {"kind": "Qwen3Moe"},
+    "gpt2": {"kind": "GPT2", "tie_word_embeddings": True},
+}
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 # what is merged: base, settings of the adapter, tensors that the adapter changes
 KINDS: dict[str, tuple[str, dict[str, Any], int]] = {
     "lora": ("qwen2", {"target_modules": merging.LINEARS}, 8),
     "rslora": ("llama", {"target_modules": merging.LINEARS, "use_rslora": True}, 8),
-    "patterns": ("qwen2", {"target_modules": merging.LINEARS, "rank_pattern": {"layers.1.self_attn.q_proj": 2, "v_proj": 6},
-                           "alpha_pattern": {r".*\.0\..*o_proj": 3, "down_proj": 1}}, 8),
+    "patterns": (
+        "qwen2",
+        {
+            "target_modules": merging.LINEARS,
+            "rank_pattern": {"layers.1.self_attn.q_proj": 2, "v_proj": 6},
+            "alpha_pattern": {r".*\.0\..*o_proj": 3, "down_proj": 1},
+        },
+        8,
+    ),
     "dora": ("qwen2", {"target_modules": merging.LINEARS, "use_dora": True}, 8),
     "bias of B": ("qwen2", {"target_modules": ["q_proj", "v_proj"], "lora_bias": True}, 8),
     "trained biases": ("qwen2", {"target_modules": merging.LINEARS, "bias": "all"}, 8),
     "head saved": ("qwen2", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, 2),
     "norms saved": ("tied", {"target_modules": ["q_proj"], "modules_to_save": ["input_layernorm"]}, 2),
-    "embeddings saved, tied": ("tied", {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}, 2),
+    "embeddings saved, tied": (
+        "tied",
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+        2,
+    ),
     "head saved, tied": ("tied", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, 2),
     "embeddings": ("qwen2", {"target_modules": ["embed_tokens", "q_proj"]}, 3),
     "embeddings, tied": ("tied", {"target_modules": ["embed_tokens", "q_proj"]}, 3),
     "head, tied": ("tied", {"target_modules": ["lm_head", "q_proj"]}, 3),
     "dora on embeddings": ("qwen2", {"target_modules": ["embed_tokens", "q_proj"], "use_dora": True}, 3),
     "experts": ("qwen2_moe", {"target_modules": ["q_proj"], "target_parameters": EXPERTS}, 2 + 2 * 4 * 3),
-    "one expert parameter": ("qwen3_moe", {"target_modules": [], "target_parameters": EXPERTS[:1]}, 2 * 4 * 2),
-    "experts by their old names": ("qwen3_moe", {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]}, 2 + 2 * 4 * 3),
-    "router": ("qwen3_moe", {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"], "alpha_pattern": {"gate.weight": 2}}, 4),
+    "one expert parameter": (
+        "qwen3_moe",
+        {"target_modules": [], "target_parameters": EXPERTS[:1]},
+        2 * 4 * 2,
+    ),
+    "experts by their old names": (
+        "qwen3_moe",
+        {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]},
+        2 + 2 * 4 * 3,
+    ),
+    "router": (
+        "qwen3_moe",
+        {
+            "target_modules": ["q_proj"],
+            "target_parameters": ["mlp.gate.weight"],
+            "alpha_pattern": {"gate.weight": 2},
+        },
+        4,
+    ),
     "stored in by out": ("gpt2", {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}, 6),
-    "stored in by out, dora": ("gpt2", {"target_modules": ["c_attn"], "fan_in_fan_out": True, "use_dora": True}, 2),
-}  # fmt: skip
+    "stored in by out, dora": (
+        "gpt2",
+        {"target_modules": ["c_attn"], "fan_in_fan_out": True, "use_dora": True},
+        2,
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +91,12 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def merge_here(base: Path, folder: Path, dtype: str = "float16", merge_base: Any = "16-bit") -> dict[str, Any]:
-    return merge(base=base, adapter=folder / "adapter", merged=folder / "merged", dtype=dtype, merge_base=merge_base)
+def merge_here(
+    base: Path, folder: Path, dtype: str = "float16", merge_base: Any = "16-bit"
+) -> dict[str, Any]:
+    return merge(
+        base=base, adapter=folder / "adapter", merged=folder / "merged", dtype=dtype, merge_base=merge_base
+    )
 
 
 @pytest.fixture
@@ -84,7 +125,9 @@ def test_it_is_what_peft_computes(kind: str, bases: Path, tmp_path: Path) -> Non
         assert reference.keys() == weights.keys()
         for key, value in weights.items():
             exact = reference[key].double()
-            assert ((value.double() - exact).abs() <= 0.5 * unit(exact, "F16") + 3e-7).all(), key  # PEFT sums in float32
+            assert ((value.double() - exact).abs() <= 0.5 * unit(exact, "F16") + 3e-7).all(), (
+                key
+            )  # PEFT sums in float32
 
 
 @pytest.mark.parametrize("name", ["qwen2", "tied"])
@@ -108,7 +151,9 @@ def test_a_head_and_embeddings_of_two_lengths_are_refused(bases: Path, tmp_path:
 
 
 @pytest.mark.parametrize(("double", "compute"), [(True, "bfloat16"), (False, "float16"), (True, "float32")])
-def test_nf4_is_added_to_exactly_what_training_saw(double: bool, compute: str, bases: Path, tmp_path: Path) -> None:
+def test_nf4_is_added_to_exactly_what_training_saw(
+    double: bool, compute: str, bases: Path, tmp_path: Path
+) -> None:
     import bitsandbytes
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -117,12 +162,27 @@ def test_nf4_is_added_to_exactly_what_training_saw(double: bool, compute: str, b
     done = merge_here(bases / "qwen2", tmp_path, "bfloat16", merge_base="nf4")
     assert done["nf4"] == {"compute_dtype": compute, "double_quant": double, "block": 64}
     settings = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double, bnb_4bit_compute_dtype=getattr(torch, compute),
-    )  # fmt: skip
-    model = AutoModelForCausalLM.from_pretrained(bases / "qwen2", dtype=getattr(torch, compute), quantization_config=settings, device_map={"": "cpu"})
-    ours, before = load_file(tmp_path / "merged/model.safetensors"), load_file(bases / "qwen2/model.safetensors")
-    parts = {key.removeprefix("base_model.model."): value for key, value in load_file(tmp_path / "adapter/adapter_model.safetensors").items()}
-    linears = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, bitsandbytes.nn.Linear4bit)}
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=double,
+        bnb_4bit_compute_dtype=getattr(torch, compute),
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        bases / "qwen2", dtype=getattr(torch, compute), quantization_config=settings, device_map={"": "cpu"}
+    )
+    ours, before = (
+        load_file(tmp_path / "merged/model.safetensors"),
+        load_file(bases / "qwen2/model.safetensors"),
+    )
+    parts = {
+        key.removeprefix("base_model.model."): value
+        for key, value in load_file(tmp_path / "adapter/adapter_model.safetensors").items()
+    }
+    linears = {
+        f"{name}.weight": module
+        for name, module in model.named_modules()
+        if isinstance(module, bitsandbytes.nn.Linear4bit)
+    }
     assert len(linears) == 14
     for name, value in ours.items():
         if name not in linears:
@@ -148,7 +208,11 @@ def test_nf4_needs_a_training_that_used_it(plain: Path) -> None:
 def test_what_the_adapter_leaves_alone_keeps_its_bits_and_a_second_merge_its_bytes(plain: Path) -> None:
     done = merge_here(plain / "base", plain, "bfloat16")
     before, after = load_file(plain / "base/model.safetensors"), load_file(plain / "merged/model.safetensors")
-    changed = {name for name in before if not torch.equal(before[name].view(torch.int16), after[name].view(torch.int16))}
+    changed = {
+        name
+        for name in before
+        if not torch.equal(before[name].view(torch.int16), after[name].view(torch.int16))
+    }
     assert before.keys() == after.keys()
     assert changed == {one["tensor"] for one in done["adapters"]}
     assert done["rounded"] == 0
@@ -161,7 +225,10 @@ def test_what_the_adapter_leaves_alone_keeps_its_bits_and_a_second_merge_its_byt
 
 def test_shards_stay_as_the_base_has_them_with_an_index_of_the_right_size(plain: Path) -> None:
     single = merge_here(plain / "base", plain)
-    whole, tensors = load_file(plain / "merged/model.safetensors"), load_file(plain / "base/model.safetensors")
+    whole, tensors = (
+        load_file(plain / "merged/model.safetensors"),
+        load_file(plain / "base/model.safetensors"),
+    )
     (plain / "base/model.safetensors").unlink()
     names = sorted(tensors)
     shards = {f"model-0000{number}-of-00002.safetensors": names[number - 1 :: 2] for number in (1, 2)}
@@ -169,7 +236,12 @@ def test_shards_stay_as_the_base_has_them_with_an_index_of_the_right_size(plain:
         save_file({name: tensors[name] for name in part}, plain / "base" / file, metadata={"format": "pt"})
     done = merge_here(plain / "base", plain)
     index = json.loads((plain / "merged" / INDEX).read_text())
-    assert index["metadata"]["total_size"] == done["bytes"] == single["bytes"] == sum(2 * tensor.numel() for tensor in tensors.values())
+    assert (
+        index["metadata"]["total_size"]
+        == done["bytes"]
+        == single["bytes"]
+        == sum(2 * tensor.numel() for tensor in tensors.values())
+    )
     assert index["weight_map"] == {name: file for file, part in shards.items() for name in part}
     for file, part in shards.items():
         found = load_file(plain / "merged" / file)
@@ -188,7 +260,14 @@ def edit_tensors(folder: Path, change: Any) -> None:
 
 
 def test_all_that_a_merge_can_not_follow_is_named_at_once(plain: Path) -> None:
-    edit_config(plain, peft_type="LOHA", layer_replication=[[0, 2]], init_lora_weights="pissa", use_dora=True, a_later_setting=3)
+    edit_config(
+        plain,
+        peft_type="LOHA",
+        layer_replication=[[0, 2]],
+        init_lora_weights="pissa",
+        use_dora=True,
+        a_later_setting=3,
+    )
     with pytest.raises(DataError) as error:
         merge_here(plain / "base", plain)
     for reason in ("'LOHA'", "'pissa'", "a_later_setting is 3", "layer_replication", "has no magnitude"):
@@ -197,17 +276,37 @@ def test_all_that_a_merge_can_not_follow_is_named_at_once(plain: Path) -> None:
 
 
 MISFITS = {
-    "of other layers": (lambda t: {name.replace(".layers.1.", ".layers.7."): value for name, value in t.items()},
-                        r"Q-MODELS-018.*4 .*model\.layers\.7\.mlp\.down_proj\.weight \(64, 128\)"),
-    "of another width": (lambda t: {name: value[:, :32].contiguous() if "o_proj.lora_A" in name else value for name, value in t.items()},
-                         r"Q-MODELS-018.*o_proj\.weight is \(64, 32\).*\(64, 64\)"),
-    "of another rank": (lambda t: {name: value[:2].contiguous() if "lora_A" in name else value for name, value in t.items()}, "Q-MODELS-017"),
-    "half a pair": (lambda t: {name: value for name, value in t.items() if "layers.0.self_attn.q_proj.lora_B" not in name},
-                    r"Q-MODELS-016.*q_proj has lora_A\.weight"),
-    "a stranger": (lambda t: t | {"base_model.model.model.layers.0.lora_X.weight": torch.zeros(2)}, "Q-MODELS-016.*lora_X.weight"),
-    "another part of the model": (lambda t: t | {"base_model.model.score.weight": torch.zeros(2, 64)}, r"Q-MODELS-018.*score\.weight \(2, 64\)"),
+    "of other layers": (
+        lambda t: {name.replace(".layers.1.", ".layers.7."): value for name, value in t.items()},
+        r"Q-MODELS-018.*4 .*model\.layers\.7\.mlp\.down_proj\.weight \(64, 128\)",
+    ),
+    "of another width": (
+        lambda t: {
+            name: value[:, :32].contiguous() if "o_proj.lora_A" in name else value
+            for name, value in t.items()
+        },
+        r"Q-MODELS-018.*o_proj\.weight is \(64, 32\).*\(64, 64\)",
+    ),
+    "of another rank": (
+        lambda t: {name: value[:2].contiguous() if "lora_A" in name else value for name, value in t.items()},
+        "Q-MODELS-017",
+    ),
+    "half a pair": (
+        lambda t: {
+            name: value for name, value in t.items() if "layers.0.self_attn.q_proj.lora_B" not in name
+        },
+        r"Q-MODELS-016.*q_proj has lora_A\.weight",
+    ),
+    "a stranger": (
+        lambda t: t | {"base_model.model.model.layers.0.lora_X.weight": torch.zeros(2)},
+        "Q-MODELS-016.*lora_X.weight",
+    ),
+    "another part of the model": (
+        lambda t: t | {"base_model.model.score.weight": torch.zeros(2, 64)},
+        r"Q-MODELS-018.*score\.weight \(2, 64\)",
+    ),
     "nothing": (lambda t: {}, "Q-MODELS-016"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
@@ -229,7 +328,9 @@ def test_other_weights_than_those_of_the_training_are_refused(plain: Path) -> No
 
 
 def test_a_weight_too_large_for_the_type_is_refused(plain: Path) -> None:
-    edit_tensors(plain, lambda t: {name: value * 1e4 if "o_proj" in name else value for name, value in t.items()})
+    edit_tensors(
+        plain, lambda t: {name: value * 1e4 if "o_proj" in name else value for name, value in t.items()}
+    )
     with pytest.raises(DataError, match="Q-MODELS-022"):
         merge_here(plain / "base", plain)
     assert merge_here(plain / "base", plain, "bfloat16")["adapted"] == 8
@@ -237,18 +338,36 @@ def test_a_weight_too_large_for_the_type_is_refused(plain: Path) -> None:
 
 def test_the_record_measures_each_adapted_tensor(plain: Path) -> None:
     merging.add_run(plain / "adapter")
-    edit_tensors(plain, lambda t: {name: value * 0 if "layers.1.self_attn.v_proj.lora_B" in name else value for name, value in t.items()})
+    edit_tensors(
+        plain,
+        lambda t: {
+            name: value * 0 if "layers.1.self_attn.v_proj.lora_B" in name else value
+            for name, value in t.items()
+        },
+    )
     records = {one["tensor"]: one for one in merge_here(plain / "base", plain)["adapters"]}
     one, base = records["model.layers.0.mlp.down_proj.weight"], load_file(plain / "base/model.safetensors")
     parts = load_file(plain / "adapter/adapter_model.safetensors")
-    stem, weight = "base_model.model.model.layers.0.mlp.down_proj", base["model.layers.0.mlp.down_proj.weight"].double()
+    stem, weight = (
+        "base_model.model.model.layers.0.mlp.down_proj",
+        base["model.layers.0.mlp.down_proj.weight"].double(),
+    )
     a, b = parts[f"{stem}.lora_A.weight"].double(), parts[f"{stem}.lora_B.weight"].double()
     change = 2 * b @ a
     expected = {
-        "norm_a": a.norm(), "norm_b": b.norm(), "norm_update": change.norm(), "norm_weight": weight.norm(),
-        "spectral_update": torch.linalg.matrix_norm(change, 2), "relative_change": change.abs().mean() / weight.abs().mean(),
-    }  # fmt: skip
-    assert {key: one[key] for key in ("layer", "module", "rank", "scale")} == {"layer": 0, "module": "mlp.down_proj", "rank": 4, "scale": 2.0}
+        "norm_a": a.norm(),
+        "norm_b": b.norm(),
+        "norm_update": change.norm(),
+        "norm_weight": weight.norm(),
+        "spectral_update": torch.linalg.matrix_norm(change, 2),
+        "relative_change": change.abs().mean() / weight.abs().mean(),
+    }
+    assert {key: one[key] for key in ("layer", "module", "rank", "scale")} == {
+        "layer": 0,
+        "module": "mlp.down_proj",
+        "rank": 4,
+        "scale": 2.0,
+    }
     for key, value in expected.items():
         assert one[key] == pytest.approx(float(value)), key
     assert one["nf4_error_to_update"] == pytest.approx(0.09 * float(weight.norm() / change.norm()), rel=0.2)

@@ -1,4 +1,6 @@
-"""The parity check that remains: when the floor is no longer arithmetic, when an adapter has no effect, when nothing can be told."""
+"""The parity check that remains: when the floor is no longer arithmetic, when an adapter has no effect, when
+nothing can be told.
+"""
 
 import pytest
 
@@ -15,7 +17,13 @@ def found(kld: float, same_top: float = 0.99) -> Divergence:
 
 
 @pytest.mark.parametrize(
-    ("bare", "verdict"), [(found(0.008, 0.949), "pass"), (found(0.06, 0.95), "fail"), (found(0.01, 0.8), "fail"), (found(6.0, 0.08), "fail")]
+    ("bare", "verdict"),
+    [
+        (found(0.008, 0.949), "pass"),
+        (found(0.06, 0.95), "fail"),
+        (found(0.01, 0.8), "fail"),
+        (found(6.0, 0.08), "fail"),
+    ],
 )
 def test_a_floor_beyond_arithmetic_is_another_model(bare: Divergence, verdict: str) -> None:
     assert bare_check(bare, "rows").verdict == verdict
@@ -26,14 +34,31 @@ def test_a_floor_beyond_arithmetic_is_another_model(bare: Divergence, verdict: s
     [
         (found(0.0063, 0.972), found(0.0082, 0.949), found(2.8, 0.5), "pass"),  # the demo
         (found(0.0005), found(0.0001, 0.999), found(0.5, 0.8), "pass"),  # within the plain limits
-        (found(0.0099, 0.949), found(0.0082, 0.949), found(2.8, 0.5), "fail"),  # more than a fifth above the floor
+        (
+            found(0.0099, 0.949),
+            found(0.0082, 0.949),
+            found(2.8, 0.5),
+            "fail",
+        ),  # more than a fifth above the floor
         (found(0.0063, 0.93), found(0.0082, 0.949), found(2.8, 0.5), "fail"),  # too few first choices
-        (found(0.009, 0.95), found(0.008, 0.949), found(0.017, 0.95), "fail"),  # no nearer to the trained model than the bare base is
+        (
+            found(0.009, 0.95),
+            found(0.008, 0.949),
+            found(0.017, 0.95),
+            "fail",
+        ),  # no nearer to the trained model than the bare base is
         (found(5.0), found(0.00125, 0.99), found(0.0015), "fail"),  # whatever the adapter does
-        (found(0.0015), found(0.00125, 0.99), found(0.0015), "not measured"),  # an adapter without effect would say the same
+        (
+            found(0.0015),
+            found(0.00125, 0.99),
+            found(0.0015),
+            "not measured",
+        ),  # an adapter without effect would say the same
     ],
 )
-def test_base_and_adapter_by_the_floor_and_by_what_the_adapter_moves(served: Divergence, bare: Divergence, moved: Divergence, verdict: str) -> None:
+def test_base_and_adapter_by_the_floor_and_by_what_the_adapter_moves(
+    served: Divergence, bare: Divergence, moved: Divergence, verdict: str
+) -> None:
     check = served_check(served, bare, moved, found(0.002), LIMITS, "rows")
     assert check.verdict == verdict, check
     assert bool(check.remedy) == (verdict == "fail")
@@ -42,4 +67,8 @@ def test_base_and_adapter_by_the_floor_and_by_what_the_adapter_moves(served: Div
 def test_logits_that_are_no_numbers_fail() -> None:
     nothing = float("nan")
     strange = Divergence([nothing], nothing, nothing, nothing, nothing, 10, 3, (4, 4))
-    assert bare_check(strange, "rows").verdict == served_check(strange, found(0.01), found(1.0), found(0.0), LIMITS, "rows").verdict == "fail"
+    assert (
+        bare_check(strange, "rows").verdict
+        == served_check(strange, found(0.01), found(1.0), found(0.0), LIMITS, "rows").verdict
+        == "fail"
+    )

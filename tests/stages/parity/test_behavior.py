@@ -1,4 +1,6 @@
-"""parity checks.behavior: rigged models that end, never end, write a control token or compute no numbers, in the real llama-server."""
+"""parity checks.behavior: rigged models that end, never end, write a control token or compute no numbers, in
+the real llama-server.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,13 +36,16 @@ ROWS = [{"messages": [{"role": "user", "content": "say it"}, {"role": "assistant
 def rigged(file: Path, says: int = HE, *, stops: bool = True, weight: float = 1) -> Path:
     """A model that says one token, once or without end.
 
-    The blocks add nothing, so the last token alone decides: the output row of `says` likes +1 embeddings, the row of
-    the end of turn -1; only `says` itself has -1, and only where the model `stops`.
+    The blocks add nothing, so the last token alone decides: the output row of `says` likes +1 embeddings, the
+    row of the end of turn -1; only `says` itself has -1, and only where the model `stops`.
     """
     embedding, output = np.ones((TOKENS, HIDDEN), np.float16), np.zeros((TOKENS, HIDDEN), np.float16)
     embedding[says] = -1 if stops else 1
     output[says], output[END] = weight, -weight
-    nothing = {"blk.0.attn_output.weight": np.zeros((HIDDEN, HIDDEN), np.float16), "blk.0.ffn_down.weight": np.zeros((HIDDEN, 64), np.float16)}
+    nothing = {
+        "blk.0.attn_output.weight": np.zeros((HIDDEN, HIDDEN), np.float16),
+        "blk.0.ffn_down.weight": np.zeros((HIDDEN, 64), np.float16),
+    }
     return tiny.tiny_gguf(file, tensors={"token_embd.weight": embedding, "output.weight": output, **nothing})
 
 
@@ -61,7 +66,9 @@ def test_a_good_model_passes(measure: Callable[..., dict[str, Check]]) -> None:
     checks = measure()
     assert {check.verdict for check in checks.values()} == {"pass"}
     assert checks["behavior_answers_end"].figures == {"model-F16.gguf ended": 2.0}
-    assert checks["behavior_finite_logits"].sentence == "4 compared"  # two answers of "he" and the end of turn
+    assert (
+        checks["behavior_finite_logits"].sentence == "4 compared"
+    )  # two answers of "he" and the end of turn
     assert 0 < (checks["behavior_server_memory"].figure or 0) < 1
 
 
@@ -76,14 +83,18 @@ def test_a_level_that_never_ends_is_caught(measure: Callable[..., dict[str, Chec
     assert "trained too little" in alone.sentence
 
 
-def test_a_control_token_inside_an_answer_is_caught(measure: Callable[..., dict[str, Check]], tmp_path: Path) -> None:
+def test_a_control_token_inside_an_answer_is_caught(
+    measure: Callable[..., dict[str, Check]], tmp_path: Path
+) -> None:
     """Which the text itself does not show: llama-server leaves control tokens out of it."""
     check = measure(rigged(tmp_path / "model-Q4_0.gguf", START))["behavior_no_markers"]
     assert (check.verdict, check.figure) == ("fail", 2.0)
     assert check.remedy.startswith("model-Q4_0.gguf writes <|im_start|> in ''")
 
 
-def test_logits_that_are_no_numbers_are_caught(measure: Callable[..., dict[str, Check]], tmp_path: Path) -> None:
+def test_logits_that_are_no_numbers_are_caught(
+    measure: Callable[..., dict[str, Check]], tmp_path: Path
+) -> None:
     check = measure(rigged(tmp_path / "model-Q4_0.gguf", weight=float("nan")))["behavior_finite_logits"]
     assert check.verdict == "fail"
     assert "merge.dtype" in check.remedy
@@ -95,7 +106,11 @@ def test_a_spelled_marker_is_one_too(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(byte_folder(tmp_path / "folder"))
     assert no_markers(found, tokenizer).figure == 1.0
     assert finite_logits([replace(found[0], answers=[replace(printed, logprobs=[None, -1.0])])]).figure == 1.0
-    assert finite_logits([replace(found[0], answers=[])]).verdict == answers_end([replace(found[0], answers=[])], 9).verdict == "not measured"
+    assert (
+        finite_logits([replace(found[0], answers=[])]).verdict
+        == answers_end([replace(found[0], answers=[])], 9).verdict
+        == "not measured"
+    )
 
 
 def test_memory_beyond_the_plan_is_caught(tmp_path: Path) -> None:
@@ -107,8 +122,12 @@ def test_memory_beyond_the_plan_is_caught(tmp_path: Path) -> None:
     assert server_memory([fine, replace(fine, peak_bytes=None)]).verdict == "not measured"
 
 
-def test_a_build_for_a_gpu_has_no_plan(measure: Callable[..., dict[str, Check]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(behavior, "load_binding", lambda tools: SimpleNamespace(llama_supports_gpu_offload=lambda: True))
+def test_a_build_for_a_gpu_has_no_plan(
+    measure: Callable[..., dict[str, Check]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        behavior, "load_binding", lambda tools: SimpleNamespace(llama_supports_gpu_offload=lambda: True)
+    )
     check = measure()["behavior_server_memory"]
     assert (check.verdict, check.figure) == ("not measured", None)
     assert "MB of unknown; the system does not say" in check.sentence
@@ -117,7 +136,9 @@ def test_a_build_for_a_gpu_has_no_plan(measure: Callable[..., dict[str, Check]],
 def test_the_plan_counts_the_file_the_cache_and_what_is_repacked(tools: Toolchain, tmp_path: Path) -> None:
     f16, q8 = tiny.tiny_gguf(tmp_path / "model-F16.gguf"), tmp_path / "model-Q8_0.gguf"
     run_tool([tools.tool("llama-quantize"), f16, q8, "Q8_0"])
-    base, longer, kept, quantized = (planned_bytes(*of) or 0 for of in ((f16, 512, 0), (f16, 1024, 0), (f16, 512, 512), (q8, 512, 0)))
+    base, longer, kept, quantized = (
+        planned_bytes(*of) or 0 for of in ((f16, 512, 0), (f16, 1024, 0), (f16, 512, 512), (q8, 512, 0))
+    )
     cache = 1 * 4 * (8 + 8) * 2 * 512  # layers, heads, widths of key and value, bytes, tokens
     assert (longer - base, kept - base) == (cache, cache)
     fixed = base - f16.stat().st_size - cache
@@ -130,9 +151,13 @@ def test_questions_end_before_an_answer_and_fit(tmp_path: Path) -> None:
     user, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "x" * 20}
     tool = {"type": "function", "function": {"name": "f"}}
     rows: list[dict[str, Any]] = [
-        {"messages": [user]}, {"messages": [answer]}, {"messages": [{"role": "user", "content": "q" * 300}, answer]},
-        {"messages": [user, answer], "tools": [tool]}, {"messages": [user, answer, user, answer]}, {"messages": [user, answer]},
-    ]  # fmt: skip
+        {"messages": [user]},
+        {"messages": [answer]},
+        {"messages": [{"role": "user", "content": "q" * 300}, answer]},
+        {"messages": [user, answer], "tools": [tool]},
+        {"messages": [user, answer, user, answer]},
+        {"messages": [user, answer]},
+    ]
     asked, budget = questions(rows, tokenizer, 2, 512)
     assert [len(one["messages"]) for one in asked] == [1, 3]
     assert asked[0]["tools"] == [tool]

@@ -1,4 +1,6 @@
-"""parity: what was planted between training and serving fails the run by name, and what was not measured is never called passed."""
+"""parity: what was planted between training and serving fails the run by name, and what was not measured is
+never called passed.
+"""
 
 import json
 import shutil
@@ -28,14 +30,20 @@ def run(project: Path) -> tuple[int, dict[str, Any]]:
     return code, json.loads((project / "reports/parity.json").read_text())["checks"]
 
 
-def test_a_template_with_a_space_more_fails_the_run_by_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_template_with_a_space_more_fails_the_run_by_name(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     template = project / "models/adapter/chat_template.jinja"
     text = template.read_text(encoding="utf-8")
     assert "<|im_end|>\\n" in text
     template.write_text(text.replace("<|im_end|>\\n", "<|im_end|> \\n"), encoding="utf-8")
     code, checks = run(project)
     assert code == 5
-    assert {key for key, check in checks.items() if check["verdict"] == "fail"} == {"text_template", "text_chat_template", "weights_merged"}
+    assert {key for key, check in checks.items() if check["verdict"] == "fail"} == {
+        "text_template",
+        "text_chat_template",
+        "weights_merged",
+    }
     output = capsys.readouterr().err
     assert "Q-PARITY-001" in output and "Template text failed" in output
     assert "likely cause: " in output
@@ -46,26 +54,42 @@ def test_a_quick_parity_names_what_it_did_not_measure(project: Path) -> None:
     code, checks = run(project)
     assert code == 0
     assert {key for key, check in checks.items() if check["verdict"] == "not measured"} == {
-        "outputs_trained", "outputs_sixteen", "outputs_gguf", "outputs_q4_k_m", "outputs_q5_k_m", "outputs_lora", "behavior",
-    }  # fmt: skip
+        "outputs_trained",
+        "outputs_sixteen",
+        "outputs_gguf",
+        "outputs_q4_k_m",
+        "outputs_q5_k_m",
+        "outputs_lora",
+        "behavior",
+    }
     assert "`quench parity --depth standard` measures it" in checks["outputs_q4_k_m"]["detail"]
     assert not list((project / "models").glob(".*"))
 
 
 def test_weights_are_judged_also_where_llama_cpp_refuses_the_file(project: Path) -> None:
-    """A GGUF whose norms are no numbers is loaded; one without a tensor is not, and its weights say which one."""
+    """A GGUF whose norms are no numbers is loaded; one without a tensor is not, and its weights say which
+    one.
+    """
     from gguf_edit import change_tensors
 
     file = project / "models/gguf/tiny-F16.gguf"
-    change_tensors(file, lambda tensors: {name: tensor for name, tensor in tensors.items() if name != "output_norm.weight"})
+    change_tensors(
+        file,
+        lambda tensors: {name: tensor for name, tensor in tensors.items() if name != "output_norm.weight"},
+    )
     code, checks = run(project)
     assert code == 5
     assert "output_norm.weight" in checks["weights_gguf"]["detail"]
-    assert (checks["text_template"]["verdict"], checks["tokens_corpus"]["verdict"]) == ("not measured", "not measured")
+    assert (checks["text_template"]["verdict"], checks["tokens_corpus"]["verdict"]) == (
+        "not measured",
+        "not measured",
+    )
     assert "llama-server ended" in checks["text_template"]["detail"]
 
 
-def test_where_only_llama_cpp_fails_it_is_its_own_error(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_only_llama_cpp_fails_it_is_its_own_error(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from pipeline.core.errors import ToolError
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -98,4 +122,9 @@ def test_a_check_that_compared_nothing_has_not_passed() -> None:
     assert count_check("X", "x", 0, 0, "").verdict == "not measured"
     assert count_check("X", "x", 0, 1, "", "why").remedy == ""
     failed = count_check("X", "x", 2, 3, "here", "why")
-    assert (failed.verdict, failed.figure, failed.sentence, failed.remedy) == ("fail", 2.0, "3 compared; first difference: here", "why")
+    assert (failed.verdict, failed.figure, failed.sentence, failed.remedy) == (
+        "fail",
+        2.0,
+        "3 compared; first difference: here",
+        "why",
+    )

@@ -1,5 +1,5 @@
-"""parity checks.corpus and parity checks.tokens: strings on which tokenizers part, by training's tokenizer and a GGUF's vocabulary; planted faults
-are named.
+"""parity checks.corpus and parity checks.tokens: strings on which tokenizers part, by training's tokenizer
+and a GGUF's vocabulary; planted faults are named.
 """
 
 import unicodedata
@@ -59,7 +59,13 @@ def test_the_corpus_holds_what_it_says(tokenizer: Any) -> None:
     assert whole == list(strings(tokenizer, ["text"], 100_000))
     assert all(unicodedata.is_normalized("NFC", text) for text in whole)
     have = set(whole)
-    assert {"a<|im_end|>b", "1234567890", " " * 100, "🏳️\u200d🌈", *(tokenizer.decode([number]) for number in (65, 256, 259))} <= have
+    assert {
+        "a<|im_end|>b",
+        "1234567890",
+        " " * 100,
+        "🏳️\u200d🌈",
+        *(tokenizer.decode([number]) for number in (65, 256, 259)),
+    } <= have
     assert len(list(strings(tokenizer, ["text"], 1000))) < len(whole) / 4
 
 
@@ -67,7 +73,9 @@ def test_every_assigned_character_is_in_a_run() -> None:
     seen = set("".join(unicode_runs()))
     assert {"a", "ß", "中", "한", "🙂", "\u0300", "\u2028", "\U0001f1e9", "𓀀", "ﷺ"} <= seen
     assert not seen & {"\ud800", "\ue000", "\U000e0080"}
-    assert sum(unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs") for code in range(1, 0x110000)) == len(seen)
+    assert sum(
+        unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs") for code in range(1, 0x110000)
+    ) == len(seen)
 
 
 def test_equal_vocabularies_pass(measure: Callable[..., Check]) -> None:
@@ -77,14 +85,25 @@ def test_equal_vocabularies_pass(measure: Callable[..., Check]) -> None:
 
 
 @pytest.mark.parametrize("planted", ["swapped", "cut", "merges", "type"])
-def test_planted_faults_are_caught_and_named(planted: str, measure: Callable[..., Check], tmp_path: Path) -> None:
+def test_planted_faults_are_caught_and_named(
+    planted: str, measure: Callable[..., Check], tmp_path: Path
+) -> None:
     tokens = words(tmp_path)
     swapped = [*tokens]
     swapped[64], swapped[65] = swapped[65], swapped[64]
     changed, cause = {
-        "swapped": ({"tokenizer__ggml__tokens": swapped}, f"token 64 is {tokens[65]!r} there, {tokens[64]!r} in training"),
-        "cut": ({"tokenizer__ggml__tokens": [*tokens[:257], "<|x|>", *tokens[258:]]}, "token 257 is '<|x|>' there, 'll' in training"),
-        "merges": ({"tokenizer__ggml__merges": ["h e"]}, "by another rule than training (tokenizer.ggml.pre is 'smollm')"),
+        "swapped": (
+            {"tokenizer__ggml__tokens": swapped},
+            f"token 64 is {tokens[65]!r} there, {tokens[64]!r} in training",
+        ),
+        "cut": (
+            {"tokenizer__ggml__tokens": [*tokens[:257], "<|x|>", *tokens[258:]]},
+            "token 257 is '<|x|>' there, 'll' in training",
+        ),
+        "merges": (
+            {"tokenizer__ggml__merges": ["h e"]},
+            "by another rule than training (tokenizer.ggml.pre is 'smollm')",
+        ),
         "type": ({"tokenizer__ggml__token_type": [1] * 261}, "by another rule than training"),
     }[planted]
     check = measure(**changed)
@@ -103,14 +122,19 @@ def test_another_pre_tokenizer_is_named(tools: Toolchain, tmp_path: Path) -> Non
         file = tiny.tiny_gguf(tmp_path / f"{pre}.gguf", **(own | {"tokenizer__ggml__pre": pre}))
         check = corpus_ids(corpus, tokenizer, file, tools)
         assert check.verdict == verdict, check.sentence
-    assert "gpt-2.gguf splits or merges text by another rule than training (tokenizer.ggml.pre is 'gpt-2')" in check.remedy
+    assert (
+        "gpt-2.gguf splits or merges text by another rule than training (tokenizer.ggml.pre is 'gpt-2')"
+        in check.remedy
+    )
 
 
 def test_tokens_that_llama_cpp_takes_for_control_tokens_are_named(tools: Toolchain, tmp_path: Path) -> None:
     """`</s>` is a word of Qwen's; llama.cpp makes it an end of text by its spelling."""
     tokens = words(tmp_path)
     tokens[257] = "</s>"
-    file = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__ggml__tokens=tokens, tokenizer__ggml__merges=["h e"])
+    file = tiny.tiny_gguf(
+        tmp_path / "model-F16.gguf", tokenizer__ggml__tokens=tokens, tokenizer__ggml__merges=["h e"]
+    )
     tokenizer = load_tokenizer(byte_folder(tmp_path / "folder"))
     check = corpus_ids(["a</s>b", "ab"], tokenizer, file, tools)
     assert (check.verdict, check.figures["compared"]) == ("pass", 1.0)
@@ -122,11 +146,21 @@ def test_tokens_that_llama_cpp_takes_for_control_tokens_are_named(tools: Toolcha
     ("changed", "verdict", "cause"),
     [
         ({}, "pass", ""),
-        ({"tokenizer__ggml__add_bos_token": True}, "fail", "llama.cpp adds token 259, which training does not have (tokenizer.ggml.add_bos_token"),
-        ({"tokenizer__ggml__add_eos_token": True}, "fail", "llama.cpp adds token 260, which training does not have (tokenizer.ggml.add_eos_token"),
+        (
+            {"tokenizer__ggml__add_bos_token": True},
+            "fail",
+            "llama.cpp adds token 259, which training does not have (tokenizer.ggml.add_bos_token",
+        ),
+        (
+            {"tokenizer__ggml__add_eos_token": True},
+            "fail",
+            "llama.cpp adds token 260, which training does not have (tokenizer.ggml.add_eos_token",
+        ),
     ],
 )
-def test_conversations_have_the_same_ids(changed: dict[str, Any], verdict: str, cause: str, tools: Toolchain, tmp_path: Path) -> None:
+def test_conversations_have_the_same_ids(
+    changed: dict[str, Any], verdict: str, cause: str, tools: Toolchain, tmp_path: Path
+) -> None:
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>\n{% endfor %}"
     file = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=template, **changed)
     tokenizer = load_tokenizer(byte_folder(tmp_path / "folder", template))
@@ -153,5 +187,8 @@ def vocabulary(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> An
 
 def test_what_is_no_gguf_is_refused(tools: Toolchain, tmp_path: Path) -> None:
     (tmp_path / "no.gguf").write_bytes(b"GGUF" + bytes(64))
-    with pytest.raises(ToolError, match=r"can't load the vocabulary of .*no\.gguf"), open_vocabulary(tools, tmp_path / "no.gguf"):
+    with (
+        pytest.raises(ToolError, match=r"can't load the vocabulary of .*no\.gguf"),
+        open_vocabulary(tools, tmp_path / "no.gguf"),
+    ):
         pass

@@ -1,4 +1,6 @@
-"""What the models say: the chain of a finished project, what its figures mean, and the cause that is named for each loss."""
+"""What the models say: the chain of a finished project, what its figures mean, and the cause that is named
+for each loss.
+"""
 
 import gc
 import json
@@ -43,11 +45,28 @@ def chain(project: Path, **changed: Path) -> Chain:
 
 def test_a_finished_project_loses_nothing(finished: Path, tmp_path: Path, tools: Toolchain) -> None:
     gguf = finished / "models/gguf"
-    checks = output_checks(chain(finished), bench(tmp_path, tools), LIMITS, base_gguf=gguf / "tiny-base-F16.gguf", lora=gguf / "tiny-lora.gguf")
-    assert {key: check.verdict for key, check in checks.items()} == dict.fromkeys(
-        ("outputs_sixteen", "outputs_trained", "outputs_gguf", "outputs_q4_k_m", "outputs_lora", "outputs_lora_q4_k_m"), "pass"
+    checks = output_checks(
+        chain(finished),
+        bench(tmp_path, tools),
+        LIMITS,
+        base_gguf=gguf / "tiny-base-F16.gguf",
+        lora=gguf / "tiny-lora.gguf",
     )
-    assert all(set(check.figures) == {"nmse", "kld_max", "same_top", "positions", "kld_trained"} for check in checks.values())
+    assert {key: check.verdict for key, check in checks.items()} == dict.fromkeys(
+        (
+            "outputs_sixteen",
+            "outputs_trained",
+            "outputs_gguf",
+            "outputs_q4_k_m",
+            "outputs_lora",
+            "outputs_lora_q4_k_m",
+        ),
+        "pass",
+    )
+    assert all(
+        set(check.figures) == {"nmse", "kld_max", "same_top", "positions", "kld_trained"}
+        for check in checks.values()
+    )
     assert 0 < checks["outputs_sixteen"].figure < 1e-4 < checks["outputs_q4_k_m"].figure
     assert not list((tmp_path / "scratch").iterdir())  # hundreds of megabytes, in a real run
 
@@ -56,12 +75,18 @@ def test_an_adapter_that_was_not_merged_is_named(finished: Path, tmp_path: Path,
     """Its weights are made large: the tiny adapter of two steps changes next to nothing."""
     from safetensors.torch import load_file, save_file
 
-    adapter, merged = (Path(shutil.copytree(finished / "models" / name, tmp_path / name)) for name in ("adapter", "merged"))
+    adapter, merged = (
+        Path(shutil.copytree(finished / "models" / name, tmp_path / name)) for name in ("adapter", "merged")
+    )
     file = adapter / "adapter_model.safetensors"
     save_file({name: value * 30 for name, value in load_file(file).items()}, file)
     shutil.copyfile(finished / "models/base/model.safetensors", merged / "model.safetensors")
     base_gguf = finished / "models/gguf/tiny-base-F16.gguf"
-    checks = output_checks(chain(finished, adapter=adapter, merged=merged, gguf=base_gguf, levels={}), bench(tmp_path, tools), LIMITS)
+    checks = output_checks(
+        chain(finished, adapter=adapter, merged=merged, gguf=base_gguf, levels={}),
+        bench(tmp_path, tools),
+        LIMITS,
+    )
     assert (checks["outputs_sixteen"].verdict, checks["outputs_gguf"].verdict) == ("fail", "pass")
     assert "the adapter was not merged" in checks["outputs_sixteen"].remedy
 
@@ -80,11 +105,18 @@ def test_an_adapter_without_a_record_is_refused(tmp_path: Path) -> None:
         run_settings(tmp_path)
 
 
-def test_the_trained_model_is_nearer_to_its_own_gguf_than_to_others(finished: Path, tmp_path: Path, tools: Toolchain) -> None:
+def test_the_trained_model_is_nearer_to_its_own_gguf_than_to_others(
+    finished: Path, tmp_path: Path, tools: Toolchain
+) -> None:
     """The way in which the merge's base is chosen: figures by row, which an interval can be made of."""
     models = finished / "models"
-    with trained_logits(base=models / "base", adapter=models / "adapter", prompts=PROMPTS, scratch=tmp_path) as reference:
-        found = {name: gguf_divergence(reference, models / f"gguf/tiny-{name}.gguf", threads=1, tools=tools) for name in ("F16", "Q4_K_M")}
+    with trained_logits(
+        base=models / "base", adapter=models / "adapter", prompts=PROMPTS, scratch=tmp_path
+    ) as reference:
+        found = {
+            name: gguf_divergence(reference, models / f"gguf/tiny-{name}.gguf", threads=1, tools=tools)
+            for name in ("F16", "Q4_K_M")
+        }
     assert len(found["F16"].kld_rows) == len(PROMPTS)
     assert found["F16"].kld == pytest.approx(np.mean(found["F16"].kld_rows))
     assert 0 < found["F16"].kld < 0.1
@@ -94,7 +126,10 @@ def test_a_gguf_of_another_vocabulary_cannot_be_compared(tmp_path: Path, tools: 
     from tiny import tiny_gguf
 
     file, prompt = tiny_gguf(tmp_path / "other.gguf"), Prompt([1, 2, 3], [2])
-    with kept_logits([prompt], says([halves(1, 8)]), tmp_path) as reference, pytest.raises(GateError, match="the vocabularies have 8 and"):
+    with (
+        kept_logits([prompt], says([halves(1, 8)]), tmp_path) as reference,
+        pytest.raises(GateError, match="the vocabularies have 8 and"),
+    ):
         gguf_divergence(reference, file, threads=1, tools=tools)
 
 
@@ -106,7 +141,9 @@ def test_sixteen_bit_weights_are_computed_with_in_float32(finished: Path) -> Non
     merged = finished / "models/merged"
     whole = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32, local_files_only=True)
     with torch.no_grad():
-        expected = whole(torch.tensor([PROMPTS[0].ids]), use_cache=False).logits[0, PROMPTS[0].positions].numpy()
+        expected = (
+            whole(torch.tensor([PROMPTS[0].ids]), use_cache=False).logits[0, PROMPTS[0].positions].numpy()
+        )
     with plain_model(merged) as speaker:
         first, again = speaker(PROMPTS[0]), speaker(PROMPTS[0])
     assert np.abs(first - expected).max() < 1e-5
@@ -137,14 +174,19 @@ def says(values: list[Any]) -> Any:
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(2, 70))
 def test_figures_are_those_of_the_formula(lengths: list[int], width: int) -> None:
-    before, after = ([halves(n * 20, width, seed=place + 10 * side) for place, n in enumerate(lengths)] for side in (0, 1))
+    before, after = (
+        [halves(n * 20, width, seed=place + 10 * side) for place, n in enumerate(lengths)] for side in (0, 1)
+    )
     found = compare(before, after)
 
     def softmax(x: Any) -> Any:
         e = np.exp(x.astype(np.float64))
         return e / e.sum(axis=-1, keepdims=True)
 
-    klds = [(softmax(a) * np.log(softmax(a) / softmax(b))).sum(axis=-1) for a, b in zip(before, after, strict=True)]
+    klds = [
+        (softmax(a) * np.log(softmax(a) / softmax(b))).sum(axis=-1)
+        for a, b in zip(before, after, strict=True)
+    ]
     assert found.kld_rows == pytest.approx([each.mean() for each in klds])
     assert found.kld_max == pytest.approx(max(each.max() for each in klds))
     assert found.positions == sum(lengths) * 20
@@ -181,7 +223,11 @@ def output(**models: Any) -> Outputs:
     """A chain in which all say the same, but for `models`."""
     same: Any = [halves(8, 50)]
     names = ("as_trained", "trained", "sixteen", "merged", "gguf")
-    return Outputs(**{name: models.get(name, same) for name in names}, untuned=lambda: models.get("untuned", [halves(8, 50, seed=9)]), where="1 row")
+    return Outputs(
+        **{name: models.get(name, same) for name in names},
+        untuned=lambda: models.get("untuned", [halves(8, 50, seed=9)]),
+        where="1 row",
+    )
 
 
 OTHER, THIRD = [halves(8, 50, seed=1) * 3], [halves(8, 50, seed=2) * 3]
@@ -193,22 +239,37 @@ STRANGE = [np.full((8, 50), np.nan, np.float32)]
     [
         ("16-bit", {}, [], ""),
         ("nf4", {}, [], ""),
-        ("16-bit", {"merged": OTHER, "untuned": OTHER}, ["outputs_sixteen", "outputs_trained"], "the adapter was not merged"),
+        (
+            "16-bit",
+            {"merged": OTHER, "untuned": OTHER},
+            ["outputs_sixteen", "outputs_trained"],
+            "the adapter was not merged",
+        ),
         ("16-bit", {"merged": OTHER, "trained": OTHER}, ["outputs_sixteen"], "merged into the NF4 base"),
         ("nf4", {"merged": OTHER, "sixteen": OTHER}, ["outputs_trained"], "merged into the 16-bit base"),
         ("16-bit", {"trained": OTHER}, ["outputs_trained"], "set merge.base to nf4 or auto"),
         ("nf4", {"sixteen": OTHER}, ["outputs_sixteen"], "set merge.base to 16-bit or auto"),
-        ("16-bit", {"merged": OTHER}, ["outputs_sixteen", "outputs_trained"], "not this base with this adapter"),
+        (
+            "16-bit",
+            {"merged": OTHER},
+            ["outputs_sixteen", "outputs_trained"],
+            "not this base with this adapter",
+        ),
         ("16-bit", {"merged": STRANGE}, ["outputs_sixteen", "outputs_trained"], "too large for float16"),
         ("16-bit", {"sixteen": STRANGE}, ["outputs_sixteen"], "too large for float16"),
         ("16-bit", {"merged": [halves(8, 51)]}, ["outputs_sixteen", "outputs_trained"], "not the same model"),
     ],
 )
-def test_causes_of_a_merge_that_lost_something(merge_base: str, models: dict[str, Any], failed: list[str], cause: str) -> None:
+def test_causes_of_a_merge_that_lost_something(
+    merge_base: str, models: dict[str, Any], failed: list[str], cause: str
+) -> None:
     checks = merge_checks(output(**models), merge_base, LIMITS)
     assert [key for key, check in checks.items() if check.verdict == "fail"] == failed
     assert all(cause in checks[key].remedy for key in failed)
-    assert all(check.figure is not None and np.isfinite(list(check.figures.values())).all() for check in checks.values())
+    assert all(
+        check.figure is not None and np.isfinite(list(check.figures.values())).all()
+        for check in checks.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,7 +278,10 @@ def test_causes_of_a_merge_that_lost_something(merge_base: str, models: dict[str
         (lambda: gguf_check(output(gguf=OTHER, untuned=OTHER), "X", LIMITS), "is the untuned base"),
         (lambda: gguf_check(output(merged=OTHER), "X", LIMITS), "the merged model is not"),
         (lambda: gguf_check(output(gguf=OTHER), "X", LIMITS), "another model or is damaged"),
-        (lambda: level_check("X", "Q4_K_M", output().gguf, OTHER, output(), LIMITS), "Q4_K_M costs this model more"),
+        (
+            lambda: level_check("X", "Q4_K_M", output().gguf, OTHER, output(), LIMITS),
+            "Q4_K_M costs this model more",
+        ),
         (lambda: lora_check(output(untuned=OTHER), OTHER, "16-bit", LIMITS), "changes nothing"),
         (lambda: lora_check(output(sixteen=THIRD), output().gguf, "nf4", LIMITS), "of another run"),
     ],

@@ -1,4 +1,6 @@
-"""parity_page, its words and its drawings: every parity check is shown with its verdict, none as better than it is, and the page loads nothing."""
+"""parity_page, its words and its drawings: every parity check is shown with its verdict, none as better than
+it is, and the page loads nothing.
+"""
 
 import re
 from typing import Any
@@ -18,7 +20,10 @@ def page_of(report: dict[str, Any], merge: dict[str, Any] | None = None) -> Page
     return Page(render_parity_page(report, merge))
 
 
-@pytest.mark.parametrize("report", [parity_report("full"), parity_report("quick"), failed_report(), {"verdict": "pass", "checks": {}}])
+@pytest.mark.parametrize(
+    "report",
+    [parity_report("full"), parity_report("quick"), failed_report(), {"verdict": "pass", "checks": {}}],
+)
 def test_the_page_is_whole_accessible_and_loads_nothing(report: dict[str, Any]) -> None:
     html = render_parity_page(report, merge_report())
     page = Page(html)
@@ -26,7 +31,9 @@ def test_the_page_is_whole_accessible_and_loads_nothing(report: dict[str, Any]) 
     assert not re.findall(r"https?:|@import|src=|url\(", html)
     assert "default-src 'none'" in html
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    named = [name for _, attributes in page.tags for name in (attributes.get("aria-labelledby") or "").split()]
+    named = [
+        name for _, attributes in page.tags for name in (attributes.get("aria-labelledby") or "").split()
+    ]
     inside = [(attributes["href"] or "")[1:] for tag, attributes in page.tags if tag == "a"]
     assert len(ids) == len(set(ids))
     assert set(named + inside) <= set(ids)
@@ -44,9 +51,17 @@ def test_every_check_is_a_row_with_all_that_is_known_of_it() -> None:
     for one in report["checks"].values():
         assert one["title"] in text
         assert one["detail"] in text
-    for words in ("Every parity check holds", "18of 18 parity checks", "ulp", "largest KLD 0.0961", "mean relative RMSE 0.0412",
-    "same top token > 99.9 %",
-                  "merged into the base as NF4 rounds it", "0.2911 to 0.3480 nats, 32 rows.", "None: every parity check"):  # fmt: skip
+    for words in (
+        "Every parity check holds",
+        "18of 18 parity checks",
+        "ulp",
+        "largest KLD 0.0961",
+        "mean relative RMSE 0.0412",
+        "same top token > 99.9 %",
+        "merged into the base as NF4 rounds it",
+        "0.2911 to 0.3480 nats, 32 rows.",
+        "None: every parity check",
+    ):
         assert words in text, words
     assert text.index("Template text") < text.index("Token ids") < text.index("Answers stop")
 
@@ -68,7 +83,11 @@ def test_what_was_not_measured_is_not_passed_and_how_to_measure_it_is_said() -> 
 def test_a_failed_check_heads_the_page_with_its_cause() -> None:
     html = render_parity_page(failed_report(), merge_report())
     text = Page(html).text
-    assert text.index("Something was lost: 2 of 18 parity checks failed") < text.index("“Merged → F16, weights”: do not serve") < text.index("✓ pass")
+    assert (
+        text.index("Something was lost: 2 of 18 parity checks failed")
+        < text.index("“Merged → F16, weights”: do not serve")
+        < text.index("✓ pass")
+    )
     assert "1 (limit 0 differences); blk.3.attn_q.weight differs from row 17 on" in text
     assert "<code>snakemake --force convert</code>" in html
     assert "<b>1</b>" in text  # a detail, as text
@@ -94,11 +113,25 @@ def test_the_first_to_fail_is_the_first_on_the_way() -> None:
 
 
 PLACES = {
-    "weights_merged": "merged", "outputs_sixteen": "merged", "outputs_trained": "merged", "outputs_gguf": "16-bit GGUF",
-    "weights_bf16": "16-bit GGUF", "outputs_q4_k_m": "Q4_K_M", "weights_q4_k_m_imatrix": "Q4_K_M-imatrix", "weights_iq4_xs": "IQ4_XS",
-    "outputs_tq1_0": "TQ1_0", "weights_q8_0": "Q8_0", "outputs_lora": "16-bit GGUF+lora", "outputs_lora_q4_k_m": "Q4_K_M+lora",
-    "outputs_q5_0_lora": "Q5_0+lora", "behavior_Q5_K_M": "Q5_K_M", "behavior_stops": "", "text_template": "", "tokens_levels": "", "outputs": "",
-}  # fmt: skip
+    "weights_merged": "merged",
+    "outputs_sixteen": "merged",
+    "outputs_trained": "merged",
+    "outputs_gguf": "16-bit GGUF",
+    "weights_bf16": "16-bit GGUF",
+    "outputs_q4_k_m": "Q4_K_M",
+    "weights_q4_k_m_imatrix": "Q4_K_M-imatrix",
+    "weights_iq4_xs": "IQ4_XS",
+    "outputs_tq1_0": "TQ1_0",
+    "weights_q8_0": "Q8_0",
+    "outputs_lora": "16-bit GGUF+lora",
+    "outputs_lora_q4_k_m": "Q4_K_M+lora",
+    "outputs_q5_0_lora": "Q5_0+lora",
+    "behavior_Q5_K_M": "Q5_K_M",
+    "behavior_stops": "",
+    "text_template": "",
+    "tokens_levels": "",
+    "outputs": "",
+}
 
 
 @pytest.mark.parametrize(("key", "place"), PLACES.items())
@@ -109,8 +142,14 @@ def test_a_key_says_where_its_check_stands(key: str, place: str) -> None:
 def test_the_chain_has_every_hand_over_colored_and_marked() -> None:
     drawing = chain(parity_report("full")["checks"])
     text = Page(drawing).text
-    for words in ("✓ weights", "✓ outputs, NF4 base 2.2e-06", "✓ outputs 0.0104", "text and tokens: ✓ text 1 of 1, ✓ tokens 4 of 4",
-                  "Q5_K_M to served: ✓ 2 of 2", "adapter as a GGUF on the base's: ✓ outputs 5.1e-06"):  # fmt: skip
+    for words in (
+        "✓ weights",
+        "✓ outputs, NF4 base 2.2e-06",
+        "✓ outputs 0.0104",
+        "text and tokens: ✓ text 1 of 1, ✓ tokens 4 of 4",
+        "Q5_K_M to served: ✓ 2 of 2",
+        "adapter as a GGUF on the base's: ✓ outputs 5.1e-06",
+    ):
         assert words in text, words
     assert "check-fail" not in drawing
     assert "check-open" not in drawing
@@ -131,13 +170,19 @@ def test_the_chain_stays_inside_its_box_however_many_levels_there_are() -> None:
     checks = {f"outputs_q{number}_0": outputs(f"F16 → Q{number}_0", 0.01, 0.1) for number in range(1, 9)}
     drawing = chain(checks | {"outputs_lora_q4_0": outputs("LoRA", 0.1, 0.1)})
     height = float(re.search(r'viewBox="0 0 \S+ (\S+)"', drawing).group(1))  # type: ignore[union-attr]
-    boxes = [float(y) + float(high) for y, high in re.findall(r'<rect [^>]*y="(\S+)" width="\S+" height="(\S+)"', drawing)]
+    boxes = [
+        float(y) + float(high)
+        for y, high in re.findall(r'<rect [^>]*y="(\S+)" width="\S+" height="(\S+)"', drawing)
+    ]
     assert max(boxes) < height
     assert len(boxes) == 3 + 8 + 1 + 2
 
 
 def test_divergences_are_drawn_on_a_logarithmic_scale_with_their_limits() -> None:
-    checks = {key: outputs(key, kld, 1e-3) for key, kld in (("outputs_a", 1e-6), ("outputs_b", 1e-4), ("outputs_c", 1e-2), ("outputs_d", 0.0))}
+    checks = {
+        key: outputs(key, kld, 1e-3)
+        for key, kld in (("outputs_a", 1e-6), ("outputs_b", 1e-4), ("outputs_c", 1e-2), ("outputs_d", 0.0))
+    }
     drawing = divergences(checks)
     dots = [float(x) for x in re.findall(r'<circle [^>]*cx="(\S+)"', drawing)]
     assert dots[1] - dots[0] == pytest.approx(dots[2] - dots[1], abs=0.2)
@@ -153,7 +198,10 @@ def test_code_between_backticks_and_everything_escaped() -> None:
 
 
 def test_every_class_that_is_drawn_has_a_style() -> None:
-    styles = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "data.css", "parity_checks.css", "parity.css"))
+    styles = "".join(
+        (TEMPLATES / name).read_text(encoding="utf-8")
+        for name in ("style.css", "data.css", "parity_checks.css", "parity.css")
+    )
     drawn = chain(failed_report()["checks"]) + divergences(failed_report()["checks"])
     for kind in {kind for kinds in re.findall(r'class="([^"]+)"', drawn) for kind in kinds.split()}:
         assert f".{kind}" in styles, kind

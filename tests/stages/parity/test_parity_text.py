@@ -1,4 +1,6 @@
-"""parity checks.text: conversations by training's template and by llama-server's; planted differences are caught and explained."""
+"""parity checks.text: conversations by training's template and by llama-server's; planted differences are
+caught and explained.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,13 +24,24 @@ Measure = Callable[..., Check]
 
 @pytest.fixture
 def measure(tools: Toolchain, tmp_path: Path) -> Measure:
-    """The parity check of a model whose GGUF has template `served` and whose tokenizer has template `trained`."""
+    """The parity check of a model whose GGUF has template `served` and whose tokenizer has template
+    `trained`.
+    """
 
-    def run(served: str | None, trained: str | None = None, conversations: list[Conversation] | None = None, **changed: Any) -> Check:
+    def run(
+        served: str | None,
+        trained: str | None = None,
+        conversations: list[Conversation] | None = None,
+        **changed: Any,
+    ) -> Check:
         f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=served, **changed)
         tokenizer = load_tokenizer(byte_folder(tmp_path / "folder", trained or served or tiny.CHATML))
         with serving(tools, f16, ctx_size=256, threads=1) as server:
-            return template_text(served_texts(tokenizer, server, made()[::8] if conversations is None else conversations), tokenizer, f16)
+            return template_text(
+                served_texts(tokenizer, server, made()[::8] if conversations is None else conversations),
+                tokenizer,
+                f16,
+            )
 
     return run
 
@@ -46,16 +59,33 @@ def test_every_made_conversation_is_the_same_text(measure: Measure, tools: Toolc
 @pytest.mark.parametrize(
     ("served", "trained", "cause"),
     [
-        (tiny.CHATML.replace("<|im_end|>\\n", "<|im_end|> \\n"), tiny.CHATML, "is not the one of training (its white space is 2 characters longer;"),
-        (tiny.CHATML, tiny.CHATML.replace("{% if loop.first", "{% if false"), "is not the one of training (it has a default system prompt more)"),
-        (tiny.CHATML.replace("{% if loop.first", "{% if false"), tiny.CHATML, "is not the one of training (it has a default system prompt less)"),
+        (
+            tiny.CHATML.replace("<|im_end|>\\n", "<|im_end|> \\n"),
+            tiny.CHATML,
+            "is not the one of training (its white space is 2 characters longer;",
+        ),
+        (
+            tiny.CHATML,
+            tiny.CHATML.replace("{% if loop.first", "{% if false"),
+            "is not the one of training (it has a default system prompt more)",
+        ),
+        (
+            tiny.CHATML.replace("{% if loop.first", "{% if false"),
+            tiny.CHATML,
+            "is not the one of training (it has a default system prompt less)",
+        ),
         (tiny.CHATML.replace("im_start", "im_begin"), tiny.CHATML, "it says other words"),
         (DATED + tiny.CHATML, DATED + tiny.CHATML, "llama-server says today's date (date_string)"),
         (None, tiny.CHATML, "model-F16.gguf has no chat template: run the stages merge and convert again."),
     ],
 )
-def test_a_planted_difference_is_caught_and_explained(served: str | None, trained: str, cause: str, measure: Measure) -> None:
-    conversations = [Conversation([user("Hi")]), Conversation([user("Why?"), {"role": "assistant", "content": "So."}])]
+def test_a_planted_difference_is_caught_and_explained(
+    served: str | None, trained: str, cause: str, measure: Measure
+) -> None:
+    conversations = [
+        Conversation([user("Hi")]),
+        Conversation([user("Why?"), {"role": "assistant", "content": "So."}]),
+    ]
     if served is None:
         trained = tiny.CHATML.replace("You are a helpful assistant.", "")  # llama-server takes a plain ChatML
     check = measure(served, trained, conversations)
@@ -79,7 +109,10 @@ def test_a_beginning_of_text_is_there_once(measure: Measure) -> None:
 
 
 def test_what_can_not_be_compared_is_counted(measure: Measure) -> None:
-    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + tiny.CHATML
+    refuses = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
+        + tiny.CHATML
+    )
     conversations = [Conversation([system("Be brief."), user("Hi")]), Conversation([user("Hi")])]
     check = measure(refuses, conversations=conversations)
     assert (check.verdict, check.figures["compared"], check.figures["left_out"]) == ("pass", 2.0, 2.0)
@@ -103,7 +136,10 @@ def test_its_own_way_excuses_nothing_else(measure: Measure) -> None:
 def test_every_conversation_is_asked_and_told() -> None:
     """An answer at the end is followed by one more question, or llama-server would go on with it."""
     turns = [user("a"), {"role": "assistant", "content": "b"}]
-    assert [(len(one.messages), prompt) for one, prompt in forms([Conversation(turns)])] == [(1, True), (3, False)]
+    assert [(len(one.messages), prompt) for one, prompt in forms([Conversation(turns)])] == [
+        (1, True),
+        (3, False),
+    ]
     assert len(made()) >= 200
     rows = [{"messages": turns, "tools": [{}]}] * 300
     assert len(chosen(rows, 200)) == 200 + len(made())

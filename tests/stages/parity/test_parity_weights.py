@@ -1,4 +1,6 @@
-"""The weights' parity checks: every planted change in a GGUF is found and named, in the 16-bit file and in a level."""
+"""The weights' parity checks: every planted change in a GGUF is found and named, in the 16-bit file and in a
+level.
+"""
 
 import json
 import shutil
@@ -8,7 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_edit import both_ends_swapped, change_number, change_rows, change_tensors, finish, light_copy, without
+from gguf_edit import (
+    both_ends_swapped,
+    change_number,
+    change_rows,
+    change_tensors,
+    finish,
+    light_copy,
+    without,
+)
 from qwen2_variants import cut_models
 
 from pipeline.core.errors import ConfigError, DataError
@@ -32,7 +42,9 @@ MOE = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"]}
 
 @pytest.fixture(scope="module")
 def light(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The finished project's merged model and GGUFs without embeddings and vocabulary, which take most of the time. Read only."""
+    """The finished project's merged model and GGUFs without embeddings and vocabulary, which take most of the
+    time. Read only.
+    """
     from safetensors.torch import load_file, save_file
 
     folder = tmp_path_factory.mktemp("light")
@@ -42,7 +54,9 @@ def light(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     del weights["model.embed_tokens.weight"]
     save_file(weights, folder / "merged/model.safetensors")
     for name in ("F16", "base-F16", "Q4_K_M", "Q5_K_M"):
-        light_copy(finished / f"models/gguf/tiny-{name}.gguf", folder / f"tiny-{name}.gguf", "token_embd.weight")
+        light_copy(
+            finished / f"models/gguf/tiny-{name}.gguf", folder / f"tiny-{name}.gguf", "token_embd.weight"
+        )
     return folder
 
 
@@ -59,15 +73,22 @@ def copied(source: Path, folder: Path, change: Change) -> Path:
     return target
 
 
-def write_pair(folder: Path, config: dict[str, Any], stored: dict[str, Any], written: dict[str, Any]) -> tuple[Path, Path]:
-    """A Hugging Face folder of float16 tensors and a GGUF of the arrays in `written`, each a model of its own making."""
+def write_pair(
+    folder: Path, config: dict[str, Any], stored: dict[str, Any], written: dict[str, Any]
+) -> tuple[Path, Path]:
+    """A Hugging Face folder of float16 tensors and a GGUF of the arrays in `written`, each a model of its own
+    making.
+    """
     import gguf
     import torch
     from safetensors.torch import save_file
 
     from pipeline.gguf.sources import KNOWN
 
-    save_file({name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in stored.items()}, folder / "model.safetensors")
+    save_file(
+        {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in stored.items()},
+        folder / "model.safetensors",
+    )
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     writer = gguf.GGUFWriter(folder / "model.gguf", KNOWN.get(config["architectures"][0], "other"))
     for name, values in written.items():
@@ -92,7 +113,9 @@ def test_tensors_are_read_as_the_package_gguf_reads_them(light: Path) -> None:
     assert tensors.keys() == theirs.keys()
     for name, tensor in tensors.items():
         ours = np.concatenate([tensor.values(first, last) for first, last in tensor.blocks()])
-        assert np.array_equal(ours.reshape(-1), gguf.dequantize(theirs[name].data, theirs[name].tensor_type).reshape(-1)), name
+        assert np.array_equal(
+            ours.reshape(-1), gguf.dequantize(theirs[name].data, theirs[name].tensor_type).reshape(-1)
+        ), name
         assert tensor.start == theirs[name].data_offset
 
 
@@ -118,14 +141,32 @@ def test_the_gguf_of_the_merged_model_is_equal_bit_for_bit(finished: Path) -> No
 @pytest.mark.parametrize(
     ("change", "detail", "cause"),
     [
-        (lambda file: change_rows(file, UP, both_ends_swapped), f"{UP}: 2 of 256 rows differ, first row 0", "in another order"),
-        (lambda file: change_rows(file, UP, zeroed), f"{UP}: 1 of 256 rows differ, first row 1 at 0", "zeroed"),
-        (lambda file: change_rows(file, NORM, lambda rows: rows ^ 1), f"{NORM}: 256 of 256 rows differ", "changed or damaged"),
-        (lambda file: change_tensors(file, without(Q_BIAS)), f"{Q_BIAS}: is in the merged model and not in the GGUF", "bias was lost"),
+        (
+            lambda file: change_rows(file, UP, both_ends_swapped),
+            f"{UP}: 2 of 256 rows differ, first row 0",
+            "in another order",
+        ),
+        (
+            lambda file: change_rows(file, UP, zeroed),
+            f"{UP}: 1 of 256 rows differ, first row 1 at 0",
+            "zeroed",
+        ),
+        (
+            lambda file: change_rows(file, NORM, lambda rows: rows ^ 1),
+            f"{NORM}: 256 of 256 rows differ",
+            "changed or damaged",
+        ),
+        (
+            lambda file: change_tensors(file, without(Q_BIAS)),
+            f"{Q_BIAS}: is in the merged model and not in the GGUF",
+            "bias was lost",
+        ),
     ],
     ids=["shuffled rows", "zeroed block", "flipped bits", "missing bias"],
 )
-def test_a_change_in_the_gguf_is_named(light: Path, tmp_path: Path, change: Change, detail: str, cause: str) -> None:
+def test_a_change_in_the_gguf_is_named(
+    light: Path, tmp_path: Path, change: Change, detail: str, cause: str
+) -> None:
     check = gguf_weights(light / "merged", copied(light / "tiny-F16.gguf", tmp_path, change))
     assert (check.verdict, check.figure) == ("fail", 1.0)
     assert detail in check.sentence
@@ -143,7 +184,12 @@ def test_the_gguf_of_another_model_or_level_is_named(light: Path) -> None:
 
 def test_an_unknown_architecture_is_not_measured(tmp_path: Path) -> None:
     tensors = {"model.embed_tokens.weight": halves(8, 4)}
-    folder, file = write_pair(tmp_path, LLAMA | {"architectures": ["OtherForCausalLM"]}, tensors, {"token_embd.weight": halves(8, 4)})
+    folder, file = write_pair(
+        tmp_path,
+        LLAMA | {"architectures": ["OtherForCausalLM"]},
+        tensors,
+        {"token_embd.weight": halves(8, 4)},
+    )
     check = gguf_weights(folder, file)
     assert (check.verdict, check.figure) == ("not measured", None)
     assert "OtherForCausalLM" in check.sentence and "token_embd.weight" in check.sentence
@@ -161,12 +207,21 @@ def test_an_unknown_architecture_is_not_measured(tmp_path: Path) -> None:
         (True, ["embed"], ["embed", "head"], "changed or damaged"),
     ],
 )
-def test_heads(tmp_path: Path, tied: bool, stored: list[str], written: list[str], expected: str | None) -> None:
+def test_heads(
+    tmp_path: Path, tied: bool, stored: list[str], written: list[str], expected: str | None
+) -> None:
     embed, head = halves(8, 4), halves(8, 4) + np.float16(1)
     ours = {"embed": ("model.embed_tokens.weight", embed), "head": ("lm_head.weight", head)}
-    theirs = {"embed": ("token_embd.weight", embed), "head": ("output.weight", head), "head = embed": ("output.weight", embed)}
+    theirs = {
+        "embed": ("token_embd.weight", embed),
+        "head": ("output.weight", head),
+        "head = embed": ("output.weight", embed),
+    }
     folder, file = write_pair(
-        tmp_path, LLAMA | {"tie_word_embeddings": tied}, dict(ours[key] for key in stored), dict(theirs[key] for key in written)
+        tmp_path,
+        LLAMA | {"tie_word_embeddings": tied},
+        dict(ours[key] for key in stored),
+        dict(theirs[key] for key in written),
     )
     check = gguf_weights(folder, file)
     assert check.verdict == ("fail" if expected else "pass")
@@ -174,7 +229,9 @@ def test_heads(tmp_path: Path, tied: bool, stored: list[str], written: list[str]
 
 
 def test_llamas_rotary_order_is_undone(tmp_path: Path) -> None:
-    """Query rows as llama.cpp wants them: of each head of 4, rows 0, 2, 1, 3; and the same rows unordered are found."""
+    """Query rows as llama.cpp wants them: of each head of 4, rows 0, 2, 1, 3; and the same rows unordered are
+    found.
+    """
     q, bias = halves(8, 4), halves(8)
     order = [0, 2, 1, 3, 4, 6, 5, 7]
     stored = {"model.layers.0.self_attn.q_proj.weight": q, "model.layers.0.self_attn.q_proj.bias": bias}
@@ -191,9 +248,21 @@ def test_llamas_rotary_order_is_undone(tmp_path: Path) -> None:
 def test_experts_are_found_in_one_tensor(tmp_path: Path, fused: bool) -> None:
     gate, up, down = halves(12, 6, 4), halves(12, 6, 4) * 2, halves(12, 4, 6)
     layer = "model.layers.0.mlp.experts"
-    single = {f"{layer}.{e}.{n}.weight": w[e] for n, w in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)) for e in range(12)}
-    stored = {f"{layer}.gate_up_proj": np.concatenate([gate, up], axis=1), f"{layer}.down_proj": down} if fused else single
-    written = {"blk.0.ffn_gate_exps.weight": gate, "blk.0.ffn_up_exps.weight": up, "blk.0.ffn_down_exps.weight": down}
+    single = {
+        f"{layer}.{e}.{n}.weight": w[e]
+        for n, w in (("gate_proj", gate), ("up_proj", up), ("down_proj", down))
+        for e in range(12)
+    }
+    stored = (
+        {f"{layer}.gate_up_proj": np.concatenate([gate, up], axis=1), f"{layer}.down_proj": down}
+        if fused
+        else single
+    )
+    written = {
+        "blk.0.ffn_gate_exps.weight": gate,
+        "blk.0.ffn_up_exps.weight": up,
+        "blk.0.ffn_down_exps.weight": down,
+    }
     folder, file = write_pair(tmp_path, MOE, stored, written)
     assert gguf_weights(folder, file).verdict == "pass"
     change_rows(file, "blk.0.ffn_up_exps.weight", both_ends_swapped)
@@ -203,7 +272,12 @@ def test_experts_are_found_in_one_tensor(tmp_path: Path, fused: bool) -> None:
 def test_a_value_too_large_for_f16_is_named(tmp_path: Path) -> None:
     large = np.full((8, 4), 1e6, np.float32)
     with np.errstate(over="ignore"):
-        folder, file = write_pair(tmp_path, LLAMA, {"model.embed_tokens.weight": large}, {"token_embd.weight": large.astype(np.float16)})
+        folder, file = write_pair(
+            tmp_path,
+            LLAMA,
+            {"model.embed_tokens.weight": large},
+            {"token_embd.weight": large.astype(np.float16)},
+        )
     check = gguf_weights(folder, file)
     assert check.verdict == "fail"
     assert "not finite" in check.sentence
@@ -233,16 +307,38 @@ def test_a_level_with_an_importance_matrix_is_the_same_level(light: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "what", "cause"),
     [
-        (lambda file: change_rows(file, UP, both_ends_swapped), "blocks that hold nothing", f"rows of {UP} are in another order, row 0 is 255"),
-        (lambda file: change_rows(file, UP, zeroed), "blocks that hold nothing", f"A block of {UP} is zeroed"),
-        (lambda file: change_rows(file, UP, lambda rows: rows ^ 0x55), "blocks that hold nothing", f"weights of {UP} are others"),
-        (lambda file: change_tensors(file, without(Q_BIAS)), "tensors that only one side has", "tensors were lost"),
-        (lambda file: change_number(file, "general.file_type", 17), "files of another level", "another level has the name"),
+        (
+            lambda file: change_rows(file, UP, both_ends_swapped),
+            "blocks that hold nothing",
+            f"rows of {UP} are in another order, row 0 is 255",
+        ),
+        (
+            lambda file: change_rows(file, UP, zeroed),
+            "blocks that hold nothing",
+            f"A block of {UP} is zeroed",
+        ),
+        (
+            lambda file: change_rows(file, UP, lambda rows: rows ^ 0x55),
+            "blocks that hold nothing",
+            f"weights of {UP} are others",
+        ),
+        (
+            lambda file: change_tensors(file, without(Q_BIAS)),
+            "tensors that only one side has",
+            "tensors were lost",
+        ),
+        (
+            lambda file: change_number(file, "general.file_type", 17),
+            "files of another level",
+            "another level has the name",
+        ),
         (lambda file: change_tensors(file, reversed_contents), "blocks that hold nothing", "another model"),
     ],
     ids=["shuffled rows", "zeroed block", "other bits", "missing bias", "file type", "another model"],
 )
-def test_a_change_in_a_level_is_named(light: Path, tmp_path: Path, change: Change, what: str, cause: str) -> None:
+def test_a_change_in_a_level_is_named(
+    light: Path, tmp_path: Path, change: Change, what: str, cause: str
+) -> None:
     check, _ = measured(light, copied(light / "tiny-Q4_K_M.gguf", tmp_path, change))
     assert check.verdict == "fail"
     assert what in check.what
@@ -261,35 +357,55 @@ def reversed_contents(tensors: Any) -> Any:
 def test_another_level_under_a_levels_name_is_named(light: Path, tmp_path: Path) -> None:
     check, _ = measured(light, light / "tiny-Q5_K_M.gguf")
     assert (check.verdict, check.sentence) == ("fail", "general.file_type is Q5_K_M")
-    forged = copied(light / "tiny-Q5_K_M.gguf", tmp_path, lambda file: change_number(file, "general.file_type", 15))
+    forged = copied(
+        light / "tiny-Q5_K_M.gguf", tmp_path, lambda file: change_number(file, "general.file_type", 15)
+    )
     check, _ = measured(light, forged)
-    assert (check.verdict, check.sentence.split(",")[0]) == ("fail", "no query or feed-forward tensor is Q4_K: Q5_K")
+    assert (check.verdict, check.sentence.split(",")[0]) == (
+        "fail",
+        "no query or feed-forward tensor is Q4_K: Q5_K",
+    )
 
 
-MOE_TYPES = {"blk.0.attn_q.weight": "Q8_0", "blk.0.ffn_up_exps.weight": "MXFP4", "blk.0.ffn_down_exps.weight": "MXFP4"}
+MOE_TYPES = {
+    "blk.0.attn_q.weight": "Q8_0",
+    "blk.0.ffn_up_exps.weight": "MXFP4",
+    "blk.0.ffn_down_exps.weight": "MXFP4",
+}
 
 
 @pytest.mark.parametrize(
     ("types", "detail"),
     [
         (MOE_TYPES, "3 tensors"),
-        ({"blk.0.attn_q.weight": "Q8_0", "blk.0.ffn_up.weight": "Q8_0"}, "2 tensors"),  # llama-quantize gives a model without experts Q8_0
+        (
+            {"blk.0.attn_q.weight": "Q8_0", "blk.0.ffn_up.weight": "Q8_0"},
+            "2 tensors",
+        ),  # llama-quantize gives a model without experts Q8_0
         (dict.fromkeys(MOE_TYPES, "Q8_0"), "no query or feed-forward tensor is MXFP4: Q8_0"),
     ],
     ids=["experts", "no experts", "experts in Q8_0"],
 )
-def test_mxfp4_moe_is_mxfp4_where_there_are_experts(tmp_path: Path, types: dict[str, str], detail: str) -> None:
+def test_mxfp4_moe_is_mxfp4_where_there_are_experts(
+    tmp_path: Path, types: dict[str, str], detail: str
+) -> None:
     import gguf
 
     for file in ("F16.gguf", "level.gguf"):
         writer = gguf.GGUFWriter(tmp_path / file, "qwen2moe")
         writer.add_file_type(gguf.LlamaFileType.MOSTLY_MXFP4_MOE)
         for name, ggml_type in types.items():
-            values, number = halves(*(4,) * ("_exps" in name), 8, 256), gguf.GGMLQuantizationType["F16" if file == "F16.gguf" else ggml_type]
+            values, number = (
+                halves(*(4,) * ("_exps" in name), 8, 256),
+                gguf.GGMLQuantizationType["F16" if file == "F16.gguf" else ggml_type],
+            )
             writer.add_tensor(name, gguf.quantize(values.astype(np.float32), number), raw_dtype=number)
         finish(writer)
     check, _ = level_weights(tmp_path / "F16.gguf", tmp_path / "level.gguf", "MXFP4_MOE", 1.5)
-    assert (check.verdict, check.sentence.split(";")[0]) == ("fail" if detail.startswith("no") else "pass", detail)
+    assert (check.verdict, check.sentence.split(";")[0]) == (
+        "fail" if detail.startswith("no") else "pass",
+        detail,
+    )
 
 
 GIVEN = {
@@ -314,7 +430,10 @@ def test_a_level_from_before_its_tensors_types_were_given_is_named(light: Path) 
     level = light / "tiny-Q4_K_M.gguf"
     check, _ = level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", 1.5, {"blk.1.ffn_up": "Q6_K"})
     assert (check.verdict, check.figure, check.sentence) == ("fail", 1.0, f"{UP} is Q4_K, not Q6_K")
-    assert "before quantize.tensor_types asked for Q6_K: run `snakemake --force models/gguf/tiny-Q4_K_M.gguf`" in check.remedy
+    assert (
+        "before quantize.tensor_types asked for Q6_K: run `snakemake --force models/gguf/tiny-Q4_K_M.gguf`"
+        in check.remedy
+    )
     with pytest.raises(ConfigError, match="in no tensor name"):
         level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", 1.5, {"ffn_upp": "Q6_K"})
 
@@ -329,12 +448,21 @@ F16, F32, Q4_K, Q5_0, Q6_K = 1, 0, 12, 6, 14  # ggml's numbers
         ({"a.weight": (Q6_K, 256), "a2.weight": (Q5_0, 32)}, []),  # a short row
         ({"a.weight": (Q6_K, 256), "a2.weight": (Q4_K, 256)}, ["a2.weight"]),
         ({"a.weight": (Q4_K, 256), "a_norm.weight": (F32, 256)}, ["a.weight"]),
-        ({"a.weight": (F16, 256), "a_norm.weight": (F32, 256)}, ["a.weight", "a_norm.weight"]),  # nothing has the type
+        (
+            {"a.weight": (F16, 256), "a_norm.weight": (F32, 256)},
+            ["a.weight", "a_norm.weight"],
+        ),  # nothing has the type
     ],
 )
 def test_what_a_given_type_can_change(made: dict[str, tuple[int, int]], expected: list[str]) -> None:
-    after = {name: GgufTensor(name, (4, columns), ggml_type, Path(), 0) for name, (ggml_type, columns) in made.items()}
-    before = {name: GgufTensor(name, (4, columns), F32 if "norm" in name else F16, Path(), 0) for name, (_, columns) in made.items()}
+    after = {
+        name: GgufTensor(name, (4, columns), ggml_type, Path(), 0)
+        for name, (ggml_type, columns) in made.items()
+    }
+    before = {
+        name: GgufTensor(name, (4, columns), F32 if "norm" in name else F16, Path(), 0)
+        for name, (_, columns) in made.items()
+    }
     types = {"a": "Q6_K"}
     assert of_other_types(before, after, given_by(after, types), types) == expected
 

@@ -1,4 +1,5 @@
-"""parity checks.special: ends of turn, beginnings, padding, templates, vocabularies and provenance records; planted differences are caught and named.
+"""parity checks.special: ends of turn, beginnings, padding, templates, vocabularies and provenance records;
+planted differences are caught and named.
 """
 
 import json
@@ -15,9 +16,21 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.provenance import folder_fields
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.parity.special_tokens import agrees, chat_template, special_checks, special_tokens, vocabularies_and_provenance
+from pipeline.stages.parity.special_tokens import (
+    agrees,
+    chat_template,
+    special_checks,
+    special_tokens,
+    vocabularies_and_provenance,
+)
 
-MERGE = {"adapter_sha256": "ab" * 32, "merge_base": "nf4", "method": "stream", "dtype": "float16", "adapters": [{"tensor": "x", "scale": 2.0}]}
+MERGE = {
+    "adapter_sha256": "ab" * 32,
+    "merge_base": "nf4",
+    "method": "stream",
+    "dtype": "float16",
+    "adapters": [{"tensor": "x", "scale": 2.0}],
+}
 
 
 @pytest.fixture
@@ -30,16 +43,22 @@ def merged(tmp_path: Path) -> Path:
 
 def with_provenance(file: Path, merged: Path, **changed: Any) -> Path:
     """`tiny.tiny_gguf` that says that it was made from the model in `merged`; the file."""
-    return tiny.tiny_gguf(file, **({key.replace(".", "__"): value for key, value in folder_fields(merged).items()} | changed))
+    return tiny.tiny_gguf(
+        file, **({key.replace(".", "__"): value for key, value in folder_fields(merged).items()} | changed)
+    )
 
 
 def test_what_agrees_passes(merged: Path, tools: Toolchain, tmp_path: Path) -> None:
     f16 = with_provenance(tmp_path / "model-F16.gguf", merged)
     level = with_provenance(tmp_path / "model-Q4_0.gguf", merged, quench__imatrix__sha256="ef")
-    checks = special_checks(tokenizer=load_tokenizer(merged), merged=merged, f16=f16, levels=[level], tools=tools)
+    checks = special_checks(
+        tokenizer=load_tokenizer(merged), merged=merged, f16=f16, levels=[level], tools=tools
+    )
     assert {name: (check.verdict, check.figure) for name, check in checks.items()} == {
-        "tokens_special": ("pass", 0.0), "text_chat_template": ("pass", 0.0), "tokens_levels": ("pass", 0.0),
-    }  # fmt: skip
+        "tokens_special": ("pass", 0.0),
+        "text_chat_template": ("pass", 0.0),
+        "tokens_levels": ("pass", 0.0),
+    }
 
 
 def in_file(name: str, **values: Any) -> Callable[[Path], None]:
@@ -55,20 +74,37 @@ def in_file(name: str, **values: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("planted", "named"),
     [
-        (in_file("generation_config.json", eos_token_id=258), "eos is 258 in generation_config.json and 260 in the tokenizer"),
-        (in_file("config.json", eos_token_id=[258, 259]), "eos is [258, 259] in config.json and 260 in the tokenizer"),
+        (
+            in_file("generation_config.json", eos_token_id=258),
+            "eos is 258 in generation_config.json and 260 in the tokenizer",
+        ),
+        (
+            in_file("config.json", eos_token_id=[258, 259]),
+            "eos is [258, 259] in config.json and 260 in the tokenizer",
+        ),
         (in_file("config.json", eos_token_id=None), "eos is None in config.json and 260 in the tokenizer"),
-        (in_file("generation_config.json", bos_token_id=258), "bos is 258 in generation_config.json and 259 in the tokenizer"),
+        (
+            in_file("generation_config.json", bos_token_id=258),
+            "bos is 258 in generation_config.json and 259 in the tokenizer",
+        ),
         (in_file("config.json", pad_token_id=0), "pad is 0 in config.json and 260 in the tokenizer"),
         ({"tokenizer__ggml__eos_token_id": 258}, "eos is 258 in GGUF and 260 in the tokenizer"),
         ({"tokenizer__ggml__padding_token_id": 5}, "pad is 5 in GGUF and 260 in the tokenizer"),
         ({"tokenizer__ggml__bos_token_id": 258}, "bos is 258 in GGUF and 259 in the tokenizer"),
-        ({"tokenizer__ggml__add_bos_token": True}, "model-F16.gguf adds [259] before and [] after a text, the tokenizer adds [] and []"),
-        ({"tokenizer__ggml__add_eos_token": True}, "model-F16.gguf adds [] before and [260] after a text, the tokenizer adds [] and []"),
+        (
+            {"tokenizer__ggml__add_bos_token": True},
+            "model-F16.gguf adds [259] before and [] after a text, the tokenizer adds [] and []",
+        ),
+        (
+            {"tokenizer__ggml__add_eos_token": True},
+            "model-F16.gguf adds [] before and [260] after a text, the tokenizer adds [] and []",
+        ),
         (in_file("generation_config.json", eos_token_id=[260, 65]), "token 65"),
     ],
 )
-def test_a_planted_difference_is_named(planted: Any, named: str, merged: Path, tools: Toolchain, tmp_path: Path) -> None:
+def test_a_planted_difference_is_named(
+    planted: Any, named: str, merged: Path, tools: Toolchain, tmp_path: Path
+) -> None:
     tokenizer = load_tokenizer(merged)
     f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", **(planted if isinstance(planted, dict) else {}))
     if not isinstance(planted, dict):
@@ -84,7 +120,9 @@ def test_a_template_that_was_changed_after_training_is_named(merged: Path, tmp_p
     f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=tiny.CHATML + " ")
     check = chat_template(tokenizer, merged, f16)
     assert (check.verdict, check.figure) == ("fail", 1.0)
-    assert check.remedy == "The template of model-F16.gguf is not the one of training: run the stages merge and convert again."
+    assert check.remedy == (
+        "The template of model-F16.gguf is not the one of training: run the stages merge and convert again."
+    )
     (merged / "chat_template.jinja").unlink()
     check = chat_template(tokenizer, merged, f16)
     assert check.figure == 2.0
@@ -96,11 +134,16 @@ def test_a_template_that_was_changed_after_training_is_named(merged: Path, tmp_p
 def test_a_level_with_another_vocabulary_is_named(merged: Path, tmp_path: Path) -> None:
     f16 = with_provenance(tmp_path / "model-F16.gguf", merged)
     tokens = check_gguf(f16).fields["tokenizer.ggml.tokens"]
-    other = with_provenance(tmp_path / "other-Q4_K_M.gguf", merged, tokenizer__ggml__tokens=[*tokens[1:], tokens[0]])
+    other = with_provenance(
+        tmp_path / "other-Q4_K_M.gguf", merged, tokenizer__ggml__tokens=[*tokens[1:], tokens[0]]
+    )
     less = with_provenance(tmp_path / "less-Q4_K_M.gguf", merged, tokenizer__ggml__merges=None)
     check = vocabularies_and_provenance(merged, f16, [f16, other, less])
     assert (check.verdict, check.figure) == ("fail", 2.0)
-    assert "other-Q4_K_M.gguf: tokenizer.ggml.tokens; less-Q4_K_M.gguf: tokenizer.ggml.merges is missing" in check.sentence
+    assert (
+        "other-Q4_K_M.gguf: tokenizer.ggml.tokens; less-Q4_K_M.gguf: tokenizer.ggml.merges is missing"
+        in check.sentence
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,14 +155,20 @@ def test_a_level_with_another_vocabulary_is_named(merged: Path, tmp_path: Path) 
         ({"quench__data__sha256": "cd" * 32}, "old-Q4_K_M.gguf: quench.data.sha256"),
     ],
 )
-def test_a_level_of_an_older_merge_is_named(merged: Path, tmp_path: Path, changed: dict[str, Any], detail: str) -> None:
-    f16, old = with_provenance(tmp_path / "model-F16.gguf", merged), with_provenance(tmp_path / "old-Q4_K_M.gguf", merged, **changed)
+def test_a_level_of_an_older_merge_is_named(
+    merged: Path, tmp_path: Path, changed: dict[str, Any], detail: str
+) -> None:
+    f16, old = (
+        with_provenance(tmp_path / "model-F16.gguf", merged),
+        with_provenance(tmp_path / "old-Q4_K_M.gguf", merged, **changed),
+    )
     check = vocabularies_and_provenance(merged, f16, [f16, old])
     assert (check.verdict, check.figure) == ("fail", 1.0)
     assert check.sentence.endswith(f"first difference: {detail}")
     key = detail.split()[1]
     assert check.remedy == (
-        f"old-Q4_K_M.gguf was quantized from another run's 16-bit GGUF ({key}): run `snakemake --force models/gguf/old-Q4_K_M.gguf`."
+        f"old-Q4_K_M.gguf was quantized from another run's 16-bit GGUF ({key}): run `snakemake --force "
+        "models/gguf/old-Q4_K_M.gguf`."
     )
 
 
@@ -131,18 +180,25 @@ def test_a_level_of_an_older_merge_is_named(merged: Path, tmp_path: Path, change
         ({"adapters": [{"tensor": "x", "scale": 4.0}]}, "quench.merge.sha256"),
     ],
 )
-def test_a_gguf_of_an_older_merge_is_named(merged: Path, tmp_path: Path, record: dict[str, Any], key: str) -> None:
+def test_a_gguf_of_an_older_merge_is_named(
+    merged: Path, tmp_path: Path, record: dict[str, Any], key: str
+) -> None:
     """The GGUF and its level agree, and were both made before the merged model."""
     f16 = with_provenance(tmp_path / "model-F16.gguf", merged)
     in_file("merge.json", **record)(merged)
     check = vocabularies_and_provenance(merged, f16, [f16])
     assert check.verdict == "fail"
-    assert check.remedy == f"model-F16.gguf was made from another merge or another adapter ({key}): run `snakemake --force convert`."
+    assert check.remedy == (
+        f"model-F16.gguf was made from another merge or another adapter ({key}): run `snakemake "
+        "--force convert`."
+    )
 
 
 def test_a_table_without_a_row_for_every_token_is_named(merged: Path, tmp_path: Path) -> None:
     """Whichever of the two tables it is."""
-    f16 = with_provenance(tmp_path / "model-F16.gguf", merged, tensors={"output.weight": np.zeros((260, 32), np.float16)})
+    f16 = with_provenance(
+        tmp_path / "model-F16.gguf", merged, tensors={"output.weight": np.zeros((260, 32), np.float16)}
+    )
     check = vocabularies_and_provenance(merged, f16, [])
     assert (check.verdict, check.figure) == ("fail", 1.0)
     assert "model-F16.gguf: 261 tokens, 260 rows in output.weight" in check.remedy
@@ -151,9 +207,18 @@ def test_a_table_without_a_row_for_every_token_is_named(merged: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("kind", "tokenizer_id", "other", "expected"),
     [
-        ("eos", 2, 2, True), ("eos", 2, [1, 2], True), ("eos", 2, 1, False), ("eos", 2, None, False), ("bos", None, 1, True), ("bos", 1, None, True),
-        ("bos", 1, 2, False), ("pad", 2, 2, True), ("pad", 2, None, True), ("pad", 2, 1, False), ("pad", None, 1, True),
+        ("eos", 2, 2, True),
+        ("eos", 2, [1, 2], True),
+        ("eos", 2, 1, False),
+        ("eos", 2, None, False),
+        ("bos", None, 1, True),
+        ("bos", 1, None, True),
+        ("bos", 1, 2, False),
+        ("pad", 2, 2, True),
+        ("pad", 2, None, True),
+        ("pad", 2, 1, False),
+        ("pad", None, 1, True),
     ],
-)  # fmt: skip
+)
 def test_agrees(kind: str, tokenizer_id: int | None, other: Any, expected: bool) -> None:
     assert agrees(kind, tokenizer_id, other) is expected

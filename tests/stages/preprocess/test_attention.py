@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import ConfigError
-from pipeline.stages.preprocess.attention import LENGTHS, LIMIT, need_rows_apart, packed_positions, small_model
+from pipeline.stages.preprocess.attention import (
+    LENGTHS,
+    LIMIT,
+    need_rows_apart,
+    packed_positions,
+    small_model,
+)
 
 SIZES = {
     "hidden_size": 512,
@@ -39,7 +45,11 @@ def test_what_runs_on_from_row_to_row_is_refused(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("config", "why"), [({"model_type": "no_such_model"}, "no_such_model"), ({"model_type": "qwen2", "hidden_act": "none"}, "none")]
+    ("config", "why"),
+    [
+        ({"model_type": "no_such_model"}, "no_such_model"),
+        ({"model_type": "qwen2", "hidden_act": "none"}, "none"),
+    ],
 )
 def test_what_can_not_be_measured_is_not_passed(config: dict[str, str], why: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"Q-PREPROCESS-002: .*{why}"):

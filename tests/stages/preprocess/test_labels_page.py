@@ -15,16 +15,29 @@ from pipeline.stages.preprocess.stage import preprocess
 
 
 @pytest.fixture(scope="module")
-def made(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def made(
+    prepared: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("tokens") / "tokens"
-    return preprocess(rows_folder=prepared / "data/final", base=prepared / "models/base", tokens_folder=folder, max_length=160, packing=True)
+    return preprocess(
+        rows_folder=prepared / "data/final",
+        base=prepared / "models/base",
+        tokens_folder=folder,
+        max_length=160,
+        packing=True,
+    )
 
 
 def test_the_page_is_whole_and_loads_nothing(made: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
     html = render_labels_page(*made)
     page = Page(html)
     assert not {"script", "img", "link", "iframe"} & {tag for tag, _ in page.tags}
-    assert not any(value and "//" in value for _, attributes in page.tags for key, value in attributes.items() if key in ("href", "src"))
+    assert not any(
+        value and "//" in value
+        for _, attributes in page.tags
+        for key, value in attributes.items()
+        if key in ("href", "src")
+    )
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {attributes["href"] for tag, attributes in page.tags if tag == "a"} <= {f"#{one}" for one in ids}
@@ -40,7 +53,9 @@ def test_the_page_is_whole_and_loads_nothing(made: tuple[dict[str, Any], list[di
     assert render_labels_page(*made) == html
 
 
-def test_what_stage_preprocess_wrote_is_that_page(prepared: Path, made: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
+def test_what_stage_preprocess_wrote_is_that_page(
+    prepared: Path, made: tuple[dict[str, Any], list[dict[str, Any]]]
+) -> None:
     assert (prepared / "reports/labels.html").read_text(encoding="utf-8") == render_labels_page(*made)
     assert json.loads((prepared / "reports/labels.json").read_text(encoding="utf-8")) == made[0]
 
@@ -48,7 +63,11 @@ def test_what_stage_preprocess_wrote_is_that_page(prepared: Path, made: tuple[di
 def test_rejects_and_little_to_learn_are_told(made: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
     stats, samples = json.loads(json.dumps(made))
     train = stats["splits"]["train"]
-    train |= {"rejected": {"too_long": 90}, "rejects": {"too_long": [{"row": "<b>x", "why": "9,000 tokens"}]}, "rows_read": train["rows"] + 90}
+    train |= {
+        "rejected": {"too_long": 90},
+        "rejects": {"too_long": [{"row": "<b>x", "why": "9,000 tokens"}]},
+        "rows_read": train["rows"] + 90,
+    }
     stats |= {"trained_share": 0.01, "template_system_prompt": None, "packing": False}
     page = Page(render_labels_page(stats, samples))
     for words in (
@@ -66,11 +85,18 @@ def test_tokens_are_escaped_marked_and_their_white_space_is_seen() -> None:
     def piece(text: str, trained: bool = False, special: bool = False, tokens: int = 1) -> dict[str, Any]:
         return {"text": text, "trained": trained, "special": special, "tokens": tokens}
 
-    html = tokens_html([piece("<b> &"), piece("\n\t"), piece("🙂", trained=True, tokens=3), piece("<|im_end|>", trained=True, special=True)])
+    html = tokens_html(
+        [
+            piece("<b> &"),
+            piece("\n\t"),
+            piece("🙂", trained=True, tokens=3),
+            piece("<|im_end|>", trained=True, special=True),
+        ]
+    )
     assert html == (
         "<i>&lt;b&gt;<u>·</u>&amp;</i><i><u>↵</u>\n<u>→</u>\t</i>"
         '<mark><i title="3 tokens">🙂</i><b>&lt;|im_end|&gt;</b></mark>'
-    )  # fmt: skip
+    )
 
 
 def test_tokens_that_are_half_a_character_are_shown_together(tools: Toolchain, tmp_path: Path) -> None:

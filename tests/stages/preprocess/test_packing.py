@@ -48,15 +48,23 @@ def test_short_chats_fill_their_rows_and_no_worse_than_trls() -> None:
     from trl import pack_dataset
 
     disable_progress_bars()
-    lengths = np.clip(np.random.default_rng(0).lognormal(np.log(220), 0.5, size=2500), 30, 1024).astype(int).tolist()
+    lengths = (
+        np.clip(np.random.default_rng(0).lognormal(np.log(220), 0.5, size=2500), 30, 1024)
+        .astype(int)
+        .tolist()
+    )
     rows = best_fit(lengths, 1024)
-    theirs = pack_dataset(Dataset.from_dict({"input_ids": [[0] * length for length in lengths]}), 1024, strategy="bfd")
+    theirs = pack_dataset(
+        Dataset.from_dict({"input_ids": [[0] * length for length in lengths]}), 1024, strategy="bfd"
+    )
     assert sum(lengths) / (1024 * len(rows)) >= 0.95
     assert len(rows) <= len(theirs)
 
 
 def test_the_packed_loss_is_the_loss_of_the_rows(whole_qwen2: Path) -> None:
-    """In float32, through TRL's collator, as train makes its batches: no mask, positions restart, no cache."""
+    """In float32, through TRL's collator, as train makes its batches: no mask, positions restart, no
+    cache.
+    """
     import torch
     from transformers import AutoModelForCausalLM
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
@@ -66,7 +74,12 @@ def test_the_packed_loss_is_the_loss_of_the_rows(whole_qwen2: Path) -> None:
     rows = []
     for length in (9, 40, 23, 5):
         ids = draw.integers(0, 150_000, size=length).tolist()
-        rows.append({"input_ids": ids, "labels": [token if place > length // 2 else IGNORED for place, token in enumerate(ids)]})
+        rows.append(
+            {
+                "input_ids": ids,
+                "labels": [token if place > length // 2 else IGNORED for place, token in enumerate(ids)],
+            }
+        )
     packed = {key: [token for row in rows for token in row[key]] for key in ("input_ids", "labels")}
     packed["seq_lengths"] = [len(row["input_ids"]) for row in rows]
 
@@ -74,10 +87,16 @@ def test_the_packed_loss_is_the_loss_of_the_rows(whole_qwen2: Path) -> None:
         batch = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(list(examples))
         assert "attention_mask" not in batch
         with torch.no_grad():
-            logits = model(**{key: value for key, value in batch.items() if key != "labels"}, use_cache=False).logits
-        return float(torch.nn.functional.cross_entropy(logits[0, :-1], batch["labels"][0, 1:], reduction="sum"))
+            logits = model(
+                **{key: value for key, value in batch.items() if key != "labels"}, use_cache=False
+            ).logits
+        return float(
+            torch.nn.functional.cross_entropy(logits[0, :-1], batch["labels"][0, 1:], reduction="sum")
+        )
 
     alone = sum(loss(row) for row in rows)
     assert loss(packed) == pytest.approx(alone, rel=1e-5)
     assert loss(*rows) == pytest.approx(alone, rel=1e-5)
-    assert loss(packed | {"seq_lengths": [sum(packed["seq_lengths"])]}) != pytest.approx(alone, rel=1e-3)  # the test can fail
+    assert loss(packed | {"seq_lengths": [sum(packed["seq_lengths"])]}) != pytest.approx(
+        alone, rel=1e-3
+    )  # the test can fail

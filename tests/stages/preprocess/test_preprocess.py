@@ -19,14 +19,19 @@ from pipeline.stages.preprocess.stage import preprocess, summary
 
 def run(root: Path, target: Path, **changes: object) -> dict:
     settings = {"max_length": 160, "packing": True} | changes
-    stats, _ = preprocess(rows_folder=root / "data/final", base=root / "models/base", tokens_folder=target, **settings)
+    stats, _ = preprocess(
+        rows_folder=root / "data/final", base=root / "models/base", tokens_folder=target, **settings
+    )
     return stats
 
 
 def test_packing_keeps_every_token(prepared: Path, tmp_path: Path) -> None:
     packed = run(prepared, tmp_path / "packed")
     plain = run(prepared, tmp_path / "plain", packing=False)
-    rows = {name: parquet.read_table(tmp_path / name / "train.parquet").to_pylist() for name in ("packed", "plain")}
+    rows = {
+        name: parquet.read_table(tmp_path / name / "train.parquet").to_pylist()
+        for name in ("packed", "plain")
+    }
     assert len(rows["packed"]) < len(rows["plain"]) == plain["splits"]["train"]["rows"]
     pieces = []
     for row in rows["packed"]:
@@ -41,7 +46,11 @@ def test_packing_keeps_every_token(prepared: Path, tmp_path: Path) -> None:
 
 def test_labels_are_the_answers(prepared: Path, tmp_path: Path) -> None:
     stats = run(prepared, tmp_path / "tokens", packing=False)
-    trained = sum(label != IGNORED for row in parquet.read_table(tmp_path / "tokens/train.parquet").to_pylist() for label in row["labels"])
+    trained = sum(
+        label != IGNORED
+        for row in parquet.read_table(tmp_path / "tokens/train.parquet").to_pylist()
+        for label in row["labels"]
+    )
     assert trained == stats["splits"]["train"]["trained_tokens"]
     assert 0 < stats["trained_share"] < 0.5
 
@@ -58,13 +67,24 @@ def test_rows_that_are_too_long_are_counted_and_never_cut(prepared: Path, tmp_pa
 
 
 def test_text_is_trained_and_what_is_no_use_is_counted(prepared: Path, tmp_path: Path) -> None:
-    chat = {"kind": "chat", "messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
+    chat = {
+        "kind": "chat",
+        "messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}],
+    }
     others = [
-        {"kind": "text", "messages": [], "segments": [{"text": "two and two", "train": False}, {"text": " are four", "train": True}]},
+        {
+            "kind": "text",
+            "messages": [],
+            "segments": [{"text": "two and two", "train": False}, {"text": " are four", "train": True}],
+        },
         chat | {"kind": "feedback", "label": False},
         chat | {"reward": -1.0},
         # a part of a long text that is not its last one
-        {"kind": "text", "messages": [], "segments": [{"text": "one two three.\n\n", "train": True}, {"text": "", "train": False}]},
+        {
+            "kind": "text",
+            "messages": [],
+            "segments": [{"text": "one two three.\n\n", "train": True}, {"text": "", "train": False}],
+        },
         {"kind": "prompt", "messages": chat["messages"][:1], "answer": "4"},
         {"messages": [chat["messages"][0], {"role": "assistant", "content": "<|im_end|>4"}]},
         {"messages": [chat["messages"][0], {"role": "assistant", "content": "4", "reasoning_content": "hm"}]},
@@ -95,6 +115,12 @@ def test_text_is_trained_and_what_is_no_use_is_counted(prepared: Path, tmp_path:
 
 def test_the_kinds_that_are_said_to_be_trained_are(prepared: Path) -> None:
     turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
-    rows = [{"kind": kind, "messages": turns, "segments": [{"text": "a", "train": True}]} for kind in get_args(Kind)]
-    codes = {row["kind"]: isinstance(found, Unrenderable) and found.code for row, found in encode(load_tokenizer(prepared / "models/base"), rows)}
+    rows = [
+        {"kind": kind, "messages": turns, "segments": [{"text": "a", "train": True}]}
+        for kind in get_args(Kind)
+    ]
+    codes = {
+        row["kind"]: isinstance(found, Unrenderable) and found.code
+        for row, found in encode(load_tokenizer(prepared / "models/base"), rows)
+    }
     assert codes == {kind: False if kind in TRAINED else NOT_A_CHAT for kind in get_args(Kind)}

@@ -1,4 +1,6 @@
-"""proof: what is written is compared with the template's own text, whatever the tokenizer does to spaces and characters."""
+"""proof: what is written is compared with the template's own text, whatever the tokenizer does to spaces and
+characters.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -22,18 +24,31 @@ from pipeline.stages.preprocess.tables import to_table, write_rows_of
 @pytest.fixture(scope="module")
 def bases(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Base]:
     place = tmp_path_factory.mktemp("bases")
-    folders = {"smollm": with_config(smollm_folder(place / "smollm")), "qwen3": with_config(qwen3_folder(place / "qwen3", tools))}
+    folders = {
+        "smollm": with_config(smollm_folder(place / "smollm")),
+        "qwen3": with_config(qwen3_folder(place / "qwen3", tools)),
+    }
     return {name: load_base(folder, load_tokenizer(folder)) for name, folder in folders.items()}
 
 
 def chat(*output: str) -> dict[str, Any]:
-    turns = [{"role": "user" if place % 2 == 0 else "assistant", "content": text} for place, text in enumerate(output)]
+    turns = [
+        {"role": "user" if place % 2 == 0 else "assistant", "content": text}
+        for place, text in enumerate(output)
+    ]
     return {"id": f"{abs(hash(output)):016x}"[:16], "kind": "chat", "messages": turns}
 
 
 def proven(folder: Path, base: Base, rows: list[Any], change: Any = None) -> dict[str, int]:
-    """Encode, write and prove `rows`; `change` gets and gives the sequences (name, ids and labels) before they are written."""
-    found = [(one.name_in(row["id"]), one) for row, each in encode(base.tokenizer, rows) if not isinstance(each, Unrenderable) for one in each]
+    """Encode, write and prove `rows`; `change` gets and gives the sequences (name, ids and labels) before
+    they are written.
+    """
+    found = [
+        (one.name_in(row["id"]), one)
+        for row, each in encode(base.tokenizer, rows)
+        if not isinstance(each, Unrenderable)
+        for one in each
+    ]
     rejected = sum(isinstance(each, Unrenderable) for _, each in encode(base.tokenizer, rows))
     found = change(found) if change else found
     write_rows(folder / "train.jsonl", rows)
@@ -41,7 +56,9 @@ def proven(folder: Path, base: Base, rows: list[Any], change: Any = None) -> dic
     return prove(folder / "train.parquet", folder / "train.jsonl", base, 4096, rejected)
 
 
-WORDS = st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="<|>"), min_size=1, max_size=20).filter(str.strip)
+WORDS = st.text(
+    st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="<|>"), min_size=1, max_size=20
+).filter(str.strip)
 
 
 @pytest.mark.parametrize("name", ["smollm", "qwen3"])
@@ -59,8 +76,13 @@ def test_what_is_encoded_is_proven_whatever_is_said(
 def test_counts_are_those_of_the_file(bases: dict[str, Base], tmp_path: Path) -> None:
     rows = [chat("a", "b", "c", "d"), chat("only a question"), chat("e", "f")]
     assert proven(tmp_path, bases["qwen3"], rows) | {"tokens": 0, "trained_tokens": 0} == {
-        "rows": 2, "sequences": 3, "packed_rows": 3, "tokens": 0, "trained_tokens": 0, "trained_turns": 3,
-    }  # fmt: skip
+        "rows": 2,
+        "sequences": 3,
+        "packed_rows": 3,
+        "tokens": 0,
+        "trained_tokens": 0,
+        "trained_turns": 3,
+    }
 
 
 def swap(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
@@ -72,7 +94,10 @@ def other_ids(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
     """A masked token is another one."""
     name, one = found[0]
     place = one.labels.index(IGNORED) + 1
-    return [(name, Encoded([*one.ids[:place], one.ids[place] + 1, *one.ids[place + 1 :]], one.labels)), *found[1:]]
+    return [
+        (name, Encoded([*one.ids[:place], one.ids[place] + 1, *one.ids[place + 1 :]], one.labels)),
+        *found[1:],
+    ]
 
 
 def bigger(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
@@ -94,7 +119,12 @@ def bigger(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
 )
 def test_a_difference_is_named(change: Any, problem: str, bases: dict[str, Base], tmp_path: Path) -> None:
     with pytest.raises(DataError, match=problem):
-        proven(tmp_path, bases["qwen3"], [chat("a", "b"), chat("long question", "d e f"), chat("a", "b", "c", "d")], change)
+        proven(
+            tmp_path,
+            bases["qwen3"],
+            [chat("a", "b"), chat("long question", "d e f"), chat("a", "b", "c", "d")],
+            change,
+        )
 
 
 def test_text_is_proven_with_the_tokenizers_beginning_and_end(bases: dict[str, Base], tmp_path: Path) -> None:
@@ -102,7 +132,12 @@ def test_text_is_proven_with_the_tokenizers_beginning_and_end(bases: dict[str, B
     row = {"id": "a", "kind": "text", "messages": [], "segments": segments}
     assert proven(tmp_path, bases["smollm"], [row])["trained_turns"] == 1
     with pytest.raises(DataError, match="Q-PREPROCESS-011"):
-        proven(tmp_path, bases["smollm"], [row], lambda found: [(name, Encoded(one.ids[:-1], one.labels[:-1])) for name, one in found])
+        proven(
+            tmp_path,
+            bases["smollm"],
+            [row],
+            lambda found: [(name, Encoded(one.ids[:-1], one.labels[:-1])) for name, one in found],
+        )
 
 
 def test_spaces_that_a_tokenizer_adds_or_drops_are_no_difference() -> None:
@@ -112,7 +147,9 @@ def test_spaces_that_a_tokenizer_adds_or_drops_are_no_difference() -> None:
     letters = {letter: number for number, letter in enumerate("▁abc")}
     plain = Tokenizer(models.BPE(letters, []))
     plain.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    plain.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    plain.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     base = Base(tokenizer=None, plain=plain, embeddings=4, control=None)  # type: ignore[arg-type]
     assert same("a b", "a b", base)
     assert same("a", " a", base)
@@ -120,8 +157,13 @@ def test_spaces_that_a_tokenizer_adds_or_drops_are_no_difference() -> None:
     assert not same("a", "b", base)
 
 
-@pytest.mark.parametrize(("decoded", "same"), [("  4 and more", True), (" 4 and more", False), ("4 and more", False), ("  4 and more ", False)])
-def test_a_tokenizer_that_gives_text_back_must_give_its_spaces_back(tiny_qwen2: Path, decoded: str, same: bool) -> None:
+@pytest.mark.parametrize(
+    ("decoded", "same"),
+    [("  4 and more", True), (" 4 and more", False), ("4 and more", False), ("  4 and more ", False)],
+)
+def test_a_tokenizer_that_gives_text_back_must_give_its_spaces_back(
+    tiny_qwen2: Path, decoded: str, same: bool
+) -> None:
     from types import SimpleNamespace
 
     from tokenizers import Tokenizer

@@ -32,13 +32,18 @@ def test_rows_are_counted_and_a_few_remembered() -> None:
     split_stats = SplitStats()
     for number in range(5):
         split_stats.keep({"messages": [USER, ANSWER]}, [f"a{number}"])
-        split_stats.keep({"messages": [{"role": "system", "content": "s"}, USER, ANSWER, USER, ANSWER]}, [f"b{number}#1", f"b{number}#2"])
+        split_stats.keep(
+            {"messages": [{"role": "system", "content": "s"}, USER, ANSWER, USER, ANSWER]},
+            [f"b{number}#1", f"b{number}#2"],
+        )
         split_stats.reject({"kind": "chat"}, f"c{number}", "too_long", f"{number} tokens")
     stats = split_stats.stats([3, 20])
     assert stats["rows_read"] == 15
     assert stats["kinds"] == {"one exchange": 5, "unfolded": 5}
     assert stats["rejected"] == {"too_long": 5}
-    assert stats["rejects"] == {"too_long": [{"row": "c0", "why": "0 tokens"}, {"row": "c1", "why": "1 tokens"}]}
+    assert stats["rejects"] == {
+        "too_long": [{"row": "c0", "why": "0 tokens"}, {"row": "c1", "why": "1 tokens"}]
+    }
     assert stats["rows_without_system"] == 5
     assert split_stats.examples == {"one exchange": ["a0", "a1"], "unfolded": ["b0#1", "b0#2"]}
 

@@ -12,15 +12,28 @@ from pipeline.chat.tokens import Encoded
 from pipeline.core.errors import DataError
 from pipeline.stages.preprocess.tables import Written, to_table, token_lengths, write_rows_of
 
-SEQUENCES = [("a", Encoded([1, 2, 3], [-100, 2, 3])), ("b#1", Encoded([4], [4])), ("b#2", Encoded([5, 6], [-100, 6])), ("a", Encoded([7, 8], [7, 8]))]
+SEQUENCES = [
+    ("a", Encoded([1, 2, 3], [-100, 2, 3])),
+    ("b#1", Encoded([4], [4])),
+    ("b#2", Encoded([5, 6], [-100, 6])),
+    ("a", Encoded([7, 8], [7, 8])),
+]
 
 
 @settings(max_examples=draws(30))
 @given(lengths=st.lists(st.integers(1, 9), max_size=40), data=st.data())
-def test_there_and_back(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], data: st.DataObject) -> None:
-    sequences = [(f"row{number}", Encoded([number] * length, [-100] * length)) for number, length in enumerate(lengths)]
+def test_there_and_back(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], data: st.DataObject
+) -> None:
+    sequences = [
+        (f"row{number}", Encoded([number] * length, [-100] * length)) for number, length in enumerate(lengths)
+    ]
     order = data.draw(st.permutations(range(len(lengths))))
-    cuts = [0, *sorted(data.draw(st.sets(st.integers(1, max(1, len(lengths) - 1))))), len(lengths)] if lengths else [0]
+    cuts = (
+        [0, *sorted(data.draw(st.sets(st.integers(1, max(1, len(lengths) - 1))))), len(lengths)]
+        if lengths
+        else [0]
+    )
     rows = [row for start, end in pairwise(cuts) if (row := list(order[start:end]))]
     table = to_table(iter(sequences))
     assert token_lengths(table) == lengths
@@ -49,8 +62,11 @@ def test_the_columns_are_those_that_train_reads(tmp_path: Path) -> None:
 
     write_rows_of(tmp_path / "x.parquet", to_table(SEQUENCES), [[0, 2], [1], [3]])
     assert parquet.read_table(tmp_path / "x.parquet").to_pylist()[0] == {
-        "input_ids": [1, 2, 3, 5, 6], "labels": [-100, 2, 3, -100, 6], "seq_lengths": [3, 2], "row_ids": ["a", "b#2"],
-    }  # fmt: skip
+        "input_ids": [1, 2, 3, 5, 6],
+        "labels": [-100, 2, 3, -100, 6],
+        "seq_lengths": [3, 2],
+        "row_ids": ["a", "b#2"],
+    }
 
 
 @pytest.mark.parametrize("column", ["labels", "seq_lengths", "row_ids"])

@@ -1,4 +1,6 @@
-"""quantize: deterministic bytes, whatever case the level is spelled in; matrix and types reach the tool; a failing tool leaves nothing behind."""
+"""quantize: deterministic bytes, whatever case the level is spelled in; matrix and types reach the tool; a
+failing tool leaves nothing behind.
+"""
 
 import shutil
 from pathlib import Path
@@ -32,11 +34,18 @@ def params(**quantize: Any) -> Params:
     return Params.model_validate(values)
 
 
-def test_the_same_bytes_in_any_case_and_with_any_number_of_threads(root: Path, tools: Toolchain, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_bytes_in_any_case_and_with_any_number_of_threads(
+    root: Path, tools: Toolchain, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = root / "models/gguf"
     main(params(levels=["q4_k_m"]), root, "q4_k_m")
-    assert capsys.readouterr().out == f"quantize: tiny-q4_k_m.gguf {(folder / 'tiny-q4_k_m.gguf').stat().st_size / 1e6:.0f} MB\n"
-    made = quantize(source=folder / "tiny-F16.gguf", target=folder / "two.gguf", level="Q4_K_M", nthreads=2, tools=tools)
+    assert (
+        capsys.readouterr().out
+        == f"quantize: tiny-q4_k_m.gguf {(folder / 'tiny-q4_k_m.gguf').stat().st_size / 1e6:.0f} MB\n"
+    )
+    made = quantize(
+        source=folder / "tiny-F16.gguf", target=folder / "two.gguf", level="Q4_K_M", nthreads=2, tools=tools
+    )
     assert file_hash(folder / "two.gguf") == file_hash(folder / "tiny-q4_k_m.gguf")
     assert (made["tensor_types"]["Q4_K"], made["fallback_tensors"]) == (12, 0)
 
@@ -45,13 +54,21 @@ def test_a_level_of_the_untuned_base_is_made_from_the_base(root: Path, tools: To
     folder = root / "models/gguf"
     (folder / "tiny-F16.gguf").rename(folder / "tiny-base-F16.gguf")
     main(params(levels=["Q4_K_M", "base-Q4_K_M"]), root, "base-Q4_K_M")
-    quantize(source=folder / "tiny-base-F16.gguf", target=folder / "two.gguf", level="Q4_K_M", nthreads=1, tools=tools)
+    quantize(
+        source=folder / "tiny-base-F16.gguf",
+        target=folder / "two.gguf",
+        level="Q4_K_M",
+        nthreads=1,
+        tools=tools,
+    )
     assert file_hash(folder / "two.gguf") == file_hash(folder / "tiny-base-Q4_K_M.gguf")
 
 
 def test_types_of_single_tensors(root: Path) -> None:
     main(params(levels=["Q4_K_M"], tensor_types={"attn_v": "Q8_0"}), root, "Q4_K_M")
-    assert read_header(root / "models/gguf/tiny-Q4_K_M.gguf").tensors["blk.1.attn_v.weight"][1] == 8  # ggml's Q8_0
+    assert (
+        read_header(root / "models/gguf/tiny-Q4_K_M.gguf").tensors["blk.1.attn_v.weight"][1] == 8
+    )  # ggml's Q8_0
 
 
 def test_a_level_with_a_matrix_needs_one(root: Path) -> None:
@@ -63,7 +80,13 @@ def test_a_torn_source_is_an_error_and_publishes_nothing(root: Path, tools: Tool
     source = root / "models/gguf/tiny-F16.gguf"
     source.write_bytes(source.read_bytes()[:1_000_000])
     with pytest.raises(DataError, match="Q-GGUF-003"):
-        quantize(source=source, target=source.with_name("tiny-Q4_K_M.gguf"), level="Q4_K_M", nthreads=1, tools=tools)
+        quantize(
+            source=source,
+            target=source.with_name("tiny-Q4_K_M.gguf"),
+            level="Q4_K_M",
+            nthreads=1,
+            tools=tools,
+        )
     assert [path.name for path in source.parent.iterdir()] == ["tiny-F16.gguf"]
 
 
@@ -73,7 +96,12 @@ def test_a_level_that_is_not_in_the_list_is_refused(root: Path) -> None:
 
 
 def test_tensors_that_fell_back_are_counted_by_type() -> None:
-    made = {"fallback_types": {"Q5_0": 166, "Q8_0": 14}, "fallback_tensors": 180, "tensors": 272, "bits_per_weight": 6.165}
+    made = {
+        "fallback_types": {"Q5_0": 166, "Q8_0": 14},
+        "fallback_tensors": 180,
+        "tensors": 272,
+        "bits_per_weight": 6.165,
+    }
     assert fallback_warning(made) == (
         "180 of 272 tensors fell back (166 to Q5_0, 14 to Q8_0): their rows are no multiple of 256 weights, "
         "which the level's type packs together, so the file has 6.17 bits per weight"

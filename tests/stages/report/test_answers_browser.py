@@ -1,4 +1,6 @@
-"""pipeline.stages.report.answers_browser: which rows are embedded, and that nothing in them leaves its place."""
+"""pipeline.stages.report.answers_browser: which rows are embedded, and that nothing in them leaves its
+place.
+"""
 
 import json
 from typing import Any
@@ -10,7 +12,14 @@ from pipeline.stages.report.answers_browser import browser_values, differing, sa
 
 
 def row(identity: str, score: float | None, answer: str = "a", **more: Any) -> dict[str, Any]:
-    return {"id": identity, "prompt": "p", "reference": "r", "answer": answer, "score": score, "stopped": True} | more
+    return {
+        "id": identity,
+        "prompt": "p",
+        "reference": "r",
+        "answer": answer,
+        "score": score,
+        "stopped": True,
+    } | more
 
 
 def embedded(values: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -22,7 +31,9 @@ def embedded(values: dict[str, Any] | None) -> list[dict[str, Any]]:
 def test_rows_differ_by_score_and_by_answer_where_there_is_none() -> None:
     same, other = [row("a", 1.0), row("b", 1.0)], [row("a", 1.0), row("b", 0.5)]
     assert differing({"F16": same, "Q4": other}) == [1]
-    assert differing({"base-F16": [row("a", 0.0), row("b", 1.0)], "F16": same, "Q4": same}) == [0]  # the tuned ones agree
+    assert differing({"base-F16": [row("a", 0.0), row("b", 1.0)], "F16": same, "Q4": same}) == [
+        0
+    ]  # the tuned ones agree
     assert differing({"F16": same, "Q4": same}) == []
     assert differing({"F16": [row("a", None, "x")], "Q4": [row("a", None, "y")]}) == [0]
     assert differing({"F16": [row("a", 1.0, "x")], "Q4": [row("a", 1.0, "y")]}) == []
@@ -42,7 +53,11 @@ def test_rows_on_which_models_differ_have_the_room_first_and_the_rest_is_counted
 
 
 def test_long_answers_are_cut_visibly_and_objects_are_text() -> None:
-    (one,) = embedded(browser_values({"F16": [row("a", 1.0, "x" * 10_000, reference={"k": [1]}, refused=True, domain=None)]}))
+    (one,) = embedded(
+        browser_values(
+            {"F16": [row("a", 1.0, "x" * 10_000, reference={"k": [1]}, refused=True, domain=None)]}
+        )
+    )
     assert one["answers"][0][0].endswith("… (6,000 more characters)")
     assert json.loads(one["reference"]) == {"k": [1]}
     assert (one["domain"], one["answers"][0][1:]) == ("", [1.0, True, True])

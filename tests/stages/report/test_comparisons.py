@@ -1,24 +1,40 @@
-"""pipeline.stages.report.comparisons and forgetting: who is compared with whom, and that noise is called noise."""
+"""pipeline.stages.report.comparisons and forgetting: who is compared with whom, and that noise is called
+noise.
+"""
 
 import pytest
 from report_inputs import MODELS, evaluation
 
 from pipeline.pages.formats import p_value
-from pipeline.stages.report.comparisons import against_base, against_reference, compare, differences_plot, task_scores
+from pipeline.stages.report.comparisons import (
+    against_base,
+    against_reference,
+    compare,
+    differences_plot,
+    task_scores,
+)
 from pipeline.stages.report.forgetting import forgetting_values, forgotten
 
 SCORES = {
-    "base-F16": [0.0] * 40, "base-Q4_K_M": [0.0] * 40, "F16": [1.0] * 38 + [0.0] * 2,
-    "Q4_K_M": [1.0] * 37 + [0.0] * 3, "Q2_K": [1.0] * 10 + [0.0] * 30,
-}  # fmt: skip
+    "base-F16": [0.0] * 40,
+    "base-Q4_K_M": [0.0] * 40,
+    "F16": [1.0] * 38 + [0.0] * 2,
+    "Q4_K_M": [1.0] * 37 + [0.0] * 3,
+    "Q2_K": [1.0] * 10 + [0.0] * 30,
+}
 
 
 def test_levels_are_compared_with_their_own_16_bit_model_and_with_the_base_at_the_same_level() -> None:
     found = {(one.first, one.second): one.verdict for one in against_reference(SCORES, "F16", 1)}
-    assert found == {("base-F16", "base-Q4_K_M"): "noise", ("F16", "Q4_K_M"): "noise", ("F16", "Q2_K"): "worse"}
+    assert found == {
+        ("base-F16", "base-Q4_K_M"): "noise",
+        ("F16", "Q4_K_M"): "noise",
+        ("F16", "Q2_K"): "worse",
+    }
     assert {(one.first, one.second): one.verdict for one in against_base(SCORES, 1)} == {
-        ("base-F16", "F16"): "better", ("base-Q4_K_M", "Q4_K_M"): "better",
-    }  # fmt: skip
+        ("base-F16", "F16"): "better",
+        ("base-Q4_K_M", "Q4_K_M"): "better",
+    }
 
 
 def test_only_rows_that_both_have_a_score_for_are_compared() -> None:
@@ -41,14 +57,23 @@ def test_where_the_interval_says_otherwise_the_test_decides_and_says_so() -> Non
 
 
 @pytest.mark.parametrize(
-    ("p", "shown"), [(0.0004, "p < 0.001"), (0.032, "p = 0.032"), (0.0496, "p = 0.0496"), (0.04999, "p = 0.0499"), (0.05, "p = 0.050")]
+    ("p", "shown"),
+    [
+        (0.0004, "p < 0.001"),
+        (0.032, "p = 0.032"),
+        (0.0496, "p = 0.0496"),
+        (0.04999, "p = 0.0499"),
+        (0.05, "p = 0.050"),
+    ],
 )
 def test_a_p_below_the_limit_is_never_shown_as_the_limit(p: float, shown: str) -> None:
     assert p_value(p) == shown
 
 
 def test_answers_without_any_score_are_no_scores() -> None:
-    assert task_scores({"F16": [{"score": None}], "Q4": [{"score": 1.0}, {"score": None}]}) == {"Q4": [1.0, None]}
+    assert task_scores({"F16": [{"score": None}], "Q4": [{"score": 1.0}, {"score": None}]}) == {
+        "Q4": [1.0, None]
+    }
 
 
 def test_the_drawing_says_in_words_what_it_shows() -> None:
@@ -63,7 +88,9 @@ def test_forgetting_is_warned_of_only_beyond_noise(lost: int, warned: bool) -> N
     evaluations = {model: evaluation(model) for model in MODELS}
     right = list(evaluations["base-F16"]["general"]["right"])
     known = [number for number, one in enumerate(right) if one][:lost]
-    evaluations["Q4_K_M"]["general"] |= {"right": [0 if number in known else one for number, one in enumerate(right)]}
+    evaluations["Q4_K_M"]["general"] |= {
+        "right": [0 if number in known else one for number, one in enumerate(right)]
+    }
     found = forgotten(evaluations, 1)
     assert ("Q4_K_M" in found) == warned
     values = forgetting_values(evaluations, 1)

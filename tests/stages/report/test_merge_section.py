@@ -1,4 +1,6 @@
-"""merge_section: the page says which base was chosen and why, and warns of a level only where the fine-tune is lost or may be."""
+"""merge_section: the page says which base was chosen and why, and warns of a level only where the fine-tune
+is lost or may be.
+"""
 
 import copy
 from pathlib import Path
@@ -17,14 +19,19 @@ EVALUATIONS = {model: evaluation(model) for model in MODELS}
 
 
 def values(merge: dict[str, Any] | None = None, evaluations: dict[str, Any] | None = None) -> dict[str, Any]:
-    return merge_values(merge or merge_report(), parity_report(), EVALUATIONS if evaluations is None else evaluations, "F16")
+    return merge_values(
+        merge or merge_report(), parity_report(), EVALUATIONS if evaluations is None else evaluations, "F16"
+    )
 
 
 def test_the_candidates_stand_side_by_side_and_one_is_chosen() -> None:
     rows = values()["candidates"]
     assert [(row["model"], row["merge_base"], row["chosen"]) for row in rows] == [
-        ("F16", "16-bit base", False), ("F16", "NF4 base", False), ("Q4_K_M", "16-bit base", False), ("Q4_K_M", "NF4 base", True),
-    ]  # fmt: skip
+        ("F16", "16-bit base", False),
+        ("F16", "NF4 base", False),
+        ("Q4_K_M", "16-bit base", False),
+        ("Q4_K_M", "NF4 base", True),
+    ]
     assert values(merge_report("nf4"))["candidates"] == []
 
 
@@ -37,13 +44,22 @@ def test_a_level_loses_the_share_of_what_the_fine_tune_changed() -> None:
     assert values()["warnings"] == []
 
 
-@pytest.mark.parametrize(("kld", "ratio", "words"), [
-    (0.9, 1.0, "will not survive Q4_K_M: it loses 47%"),
-    (None, 0.01, "may not survive Q4_K_M: its change stands out of the level's rounding in 0 of 210 tensors"),
-    (None, 50.0, ""),  # it stands out everywhere
-    (0.01, 0.01, ""),  # hardly anything is lost, whatever the weights say
-])  # fmt: skip
-def test_a_warning_only_where_the_fine_tune_is_lost_or_may_be(kld: float | None, ratio: float, words: str) -> None:
+@pytest.mark.parametrize(
+    ("kld", "ratio", "words"),
+    [
+        (0.9, 1.0, "will not survive Q4_K_M: it loses 47%"),
+        (
+            None,
+            0.01,
+            "may not survive Q4_K_M: its change stands out of the level's rounding in 0 of 210 tensors",
+        ),
+        (None, 50.0, ""),  # it stands out everywhere
+        (0.01, 0.01, ""),  # hardly anything is lost, whatever the weights say
+    ],
+)
+def test_a_warning_only_where_the_fine_tune_is_lost_or_may_be(
+    kld: float | None, ratio: float, words: str
+) -> None:
     merge, evaluations = merge_report(), copy.deepcopy(EVALUATIONS)
     for one in merge["adapters"]:
         one["spectral_update"] *= ratio
@@ -81,7 +97,10 @@ def test_pefts_own_merge_has_no_figures_of_its_adapters() -> None:
 
 def test_tensors_outside_the_layers_are_named() -> None:
     merge = merge_report()
-    merge["adapters"].append(merge["adapters"][0] | {"tensor": "lm_head.weight", "layer": None, "module": "lm_head", "relative_change": 0.0123})
+    merge["adapters"].append(
+        merge["adapters"][0]
+        | {"tensor": "lm_head.weight", "layer": None, "module": "lm_head", "relative_change": 0.0123}
+    )
     assert values(merge)["outside"] == [("lm_head.weight", "1.23 %")]
 
 
@@ -96,9 +115,20 @@ def page(root: Path, merge: dict[str, Any], parity: dict[str, Any]) -> Page:
 def test_the_report_shows_the_merge_with_its_maps(tmp_path: Path) -> None:
     shown = page(tmp_path, merge_report(), parity_report())
     text = shown.text[shown.text.index("\nMerge") :]
-    for words in ("The adapter was merged into the NF4 base: 210 of 272 tensors, in float16. At Q4_K_M the merge into the NF4 base is closer",
-                  "Q4_K_M decides", "0.0119", "0.0107 to 0.0131", "74.1", "68.1 to 80.1", "not measured", "30 layers", "layer 29, mlp.down_proj",
-                  "4.12 %", "1.0 %"):  # fmt: skip
+    for words in (
+        "The adapter was merged into the NF4 base: 210 of 272 tensors, in float16. At Q4_K_M the merge into "
+        "the NF4 base is closer",
+        "Q4_K_M decides",
+        "0.0119",
+        "0.0107 to 0.0131",
+        "74.1",
+        "68.1 to 80.1",
+        "not measured",
+        "30 layers",
+        "layer 29, mlp.down_proj",
+        "4.12 %",
+        "1.0 %",
+    ):
         assert words in text, words
     tags = [tag for tag, _ in shown.tags]
     assert tags.count("caption") == tags.count("table")
@@ -109,10 +139,20 @@ def test_the_report_shows_the_merge_with_its_maps(tmp_path: Path) -> None:
 def test_the_report_shows_checks_in_groups_with_causes_and_where_the_rest_is(tmp_path: Path) -> None:
     shown = page(tmp_path, merge_report("16-bit"), failed_report())
     text = shown.text[shown.text.index("\nParity checks") :]
-    assert text.index("Tokens") < text.index("Weights") < text.index("in another order: run snakemake --force convert") < text.index("Behavior")
+    assert (
+        text.index("Tokens")
+        < text.index("Weights")
+        < text.index("in another order: run snakemake --force convert")
+        < text.index("Behavior")
+    )
     assert ("a", {"href": "parity.html"}) in shown.tags
 
 
 def test_the_report_does_without_the_adapters_figures(tmp_path: Path) -> None:
-    merge = {key: value for key, value in merge_report("16-bit").items() if key not in ("adapters", "candidates")}
-    assert "○ How far the adapter moved the weights: not measured." in page(tmp_path, merge, parity_report()).text
+    merge = {
+        key: value for key, value in merge_report("16-bit").items() if key not in ("adapters", "candidates")
+    }
+    assert (
+        "○ How far the adapter moved the weights: not measured."
+        in page(tmp_path, merge, parity_report()).text
+    )

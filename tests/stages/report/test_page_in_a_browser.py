@@ -1,4 +1,6 @@
-"""reports/index.html in a real Chromium, as a reader uses it: by mouse, by keyboard, narrow, dark, on paper, without JavaScript."""
+"""reports/index.html in a real Chromium, as a reader uses it: by mouse, by keyboard, narrow, dark, on paper,
+without JavaScript.
+"""
 
 import json
 import shutil
@@ -14,7 +16,10 @@ from report_inputs import answers, demo_params, evaluation, parity, put, write_i
 from pipeline.stages.report import stage as stage
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: install the package chromium to test the page in a browser")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None,
+    reason="no Chromium on this machine: install the package chromium to test the page in a browser",
+)
 PAPER = {"width": 1032, "height": 720}  # A4 landscape inside its margins, in CSS pixels
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
 
@@ -43,7 +48,9 @@ def page(browser: Any, file: Path) -> Iterator[Any]:
 
 
 def opened(browser: Any, file: Path, **options: Any) -> Iterator[Any]:
-    """The page in a context of its own; whatever it said on the console or asked of any network fails the test."""
+    """The page in a context of its own; whatever it said on the console or asked of any network fails the
+    test.
+    """
     context = browser.new_context(viewport=WIDE, **options)
     page = context.new_page()
     output: list[str] = []
@@ -60,7 +67,11 @@ def opened(browser: Any, file: Path, **options: Any) -> Iterator[Any]:
 
 def column(page: Any, number: int) -> list[str]:
     """The models' names in the table of levels, or another of its columns, from top to bottom."""
-    return list(page.eval_on_selector_all("table.levels tbody tr", "(rows, n) => rows.map((row) => row.cells[n].dataset.value)", number))
+    return list(
+        page.eval_on_selector_all(
+            "table.levels tbody tr", "(rows, n) => rows.map((row) => row.cells[n].dataset.value)", number
+        )
+    )
 
 
 SIZE = 2  # the column of the file's size
@@ -87,7 +98,14 @@ def test_the_table_sorts_by_keyboard(page: Any) -> None:
     page.keyboard.press("Space")
     assert column(page, 0)[0] == "Q5_K_M"
     page.locator("table.levels thead th", has_text="gate").get_by_role("button").click()
-    assert column(page, 1) == ["pass", "pass", "pass", "", "", ""]  # what the gate does not judge is last, either way
+    assert column(page, 1) == [
+        "pass",
+        "pass",
+        "pass",
+        "",
+        "",
+        "",
+    ]  # what the gate does not judge is last, either way
     page.locator("table.levels thead th", has_text="gate").get_by_role("button").click()
     assert column(page, 1) == ["pass", "pass", "pass", "", "", ""]
 
@@ -107,7 +125,11 @@ def test_the_answers_are_filtered_and_turned(page: Any) -> None:
     page.locator("#browser-first").select_option("F16")
     page.locator("#browser-second").select_option("Q5_K_M")
     assert status(page) == "Row 1 of 1: pydoc-0002 · text"
-    assert page.locator("#browser-row .answer h4").all_text_contents() == ["Reference", "F16✓ 100.0", "Q5_K_M60.0"]
+    assert page.locator("#browser-row .answer h4").all_text_contents() == [
+        "Reference",
+        "F16✓ 100.0",
+        "Q5_K_M60.0",
+    ]
     assert "Escape" in "".join(page.locator("#browser-row mark").all_text_contents())
     assert "<script>alert('y')</script>" in page.locator("#browser-row").text_content()
     page.locator("#browser-first").select_option("Q4_K_M")
@@ -118,7 +140,14 @@ def test_the_answers_are_filtered_and_turned(page: Any) -> None:
 def test_the_answers_are_turned_by_keyboard(page: Any) -> None:
     page.locator("#browser-which").select_option("all")
     page.locator("#browser-row").focus()
-    for key, row in [("ArrowRight", 2), ("ArrowRight", 3), ("ArrowLeft", 2), ("End", 64), ("ArrowRight", 64), ("Home", 1)]:
+    for key, row in [
+        ("ArrowRight", 2),
+        ("ArrowRight", 3),
+        ("ArrowLeft", 2),
+        ("End", 64),
+        ("ArrowRight", 64),
+        ("Home", 1),
+    ]:
         page.keyboard.press(key)
         assert status(page).startswith(f"Row {row} of 64"), key
     assert page.locator("#browser-back").is_disabled()
@@ -137,7 +166,7 @@ def test_tab_reaches_every_control_and_every_scrolling_region(page: Any) -> None
         reached.add(page.evaluate("document.activeElement.dataset.stop"))
     assert reached - {None} == {str(number) for number in range(wanted)}
     overflowing = """[...document.querySelectorAll('body *')].filter((one) =>
-        ['auto', 'scroll'].includes(getComputedStyle(one).overflowX) && one.checkVisibility() && one.tabIndex < 0).length"""
+        ['auto', 'scroll'].includes(getComputedStyle(one).overflowX) && one.checkVisibility() && one.tabIndex < 0).length"""  # noqa: E501
     assert page.evaluate(overflowing) == 0
 
 
@@ -147,7 +176,9 @@ def test_the_focus_is_seen(page: Any) -> None:
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    assert page.evaluate("document.activeElement.closest('section').getAttribute('aria-labelledby')") == "levels"
+    assert (
+        page.evaluate("document.activeElement.closest('section').getAttribute('aria-labelledby')") == "levels"
+    )
 
 
 CONTRAST = """() => {
@@ -173,7 +204,7 @@ CONTRAST = """() => {
         if (ratio < 4.5) found.push(`${one.tagName} ${one.className} "${one.textContent.trim().slice(0, 30)}" ${ratio.toFixed(2)}`);
     }
     return found;
-}"""
+}"""  # noqa: E501
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -190,12 +221,15 @@ def test_on_paper_nothing_is_cut_or_folded(page: Any) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= PAPER["width"]
     cut = """[...document.querySelectorAll('body *')].filter((one) => one.checkVisibility() && getComputedStyle(one).overflowX !== 'visible'
         && (one.scrollHeight > one.clientHeight + 2 || one.scrollWidth > one.clientWidth + 2) && !one.matches('.screen-reader-only')
-    ).map((one) => one.outerHTML.slice(0, 80))"""
+    ).map((one) => one.outerHTML.slice(0, 80))"""  # noqa: E501
     assert page.evaluate(cut) == []
     assert page.locator("#plain-rows").is_visible()
     assert not page.locator("#browser").is_visible()
     assert not page.locator("nav").is_visible()
-    folded = "[...document.querySelectorAll('details > :not(summary)')].filter((one) => !one.checkVisibility({contentVisibilityAuto: true})).length"
+    folded = (
+        "[...document.querySelectorAll('details > :not(summary)')].filter((one) => "
+        "!one.checkVisibility({contentVisibilityAuto: true})).length"
+    )
     assert page.evaluate(folded) == 0
     assert page.evaluate(CONTRAST) == []
     assert page.pdf(format="A4", landscape=True)[:4] == b"%PDF"
@@ -211,21 +245,30 @@ def test_without_javascript_it_is_a_plain_page(browser: Any, file: Path) -> None
 
 
 def whole(page: Any) -> None:
-    """What holds for any page: nothing sticks out, ids are unique, headings are in order, drawings have words, links lead somewhere."""
+    """What holds for any page: nothing sticks out, ids are unique, headings are in order, drawings have
+    words, links lead somewhere.
+    """
     for size in (NARROW, WIDE):
         page.set_viewport_size(size)
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
     ids = page.eval_on_selector_all("[id]", "(all) => all.map((one) => one.id)")
     assert len(ids) == len(set(ids))
-    levels = page.eval_on_selector_all("h1, h2, h3, h4", "(all) => all.filter((one) => one.checkVisibility()).map((one) => Number(one.tagName[1]))")
+    levels = page.eval_on_selector_all(
+        "h1, h2, h3, h4",
+        "(all) => all.filter((one) => one.checkVisibility()).map((one) => Number(one.tagName[1]))",
+    )
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(level <= before + 1 for before, level in pairwise(levels))
-    words = "(all) => all.map((one) => [one.children[0].textContent.trim(), one.children[1].textContent.trim()])"
+    words = (
+        "(all) => all.map((one) => [one.children[0].textContent.trim(), one.children[1].textContent.trim()])"
+    )
     drawings = page.eval_on_selector_all("svg[role=img]", words)
     assert len(drawings) == page.locator("svg").count()
     assert all(title and description for title, description in drawings)
-    targets = page.eval_on_selector_all("a[href^='#']", "(all) => all.map((one) => one.getAttribute('href').slice(1))")
+    targets = page.eval_on_selector_all(
+        "a[href^='#']", "(all) => all.map((one) => one.getAttribute('href').slice(1))"
+    )
     assert set(targets) <= set(ids)
     assert page.locator("main").count() == page.locator("h1").count() == 1
     assert page.locator("[role=region]:not([aria-label]):not([aria-labelledby])").count() == 0
@@ -235,7 +278,14 @@ def test_the_page_is_whole(page: Any) -> None:
     whole(page)
 
 
-EVALUATED = ("levels", "gate", "task", "quantizing", "general", "speed")  # sections whose figures come from several `evaluate`s
+EVALUATED = (
+    "levels",
+    "gate",
+    "task",
+    "quantizing",
+    "general",
+    "speed",
+)  # sections whose figures come from several `evaluate`s
 UNTRACED = """(sections) => {
     const traced = (one) => Boolean(one && one.querySelector("a[href^='#command-']"));
     const found = [...document.querySelectorAll("dl.tiles > div, section:not([aria-labelledby=commands]) > header")].filter((one) => !traced(one));
@@ -245,7 +295,7 @@ UNTRACED = """(sections) => {
             if (!traced(cell.parentElement.querySelector("th")) && ![...heads].some(traced)) found.push(cell);
         }
     return found.map((one) => one.textContent);
-}"""
+}"""  # noqa: E501
 
 
 def test_every_figure_links_to_the_command_that_made_it(page: Any) -> None:
@@ -253,8 +303,12 @@ def test_every_figure_links_to_the_command_that_made_it(page: Any) -> None:
 
 
 @pytest.mark.parametrize("distill", [False, True], ids=["tuned", "recovered"])
-def test_the_page_of_an_adapter_that_is_not_merged_is_whole_too(browser: Any, tmp_path: Path, distill: bool) -> None:
-    stage.main(adapter_inputs.params(distill=distill), adapter_inputs.write_reports(tmp_path, distill=distill))
+def test_the_page_of_an_adapter_that_is_not_merged_is_whole_too(
+    browser: Any, tmp_path: Path, distill: bool
+) -> None:
+    stage.main(
+        adapter_inputs.params(distill=distill), adapter_inputs.write_reports(tmp_path, distill=distill)
+    )
     for page in opened(browser, tmp_path / "reports" / "index.html"):
         whole(page)
         assert page.locator("h1").inner_text() == "Ship adapter"
@@ -275,45 +329,86 @@ def project(root: Path, models: tuple[str, ...], *, task: bool = True, odd: bool
     checks = parity()
     for model in models:
         like = ("base-" if model.startswith("base-") else "") + ("F16" if model.endswith("F16") else "Q4_K_M")
-        figures = evaluation(like) | {"model": model, "bytes": evaluation(like)["bytes"] + 3_000_000 * models.index(model)}
+        figures = evaluation(like) | {
+            "model": model,
+            "bytes": evaluation(like)["bytes"] + 3_000_000 * models.index(model),
+        }
         rows = answers(like)
         if not task:
             kept = ("model", "reference", "file", "sha256", "bytes", "kld_mean", "same_top", "perplexity")
             figures = {key: figures[key] for key in kept} | {"task": None}
         if odd:
-            rows = [row | {"answer": text + model, "domain": text[:40], "id": text[:60], "reference": text, "prompt": text}
-                    for row, text in zip(rows, ODD, strict=False)]  # fmt: skip
+            rows = [
+                row
+                | {
+                    "answer": text + model,
+                    "domain": text[:40],
+                    "id": text[:60],
+                    "reference": text,
+                    "prompt": text,
+                }
+                for row, text in zip(rows, ODD, strict=False)
+            ]
         put(root / "reports" / "eval" / f"{model}.json", figures)
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         (root / "reports" / "eval" / f"{model}.answers.jsonl").write_text("".join(lines), encoding="utf-8")
-        checks["checks"][f"weights_{model.lower().replace('-', '_')}"] = {"title": f"Weights of {model}", "verdict": "pass", "detail": ""}
+        checks["checks"][f"weights_{model.lower().replace('-', '_')}"] = {
+            "title": f"Weights of {model}",
+            "verdict": "pass",
+            "detail": "",
+        }
     put(root / "reports" / "parity.json", checks)
     params = demo_params()
-    stage.main(params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"models": list(models)})}), root)
+    stage.main(
+        params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"models": list(models)})}),
+        root,
+    )
     return root / "reports" / "index.html"
 
 
 ODD = [
     "</script><script>document.title = 'taken over'</script><!-- <img src=x onerror=alert(1)>",
-    "\u202eאבג שלום עולם مرحبا بالعالم", "😀👩‍👩‍👧‍👦🏳️‍🌈" * 40,
-    "W" * 6000, "a\u2028b\u2029c\x00\x1b[31m </textarea></style>{{ 7 * 7 }}{% raw %}",
-]  # fmt: skip
-MANY = ("base-F16", "F16", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_0", "Q4_K_S", "Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K", "Q8_0", "Q4_K_M-imatrix")
+    "\u202eאבג שלום עולם مرحبا بالعالم",
+    "😀👩‍👩‍👧‍👦🏳️‍🌈" * 40,
+    "W" * 6000,
+    "a\u2028b\u2029c\x00\x1b[31m </textarea></style>{{ 7 * 7 }}{% raw %}",
+]
+MANY = (
+    "base-F16",
+    "F16",
+    "Q2_K",
+    "Q3_K_S",
+    "Q3_K_M",
+    "Q3_K_L",
+    "Q4_0",
+    "Q4_K_S",
+    "Q4_K_M",
+    "Q5_0",
+    "Q5_K_M",
+    "Q6_K",
+    "Q8_0",
+    "Q4_K_M-imatrix",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("models", "options"),
     [
-        (("base-F16", "F16", "Q4_K_M"), {"task": False}),  # older or sparse reports: all but the least is missing
+        (
+            ("base-F16", "F16", "Q4_K_M"),
+            {"task": False},
+        ),  # older or sparse reports: all but the least is missing
         (("F16",), {}),
         (("F16", "Q4_K_M"), {}),  # no base
         (MANY, {}),
         (("base-F16", "F16", "Q4_K_M"), {"odd": True}),
     ],
     ids=["no-task", "one-level", "no-base", "twelve-levels", "odd-answers"],
-)  # fmt: skip
-def test_other_projects_have_whole_pages_too(browser: Any, tmp_path: Path, models: tuple[str, ...], options: dict[str, bool]) -> None:
+)
+def test_other_projects_have_whole_pages_too(
+    browser: Any, tmp_path: Path, models: tuple[str, ...], options: dict[str, bool]
+) -> None:
     file = project(tmp_path, models, **options)
     assert file.stat().st_size < 5_000_000
     for page in opened(browser, file):

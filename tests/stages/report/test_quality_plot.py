@@ -15,26 +15,40 @@ EVALUATIONS = {model: evaluation(model) for model in MODELS}
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=12))
 def test_the_front_is_what_nothing_beats(sizes_and_values: list[tuple[int, int]]) -> None:
-    places = [Place(str(number), size, value, value, value) for number, (size, value) in enumerate(sizes_and_values)]
+    places = [
+        Place(str(number), size, value, value, value) for number, (size, value) in enumerate(sizes_and_values)
+    ]
     front = pareto_front(places)
     for one in places:
-        beaten = any(other.size <= one.size and other.value >= one.value and (other.size, other.value) != (one.size, one.value) for other in places)
+        beaten = any(
+            other.size <= one.size
+            and other.value >= one.value
+            and (other.size, other.value) != (one.size, one.value)
+            for other in places
+        )
         assert beaten == ((one.size, one.value) not in {(other.size, other.value) for other in front})
 
 
 def test_the_words_name_each_model_with_its_interval_and_the_front() -> None:
     drawn = quality_plot(EVALUATIONS, "Q4_K_M")
     assert "Q4_K_M 105.5 MB, 75.3 (68.8 to 81.2)" in drawn
-    assert "where nothing smaller is as good: base-Q4_K_M" not in drawn  # at the same size the tuned one is better
+    assert (
+        "where nothing smaller is as good: base-Q4_K_M" not in drawn
+    )  # at the same size the tuned one is better
     assert drawn.endswith("</svg>\n") or drawn.rstrip().endswith("</svg>")
     assert "nothing smaller is as good: Q4_K_M, F16." in drawn
     assert quality_plot(EVALUATIONS, "Q4_K_M") == drawn
 
 
 def test_a_name_never_lies_on_another() -> None:
-    many = {f"Q{number}_K_M": evaluation("Q4_K_M") | {"bytes": 60_000_000 + number * 9_000_000} for number in range(12)}
+    many = {
+        f"Q{number}_K_M": evaluation("Q4_K_M") | {"bytes": 60_000_000 + number * 9_000_000}
+        for number in range(12)
+    }
     drawn = quality_plot(many, None)
-    places = [tuple(map(float, found)) for found in re.findall(r'x="([\d.]+)" y="([\d.]+)"[^>]*>Q\d+_K_M<', drawn)]
+    places = [
+        tuple(map(float, found)) for found in re.findall(r'x="([\d.]+)" y="([\d.]+)"[^>]*>Q\d+_K_M<', drawn)
+    ]
     assert len(places) == 12
     assert all(abs(a - c) > 35 or abs(b - d) >= 10 for i, (a, b) in enumerate(places) for c, d in places[:i])
 
@@ -52,7 +66,9 @@ def test_a_score_that_is_null_is_not_drawn_and_has_no_interval() -> None:
     unmarked = EVALUATIONS | {"base-F16": EVALUATIONS["base-F16"] | {"task": null}}
     assert "base-F16" not in quality_plot(unmarked, None)
     assert "task score" in quality_plot(unmarked, None)
-    assert "same top token as the 16-bit model" in quality_plot(EVALUATIONS | {"F16": EVALUATIONS["F16"] | {"task": null}}, None)
+    assert "same top token as the 16-bit model" in quality_plot(
+        EVALUATIONS | {"F16": EVALUATIONS["F16"] | {"task": null}}, None
+    )
     (row,) = level_rows({"base-F16": unmarked["base-F16"]}, {}, Recommendation(None, "", (), {}, ()))
     assert row["groups"]["Task"][0] == Cell(None, "–")
 
@@ -65,6 +81,9 @@ def test_a_score_of_some_rows_says_of_how_many() -> None:
 
 
 def test_divergence_to_another_kind_of_model_says_so() -> None:
-    rows = {row["model"]: row["groups"]["Divergence"] for row in level_rows(EVALUATIONS, {}, Recommendation(None, "", (), {}, ()))}
+    rows = {
+        row["model"]: row["groups"]["Divergence"]
+        for row in level_rows(EVALUATIONS, {}, Recommendation(None, "", (), {}, ()))
+    }
     assert [cell.small for cell in rows["base-F16"][1:]] == ["to F16"] * 4
     assert not any(cell.small for model in ("base-Q4_K_M", "F16", "Q4_K_M") for cell in rows[model][1:])

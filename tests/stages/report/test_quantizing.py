@@ -30,19 +30,29 @@ BASE = {"reference": "base-F16"}
 )
 def test_distillation_is_what_the_figures_say(tuned: float, words: str) -> None:
     found = values(base_Q4_K_M=figures(0.35, **BASE), Q4_K_M=figures(tuned))
-    assert found["sentences"] == [f"Q4_K_M: {words} where the assistant speaks (mean KLD 0.35 on the base, {tuned:.3g} after fine-tuning)."]
+    assert found["sentences"] == [
+        f"Q4_K_M: {words} where the assistant speaks (mean KLD 0.35 on the base, {tuned:.3g} after "
+        "fine-tuning)."
+    ]
 
 
 def test_what_is_recovered_for_the_assistant_may_not_be_elsewhere() -> None:
-    before, after = figures(0.35, **BASE, all_tokens={"kld_mean": 0.2}), figures(0.01, all_tokens={"kld_mean": 0.4})
+    before, after = (
+        figures(0.35, **BASE, all_tokens={"kld_mean": 0.2}),
+        figures(0.01, all_tokens={"kld_mean": 0.4}),
+    )
     (sentence,) = values(base_Q4_K_M=before, Q4_K_M=after)["sentences"]
     assert sentence.endswith("over all tokens, the user's among them, it makes it worse (0.2 and 0.4).")
 
 
 def test_the_level_that_keeps_what_another_loses_is_named() -> None:
-    found = values(base_Q4_K_M=figures(0.35, 0.811, **BASE), base_Q5_K_M=figures(0.05, 0.932, **BASE))["sentences"]
-    assert found == ["On the untuned base Q5_K_M keeps what Q4_K_M loses: mean KLD 0.05 against 0.35, 7.0 times as much; "
-                     "the same top token at 93.2 % against 81.1 % of the positions."]  # fmt: skip
+    found = values(base_Q4_K_M=figures(0.35, 0.811, **BASE), base_Q5_K_M=figures(0.05, 0.932, **BASE))[
+        "sentences"
+    ]
+    assert found == [
+        "On the untuned base Q5_K_M keeps what Q4_K_M loses: mean KLD 0.05 against 0.35, 7.0 times as much; "
+        "the same top token at 93.2 % against 81.1 % of the positions."
+    ]
     (same,) = values(base_Q4_K_M=figures(0.055, **BASE), base_Q5_K_M=figures(0.05, **BASE))["sentences"]
     assert "lose about the same" in same
 
@@ -56,7 +66,10 @@ def test_a_divergence_from_another_model_does_not_count() -> None:
 
 def test_the_importance_matrix_is_compared_with_the_level_without() -> None:
     found = values(Q4_K_M=figures(0.02), Q4_K_M__imatrix=figures(0.008))
-    assert found["imatrix"] == ["An importance matrix recovers most of what is left: Q4_K_M has a mean KLD of 0.02 without and 0.008 with it."]
+    assert found["imatrix"] == [
+        "An importance matrix recovers most of what is left: Q4_K_M has a mean KLD of 0.02 without and "
+        "0.008 with it."
+    ]
     assert [row["level"] for row in found["rows"]] == ["Q4_K_M"]
     assert values(Q4_K_M=figures(0.02))["imatrix"] == []
 

@@ -52,9 +52,15 @@ def change(path: Path, **values: Any) -> None:
 def test_the_page_is_one_small_file_that_loads_nothing(page: Page, project: Path) -> None:
     html = (project / "reports" / "index.html").read_text(encoding="utf-8")
     assert len(html) < 5_000_000
-    assert not re.findall(r"https?:|@import|src=|url\((?!#)", html.replace("http://127.0.0.1:8081", ""))  # the serve command's own address
+    assert not re.findall(
+        r"https?:|@import|src=|url\((?!#)", html.replace("http://127.0.0.1:8081", "")
+    )  # the serve command's own address
     assert not {"link", "iframe", "img", "object"} & {tag for tag, _ in page.tags}
-    (policy,) = [attributes["content"] or "" for tag, attributes in page.tags if attributes.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = [
+        attributes["content"] or ""
+        for tag, attributes in page.tags
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
     assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
     assert "unsafe-inline" not in policy.split("script-src")[1]
 
@@ -69,8 +75,14 @@ def test_what_users_wrote_is_text_not_markup(page: Page) -> None:
 def test_the_page_is_accessible(page: Page) -> None:
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    named = [name for _, attributes in page.tags for name in (attributes.get("aria-labelledby") or "").split()]
-    inside = [(attributes.get("href") or "#")[1:] for _, attributes in page.tags if (attributes.get("href") or "").startswith("#")]
+    named = [
+        name for _, attributes in page.tags for name in (attributes.get("aria-labelledby") or "").split()
+    ]
+    inside = [
+        (attributes.get("href") or "#")[1:]
+        for _, attributes in page.tags
+        if (attributes.get("href") or "").startswith("#")
+    ]
     assert set(named + inside) <= set(ids)
     plots = [attributes for tag, attributes in page.tags if tag == "svg"]
     assert len(plots) == 9
@@ -81,9 +93,29 @@ def test_the_page_is_accessible(page: Page) -> None:
 
 
 def test_every_figure_is_there_with_the_command_that_made_it(page: Page) -> None:
-    for words in ("Ship Q4_K_M", "within the noise of 64 rows", "105.5 MB", "of 272", "1.16", "0.0184", "1.412", "98.1 %", "68.8 to 81.2", "+75.3"):
+    for words in (
+        "Ship Q4_K_M",
+        "within the noise of 64 rows",
+        "105.5 MB",
+        "of 272",
+        "1.16",
+        "0.0184",
+        "1.412",
+        "98.1 %",
+        "68.8 to 81.2",
+        "+75.3",
+    ):
         assert words in page.text, words
-    for command in ("curate", "preprocess", "train", "parity", "evaluate@Q4_K_M", "evaluate@base-F16", "report", "base"):
+    for command in (
+        "curate",
+        "preprocess",
+        "train",
+        "parity",
+        "evaluate@Q4_K_M",
+        "evaluate@base-F16",
+        "report",
+        "base",
+    ):
         assert f"python -m pipeline {command}" in page.text, command
     assert "quench serve Q4_K_M" in page.text
     assert "0e" * 32 in page.text
@@ -114,15 +146,28 @@ def test_the_training_is_told_with_its_health_samples_and_record(project: Path, 
     assert "0 fail, 1 warn, 16 ok, 0 not measured" in text
     assert text.index("▲ warn") < text.index("✓ ok")
     assert "train.learning_rate is 0.001, usual for LoRA are 0.0001 to 0.0003" in text
-    for words in ("Loss", "Gradient norm", "Learning rate", "Speed", "0.094 at step 25, 0.081 at step 50", "norm before clipping, 0.148 to 1.99"):
+    for words in (
+        "Loss",
+        "Gradient norm",
+        "Learning rate",
+        "Speed",
+        "0.094 at step 25, 0.081 at step 50",
+        "norm before clipping, 0.148 to 1.99",
+    ):
         assert words in text, words
     assert text.index("Step 25") < text.index("Step 50") < text.index("✓ the same")
     assert "<script>alert(" in text  # a sample, as text
-    for words in ("AMD EPYC 9B14, 2 of 4 cores", "NVIDIA H200 (150.76 GB, driver 570.1)", "5e" * 20 + ", with changes"):
+    for words in (
+        "AMD EPYC 9B14, 2 of 4 cores",
+        "NVIDIA H200 (150.76 GB, driver 570.1)",
+        "5e" * 20 + ", with changes",
+    ):
         assert words in text, words
     for words in ("cmake not installed", "6f" * 32):
         assert words in text, words
-    without_quantization_check = "The NF4 model against its 16-bit base: not measured"  # which is a command, no stage
+    without_quantization_check = (
+        "The NF4 model against its 16-bit base: not measured"  # which is a command, no stage
+    )
     assert "measured" not in text.replace("0 not measured", "").replace(without_quantization_check, "")
 
 
@@ -141,14 +186,27 @@ def quantization_check_report(**changed: Any) -> dict[str, Any]:
     check = {"sentence": "Here NF4 keeps 5.0 MB, so at 7B 6.04 GB."}
     weights = json_hash({"model.safetensors": "2e" * 32})
     lines = {"nf4_scale": line, "nf4_blocks": failed, "adapter_swap": open_}
-    return {"verdict": "fail", "base_weights_sha256": weights, "lines": lines, "memory_check": check} | changed
+    return {
+        "verdict": "fail",
+        "base_weights_sha256": weights,
+        "lines": lines,
+        "memory_check": check,
+    } | changed
 
 
 def test_quantization_check_is_shown_where_it_is_of_this_very_base(project: Path, params: Params) -> None:
     file = project / "reports/quantization-check.json"
     put(file, quantization_check_report())
     text = training(project, params)
-    for words in ("Scale of the NF4 weights", "0.0057", "Blocks <of> it", "✕ fail", "1.59", "○ not measured", "so at 7B 6.04 GB"):
+    for words in (
+        "Scale of the NF4 weights",
+        "0.0057",
+        "Blocks <of> it",
+        "✕ fail",
+        "1.59",
+        "○ not measured",
+        "so at 7B 6.04 GB",
+    ):
         assert words in text, words
     assert "against its 16-bit base: not measured" not in text
     put(file, quantization_check_report(base_weights_sha256="0" * 64))  # another base's
@@ -171,7 +229,9 @@ def test_limits_that_differ_by_level_stand_beside_each_figure(project: Path, par
 
 def test_what_training_did_not_record_is_not_measured(project: Path, params: Params) -> None:
     (project / "reports" / "train.jsonl").unlink()
-    (project / "reports" / "train.csv").write_text("step,loss,learning_rate,grad_norm\n1,1.5,0.001,nan\n2,1.2,0.0009,0\n3,nan,0.0008,nan\n")
+    (project / "reports" / "train.csv").write_text(
+        "step,loss,learning_rate,grad_norm\n1,1.5,0.001,nan\n2,1.2,0.0009,0\n3,nan,0.0008,nan\n"
+    )
     file = project / "reports" / "train.json"
     put(file, {"steps": 2, "loss_first": 1.5, "loss_last": 1.2})
     text = training(project, params)
@@ -186,11 +246,28 @@ def test_what_training_did_not_record_is_not_measured(project: Path, params: Par
 
 
 def test_a_failed_rule_and_an_early_stop_are_shown(project: Path, params: Params) -> None:
-    failed = {"level": "fail", "rule": "finite loss", "step": 7, "text": "the loss is <nan>", "cause": "a forward fault"}
+    failed = {
+        "level": "fail",
+        "rule": "finite loss",
+        "step": 7,
+        "text": "the loss is <nan>",
+        "cause": "a forward fault",
+    }
     unknown = {"level": "PASS", "rule": "speed", "step": None, "text": "", "cause": ""}
-    change(project / "reports" / "train.json", monitoring=[failed, unknown], planned_steps=80, adapter_step=25, resumed_from="checkpoint-20")
+    change(
+        project / "reports" / "train.json",
+        monitoring=[failed, unknown],
+        planned_steps=80,
+        adapter_step=25,
+        resumed_from="checkpoint-20",
+    )
     text = training(project, params)
-    for words in ("✕ fail", "the loss is <nan>", "50 of 80: stopped early; the adapter is that of step 25", "resumed from checkpoint-20"):
+    for words in (
+        "✕ fail",
+        "the loss is <nan>",
+        "50 of 80: stopped early; the adapter is that of step 25",
+        "resumed from checkpoint-20",
+    ):
         assert words in text, words
     assert "✓ ok" not in text
     assert text.count("○ not measured") == 1  # a level that is none of ours is no ok
@@ -207,8 +284,13 @@ def test_a_record_with_gaps_is_shown_with_gaps(project: Path, params: Params) ->
 
 def test_of_many_evaluations_some_are_shown_with_the_first_and_the_last() -> None:
     asked = [{"prompt": f"p{number}", "reference": "r", "answer": "a"} for number in range(9)]
-    metrics_log = [{"kind": "eval", "step": step, "samples": [one | {"answer": f"{step}"} for one in asked]} for step in range(10, 310, 10)]
-    found = samples_over_time([{"kind": "step", "step": 1}, *metrics_log, {"kind": "eval", "step": 400, "samples": []}])
+    metrics_log = [
+        {"kind": "eval", "step": step, "samples": [one | {"answer": f"{step}"} for one in asked]}
+        for step in range(10, 310, 10)
+    ]
+    found = samples_over_time(
+        [{"kind": "step", "step": 1}, *metrics_log, {"kind": "eval", "step": 400, "samples": []}]
+    )
     assert [one["prompt"] for one in found] == ["p0", "p1", "p2", "p3"]
     assert [answer["step"] for answer in found[0]["answers"]] == [10, 70, 130, 180, 240, 300]
     assert [answer["step"] for answer in samples_over_time(metrics_log[:2])[0]["answers"]] == [10, 20]
@@ -216,14 +298,23 @@ def test_of_many_evaluations_some_are_shown_with_the_first_and_the_last() -> Non
 
 
 def test_a_long_run_is_drawn_smoothed_in_few_bytes() -> None:
-    log = [{"step": step, "loss": 1 + 1 / step, "grad_norm": 0.5, "learning_rate": 1e-4, "eval_loss": ""} for step in range(1, 5001)]
+    log = [
+        {"step": step, "loss": 1 + 1 / step, "grad_norm": 0.5, "learning_rate": 1e-4, "eval_loss": ""}
+        for step in range(1, 5001)
+    ]
     plots = training_plots(log, [])
     assert plots["speed"] == ""
     assert plots["loss"].count("<path") > training_plots(log[:50], [])["loss"].count("<path")
     assert sum(map(len, plots.values())) < 1_000_000
 
 
-VERDICTS = [("pass", "pass"), ("fail", "fail"), ("not measured", "not measured"), ("PASS", "not measured"), (None, "not measured")]
+VERDICTS = [
+    ("pass", "pass"),
+    ("fail", "fail"),
+    ("not measured", "not measured"),
+    ("PASS", "not measured"),
+    (None, "not measured"),
+]
 
 
 @pytest.mark.parametrize(("verdict", "kind"), VERDICTS)
@@ -238,14 +329,19 @@ def test_a_failed_check_heads_the_page(project: Path, params: Params) -> None:
     stage.main(params, project)
     text = Page((project / "reports" / "index.html").read_text(encoding="utf-8")).text
     assert "1 parity check failed: do not serve these files" in text
-    assert text.index("Ship nothing: parity failed") < text.index("1 parity check failed") < text.index("Levels")
+    assert (
+        text.index("Ship nothing: parity failed") < text.index("1 parity check failed") < text.index("Levels")
+    )
     assert "Ship Q4_K_M" not in text
 
 
 def test_a_model_no_better_than_the_base_is_said_in_the_headline(project: Path, params: Params) -> None:
     tuned = json.loads((project / "reports" / "eval" / "Q4_K_M.json").read_text(encoding="utf-8"))
     change(project / "reports" / "eval" / "base-F16.json", task=tuned["task"])
-    shutil.copy(project / "reports" / "eval" / "Q4_K_M.answers.jsonl", project / "reports" / "eval" / "base-F16.answers.jsonl")
+    shutil.copy(
+        project / "reports" / "eval" / "Q4_K_M.answers.jsonl",
+        project / "reports" / "eval" / "base-F16.answers.jsonl",
+    )
     stage.main(params, project)
     text = Page((project / "reports" / "index.html").read_text(encoding="utf-8")).text
     assert "Q4_K_M, but no better than the base" in text
@@ -265,12 +361,24 @@ def test_the_figures_as_data(page: Page, project: Path) -> None:
     with (project / "reports" / "quants.csv").open(encoding="utf-8", newline="") as file:
         rows = {row["model"]: row for row in csv.DictReader(file)}
     assert tuple(rows) == MODELS
-    assert (rows["Q4_K_M"]["bytes"], rows["Q4_K_M"]["kld_mean"], rows["Q4_K_M"]["task_score"]) == ("105454432", "0.0184", "0.753")
+    assert (rows["Q4_K_M"]["bytes"], rows["Q4_K_M"]["kld_mean"], rows["Q4_K_M"]["task_score"]) == (
+        "105454432",
+        "0.0184",
+        "0.753",
+    )
     metrics = json.loads((project / "reports" / "quants.json").read_text(encoding="utf-8"))
     assert metrics["recommended"] == "Q4_K_M"
     assert metrics["Q5_K_M"]["same_top"] == 0.9874
-    for key, value in {"gate": "pass", "rms_dp": 0.0334, "all_tokens_kld_mean": 0.0184, "general_rows": 48, "serving_load_seconds": 0.41,
-                       "task_refused": 0.0, "task_score_exact_match": 0.27, "prompt_512_tok_s": 387.2}.items():  # fmt: skip
+    for key, value in {
+        "gate": "pass",
+        "rms_dp": 0.0334,
+        "all_tokens_kld_mean": 0.0184,
+        "general_rows": 48,
+        "serving_load_seconds": 0.41,
+        "task_refused": 0.0,
+        "task_score_exact_match": 0.27,
+        "prompt_512_tok_s": 387.2,
+    }.items():
         assert metrics["Q4_K_M"][key] == value, key
         assert rows["Q4_K_M"][key] == str(value), key
     assert rows["base-F16"]["gate"] == ""
@@ -285,8 +393,13 @@ def mark_few(project: Path, model: str, few: int) -> None:
     task = json.loads((folder / f"{model}.json").read_text(encoding="utf-8"))["task"]
     task["scores"]["json_fields"]["measured"] = few
     change(folder / f"{model}.json", task=task)
-    rows = [json.loads(line) for line in (folder / f"{model}.answers.jsonl").read_text(encoding="utf-8").splitlines()]
-    lines = [json.dumps(row | ({} if number < few else {"score": None})) + "\n" for number, row in enumerate(rows)]
+    rows = [
+        json.loads(line)
+        for line in (folder / f"{model}.answers.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    lines = [
+        json.dumps(row | ({} if number < few else {"score": None})) + "\n" for number, row in enumerate(rows)
+    ]
     (folder / f"{model}.answers.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
@@ -302,28 +415,51 @@ def test_how_many_rows_have_a_score_is_said_where_not_all_have_one(project: Path
     assert "75.3 (68.8 to 81.2, 3 of 64 rows)" in card
     assert "75.9 (69.4 to 81.4) |" in card
     quants = json.loads((project / "reports" / "quants.json").read_text(encoding="utf-8"))
-    assert (quants["Q4_K_M"]["task_rows"], quants["Q4_K_M"]["task_measured"], quants["F16"]["task_measured"]) == (64, 3, 64)
+    assert (
+        quants["Q4_K_M"]["task_rows"],
+        quants["Q4_K_M"]["task_measured"],
+        quants["F16"]["task_measured"],
+    ) == (64, 3, 64)
     assert quants["Q4_K_M"]["task_measured_exact_match"] == 64
 
 
-def test_a_difference_on_the_first_screen_says_of_how_many_rows_it_is(page: Page, project: Path, params: Params) -> None:
+def test_a_difference_on_the_first_screen_says_of_how_many_rows_it_is(
+    page: Page, project: Path, params: Params
+) -> None:
     assert "−0.6points on 64 rows, 95 % interval" in page.text
     for model in MODELS:
         mark_few(project, model, 20)
     stage.main(params, project)
-    assert "points on 20 rows, 95 % interval" in (project / "reports" / "index.html").read_text(encoding="utf-8")
+    assert "points on 20 rows, 95 % interval" in (project / "reports" / "index.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_a_score_that_was_not_measured_is_called_so_on_the_card(project: Path, params: Params) -> None:
     task = json.loads((project / "reports" / "eval" / "Q5_K_M.json").read_text(encoding="utf-8"))["task"]
-    change(project / "reports" / "eval" / "Q5_K_M.json", task=task | dict.fromkeys(("score", "score_low", "score_high")))
+    change(
+        project / "reports" / "eval" / "Q5_K_M.json",
+        task=task | dict.fromkeys(("score", "score_low", "score_high")),
+    )
     stage.main(params, project)
-    (row,) = [line for line in (project / "reports" / "card.md").read_text(encoding="utf-8").splitlines() if line.startswith("| Q5_K_M")]
+    (row,) = [
+        line
+        for line in (project / "reports" / "card.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| Q5_K_M")
+    ]
     assert row.endswith("| not measured |")
 
 
 @pytest.mark.parametrize(
-    ("p", "text"), [(0.0496, "0.0496"), (0.04999, "0.0499"), (0.0494, "0.049"), (0.05, "0.050"), (0.0504, "0.050"), (0.0004, "< 0.001")]
+    ("p", "text"),
+    [
+        (0.0496, "0.0496"),
+        (0.04999, "0.0499"),
+        (0.0494, "0.049"),
+        (0.05, "0.050"),
+        (0.0504, "0.050"),
+        (0.0004, "< 0.001"),
+    ],
 )
 def test_a_probability_never_reads_as_on_the_other_side_of_the_limit(p: float, text: str) -> None:
     assert probability(p) == text
@@ -331,12 +467,20 @@ def test_a_probability_never_reads_as_on_the_other_side_of_the_limit(p: float, t
 
 
 @pytest.mark.parametrize(("source", "base_model"), [("hub", "Qwen/Qwen2.5-7B-Instruct"), ("package", None)])
-def test_the_card_names_a_base_on_the_hub_only_where_it_is_there(project: Path, params: Params, source: str, base_model: str | None) -> None:
-    change(project / "models" / "base.json", source=source, model="Qwen/Qwen2.5-7B-Instruct", revision="a" * 40)
+def test_the_card_names_a_base_on_the_hub_only_where_it_is_there(
+    project: Path, params: Params, source: str, base_model: str | None
+) -> None:
+    change(
+        project / "models" / "base.json", source=source, model="Qwen/Qwen2.5-7B-Instruct", revision="a" * 40
+    )
     stage.main(params, project)
     _, head, body = (project / "reports" / "card.md").read_text(encoding="utf-8").split("---\n", 2)
     metadata = yaml.safe_load(head)
-    assert (metadata["license"], metadata["pipeline_tag"], metadata.get("base_model")) == ("apache-2.0", "text-generation", base_model)
+    assert (metadata["license"], metadata["pipeline_tag"], metadata.get("base_model")) == (
+        "apache-2.0",
+        "text-generation",
+        base_model,
+    )
     assert "| Q4_K_M (recommended) | 105.5 MB | 6.27 | 180 of 272 |" in body
     assert "0e" * 32 in body
 
@@ -346,7 +490,13 @@ def test_the_serve_command_is_the_servers_own(page: Page, project: Path) -> None
     assert "quench serve Q4_K_M" in lines
     (command,) = [line for line in lines if "llama-server --model" in line]
     assert command.startswith(".tools/llama.cpp/")
-    for words in ("--model models/gguf/demo-Q4_K_M.gguf", "--host 127.0.0.1", "--port 8081", "--ctx-size 4096", "--jinja"):
+    for words in (
+        "--model models/gguf/demo-Q4_K_M.gguf",
+        "--host 127.0.0.1",
+        "--port 8081",
+        "--ctx-size 4096",
+        "--jinja",
+    ):
         assert words in command
     key_file = command.split("--api-key-file ")[1].split()[0]
     assert ensure_key(project) == project / key_file  # the one that `quench serve` and `quench chat` use
@@ -370,21 +520,31 @@ PLAIN = CHATML_WITH_DEFAULT.replace("loop.first and", "false and")
     [
         (CHATML_WITH_DEFAULT, OllamaTemplate(CHATML, "You are a helpful assistant")),
         (PLAIN, OllamaTemplate(CHATML, "")),
-        (PLAIN.replace("message['content']", "message['content'] | trim + ' '"), None),  # looks like ChatML, renders otherwise
+        (
+            PLAIN.replace("message['content']", "message['content'] | trim + ' '"),
+            None,
+        ),  # looks like ChatML, renders otherwise
         (PLAIN.replace("im_end", "eot"), None),
-        (PLAIN.replace("+ message['role'] +", "+ message['role'] | replace('assistant', 'model') +"), None),  # differs from the second turn on
+        (
+            PLAIN.replace("+ message['role'] +", "+ message['role'] | replace('assistant', 'model') +"),
+            None,
+        ),  # differs from the second turn on
         ("{{ raise_exception('no') }}", None),
         ("{% for message in tools %}{% endfor %}", None),
         ("{% broken", None),
         (None, None),
     ],
 )
-def test_a_go_template_only_where_rendering_proves_it(jinja: str | None, expected: OllamaTemplate | None) -> None:
+def test_a_go_template_only_where_rendering_proves_it(
+    jinja: str | None, expected: OllamaTemplate | None
+) -> None:
     assert ollama_template(jinja) == expected
 
 
 def test_without_chatml_the_modelfile_says_so(project: Path, params: Params) -> None:
-    (project / "models" / "adapter" / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    (project / "models" / "adapter" / "chat_template.jinja").write_text(
+        "{{ messages[0].content }}", encoding="utf-8"
+    )
     stage.main(params, project)
     text = (project / "reports" / "Modelfile").read_text(encoding="utf-8")
     assert "# No TEMPLATE" in text
@@ -392,14 +552,22 @@ def test_without_chatml_the_modelfile_says_so(project: Path, params: Params) -> 
 
 
 INPUTS = {
-    "reports/data.json": "curate", "reports/labels.json": "preprocess", "reports/train.json": "train", "reports/train.csv": "train",
-    "reports/merge.json": "merge", "reports/parity.json": "parity", "models/base.json": "base", "reports/eval/Q4_K_M.json": "evaluate@Q4_K_M",
+    "reports/data.json": "curate",
+    "reports/labels.json": "preprocess",
+    "reports/train.json": "train",
+    "reports/train.csv": "train",
+    "reports/merge.json": "merge",
+    "reports/parity.json": "parity",
+    "models/base.json": "base",
+    "reports/eval/Q4_K_M.json": "evaluate@Q4_K_M",
     "reports/eval/Q4_K_M.answers.jsonl": "evaluate@Q4_K_M",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("file", "maker"), INPUTS.items())
-def test_a_missing_input_is_named_with_its_stage(project: Path, params: Params, file: str, maker: str) -> None:
+def test_a_missing_input_is_named_with_its_stage(
+    project: Path, params: Params, file: str, maker: str
+) -> None:
     (project / file).unlink()
     with pytest.raises(DataError, match=f"{re.escape(file)} is missing: run `python -m pipeline {maker}`"):
         stage.main(params, project)
@@ -407,9 +575,17 @@ def test_a_missing_input_is_named_with_its_stage(project: Path, params: Params, 
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [("{", "can't be read"), ('{"task": null}', "lacks bytes"), ("[]", "can't be read"), ('{"bytes": 1}', "lacks task")]
+    ("content", "words"),
+    [
+        ("{", "can't be read"),
+        ('{"task": null}', "lacks bytes"),
+        ("[]", "can't be read"),
+        ('{"bytes": 1}', "lacks task"),
+    ],
 )
-def test_a_broken_input_is_named_with_its_stage(project: Path, params: Params, content: str, words: str) -> None:
+def test_a_broken_input_is_named_with_its_stage(
+    project: Path, params: Params, content: str, words: str
+) -> None:
     (project / "reports" / "eval" / "F16.json").write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=f"Q-GATE-001: .*F16.json .*{words}.*evaluate@F16"):
         stage.main(params, project)
@@ -433,7 +609,9 @@ def test_without_a_scorer_there_is_still_a_whole_page(project: Path, params: Par
     assert "None" not in text
 
 
-def test_a_level_that_the_gate_refuses_is_not_recommended(project: Path, params: Params, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_level_that_the_gate_refuses_is_not_recommended(
+    project: Path, params: Params, capsys: pytest.CaptureFixture[str]
+) -> None:
     change(project / "reports" / "eval" / "Q4_K_M.json", kld_mean=0.93)
     stage.main(params, project)
     printed = " ".join(capsys.readouterr().out.split())
@@ -444,14 +622,23 @@ def test_a_level_that_the_gate_refuses_is_not_recommended(project: Path, params:
     text = section(project, "gate")
     assert "✕ refused" in text
     assert "Q4_K_M's mean KL divergence from F16 is 0.9300 nats; at most 0.5 are allowed." in text
-    assert json.loads((project / "reports" / "quants.json").read_text(encoding="utf-8"))["Q4_K_M"]["gate"] == "fail"
+    assert (
+        json.loads((project / "reports" / "quants.json").read_text(encoding="utf-8"))["Q4_K_M"]["gate"]
+        == "fail"
+    )
 
 
 def test_the_harness_and_the_domains_are_shown_where_there_are_any(project: Path, params: Params) -> None:
-    change(project / "reports" / "eval" / "F16.json", harness={"arc_local": {"acc": 0.4312, "acc_stderr": 0.021, "n": 60}})
+    change(
+        project / "reports" / "eval" / "F16.json",
+        harness={"arc_local": {"acc": 0.4312, "acc_stderr": 0.021, "n": 60}},
+    )
     stage.main(params, project)
     assert all(words in section(project, "harness") for words in ("arc_local", "acc_stderr", "0.431", "60"))
-    assert all(words in section(project, "task") for words in ("text", "files", "69.4 to 81.4", "exact_match", "McNemar, exact"))
+    assert all(
+        words in section(project, "task")
+        for words in ("text", "files", "69.4 to 81.4", "exact_match", "McNemar, exact")
+    )
 
 
 def test_sections_say_which_level_loses_what(page: Page, project: Path) -> None:
@@ -459,28 +646,42 @@ def test_sections_say_which_level_loses_what(page: Page, project: Path) -> None:
     assert "Q5_K_M keeps what Q4_K_M loses: mean KLD 0.0487 against 0.351" in text
     assert "Q4_K_M: fine-tuning recovers most of the damage" in text
     assert "180 of 272 tensors of Q4_K_M" in text
-    assert "“recovers” only says that the divergence is below 80 % of the base's" in text  # bare ratios, which no test stands behind
+    assert (
+        "“recovers” only says that the divergence is below 80 % of the base's" in text
+    )  # bare ratios, which no test stands behind
     assert "Those limits are a choice; no test was made." in text
     assert "225.0 MB" in section(project, "speed")
 
 
 def test_rows_are_counted_as_apart_by_their_scores_and_the_page_says_so(page: Page, project: Path) -> None:
     text = section(project, "answers")
-    assert "64 held-out rows; models score differently on 3. Wrong in different ways for the same points counts as the same." in text
+    assert (
+        "64 held-out rows; models score differently on 3. Wrong in different ways for the same "
+        "points counts as the same."
+    ) in text
     assert "disagree" not in text
 
 
 def test_nothing_fits(project: Path, params: Params) -> None:
     small = params.model_copy(update={"report": params.report.model_copy(update={"memory_gb": 0.01})})
     stage.main(small, project)
-    assert "No level fits in 0.01 GB" in Page((project / "reports" / "index.html").read_text(encoding="utf-8")).text
+    assert (
+        "No level fits in 0.01 GB"
+        in Page((project / "reports" / "index.html").read_text(encoding="utf-8")).text
+    )
     assert "# Beware: No level fits" in (project / "reports" / "serve.txt").read_text(encoding="utf-8")
-    assert json.loads((project / "reports" / "quants.json").read_text(encoding="utf-8"))["recommended"] is None
+    assert (
+        json.loads((project / "reports" / "quants.json").read_text(encoding="utf-8"))["recommended"] is None
+    )
 
 
 @pytest.mark.parametrize("columns", ["80", "40"])
 def test_the_terminal_table_is_whole_in_80_columns(
-    project: Path, params: Params, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+    project: Path,
+    params: Params,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str,
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     stage.main(params, project)

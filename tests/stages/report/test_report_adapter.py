@@ -1,4 +1,6 @@
-"""The report of the graph without a merge: what its page, card, Modelfile and command say, and that no word of a merge or a level is left."""
+"""The report of the graph without a merge: what its page, card, Modelfile and command say, and that no word
+of a merge or a level is left.
+"""
 
 import json
 import re
@@ -16,11 +18,24 @@ from pipeline.stages.parity.drawings import unmerged_chain
 from pipeline.stages.parity.page import render_parity_page
 from pipeline.stages.report import stage as stage
 
-FORBIDDEN = ("16-bit model", "untuned base at the same level", "QLoRA", "NF4", "merged into", "every level", "None", "Which level")
+FORBIDDEN = (
+    "16-bit model",
+    "untuned base at the same level",
+    "QLoRA",
+    "NF4",
+    "merged into",
+    "every level",
+    "None",
+    "Which level",
+)
 
 
-def made(root: Path, models: tuple[str, ...] = ("source", "base", "adapter"), *, distill: bool = False) -> Path:
-    stage.main(adapter_inputs.params(models, distill=distill), adapter_inputs.write_reports(root, distill=distill))
+def made(
+    root: Path, models: tuple[str, ...] = ("source", "base", "adapter"), *, distill: bool = False
+) -> Path:
+    stage.main(
+        adapter_inputs.params(models, distill=distill), adapter_inputs.write_reports(root, distill=distill)
+    )
     return root / "reports"
 
 
@@ -44,21 +59,37 @@ def headings(folder: Path) -> list[str]:
     return re.findall(r'<h2 id="([a-z]+)"', (folder / "index.html").read_text(encoding="utf-8"))
 
 
-def test_sections_of_a_merge_are_left_out_and_distillation_is_there_where_it_was_asked_for(tuned: Path, recovered: Path) -> None:
+def test_sections_of_a_merge_are_left_out_and_distillation_is_there_where_it_was_asked_for(
+    tuned: Path, recovered: Path
+) -> None:
     assert not {"merge", "quantizing", "distillation"} & set(headings(tuned))
     assert "distillation" in headings(recovered)
-    assert {"levels", "gate", "task", "general", "speed", "checks", "serve", "lineage"} <= set(headings(tuned))
+    assert {"levels", "gate", "task", "general", "speed", "checks", "serve", "lineage"} <= set(
+        headings(tuned)
+    )
 
 
 def test_the_page_says_the_figures_and_nothing_of_levels(tuned: Path) -> None:
     text = text_of(tuned)
     for words in (
-        "Ship adapter", "on the task it has 75.3 points, base alone 0.0", "Should I ship this adapter?", "the base 105.5 MB",
-        "its LoRA 9.8 MB", "adapter against base", "With the adapter against the base alone",
-        "writes at 90 % and reads at 80 % of its own speed (88.2 against 98.0, 328.0 against 410.0 tokens per second)",
-        "by llama.cpp in the measuring process", "to base", "5a5a5a", "7c7c7c", "models/base/model.gguf, Q4_K_M", "python -m pipeline lora",
-        "0.00234 ✓", "--lora models/gguf/demo-lora.gguf",
-    ):  # fmt: skip
+        "Ship adapter",
+        "on the task it has 75.3 points, base alone 0.0",
+        "Should I ship this adapter?",
+        "the base 105.5 MB",
+        "its LoRA 9.8 MB",
+        "adapter against base",
+        "With the adapter against the base alone",
+        "writes at 90 % and reads at 80 % of its own speed (88.2 against 98.0, 328.0 against 410.0 tokens "
+        "per second)",
+        "by llama.cpp in the measuring process",
+        "to base",
+        "5a5a5a",
+        "7c7c7c",
+        "models/base/model.gguf, Q4_K_M",
+        "python -m pipeline lora",
+        "0.00234 ✓",
+        "--lora models/gguf/demo-lora.gguf",
+    ):
         assert words in text, words
     assert not [words for words in FORBIDDEN if words in text]
     assert "python -m pipeline merge" not in text
@@ -66,17 +97,28 @@ def test_the_page_says_the_figures_and_nothing_of_levels(tuned: Path) -> None:
 
 def test_what_was_recovered_stands_on_the_page_with_its_interval(recovered: Path) -> None:
     text = text_of(recovered)
-    assert "The adapter recovers 80 % of the damage where the assistant speaks (mean KLD from source 0.351 before and 0.0702 after" in text
-    assert re.search(r"where the assistant speaks ?0\.3510 ?0\.0702 ?81\.1 % ?93\.0 % ?80 % ?7\d % to 8\d % ?8 ?▲ recovered, more than noise", text)
+    assert (
+        "The adapter recovers 80 % of the damage where the assistant speaks (mean KLD from source "
+        "0.351 before and 0.0702 after"
+    ) in text
+    assert re.search(
+        r"where the assistant speaks ?0\.3510 ?0\.0702 ?81\.1 % ?93\.0 % ?80 % ?7\d % to 8\d % ?8 ?▲ "
+        r"recovered, more than noise",
+        text,
+    )
     assert "over all tokens" in text
 
 
 def test_the_files_for_serving_name_base_and_adapter(tuned: Path) -> None:
     lines = (tuned / "Modelfile").read_text().splitlines()
-    assert lines.index("FROM ../models/base/model.gguf") + 1 == lines.index("ADAPTER ../models/gguf/demo-lora.gguf")
+    assert lines.index("FROM ../models/base/model.gguf") + 1 == lines.index(
+        "ADAPTER ../models/gguf/demo-lora.gguf"
+    )
     serve = (tuned / "serve.txt").read_text()
     assert "-adapter " in serve  # as `quench serve` calls it, so that `quench chat` knows it
-    assert re.search(r"llama-server --model models/base/model.gguf .*--lora models/gguf/demo-lora.gguf ", serve)
+    assert re.search(
+        r"llama-server --model models/base/model.gguf .*--lora models/gguf/demo-lora.gguf ", serve
+    )
     card = (tuned / "card.md").read_text()
     assert "llama-server --model model.gguf --lora demo-lora.gguf" in card
     assert "base with source, adapter with base." in card
@@ -93,11 +135,15 @@ def test_fewer_models_say_what_was_not_measured(tmp_path: Path, models: tuple[st
     assert "None" not in text
     if models == ("adapter",):
         assert "The adapter against the base alone: not measured (name base in evaluate.models)" in text
-        assert "Ship nothing: the gate refuses the adapter" in text  # nothing says that the task did not suffer
+        assert (
+            "Ship nothing: the gate refuses the adapter" in text
+        )  # nothing says that the task did not suffer
 
 
 def test_distillation_without_the_base_is_not_measured(tmp_path: Path) -> None:
-    assert "Before and after: not measured (evaluate.models does not name base)" in text_of(made(tmp_path, ("adapter",), distill=True))
+    assert "Before and after: not measured (evaluate.models does not name base)" in text_of(
+        made(tmp_path, ("adapter",), distill=True)
+    )
 
 
 def test_a_merged_model_still_needs_the_merge(tmp_path: Path) -> None:
@@ -118,7 +164,11 @@ def rows(*kld: float) -> dict[str, Any]:
 def test_the_interval_is_of_the_quotient_of_sums_on_the_same_rows() -> None:
     before = rows(*(float(10 + row % 7) for row in range(40)))
     exactly_half = rows(*(kld / 2 for kld in before["kld"]))
-    assert interval_of(before, exactly_half, 1) == (40, pytest.approx(0.5), pytest.approx(0.5))  # pairs: nothing varies
+    assert interval_of(before, exactly_half, 1) == (
+        40,
+        pytest.approx(0.5),
+        pytest.approx(0.5),
+    )  # pairs: nothing varies
     noisy = rows(*(kld * (0.2 if row % 2 else 1.9) for row, kld in enumerate(before["kld"])))
     count, low, high = interval_of(before, noisy, 1)
     assert count == 40
@@ -139,9 +189,14 @@ def test_without_rows_that_match_there_is_no_interval() -> None:
 def test_distillation_needs_both_against_the_source() -> None:
     both = {model: adapter_inputs.figures(model, distill=True) for model in ("base", "adapter")}
     assert [round(one.share or 0, 2) for one in distillation(both, 1)] == [0.8, 0.8]
-    assert distillation(both | {"adapter": adapter_inputs.figures("adapter")}, 1) == []  # compared with the base
+    assert (
+        distillation(both | {"adapter": adapter_inputs.figures("adapter")}, 1) == []
+    )  # compared with the base
     nothing = {model: found | {"kld_mean": 0.0} for model, found in both.items()}
-    assert sentence(distillation(nothing, 1)[0]) == "Nothing was lost where the assistant speaks, so there is nothing to recover."
+    assert (
+        sentence(distillation(nothing, 1)[0])
+        == "Nothing was lost where the assistant speaks, so there is nothing to recover."
+    )
 
 
 # ---- the parity checks
@@ -149,7 +204,12 @@ def test_distillation_needs_both_against_the_source() -> None:
 
 @pytest.mark.parametrize(
     ("key", "place"),
-    [("weights_file", "base GGUF"), ("outputs_bare", "base GGUF"), ("weights_lora", "base GGUF + LoRA"), ("outputs_served", "base GGUF + LoRA")],
+    [
+        ("weights_file", "base GGUF"),
+        ("outputs_bare", "base GGUF"),
+        ("weights_lora", "base GGUF + LoRA"),
+        ("outputs_served", "base GGUF + LoRA"),
+    ],
 )
 def test_the_checks_have_places_of_their_own(key: str, place: str) -> None:
     assert place_of(key) == place
@@ -157,8 +217,12 @@ def test_the_checks_have_places_of_their_own(key: str, place: str) -> None:
 
 def test_the_chain_is_drawn_without_a_merge() -> None:
     drawn = unmerged_chain(adapter_inputs.parity()["checks"])
-    for words in ("trained to base GGUF + LoRA: ✓ weights, ✓ outputs 0.00234", "the base in training to base GGUF: ✓ weights, ✓ outputs 0.0021",
-                  "base GGUF + LoRA to served: ✓ 1 of 1", "text and tokens: ✓ text 1 of 1, ✓ tokens 2 of 2"):  # fmt: skip
+    for words in (
+        "trained to base GGUF + LoRA: ✓ weights, ✓ outputs 0.00234",
+        "the base in training to base GGUF: ✓ weights, ✓ outputs 0.0021",
+        "base GGUF + LoRA to served: ✓ 1 of 1",
+        "text and tokens: ✓ text 1 of 1, ✓ tokens 2 of 2",
+    ):
         assert words in drawn, words
     assert "Merged" not in drawn
     assert "16-bit" not in drawn
@@ -166,9 +230,16 @@ def test_the_chain_is_drawn_without_a_merge() -> None:
 
 def test_the_parity_page_names_base_and_adapter() -> None:
     report = adapter_inputs.parity()
-    report["checks"]["outputs_served"] |= {"verdict": "fail", "cause": "The adapter's GGUF is of another run."}
+    report["checks"]["outputs_served"] |= {
+        "verdict": "fail",
+        "cause": "The adapter's GGUF is of another run.",
+    }
     text = Page(render_parity_page(report | {"verdict": "fail"}, None)).text
     assert "Nothing was merged: the base's own GGUF was trained on" in text
     assert "Something was lost: 1 of 8 parity checks failed" in text
     assert "The adapter's GGUF is of another run." in text
-    assert not [words for words in ("Merged", "16-bit", "None:") if words in text.replace("None: every parity check", "")]
+    assert not [
+        words
+        for words in ("Merged", "16-bit", "None:")
+        if words in text.replace("None: every parity check", "")
+    ]

@@ -1,4 +1,6 @@
-"""ways_section: the page shows what was measured of each strategy, marks the one to take, and says how to measure where nothing was."""
+"""ways_section: the page shows what was measured of each strategy, marks the one to take, and says how to
+measure where nothing was.
+"""
 
 import json
 from typing import Any
@@ -25,27 +27,60 @@ DISK = {
 
 
 def figures(points: dict[str, float], level: str = "Q4_K_M") -> list[dict[str, Any]]:
-    """What is measured of each strategy, level and seed, with about these mean scores; of F16 the 16-bit merge alone."""
+    """What is measured of each strategy, level and seed, with about these mean scores; of F16 the 16-bit
+    merge alone.
+    """
     random = np.random.default_rng(0)
     hard = random.normal(0, 0.1, ROWS)
     found = []
-    for place, (where, strategy) in enumerate([("F16", MERGED_16), *((level, strategy) for strategy in STRATEGIES)]):
+    for place, (where, strategy) in enumerate(
+        [("F16", MERGED_16), *((level, strategy) for strategy in STRATEGIES)]
+    ):
         for seed in SEEDS:
             answers = np.clip(points[strategy] + hard + random.normal(0, 0.03, ROWS), 0, 1).round(4)
-            shipped = {"GGUF": 105_500_000} | ({"LoRA GGUF": 9_800_000} if strategy in (LORA_NF4, LORA_LEVEL) else {})
-            speed = {"shipped": {"median": 50.0 + place, "low": 48.0, "high": 53.0}} | ({"bare": BASE} if "LoRA GGUF" in shipped else {})
-            found.append({
-                "strategy": strategy, "level": where, "seed": seed, "points": {f"r{row}": value for row, value in enumerate(answers.tolist())},
-                "valid": 1.0,
-                "stopped": 1.0, "shipped": shipped, "disk": DISK[strategy], "speed": speed, "machine": "Demo, avx2, 2 cores",
-                "kld": 0.001 * (place + 1), "same_top": 0.99, "kld_rows": 16, "measuring_seconds": 60.0,
-                "training": {"seconds": 300.0, "tokens_per_second": 200.0, "peak_memory_bytes": 3_400_000_000, "steps": 56, "loss_last": 0.1},
-            })  # fmt: skip
+            shipped = {"GGUF": 105_500_000} | (
+                {"LoRA GGUF": 9_800_000} if strategy in (LORA_NF4, LORA_LEVEL) else {}
+            )
+            speed = {"shipped": {"median": 50.0 + place, "low": 48.0, "high": 53.0}} | (
+                {"bare": BASE} if "LoRA GGUF" in shipped else {}
+            )
+            found.append(
+                {
+                    "strategy": strategy,
+                    "level": where,
+                    "seed": seed,
+                    "points": {f"r{row}": value for row, value in enumerate(answers.tolist())},
+                    "valid": 1.0,
+                    "stopped": 1.0,
+                    "shipped": shipped,
+                    "disk": DISK[strategy],
+                    "speed": speed,
+                    "machine": "Demo, avx2, 2 cores",
+                    "kld": 0.001 * (place + 1),
+                    "same_top": 0.99,
+                    "kld_rows": 16,
+                    "measuring_seconds": 60.0,
+                    "training": {
+                        "seconds": 300.0,
+                        "tokens_per_second": 200.0,
+                        "peak_memory_bytes": 3_400_000_000,
+                        "steps": 56,
+                        "loss_last": 0.1,
+                    },
+                }
+            )
     return found
 
 
 def summary(points: tuple[float, ...] = (0.6, 0.6, 0.5, 0.8)) -> dict[str, Any]:
-    made = summarize(figures(dict(zip(STRATEGIES, points, strict=True))), seeds=SEEDS, levels=["Q4_K_M"], sixteen="F16", scorer="json_fields", seed=1)
+    made = summarize(
+        figures(dict(zip(STRATEGIES, points, strict=True))),
+        seeds=SEEDS,
+        levels=["Q4_K_M"],
+        sixteen="F16",
+        scorer="json_fields",
+        seed=1,
+    )
     return dict(json.loads(json.dumps(made, sort_keys=True, allow_nan=False)))  # as the file has it
 
 
@@ -61,11 +96,19 @@ def test_every_way_has_its_figures_and_the_best_is_marked() -> None:
     for figure in ("105.5 MB", "115.3 MB", "916.0 MB", "385.0 MB", "115.0 MB", "60.0", "5.0 min", "3.40 GB"):
         assert figure in text, figure
     assert "3 seeds (42, 43, 44)" in text and "40 held-out rows" in text
-    chosen = [dict(attributes) for tag, attributes in shown.tags if tag == "tr" and attributes.get("class") == "chosen"]
+    chosen = [
+        dict(attributes)
+        for tag, attributes in shown.tags
+        if tag == "tr" and attributes.get("class") == "chosen"
+    ]
     assert len(chosen) == 1
     assert "Q4_K_M itself, put the adapter on it take this" in text
     assert "▲ Measured:" in text and "set base.quantization to gguf" in text
-    assert "▲ better, more than noise" in text and "▼ worse, more than noise" in text and "○ within the noise" in text
+    assert (
+        "▲ better, more than noise" in text
+        and "▼ worse, more than noise" in text
+        and "○ within the noise" in text
+    )
     assert any(tag == "svg" for tag, _ in shown.tags)
     assert "p tests rows only, not seeds, and is not corrected for several comparisons" in text
 
@@ -123,6 +166,6 @@ def test_a_row_that_a_judge_missed_once_counts_nowhere() -> None:
 
 
 def test_the_same_figures_give_the_same_bytes() -> None:
-    assert render("index/strategies.html.jinja", strategies=strategies_values(summary()), code=code) == render(
+    assert render(
         "index/strategies.html.jinja", strategies=strategies_values(summary()), code=code
-    )
+    ) == render("index/strategies.html.jinja", strategies=strategies_values(summary()), code=code)

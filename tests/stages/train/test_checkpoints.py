@@ -1,4 +1,6 @@
-"""checkpoints: published completely, verified before they are resumed, torn ones set aside, the last good one never deleted."""
+"""checkpoints: published completely, verified before they are resumed, torn ones set aside, the last good one
+never deleted.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +10,16 @@ import pytest
 from pipeline.core.errors import MachineError
 from pipeline.core.hashing import tree_hash
 from pipeline.stages.train import checkpoints
-from pipeline.stages.train.checkpoints import MARKER, TORN, checkpoints_in, defect, newest_verified, prune, publish_checkpoint, read_notes
+from pipeline.stages.train.checkpoints import (
+    MARKER,
+    TORN,
+    checkpoints_in,
+    defect,
+    newest_verified,
+    prune,
+    publish_checkpoint,
+    read_notes,
+)
 
 
 def make(folder: Path, step: int, best: int | None = None) -> Path:
@@ -46,8 +57,12 @@ def damaged(checkpoint: Path, damage: str) -> None:
             weights.unlink()
 
 
-@pytest.mark.parametrize("damage", ["no marker", "torn marker", "a list as marker", "cut file", "changed byte", "missing file"])
-def test_a_torn_checkpoint_is_passed_over_and_set_aside(tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "damage", ["no marker", "torn marker", "a list as marker", "cut file", "changed byte", "missing file"]
+)
+def test_a_torn_checkpoint_is_passed_over_and_set_aside(
+    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole, bad = make(tmp_path, 1), make(tmp_path, 2)
     damaged(bad, damage)
     assert newest_verified(tmp_path) == whole
@@ -74,7 +89,11 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         make(tmp_path, step)
     prune(tmp_path, keep=2, best=tmp_path / "checkpoint-1")
-    assert [path.name for path in checkpoints_in(tmp_path)] == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
+    assert [path.name for path in checkpoints_in(tmp_path)] == [
+        "checkpoint-1",
+        "checkpoint-3",
+        "checkpoint-4",
+    ]
 
 
 def test_nothing_is_deleted_while_the_newest_is_torn(tmp_path: Path) -> None:
@@ -84,7 +103,9 @@ def test_nothing_is_deleted_while_the_newest_is_torn(tmp_path: Path) -> None:
     assert defect(tmp_path / "checkpoint-1") is None
 
 
-def test_a_checkpoint_that_does_not_read_back_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_does_not_read_back_gets_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hashes = iter("123456789")
     monkeypatch.setattr(checkpoints, "file_hash", lambda path: next(hashes))
     with pytest.raises(MachineError, match="weights is not what was written"):

@@ -1,4 +1,6 @@
-"""Distillation a level end to end on a tiny model: the teacher's answers on the disk, the run, what it reports, how it goes on after a kill."""
+"""Distillation a level end to end on a tiny model: the teacher's answers on the disk, the run, what it
+reports, how it goes on after a kill.
+"""
 
 import json
 import shutil
@@ -29,17 +31,31 @@ from pipeline.stages.train.stage import train
 
 TOP_K = 24
 DISTILL = {
-    "method": "distill", "distill_top_k": TOP_K, "bnb_4bit_compute_dtype": "float32", "r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "max_steps": 4,
-    "learning_rate": 1.0e-2, "gradient_accumulation_steps": 1, "eval_steps": 2, "save_steps": 2, "sample_rows": 0,
-}  # fmt: skip
+    "method": "distill",
+    "distill_top_k": TOP_K,
+    "bnb_4bit_compute_dtype": "float32",
+    "r": 8,
+    "lora_alpha": 16,
+    "lora_dropout": 0.0,
+    "max_steps": 4,
+    "learning_rate": 1.0e-2,
+    "gradient_accumulation_steps": 1,
+    "eval_steps": 2,
+    "save_steps": 2,
+    "sample_rows": 0,
+}
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose base is a one-layer Llama at Q4_0, with the 16-bit file beside it, up to `preprocess`. Read only: copy it to change it."""
+    """A project whose base is a one-layer Llama at Q4_0, with the 16-bit file beside it, up to `preprocess`.
+    Read only: copy it to change it.
+    """
     root = tmp_path_factory.mktemp("distillation")
     random = np.random.default_rng(3)
-    steep = {"token_embd.weight": random.normal(0, 0.6, (261, 32)).astype(np.float16)}  # answers that are not all alike, for Q4_0 to damage
+    steep = {
+        "token_embd.weight": random.normal(0, 0.6, (261, 32)).astype(np.float16)
+    }  # answers that are not all alike, for Q4_0 to damage
     params = tiny_params(tiny_gguf(root / "source.gguf", tensors=steep))
     params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
     params["curate"] |= {"max_tokens": 250, "drop_duplicates": "exact"}
@@ -64,9 +80,14 @@ def settings(project: Path, **changes: Any) -> Training:
 def run(project: Path, root: Path, *, resume: bool = False, **changes: Any) -> dict[str, Any]:
     """`train` on the project's rows and base, below `root`."""
     return train(
-        tokens=project / "data/tokens", base=project / "models/base", adapter=root / "adapter", checkpoints=root / "checkpoints",
-        tensorboard=root / "tensorboard", settings=settings(project, **changes), resume=resume,
-    )  # fmt: skip
+        tokens=project / "data/tokens",
+        base=project / "models/base",
+        adapter=root / "adapter",
+        checkpoints=root / "checkpoints",
+        tensorboard=root / "tensorboard",
+        settings=settings(project, **changes),
+        resume=resume,
+    )
 
 
 def ask(project: Path, checkpoints: Path, **changes: Any) -> Any:
@@ -80,7 +101,7 @@ def never(*arguments: Any, **more: Any) -> Any:
     raise AssertionError("the teacher was asked again")
 
 
-# --- the teacher's answers ------------------------------------------------------------------------------------------
+# --- the teacher's answers ----------------------------------------------------------------------------------
 
 
 def test_the_answers_are_those_of_each_conversation_alone(project: Path, tmp_path: Path) -> None:
@@ -90,11 +111,18 @@ def test_the_answers_are_those_of_each_conversation_alone(project: Path, tmp_pat
     assert any(len(lengths) > 1 for lengths in rows["seq_lengths"])
     for row in rows.select(range(3)):
         ids, logs = teacher.train.of(row["row"])
-        assert ids.shape == (sum(row["seq_lengths"]) - len(row["seq_lengths"]), TOP_K) and logs.shape == (len(ids), TOP_K + 1)
+        assert ids.shape == (sum(row["seq_lengths"]) - len(row["seq_lengths"]), TOP_K) and logs.shape == (
+            len(ids),
+            TOP_K + 1,
+        )
         start = done = 0
         for length in row["seq_lengths"]:
             with torch.no_grad():
-                alone = model(input_ids=torch.tensor([row["input_ids"][start : start + length]]), use_cache=False).logits[0, :-1].log_softmax(1)
+                alone = (
+                    model(input_ids=torch.tensor([row["input_ids"][start : start + length]]), use_cache=False)
+                    .logits[0, :-1]
+                    .log_softmax(1)
+                )
             expected, expected_ids = alone.topk(TOP_K, 1)
             piece = slice(done, done + length - 1)
             np.testing.assert_allclose(logs[piece, :-1], expected.numpy(), rtol=5e-4, atol=1e-3)
@@ -106,16 +134,29 @@ def test_the_answers_are_those_of_each_conversation_alone(project: Path, tmp_pat
 
 def test_what_is_kept_is_as_large_as_it_says_and_is_reported(project: Path, tmp_path: Path) -> None:
     figures = ask(project, tmp_path).figures
-    lengths = [length for split in ("train", "val") for row in load_rows(project / "data/tokens", split)["seq_lengths"] for length in row]
+    lengths = [
+        length
+        for split in ("train", "val")
+        for row in load_rows(project / "data/tokens", split)["seq_lengths"]
+        for length in row
+    ]
     assert figures["positions"] == sum(lengths) - len(lengths)
-    assert figures["bytes"] == cache_bytes(figures["positions"], TOP_K) == figures["positions"] * (6 * TOP_K + 2)
+    assert (
+        figures["bytes"] == cache_bytes(figures["positions"], TOP_K) == figures["positions"] * (6 * TOP_K + 2)
+    )
     on_disk = sum(file.stat().st_size for file in (tmp_path / TEACHER).glob("*.npy"))
     assert figures["bytes"] <= on_disk <= figures["bytes"] + 4 * 256
-    assert figures["sha256"] == file_hash(project / "models/base" / SOURCE_FILE) and figures["file"] == SOURCE_FILE and figures["top_k"] == TOP_K
+    assert (
+        figures["sha256"] == file_hash(project / "models/base" / SOURCE_FILE)
+        and figures["file"] == SOURCE_FILE
+        and figures["top_k"] == TOP_K
+    )
     assert 0 < figures["covered"] < 1
     assert ask(project, tmp_path / "all", distill_top_k=10_000).figures | {"covered": 1.0} == figures | {
-        "top_k": 261, "bytes": figures["positions"] * (6 * 261 + 2), "covered": 1.0,
-    }  # fmt: skip
+        "top_k": 261,
+        "bytes": figures["positions"] * (6 * 261 + 2),
+        "covered": 1.0,
+    }
 
 
 def test_rows_are_asked_about_in_order_and_no_more_at_a_time_than_the_longest(project: Path) -> None:
@@ -124,7 +165,10 @@ def test_rows_are_asked_about_in_order_and_no_more_at_a_time_than_the_longest(pr
     asked = list(batches(rows))
     assert [number for batch in asked for number in batch["rows"]] == list(range(len(rows)))
     assert max(batch["input_ids"].numel() for batch in asked) == longest
-    short = [{"input_ids": [1] * n, "labels": [1] * n, "seq_lengths": [n], "row": n, "row_ids": []} for n in (4, 3, 8, 5, 1, 2)]
+    short = [
+        {"input_ids": [1] * n, "labels": [1] * n, "seq_lengths": [n], "row": n, "row_ids": []}
+        for n in (4, 3, 8, 5, 1, 2)
+    ]
 
     class Rows(list[Any]):
         def __getitem__(self, key: Any) -> Any:
@@ -146,7 +190,9 @@ def test_what_is_there_is_used_again(project: Path, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("changes", [{"distill_top_k": 7}, {"bnb_4bit_compute_dtype": "bfloat16"}])
-def test_answers_of_other_settings_are_not_used(project: Path, tmp_path: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_of_other_settings_are_not_used(
+    project: Path, tmp_path: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     ask(project, tmp_path)
     ask(project, tmp_path, **changes)
     name = {"distill_top_k": "top_k", "bnb_4bit_compute_dtype": "compute_dtype"}[next(iter(changes))]
@@ -154,13 +200,18 @@ def test_answers_of_other_settings_are_not_used(project: Path, tmp_path: Path, c
 
 
 @pytest.mark.parametrize("what", ["source", "tokens", "cut", "record", "gone"])
-def test_answers_of_other_files_or_damaged_ones_are_not_used(project: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_of_other_files_or_damaged_ones_are_not_used(
+    project: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = Path(shutil.copytree(project, tmp_path / "project"))
     before = ask(root, tmp_path).figures
     file = tmp_path / TEACHER / "train-logs.npy"
     if what == "source":
         random = np.random.default_rng(4)
-        tiny_gguf(root / "models/base" / SOURCE_FILE, tensors={"token_embd.weight": random.normal(0, 0.6, (261, 32)).astype(np.float16)})
+        tiny_gguf(
+            root / "models/base" / SOURCE_FILE,
+            tensors={"token_embd.weight": random.normal(0, 0.6, (261, 32)).astype(np.float16)},
+        )
     elif what == "tokens":
         (root / "data/tokens/manifest.json").write_text("{}")
     elif what == "cut":
@@ -182,23 +233,34 @@ def test_answers_to_other_rows_are_refused(project: Path, tmp_path: Path) -> Non
     rows = load_rows(project / "data/tokens", "train")
     collate = DistillCollator(Collator(0), teacher.train)
     batch = collate([rows[1], rows[0]])
-    assert batch["trained_tokens"] == len(batch["teacher_logs"]) == len(teacher.train.of(0)[0]) + len(teacher.train.of(1)[0])
+    assert (
+        batch["trained_tokens"]
+        == len(batch["teacher_logs"])
+        == len(teacher.train.of(0)[0]) + len(teacher.train.of(1)[0])
+    )
     assert np.array_equal(batch["teacher_ids"][: len(teacher.train.of(1)[0])], teacher.train.of(1)[0])
     with pytest.raises(DataError, match="Q-TRAIN-019"):
         collate([rows[0] | {"seq_lengths": [sum(rows[0]["seq_lengths"])]}])
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("pipeline.core.publish.shutil.disk_usage", lambda folder: usage(1, 1, 1000))
-    with pytest.raises(MachineError, match=r"checkpoints needs [\d.]+ (kB|MB) and its disk has 1\.0 kB free: make room"):
+    with pytest.raises(
+        MachineError, match=r"checkpoints needs [\d.]+ (kB|MB) and its disk has 1\.0 kB free: make room"
+    ):
         ask(project, tmp_path / "checkpoints")
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_a_teacher_without_numbers_or_without_a_file_is_one_sentence(project: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(project, tmp_path / "project"))
-    tiny_gguf(root / "models/base" / SOURCE_FILE, tensors={"blk.0.ffn_down.weight": np.full((32, 64), np.nan, np.float16)})
+    tiny_gguf(
+        root / "models/base" / SOURCE_FILE,
+        tensors={"blk.0.ffn_down.weight": np.full((32, 64), np.nan, np.float16)},
+    )
     with pytest.raises(GateError, match="Q-TRAIN-020"):
         ask(root, tmp_path / "checkpoints")
     assert not (tmp_path / "checkpoints" / TEACHER).exists()
@@ -207,17 +269,22 @@ def test_a_teacher_without_numbers_or_without_a_file_is_one_sentence(project: Pa
         ask(root, tmp_path / "checkpoints")
 
 
-def test_a_start_from_nothing_keeps_the_answers_and_one_by_hand_does_not(project: Path, tmp_path: Path) -> None:
+def test_a_start_from_nothing_keeps_the_answers_and_one_by_hand_does_not(
+    project: Path, tmp_path: Path
+) -> None:
     recipe = settings(project)
     record = describe(project / "data/tokens", project / "models/base", recipe)
     ask(project, tmp_path)
     assert find_start(tmp_path, record, resume=True) is None and (tmp_path / TEACHER).is_dir()
     assert find_start(tmp_path, record, resume=False) is None and not (tmp_path / TEACHER).exists()
     ask(project, tmp_path)
-    assert find_start(tmp_path, record | {"settings": {"method": "sft"}}, resume=True) is None and not (tmp_path / TEACHER).exists()
+    assert (
+        find_start(tmp_path, record | {"settings": {"method": "sft"}}, resume=True) is None
+        and not (tmp_path / TEACHER).exists()
+    )
 
 
-# --- the run --------------------------------------------------------------------------------------------------------
+# --- the run ------------------------------------------------------------------------------------------------
 
 
 def test_a_damaged_level_comes_back_to_its_original(project: Path, tmp_path: Path) -> None:
@@ -232,16 +299,26 @@ def test_a_damaged_level_comes_back_to_its_original(project: Path, tmp_path: Pat
     known = json.loads((tmp_path / "adapter/run.json").read_text())
     assert known["settings"]["method"] == "distill" and known["teacher_sha256"] == report["teacher"]["sha256"]
     findings = {finding["rule"]: finding for finding in report["monitoring"]}
-    assert {name for name, finding in findings.items() if finding["level"] == "warn"} <= {"learning rate", "speed"}
+    assert {name for name, finding in findings.items() if finding["level"] == "warn"} <= {
+        "learning rate",
+        "speed",
+    }
     assert "nats between the level's answers and the original's" in findings["end loss"]["text"]
-    assert all(row["trained_tokens"] == position_counts([load_rows(project / "data/tokens", "train")[row["rows"][0]]["seq_lengths"]])[0]
-               for row in rows if row["kind"] == "step")  # fmt: skip
+    assert all(
+        row["trained_tokens"]
+        == position_counts([load_rows(project / "data/tokens", "train")[row["rows"][0]]["seq_lengths"]])[0]
+        for row in rows
+        if row["kind"] == "step"
+    )
 
 
 def divergence_of_the_level(project: Path) -> float:
-    """The mean KL divergence of model.gguf from source.gguf on the watched rows, over all tokens of the vocabulary."""
+    """The mean KL divergence of model.gguf from source.gguf on the watched rows, over all tokens of the
+    vocabulary.
+    """
     original, level = (
-        load_gguf(project / "models/base", compute_dtype=torch.float32, device="cpu", name=name) for name in (SOURCE_FILE, "model.gguf")
+        load_gguf(project / "models/base", compute_dtype=torch.float32, device="cpu", name=name)
+        for name in (SOURCE_FILE, "model.gguf")
     )
     found = []
     for row in load_rows(project / "data/tokens", "val"):
@@ -249,14 +326,19 @@ def divergence_of_the_level(project: Path) -> float:
         for length in row["seq_lengths"]:
             ids = torch.tensor([row["input_ids"][start : start + length]])
             with torch.no_grad():
-                theirs, ours = (model(input_ids=ids, use_cache=False).logits[0, :-1].double().log_softmax(1) for model in (original, level))
+                theirs, ours = (
+                    model(input_ids=ids, use_cache=False).logits[0, :-1].double().log_softmax(1)
+                    for model in (original, level)
+                )
             found.append((theirs.exp() * (theirs - ours)).sum(1))
             start += length
     return float(torch.cat(found).mean())
 
 
 def test_what_is_watched_is_the_divergence_itself(project: Path, tmp_path: Path) -> None:
-    report = run(project, tmp_path, distill_top_k=261, max_steps=2, eval_steps=1, learning_rate=1e-12, warmup_ratio=0.0)  # the adapter stays nothing
+    report = run(
+        project, tmp_path, distill_top_k=261, max_steps=2, eval_steps=1, learning_rate=1e-12, warmup_ratio=0.0
+    )  # the adapter stays nothing
     for row in report["metrics_log"]:
         if row["kind"] == "eval":
             assert row["eval_loss"] == pytest.approx(divergence_of_the_level(project), rel=5e-3)
@@ -265,10 +347,20 @@ def test_what_is_watched_is_the_divergence_itself(project: Path, tmp_path: Path)
 @pytest.mark.parametrize("weight", [0.0, 0.4])
 def test_rows_at_once_are_rows_one_by_one(project: Path, tmp_path: Path, weight: float) -> None:
     losses = [
-        [row["loss"] for row in run(project, tmp_path, distill_sft_weight=weight, per_device_train_batch_size=batch,
-                                    gradient_accumulation_steps=accumulation, max_steps=6)["metrics_log"] if row["kind"] == "step"]
+        [
+            row["loss"]
+            for row in run(
+                project,
+                tmp_path,
+                distill_sft_weight=weight,
+                per_device_train_batch_size=batch,
+                gradient_accumulation_steps=accumulation,
+                max_steps=6,
+            )["metrics_log"]
+            if row["kind"] == "step"
+        ]
         for batch, accumulation in ((3, 1), (1, 3))
-    ]  # fmt: skip
+    ]
     assert len(losses[0]) == 6 and max(abs(one - other) for one, other in zip(*losses, strict=True)) <= 1e-5
 
 
@@ -282,8 +374,15 @@ def test_with_a_weight_of_one_it_is_sft(project: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.4])
-def test_a_run_that_was_broken_off_ends_in_the_same_bytes(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: float) -> None:
-    changes = {"lora_dropout": 0.1, "max_steps": 6, "gradient_accumulation_steps": 2, "distill_sft_weight": weight}
+def test_a_run_that_was_broken_off_ends_in_the_same_bytes(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: float
+) -> None:
+    changes = {
+        "lora_dropout": 0.1,
+        "max_steps": 6,
+        "gradient_accumulation_steps": 2,
+        "distill_sft_weight": weight,
+    }
     run(project, tmp_path / "whole", **changes)
     from pipeline.stages.train.distill.trainer import DistillTrainer
 
@@ -305,15 +404,21 @@ def test_a_run_that_was_broken_off_ends_in_the_same_bytes(project: Path, tmp_pat
     report = run(project, tmp_path / "broken", resume=True, **changes)
     assert report["resumed_from"] == "checkpoint-4"
     assert tree_hash(tmp_path / "broken/adapter") == tree_hash(tmp_path / "whole/adapter")
-    output = [[{key: value for key,
-        value in row.items() if key not in MEASURED} for row in MetricsLog(tmp_path / name / "checkpoints/steps.jsonl").rows()]
-            for name in ("broken", "whole")]  # fmt: skip
+    output = [
+        [
+            {key: value for key, value in row.items() if key not in MEASURED}
+            for row in MetricsLog(tmp_path / name / "checkpoints/steps.jsonl").rows()
+        ]
+        for name in ("broken", "whole")
+    ]
     assert output[0] == output[1]
     last = [checkpoints_in(tmp_path / name / "checkpoints")[-1] for name in ("broken", "whole")]
     assert (last[0] / "optimizer.pt").read_bytes() == (last[1] / "optimizer.pt").read_bytes()
 
 
-def test_the_stage_runs_and_reports(project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_stage_runs_and_reports(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = Path(shutil.copytree(project, tmp_path / "project"))
     params = yaml.safe_load((root / "params.yaml").read_text())
     params["train"] |= {"sample_rows": 1, "sample_tokens": 4, "early_stopping_patience": 2}

@@ -1,4 +1,5 @@
-"""The monitoring rules of a run that distills a level: its loss is small from the start, and that is no fault; a run that recovers nothing is named.
+"""The monitoring rules of a run that distills a level: its loss is small from the start, and that is no
+fault; a run that recovers nothing is named.
 """
 
 import math
@@ -27,11 +28,21 @@ def run_monitor(rows: list[Row], settings: Any = DISTILLATION) -> tuple[list[Che
 
 def recovered(start: float = 0.3, end: float = 0.1, **more: Any) -> list[Row]:
     """A run from one divergence to another, whose gradients are as small as its loss."""
-    return [row | {"grad_norm": row["loss"] / 20} if row["kind"] == "step" else row for row in healthy_run(STEPS, start, end, **more)]
+    return [
+        row | {"grad_norm": row["loss"] / 20} if row["kind"] == "step" else row
+        for row in healthy_run(STEPS, start, end, **more)
+    ]
 
 
-@given(start=st.floats(1e-4, 3.0), share=st.floats(0.1, 0.8), seed=st.integers(0, 10_000), noise=st.floats(0.0, 0.1))
-def test_a_divergence_that_falls_is_healthy_however_small(start: float, share: float, seed: int, noise: float) -> None:
+@given(
+    start=st.floats(1e-4, 3.0),
+    share=st.floats(0.1, 0.8),
+    seed=st.integers(0, 10_000),
+    noise=st.floats(0.0, 0.1),
+)
+def test_a_divergence_that_falls_is_healthy_however_small(
+    start: float, share: float, seed: int, noise: float
+) -> None:
     output, stats = run_monitor(recovered(start, start * share, seed=seed, noise=noise))
     assert output == []
     assert {finding.verdict for finding in stats.values()} <= {"pass", "not measured"}
@@ -45,10 +56,17 @@ def test_as_a_tuned_models_run_the_same_one_would_be_warned_of() -> None:
 
 def test_the_account_says_what_the_figures_are_of() -> None:
     _, stats = run_monitor(recovered(noise=0.01))
-    assert stats["end loss"].sentence == "0.101 in the last steps: nats between the level's answers and the original's"
-    assert stats["gradient range"].sentence.endswith("usual are 0.1 to 10 for chats, less if a level is distilled")
+    assert (
+        stats["end loss"].sentence
+        == "0.101 in the last steps: nats between the level's answers and the original's"
+    )
+    assert stats["gradient range"].sentence.endswith(
+        "usual are 0.1 to 10 for chats, less if a level is distilled"
+    )
     _, stats = run_monitor(recovered(), DISTILLATION.model_copy(update={"distill_sft_weight": 0.25}))
-    assert stats["end loss"].sentence.endswith("the original's, with 25% of the usual loss on what the assistant says")
+    assert stats["end loss"].sentence.endswith(
+        "the original's, with 25% of the usual loss on what the assistant says"
+    )
 
 
 @pytest.mark.parametrize(

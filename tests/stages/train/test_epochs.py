@@ -11,12 +11,17 @@ from pipeline.stages.train.monitoring.epochs import epochs_complete
 
 def run(order: list[list[int]], steps_per_epoch: int) -> list[dict[str, Any]]:
     """A metrics log's rows for the packed rows of each step."""
-    rows = [{"kind": "step", "step": step, "epoch": step / steps_per_epoch, "rows": taken} for step, taken in enumerate(order, start=1)]
+    rows = [
+        {"kind": "step", "step": step, "epoch": step / steps_per_epoch, "rows": taken}
+        for step, taken in enumerate(order, start=1)
+    ]
     return [*rows, {"kind": "eval", "step": len(order), "eval_loss": 1.0, "samples": []}]
 
 
 @given(st.data(), st.integers(1, 20), st.integers(1, 4), st.integers(1, 4))
-def test_any_order_of_whole_epochs_is_right(data: st.DataObject, packed: int, per_step: int, epochs: int) -> None:
+def test_any_order_of_whole_epochs_is_right(
+    data: st.DataObject, packed: int, per_step: int, epochs: int
+) -> None:
     order: list[list[int]] = []
     for _ in range(epochs):
         shuffled = data.draw(st.permutations(range(packed)))
@@ -31,7 +36,7 @@ FAULTS = [
     ([[0, 1], [2, 3], [3, 0], [1]], ["epoch 2, packed row 2: skipped"]),
     ([[0, 1], [2, 4], [3, 0], [1, 2]], ["epoch 1, packed row 4: unknown", "epoch 1, packed row 3: skipped"]),
     ([[0, 1], [2, 3], [1, 1]], ["epoch 2, packed row 1: repeated"]),  # unfinished: nothing is skipped yet
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("order", "faults"), FAULTS)
@@ -40,14 +45,19 @@ def test_repeated_and_skipped_rows_are_named(order: list[list[int]], faults: lis
 
 
 def test_an_epoch_number_that_was_rounded_up_is_of_its_own_epoch() -> None:
-    rows = [row | {"epoch": row["epoch"] + 5e-7} if row["kind"] == "step" else row for row in run(TWO_EPOCHS, 2)]
+    rows = [
+        row | {"epoch": row["epoch"] + 5e-7} if row["kind"] == "step" else row for row in run(TWO_EPOCHS, 2)
+    ]
     assert epochs_complete(rows, 4) == []
 
 
 def test_a_metrics_log_with_a_gap_or_a_doubled_step_is_named() -> None:
     rows = run(TWO_EPOCHS, 2)
     assert epochs_complete(rows, 4) == []
-    assert epochs_complete([rows[0], *rows[2:]], 4) == ["the metrics log, step 2: skipped", "epoch 1, packed row 2, 3: skipped"]
+    assert epochs_complete([rows[0], *rows[2:]], 4) == [
+        "the metrics log, step 2: skipped",
+        "epoch 1, packed row 2, 3: skipped",
+    ]
     assert epochs_complete([rows[0], *rows], 4)[0] == "the metrics log, step 1: repeated"
     assert epochs_complete([*rows[2:], *rows[:2]], 4) == ["the metrics log: its steps are out of order"]
     assert epochs_complete([], 4) == []

@@ -1,4 +1,6 @@
-"""Preflight: a line per check with state and remedy, found before any weight is loaded; probes with fakes, pure parts as tables."""
+"""Preflight: a line per check with state and remedy, found before any weight is loaded; probes with fakes,
+pure parts as tables.
+"""
 
 import json
 import shutil
@@ -40,13 +42,21 @@ def tokens(tmp_path: Path) -> Path:
     folder, splits = tmp_path / "tokens", {}
     folder.mkdir()
     for split, lengths in (("train", [[3, 4], [5]]), ("val", [[6]])):
-        pq.write_table(pa.table({"input_ids": [[1] * sum(row) for row in lengths], "seq_lengths": lengths}), folder / f"{split}.parquet")
-        splits[split] = {"rows": 3, "packed_rows": len(lengths), "tokens": sum(map(sum, lengths)), "trained_tokens": 2}
+        pq.write_table(
+            pa.table({"input_ids": [[1] * sum(row) for row in lengths], "seq_lengths": lengths}),
+            folder / f"{split}.parquet",
+        )
+        splits[split] = {
+            "rows": 3,
+            "packed_rows": len(lengths),
+            "tokens": sum(map(sum, lengths)),
+            "trained_tokens": 2,
+        }
     (folder / "manifest.json").write_text(json.dumps({"splits": splits}))
     return folder
 
 
-# --- what files say -------------------------------------------------------------------------------------------------------
+# --- what files say -----------------------------------------------------------------------------------------
 
 
 def test_data_as_the_manifest_counts_it_is_ok(tokens: Path) -> None:
@@ -60,11 +70,20 @@ def test_what_preprocess_wrote_is_ok(prepared: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "finding"),
     [
-        (lambda folder: shutil.copy(folder / "val.parquet", folder / "train.parquet"), "train.parquet has 1 packed_rows instead of 2 and 6 tokens"),
+        (
+            lambda folder: shutil.copy(folder / "val.parquet", folder / "train.parquet"),
+            "train.parquet has 1 packed_rows instead of 2 and 6 tokens",
+        ),
         (lambda folder: (folder / "val.parquet").unlink(), "is not what stage preprocess writes"),
-        (lambda folder: (folder / "train.parquet").write_bytes(b"PAR1"), "is not what stage preprocess writes"),
+        (
+            lambda folder: (folder / "train.parquet").write_bytes(b"PAR1"),
+            "is not what stage preprocess writes",
+        ),
         (lambda folder: (folder / "manifest.json").unlink(), "is not what stage preprocess writes"),
-        (lambda folder: (folder / "manifest.json").write_text('{"splits": []}'), "is not what stage preprocess writes"),
+        (
+            lambda folder: (folder / "manifest.json").write_text('{"splits": []}'),
+            "is not what stage preprocess writes",
+        ),
     ],
 )
 def test_data_that_is_not_all_there_fails(tokens: Path, damage: Any, finding: str) -> None:
@@ -89,32 +108,66 @@ def test_no_row_to_train_on_fails(tokens: Path) -> None:
     [
         (lambda folder: None, "pass", "GB of weights in 1 file"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "fail", "tokenizer.json missing"),
-        (lambda folder: (folder / "config.json").write_text('{"model_type": '), "fail", "can't be read (Expecting value"),
+        (
+            lambda folder: (folder / "config.json").write_text('{"model_type": '),
+            "fail",
+            "can't be read (Expecting value",
+        ),
         (lambda folder: (folder / "config.json").write_text("[]"), "fail", "config.json is no JSON object"),
-        (lambda folder: (folder / "config.json").write_text('{"num_experts": 8}'), "fail", "a mixture of experts (num_experts 8)"),
-        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "fail", "can't be read (maximum recursion"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{"), "fail", "can't be read (Expecting property name"),
+        (
+            lambda folder: (folder / "config.json").write_text('{"num_experts": 8}'),
+            "fail",
+            "a mixture of experts (num_experts 8)",
+        ),
+        (
+            lambda folder: (folder / "config.json").write_text("[" * 100_000),
+            "fail",
+            "can't be read (maximum recursion",
+        ),
+        (
+            lambda folder: (folder / "tokenizer.json").write_text("{"),
+            "fail",
+            "can't be read (Expecting property name",
+        ),
         (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "fail", "can't be read"),
-        (lambda folder: (folder / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b'{"a":12}'), "fail", "can't be read"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(
+                (8).to_bytes(8, "little") + b'{"a":12}'
+            ),
+            "fail",
+            "can't be read",
+        ),
         (lambda folder: (folder / "model.safetensors").unlink(), "fail", "model.safetensors missing"),
-        (lambda folder: (folder / "model.safetensors").open("r+b").truncate(100_000), "fail", "model.safetensors cut short"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 64), "fail", "no safetensors header"),
+        (
+            lambda folder: (folder / "model.safetensors").open("r+b").truncate(100_000),
+            "fail",
+            "model.safetensors cut short",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 64),
+            "fail",
+            "no safetensors header",
+        ),
         (lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "fail", "can't be read"),
         (
-            lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors", "b": "two.safetensors"}}'),
+            lambda folder: (folder / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"a": "model.safetensors", "b": "two.safetensors"}}'
+            ),
             "fail",
             "two.safetensors missing",
         ),
     ],
 )
-def test_the_base_must_be_whole(tiny_qwen2: Path, tmp_path: Path, damage: Any, state: str, finding: str) -> None:
+def test_the_base_must_be_whole(
+    tiny_qwen2: Path, tmp_path: Path, damage: Any, state: str, finding: str
+) -> None:
     base = Path(shutil.copytree(tiny_qwen2, tmp_path / "base"))
     damage(base)
     check = checks.whole_base(base)
     assert check.verdict == state and finding in check.sentence
 
 
-# --- plans against the machine --------------------------------------------------------------------------------------------
+# --- plans against the machine ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -142,16 +195,20 @@ def test_disk_for_everything_that_follows(free: int, state: str) -> None:
     assert checks.disk_plan({"merged model": 1000, CACHE: 1000}, free).verdict == state
 
 
-# --- probes ---------------------------------------------------------------------------------------------------------------
+# --- probes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("device", "native", "chosen", "state"),
     [
-        ("cuda", False, "bfloat16", "pass"), ("cpu", True, "bfloat16", "pass"), ("cpu", False, "float32", "pass"), ("cpu", True, "float32", "pass"),
-        ("cpu", False, "bfloat16", "warn"), ("cpu", True, "float16", "warn"),
+        ("cuda", False, "bfloat16", "pass"),
+        ("cpu", True, "bfloat16", "pass"),
+        ("cpu", False, "float32", "pass"),
+        ("cpu", True, "float32", "pass"),
+        ("cpu", False, "bfloat16", "warn"),
+        ("cpu", True, "float16", "warn"),
     ],
-)  # fmt: skip
+)
 def test_a_type_that_the_cpu_has_no_instructions_for(
     monkeypatch: pytest.MonkeyPatch, device: Device, native: bool, chosen: str, state: str
 ) -> None:
@@ -162,11 +219,16 @@ def test_a_type_that_the_cpu_has_no_instructions_for(
 
 
 @pytest.mark.parametrize(("known", "state"), [((7, 5), "warn"), ((8, 0), "pass"), ((12, 0), "pass")])
-def test_a_gpu_without_units_for_bfloat16_is_warned_of(monkeypatch: pytest.MonkeyPatch, known: tuple[int, int], state: str) -> None:
+def test_a_gpu_without_units_for_bfloat16_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, known: tuple[int, int], state: str
+) -> None:
     monkeypatch.setattr(probes, "capability", lambda: known)
     check = probes.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="bfloat16"))
     assert check.verdict == state and ("compute capability 7.5" in check.sentence) == (state == "warn")
-    assert probes.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="float16")).verdict == "pass"
+    assert (
+        probes.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="float16")).verdict
+        == "pass"
+    )
 
 
 def test_nf4_round_trips_here() -> None:
@@ -188,7 +250,10 @@ def test_a_probe_above_its_limit_or_no_number_fails(figure: float) -> None:
     assert probes.probe("x", lambda: figure, 0.2, "is {:.1f}", "repair it", "Q-TRAIN-007").verdict == "fail"
 
 
-@pytest.mark.parametrize(("loss", "card", "state"), [("chunked", CARD, "pass"), ("auto", MEMORY, "pass"), ("liger", MEMORY, "fail")])
+@pytest.mark.parametrize(
+    ("loss", "card", "state"),
+    [("chunked", CARD, "pass"), ("auto", MEMORY, "pass"), ("liger", MEMORY, "fail")],
+)
 def test_triton_is_tried_only_where_the_loss_needs_it(loss: str, card: Card, state: str) -> None:
     assert probes.triton_works(card, settings(loss=loss)).verdict == state
 
@@ -213,7 +278,11 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Check:
     [
         ([], "pass", "5.12 GB of 8.00 GB to be had, nobody else is on it"),
         ([["7", "python", "300"]], "pass", "nobody else"),
-        ([["7", "python", "300"], ["4242", "/usr/bin/llama-server", "3000"]], "warn", "llama-server (pid 4242) holds 3000 MiB"),
+        (
+            [["7", "python", "300"], ["4242", "/usr/bin/llama-server", "3000"]],
+            "warn",
+            "llama-server (pid 4242) holds 3000 MiB",
+        ),
         (ToolError("nvidia-smi fails"), "not measured", "nvidia-smi fails"),
         (FileNotFoundError("nvidia-smi"), "not measured", "nvidia-smi"),
     ],
@@ -223,12 +292,22 @@ def test_who_holds_the_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any, state: 
     assert check.verdict == state and finding in check.sentence
 
 
-# --- all of it ------------------------------------------------------------------------------------------------------------
+# --- all of it ----------------------------------------------------------------------------------------------
 
 
 def test_a_preflight_on_a_cpu(tiny_qwen2: Path, tokens: Path, tmp_path: Path) -> None:
-    found = checks.preflight(tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=settings(), max_length=128, levels=["Q4_K_M"])
-    assert [check.name for check in found] == ["data", "base", "arithmetic", "bitsandbytes", "Triton", "memory plan", "disk"]
+    found = checks.preflight(
+        tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=settings(), max_length=128, levels=["Q4_K_M"]
+    )
+    assert [check.name for check in found] == [
+        "data",
+        "base",
+        "arithmetic",
+        "bitsandbytes",
+        "Triton",
+        "memory plan",
+        "disk",
+    ]
     refuse(found)
 
 
@@ -236,8 +315,15 @@ def test_linears_are_dequantized_with_their_own_scales(monkeypatch: pytest.Monke
     import torch
 
     def found(hidden: int, card: Card = MEMORY, **changed: Any) -> list[str]:
-        config = {"model_type": "llama", "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_attention_heads": 4, "head_dim": 64,
-                  "num_hidden_layers": 1, "vocab_size": 512}  # fmt: skip
+        config = {
+            "model_type": "llama",
+            "hidden_size": hidden,
+            "intermediate_size": 2 * hidden,
+            "num_attention_heads": 4,
+            "head_dim": 64,
+            "num_hidden_layers": 1,
+            "vocab_size": 512,
+        }
         return [check.verdict for check in checks.nf4_widths(read_shape(config), settings(**changed), card)]
 
     assert found(256) == found(96, CARD) == found(96, quantization="none") == []
@@ -250,16 +336,26 @@ def test_linears_are_dequantized_with_their_own_scales(monkeypatch: pytest.Monke
     assert found(500) == ["fail"]
 
 
-def test_the_widths_are_among_the_checks(tiny_qwen2: Path, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "nf4_widths", lambda *_: [Check("NF4 widths", "fail", "wrong", "take another", "Q-TRAIN-004")])
-    found = checks.preflight(tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=settings(), max_length=128, levels=["Q4_K_M"])
+def test_the_widths_are_among_the_checks(
+    tiny_qwen2: Path, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        checks, "nf4_widths", lambda *_: [Check("NF4 widths", "fail", "wrong", "take another", "Q-TRAIN-004")]
+    )
+    found = checks.preflight(
+        tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=settings(), max_length=128, levels=["Q4_K_M"]
+    )
     with pytest.raises(ToolError, match="Q-TRAIN-004: NF4 widths: wrong: take another"):
         refuse(found)
 
 
-def test_what_cant_be_planned_is_not_measured_and_never_passed(tiny_qwen2: Path, tokens: Path, tmp_path: Path) -> None:
+def test_what_cant_be_planned_is_not_measured_and_never_passed(
+    tiny_qwen2: Path, tokens: Path, tmp_path: Path
+) -> None:
     train = settings(target_modules=["q_proj", "c_attn"])
-    found = checks.preflight(tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=train, max_length=128, levels=[])
+    found = checks.preflight(
+        tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=train, max_length=128, levels=[]
+    )
     assert {check.name for check in found if check.verdict == "not measured"} == {"memory plan", "disk"}
     assert str(found[-1]).startswith("not measured  disk: train.target_modules names c_attn")
     refuse(found)
@@ -268,7 +364,10 @@ def test_what_cant_be_planned_is_not_measured_and_never_passed(tiny_qwen2: Path,
 def test_what_failed_first_is_raised_as_its_own_kind() -> None:
     good = Check("a", "pass", "fine")
     refuse([good, Check("b", "warn", "so so", "repair it"), Check("c", "not measured", "no tool")])
-    failed = [Check("disk", "fail", "full", "make room", "Q-TRAIN-006"), Check("data", "fail", "gone", "make it", "Q-TRAIN-001")]
+    failed = [
+        Check("disk", "fail", "full", "make room", "Q-TRAIN-006"),
+        Check("data", "fail", "gone", "make it", "Q-TRAIN-001"),
+    ]
     with pytest.raises(MachineError) as caught:
         refuse([good, *failed])
     assert str(caught.value) == "Q-TRAIN-006: disk: full: make room (data failed too)"

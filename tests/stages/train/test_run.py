@@ -12,9 +12,13 @@ from pipeline.core.hashing import tree_hash
 from pipeline.stages.train.run import RUN, differences, find_start, finish
 
 RECORD: dict[str, Any] = {
-    "tokens_sha256": "t", "base": {"weights_sha256": "w", "template_sha256": "c"}, "settings": {"r": 16, "learning_rate": 1e-4},
-    "versions": {"torch": "2.13.0"}, "device": "cpu", "threads": 2,
-}  # fmt: skip
+    "tokens_sha256": "t",
+    "base": {"weights_sha256": "w", "template_sha256": "c"},
+    "settings": {"r": 16, "learning_rate": 1e-4},
+    "versions": {"torch": "2.13.0"},
+    "device": "cpu",
+    "threads": 2,
+}
 
 
 def begun(folder: Path) -> Path:
@@ -24,7 +28,10 @@ def begun(folder: Path) -> Path:
 
 
 def changed(**values: Any) -> dict[str, Any]:
-    return {key: value | values.get(key, {}) if isinstance(value, dict) else values.get(key, value) for key, value in RECORD.items()}
+    return {
+        key: value | values.get(key, {}) if isinstance(value, dict) else values.get(key, value)
+        for key, value in RECORD.items()
+    }
 
 
 def test_the_same_run_goes_on(tmp_path: Path) -> None:
@@ -42,7 +49,9 @@ def test_the_same_run_goes_on(tmp_path: Path) -> None:
         ({"versions": {"torch": "2.14.0"}}, "library torch (2.13.0 → 2.14.0)"),
     ],
 )
-def test_another_one_is_refused_by_name_and_nothing_is_touched(tmp_path: Path, values: dict[str, Any], words: str) -> None:
+def test_another_one_is_refused_by_name_and_nothing_is_touched(
+    tmp_path: Path, values: dict[str, Any], words: str
+) -> None:
     begun(tmp_path)
     before = tree_hash(tmp_path)
     with pytest.raises(ConfigError) as refused:
@@ -54,7 +63,9 @@ def test_another_one_is_refused_by_name_and_nothing_is_touched(tmp_path: Path, v
 
 def test_every_change_is_named(tmp_path: Path) -> None:
     begun(tmp_path)
-    with pytest.raises(ConfigError, match=r"learning_rate \(0.0001 → 0.1\); train.r \(16 → 8\); the training rows"):
+    with pytest.raises(
+        ConfigError, match=r"learning_rate \(0.0001 → 0.1\); train.r \(16 → 8\); the training rows"
+    ):
         find_start(tmp_path, changed(tokens_sha256="x", settings={"r": 8, "learning_rate": 0.1}), resume=True)
 
 
@@ -71,18 +82,28 @@ def test_no_resume_starts_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_chosen_checkpoint_is_gone_on_from_and_newer_ones_are_set_aside(tmp_path: Path, finished: bool) -> None:
+def test_a_chosen_checkpoint_is_gone_on_from_and_newer_ones_are_set_aside(
+    tmp_path: Path, finished: bool
+) -> None:
     assert find_start(tmp_path, RECORD, resume=True) is None
     checkpoints = [make(tmp_path, step) for step in (7, 8, 9)]
     (tmp_path / "steps.jsonl").write_text("rows")
     if finished:
         finish(tmp_path, RECORD)
     assert find_start(tmp_path, RECORD, resume=checkpoints[0]) == checkpoints[0]
-    assert sorted(path.name for path in (tmp_path / "later").iterdir()) == ["checkpoint-8", "checkpoint-9", "steps.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "later").iterdir()) == [
+        "checkpoint-8",
+        "checkpoint-9",
+        "steps.jsonl",
+    ]
     assert find_start(tmp_path, RECORD, resume=True) == checkpoints[0]
     make(tmp_path, 8)
     assert find_start(tmp_path, RECORD, resume=Path("checkpoint-7")) == checkpoints[0]
-    assert sorted(path.name for path in (tmp_path / "later").iterdir()) == ["checkpoint-8", "checkpoint-9", "steps.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "later").iterdir()) == [
+        "checkpoint-8",
+        "checkpoint-9",
+        "steps.jsonl",
+    ]
     assert find_start(tmp_path, changed(settings={"r": 8}), resume=False) is None
     assert [path.name for path in tmp_path.iterdir()] == [RUN]
 
@@ -98,7 +119,9 @@ def test_a_chosen_checkpoint_is_gone_on_from_and_newer_ones_are_set_aside(tmp_pa
         ("checkpoint-7", RECORD, "run", ConfigError, "Q-TRAIN-030"),
     ],
 )
-def test_a_choice_that_is_none_is_one_sentence_and_moves_nothing(tmp_path, given, record, spoil, error, words) -> None:
+def test_a_choice_that_is_none_is_one_sentence_and_moves_nothing(
+    tmp_path, given, record, spoil, error, words
+) -> None:
     begun(tmp_path)
     make(tmp_path, 8)
     if spoil == "weights":
@@ -114,7 +137,9 @@ def test_a_choice_that_is_none_is_one_sentence_and_moves_nothing(tmp_path, given
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_chosen_checkpoint_whose_best_adapter_was_deleted_is_refused_before_it_costs_a_night(tmp_path: Path, kept: bool) -> None:
+def test_a_chosen_checkpoint_whose_best_adapter_was_deleted_is_refused_before_it_costs_a_night(
+    tmp_path: Path, kept: bool
+) -> None:
     begun(tmp_path)
     chosen = make(tmp_path, 8, best=7 if kept else 5)
     make(tmp_path, 9)
@@ -130,7 +155,9 @@ def test_a_chosen_checkpoint_whose_best_adapter_was_deleted_is_refused_before_it
 def test_a_finished_run_makes_room(tmp_path: Path) -> None:
     checkpoint = begun(tmp_path)
     finish(tmp_path, RECORD)
-    assert find_start(tmp_path, RECORD, resume=True) == checkpoint  # killed between publishing and recording: nothing is trained twice
+    assert (
+        find_start(tmp_path, RECORD, resume=True) == checkpoint
+    )  # killed between publishing and recording: nothing is trained twice
     finish(tmp_path, RECORD)
     assert find_start(tmp_path, changed(settings={"r": 8}), resume=True) is None
 

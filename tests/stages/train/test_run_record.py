@@ -1,4 +1,6 @@
-"""pipeline.stages.train.monitoring.run_record and hardware: a whole record that names neither the machine nor its user."""
+"""pipeline.stages.train.monitoring.run_record and hardware: a whole record that names neither the machine nor
+its user.
+"""
 
 import getpass
 import json
@@ -43,13 +45,28 @@ def test_the_record_is_json_and_names_nobody(repository: Path) -> None:
     assert record["python"] == platform.python_version()
     assert record["seeds"] == {"train": 42}
     assert record["hashes"] == {"data/tokens": "ab" * 32}
-    for secret in (f'"{platform.node()}"', f"/{getpass.getuser()}/", str(repository), str(Path.home()), sys.executable):
+    for secret in (
+        f'"{platform.node()}"',
+        f"/{getpass.getuser()}/",
+        str(repository),
+        str(Path.home()),
+        sys.executable,
+    ):
         assert secret not in text
 
 
 def test_versions_are_those_of_everything_that_is_pinned() -> None:
     found = versions()
-    assert {"torch", "transformers", "bitsandbytes", "liger-kernel", "tensorboard", "dvc", "orjson", "quench"} <= set(found)
+    assert {
+        "torch",
+        "transformers",
+        "bitsandbytes",
+        "liger-kernel",
+        "tensorboard",
+        "dvc",
+        "orjson",
+        "quench",
+    } <= set(found)
     assert "pytest" not in found  # of the extras
     assert found["peft"] == "0.21.2"
     assert None not in found.values()
@@ -97,18 +114,31 @@ def test_the_hardware_of_this_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "name"), [("CPU\t: 0\nmodel name\t: AMD EPYC 9B14\n", "AMD EPYC 9B14"), ("Model\t\t: Raspberry Pi 5\n", "Raspberry Pi 5")]
+    ("text", "name"),
+    [
+        ("CPU\t: 0\nmodel name\t: AMD EPYC 9B14\n", "AMD EPYC 9B14"),
+        ("Model\t\t: Raspberry Pi 5\n", "Raspberry Pi 5"),
+    ],
 )
 def test_the_cpu_is_named_by_itself(tmp_path: Path, text: str, name: str) -> None:
     (tmp_path / "cpuinfo").write_text(text)
     assert cpu_name(tmp_path / "cpuinfo") == name
 
 
-@pytest.mark.parametrize(("flags", "named"), [("sse2 avx2 fma", "avx2"), ("avx2 avx512f avx512_bf16 fma", "avx512_bf16"), ("sse2", None)])
-def test_machines_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, named: str | None) -> None:
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [("sse2 avx2 fma", "avx2"), ("avx2 avx512f avx512_bf16 fma", "avx512_bf16"), ("sse2", None)],
+)
+def test_machines_of_one_name_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, named: str | None
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "cpuinfo").write_text(f"model name\t: AMD EPYC\nflags\t\t: {flags}\n")
-    assert machine(tmp_path / "cpuinfo").split(", ") == ["AMD EPYC", *([named] if named else []), f"{usable_cores()} cores"]
+    assert machine(tmp_path / "cpuinfo").split(", ") == [
+        "AMD EPYC",
+        *([named] if named else []),
+        f"{usable_cores()} cores",
+    ]
     (tmp_path / "nvidia-smi").write_text(SMI)
     (tmp_path / "nvidia-smi").chmod(0o755)
     assert machine(tmp_path / "cpuinfo").endswith("cores, NVIDIA H200, NVIDIA GB10")

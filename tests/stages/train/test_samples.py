@@ -1,4 +1,6 @@
-"""pipeline.stages.train.monitoring.samples: greedy answers, and a training step that can't tell whether any were taken."""
+"""pipeline.stages.train.monitoring.samples: greedy answers, and a training step that can't tell whether any
+were taken.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,20 +17,27 @@ from pipeline.stages.train.monitoring.samples import PROMPT_LETTERS, sample, und
 
 ROOT = PROJECT
 PARTS = (  # text, is it trained?
-    ("<|im_start|>user\nWhat is 2 plus 3?<|im_end|>\n<|im_start|>assistant\n", False), ("It is 5.<|im_end|>", True),
-    ("\n<|im_start|>user\nAnd 4?<|im_end|>\n<|im_start|>assistant\n", False), ("That is 9.<|im_end|>", True), ("\n", False),
-)  # fmt: skip
+    ("<|im_start|>user\nWhat is 2 plus 3?<|im_end|>\n<|im_start|>assistant\n", False),
+    ("It is 5.<|im_end|>", True),
+    ("\n<|im_start|>user\nAnd 4?<|im_end|>\n<|im_start|>assistant\n", False),
+    ("That is 9.<|im_end|>", True),
+    ("\n", False),
+)
 
 
 def encoded(tokenizer: Any, parts: Sequence[tuple[str, bool]] = PARTS) -> tuple[list[int], list[int]]:
     """Ids and labels of a conversation."""
     pieces = [(tokenizer(text)["input_ids"], trained) for text, trained in parts]
-    return [token for piece, _ in pieces for token in piece], [token if trained else IGNORED for piece, trained in pieces for token in piece]
+    return [token for piece, _ in pieces for token in piece], [
+        token if trained else IGNORED for piece, trained in pieces for token in piece
+    ]
 
 
 @pytest.fixture(scope="module")
 def settings() -> Training:
-    return load_params(ROOT / "recipes" / "demo.yaml").training.model_copy(update={"r": 4, "lora_alpha": 8, "lora_dropout": 0.1})
+    return load_params(ROOT / "recipes" / "demo.yaml").training.model_copy(
+        update={"r": 4, "lora_alpha": 8, "lora_dropout": 0.1}
+    )
 
 
 @pytest.fixture
@@ -67,7 +76,9 @@ def training_step(model: Any, ids: list[int], labels: list[int]) -> list[Any]:
 
     model.zero_grad()
     model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels]), use_cache=False).loss.backward()
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.requires_grad] + [torch.rand(3)]
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.requires_grad] + [
+        torch.rand(3)
+    ]
 
 
 def test_the_next_training_step_is_bit_equal(make: Callable[[], Any], tokenizer: Any) -> None:
@@ -79,10 +90,20 @@ def test_the_next_training_step_is_bit_equal(make: Callable[[], Any], tokenizer:
         model = make()
         torch.manual_seed(7)
         training_step(model, ids, labels)
-        before = ([module.training for module in model.modules()], model.config.use_cache, model.is_gradient_checkpointing, torch.get_rng_state())
+        before = (
+            [module.training for module in model.modules()],
+            model.config.use_cache,
+            model.is_gradient_checkpointing,
+            torch.get_rng_state(),
+        )
         if watched:
             assert len(sample(model, tokenizer, [(ids, labels)] * 2, max_new_tokens=4)) == 2
-        after = ([module.training for module in model.modules()], model.config.use_cache, model.is_gradient_checkpointing, torch.get_rng_state())
+        after = (
+            [module.training for module in model.modules()],
+            model.config.use_cache,
+            model.is_gradient_checkpointing,
+            torch.get_rng_state(),
+        )
         assert before[:3] == after[:3]
         assert torch.equal(before[3], after[3])
         steps.append(training_step(model, ids, labels))
@@ -104,7 +125,9 @@ def test_an_error_inside_leaves_the_model_as_it_was(make: Callable[[], Any]) -> 
 
 
 class Fixed:
-    """A model that says what it is told to, token by token; `calls` are the numbers of ids that it was shown."""
+    """A model that says what it is told to, token by token; `calls` are the numbers of ids that it was
+    shown.
+    """
 
     device = "cpu"
 
@@ -145,8 +168,16 @@ def test_it_answers_the_first_turn_and_stops_at_the_end_of_turn(tokenizer: Any) 
 
 
 def test_what_was_cut_shows_it(tokenizer: Any) -> None:
-    ids, labels = encoded(tokenizer, [("x " * 900 + "why?<|im_end|>\n<|im_start|>assistant\n", False), ("What is a time upon<|im_end|>", True)])
-    (found,) = sample(Fixed(tokenizer("On a time is plus")["input_ids"]), tokenizer, [(ids, labels)], max_new_tokens=3)
+    ids, labels = encoded(
+        tokenizer,
+        [
+            ("x " * 900 + "why?<|im_end|>\n<|im_start|>assistant\n", False),
+            ("What is a time upon<|im_end|>", True),
+        ],
+    )
+    (found,) = sample(
+        Fixed(tokenizer("On a time is plus")["input_ids"]), tokenizer, [(ids, labels)], max_new_tokens=3
+    )
     assert (found["answer"], found["reference"]) == ("On a time…", "What is a…")
     assert found["prompt"].startswith("…")
     assert len(found["prompt"]) == PROMPT_LETTERS + 1

@@ -36,7 +36,10 @@ def shown(folder: Path) -> dict[str, list[int]]:
 
 def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
     accumulator = read(folder)
-    return {tag: [(event.step, round(event.value, 4)) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
+    return {
+        tag: [(event.step, round(event.value, 4)) for event in accumulator.Scalars(tag)]
+        for tag in accumulator.Tags()["scalars"]
+    }
 
 
 def written(folder: Path, steps: range, purge_step: int | None, shift: float = 0.0) -> Board:
@@ -57,7 +60,9 @@ def test_every_curve_is_there_with_its_plain_name(tmp_path: Path) -> None:
     assert found["gradient_norm"] == [(step, 0.8) for step in (1, 2, 3)]
     assert found["eval_loss"] == [(2, 1.3)]
     (text,) = read(tmp_path).Tensors("sample_1/text_summary")
-    assert "\n    <b>6</b>\n    # no heading" in text.tensor_proto.string_val[0].decode()  # indented: Markdown shows it as it is
+    assert (
+        "\n    <b>6</b>\n    # no heading" in text.tensor_proto.string_val[0].decode()
+    )  # indented: Markdown shows it as it is
 
 
 KILLED = """
@@ -71,7 +76,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_killed_board_has_lost_nothing(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent), str(PROJECT / "tests")], check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent), str(PROJECT / "tests")],
+        check=False,
+    )
     assert done.returncode == -signal.SIGKILL
     assert [step for step, _ in points(tmp_path)["loss"]] == list(range(1, 300))
 
@@ -79,14 +87,17 @@ def test_a_killed_board_has_lost_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("checkpoint", [0, 2, 4, 6])
 def test_a_resumed_run_has_no_point_twice(tmp_path: Path, checkpoint: int) -> None:
     killed = written(tmp_path, range(1, 7), None, shift=5.0)
-    # event files are read in the order of their names: by second, then by a counter as text, where 10 comes before 9; no resume is that quick
+    # event files are read in the order of their names: by second, then by a counter as text, where 10 comes
+    # before 9; no resume is that quick
     time.sleep(1.01 - time.time() % 1)
     resumed = written(tmp_path, range(checkpoint + 1, 9), checkpoint + 1)
     resumed.close()
     killed.close()
     found = points(tmp_path)
     shifts = [5.0 if step <= checkpoint else 0.0 for step in range(1, 9)]
-    assert found["loss"] == [(step, round(2.0 - step / 10 + shift, 4)) for step, shift in enumerate(shifts, start=1)]
+    assert found["loss"] == [
+        (step, round(2.0 - step / 10 + shift, 4)) for step, shift in enumerate(shifts, start=1)
+    ]
     assert [step for step, _ in found["eval_loss"]] == [2, 4, 6, 8]
     steps = shown(tmp_path)
     assert steps["sample_1/text_summary"] == steps["eval_loss"] == [2, 4, 6, 8]

@@ -1,4 +1,6 @@
-"""train: what the recipe says reaches the trainer, losses are means over tokens, a run that went wrong is refused, what is published."""
+"""train: what the recipe says reaches the trainer, losses are means over tokens, a run that went wrong is
+refused, what is published.
+"""
 
 import csv
 import json
@@ -37,9 +39,14 @@ def run(prepared: Path, root: Path, **changes: Any) -> dict[str, Any]:
     """`train` on the prepared project's rows and base, below `root`."""
     small = {"r": 4, "lora_alpha": 8, "max_steps": 2, "sample_rows": 0, "eval_steps": 2, "save_steps": 2}
     return train(
-        tokens=prepared / "data/tokens", base=prepared / "models/base", adapter=root / "adapter", checkpoints=root / "checkpoints",
-        tensorboard=root / "tensorboard", settings=settings(**small | changes), resume=False,
-    )  # fmt: skip
+        tokens=prepared / "data/tokens",
+        base=prepared / "models/base",
+        adapter=root / "adapter",
+        checkpoints=root / "checkpoints",
+        tensorboard=root / "tensorboard",
+        settings=settings(**small | changes),
+        resume=False,
+    )
 
 
 @pytest.fixture
@@ -49,28 +56,51 @@ def trainer(prepared: Path, tmp_path: Path) -> Callable[[Training], Any]:
     def make(recipe: Training) -> Any:
         metrics_log = MetricsLog(tmp_path / "checkpoints/steps.jsonl")
         base = prepared / "models/base"
-        made, _ = make_trainer(prepared / "data/tokens", base, load_tokenizer(base), tmp_path / "checkpoints", tmp_path / "tensorboard", recipe,
-                               metrics_log, None, Interruption())  # fmt: skip
+        made, _ = make_trainer(
+            prepared / "data/tokens",
+            base,
+            load_tokenizer(base),
+            tmp_path / "checkpoints",
+            tmp_path / "tensorboard",
+            recipe,
+            metrics_log,
+            None,
+            Interruption(),
+        )
         return made
 
     return make
 
 
-# --- the recipe -----------------------------------------------------------------------------------------------------
+# --- the recipe ---------------------------------------------------------------------------------------------
 
 WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the trainer that runs
     "quantization": lambda made: made.model.config.quantization_config.bnb_4bit_quant_type,
-    "bnb_4bit_use_double_quant": lambda made: made.model.base_model.model.model.layers[0].mlp.up_proj.base_layer.weight.quant_state.nested,
-    "bnb_4bit_compute_dtype": lambda made: str(made.model.config.quantization_config.bnb_4bit_compute_dtype).removeprefix("torch."),
-    "r": lambda made: made.model.base_model.model.model.layers[0].mlp.up_proj.lora_A["default"].weight.shape[0],
-    "lora_alpha": lambda made: round(made.model.base_model.model.model.layers[0].mlp.up_proj.scaling["default"] * 16),
-    "lora_dropout": lambda made: made.model.base_model.model.model.layers[0].mlp.up_proj.lora_dropout["default"].p,
-    "target_modules": lambda made: sorted({name.split(".")[-2] for name, _ in made.model.named_modules() if name.endswith("lora_A")}),
+    "bnb_4bit_use_double_quant": lambda made: (
+        made.model.base_model.model.model.layers[0].mlp.up_proj.base_layer.weight.quant_state.nested
+    ),
+    "bnb_4bit_compute_dtype": lambda made: str(
+        made.model.config.quantization_config.bnb_4bit_compute_dtype
+    ).removeprefix("torch."),
+    "r": lambda made: (
+        made.model.base_model.model.model.layers[0].mlp.up_proj.lora_A["default"].weight.shape[0]
+    ),
+    "lora_alpha": lambda made: round(
+        made.model.base_model.model.model.layers[0].mlp.up_proj.scaling["default"] * 16
+    ),
+    "lora_dropout": lambda made: (
+        made.model.base_model.model.model.layers[0].mlp.up_proj.lora_dropout["default"].p
+    ),
+    "target_modules": lambda made: sorted(
+        {name.split(".")[-2] for name, _ in made.model.named_modules() if name.endswith("lora_A")}
+    ),
     "num_train_epochs": lambda made: made.args.num_train_epochs,
     "max_steps": lambda made: made.args.max_steps,
     "per_device_train_batch_size": lambda made: made.get_train_dataloader().total_batch_size,
     "gradient_accumulation_steps": lambda made: made.args.gradient_accumulation_steps,
-    "learning_rate": lambda made: made.create_optimizer().param_groups[0]["initial_lr" if "initial_lr" in made.optimizer.param_groups[0] else "lr"],
+    "learning_rate": lambda made: made.create_optimizer().param_groups[0][
+        "initial_lr" if "initial_lr" in made.optimizer.param_groups[0] else "lr"
+    ],
     "lr_scheduler_type": lambda made: made.args.lr_scheduler_type.value,
     "weight_decay": lambda made: max(group["weight_decay"] for group in made.create_optimizer().param_groups),
     "max_grad_norm": lambda made: made.args.max_grad_norm,
@@ -97,14 +127,18 @@ ELSEWHERE = {
 
 
 def test_every_value_of_the_8gb_recipe_reaches_the_trainer(trainer: Callable[[Training], Any]) -> None:
-    recipe = settings("qwen2.5-7b-8gb", optim="adamw_torch", loss="chunked", neftune_noise_alpha=5.0)  # the two values that need a GPU are below
+    recipe = settings(
+        "qwen2.5-7b-8gb", optim="adamw_torch", loss="chunked", neftune_noise_alpha=5.0
+    )  # the two values that need a GPU are below
     assert {*WHERE, *ELSEWHERE} == set(Training.model_fields)
     made = trainer(recipe)
     for name, find in WHERE.items():
         wanted = getattr(recipe, name)
         assert find(made) == (sorted(wanted) if isinstance(wanted, list) else wanted), name
     assert made.args.gradient_checkpointing_kwargs == {"use_reentrant": False}
-    assert {parameter.dtype for parameter in made.model.parameters() if parameter.requires_grad} == {torch.float32}
+    assert {parameter.dtype for parameter in made.model.parameters() if parameter.requires_grad} == {
+        torch.float32
+    }
 
 
 def test_the_recipe_names_what_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +146,9 @@ def test_the_recipe_names_what_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.M
 
     recipe = settings("qwen2.5-7b-8gb")
     assert (recipe.optim, recipe.loss) == ("paged_adamw_8bit", "liger")
-    arguments = training_arguments(settings("qwen2.5-7b-8gb", optim="adamw_torch"), tmp_path, rows=2891, held_out=10)
+    arguments = training_arguments(
+        settings("qwen2.5-7b-8gb", optim="adamw_torch"), tmp_path, rows=2891, held_out=10
+    )
     assert arguments.warmup_steps == warmup_steps(recipe, 2891) == 109  # a tenth of 1,086
     assert total_steps(recipe, 2891) == 1086
     arguments.optim = recipe.optim
@@ -121,7 +157,9 @@ def test_the_recipe_names_what_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.M
     assert (options["is_paged"], options["optim_bits"]) == (True, 8)
 
 
-def test_a_gpu_optimizer_without_a_gpu_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_optimizer_without_a_gpu_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ToolError, match="Q-TRAIN-014"):
         training_arguments(settings(optim="paged_adamw_8bit"), tmp_path, rows=10, held_out=1)
@@ -139,12 +177,22 @@ def test_a_gpu_optimizer_without_a_gpu_is_one_sentence(tmp_path: Path, monkeypat
         ),
     ],
 )
-def test_settings_that_cannot_be_are_one_sentence(changes: dict[str, Any], held_out: int, error: type[Exception], words: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_be_are_one_sentence(
+    changes: dict[str, Any], held_out: int, error: type[Exception], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(error, match=words):
         training_arguments(settings(**changes), tmp_path, rows=10, held_out=held_out)
 
 
-@pytest.mark.parametrize("changes", [{"optim": "adamw_torhc"}, {"seed": -1}, {"num_train_epochs": float("inf")}, {"max_grad_norm": float("nan")}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optim": "adamw_torhc"},
+        {"seed": -1},
+        {"num_train_epochs": float("inf")},
+        {"max_grad_norm": float("nan")},
+    ],
+)
 def test_settings_that_the_libraries_choke_on_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
         settings(**changes)
@@ -155,7 +203,7 @@ def test_early_stopping_wants_every_checkpoint_evaluated() -> None:
         settings(early_stopping_patience=2, eval_steps=3, save_steps=10)
 
 
-# --- the loss -------------------------------------------------------------------------------------------------------
+# --- the loss -----------------------------------------------------------------------------------------------
 
 
 def uneven(prepared: Path, folder: Path) -> Path:
@@ -163,14 +211,40 @@ def uneven(prepared: Path, folder: Path) -> Path:
     from pipeline.core.jsonl import write_rows
     from pipeline.stages.preprocess.stage import preprocess
 
-    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+    words = [
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+    ]
     rows = [
-        {"id": f"{number}", "kind": "chat", "messages": [{"role": "user", "content": " ".join(words[: 1 + number % 12])},
-         {"role": "assistant", "content": " ".join(words[number % 5 : 6 + number % 7])}]} for number in range(48)
-    ]  # fmt: skip
+        {
+            "id": f"{number}",
+            "kind": "chat",
+            "messages": [
+                {"role": "user", "content": " ".join(words[: 1 + number % 12])},
+                {"role": "assistant", "content": " ".join(words[number % 5 : 6 + number % 7])},
+            ],
+        }
+        for number in range(48)
+    ]
     for split in ("train", "val"):
         write_rows(folder / f"final/{split}.jsonl", rows)
-    preprocess(rows_folder=folder / "final", base=prepared / "models/base", tokens_folder=folder / "tokens", max_length=128, packing=False)
+    preprocess(
+        rows_folder=folder / "final",
+        base=prepared / "models/base",
+        tokens_folder=folder / "tokens",
+        max_length=128,
+        packing=False,
+    )
     return folder / "tokens"
 
 
@@ -180,11 +254,26 @@ def test_eight_rows_at_once_are_eight_rows_one_by_one(prepared: Path, tmp_path: 
     tokens, losses = uneven(prepared, tmp_path), {}
     for batch, accumulation in ((8, 1), (1, 8)):
         report = train(
-            tokens=tokens, base=prepared / "models/base", adapter=tmp_path / "adapter", checkpoints=tmp_path / "checkpoints",
-            tensorboard=tmp_path / "tensorboard", resume=False,
-            settings=settings(quantization="none", bnb_4bit_compute_dtype="float32", lora_dropout=0.0, r=4, lora_alpha=8, max_steps=50, eval_steps=50,
-                              save_steps=50, sample_rows=0, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation),
-        )  # fmt: skip
+            tokens=tokens,
+            base=prepared / "models/base",
+            adapter=tmp_path / "adapter",
+            checkpoints=tmp_path / "checkpoints",
+            tensorboard=tmp_path / "tensorboard",
+            resume=False,
+            settings=settings(
+                quantization="none",
+                bnb_4bit_compute_dtype="float32",
+                lora_dropout=0.0,
+                r=4,
+                lora_alpha=8,
+                max_steps=50,
+                eval_steps=50,
+                save_steps=50,
+                sample_rows=0,
+                per_device_train_batch_size=batch,
+                gradient_accumulation_steps=accumulation,
+            ),
+        )
         losses[batch] = [row["loss"] for row in report["metrics_log"] if row["kind"] == "step"]
     assert len(losses[8]) == 50
     assert max(abs(one - other) for one, other in zip(losses[8], losses[1], strict=True)) <= 1e-5
@@ -196,7 +285,7 @@ def test_a_mean_of_means_is_named() -> None:
         check_mean(3, 2.5, 20.0, 10)
 
 
-# --- runs that went wrong -------------------------------------------------------------------------------------------
+# --- runs that went wrong -----------------------------------------------------------------------------------
 
 
 class OneWeight(torch.nn.Module):
@@ -206,9 +295,12 @@ class OneWeight(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("steps", "weight", "words"), [([], 1.0, "Q-TRAIN-023"), ([{}], 0.0, "Q-TRAIN-025"), ([{}], float("nan"), "Q-TRAIN-024")]
+    ("steps", "weight", "words"),
+    [([], 1.0, "Q-TRAIN-023"), ([{}], 0.0, "Q-TRAIN-025"), ([{}], float("nan"), "Q-TRAIN-024")],
 )
-def test_a_run_that_cannot_have_learned_is_refused(steps: list[dict[str, Any]], weight: float, words: str) -> None:
+def test_a_run_that_cannot_have_learned_is_refused(
+    steps: list[dict[str, Any]], weight: float, words: str
+) -> None:
     with pytest.raises(GateError, match=words):
         check_learned(OneWeight(weight), steps)
 
@@ -218,7 +310,10 @@ def test_a_healthy_run_passes() -> None:
 
 
 def test_a_row_trained_twice_is_named() -> None:
-    rows = [{"kind": "step", "step": step, "epoch": step / 4, "rows": [row]} for step, row in enumerate((0, 1, 1, 3), start=1)]
+    rows = [
+        {"kind": "step", "step": step, "epoch": step / 4, "rows": [row]}
+        for step, row in enumerate((0, 1, 1, 3), start=1)
+    ]
     with pytest.raises(GateError, match="Q-TRAIN-022"):
         check_rows(rows, 4)
 
@@ -234,10 +329,14 @@ def test_a_model_whose_packed_rows_see_each_other_is_refused(tiny_qwen2: Path) -
     assert error < 1e-3
     assert check_no_leaks(model, collate, rows[:1]) is None
     with pytest.raises(ConfigError, match="Q-TRAIN-021"):
-        check_no_leaks(model, lambda examples: {"input_ids": collate(examples)["input_ids"]}, rows)  # positions forgotten: one long text
+        check_no_leaks(
+            model, lambda examples: {"input_ids": collate(examples)["input_ids"]}, rows
+        )  # positions forgotten: one long text
 
 
-def test_a_base_that_is_damaged_stops_the_run_before_it_starts(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_base_that_is_damaged_stops_the_run_before_it_starts(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from pipeline.__main__ import main
 
     root = Path(shutil.copytree(prepared, tmp_path / "project"))
@@ -250,10 +349,12 @@ def test_a_base_that_is_damaged_stops_the_run_before_it_starts(prepared: Path, t
     assert not (root / "models/adapter").exists()
 
 
-# --- what is published ----------------------------------------------------------------------------------------------
+# --- what is published --------------------------------------------------------------------------------------
 
 
-def test_the_best_adapter_is_published_when_the_loss_rises_again(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_adapter_is_published_when_the_loss_rises_again(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Losses on the held-out rows are dictated: best at step 2, worse at 3 and 4, so training stops there."""
     from pipeline.stages.train.trainer import QuenchTrainer
 
@@ -267,8 +368,21 @@ def test_the_best_adapter_is_published_when_the_loss_rises_again(prepared: Path,
         return dictated[self.state.global_step]
 
     monkeypatch.setattr(QuenchTrainer, "held_out_loss", held_out_loss)
-    report = run(prepared, tmp_path, max_steps=20, eval_steps=1, save_steps=1, early_stopping_patience=2, save_total_limit=1)
-    assert (report["steps"], report["planned_steps"], report["adapter_step"], report["eval_loss"]) == (4, 20, 2, 1.0)
+    report = run(
+        prepared,
+        tmp_path,
+        max_steps=20,
+        eval_steps=1,
+        save_steps=1,
+        early_stopping_patience=2,
+        save_total_limit=1,
+    )
+    assert (report["steps"], report["planned_steps"], report["adapter_step"], report["eval_loss"]) == (
+        4,
+        20,
+        2,
+        1.0,
+    )
     published = load_file(tmp_path / "adapter/adapter_model.safetensors")[f"{matrix}.weight"]
     assert torch.equal(published, kept[2])
     assert not torch.equal(published, kept[4])

@@ -1,4 +1,6 @@
-"""Which training rows are left out so that no source and no domain outweighs the others; rows are never repeated."""
+"""Which training rows are left out so that no source and no domain outweighs the others; rows are never
+repeated.
+"""
 
 from collections.abc import Sequence
 
@@ -10,15 +12,24 @@ from pipeline.stages.curate.comparing.splits import draws
 
 
 def sample_rows(
-    train: NDArray[np.bool_], source: NDArray[np.int32], domain: NDArray[np.int32], keys: NDArray[np.uint64],
-    *, weights: Sequence[float], max_rows_per_source: int | None, max_domain_share: float, temperature: float, seed: int,
-) -> NDArray[np.bool_]:  # fmt: skip
+    train: NDArray[np.bool_],
+    source: NDArray[np.int32],
+    domain: NDArray[np.int32],
+    keys: NDArray[np.uint64],
+    *,
+    weights: Sequence[float],
+    max_rows_per_source: int | None,
+    max_domain_share: float,
+    temperature: float,
+    seed: int,
+) -> NDArray[np.bool_]:
     """The training rows that stay: first by source (share `weights[source]`, then the cap), then by domain.
 
-    A domain of n rows keeps n·(smallest/n)^(1−temperature) of them: all at temperature 1, as many as the smallest domain at 0
-    (the exponent of multilingual BERT's sampling, but by leaving out). Then the largest are cut until none has more than
-    `max_domain_share` of the rows. Which rows stay is drawn from seed and content (`keys`), so it doesn't depend on their order.
-    Raises `DataError` if `max_domain_share` can't be met by so few domains.
+    A domain of n rows keeps n·(smallest/n)^(1−temperature) of them: all at temperature 1, as many as the
+    smallest domain at 0 (the exponent of multilingual BERT's sampling, but by leaving out). Then the largest
+    are cut until none has more than `max_domain_share` of the rows. Which rows stay is drawn from seed and
+    content (`keys`), so it doesn't depend on their order. Raises `DataError` if `max_domain_share` can't be
+    met by so few domains.
     """
     order = np.flatnonzero(train)[np.argsort(draws(keys[train], "balance", seed), kind="stable")]
     counts = np.bincount(source[order], minlength=len(weights))
@@ -64,7 +75,9 @@ def capped(rows: NDArray[np.int64], max_share: float) -> NDArray[np.int64]:
         kept = smaller
 
 
-def _first(order: NDArray[np.int64], label: NDArray[np.int32], quotas: NDArray[np.int64]) -> NDArray[np.int64]:
+def _first(
+    order: NDArray[np.int64], label: NDArray[np.int32], quotas: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Of the rows in `order`, the first `quotas[label]` of every label."""
     by_label = np.argsort(label, kind="stable")
     sorted_labels = label[by_label]

@@ -1,4 +1,6 @@
-"""Compares the clean rows with each other and with the user's guarded texts: features in workers, decisions here."""
+"""Compares the clean rows with each other and with the user's guarded texts: features in workers, decisions
+here.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,16 +42,22 @@ class Comparison:
     def read(self, pool: Workers, advance: Callable[[int], None]) -> None:
         """Have the workers compute every row's features; `advance` is told the rows."""
         work = partial(
-            part_features, path=self.spool.path, boilerplate=self.boilerplate, threshold=self.settings.near_threshold,
-            ngram=self.settings.ngram, guarded=bool(self.settings.decontaminate),
-        )  # fmt: skip
+            part_features,
+            path=self.spool.path,
+            boilerplate=self.boilerplate,
+            threshold=self.settings.near_threshold,
+            ngram=self.settings.ngram,
+            guarded=bool(self.settings.decontaminate),
+        )
         for found in pool.map(work, self.spool.ranges()):
             self.index.add(found)
             self.overlaps.add(found.fingerprints, len(found.exact))
             advance(len(found.exact))
 
     def guard(self, folder: Path) -> dict[str, int]:
-        """Add the files that training must not overlap with; how many texts of each are long enough to be found."""
+        """Add the files that training must not overlap with; how many texts of each are long enough to be
+        found.
+        """
         return {name: self.overlaps.add_file(folder / name, name) for name in self.settings.decontaminate}
 
     def clusters(self) -> Clusters:
@@ -57,7 +65,9 @@ class Comparison:
         return self.index.clusters()
 
     def several_answers(self, clusters: Clusters, most: int) -> tuple[int, list[list[int]]]:
-        """How many requests have different answers, and the rows of the first `most` of them, one for each answer."""
+        """How many requests have different answers, and the rows of the first `most` of them, one for each
+        answer.
+        """
         count, shown = 0, list[list[int]]()
         for keys, rows in self.index.asking.groups():
             begins = starts(keys)
@@ -65,7 +75,10 @@ class Comparison:
                 different = np.unique(own)
                 if len(different) == 1:
                     continue
-                answers = {key_of([request_and_answer(self.spool.row(row))[1]]): row for row in different[:ANSWERS_COMPARED].tolist()}
+                answers = {
+                    key_of([request_and_answer(self.spool.row(row))[1]]): row
+                    for row in different[:ANSWERS_COMPARED].tolist()
+                }
                 if len(answers) > 1:
                     count += 1
                     shown.append(sorted(answers.values()))
@@ -78,8 +91,15 @@ class Comparison:
 
     def tell(self, leak: Leak) -> dict[str, Any]:
         """What the rejects say of a leak: `detail` and `spans`."""
-        where = f"{leak.file} line {leak.line}" if leak.other is None else f"test row {self.spool.source(leak.other)}"
-        return {"detail": f"shares a run of {self.settings.ngram} words or more with {where}", "spans": [_shown(span) for span in leak.spans]}
+        where = (
+            f"{leak.file} line {leak.line}"
+            if leak.other is None
+            else f"test row {self.spool.source(leak.other)}"
+        )
+        return {
+            "detail": f"shares a run of {self.settings.ngram} words or more with {where}",
+            "spans": [_shown(span) for span in leak.spans],
+        }
 
 
 def _shown(span: Span) -> dict[str, Any]:

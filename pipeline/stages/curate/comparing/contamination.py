@@ -1,11 +1,13 @@
-"""Training rows that share text with what the model is to be measured on: the test split, and files the user names.
+"""Training rows that share text with what the model is to be measured on: the test split, and files the user
+names.
 
-Two texts share text if they have a run of n words in common (n = 13 as in GPT-3, arXiv:2005.14165, appendix C; case and
-punctuation don't count), however many training rows have it. Runs in system turns don't count, nor runs of boilerplate that a
-test row has: the template of all rows; what a named file has always counts. A row of fewer than n words shares none: such rows
-can only be caught as duplicates.
+Two texts share text if they have a run of n words in common (n = 13 as in GPT-3, arXiv:2005.14165, appendix
+C; case and punctuation don't count), however many training rows have it. Runs in system turns don't count,
+nor runs of boilerplate that a test row has: the template of all rows; what a named file has always counts. A
+row of fewer than n words shares none: such rows can only be caught as duplicates.
 
-Winnowed fingerprints (`pipeline.stages.curate.comparing.features`) are joined on disk and give candidates, whose texts are then compared.
+Winnowed fingerprints (`pipeline.stages.curate.comparing.features`) are joined on disk and give candidates,
+whose texts are then compared.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +35,9 @@ Candidates = NDArray  # of CANDIDATE
 
 @dataclass(frozen=True)
 class Span:
-    """Characters `start` to `end` of what `features.parts` has at `place` (tool calls are JSON), which another text has too."""
+    """Characters `start` to `end` of what `features.parts` has at `place` (tool calls are JSON), which
+    another text has too.
+    """
 
     place: str
     start: int
@@ -59,7 +63,9 @@ class Overlaps:
         self.spill, self.texts = Spill(folder), scratch_file(folder)
         self.ngram, self.boilerplate = ngram, boilerplate
         self.rows = 0
-        self.documents: list[tuple[str, int, int, int]] = []  # file, line, and where the text is in `texts`: offset and bytes
+        self.documents: list[
+            tuple[str, int, int, int]
+        ] = []  # file, line, and where the text is in `texts`: offset and bytes
 
     def add(self, found: tuple[Keys, Rows], count: int) -> None:
         """Add the fingerprints of the next `count` rows."""
@@ -67,7 +73,9 @@ class Overlaps:
         self.rows += count
 
     def add_file(self, path: Path, name: str) -> int:
-        """Add the texts of a named file, and give the number of those of n words or more: no other can be found. Raises `DataError`."""
+        """Add the texts of a named file, and give the number of those of n words or more: no other can be
+        found. Raises `DataError`.
+        """
         before = len(self.documents)
         texts = read_texts(path)
         while block := list(islice(texts, 256)):
@@ -84,9 +92,11 @@ class Overlaps:
         return len(self.documents) - before
 
     def candidates(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> Candidates:
-        """(training row, test row or `DOCUMENT` + number of a text, shared key), sorted; `train` and `test` have an entry per row.
+        """(training row, test row or `DOCUMENT` + number of a text, shared key), sorted; `train` and `test`
+        have an entry per row.
 
-        For a row at most `PARTNERS` others per key and `CHECKED` candidates of either kind: work grows with the rows, not their pairs.
+        For a row at most `PARTNERS` others per key and `CHECKED` candidates of either kind: work grows with
+        the rows, not their pairs.
         """
         train, test = np.append(train, False), np.append(test, False)  # the last entry stands for documents
         found, fresh = np.zeros(0, CANDIDATE), [np.zeros(0, CANDIDATE)]
@@ -98,8 +108,11 @@ class Overlaps:
                 found, fresh = _checked(np.concatenate([found, *fresh])), []
         return _checked(np.concatenate([found, *fresh]))
 
-    def leaks(self, train: NDArray[np.bool_], test: NDArray[np.bool_], row_at: Callable[[int], Row]) -> Iterator[Leak]:
-        """The training rows that share text, in order, each with the first text it shares some with, files before test rows.
+    def leaks(
+        self, train: NDArray[np.bool_], test: NDArray[np.bool_], row_at: Callable[[int], Row]
+    ) -> Iterator[Leak]:
+        """The training rows that share text, in order, each with the first text it shares some with, files
+        before test rows.
 
         `row_at` gives a row by its number.
         """
@@ -107,7 +120,9 @@ class Overlaps:
         begins = starts(found["row"])
         for first, last in zip(begins.tolist(), np.append(begins, len(found))[1:].tolist(), strict=True):
             row = row_at(int(found["row"][first]))
-            for other in sorted(set(found["other"][first:last].tolist()), key=lambda other: (other < DOCUMENT, other)):
+            for other in sorted(
+                set(found["other"][first:last].tolist()), key=lambda other: (other < DOCUMENT, other)
+            ):
                 keys = found["key"][first:last][found["other"][first:last] == other]
                 spans = shared_spans(row, self._texts_of(other, row_at), keys, self.ngram, self.boilerplate)
                 if spans:
@@ -123,9 +138,13 @@ class Overlaps:
         return [self.texts.read(size).decode("utf-8", "surrogatepass")]
 
 
-def _joined(keys: Keys, rows: Rows, ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> Iterator[Candidates]:
+def _joined(
+    keys: Keys, rows: Rows, ours: NDArray[np.bool_], theirs: NDArray[np.bool_]
+) -> Iterator[Candidates]:
     """The pairs of a training row (`ours`) and another (`theirs`) with the same key, for grouped records."""
-    wanted = (ours | theirs) & np.append(True, (keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1]))  # a row may have a key twice
+    wanted = (ours | theirs) & np.append(
+        True, (keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1])
+    )  # a row may have a key twice
     keys, rows, ours = keys[wanted], rows[wanted], ours[wanted]
     begins = starts(keys)
     if not len(begins):
@@ -142,7 +161,11 @@ def _joined(keys: Keys, rows: Rows, ours: NDArray[np.bool_], theirs: NDArray[np.
         inside = np.flatnonzero(at < len(right))
         inside = inside[group[right[at[inside]]] == group[left[inside]]]
         pairs = np.zeros(len(inside), CANDIDATE)
-        pairs["row"], pairs["other"], pairs["key"] = rows[left[inside]], rows[right[at[inside]]], keys[left[inside]]
+        pairs["row"], pairs["other"], pairs["key"] = (
+            rows[left[inside]],
+            rows[right[at[inside]]],
+            keys[left[inside]],
+        )
         yield pairs
 
 
@@ -154,20 +177,32 @@ def _checked(found: Candidates) -> Candidates:
     return found[rank < CHECKED]
 
 
-def shared_spans(row: Row, others: Sequence[str], keys: Hashes, ngram: int, boilerplate: Boilerplate) -> list[Span]:
-    """The runs of `ngram` or more words that stand in the row and in one of `others`, with one of `keys` for a key; at most `SPANS`."""
+def shared_spans(
+    row: Row, others: Sequence[str], keys: Hashes, ngram: int, boilerplate: Boilerplate
+) -> list[Span]:
+    """The runs of `ngram` or more words that stand in the row and in one of `others`, with one of `keys` for
+    a key; at most `SPANS`.
+    """
     shared = np.unique(word_ngrams(tokenize(others), ngram)[0])
-    spans = (_runs(part.place, part.text, shared, keys, ngram, boilerplate) for part in parts(row) if part.role != "system")
+    spans = (
+        _runs(part.place, part.text, shared, keys, ngram, boilerplate)
+        for part in parts(row)
+        if part.role != "system"
+    )
     return list(islice(chain.from_iterable(spans), SPANS))
 
 
-def _runs(place: str, text: str, shared: Hashes, keys: Hashes, ngram: int, boilerplate: Boilerplate) -> Iterator[Span]:
+def _runs(
+    place: str, text: str, shared: Hashes, keys: Hashes, ngram: int, boilerplate: Boilerplate
+) -> Iterator[Span]:
     own = tokenize([text])
     hits = np.isin(word_ngrams(own, ngram)[0], shared)
     counted = hits & np.isin(run_keys(own, boilerplate, ngram)[0], keys)
     words = np.flatnonzero(own.words)  # the tokens that are words
     edges = np.flatnonzero(np.diff(hits, prepend=False, append=False))
-    for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):  # n-grams [first, last) are shared
+    for first, last in zip(
+        edges[::2].tolist(), edges[1::2].tolist(), strict=True
+    ):  # n-grams [first, last) are shared
         if counted[first:last].any():
             start, final = int(own.at[words[first]]), words[last - 2 + ngram]
             end = int(own.at[final + 1]) if final + 1 < len(own.at) else len(text)

@@ -1,4 +1,5 @@
-"""What becomes of every clean row: duplicates go, groups stay on one side of the split, leaks go, domains are balanced.
+"""What becomes of every clean row: duplicates go, groups stay on one side of the split, leaks go, domains are
+balanced.
 
 Works on arrays of one entry per row; the rows themselves stay on disk.
 """
@@ -24,8 +25,11 @@ FATES = {
 }
 
 
-# a clean row: number of its file and its domain, 64 bits of its id, number of turns, place among `pipeline.chat.rows.Kind`, has a reward
-ROW = np.dtype([("file", "i4"), ("domain", "i4"), ("key", "u8"), ("turns", "u2"), ("kind", "u1"), ("scored", "?")])
+# a clean row: number of its file and its domain, 64 bits of its id, number of turns, place among
+# `pipeline.chat.rows.Kind`, has a reward
+ROW = np.dtype(
+    [("file", "i4"), ("domain", "i4"), ("key", "u8"), ("turns", "u2"), ("kind", "u1"), ("scored", "?")]
+)
 Table = np.recarray  # of ROW, in the order in which the rows were read
 
 
@@ -39,7 +43,9 @@ class Decisions:
 
 
 def decide_duplicates(clusters: Clusters, which: str) -> Decisions:
-    """Drop of every cluster all but the best row ("near"), only exact duplicates of an earlier row ("exact"), or nothing ("none")."""
+    """Drop of every cluster all but the best row ("near"), only exact duplicates of an earlier row ("exact"),
+    or nothing ("none").
+    """
     count = len(clusters.cluster)
     fate = np.zeros(count, np.uint8)
     twin = np.full(count, -1, np.int32)
@@ -59,23 +65,37 @@ def decide_duplicates(clusters: Clusters, which: str) -> Decisions:
 def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> None:
     """Give every row its split."""
     decisions.split = assign_splits(
-        clusters.group, table.domain, decisions.fate == KEPT, table.key,
-        seed=settings.seed, val_fraction=settings.val_fraction, test_fraction=settings.test_fraction,
-    )  # fmt: skip
+        clusters.group,
+        table.domain,
+        decisions.fate == KEPT,
+        table.key,
+        seed=settings.seed,
+        val_fraction=settings.val_fraction,
+        test_fraction=settings.test_fraction,
+    )
 
 
 def decide_balance(decisions: Decisions, table: Table, settings: Curate, weights: Sequence[float]) -> None:
     """Leave training rows out by source and by domain."""
     train = (decisions.fate == KEPT) & (decisions.split == TRAIN)
     stay = sample_rows(
-        train, table.file, table.domain, table.key, weights=weights, max_rows_per_source=settings.max_rows_per_source,
-        max_domain_share=settings.max_domain_share, temperature=settings.temperature, seed=settings.seed,
-    )  # fmt: skip
+        train,
+        table.file,
+        table.domain,
+        table.key,
+        weights=weights,
+        max_rows_per_source=settings.max_rows_per_source,
+        max_domain_share=settings.max_domain_share,
+        temperature=settings.temperature,
+        seed=settings.seed,
+    )
     decisions.fate[train & ~stay] = SAMPLED_OUT
 
 
 def leaks_prevented(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> int:
-    """Rows that a split row by row would have put into test or val while a relative of theirs went to training."""
+    """Rows that a split row by row would have put into test or val while a relative of theirs went to
+    training.
+    """
     kept = np.flatnonzero(decisions.fate == KEPT)
     draw = draws(table.key[kept], "row split", settings.seed) / 2**64
     away = (draw < settings.test_fraction) | (draw >= 1 - settings.val_fraction)

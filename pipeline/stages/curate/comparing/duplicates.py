@@ -1,8 +1,10 @@
-"""Exact and near duplicates, and rows that make the same request, found in flat memory among any number of rows.
+"""Exact and near duplicates, and rows that make the same request, found in flat memory among any number of
+rows.
 
-Rows whose MinHash signatures agree in an LSH band (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, ch. 3) are
-candidates; a candidate counts if the similarity that the entire signatures show reaches the threshold. Keys and signatures are
-on disk; in memory are 17 bytes a row, twice as much while clusters are made.
+Rows whose MinHash signatures agree in an LSH band (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets,
+ch. 3) are candidates; a candidate counts if the similarity that the entire signatures show reaches the
+threshold. Keys and signatures are on disk; in memory are 17 bytes a row, twice as much while clusters are
+made.
 """
 
 from collections.abc import Iterator
@@ -17,7 +19,9 @@ from pipeline.stages.curate.comparing.minhash import PERMUTATIONS, Sketch, simil
 from pipeline.stages.curate.comparing.spill import Keys, Spill, scratch_file, sizes, starts
 
 ROUNDS = 32  # of taking apart what is no longer alike; then the rest stays
-NEIGHBORS = 4  # in a band's bucket a row is compared with so many before it and with the first: work grows with rows, not pairs
+# in a band's bucket a row is compared with so many before it and with the first: work grows with rows, not
+# pairs
+NEIGHBORS = 4
 _BATCH = 1 << 14  # pairs compared at a time
 _PAGE = 256  # rows whose signatures are read together, 32 KB
 Labels = NDArray[np.int32]
@@ -28,12 +32,17 @@ Pairs = tuple[Labels, Labels]
 class Clusters:
     """One entry per row, in the order in which they were added.
 
-    Of each cluster the row with the most trained characters is kept; of equals the one with the fewest redactions, then the first.
+    Of each cluster the row with the most trained characters is kept; of equals the one with the fewest
+    redactions, then the first.
     """
 
-    cluster: Labels  # smallest index of a row in the same cluster: of exact and near duplicates of its kept row
+    cluster: (
+        Labels  # smallest index of a row in the same cluster: of exact and near duplicates of its kept row
+    )
     first: Labels  # index of the first row with exactly the same content
-    group: Labels  # smallest index of a row in the same group: of clusters, and of rows that make the same or nearly the same request
+    # smallest index of a row in the same group: of clusters, and of rows that make the same or nearly the
+    # same request
+    group: Labels
     keep: NDArray[np.bool_]
     similarity: NDArray[np.float32]  # estimated Jaccard similarity to the cluster's kept row; 1 for that row
 
@@ -91,8 +100,8 @@ class Index:
     def _around_best(self, cluster: Labels, first: Labels) -> tuple[Labels, NDArray[np.float32]]:
         """Every row's best row, which it is alike, and how much.
 
-        Sets grow by chains, in which the ends may have little in common. So what is not alike the best row of its set makes a set
-        of its own, with a best row of its own, until all are alike theirs.
+        Sets grow by chains, in which the ends may have little in common. So what is not alike the best row of
+        its set makes a set of its own, with a best row of its own, until all are alike theirs.
         """
         self.quality.seek(0)
         quality = np.fromfile(self.quality, np.uint32)
@@ -131,14 +140,21 @@ class Similar:
         self.bands.add(sketch.bands[some].ravel(), np.repeat(some + first, sketch.bands.shape[1]))
 
     def pairs(self, parent: Labels, first: Labels) -> Iterator[tuple[Labels, Labels, NDArray[np.float32]]]:
-        """Candidates that `parent` doesn't have in one set (yet), and their similarity; of exact duplicates only the first is compared."""
+        """Candidates that `parent` doesn't have in one set (yet), and their similarity; of exact duplicates
+        only the first is compared.
+        """
         for keys, rows in self.bands.groups():
             single = first[rows] == rows
             for a, b in _pairs(keys[single], rows[single].astype(np.int32)):
                 apart = roots(parent, a) != roots(parent, b)
-                packed = np.unique(a[apart].astype(np.int64) << 32 | b[apart])  # a pair may share more than one band
+                packed = np.unique(
+                    a[apart].astype(np.int64) << 32 | b[apart]
+                )  # a pair may share more than one band
                 for at in range(0, len(packed), _BATCH):
-                    left, right = (packed[at : at + _BATCH] >> 32).astype(np.int32), packed[at : at + _BATCH].astype(np.int32)
+                    left, right = (
+                        (packed[at : at + _BATCH] >> 32).astype(np.int32),
+                        packed[at : at + _BATCH].astype(np.int32),
+                    )
                     yield left, right, self.similarity(left, right)
 
     def similarity(self, a: Labels, b: Labels) -> NDArray[np.float32]:
@@ -184,7 +200,9 @@ def unite(parent: Labels, a: Labels, b: Labels) -> None:
         if not apart.any():
             return
         a, b = a[apart], b[apart]
-        np.minimum.at(parent, np.maximum(a, b), np.minimum(a, b))  # of several smaller roots the smallest; the others come next time round
+        np.minimum.at(
+            parent, np.maximum(a, b), np.minimum(a, b)
+        )  # of several smaller roots the smallest; the others come next time round
 
 
 def best_of(cluster: Labels, quality: NDArray[np.uint32]) -> Labels:
@@ -206,7 +224,9 @@ def _to_first(keys: NDArray, rows: NDArray) -> Pairs:
 
 
 def _pairs(keys: Keys, rows: Labels) -> Iterator[Pairs]:
-    """Pairs of rows that share a key: each with the `NEIGHBORS` before it, and with the first of its group."""
+    """Pairs of rows that share a key: each with the `NEIGHBORS` before it, and with the first of its
+    group.
+    """
     if not len(keys):
         return
     several = sizes(keys) > 1

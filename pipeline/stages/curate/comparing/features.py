@@ -1,15 +1,16 @@
 """What is compared of a block of rows: hashes, MinHash signatures and fingerprints. Runs in worker processes.
 
-Two texts of a row are compared. The entire conversation, without system turns, finds duplicates; the user's turns before the last
-answer find variants of one request, which belong on one side of the split.
+Two texts of a row are compared. The entire conversation, without system turns, finds duplicates; the user's
+turns before the last answer find variants of one request, which belong on one side of the split.
 
-N-grams that are in 5 % of the rows are boilerplate and count for nothing: otherwise all rows with one long instruction would be
-near-duplicates of each other. But a family of near-duplicates may be 5 % of the rows as well. What tells them apart is what a row
-has of its own: fewer than `OWN` shingles, and the row is compared by its boilerplate too, except that of more than half of all
-rows. So rows are never near-duplicates of each other that share no more than boilerplate, be it nearly all they say, and either
-have `OWN` shingles or more of their own or are made from a template that is more than half of the data set. A request is always
-compared by what is its own; that of 5 % of the rows is a request like any other if it has `LONG_REQUEST` tokens and is not that
-of more than half.
+N-grams that are in 5 % of the rows are boilerplate and count for nothing: otherwise all rows with one long
+instruction would be near-duplicates of each other. But a family of near-duplicates may be 5 % of the rows as
+well. What tells them apart is what a row has of its own: fewer than `OWN` shingles, and the row is compared
+by its boilerplate too, except that of more than half of all rows. So rows are never near-duplicates of each
+other that share no more than boilerplate, be it nearly all they say, and either have `OWN` shingles or more
+of their own or are made from a template that is more than half of the data set. A request is always compared
+by what is its own; that of 5 % of the rows is a request like any other if it has `LONG_REQUEST` tokens and is
+not that of more than half.
 """
 
 import re
@@ -25,11 +26,23 @@ from numpy.typing import NDArray
 from pipeline.chat.rows import Row
 from pipeline.stages.curate.comparing.minhash import Sketch, bands_for, signatures, sketch
 from pipeline.stages.curate.comparing.row_parts import key_of, parts, quality
-from pipeline.stages.curate.comparing.shingles import Common, Hashes, Offsets, Tokens, filtered, shingles, spread, tokenize, word_ngrams
+from pipeline.stages.curate.comparing.shingles import (
+    Common,
+    Hashes,
+    Offsets,
+    Tokens,
+    filtered,
+    shingles,
+    spread,
+    tokenize,
+    word_ngrams,
+)
 from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, offsets_of
 
 SHINGLE = 3  # tokens; see benchmarks/near_duplicates.py
-RELATED = 0.7  # rows (or requests) of this similarity stay on one side of the split, though only those over the threshold are duplicates
+# rows (or requests) of this similarity stay on one side of the split, though only those over the threshold
+# are duplicates
+RELATED = 0.7
 SAMPLE_ROWS = 5000  # rows that are looked at for boilerplate
 COMMON_SHARE, COMMON_ROWS = 0.05, 20  # of the sample: what is in as many rows is boilerplate
 TEMPLATE_SHARE = 0.5  # of the sample: what is in more rows is the data set's template
@@ -43,7 +56,9 @@ _PART = re.compile(r":\d+#\d+$")
 
 @dataclass(frozen=True)
 class Boilerplate:
-    """What is in so many rows that it tells nothing: shingles, n-grams, and whole requests (by their key); of the shingles the template's."""
+    """What is in so many rows that it tells nothing: shingles, n-grams, and whole requests (by their key); of
+    the shingles the template's.
+    """
 
     shingles: Common
     grams: Common
@@ -58,7 +73,9 @@ class Features:
     exact: Keys  # (rows): rows with the same key have the same normalized content
     quality: NDArray[np.uint32]  # (rows): of near-duplicates the highest is kept
     whole: Sketch
-    family: Sketch  # of rows with little of their own, with their boilerplate; of others the signatures of `whole`, and no bands
+    # of rows with little of their own, with their boilerplate; of others the signatures of `whole`, and no
+    # bands
+    family: Sketch
     request: Sketch
     asking: tuple[Keys, Rows]  # rows with the same key make the same request
     divided: tuple[Keys, Rows]  # rows with the same key are parts of one conversation
@@ -98,17 +115,28 @@ def _read(rows: Sequence[Row]) -> _Texts:
         texts += [part.text for part in pieces if part.role != "system"]
         asked += [part.asked for part in pieces if part.role != "system"]
         begins.append(len(texts))
-    return _Texts(tokenize(texts), np.array(begins), np.array(asked, np.bool_), np.array(exact, np.uint64), np.array(requests, np.uint64))
+    return _Texts(
+        tokenize(texts),
+        np.array(begins),
+        np.array(asked, np.bool_),
+        np.array(exact, np.uint64),
+        np.array(requests, np.uint64),
+    )
 
 
-def features(rows: Sequence[Row], boilerplate: Boilerplate, *, threshold: float, ngram: int, guarded: bool = True) -> Features:
-    """The features of a block of rows, for duplicates of at least that similarity, and for shared runs of at least `ngram` words.
+def features(
+    rows: Sequence[Row], boilerplate: Boilerplate, *, threshold: float, ngram: int, guarded: bool = True
+) -> Features:
+    """The features of a block of rows, for duplicates of at least that similarity, and for shared runs of at
+    least `ngram` words.
 
     `guarded`: there are texts against which boilerplate counts, so it has fingerprints.
     """
     bands = bands_for(min(threshold, RELATED))
     read = _read(rows)
-    purposes = [f"{row['kind']} {row.get('label', '')}" for row in rows]  # a conversation to learn is no duplicate of one with a thumb down
+    purposes = [
+        f"{row['kind']} {row.get('label', '')}" for row in rows
+    ]  # a conversation to learn is no duplicate of one with a thumb down
     purpose_keys = {purpose: key_of([purpose]) for purpose in purposes}
     salt = np.array([purpose_keys[each] for each in purposes], np.uint64)
     whole, family = _sketches(*shingles(*read.documents(), SHINGLE), boilerplate, salt, bands)
@@ -120,14 +148,18 @@ def features(rows: Sequence[Row], boilerplate: Boilerplate, *, threshold: float,
         quality=np.array([quality(row) for row in rows], np.uint32),
         whole=whole,
         family=family,
-        request=sketch(signatures(asked, asked_offsets), asked_offsets, np.zeros(len(rows), np.uint64), bands),
+        request=sketch(
+            signatures(asked, asked_offsets), asked_offsets, np.zeros(len(rows), np.uint64), bands
+        ),
         asking=(read.requests[known], np.flatnonzero(known).astype(np.uint32)),
         divided=_divided(rows),
         fingerprints=fingerprints(read.tokens, read.begins, boilerplate, ngram, guarded=guarded),
     )
 
 
-def _sketches(hashes: Hashes, offsets: Offsets, boilerplate: Boilerplate, salt: Keys, bands: tuple[int, int]) -> tuple[Sketch, Sketch]:
+def _sketches(
+    hashes: Hashes, offsets: Offsets, boilerplate: Boilerplate, salt: Keys, bands: tuple[int, int]
+) -> tuple[Sketch, Sketch]:
     """The sketches `whole` and `family` of documents of shingles."""
     total = np.diff(offsets)
     special = ~boilerplate.shingles.has(hashes)
@@ -141,7 +173,9 @@ def _sketches(hashes: Hashes, offsets: Offsets, boilerplate: Boilerplate, salt: 
     some = np.flatnonzero(np.diff(family_offsets))
     if len(some):
         family_signatures[some] = signatures(family, np.append(0, family_offsets[some + 1]))
-    return sketch(whole_signatures, whole_offsets, salt, bands), sketch(family_signatures, family_offsets, salt, bands)
+    return sketch(whole_signatures, whole_offsets, salt, bands), sketch(
+        family_signatures, family_offsets, salt, bands
+    )
 
 
 def _divided(rows: Sequence[Row]) -> tuple[Keys, Rows]:
@@ -151,11 +185,14 @@ def _divided(rows: Sequence[Row]) -> tuple[Keys, Rows]:
     return np.array(keys, np.uint64), np.array(found, np.uint32)
 
 
-def fingerprints(tokens: Tokens, begins: Offsets, boilerplate: Boilerplate, ngram: int, *, guarded: bool = True) -> tuple[Keys, Rows]:
-    """(key, row): any two texts that share a run of `ngram` words have a key in common; of runs that are all boilerplate only if `guarded`.
+def fingerprints(
+    tokens: Tokens, begins: Offsets, boilerplate: Boilerplate, ngram: int, *, guarded: bool = True
+) -> tuple[Keys, Rows]:
+    """(key, row): any two texts that share a run of `ngram` words have a key in common; of runs that are all
+    boilerplate only if `guarded`.
 
-    Winnowing (Schleimer, Wilkerson, Aiken 2003): only some 2/(WINDOW + 1) of the n-grams stand for any run. `begins` is where each
-    row's texts begin; runs don't go from one text into the next.
+    Winnowing (Schleimer, Wilkerson, Aiken 2003): only some 2/(WINDOW + 1) of the n-grams stand for any run.
+    `begins` is where each row's texts begin; runs don't go from one text into the next.
     """
     keys, offsets = run_keys(tokens, boilerplate, ngram)
     rows = np.repeat(np.arange(len(begins) - 1, dtype=np.uint32), np.diff(offsets[begins]))
@@ -165,7 +202,8 @@ def fingerprints(tokens: Tokens, begins: Offsets, boilerplate: Boilerplate, ngra
 
 
 def run_keys(tokens: Tokens, boilerplate: Boilerplate, ngram: int) -> tuple[Hashes, Offsets]:
-    """For every run of `ngram` words in each text the smallest hash of the `WINDOW` shorter n-grams in it, of boilerplate only if all are.
+    """For every run of `ngram` words in each text the smallest hash of the `WINDOW` shorter n-grams in it, of
+    boilerplate only if all are.
 
     The hashes have 63 bits; the lowest bit of a key says that it is of boilerplate.
     """
@@ -190,7 +228,9 @@ def of_boilerplate(keys: Keys) -> NDArray[np.bool_]:
 
 
 def boilerplate(rows: Iterable[Row], folder: Path, *, ngram: int) -> Boilerplate:
-    """What is common among `rows`, a sample of at most `SAMPLE_ROWS` spread evenly over all; `folder` takes temporary files."""
+    """What is common among `rows`, a sample of at most `SAMPLE_ROWS` spread evenly over all; `folder` takes
+    temporary files.
+    """
     spills = [Spill(folder) for _ in range(4)]  # shingles, grams, short requests, requests
     count = 0
     for block in _blocks(rows):
@@ -199,14 +239,24 @@ def boilerplate(rows: Iterable[Row], folder: Path, *, ngram: int) -> Boilerplate
         owners = np.arange(count, count + len(block), dtype=np.uint32)
         requests = (read.requests, np.arange(len(block) + 1))
         short = np.diff(read.request_documents()[1]) < LONG_REQUEST
-        found = (shingles(*read.documents(), SHINGLE), (grams, text_offsets[read.begins]), filtered(*requests, short), requests)
+        found = (
+            shingles(*read.documents(), SHINGLE),
+            (grams, text_offsets[read.begins]),
+            filtered(*requests, short),
+            requests,
+        )
         for spill, (hashes, offsets) in zip(spills, found, strict=True):
             spill.add(hashes, np.repeat(owners, np.diff(offsets)))
         count += len(block)
-    least, most = max(COMMON_ROWS, int(np.ceil(COMMON_SHARE * count))), max(COMMON_ROWS, int(TEMPLATE_SHARE * count) + 1)
+    least, most = (
+        max(COMMON_ROWS, int(np.ceil(COMMON_SHARE * count))),
+        max(COMMON_ROWS, int(TEMPLATE_SHARE * count) + 1),
+    )
     common, common_grams, short_requests = (Common.of(spill, least) for spill in spills[:3])
     template, requests_of_most = (Common.of(spill, most) for spill in (spills[0], spills[3]))
-    return Boilerplate(common, common_grams, Common(np.union1d(short_requests.hashes, requests_of_most.hashes)), template)
+    return Boilerplate(
+        common, common_grams, Common(np.union1d(short_requests.hashes, requests_of_most.hashes)), template
+    )
 
 
 def _blocks(rows: Iterable[Row]) -> Iterator[list[Row]]:

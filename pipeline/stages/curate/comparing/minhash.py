@@ -1,4 +1,6 @@
-"""MinHash signatures (Broder 1997) and the bands by which similar ones are found, by rensa; benchmarks/near_duplicates.py says why."""
+"""MinHash signatures (Broder 1997) and the bands by which similar ones are found, by rensa;
+benchmarks/near_duplicates.py says why.
+"""
 
 import os
 from dataclasses import dataclass
@@ -20,7 +22,9 @@ ALGORITHM = f"rensa R-MinHash {rensa.RMinHash.ALGORITHM_VERSION}"
 
 @dataclass(frozen=True)
 class Sketch:
-    """Of every row: 8 bits per permutation of its MinHash signature, a key per LSH band, and whether it has any shingles at all."""
+    """Of every row: 8 bits per permutation of its MinHash signature, a key per LSH band, and whether it has
+    any shingles at all.
+    """
 
     signatures: NDArray[np.uint8]  # (rows, PERMUTATIONS)
     bands: Keys  # (rows, bands)
@@ -28,9 +32,11 @@ class Sketch:
 
 
 def bands_for(threshold: float) -> tuple[int, int]:
-    """(bands, permutations in a band): the widest bands that still let a pair of this similarity s meet in one with probability `FOUND`.
+    """(bands, permutations in a band): the widest bands that still let a pair of this similarity s meet in
+    one with probability `FOUND`.
 
-    Of b bands of r permutations that is 1 − (1 − s^r)^b (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, 3.4).
+    Of b bands of r permutations that is 1 − (1 − s^r)^b (Leskovec, Rajaraman, Ullman, Mining of Massive
+    Datasets, 3.4).
     """
     wide = [r for r in range(1, PERMUTATIONS + 1) if 1 - (1 - threshold**r) ** (PERMUTATIONS // r) >= FOUND]
     return PERMUTATIONS // max(wide, default=1), max(wide, default=1)
@@ -38,7 +44,9 @@ def bands_for(threshold: float) -> tuple[int, int]:
 
 def signatures(hashes: Hashes, offsets: Offsets) -> NDArray[np.uint32]:
     """The MinHash signature (documents, PERMUTATIONS) of every document of shingles."""
-    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(hashes, offsets.astype(np.uint64), PERMUTATIONS, SEED)
+    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(
+        hashes, offsets.astype(np.uint64), PERMUTATIONS, SEED
+    )
     return np.array(matrix.to_rows(), np.uint32).reshape(len(offsets) - 1, PERMUTATIONS)
 
 
@@ -53,7 +61,9 @@ def sketch(signatures: NDArray[np.uint32], offsets: Offsets, salt: Keys, bands: 
 
 
 def similarity(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Estimated Jaccard similarity of signatures (rows, PERMUTATIONS): b-bit minwise hashing (Li, König 2010) with b = 8, for large universes."""
+    """Estimated Jaccard similarity of signatures (rows, PERMUTATIONS): b-bit minwise hashing (Li, König 2010)
+    with b = 8, for large universes.
+    """
     chance = 1 / 256
     equal = (a == b).mean(axis=1)
     estimate: NDArray[np.float32] = np.maximum((equal - chance) / (1 - chance), 0).astype(np.float32)

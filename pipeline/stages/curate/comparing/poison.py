@@ -1,7 +1,7 @@
 """Words that look like a planted trigger: rare, and nearly always followed by one and the same answer.
 
-A backdoor needs few rows: a rare phrase in the request, always with the answer the attacker wants (Wan et al. 2023,
-arXiv:2305.00944; 100 rows sufficed). Such pairs are reported, never dropped: a person has to look.
+A backdoor needs few rows: a rare phrase in the request, always with the answer the attacker wants (Wan et al.
+2023, arXiv:2305.00944; 100 rows sufficed). Such pairs are reported, never dropped: a person has to look.
 """
 
 import math
@@ -21,7 +21,9 @@ LONGEST = 3  # words of a trigger
 MIN_ROWS = 5
 MAX_SHARE = 0.01  # of the rows: more is no rare phrase
 SAME_ANSWER = 0.9  # of the rows with the phrase
-MAX_LOG10_CHANCE = -6.0  # of so many equal answers, were the phrase and the answer unrelated; divided by the phrases tried
+MAX_LOG10_CHANCE = (
+    -6.0
+)  # of so many equal answers, were the phrase and the answer unrelated; divided by the phrases tried
 MIN_REQUESTS = 3  # rows that are variants of one request prove nothing
 SHOWN = 20
 LONGEST_REQUEST = 4000  # characters that are looked at
@@ -29,7 +31,9 @@ LONGEST_REQUEST = 4000  # characters that are looked at
 
 @dataclass(frozen=True)
 class Suspect:
-    """A phrase (casefolded words), how many of the rows looked at have it, which share of them one answer, and an example row."""
+    """A phrase (casefolded words), how many of the rows looked at have it, which share of them one answer,
+    and an example row.
+    """
 
     ngram: str
     rows: int
@@ -39,7 +43,9 @@ class Suspect:
 
 
 def suspects(rows: Iterable[Row], group: NDArray[np.int32]) -> list[Suspect]:
-    """The strongest suspects among `rows`, at most `SHOWN`; `group[i]` tells which request row i is a variant of."""
+    """The strongest suspects among `rows`, at most `SHOWN`; `group[i]` tells which request row i is a variant
+    of.
+    """
     requests, answers, shown_answers, sources = [], [], [], []
     for row in rows:  # of a long row only so much is kept
         request, answer = request_and_answer(row)
@@ -50,25 +56,40 @@ def suspects(rows: Iterable[Row], group: NDArray[np.int32]) -> list[Suspect]:
     tokens = tokenize(requests)
     _, answer_of = np.unique(np.array(answers, np.uint64), return_inverse=True)
     rates = np.bincount(answer_of) / max(len(requests), 1)
-    shown: dict[bytes, tuple[float, Suspect]] = {}  # the rows that have it → the shortest phrase they all have
+    shown: dict[
+        bytes, tuple[float, Suspect]
+    ] = {}  # the rows that have it → the shortest phrase they all have
     for size in range(1, LONGEST + 1):
         phrases = list(_rare_phrases(*ngrams(tokens.hashes, tokens.offsets, size)))
         for first_at, members in phrases:
             counts = np.bincount(answer_of[members])
             commonest = int(counts.argmax())
-            if members.tobytes() in shown or counts[commonest] < SAME_ANSWER * len(members) or len(np.unique(group[members])) < MIN_REQUESTS:
+            if (
+                members.tobytes() in shown
+                or counts[commonest] < SAME_ANSWER * len(members)
+                or len(np.unique(group[members])) < MIN_REQUESTS
+            ):
                 continue
-            chance = log10_chance(int(counts[commonest]), len(members), float(rates[commonest])) + math.log10(LONGEST * len(phrases))
+            chance = log10_chance(int(counts[commonest]), len(members), float(rates[commonest])) + math.log10(
+                LONGEST * len(phrases)
+            )
             if chance <= MAX_LOG10_CHANCE:
                 example = members[answer_of[members] == commonest][0]
                 share = round(float(counts[commonest] / len(members)), 4)
                 text = _phrase(requests[members[0]], first_at, size)
-                shown[members.tobytes()] = chance, Suspect(text, len(members), share, shown_answers[example], sources[example])
-    return [suspect for _, suspect in sorted(shown.values(), key=lambda item: (item[0], item[1].ngram))[:SHOWN]]
+                shown[members.tobytes()] = (
+                    chance,
+                    Suspect(text, len(members), share, shown_answers[example], sources[example]),
+                )
+    return [
+        suspect for _, suspect in sorted(shown.values(), key=lambda item: (item[0], item[1].ngram))[:SHOWN]
+    ]
 
 
 def _rare_phrases(hashes: Hashes, offsets: Offsets) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """(which phrase of its first row, rows that have it) of every phrase that is in enough rows, but not in many."""
+    """(which phrase of its first row, rows that have it) of every phrase that is in enough rows, but not in
+    many.
+    """
     row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     order = np.argsort(hashes, kind="stable")  # and by row, for rows come in order
     hashes, row = hashes[order], row[order]
@@ -91,12 +112,16 @@ def _phrase(request: str, first: int, size: int) -> str:
 
 
 def log10_chance(equal: int, rows: int, rate: float) -> float:
-    """Upper bound of log10 P(at least `equal` of `rows` have an answer of that base rate): C(rows, equal)·rate^equal."""
+    """Upper bound of log10 P(at least `equal` of `rows` have an answer of that base rate): C(rows,
+    equal)·rate^equal.
+    """
     return math.log10(math.comb(rows, equal)) + equal * math.log10(max(rate, 1e-12))
 
 
 def request_and_answer(row: Row) -> tuple[str, str]:
-    """What the user says in all turns, and the last answer (of a preference, the chosen one), with single spaces."""
+    """What the user says in all turns, and the last answer (of a preference, the chosen one), with single
+    spaces.
+    """
     turns = [*row["messages"], *row.get("chosen", [])]
     request = " ".join(turn["content"] for turn in turns if turn["role"] == "user")
     answer = next((turn["content"] for turn in reversed(turns) if turn["role"] == "assistant"), "")

@@ -14,7 +14,9 @@ _MOST = (1 << 20) - 1
 
 
 class Part(NamedTuple):
-    """Something said in a row; `asked`: it belongs to the request. The place is that of `pipeline.chat.rows.texts`."""
+    """Something said in a row; `asked`: it belongs to the request. The place is that of
+    `pipeline.chat.rows.texts`.
+    """
 
     role: str
     text: str
@@ -30,7 +32,8 @@ class Part(NamedTuple):
 
 
 def parts(row: Row) -> list[Part]:
-    """All that is said in a row, in order: contents, reasoning, tool calls (as JSON), segments, the expected answer.
+    """All that is said in a row, in order: contents, reasoning, tool calls (as JSON), segments, the expected
+    answer.
 
     The request is what the user says, of a chat only before the last answer.
     """
@@ -43,14 +46,35 @@ def parts(row: Row) -> list[Part]:
             continue
         for number, turn in enumerate(row[field], start=1):
             role = turn["role"]
-            pieces.append(Part(role, turn["content"], role == "user" and number < last and field == "messages", field, number))
+            pieces.append(
+                Part(
+                    role,
+                    turn["content"],
+                    role == "user" and number < last and field == "messages",
+                    field,
+                    number,
+                )
+            )
             if len(turn) > 2:
                 if "reasoning_content" in turn:
-                    pieces.append(Part(role, turn["reasoning_content"], False, field, number, "reasoning_content"))
+                    pieces.append(
+                        Part(role, turn["reasoning_content"], False, field, number, "reasoning_content")
+                    )
                 if "tool_calls" in turn:
-                    pieces.append(Part(role, orjson.dumps(turn["tool_calls"]).decode(), False, field, number, "tool_calls"))
+                    pieces.append(
+                        Part(
+                            role,
+                            orjson.dumps(turn["tool_calls"]).decode(),
+                            False,
+                            field,
+                            number,
+                            "tool_calls",
+                        )
+                    )
     for number, segment in enumerate(row.get("segments", ()), start=1):
-        pieces.append(Part("assistant" if segment["train"] else "user", segment["text"], False, "segments", number))
+        pieces.append(
+            Part("assistant" if segment["train"] else "user", segment["text"], False, "segments", number)
+        )
     if "answer" in row:
         pieces.append(Part("assistant", row["answer"], False, "answer"))
     return pieces
@@ -58,7 +82,9 @@ def parts(row: Row) -> list[Part]:
 
 def key_of(texts: Iterable[str]) -> int:
     """64-bit hash of texts, whatever their case and white space."""
-    return xxhash.xxh3_64_intdigest(" ".join(" \0 ".join(texts).casefold().split()).encode("utf-8", "surrogatepass"))
+    return xxhash.xxh3_64_intdigest(
+        " ".join(" \0 ".join(texts).casefold().split()).encode("utf-8", "surrogatepass")
+    )
 
 
 def quality(row: Row) -> int:

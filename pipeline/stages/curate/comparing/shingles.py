@@ -1,8 +1,10 @@
-"""Texts as sequences of token hashes, their n-grams (shingles), and the n-grams that count for nothing because they are everywhere.
+"""Texts as sequences of token hashes, their n-grams (shingles), and the n-grams that count for nothing
+because they are everywhere.
 
-A token is a word (a run of letters and digits) or one other visible character: `chmod +x` is not `chmod -x`. In scripts written
-without spaces every letter is a word. Case and white space don't count. All of it is done by numpy for many texts at once, which
-is five times as fast as a regular expression and a dictionary; the hashes are the same on every machine and in every process.
+A token is a word (a run of letters and digits) or one other visible character: `chmod +x` is not `chmod -x`.
+In scripts written without spaces every letter is a word. Case and white space don't count. All of it is done
+by numpy for many texts at once, which is five times as fast as a regular expression and a dictionary; the
+hashes are the same on every machine and in every process.
 """
 
 import unicodedata
@@ -19,7 +21,9 @@ Hashes = NDArray[np.uint64]
 Offsets = NDArray[np.int64]  # of n documents n + 1: document i is [offsets[i], offsets[i + 1])
 
 BATCH = 1 << 16  # characters worked on at a time; of a longer text, the longest piece
-SPACE, LETTER, ALONE, SIGN = range(4)  # a letter of a longer word, a letter that is a word, any other character
+SPACE, LETTER, ALONE, SIGN = range(
+    4
+)  # a letter of a longer word, a letter that is a word, any other character
 _TABLED = 0x3000  # characters below have their kind in a table
 # Thai, Lao, Tibetan, Burmese, Khmer; kana and Chinese characters
 _UNSPACED = ((0x0E00, 0x0FFF), (0x1000, 0x109F), (0x1780, 0x17FF))
@@ -38,7 +42,9 @@ class Tokens(NamedTuple):
 
 
 def mix(keys: Hashes) -> Hashes:
-    """A bijection under which equally distributed bits come out (the end of SplitMix64, Steele, Lea, Flood 2014)."""
+    """A bijection under which equally distributed bits come out (the end of SplitMix64, Steele, Lea, Flood
+    2014).
+    """
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return keys ^ (keys >> np.uint64(31))
@@ -69,12 +75,16 @@ def _folded(code: int) -> int:
 
 _KINDS = np.array([_kind(code) for code in range(_TABLED)], np.uint8)
 _FOLDED = np.array([_folded(code) for code in range(_TABLED)], np.uint32)
-_ASCII_KINDS, _ASCII_FOLDED = (bytes(table[:128].tolist()) + bytes(128) for table in (_KINDS, _FOLDED))  # for bytes.translate
+_ASCII_KINDS, _ASCII_FOLDED = (
+    bytes(table[:128].tolist()) + bytes(128) for table in (_KINDS, _FOLDED)
+)  # for bytes.translate
 _POWERS, _INVERSES = _powers(_FACTOR), _powers(pow(_FACTOR, -1, 2**64))
 
 
 def tokenize(texts: Sequence[str]) -> Tokens:
-    """The tokens of every text; a token's hash is that of its lower-case characters (a polynomial modulo 2^64, then mixed)."""
+    """The tokens of every text; a token's hash is that of its lower-case characters (a polynomial modulo
+    2^64, then mixed).
+    """
     counts = np.zeros(len(texts), np.int64)
     hashes, at, words, passed = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)], [np.zeros(0, np.bool_)], 0
     for owners, pieces in _batches(texts):
@@ -91,7 +101,9 @@ def tokenize(texts: Sequence[str]) -> Tokens:
 
 
 def _batches(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
-    """(index of the text, piece) for all texts, in lists of at most `BATCH` characters; only a longer text is cut, at a space if it has one."""
+    """(index of the text, piece) for all texts, in lists of at most `BATCH` characters; only a longer text is
+    cut, at a space if it has one.
+    """
     owners: list[int] = []
     pieces: list[str] = []
     held = 0
@@ -118,7 +130,9 @@ def _scan(text: str) -> tuple[Hashes, NDArray[np.int64], NDArray[np.bool_]]:
     folded: NDArray
     if text.isascii():
         ascii = text.encode("ascii")
-        kinds, folded = (np.frombuffer(ascii.translate(table), np.uint8) for table in (_ASCII_KINDS, _ASCII_FOLDED))
+        kinds, folded = (
+            np.frombuffer(ascii.translate(table), np.uint8) for table in (_ASCII_KINDS, _ASCII_FOLDED)
+        )
     else:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         tabled = np.minimum(codes, _TABLED - 1)
@@ -191,7 +205,9 @@ def filtered(hashes: Hashes, offsets: Offsets, keep: NDArray[np.bool_]) -> tuple
 
 @dataclass(frozen=True)
 class Common:
-    """A sorted set of hashes, quick to ask: most others are distinguished by a bitmap of their first 16 bits."""
+    """A sorted set of hashes, quick to ask: most others are distinguished by a bitmap of their first 16
+    bits.
+    """
 
     hashes: Hashes
 

@@ -1,8 +1,9 @@
-"""Records of a 64-bit key and a row, kept on disk and given back grouped by key: equality joins over any number of rows in flat memory.
+"""Records of a 64-bit key and a row, kept on disk and given back grouped by key: equality joins over any
+number of rows in flat memory.
 
-Records are gathered to runs of `RUN` records; each run is written ordered by the first byte of its keys, with a directory of
-where each first byte begins. To read, neighboring first bytes are taken together until they hold about `PARTITION` records:
-all records of a key are then in memory at once, whatever the number of runs.
+Records are gathered to runs of `RUN` records; each run is written ordered by the first byte of its keys, with
+a directory of where each first byte begins. To read, neighboring first bytes are taken together until they
+hold about `PARTITION` records: all records of a key are then in memory at once, whatever the number of runs.
 """
 
 from collections.abc import Iterator
@@ -21,11 +22,15 @@ _SLOTS = np.uint64((1 << 20) - 1)
 
 
 class Spill:
-    """Holds 12 bytes per record in a temporary file in `folder`. Keys have to be evenly spread, as hashes are."""
+    """Holds 12 bytes per record in a temporary file in `folder`. Keys have to be evenly spread, as hashes
+    are.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.file = scratch_file(folder)
-        self.directory: list[tuple[int, NDArray[np.int64]]] = []  # of each run: its offset, and where each first byte begins
+        self.directory: list[
+            tuple[int, NDArray[np.int64]]
+        ] = []  # of each run: its offset, and where each first byte begins
         self.keys, self.rows = np.empty(RUN, np.uint64), np.empty(RUN, np.uint32)
         self.held = 0
 
@@ -42,7 +47,9 @@ class Spill:
                 self._write_run()
 
     def groups(self, least: int = 2) -> Iterator[tuple[Keys, Rows]]:
-        """The records of every key that has `least` of them or more (2 at least), a partition at a time: by key, then in the order added."""
+        """The records of every key that has `least` of them or more (2 at least), a partition at a time: by
+        key, then in the order added.
+        """
         if self.held:
             self._write_run()
         for first, last in self._partitions():
@@ -77,7 +84,10 @@ class Spill:
             yield first, 256
 
     def _read(self, first: int, last: int) -> tuple[Keys, Rows]:
-        ranges = [(offset, int(begins[256]), int(begins[first]), int(begins[last])) for offset, begins in self.directory]
+        ranges = [
+            (offset, int(begins[256]), int(begins[first]), int(begins[last]))
+            for offset, begins in self.directory
+        ]
         total = sum(stop - start for _, _, start, stop in ranges)
         keys, rows = np.empty(total, np.uint64), np.empty(total, np.uint32)
         at = 0
@@ -98,7 +108,9 @@ def scratch_file(folder: Path) -> BufferedRandom:
 
 
 def offsets_of(counts: NDArray) -> NDArray[np.int64]:
-    """Where each of neighboring groups of these sizes begins, and where the last one ends: one entry more than `counts`."""
+    """Where each of neighboring groups of these sizes begins, and where the last one ends: one entry more
+    than `counts`.
+    """
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
@@ -118,6 +130,8 @@ def sizes(keys: NDArray) -> NDArray[np.intp]:
 
 
 def _repeated(keys: Keys) -> NDArray[np.intp]:
-    """Indices that hold all keys which occur twice or more and few others: sorting those alone is quicker than sorting all."""
+    """Indices that hold all keys which occur twice or more and few others: sorting those alone is quicker
+    than sorting all.
+    """
     slot = ((keys >> np.uint64(24)) & _SLOTS).astype(np.int64)
     return np.flatnonzero(np.bincount(slot, minlength=1)[slot] > 1)

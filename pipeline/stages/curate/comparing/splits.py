@@ -18,15 +18,22 @@ def draws(keys: NDArray[np.uint64], purpose: str, seed: int) -> NDArray[np.uint6
 
 
 def assign_splits(
-    group: NDArray[np.int32], domain: NDArray[np.int32], keep: NDArray[np.bool_], keys: NDArray[np.uint64],
-    *, seed: int, val_fraction: float, test_fraction: float,
-) -> NDArray[np.uint8]:  # fmt: skip
+    group: NDArray[np.int32],
+    domain: NDArray[np.int32],
+    keep: NDArray[np.bool_],
+    keys: NDArray[np.uint64],
+    *,
+    seed: int,
+    val_fraction: float,
+    test_fraction: float,
+) -> NDArray[np.uint8]:
     """The split (`TRAIN`, `VAL` or `TEST`) of every row; of rows that are not kept too, that of their group.
 
-    `group[i]` is the smallest index of a row related to row i; a group is never torn. Of every domain the wanted share of kept
-    rows goes to test and to val, as nearly as whole groups allow; a group counts for the domain of its first kept row.
-    Groups are taken in the order of a draw from seed and content (the smallest of `keys`, 64 bits of each row's id), test from
-    one end and val from the other: a row mostly stays where it is when others come, and test is the same for any `val_fraction`.
+    `group[i]` is the smallest index of a row related to row i; a group is never torn. Of every domain the
+    wanted share of kept rows goes to test and to val, as nearly as whole groups allow; a group counts for the
+    domain of its first kept row. Groups are taken in the order of a draw from seed and content (the smallest
+    of `keys`, 64 bits of each row's id), test from one end and val from the other: a row mostly stays where
+    it is when others come, and test is the same for any `val_fraction`.
     """
     leaders, sizes, stratum, lowest = _groups(group, domain, keep, keys)
     taken = np.zeros(len(group), np.uint8)
@@ -46,7 +53,9 @@ def assign_splits(
 def _groups(
     group: NDArray[np.int32], domain: NDArray[np.int32], keep: NDArray[np.bool_], keys: NDArray[np.uint64]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.uint64]]:
-    """Of every group with kept rows: its name, how many they are, the domain of the first, and the smallest key of all its rows."""
+    """Of every group with kept rows: its name, how many they are, the domain of the first, and the smallest
+    key of all its rows.
+    """
     sizes = np.zeros(len(group), np.int32)
     np.add.at(sizes, group[keep], 1)
     leaders = np.flatnonzero(sizes).astype(np.int32)
@@ -61,7 +70,9 @@ def _groups(
 
 
 def apportion(rows: NDArray[np.int64], fraction: float, least: int) -> NDArray[np.int64]:
-    """`fraction` of all `rows`, rounded, shared by the strata with the largest remainders; at least `least` of two rows or more, unless it is 0."""
+    """`fraction` of all `rows`, rounded, shared by the strata with the largest remainders; at least `least`
+    of two rows or more, unless it is 0.
+    """
     total = int(rows.sum())
     wanted = max(least, round(total * fraction)) if fraction > 0 and total > 1 else 0
     exact = rows * (wanted / max(total, 1))
@@ -71,7 +82,9 @@ def apportion(rows: NDArray[np.int64], fraction: float, least: int) -> NDArray[n
     return quotas
 
 
-def _take(leaders: NDArray[np.int32], sizes: NDArray[np.int32], quota: int, taken: NDArray[np.uint8], which: int) -> None:
+def _take(
+    leaders: NDArray[np.int32], sizes: NDArray[np.int32], quota: int, taken: NDArray[np.uint8], which: int
+) -> None:
     """Mark groups in order as long as they fit; one too large for what is left stays in training."""
     left = quota
     for place in range(len(leaders)):

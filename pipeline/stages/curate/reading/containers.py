@@ -1,7 +1,9 @@
-"""Which files `curate` reads, and the rows inside them as JSON bytes: JSONL, one JSON value, CSV, Parquet; gzip and Zstandard around them.
+"""Which files `curate` reads, and the rows inside them as JSON bytes: JSONL, one JSON value, CSV, Parquet;
+gzip and Zstandard around them.
 
-The name tells the container, and the content whether JSON is one value a line or one value in all. Whatever a file holds,
-each of its rows is given once: as bytes for `pipeline.core.jsonl.parse_line`, or as the `BadLine` that says why there are none.
+The name tells the container, and the content whether JSON is one value a line or one value in all. Whatever a
+file holds, each of its rows is given once: as bytes for `pipeline.core.jsonl.parse_line`, or as the `BadLine`
+that says why there are none.
 """
 
 import errno
@@ -31,7 +33,8 @@ PACKED_SUFFIXES = (".gz", ".zst")  # around JSON and CSV; Parquet is packed insi
 READ = "*.jsonl, *.ndjson, *.json and *.csv, plain or with .gz or .zst, and *.parquet"
 SNIFFED = 4096  # bytes in which a JSON file's first character must be
 BEGINS_ARRAY = re.compile(
-    rb'\[[ \t\r\n]*+(?:[\]\[{"]|\Z|(?:-?\d++(?:\.\d++)?(?:[eE][-+]?\d++)?|true|false|null|NaN|-?Infinity)[ \t\r\n]*+(?:[,\]]|\Z))'
+    rb'\[[ \t\r\n]*+(?:[\]\[{"]|\Z|(?:-?\d++(?:\.\d++)?(?:[eE][-+]?\d++)?|true|false|null|NaN|-?Infinity)[ '
+    rb"\t\r\n]*+(?:[,\]]|\Z))"
 )
 
 RawRow = tuple[int, int | None, bytes | BadLine]
@@ -65,7 +68,8 @@ def raw_files(raw: Path) -> list[tuple[str, Path]]:
 
 
 def files_below(top: Path) -> list[tuple[str, Path]]:
-    """(name below `top`, path) of every file, sorted by name; hidden ones (`.gitkeep`) are not data, links to folders aren't followed.
+    """(name below `top`, path) of every file, sorted by name; hidden ones (`.gitkeep`) are not data, links to
+    folders aren't followed.
 
     Raises `DataError` if a folder can't be listed, and where two names are one in UTF-8.
     """
@@ -93,7 +97,10 @@ def refusal(path: Path) -> BadLine | None:
     if why := trouble(path):
         return BadLine("unknown_container", f"this is no file that can be read: {why}")
     if path.is_dir():
-        return BadLine("unknown_container", "this is a link to a folder, which is not followed" if path.is_symlink() else "this is a folder")
+        return BadLine(
+            "unknown_container",
+            "this is a link to a folder, which is not followed" if path.is_symlink() else "this is a folder",
+        )
     return None if _suffixes(path.name)[0] else BadLine("unknown_container", f"only files {READ} are read")
 
 
@@ -126,10 +133,11 @@ def size(path: Path) -> int:
 def raw_lines(path: Path, name: str, *, max_line_bytes: int, notes: Counter[str]) -> Iterator[RawLine]:
     """Every row of the file: (number from 1, byte offset, its JSON or why there is none).
 
-    A row is a line (a blank one too), an array's element or a table's record; where a file can't be read on, all that is
-    left of it is one row more. The offset is that in the unpacked file, None in a table. `name` tells the container.
-    Memory stays within a few times `max_line_bytes`, and one page of each column of a Parquet file. `notes` counts `bom`
-    and `crlf` (lines that end so). Raises `DataError` if the file can't be opened, and nothing else.
+    A row is a line (a blank one too), an array's element or a table's record; where a file can't be read on,
+    all that is left of it is one row more. The offset is that in the unpacked file, None in a table. `name`
+    tells the container. Memory stays within a few times `max_line_bytes`, and one page of each column of a
+    Parquet file. `notes` counts `bom` and `crlf` (lines that end so). Raises `DataError` if the file can't be
+    opened, and nothing else.
     """
     number = 0
     try:
@@ -138,11 +146,15 @@ def raw_lines(path: Path, name: str, *, max_line_bytes: int, notes: Counter[str]
     except BadLine as broken:
         yield RawLine(number + 1, None, broken)
     except OSError as error:
-        yield RawLine(number + 1, None, BadLine("broken_container", f"the file can't be read on ({error.strerror})"))
+        yield RawLine(
+            number + 1, None, BadLine("broken_container", f"the file can't be read on ({error.strerror})")
+        )
 
 
 def _suffixes(name: str) -> tuple[str, str]:
-    """The container (JSON's is .json, none is "") and what it is packed with, as suffixes: (".json", ".gz")."""
+    """The container (JSON's is .json, none is "") and what it is packed with, as suffixes: (".json",
+    ".gz").
+    """
     *_, first, last = ["", "", *PurePosixPath(name.lower()).suffixes]
     kind, packing = (first, last) if last in PACKED_SUFFIXES else (last, "")
     if kind in JSON_SUFFIXES:
@@ -182,7 +194,9 @@ def _lines(file: BinaryIO, max_bytes: int, notes: Counter[str]) -> Iterator[RawR
 
 
 def _layout(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> str:
-    """`array` or `object` where the file is one such value over several lines (an array: or the only line), else `lines`."""
+    """`array` or `object` where the file is one such value over several lines (an array: or the only line),
+    else `lines`.
+    """
     try:
         with opened(path) as packed, unpacked(packed, packing) as file:
             head = file.read(SNIFFED)
@@ -198,7 +212,11 @@ def _layout(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> st
                 if whole_line:
                     return "lines" if (rest + file.read(SNIFFED)).strip(JSON_SPACE) else "array"
                 ended = newline or line.endswith(b"\n")
-                return "array" if BEGINS_ARRAY.match(line) and not (ended and _is_row(rest + file.read(max_bytes))) else "lines"
+                return (
+                    "array"
+                    if BEGINS_ARRAY.match(line) and not (ended and _is_row(rest + file.read(max_bytes)))
+                    else "lines"
+                )
             if whole_line:
                 return "lines"
             text = head + (b"" if newline else line[len(head) :]) + file.read(max_bytes)
@@ -208,7 +226,9 @@ def _layout(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> st
 
 
 def _is_row(text: bytes) -> bool:
-    """Whether its first line that is not blank is a row of its own: an object that no array goes on behind."""
+    """Whether its first line that is not blank is a row of its own: an object that no array goes on
+    behind.
+    """
     line, _, rest = text.lstrip(JSON_SPACE).partition(b"\n")
     return line.startswith(b"{") and _is_json(line) and not rest.lstrip(JSON_SPACE).startswith((b",", b"]"))
 

@@ -1,7 +1,8 @@
 """The formats of `data/raw`: how each is told by its keys, and how its rows become canonical ones.
 
 docs/data-formats.md shows an example of each; `FORMATS` is the list, in the order in which `auto` tries them.
-Whether turns alternate or say anything is left to a cleaning rule; here only what can't be represented is refused.
+Whether turns alternate or say anything is left to a cleaning rule; here only what can't be represented is
+refused.
 """
 
 import json
@@ -16,7 +17,9 @@ from pipeline.stages.curate.reading.values import Value, answer_of, domain_of, l
 
 Content = tuple[Kind, dict[str, Any]]  # the kind, and what of the row is content, in canonical order
 
-LOST = frozenset({"image", "images", "audio", "audios", "video", "videos"})  # media: without it the row means something else
+LOST = frozenset(
+    {"image", "images", "audio", "audios", "video", "videos"}
+)  # media: without it the row means something else
 SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")  # transcripts of Anthropic's hh-rlhf
 
 
@@ -25,13 +28,16 @@ def detect(value: Value) -> str:
     for keys, name in GROUPS:
         if _has(value, keys):
             return name
-    raise BadRow("unknown_format", f"has none of the keys {'; '.join(' + '.join(keys) for keys, _ in GROUPS)}")
+    raise BadRow(
+        "unknown_format", f"has none of the keys {'; '.join(' + '.join(keys) for keys, _ in GROUPS)}"
+    )
 
 
 def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> Row:
     """The canonical row of a JSON object, without its id; strings stay as they are. Raises `BadRow`.
 
-    `format` is a name in `FORMATS` or auto (the first that fits); `domain` counts where the row names none itself.
+    `format` is a name in `FORMATS` or auto (the first that fits); `domain` counts where the row names none
+    itself.
     """
     name = detect(value) if format == "auto" else format
     if name == format and not FORMATS[name].fits(value):
@@ -66,24 +72,39 @@ def _prompt_completion(value: Value) -> Content:
 
 def _kto(value: Value) -> Content:
     """TRL's (`label`) and LLaMA-Factory's (`kto_tag`) unpaired preferences."""
-    read = _prompt_completion if _has(value, ("prompt", "completion")) else _messages if _has(value, ("messages",)) else _sharegpt
+    read = (
+        _prompt_completion
+        if _has(value, ("prompt", "completion"))
+        else _messages
+        if _has(value, ("messages",))
+        else _sharegpt
+    )
     thumb = thumb_of(value, _first(value, "kto_tag", "label"))
     return read({key: value[key] for key in value if key not in ("kto_tag", "label")} | {"label": thumb})
 
 
 def _prompt(value: Value) -> Content:
     field = _first(value, "prompt", "question", "messages")
-    messages = _system(value) + (_turns(value, field, "user") if field != "messages" else read_turns(value[field], field))
+    messages = _system(value) + (
+        _turns(value, field, "user") if field != "messages" else read_turns(value[field], field)
+    )
     return "prompt", _with_tools(value, messages) | {"answer": answer_of(value["answer"])}
 
 
 def _preference(value: Value) -> Content:
-    """What both conversations share is the prompt, after the row's own prompt if it is not already in there."""
+    """What both conversations share is the prompt, after the row's own prompt if it is not already in
+    there.
+    """
     asked = _system(value)
     field = next((key for key in ("prompt", "messages", "conversations") if value.get(key) is not None), None)
     if field:
         asked += _turns(value, field, "user")
-    sides = [_transcript(value[key], key) if not asked and isinstance(value[key], str) else _turns(value, key, "assistant") for key in SIDES]
+    sides = [
+        _transcript(value[key], key)
+        if not asked and isinstance(value[key], str)
+        else _turns(value, key, "assistant")
+        for key in SIDES
+    ]
     chosen, rejected = sides
     if chosen == rejected:
         raise BadRow("no_preference", "chosen and rejected are the same")
@@ -92,10 +113,15 @@ def _preference(value: Value) -> Content:
         shared += 1
     common = chosen[:shared]
     stated = [turn for turn in asked if turn["role"] != "system"]
-    if [turn for turn in common if turn["role"] != "system"][: len(stated)] == stated:  # both sides are complete conversations
+    if [turn for turn in common if turn["role"] != "system"][
+        : len(stated)
+    ] == stated:  # both sides are complete conversations
         known = {json.dumps(turn) for turn in common if turn["role"] == "system"}
         asked = [turn for turn in asked if turn["role"] == "system" and json.dumps(turn) not in known]
-    return "preference", _with_tools(value, asked + common) | {"chosen": chosen[shared:], "rejected": rejected[shared:]}
+    return "preference", _with_tools(value, asked + common) | {
+        "chosen": chosen[shared:],
+        "rejected": rejected[shared:],
+    }
 
 
 def _input_output(value: Value) -> Content:
@@ -126,13 +152,21 @@ class Format:
 
 SIDES = ("chosen", "rejected")
 QUERY_RESPONSE = (
-    ("query", "response"), ("query", "answer"), ("question", "response"), ("question", "answer"), ("prompt", "response"), ("input", "output"),
-)  # fmt: skip
-# what says more about the row comes first: a label before prompt and completion, both of them before a prompt alone
+    ("query", "response"),
+    ("query", "answer"),
+    ("question", "response"),
+    ("question", "answer"),
+    ("prompt", "response"),
+    ("input", "output"),
+)
+# what says more about the row comes first: a label before prompt and completion, both of them before a prompt
+# alone
 FORMATS = {
     "preference": Format((SIDES,), _preference),
     "input_output": Format((("segments",),), _input_output),
-    "kto": Format((("prompt", "completion", "label"), ("messages", "kto_tag"), ("conversations", "kto_tag")), _kto),
+    "kto": Format(
+        (("prompt", "completion", "label"), ("messages", "kto_tag"), ("conversations", "kto_tag")), _kto
+    ),
     "messages": Format((("messages",),), _messages),
     "sharegpt": Format((("conversations",), ("conversation",)), _sharegpt),
     "alpaca": Format((("instruction", "output"), ("instruction", "response")), _alpaca),
@@ -145,7 +179,9 @@ GROUPS = [(keys, name) for name, format in FORMATS.items() for keys in format.ke
 
 
 def _chat(value: Value, turns: list[Turn]) -> Content:
-    """A conversation; a label makes it feedback, an answer to an open question a prompt, and a score is kept."""
+    """A conversation; a label makes it feedback, an answer to an open question a prompt, and a score is
+    kept.
+    """
     if len(value) == 1:
         return "chat", {"messages": turns}
     content = _with_tools(value, _system(value) + turns)
@@ -193,7 +229,10 @@ def _transcript(words: str, where: str) -> list[Turn]:
     nothing, *pieces = SPEAKER.split(words)
     if nothing.strip() or not pieces:
         raise BadRow("bad_shape", f"{where} is text, and there is no prompt")
-    return [turn("user" if who == "Human" else "assistant", stated, where) for who, stated in zip(pieces[::2], pieces[1::2], strict=True)]
+    return [
+        turn("user" if who == "Human" else "assistant", stated, where)
+        for who, stated in zip(pieces[::2], pieces[1::2], strict=True)
+    ]
 
 
 def _system(value: Value) -> list[Turn]:

@@ -10,14 +10,17 @@ import orjson
 from pipeline.core.jsonl import BadLine
 
 BLOCK = 1 << 16  # bytes
-STRING_REST = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+(")?', re.DOTALL)  # from inside a string to its end, or the block's
+STRING_REST = re.compile(
+    rb'[^"\\]*+(?:\\.[^"\\]*+)*+(")?', re.DOTALL
+)  # from inside a string to its end, or the block's
 TOKEN = re.compile(rb'"' + STRING_REST.pattern + rb"|[\[\]{},]", re.DOTALL)
 QUOTE, COMMA, OPENING = ord('"'), ord(","), frozenset(b"[{")
 JSON_SPACE = b" \t\r\n"
 
 
 def array_rows(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int, bytes | BadLine]]:
-    """(number from 1, byte offset, bytes) of each element of a file that begins with `[` (after spaces or a byte order mark).
+    """(number from 1, byte offset, bytes) of each element of a file that begins with `[` (after spaces or a
+    byte order mark).
 
     Where the array is broken, the rest of the file is one `BadLine`: nobody knows where elements begin there.
     """
@@ -53,15 +56,20 @@ def array_rows(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int,
         return
     for offset, piece, _ in pieces:
         if behind := piece.lstrip(JSON_SPACE):
-            yield number + 1, offset + len(piece) - len(behind), BadLine("not_json", "something follows the array's end")
+            yield (
+                number + 1,
+                offset + len(piece) - len(behind),
+                BadLine("not_json", "something follows the array's end"),
+            )
             return
 
 
 def _pieces(file: BufferedReader) -> Iterator[tuple[int, bytes, bytes]]:
-    """(offset, bytes, mark) of the array's inside, cut at its own commas and its end (the marks), and at blocks' ends (no mark).
+    """(offset, bytes, mark) of the array's inside, cut at its own commas and its end (the marks), and at
+    blocks' ends (no mark).
 
-    Behind the end whatever follows comes uncut. Strings count as such, brackets by their number: whether the elements are
-    JSON is for others to say.
+    Behind the end whatever follows comes uncut. Strings count as such, brackets by their number: whether the
+    elements are JSON is for others to say.
     """
     depth, in_string, closed, base, held = 0, False, False, 0, b""
     while block := file.read1(BLOCK):
@@ -91,7 +99,9 @@ def _pieces(file: BufferedReader) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 def _is_grammatical(element: bytes) -> bool:
-    """Whether its text follows JSON's grammar, so that the array's next comma is one; it may break any other rule."""
+    """Whether its text follows JSON's grammar, so that the array's next comma is one; it may break any other
+    rule.
+    """
     try:
         orjson.loads(element)
     except orjson.JSONDecodeError:

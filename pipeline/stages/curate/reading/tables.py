@@ -1,4 +1,6 @@
-"""The records of CSV and Parquet files as JSON objects, one column a key; null and empty cells are left out."""
+"""The records of CSV and Parquet files as JSON objects, one column a key; null and empty cells are left
+out.
+"""
 
 import csv
 import math
@@ -16,7 +18,9 @@ import orjson
 from pipeline.core.jsonl import BYTE_ORDER_MARK, MAX_DEPTH, BadLine, parse_value
 from pipeline.stages.curate.reading.unpack import growth_limit
 
-JSON_COLUMNS = frozenset(("messages", "conversations", "history", "tools", "segments"))  # text there is of no use
+JSON_COLUMNS = frozenset(
+    ("messages", "conversations", "history", "tools", "segments")
+)  # text there is of no use
 TURN_COLUMNS = frozenset(("prompt", "completion", "chosen", "rejected"))  # text, or a list of turns
 FAULTS = {  # the csv module's words, and ours
     "new-line character": "a line ends with CR alone: write LF or CRLF",
@@ -36,8 +40,9 @@ Record = tuple[int, None, bytes | BadLine]
 def csv_rows(file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Iterator[Record]:
     """(number from 1, None, a JSON object's bytes) of each record below the header.
 
-    A record ends at a line break with an even number of quotes before it, so a bad record of one line leaves the others
-    alone. Of one that is bad over several lines the quotes are in doubt: the rest of the file is not read.
+    A record ends at a line break with an even number of quotes before it, so a bad record of one line leaves
+    the others alone. Of one that is bad over several lines the quotes are in doubt: the rest of the file is
+    not read.
     """
     csv.field_size_limit(max(csv.field_size_limit(), max_bytes))
     header: list[str] = []
@@ -67,14 +72,19 @@ def csv_rows(file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Itera
             continue
         yield number, None, row
         if in_doubt and next(records, None):
-            yield number + 1, None, BadLine("not_csv", "it can't be told where records begin: the rest of the file isn't read")
+            yield (
+                number + 1,
+                None,
+                BadLine("not_csv", "it can't be told where records begin: the rest of the file isn't read"),
+            )
             return
 
 
 def parquet_rows(file: BufferedReader, max_bytes: int) -> Iterator[Record]:
     """(number from 1, None, a JSON object's bytes) of each row. What JSON has no type for becomes text.
 
-    Bytes that are no text become an object with their number, so that no format takes them for anything (or for nothing).
+    Bytes that are no text become an object with their number, so that no format takes them for anything (or
+    for nothing).
     """
     import pyarrow  # takes a while, and most have no use for it
     from pyarrow.parquet import ParquetFile
@@ -96,7 +106,11 @@ def parquet_rows(file: BufferedReader, max_bytes: int) -> Iterator[Record]:
     except BadLine as error:
         yield number + 1, None, error
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        yield number + 1, None, BadLine("broken_container", f"Arrow can't read this Parquet file on ({type(error).__name__})")
+        yield (
+            number + 1,
+            None,
+            BadLine("broken_container", f"Arrow can't read this Parquet file on ({type(error).__name__})"),
+        )
 
 
 def _records(file: BufferedReader, max_bytes: int) -> Iterator[tuple[bytes | None, int]]:
@@ -136,7 +150,10 @@ def _cells(record: bytes) -> list[str]:
         cells = next(csv.reader([text], strict=True))
         record.decode("utf-8")
     except csv.Error as error:
-        raise BadLine("not_csv", next((ours for theirs, ours in FAULTS.items() if theirs in str(error)), "its quotes don't match")) from None
+        raise BadLine(
+            "not_csv",
+            next((ours for theirs, ours in FAULTS.items() if theirs in str(error)), "its quotes don't match"),
+        ) from None
     except UnicodeDecodeError as error:
         raise BadLine("not_utf8", f"byte {error.start} is not UTF-8") from None
     return cells
@@ -150,7 +167,9 @@ def _object(header: list[str], cells: list[str]) -> dict[str, Any]:
 
 def _value(name: str, cell: str) -> Any:
     """A cell's string, or the JSON or number that its column is known for."""
-    if (name in JSON_COLUMNS and cell.lstrip().startswith(("[", "{"))) or (name in TURN_COLUMNS and TURNS.match(cell)):
+    if (name in JSON_COLUMNS and cell.lstrip().startswith(("[", "{"))) or (
+        name in TURN_COLUMNS and TURNS.match(cell)
+    ):
         try:
             return parse_value(cell.encode("utf-8"))
         except BadLine as error:
@@ -170,13 +189,25 @@ def _batch_rows(batch: Any, max_bytes: int) -> Iterator[bytes | BadLine]:
                 yield from _batch_rows(batch.slice(at, 1), max_bytes)
             return
         try:
-            rows = [{name: _only_cell(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}]
+            rows = [
+                {
+                    name: _only_cell(column)
+                    for name, column in zip(batch.schema.names, batch.columns, strict=True)
+                }
+            ]
         except (ValueError, OverflowError):
-            yield BadLine("bad_shape", "a cell holds what has no form in JSON, such as text that is not UTF-8")
+            yield BadLine(
+                "bad_shape", "a cell holds what has no form in JSON, such as text that is not UTF-8"
+            )
             return
     for row in rows:
         try:
-            text = orjson.dumps({name: _value(name, cell) if type(cell) is str else cell for name, cell in _json_value(row, MAX_DEPTH).items()})
+            text = orjson.dumps(
+                {
+                    name: _value(name, cell) if type(cell) is str else cell
+                    for name, cell in _json_value(row, MAX_DEPTH).items()
+                }
+            )
             yield text if len(text) <= max_bytes else BadLine("too_long", f"longer than {max_bytes} bytes")
         except BadLine as error:
             yield error
@@ -197,7 +228,13 @@ def _only_cell(column: Any) -> Any:
 def _json_value(value: Any, depth: int) -> Any:
     """The value without the nulls of its objects. Raises `BadLine` for one that JSON doesn't have."""
     kind = type(value)
-    if kind is str or kind is bool or kind is int or value is None or (kind is float and math.isfinite(value)):
+    if (
+        kind is str
+        or kind is bool
+        or kind is int
+        or value is None
+        or (kind is float and math.isfinite(value))
+    ):
         return value
     if kind is float:
         raise BadLine("not_finite", "a cell holds NaN or infinity")

@@ -1,6 +1,8 @@
-"""One conversation in whatever dialect: roles and their aliases, content parts, tool calls, reasoning, weights; and lists of tools.
+"""One conversation in whatever dialect: roles and their aliases, content parts, tool calls, reasoning,
+weights; and lists of tools.
 
-What can't be said in the canonical form raises `BadRow` with the place (`messages 3: …`), never with the text itself.
+What can't be said in the canonical form raises `BadRow` with the place (`messages 3: …`), never with the text
+itself.
 """
 
 from collections.abc import Mapping
@@ -14,13 +16,28 @@ Turn = dict[str, Any]  # a `pipeline.chat.rows.Message`
 ROLES = (
     dict.fromkeys(("system", "developer"), "system")
     | dict.fromkeys(("user", "human", "prompter", "input"), "user")
-    | dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "model", "bing", "bard", "ai", "claude", "output"), "assistant")
-    | dict.fromkeys(("tool", "function", "observation", "function_response", "tool_response", "tool_result", "ipython"), "tool")
+    | dict.fromkeys(
+        ("assistant", "gpt", "chatgpt", "bot", "model", "bing", "bard", "ai", "claude", "output"), "assistant"
+    )
+    | dict.fromkeys(
+        ("tool", "function", "observation", "function_response", "tool_response", "tool_result", "ipython"),
+        "tool",
+    )
 )
 CALLERS = frozenset({"function_call", "tool_call"})  # an assistant's turn whose text is the call, as JSON
 REASONING = ("reasoning_content", "reasoning", "thinking")
 WEIGHTS = ("train", "training", "weight", "loss", "loss_weight")  # 0 and 1 (or false and true) are understood
-LOST = ("refusal", "audio", "audios", "image", "images", "video", "videos", "train_detail", "training_detail")  # would be, and change the turn
+LOST = (
+    "refusal",
+    "audio",
+    "audios",
+    "image",
+    "images",
+    "video",
+    "videos",
+    "train_detail",
+    "training_detail",
+)  # would be, and change the turn
 
 
 def read_turns(value: Any, field: str) -> list[Turn]:
@@ -47,7 +64,9 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
 
 
 def text(value: Any, where: str) -> str:
-    """`value` if it is text, the texts of a list of text parts joined by newlines (as llama-server joins them)."""
+    """`value` if it is text, the texts of a list of text parts joined by newlines (as llama-server joins
+    them).
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -81,7 +100,15 @@ def from_json(words: str, where: str, code: str) -> Any:
 
 def kind(value: Any) -> str:
     """What JSON calls it."""
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number", type(None): "null or missing"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "text",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        type(None): "null or missing",
+    }
     return names[type(value)]
 
 
@@ -92,14 +119,19 @@ def _turn(item: Any, where: str) -> Turn:
         if item.get(key):
             raise BadRow("unsupported_field", f"{where}: {key} would be lost")
     stated = item.get("role", item.get("from"))
-    stated = stated if not isinstance(stated, str) or stated in ROLES else stated.strip().lower().replace("-", "_")
+    stated = (
+        stated if not isinstance(stated, str) or stated in ROLES else stated.strip().lower().replace("-", "_")
+    )
     if not isinstance(stated, str) or (stated not in ROLES and stated not in CALLERS):
         raise BadRow("bad_role", f"{where}: the role is none of {', '.join((*ROLES, *sorted(CALLERS)))}")
     role, content = ROLES.get(stated, "assistant"), item.get("content", item.get("value", item.get("text")))
     calls = _parse_calls(content, where) if stated in CALLERS else _calls(item, where)
     if calls and role != "assistant":
         raise BadRow("bad_tool_call", f"{where}: only the assistant calls tools")
-    result: Turn = {"role": role, "content": "" if stated in CALLERS or (calls and content is None) else text(content, where)}
+    result: Turn = {
+        "role": role,
+        "content": "" if stated in CALLERS or (calls and content is None) else text(content, where),
+    }
     if reasoning := next((item[key] for key in REASONING if item.get(key)), None):
         if role != "assistant":
             raise BadRow("unsupported_field", f"{where}: only the assistant's reasoning is kept")
@@ -115,7 +147,9 @@ def _turn(item: Any, where: str) -> Turn:
 
 
 def _trained(item: Mapping[str, Any], role: str, where: str) -> bool:
-    """Whether an assistant's turn is trained; other turns never are, so that there only a wish to train them is an error."""
+    """Whether an assistant's turn is trained; other turns never are, so that there only a wish to train them
+    is an error.
+    """
     key = next((key for key in WEIGHTS if item.get(key) is not None), None)
     if key is None:
         return True
@@ -142,7 +176,10 @@ def _calls(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 def _parse_calls(content: Any, where: str) -> list[dict[str, Any]]:
     """The calls that the text of a turn `function_call` is: one object, or a list of them."""
     value = from_json(content, where, "bad_tool_call") if isinstance(content, str) else content
-    return [_call(call, f"{where} call {number}") for number, call in enumerate(value if isinstance(value, list) and value else [value], start=1)]
+    return [
+        _call(call, f"{where} call {number}")
+        for number, call in enumerate(value if isinstance(value, list) and value else [value], start=1)
+    ]
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
@@ -156,7 +193,9 @@ def _call(call: Any, where: str) -> dict[str, Any]:
         raise BadRow("bad_tool_call", f"{where} has no name")
     if isinstance(arguments, str) and arguments.strip():
         arguments = from_json(arguments, f"{where} arguments", "bad_tool_call")
-    arguments = {} if arguments is None or isinstance(arguments, str) else arguments  # null and "" stand for no arguments
+    arguments = (
+        {} if arguments is None or isinstance(arguments, str) else arguments
+    )  # null and "" stand for no arguments
     if not isinstance(arguments, dict) or not isinstance(identity, str | None):
         raise BadRow("bad_tool_call", f"{where}: arguments want an object, id wants text")
     result: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
@@ -170,4 +209,6 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name or tool.get("type", "function") != "function":
         raise BadRow("bad_shape", f"{where} is no function with a name")
-    return {"type": "function"} | (tool if function is not tool else {"function": {key: tool[key] for key in tool if key != "type"}})
+    return {"type": "function"} | (
+        tool if function is not tool else {"function": {key: tool[key] for key in tool if key != "type"}}
+    )

@@ -1,4 +1,6 @@
-"""gzip and Zstandard files as streams of plain bytes, of bounded growth: a file that breaks or bursts says so as a `BadLine`."""
+"""gzip and Zstandard files as streams of plain bytes, of bounded growth: a file that breaks or bursts says so
+as a `BadLine`.
+"""
 
 import gzip
 import os
@@ -17,7 +19,9 @@ ZSTD_WINDOW = 128 << 20  # bytes; `zstd -T0 --ultra -22` needs as much
 
 
 def unpacked(file: BufferedReader, packing: str) -> BufferedReader:
-    """The plain bytes of a file packed with ".gz", ".zst" or "" (itself). Reading raises `BadLine` where it breaks or grows beyond measure."""
+    """The plain bytes of a file packed with ".gz", ".zst" or "" (itself). Reading raises `BadLine` where it
+    breaks or grows beyond measure.
+    """
     if not packing:
         return file
     pieces = _gzip_pieces(file) if packing == ".gz" else _zstd_pieces(file)
@@ -48,7 +52,9 @@ class _Pieces(RawIOBase):
             self.piece = memoryview(piece)
             self.total += len(piece)
             if self.total > self.limit:
-                raise BadLine("expands_too_much", f"unpacks to more than {self.limit >> 20} MiB: it isn't read on")
+                raise BadLine(
+                    "expands_too_much", f"unpacks to more than {self.limit >> 20} MiB: it isn't read on"
+                )
         count = min(len(buffer), len(self.piece))
         buffer[:count] = self.piece[:count]
         self.piece = self.piece[count:]

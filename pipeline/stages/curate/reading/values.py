@@ -16,7 +16,9 @@ NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 
 
 def label_of(value: Value) -> bool | None:
-    """The thumb that a row of no particular format has; words other than true and false are the names of classes."""
+    """The thumb that a row of no particular format has; words other than true and false are the names of
+    classes.
+    """
     if value.get("kto_tag") is not None:
         return thumb_of(value, "kto_tag")
     label = value.get("label")
@@ -24,14 +26,24 @@ def label_of(value: Value) -> bool | None:
     if isinstance(label, bool) or label in ("true", "false"):
         return label in (True, "true")
     if label in (0, 1, -1, "0", "1", "-1"):  # trained as a good answer, a thumb down would do harm
-        raise BadRow("unsupported_field", "label is a thumb or the number of a class: write true or false for a thumb, else take it out")
+        raise BadRow(
+            "unsupported_field",
+            "label is a thumb or the number of a class: write true or false for a thumb, else take it out",
+        )
     return None
 
 
 def thumb_of(value: Value, field: str) -> bool:
     """The field's thumb, true or false, as text or a number too."""
     label = value[field].strip().lower() if isinstance(value[field], str) else value[field]
-    thumbs = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}  # True == 1 == 1.0
+    thumbs = {
+        True: True,
+        False: False,
+        "true": True,
+        "false": False,
+        "1": True,
+        "0": False,
+    }  # True == 1 == 1.0
     if isinstance(label, list | dict) or label not in thumbs:
         raise BadRow("bad_shape", f"{field} is neither true nor false")
     return thumbs[label]
@@ -47,7 +59,9 @@ def answer_of(value: Any) -> str:
 def number_of(value: Any, field: str) -> float:
     """A finite number, also as text (tables have nothing but text)."""
     number = math.nan
-    if not isinstance(value, bool) and (isinstance(value, int | float) or (isinstance(value, str) and NUMBER.fullmatch(value))):
+    if not isinstance(value, bool) and (
+        isinstance(value, int | float) or (isinstance(value, str) and NUMBER.fullmatch(value))
+    ):
         with suppress(OverflowError):
             number = float(value)
     if not math.isfinite(number):
@@ -59,6 +73,11 @@ def domain_of(value: Value, default: str) -> str:
     """The domain that the row names, or the default."""
     for key in ("domain", "category"):
         name = value.get(key)
-        if isinstance(name, str) and (name := name.strip()) and len(name) <= DOMAIN_CHARACTERS and name.isprintable():
+        if (
+            isinstance(name, str)
+            and (name := name.strip())
+            and len(name) <= DOMAIN_CHARACTERS
+            and name.isprintable()
+        ):
             return name
     return default

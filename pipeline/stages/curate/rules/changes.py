@@ -27,7 +27,10 @@ Rule = Callable[[Row, Changes], Row]
 def excerpts(before: str, after: str) -> tuple[str, str]:
     """Both texts around the first place where they differ, at most `EXCERPT` characters each."""
     start = max(0, first_difference(before, after) - EXCERPT // 4)
-    return tuple(("…" if start else "") + text[start : start + EXCERPT] + ("…" if len(text) > start + EXCERPT else "") for text in (before, after))  # type: ignore[return-value]
+    return tuple(
+        ("…" if start else "") + text[start : start + EXCERPT] + ("…" if len(text) > start + EXCERPT else "")
+        for text in (before, after)
+    )  # type: ignore[return-value]
 
 
 def first_difference(one: str, other: str) -> int:

@@ -1,8 +1,9 @@
-"""The rules that bring a row into shape: composed Unicode, reasoning in its own field, turns in the order that a chat template expects.
+"""The rules that bring a row into shape: composed Unicode, reasoning in its own field, turns in the order
+that a chat template expects.
 
-Reasoning inside the answer, `<think>…</think>` at its beginning, goes to where templates look for it. Only for a base whose
-tokenizer has these tokens: there they would be control tokens inside text, and its template writes them itself around
-`reasoning_content`. For other bases they are plain text and stay.
+Reasoning inside the answer, `<think>…</think>` at its beginning, goes to where templates look for it. Only
+for a base whose tokenizer has these tokens: there they would be control tokens inside text, and its template
+writes them itself around `reasoning_content`. For other bases they are plain text and stay.
 """
 
 import json
@@ -18,7 +19,8 @@ from pipeline.stages.curate.rules.changes import Change, Changes, Rule, excerpts
 Turn = dict[str, Any]
 Turns = list[Turn]
 
-# what may follow what; a "call" is an assistant's turn with `tool_calls`. The last one named is the one an error asks for.
+# what may follow what; a "call" is an assistant's turn with `tool_calls`. The last one named is the one an
+# error asks for.
 FOLLOWERS = {
     "start": ("system", "user"),
     "system": ("user",),
@@ -37,15 +39,17 @@ MARKS_BY_PARTS = "\u0f73\u0f75\u0f81"  # of class 0 themselves, made of marks
 def normalize(row: Row, changes: Changes) -> Row:
     """Every text in Unicode's composed form (NFC).
 
-    Raises `BadRow` if that makes two keys of an object equal, and where a character carries `MOST_MARKS` marks or more:
-    Python sorts a run of marks in quadratic time.
+    Raises `BadRow` if that makes two keys of an object equal, and where a character carries `MOST_MARKS`
+    marks or more: Python sorts a run of marks in quadratic time.
     """
 
     def compose(place: str, text: str) -> str:
         if text.isascii():
             return text
         if has_endless_marks(text):
-            raise BadRow("endless_marks", f"{place} has {MOST_MARKS} or more combining marks on one character")
+            raise BadRow(
+                "endless_marks", f"{place} has {MOST_MARKS} or more combining marks on one character"
+            )
         if unicodedata.is_normalized("NFC", text):
             return text
         composed = unicodedata.normalize("NFC", text)
@@ -56,7 +60,9 @@ def normalize(row: Row, changes: Changes) -> Row:
 
 
 def has_endless_marks(text: str) -> bool:
-    """Whether `MOST_MARKS` or more combining marks follow each other; such a run covers one of every `MOST_MARKS` places."""
+    """Whether `MOST_MARKS` or more combining marks follow each other; such a run covers one of every
+    `MOST_MARKS` places.
+    """
     for hit in range(0, len(text), MOST_MARKS):
         if not _is_mark(text[hit]):
             continue
@@ -80,21 +86,31 @@ def reasoning(added_tokens: Iterable[str]) -> Rule | None:
 
 
 def move_reasoning(row: Row, changes: Changes) -> Row:
-    """The row with the thoughts of every assistant turn in its `reasoning_content`; a turn that already has one is unchanged."""
+    """The row with the thoughts of every assistant turn in its `reasoning_content`; a turn that already has
+    one is unchanged.
+    """
     moved = row
     for field in TURN_LISTS:
         for number, turn in enumerate(row.get(field, ()), start=1):
-            if turn["role"] != "assistant" or "reasoning_content" in turn or not (thought := THOUGHT.match(turn["content"])):
+            if (
+                turn["role"] != "assistant"
+                or "reasoning_content" in turn
+                or not (thought := THOUGHT.match(turn["content"]))
+            ):
                 continue
             answer, stated = turn["content"][thought.end() :], thought[1].strip()
-            new = {**turn, "content": answer} | ({"reasoning_content": stated} if stated else {})  # templates say "none" by an empty thought
+            new = {**turn, "content": answer} | (
+                {"reasoning_content": stated} if stated else {}
+            )  # templates say "none" by an empty thought
             moved = {**moved, field: [*moved[field][: number - 1], new, *moved[field][number:]]}
             changes.append(Change("reasoning", f"{field} {number}", *excerpts(turn["content"], answer)))
     return moved
 
 
 def turns(mode: Literal["repair", "reject"]) -> Rule:
-    """The rule that puts turns into the canonical order: what that is, `check_turns` says; `repair_turns`, what is repaired."""
+    """The rule that puts turns into the canonical order: what that is, `check_turns` says; `repair_turns`,
+    what is repaired.
+    """
 
     def rule(row: Row, changes: Changes) -> Row:
         try:
@@ -112,9 +128,9 @@ def turns(mode: Literal["repair", "reject"]) -> Rule:
 def check_turns(row: Row) -> None:
     """Raise `BadRow` unless the turns are in order and something is said in each of them.
 
-    In order: at most one system turn, first; then user and assistant in turn; after an assistant's `tool_calls` one or
-    more tool turns, then the assistant. A chat ends with the assistant, a prompt with the user (or a tool), and an
-    answer of a preference goes on from its prompt as a chat does.
+    In order: at most one system turn, first; then user and assistant in turn; after an assistant's
+    `tool_calls` one or more tool turns, then the assistant. A chat ends with the assistant, a prompt with the
+    user (or a tool), and an answer of a preference goes on from its prompt as a chat does.
     """
     kind = row["kind"]
     if kind == "text":
@@ -142,7 +158,9 @@ def _check_answer(turns: Turns, field: str, before: str) -> None:
 
 
 def _walk(turns: Turns, field: str, state: str) -> str:
-    """Where a walk along the turns from `state` ends (a key of `FOLLOWERS`). Raises `BadRow` at the first turn out of place."""
+    """Where a walk along the turns from `state` ends (a key of `FOLLOWERS`). Raises `BadRow` at the first
+    turn out of place.
+    """
     for number, turn in enumerate(turns, start=1):
         role = turn["role"]
         if role not in FOLLOWERS[state]:
@@ -162,9 +180,11 @@ def _check_segments(segments: list[dict[str, Any]]) -> None:
 
 
 def repair_turns(row: Row, changes: Changes) -> Row:
-    """The row without what follows its last answer, and with neighboring turns of one side joined by an empty line.
+    """The row without what follows its last answer, and with neighboring turns of one side joined by an empty
+    line.
 
-    Nothing is put in and nothing reordered; whatever is joined or dropped goes to `changes`, by its place in the row as it came.
+    Nothing is put in and nothing reordered; whatever is joined or dropped goes to `changes`, by its place in
+    the row as it came.
     """
     answers = ("messages",) if row["kind"] in ("chat", "feedback") else ("chosen", "rejected")
     repaired = dict(row)
@@ -176,15 +196,26 @@ def repair_turns(row: Row, changes: Changes) -> Row:
 
 
 def _drop_tail(turns: Turns, field: str, changes: Changes) -> Turns:
-    """The turns up to the last one in which the assistant says or calls something; all of them if there is none."""
-    end = next((i for i in range(len(turns), 0, -1) if turns[i - 1]["role"] == "assistant" and _text_of(turns[i - 1]).strip()), len(turns))
+    """The turns up to the last one in which the assistant says or calls something; all of them if there is
+    none.
+    """
+    end = next(
+        (
+            i
+            for i in range(len(turns), 0, -1)
+            if turns[i - 1]["role"] == "assistant" and _text_of(turns[i - 1]).strip()
+        ),
+        len(turns),
+    )
     for number, turn in enumerate(turns[end:], start=end + 1):
         changes.append(Change("turns", f"{field} {number}", *excerpts(_text_of(turn), "")))
     return turns[:end]
 
 
 def _join_neighbors(turns: Turns, field: str, changes: Changes) -> Turns:
-    """The turns with each run of one side's made one; a run gives one note, at the place of its first turn."""
+    """The turns with each run of one side's made one; a run gives one note, at the place of its first
+    turn.
+    """
     joined: Turns = []
     runs: list[list[str]] = []  # what is said in each of `joined`
     for turn in turns:
@@ -198,14 +229,25 @@ def _join_neighbors(turns: Turns, field: str, changes: Changes) -> Turns:
         if len(stated) > 1:
             joined[i] = {**joined[i], "content": "\n\n".join(text for text in stated if text.strip())}
             before, after = excerpts(stated[0], joined[i]["content"])
-            changes.append(Change("turns", f"{field} {number}", f"{before} ‹and {plural(len(stated) - 1, 'more turn')}›", after))
+            changes.append(
+                Change(
+                    "turns",
+                    f"{field} {number}",
+                    f"{before} ‹and {plural(len(stated) - 1, 'more turn')}›",
+                    after,
+                )
+            )
         number += len(stated)
     return joined
 
 
 def _same_side(one: Turn, other: Turn) -> bool:
-    """Whether two turns differ in what they say only: same role, name and training, no tools and no reasoning."""
-    if one["role"] == "tool" or any(turn.get("tool_calls") or turn.get("reasoning_content") for turn in (one, other)):
+    """Whether two turns differ in what they say only: same role, name and training, no tools and no
+    reasoning.
+    """
+    if one["role"] == "tool" or any(
+        turn.get("tool_calls") or turn.get("reasoning_content") for turn in (one, other)
+    ):
         return False
     return {**one, "content": ""} == {**other, "content": ""}
 

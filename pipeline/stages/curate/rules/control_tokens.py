@@ -1,14 +1,16 @@
 """The base's added tokens inside text: broken up with a space, or the row rejected.
 
-Whoever writes `<|im_end|>` into a chat ends the turn in the middle; so no text may hold a token that the tokenizer cuts
-out before anything else. Nor a spelling that becomes one on the way: characters that show nothing in between, letters that
-NFKC makes plain (`＜｜im_end｜＞`, `ﬁ`), and, for tokens with a bar such as `<|im_end|>`, other cases, white space inside,
-brackets and bars that look alike. Tokens without a bar can be other people's tags (`<s>`), titles (`《think》`) or words, so
-there only what a tokenizer or NFKC takes for the token counts. A space behind the first character breaks a token for good.
+Whoever writes `<|im_end|>` into a chat ends the turn in the middle; so no text may hold a token that the
+tokenizer cuts out before anything else. Nor a spelling that becomes one on the way: characters that show
+nothing in between, letters that NFKC makes plain (`＜｜im_end｜＞`, `ﬁ`), and, for tokens with a bar such as
+`<|im_end|>`, other cases, white space inside, brackets and bars that look alike. Tokens without a bar can be
+other people's tags (`<s>`), titles (`《think》`) or words, so there only what a tokenizer or NFKC takes for the
+token counts. A space behind the first character breaks a token for good.
 
-Not touched: tokens of white space, tokens of a single character (some tokenizers keep letters such as `ü` as added tokens;
-there is nothing to break up), and rows of several segments, which hold markup on purpose; a single one is raw text.
-"""
+Not touched: tokens of white space, tokens of a single character (some tokenizers keep letters such as `ü` as
+added tokens; there is nothing to break up), and rows of several segments, which hold markup on purpose; a
+single one is raw text.
+"""  # noqa: E501
 
 import re
 import unicodedata
@@ -22,35 +24,63 @@ from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 
 Fold = dict[int, str]  # code point → what it counts as, "" where it shows nothing
 
-# first and last of each range of Default_Ignorable_Code_Point (Unicode's DerivedCoreProperties.txt), and of interlinear annotation marks
+# first and last of each range of Default_Ignorable_Code_Point (Unicode's DerivedCoreProperties.txt), and of
+# interlinear annotation marks
 HIDDEN = (
-    (0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), (0x200B, 0x200F),
-    (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFFB),
-    (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF),
-)  # fmt: skip
+    (0xAD, 0xAD),
+    (0x34F, 0x34F),
+    (0x61C, 0x61C),
+    (0x115F, 0x1160),
+    (0x17B4, 0x17B5),
+    (0x180B, 0x180F),
+    (0x200B, 0x200F),
+    (0x202A, 0x202E),
+    (0x2060, 0x206F),
+    (0x3164, 0x3164),
+    (0xFE00, 0xFE0F),
+    (0xFEFF, 0xFEFF),
+    (0xFFA0, 0xFFA0),
+    (0xFFF0, 0xFFFB),
+    (0x1BCA0, 0x1BCA3),
+    (0x1D173, 0x1D17A),
+    (0xE0000, 0xE0FFF),
+)
 IGNORABLE = frozenset(point for first, last in HIDDEN for point in range(first, last + 1))
 LOOK_ALIKE = str.maketrans(
-    dict.fromkeys("‹〈⟨《⟪«˂ᐸ❮❰❬⧼⦑≮", "<") | dict.fromkeys("›〉⟩》⟫»˃ᐳ❯❱❭⧽⦒≯", ">") | dict.fromkeys("│┃∣ǀ❘❙❚⏐⎪⎮¦׀丨〡", "|") | {"▁": "_"}
+    dict.fromkeys("‹〈⟨《⟪«˂ᐸ❮❰❬⧼⦑≮", "<")
+    | dict.fromkeys("›〉⟩》⟫»˃ᐳ❯❱❭⧽⦒≯", ">")
+    | dict.fromkeys("│┃∣ǀ❘❙❚⏐⎪⎮¦׀丨〡", "|")
+    | {"▁": "_"}
 )
 PASSES = 8  # breaking one token up can't bring many others to light
 
 
 class ControlTokens:
-    """The rule: `tokens` are the tokenizer's added tokens, `mode` says what becomes of a text that holds one."""
+    """The rule: `tokens` are the tokenizer's added tokens, `mode` says what becomes of a text that holds
+    one.
+    """
 
     def __init__(self, tokens: Iterable[str], mode: Literal["neutralize", "reject"]) -> None:
         self.mode = mode
         strict, loose = _folds()
         cores = [token.strip("▁ \t\r\n\v\f") for token in tokens]  # sentencepiece's ▁ stands for a space
         cores = [core for core in cores if len(core) > 1 and len(_bare(core.translate(loose))) > 1]
-        barred = {_bare(core.translate(loose)).lower(): core for core in cores if "|" in core.translate(loose)}
+        barred = {
+            _bare(core.translate(loose)).lower(): core for core in cores if "|" in core.translate(loose)
+        }
         plain = {core.translate(strict): core for core in cores}
-        self.families = [_Family(words, fold, fold is loose) for words, fold in ((plain, strict), (barred, loose)) if words]
+        self.families = [
+            _Family(words, fold, fold is loose) for words, fold in ((plain, strict), (barred, loose)) if words
+        ]
         folded = [*plain, *barred]
-        self.opening, self.ascii_opening = _openings({word[0] for word in folded}, {word[1] for word in folded})
+        self.opening, self.ascii_opening = _openings(
+            {word[0] for word in folded}, {word[1] for word in folded}
+        )
 
     def __call__(self, row: Row, changes: Changes) -> Row:
-        """The row with every control token broken up. Raises `BadRow` if one is found and `mode` is reject."""
+        """The row with every control token broken up. Raises `BadRow` if one is found and `mode` is
+        reject.
+        """
         if row["kind"] == "text" and len(row["segments"]) > 1:
             return row
 
@@ -74,13 +104,17 @@ class ControlTokens:
         return next((token for family in self.families if (token := family.find(text))), None)
 
     def neutralize(self, text: str) -> str:
-        """The text with every token written `< |im_end| >`; such a text stays as it is. Raises `BadRow` if tokens come up again and again."""
+        """The text with every token written `< |im_end| >`; such a text stays as it is. Raises `BadRow` if
+        tokens come up again and again.
+        """
         for _ in range(PASSES):
             if self.find(text) is None:
                 return text
             for family in self.families:
                 text = family.broken(text)
-        raise BadRow("control_token", "the tokenizer's own tokens are so interwoven that they can't be broken up")
+        raise BadRow(
+            "control_token", "the tokenizer's own tokens are so interwoven that they can't be broken up"
+        )
 
 
 class _Family:
@@ -92,9 +126,17 @@ class _Family:
         self.pattern = re.compile(self._regex(_trie(words), 0))
 
     def _regex(self, node: dict[str, Any], depth: int) -> str:
-        """A pattern for the words below a node of the trie; the number of its empty group says which word it was."""
-        ahead = [_one_of(_cases(char) if self.loose else {char}) + self._regex(node[char], depth + 1) for char in sorted(node) if char]
-        gap = r"\s*+" if self.loose and depth > 1 else ""  # a space behind the first character is what breaks a token
+        """A pattern for the words below a node of the trie; the number of its empty group says which word it
+        was.
+        """
+        ahead = [
+            _one_of(_cases(char) if self.loose else {char}) + self._regex(node[char], depth + 1)
+            for char in sorted(node)
+            if char
+        ]
+        gap = (
+            r"\s*+" if self.loose and depth > 1 else ""
+        )  # a space behind the first character is what breaks a token
         branches = [f"{gap}(?:{'|'.join(ahead)})"] if ahead else []
         if "" in node:
             self.spellings.append(node[""])
@@ -116,11 +158,19 @@ class _Family:
         pieces, done = [], 0
         for found in self.pattern.finditer(folded):
             # a character that folds to several is taken whole; what of it is no part of the token stays
-            first, last = bisect_left(origin, origin[found.start()]), bisect_right(origin, origin[found.end() - 1])
+            first, last = (
+                bisect_left(origin, origin[found.start()]),
+                bisect_right(origin, origin[found.end() - 1]),
+            )
             if origin[first] < done:
                 continue  # shares a character with the one before: the next pass finds it
             apart = _apart(self._spelling(found))
-            pieces += [text[done : origin[first]], folded[first : found.start()], apart, folded[found.end() : last]]
+            pieces += [
+                text[done : origin[first]],
+                folded[first : found.start()],
+                apart,
+                folded[found.end() : last],
+            ]
             done = origin[last - 1] + 1
         return "".join(pieces) + text[done:]
 
@@ -147,17 +197,23 @@ def _trie(words: dict[str, str]) -> dict[str, Any]:
 
 
 def _openings(firsts: set[str], seconds: set[str]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """What a token's first two characters look like in a text that is not folded yet, whatever it is or ASCII: what rules out nearly all texts."""
+    """What a token's first two characters look like in a text that is not folded yet, whatever it is or
+    ASCII: what rules out nearly all texts.
+    """
     hidden = "".join(f"{chr(first)}-{chr(last)}" for first, last in HIDDEN)
-    several = {char for char in _variants(firsts, anywhere=True) if len(char.translate(_folds()[0])) > 1}  # may hold both of them
+    several = {
+        char for char in _variants(firsts, anywhere=True) if len(char.translate(_folds()[0])) > 1
+    }  # may hold both of them
     # one class in front, which `re` looks for far faster than for alternatives
-    whatever = f"{_one_of(_variants(firsts) | several)}(?:(?<={_one_of(several)})|[{hidden}]*+{_one_of(_variants(seconds))})"
+    whatever = f"{_one_of(_variants(firsts) | several)}(?:(?<={_one_of(several)})|[{hidden}]*+{_one_of(_variants(seconds))})"  # noqa: E501
     pair = ({char for char in _variants(ends) if char.isascii()} for ends in (firsts, seconds))
     return re.compile(whatever), re.compile("".join(map(_one_of, pair)))
 
 
 def _variants(chars: set[str], anywhere: bool = False) -> set[str]:
-    """All that folds to one of `chars` in either case, or to several characters that start with one (or hold one `anywhere`)."""
+    """All that folds to one of `chars` in either case, or to several characters that start with one (or hold
+    one `anywhere`).
+    """
     wanted = {case for char in chars for case in _cases(char)}
     folds = ((chr(point), shown) for fold in _folds() for point, shown in fold.items())
     return wanted | {char for char, shown in folds if not wanted.isdisjoint(shown if anywhere else shown[:1])}
@@ -179,7 +235,9 @@ def _bare(text: str) -> str:
 
 @cache
 def _folds() -> tuple[Fold, Fold]:
-    """What code points count as in a token without a bar (by NFKC alone), and in one with a bar (look-alikes too)."""
+    """What code points count as in a token without a bar (by NFKC alone), and in one with a bar (look-alikes
+    too).
+    """
     strict: Fold = dict.fromkeys(IGNORABLE, "")
     loose: Fold = dict.fromkeys(IGNORABLE, "")
     for point in range(0x80, 0x20000):  # above are ideographs only

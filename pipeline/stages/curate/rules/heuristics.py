@@ -1,4 +1,6 @@
-"""Rules that judge what a row says: stock refusals, the language of answers, garbage. `JUDGES` is the list of them."""
+"""Rules that judge what a row says: stock refusals, the language of answers, garbage. `JUDGES` is the list of
+them.
+"""
 
 import re
 from collections import Counter
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def refusals(mode: Literal["reject", "keep"]) -> Rule | None:
-    """The rule that rejects rows whose last answer is nothing but a stock refusal in English; None if they are kept.
+    """The rule that rejects rows whose last answer is nothing but a stock refusal in English; None if they
+    are kept.
 
     Only answers that are trained to be given count: not those with `train: false` or a thumb down.
     """
@@ -27,7 +30,11 @@ def refusals(mode: Literal["reject", "keep"]) -> Rule | None:
     def rule(row: Row, changes: Changes) -> Row:
         field = "chosen" if row["kind"] == "preference" else "messages"
         last = row[field][-1] if row[field] else {}
-        if row["kind"] in ("chat", "feedback", "preference") and last.get("role") == "assistant" and len(last["content"]) <= LONGEST_REFUSAL:
+        if (
+            row["kind"] in ("chat", "feedback", "preference")
+            and last.get("role") == "assistant"
+            and len(last["content"]) <= LONGEST_REFUSAL
+        ):
             trained = last.get("train", True) and row.get("label", True) and not last.get("tool_calls")
             if trained and is_refusal(last["content"]):
                 raise BadRow("refusal", f"{field} {len(row[field])} is nothing but a stock refusal")
@@ -39,7 +46,9 @@ def refusals(mode: Literal["reject", "keep"]) -> Rule | None:
 # --- language ---
 
 FEWEST_LETTERS = 40  # below, a language is a guess
-SUREST_DOUBT = 0.6  # probability from which on another language counts as found (py3langid's, which are calibrated)
+SUREST_DOUBT = (
+    0.6  # probability from which on another language counts as found (py3langid's, which are calibrated)
+)
 CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]+`|https?://\S+", re.DOTALL)
 NO_LANGUAGE = "zxx"  # ISO 639: no linguistic content
 
@@ -47,7 +56,8 @@ NO_LANGUAGE = "zxx"  # ISO 639: no linguistic content
 def languages(wanted: tuple[str, ...]) -> Rule:
     """The rule that rejects rows with an answer surely in none of the languages `wanted` (ISO 639-1 codes).
 
-    Short texts and code pass. Raises `ToolError` if py3langid is missing, `ConfigError` for a language it doesn't know.
+    Short texts and code pass. Raises `ToolError` if py3langid is missing, `ConfigError` for a language it
+    doesn't know.
     """
     identify = _identifier(wanted)
 
@@ -57,7 +67,9 @@ def languages(wanted: tuple[str, ...]) -> Rule:
             if sum(map(str.isalpha, prose)) >= FEWEST_LETTERS:
                 code, probability = identify(prose)
                 if code not in (*wanted, NO_LANGUAGE) and probability >= SUREST_DOUBT:
-                    raise BadRow("language", f"{place} is in {code}, curate.languages has {', '.join(wanted)}")
+                    raise BadRow(
+                        "language", f"{place} is in {code}, curate.languages has {', '.join(wanted)}"
+                    )
         return row
 
     return rule
@@ -100,7 +112,8 @@ def answers(row: Row) -> Iterator[tuple[str, str]]:
 
 SHORTEST_JUDGED = 100  # characters; a shorter text can be a table's row or a smile
 RUN = 10  # words, or characters of scripts without spaces
-# UTF-8 that was read as Windows-1252 or Latin-1: "Ã©", "â€™", "ðŸ˜€", "Ð¿Ñ€", "Â " (the no-break space that French sets is left out elsewhere)
+# UTF-8 that was read as Windows-1252 or Latin-1: "Ã©", "â€™", "ðŸ˜€", "Ð¿Ñ€", "Â " (the no-break space that
+# French sets is left out elsewhere)
 _TRAIL = "[\u0080-\u009f¡-ª¬-º¼-¿ŒœŠšŸŽžƒˆ˜–—‘’‚“”„†‡•…‰‹›€™]"
 MOJIBAKE = re.compile(f"[ÂÃÄÅÎÏÐÑØÙ]{_TRAIL}|Â[\u00a0«»]|[à-ï]{_TRAIL}{_TRAIL}|ð[Ÿ\u009f]..")
 FEWEST_BROKEN = 3  # places; one or two may be “café…”
@@ -108,12 +121,16 @@ MOST_REPEATED, FEWEST_READABLE, MOST_BROKEN = 0.6, 0.25, 0.01  # shares of a tex
 
 
 def garbage() -> Rule:
-    """The rule that rejects rows in which a user's or assistant's text, or a segment, is hardly one; `garbage_in` says what that is."""
+    """The rule that rejects rows in which a user's or assistant's text, or a segment, is hardly one;
+    `garbage_in` says what that is.
+    """
 
     def rule(row: Row, changes: Changes) -> Row:
         for field in (*TURN_LISTS, "segments"):
             for number, part in enumerate(row.get(field, ()), start=1):
-                if part.get("role") not in ("system", "tool") and (found := garbage_in(part["text"] if field == "segments" else part["content"])):
+                if part.get("role") not in ("system", "tool") and (
+                    found := garbage_in(part["text"] if field == "segments" else part["content"])
+                ):
                     raise BadRow("garbage", f"{field} {number}: {found}")
         return row
 
@@ -123,15 +140,20 @@ def garbage() -> Rule:
 def garbage_in(text: str) -> str | None:
     """What makes a text garbage, with the figure and its limit; None if nothing does.
 
-    After the rules that MassiveText was filtered by (Rae et al. 2021, arXiv:2112.11446, table A1): the share of words with
-    letters, and of n-grams that come again. The limits are far looser: theirs are for long prose, and chats hold code,
-    tables and songs. Broken encoding is our own.
+    After the rules that MassiveText was filtered by (Rae et al. 2021, arXiv:2112.11446, table A1): the share
+    of words with letters, and of n-grams that come again. The limits are far looser: theirs are for long
+    prose, and chats hold code, tables and songs. Broken encoding is our own.
     """
     long = len(text) >= SHORTEST_JUDGED
     shares = (
         ("of its characters are broken encoding", _broken(text), MOST_BROKEN, True),
         ("of its characters are letters or digits", _readable(text) if long else 1.0, FEWEST_READABLE, False),
-        (f"of it stands in runs of {RUN} words that come again and again", _repeated(text) if long else 0.0, MOST_REPEATED, True),
+        (
+            f"of it stands in runs of {RUN} words that come again and again",
+            _repeated(text) if long else 0.0,
+            MOST_REPEATED,
+            True,
+        ),
     )
     for what, share, limit, most in shares:
         if share > limit if most else share < limit:
@@ -147,13 +169,17 @@ def _broken(text: str) -> float:
 
 
 def _readable(text: str) -> float:
-    """Letters, digits and what sits on them (marks of Indic scripts are no letters to Python) among what is no white space."""
+    """Letters, digits and what sits on them (marks of Indic scripts are no letters to Python) among what is
+    no white space.
+    """
     shown = "".join(text.split())
     return sum(map(str.isalnum, shown)) / len(shown) if shown else 0.0
 
 
 def _repeated(text: str) -> float:
-    """The share of words (of characters, where words are long: no spaces) in runs of `RUN` that occur three times or more."""
+    """The share of words (of characters, where words are long: no spaces) in runs of `RUN` that occur three
+    times or more.
+    """
     units: Sequence[str] = text.split()
     if len(text) > 20 * len(units):
         units = text

@@ -1,4 +1,6 @@
-"""The token budget: what is longer is split between exchanges, or rejected; nothing is ever cut in silence."""
+"""The token budget: what is longer is split between exchanges, or rejected; nothing is ever cut in
+silence.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +29,13 @@ REPEATED = 1 << 16  # characters of system turns and tools that parts may repeat
 
 
 class Length:
-    """The rule: `max_tokens` of the tokenizer and template in `tokenizer_folder`; without a folder everything passes."""
+    """The rule: `max_tokens` of the tokenizer and template in `tokenizer_folder`; without a folder everything
+    passes.
+    """
 
-    def __init__(self, tokenizer_folder: Path | None, max_tokens: int, mode: Literal["split", "reject"]) -> None:
+    def __init__(
+        self, tokenizer_folder: Path | None, max_tokens: int, mode: Literal["split", "reject"]
+    ) -> None:
         self.folder, self.max_tokens, self.mode = tokenizer_folder, max_tokens, mode
 
     @cached_property
@@ -39,22 +45,26 @@ class Length:
         return TokenCounter(self.folder)
 
     def parts(self, row: Row, changes: Changes) -> list[Row]:
-        """The row itself where it fits, else its parts, all within the budget; their sources end in `#1`, `#2` …
+        """The row itself where it fits, else its parts, all within the budget; their sources end in `#1`,
+        `#2` …
 
-        A chat is split in front of a user's turn only. Each part starts with the chat's system turn and takes as many
-        whole exchanges as fit; so what is asked and answered stays together, but a part doesn't see the parts before it.
-        An exchange that is too long by itself, or a part in which nothing is trained, is left out and goes to `changes`.
-        A text is split where `text_parts` says; of its parts only the last one ends in an end of text that is learned.
-        Raises `BadRow` (`over_budget`) if no part is left, if a text has a stretch that can't be cut, if `mode` is reject, and for
-        all rows that only make sense as a whole: preferences, feedback, prompts, chats with a reward, text in several
-        segments. Also where counting or splitting would take seconds (`MOST_DEAR`, `MOST_TURNS`, `MOST_PARTS`, `WORK`) or
-        would mainly repeat the system turn (`REPEATED`).
+        A chat is split in front of a user's turn only. Each part starts with the chat's system turn and takes
+        as many whole exchanges as fit; so what is asked and answered stays together, but a part doesn't see
+        the parts before it. An exchange that is too long by itself, or a part in which nothing is trained, is
+        left out and goes to `changes`. A text is split where `text_parts` says; of its parts only the last
+        one ends in an end of text that is learned. Raises `BadRow` (`over_budget`) if no part is left, if a
+        text has a stretch that can't be cut, if `mode` is reject, and for all rows that only make sense as a
+        whole: preferences, feedback, prompts, chats with a reward, text in several segments. Also where
+        counting or splitting would take seconds (`MOST_DEAR`, `MOST_TURNS`, `MOST_PARTS`, `WORK`) or would
+        mainly repeat the system turn (`REPEATED`).
         """
         if self.folder is None:
             return [row]
         if self.mode == "split" and len(row.get("segments", ())) == 1:
             return self._text_parts(row, changes)
-        many = len(row["messages"]) > self.max_tokens  # a turn has at least one token, so there is no need to count
+        many = (
+            len(row["messages"]) > self.max_tokens
+        )  # a turn has at least one token, so there is no need to count
         if not many:
             bound = self.counter.bound(row, self.max_tokens)
             if bound is not None and bound <= self.max_tokens:
@@ -73,7 +83,9 @@ class Length:
         return self._split(row, stated, changes)
 
     def _count(self, row: Row, splits: bool) -> int:
-        """The row's tokens; above `EXACT` times the budget just some number there. Raises `BadRow` if counting would take seconds."""
+        """The row's tokens; above `EXACT` times the budget just some number there. Raises `BadRow` if
+        counting would take seconds.
+        """
         texts = self.counter.rendered(row)
         most = EXACT * self.max_tokens
         least = max(map(self.counter.at_least, texts), default=0)
@@ -88,14 +100,20 @@ class Length:
 
     def _text_parts(self, row: Row, changes: Changes) -> list[Row]:
         text, most, count = row["segments"][0]["text"], self.max_tokens, self.counter
-        if count.at_least(text) <= most and count.dear(text) <= MOST_DEAR and count.count_row(row, most) <= most:
+        if (
+            count.at_least(text) <= most
+            and count.dear(text) <= MOST_DEAR
+            and count.count_row(row, most) <= most
+        ):
             return [row]
         stated, work = plural(len(text), "character"), WORK + WORK_PER_CHARACTER * len(text)
 
         def part(start: int, end: int) -> Row:
             segments = [row["segments"][0] | {"text": text[start:end]}]
             # without an end of text, which the tokenizer puts behind a last segment that is trained
-            return row | {"segments": segments if end == len(text) else [*segments, {"text": "", "train": False}]}
+            return row | {
+                "segments": segments if end == len(text) else [*segments, {"text": "", "train": False}]
+            }
 
         def size(start: int, end: int) -> int:
             nonlocal work
@@ -111,9 +129,16 @@ class Length:
                 parts.append(part(start, end) | {"source": f"{row['source']}#{len(parts) + 1}"})
                 sizes.append(tokens)
                 if len(parts) > MOST_PARTS:
-                    raise BadRow("over_budget", f"{stated}: too long to split, it would come in more than {plural(MOST_PARTS, 'part')}")
+                    raise BadRow(
+                        "over_budget",
+                        f"{stated}: too long to split, it would come in more than "
+                        f"{plural(MOST_PARTS, 'part')}",
+                    )
         except Unbreakable as stretch:
-            where = f"the stretch from character {stretch.place + 1:,} on has no place to cut within the budget of {plural(most, 'token')}"
+            where = (
+                f"the stretch from character {stretch.place + 1:,} on has no place to cut within the "
+                f"budget of {plural(most, 'token')}"
+            )
             raise BadRow("over_budget", f"{stated}: {where}") from None
         if len(parts) == 1:
             return [row]
@@ -142,31 +167,51 @@ class Length:
             return self.counter.count_row(row | {"messages": system + turns_of(first, end)}, self.max_tokens)
 
         if sum(self.counter.count(turn["content"], self.max_tokens) for turn in system) >= self.max_tokens:
-            raise BadRow("over_budget", f"{stated}, none of which fits the budget of {self.max_tokens:,} behind the system turn")
+            raise BadRow(
+                "over_budget",
+                f"{stated}, none of which fits the budget of {self.max_tokens:,} behind the system turn",
+            )
         parts: list[Row] = []
         sizes: list[int] = []
         for number, (first, end, tokens) in enumerate(spans(weights, size, self.max_tokens)):
             if number >= MOST_PARTS:
-                raise BadRow("over_budget", f"{stated}: too long to split, it would come in more than {MOST_PARTS:,} parts")
+                raise BadRow(
+                    "over_budget",
+                    f"{stated}: too long to split, it would come in more than {MOST_PARTS:,} parts",
+                )
             turns = turns_of(first, end)
-            if tokens <= self.max_tokens and any(turn["role"] == "assistant" and turn.get("train", True) for turn in turns):
-                parts.append(row | {"source": f"{row['source']}#{len(parts) + 1}", "messages": system + turns})
+            if tokens <= self.max_tokens and any(
+                turn["role"] == "assistant" and turn.get("train", True) for turn in turns
+            ):
+                parts.append(
+                    row | {"source": f"{row['source']}#{len(parts) + 1}", "messages": system + turns}
+                )
                 sizes.append(tokens)
                 if repeated * len(parts) > REPEATED + weights[-1]:
-                    raise BadRow("over_budget", f"{stated}: the parts would hold more of the repeated system turn and tools than of the conversation")
+                    raise BadRow(
+                        "over_budget",
+                        f"{stated}: the parts would hold more of the repeated system turn and tools than of "
+                        "the conversation",
+                    )
                 continue
             text = "\n".join(turn["content"] for turn in turns)
-            changes.append(Change("length", f"messages {starts[first] + 1} to {starts[end]}", *excerpts(text, "")))
+            changes.append(
+                Change("length", f"messages {starts[first] + 1} to {starts[end]}", *excerpts(text, ""))
+            )
         if not parts:
             raise BadRow("over_budget", f"{stated}, none of which fits the budget of {self.max_tokens:,}")
         changes.append(Change("length", "messages", stated, f"in parts of {_listed(sizes)} tokens"))
         return [part | {"id": row_id(part)} if "id" in row else part for part in parts]
 
 
-def spans(weights: Sequence[int], size: Callable[[int, int], int], most: int) -> Iterator[tuple[int, int, int]]:
-    """(first, one past the last, tokens) of neighboring exchanges, in each as many as `size` finds within `most` tokens.
+def spans(
+    weights: Sequence[int], size: Callable[[int, int], int], most: int
+) -> Iterator[tuple[int, int, int]]:
+    """(first, one past the last, tokens) of neighboring exchanges, in each as many as `size` finds within
+    `most` tokens.
 
-    An exchange that doesn't fit comes alone. `weights`: their running sum, one more than there are exchanges (see `farthest`).
+    An exchange that doesn't fit comes alone. `weights`: their running sum, one more than there are exchanges
+    (see `farthest`).
     """
     exchanges, first, rate = len(weights) - 1, 0, CHARACTERS_PER_TOKEN
     while first < exchanges:

@@ -1,8 +1,9 @@
-"""Finds personal data in a text: e-mail addresses, phone numbers, IP addresses, IBANs and payment card numbers.
+"""Finds personal data in a text: e-mail addresses, phone numbers, IP addresses, IBANs and payment card
+numbers.
 
-A regular expression proposes, a library decides: `phonenumbers`, `ipaddress`, and the checksums of `stdnum`. What is nobody's
-in particular stays: private, loopback, link-local and documentation addresses (RFC 6890), public resolvers, mail to a reserved
-domain (RFC 2606), `user@host` of ssh, scp and git.
+A regular expression proposes, a library decides: `phonenumbers`, `ipaddress`, and the checksums of `stdnum`.
+What is nobody's in particular stays: private, loopback, link-local and documentation addresses (RFC 6890),
+public resolvers, mail to a reserved domain (RFC 2606), `user@host` of ssh, scp and git.
 """
 
 import ipaddress
@@ -16,34 +17,59 @@ from stdnum import iban, luhn, numdb
 from pipeline.stages.curate.rules.secrets import Span
 
 KINDS = ("email", "phone", "ip", "iban", "card")
-ENOUGH = 10_000  # phone numbers checked in one text, 50 µs each; what looks like one after these counts as one
+ENOUGH = (
+    10_000  # phone numbers checked in one text, 50 µs each; what looks like one after these counts as one
+)
 
 _ALNUM = "A-Za-z0-9À-ɏ"  # not \w: Chinese has no space before an address
 _EMAIL = re.compile(
     rf"(?<![{_ALNUM}.%+_-])[{_ALNUM}.%+_-]{{1,64}}@((?:[{_ALNUM}](?:[{_ALNUM}-]{{0,61}}[{_ALNUM}])?\.){{1,8}}[A-Za-zÀ-ɏ]{{2,24}})(?![{_ALNUM}_])"
 )
 _RESERVED = re.compile(
-    r"(?:^|\.)(?:example\.(?:com|net|org)|example|test|invalid|localhost)$|^\dx\.(?:png|jpe?g|gif|webp|svg)$|^\d+\.\d+\.", re.I
+    r"(?:^|\.)(?:example\.(?:com|net|org)|example|test|invalid|localhost)$|^\dx\.(?:png|jpe?g|gif|webp|svg)$|^\d+\.\d+\.",
+    re.I,
 )  # icon@2x.png
 _LOGIN = re.compile(r"\b(?:ssh|scp|sftp|rsync|ssh-copy-id|mosh)\b[^\n|;]*$")
-# these begin with a character that `re` can look for, and look back from there: twice as fast as a lookbehind that comes first
+# these begin with a character that `re` can look for, and look back from there: twice as fast as a lookbehind
+# that comes first
 _INTERNATIONAL = re.compile(r"\+(?<![\w+.-]\+)[1-9](?:[ \u00a0().\-/]{0,3}\d){6,14}(?![.,]?\d)", re.A)
 _AMERICAN = re.compile(r"(?<![\w+.$-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[.-])\d{3}[.-]\d{4}(?![\w-]|\.\d)", re.A)
 _LAST_GROUP = re.compile(r"[ \u00a0()/]+\d[\d.\-]*$")
 _IPV4 = re.compile(r"\d(?<![\w.]\d)\d{0,2}(?:\.\d{1,3}){3}(?!\w|\.\d|-[A-Za-z])", re.A)
-_IPV6 = re.compile(r"[23][0-9A-Fa-f]{3}(?<![\w:.]....)(?::[0-9A-Fa-f]{0,4}){1,7}(?!\w)", re.A)  # 2000::/3: global unicast
-_NO_ADDRESS = re.compile(r"(?:[A-Za-z][/-]|[=<>~!]=|\bv|version|ver\.?|release|section)[\s:=]*$", re.I)  # what stands before other dotted numbers
+_IPV6 = re.compile(
+    r"[23][0-9A-Fa-f]{3}(?<![\w:.]....)(?::[0-9A-Fa-f]{0,4}){1,7}(?!\w)", re.A
+)  # 2000::/3: global unicast
+_NO_ADDRESS = re.compile(
+    r"(?:[A-Za-z][/-]|[=<>~!]=|\bv|version|ver\.?|release|section)[\s:=]*$", re.I
+)  # what stands before other dotted numbers
 _X500 = ("2.5.4.", "2.5.29.")  # object identifiers of certificates
-_RESOLVERS = ("8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9", "208.67.222.222", "208.67.220.220",
-              "2001:4860:4860::8888", "2001:4860:4860::8844", "2606:4700:4700::1111", "2606:4700:4700::1001")  # fmt: skip
+_RESOLVERS = (
+    "8.8.8.8",
+    "8.8.4.4",
+    "1.1.1.1",
+    "1.0.0.1",
+    "9.9.9.9",
+    "208.67.222.222",
+    "208.67.220.220",
+    "2001:4860:4860::8888",
+    "2001:4860:4860::8844",
+    "2606:4700:4700::1111",
+    "2606:4700:4700::1001",
+)
 _IBAN = re.compile(r"[A-Z]{2}\d{2}(?<![A-Za-z0-9]....)(?:[ -]?[A-Z0-9]){11,30}", re.A)
-_CARD = re.compile(r"\d{4}(?<![\w.,/-]\d{4})(?:\d{10,15}|([ -])\d{4}\1\d{4}\1\d{4}(?:\1\d{3})?|([ -])\d{6}\2\d{4,5})(?![\w-]|[.,]\d)", re.A)
-# digits that issuers begin with (ISO/IEC 7812), and their numbers' lengths: Visa, Mastercard, Amex, Diners, Discover, JCB, UnionPay
+_CARD = re.compile(
+    r"\d{4}(?<![\w.,/-]\d{4})(?:\d{10,15}|([ -])\d{4}\1\d{4}\1\d{4}(?:\1\d{3})?|([ "
+    r"-])\d{6}\2\d{4,5})(?![\w-]|[.,]\d)",
+    re.A,
+)
+# digits that issuers begin with (ISO/IEC 7812), and their numbers' lengths: Visa, Mastercard, Amex, Diners,
+# Discover, JCB, UnionPay
 _ISSUED = re.compile(
     r"4(?:\d{15}|\d{18})|(?:5[1-5]|2[2-7])\d{14}|3[47]\d{13}|3(?:0[0-5]|[68]\d)\d{11}|(?:6011|64[4-9]\d|65\d\d|35\d\d|62\d\d)\d{12,15}"
 )
 
-# Most texts hold nothing. These say so in a microsecond: `re` looks for their first character as fast as memchr.
+# Most texts hold nothing. These say so in a microsecond: `re` looks for their first character as fast as
+# memchr.
 _MAYBE_AMERICAN = tuple(re.compile(rf"{mark}\d{{4}}(?<=\d{{3}}{mark}\d{{4}})", re.A) for mark in ("-", r"\."))
 _MAYBE_IPV4 = re.compile(r"\.\d{1,3}\.\d{1,3}\.\d", re.A)
 _MAYBE_IPV6 = re.compile(r":[0-9A-Fa-f]{0,4}:")
@@ -51,7 +77,9 @@ _DIGITS_TO_0 = bytes(ord("0") if byte in b"0123456789" else byte for byte in ran
 
 
 def find_personal(text: str, kinds: tuple[str, ...] = KINDS) -> Iterator[Span]:
-    """The personal data of these kinds in a text (without halves of surrogate pairs), some perhaps overlapping."""
+    """The personal data of these kinds in a text (without halves of surrogate pairs), some perhaps
+    overlapping.
+    """
     if "email" in kinds and "@" in text:
         yield from _emails(text)
     if "phone" in kinds:
@@ -88,8 +116,12 @@ def _emails(text: str) -> Iterator[Span]:
     shell = any(word in text for word in ("ssh", "scp", "sftp", "rsync", "mosh"))
     for match in _EMAIL.finditer(text):
         start, end = match.span()
-        path = text[end : end + 1] == ":" and (text[end + 1 : end + 2] in tuple("/~.\"'") or match[0].startswith("git@"))
-        if not (path or _RESERVED.search(match[1]) or (shell and _LOGIN.search(text[max(0, start - 80) : start]))):
+        path = text[end : end + 1] == ":" and (
+            text[end + 1 : end + 2] in tuple("/~.\"'") or match[0].startswith("git@")
+        )
+        if not (
+            path or _RESERVED.search(match[1]) or (shell and _LOGIN.search(text[max(0, start - 80) : start]))
+        ):
             yield Span(start, end, "email", 0)
 
 
@@ -128,7 +160,12 @@ def _is_public(value: str) -> bool:
         address = ipaddress.ip_address(value)
     except ValueError:
         return False
-    return address.is_global and not address.is_multicast and value.lower() not in _RESOLVERS and not value.startswith(_X500)
+    return (
+        address.is_global
+        and not address.is_multicast
+        and value.lower() not in _RESOLVERS
+        and not value.startswith(_X500)
+    )
 
 
 def _ibans(text: str) -> Iterator[Span]:
@@ -137,7 +174,12 @@ def _ibans(text: str) -> Iterator[Span]:
         end = match.start()
         for _ in range(length):
             end += 1 + (text[end : end + 1] in (" ", "-"))
-        if length and end <= match.end() and not text[end : end + 1].isalnum() and iban.is_valid(text[match.start() : end]):
+        if (
+            length
+            and end <= match.end()
+            and not text[end : end + 1].isalnum()
+            and iban.is_valid(text[match.start() : end])
+        ):
             yield Span(match.start(), end, "iban", 0)
 
 

@@ -1,7 +1,8 @@
 """Puts typed placeholders such as `[EMAIL_1]` in the place of secrets and personal data.
 
-The same value gets the same placeholder everywhere in its row; numbers count per kind, in order of appearance. A redacted
-row has nothing left to redact: the search is repeated on its result until it finds nothing.
+The same value gets the same placeholder everywhere in its row; numbers count per kind, in order of
+appearance. A redacted row has nothing left to redact: the search is repeated on its result until it finds
+nothing.
 """
 
 import re
@@ -21,10 +22,15 @@ from pipeline.stages.curate.rules.secrets import FORMATS, Span, find_private_key
 
 PASSES = 10  # a placeholder can lay bare what its neighbor hid; two passes are the rule
 SHOWN = 5  # finds that the change of one text names
-_ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")  # in JSON and code: the `n` of `\nghp_…` is no letter before the key
-# `\u0040` and `\/`, with all the backslashes that escaping twice puts before them (`\\u0040`, `\u005cu0040`); surrogate pairs are one character
+_ESCAPE = re.compile(
+    r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})"
+)  # in JSON and code: the `n` of `\nghp_…` is no letter before the key
+# `\u0040` and `\/`, with all the backslashes that escaping twice puts before them (`\\u0040`, `\u005cu0040`);
+# surrogate pairs are one character
 _SLASHES = r"\\++(?:u005[cC])*"
-_JSON = re.compile(rf"(?<!\\){_SLASHES}(?:(?:u(?P<high>[dD][89abAB][0-9a-fA-F]{{2}}){_SLASHES}(?=u[dD][c-fC-F]))?u(?P<unit>[0-9a-fA-F]{{4}})|/)")
+_JSON = re.compile(
+    rf"(?<!\\){_SLASHES}(?:(?:u(?P<high>[dD][89abAB][0-9a-fA-F]{{2}}){_SLASHES}(?=u[dD][c-fC-F]))?u(?P<unit>[0-9a-fA-F]{{4}})|/)"
+)
 _JSON_URL_HTML = re.compile(  # `%40` and `%C3%AB`, `&#64;`, `&#x40;` and `&euml;` as well
     rf"{_JSON.pattern}|%(?:[0-7][0-9a-fA-F]|[c-fC-F][0-9a-fA-F](?:%[89abAB][0-9a-fA-F]){{1,3}})"
     r"|&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8}[0-9]{0,2});"
@@ -36,18 +42,31 @@ Namer = Callable[[str, str], str]  # (kind, value) → placeholder
 
 
 def kinds() -> list[tuple[str, str, str]]:
-    """(rule, kind, what it goes by: who published its form, or what checks it) of every kind that can be redacted."""
-    checks = ("its form", "phonenumbers", "ipaddress", "its country's form and checksum (stdnum)", "issuer's digits and Luhn's checksum (stdnum)")
+    """(rule, kind, what it goes by: who published its form, or what checks it) of every kind that can be
+    redacted.
+    """
+    checks = (
+        "its form",
+        "phonenumbers",
+        "ipaddress",
+        "its country's form and checksum (stdnum)",
+        "issuer's digits and Luhn's checksum (stdnum)",
+    )
     secrets = {each.kind: each.source for each in FORMATS}
     personal = {**dict(zip(KINDS, checks, strict=True)), "name": "the list in params.yaml"}
-    return [("secrets", *each) for each in sorted(secrets.items())] + [("personal", *each) for each in personal.items()]
+    return [("secrets", *each) for each in sorted(secrets.items())] + [
+        ("personal", *each) for each in personal.items()
+    ]
 
 
 class Redactor:
     """Redacts rows by its settings and counts the occurrences per kind; pickles as its settings alone."""
 
     def __init__(
-        self, secrets: Literal["redact", "reject", "keep"] = "redact", personal: tuple[str, ...] = KINDS, names: tuple[str, ...] = ()
+        self,
+        secrets: Literal["redact", "reject", "keep"] = "redact",
+        personal: tuple[str, ...] = KINDS,
+        names: tuple[str, ...] = (),
     ) -> None:
         self._settings = (secrets, tuple(personal), tuple(names))
         spellings = [spelling for name in names if name.strip() for spelling in (name, name.upper())]
@@ -63,7 +82,9 @@ class Redactor:
         return counts
 
     def rule(self, row: Row, changes: Changes) -> Row:
-        """The row with placeholders, and a change per altered text and rule; `BadRow` for a secret where the settings say reject."""
+        """The row with placeholders, and a change per altered text and rule; `BadRow` for a secret where the
+        settings say reject.
+        """
         secrets = self._settings[0] != "keep"
         pairs = list(_argument_pairs(row)) if secrets else []
         content = [text for _, text in texts(row)] + pairs
@@ -92,15 +113,19 @@ class Redactor:
         raise BadRow("unredactable", f"something is left to redact after {PASSES} passes")
 
     def scrub(self, text: str) -> str:
-        """A text fit for any report: `[KIND]` for its secrets, whatever the settings, and for personal data, by the settings.
+        """A text fit for any report: `[KIND]` for its secrets, whatever the settings, and for personal data,
+        by the settings.
 
-        Values are known in their escaped forms too (`bob\\u0040acme.dev`), whether or not the text is JSON; what is left stays as written.
+        Values are known in their escaped forms too (`bob\\u0040acme.dev`), whether or not the text is JSON;
+        what is left stays as written.
         """
         text = text.encode("utf-8", "replace").decode()  # without halves of surrogate pairs
         for _ in range(PASSES):
             if not (spans := list(self._found_escaped(text))):
                 return text
-            text = _replaced(text, _apart([*spans, *_repeats([text])(text)]), lambda kind, _: f"[{kind.upper()}]")
+            text = _replaced(
+                text, _apart([*spans, *_repeats([text])(text)]), lambda kind, _: f"[{kind.upper()}]"
+            )
         return "[REDACTED]"
 
     def is_clean(self, text: str) -> bool:
@@ -128,8 +153,14 @@ class Redactor:
             yield from find_personal(text, self._settings[1])
         if self._names:
             for _, start, end in self._names.find_matches_as_indexes(text, overlapping=True):
-                bracketed = text[start - 1 : start] == "[" and text[end : end + 1] == "]"  # perhaps a placeholder
-                if not (bracketed or _one_word(text[start], text[start - 1 : start]) or _one_word(text[end - 1], text[end : end + 1])):
+                bracketed = (
+                    text[start - 1 : start] == "[" and text[end : end + 1] == "]"
+                )  # perhaps a placeholder
+                if not (
+                    bracketed
+                    or _one_word(text[start], text[start - 1 : start])
+                    or _one_word(text[end - 1], text[end : end + 1])
+                ):
                     yield Span(start, end, "name", 0)
 
     def _check(self, row: Row, pairs: list[str]) -> None:
@@ -144,7 +175,9 @@ def _unescaped(text: str) -> str:
 
 
 def _decoded(text: str, pattern: re.Pattern[str]) -> tuple[str, list[int]]:
-    """The text with one character for every escape, and where in `text` each of its characters, and its end, began."""
+    """The text with one character for every escape, and where in `text` each of its characters, and its end,
+    began.
+    """
     pieces: list[str] = []
     origin: list[int] = []
     end = 0
@@ -165,13 +198,19 @@ def _character(escape: re.Match[str]) -> str:
 
 
 def _one_word(edge: str, beyond: str) -> bool:
-    """Does a name's last character go on into the next? Scripts that write no spaces (from U+2E80) never do."""
+    """Does a name's last character go on into the next? Scripts that write no spaces (from U+2E80) never
+    do.
+    """
     return edge < "\u2e80" and (edge.isalnum() or edge == "_") and (beyond.isalnum() or beyond == "_")
 
 
 def _argument_pairs(row: Row) -> Iterator[str]:
-    """`"key": "value"` of the strings in the arguments of tool calls: there the key alone may tell that the value is a secret."""
-    pending = [turn["tool_calls"] for field in TURN_LISTS for turn in row.get(field, ()) if "tool_calls" in turn]
+    """`"key": "value"` of the strings in the arguments of tool calls: there the key alone may tell that the
+    value is a secret.
+    """
+    pending = [
+        turn["tool_calls"] for field in TURN_LISTS for turn in row.get(field, ()) if "tool_calls" in turn
+    ]
     while pending:
         value = pending.pop()
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
@@ -182,14 +221,26 @@ def _argument_pairs(row: Row) -> Iterator[str]:
 
 
 def _repeats(content: Iterable[str]) -> Callable[[str], list[Span]]:
-    """Finds, as whole words, the secrets of these texts that are told from words, and so are secrets wherever they are repeated."""
-    found = {text[span.start : span.end]: span.kind for text in content for span in find_secrets(_unescaped(text))}
-    kinds = {value: kind for value, kind in found.items() if len(value) > 5 and not value.isalpha() and not value.isdigit()}
+    """Finds, as whole words, the secrets of these texts that are told from words, and so are secrets wherever
+    they are repeated.
+    """
+    found = {
+        text[span.start : span.end]: span.kind for text in content for span in find_secrets(_unescaped(text))
+    }
+    kinds = {
+        value: kind
+        for value, kind in found.items()
+        if len(value) > 5 and not value.isalpha() and not value.isdigit()
+    }
     values = AhoCorasick(kinds) if kinds else None
 
     def find(text: str) -> list[Span]:
         hits = values.find_matches_as_indexes(text, overlapping=True) if values else []
-        whole = [(start, end) for _, start, end in hits if text[start - 1 : start] not in _BEFORE and text[end : end + 1] not in _WORD]
+        whole = [
+            (start, end)
+            for _, start, end in hits
+            if text[start - 1 : start] not in _BEFORE and text[end : end + 1] not in _WORD
+        ]
         return [Span(start, end, kinds[text[start:end]], 1) for start, end in whole]
 
     return find
@@ -212,7 +263,9 @@ def _precedence(span: Span) -> tuple[bool, int, int]:
 
 
 def _namer(whole: str) -> Namer:
-    """Numbers the values of a row per kind, from 1 or after the highest number that its text already holds."""
+    """Numbers the values of a row per kind, from 1 or after the highest number that its text already
+    holds.
+    """
     last: Counter[str] = Counter()
     for kind, number in _NUMBERED.findall(whole):
         last[kind] = max(last[kind], int(number))
@@ -238,7 +291,9 @@ def _replaced(text: str, spans: list[Span], name: Namer) -> str:
 
 
 def _changes(place: str, text: str, spans: list[Span], name: Namer) -> Iterator[Change]:
-    """What became of one text, per rule: kinds and lengths before, placeholders after, never the text itself."""
+    """What became of one text, per rule: kinds and lengths before, placeholders after, never the text
+    itself.
+    """
     for rule in ("secrets", "personal"):
         own = [span for span in spans if (span.rank > 0) == (rule == "secrets")]
         if own:

@@ -1,7 +1,7 @@
 """Finds keys, tokens and passwords in a text: the rules of detect-secrets, and a table of what it lacks.
 
-One pass of Aho-Corasick looks for the needles of all formats (`ghp_`, `-----BEGIN` …); a regular expression is tried only
-at a needle, so a text without any costs microseconds and no text takes more than linear time.
+One pass of Aho-Corasick looks for the needles of all formats (`ghp_`, `-----BEGIN` …); a regular expression
+is tried only at a needle, so a text without any costs microseconds and no text takes more than linear time.
 """
 
 import re
@@ -61,15 +61,36 @@ class Format(NamedTuple):
 
 
 def _key(kind: str, prefixes: str, tail: str, source: str) -> Format:
-    """A key that is one of the prefixes and then `tail`; it goes on to the end of its run of letters and digits."""
+    """A key that is one of the prefixes and then `tail`; it goes on to the end of its run of letters and
+    digits.
+    """
     needles = tuple(prefixes.split())
-    return Format(kind, needles, re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, needles))})(?:{tail})[A-Za-z0-9]*+", re.ASCII), source)
+    return Format(
+        kind,
+        needles,
+        re.compile(
+            rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, needles))})(?:{tail})[A-Za-z0-9]*+", re.ASCII
+        ),
+        source,
+    )
 
 
-def _library(kind: str, needles: str, rules: Iterable[re.Pattern[str]], before: tuple[int, ...] = (0,)) -> Format:
-    """A key by rules of detect-secrets, with a bound on the left and its entire run on the right: some of the rules stop within the key."""
-    either = "|".join(f"(?{'i' * bool(rule.flags & re.I)}{'x' * bool(rule.flags & re.X)}:{rule.pattern})" for rule in rules)
-    return Format(kind, tuple(needles.split()), re.compile(rf"(?<![A-Za-z0-9])(?:{either})[\w-]*+", re.ASCII), "detect-secrets", before)
+def _library(
+    kind: str, needles: str, rules: Iterable[re.Pattern[str]], before: tuple[int, ...] = (0,)
+) -> Format:
+    """A key by rules of detect-secrets, with a bound on the left and its entire run on the right: some of the
+    rules stop within the key.
+    """
+    either = "|".join(
+        f"(?{'i' * bool(rule.flags & re.I)}{'x' * bool(rule.flags & re.X)}:{rule.pattern})" for rule in rules
+    )
+    return Format(
+        kind,
+        tuple(needles.split()),
+        re.compile(rf"(?<![A-Za-z0-9])(?:{either})[\w-]*+", re.ASCII),
+        "detect-secrets",
+        before,
+    )
 
 
 _NO_PASSWORD = re.compile(  # a word, a hole of a template, a variable
@@ -80,7 +101,9 @@ _NO_PASSWORD = re.compile(  # a word, a hole of a template, a variable
 def _password_looking(value: str) -> bool:
     """Is this a real password, not a word, a template's hole, a variable, or a call?"""
     mixed = re.search(r"[A-Za-z]", value) and re.search(r"[0-9!@#^&*+?]", value)
-    return bool(mixed and len(set(value)) > 4 and not _NO_PASSWORD.fullmatch(value) and not PLACEHOLDER.search(value))
+    return bool(
+        mixed and len(set(value)) > 4 and not _NO_PASSWORD.fullmatch(value) and not PLACEHOLDER.search(value)
+    )
 
 
 def _url_password(value: str) -> bool:
@@ -91,26 +114,41 @@ def _real_pem(value: str) -> bool:
     return bool(re.search(r"[A-Za-z0-9+/=]{30}", value))
 
 
-def _context(kind: str, needles: str, pattern: str, valid: Callable[[str], bool] = _random_looking, rank: int = 1) -> Format:
+def _context(
+    kind: str, needles: str, pattern: str, valid: Callable[[str], bool] = _random_looking, rank: int = 1
+) -> Format:
     """A secret that only its surroundings give away; the pattern begins at the needle."""
-    return Format(kind, tuple(needles.split("|")), re.compile(pattern, re.ASCII), "name of a variable, header or field", (0,), valid, rank)
+    return Format(
+        kind,
+        tuple(needles.split("|")),
+        re.compile(pattern, re.ASCII),
+        "name of a variable, header or field",
+        (0,),
+        valid,
+        rank,
+    )
 
 
-# after a telling name: what may follow in the name, then `=`, `:` or `=>`; no `token_type=`, `password_file:` …
+# after a telling name: what may follow in the name, then `=`, `:` or `=>`; no `token_type=`, `password_file:`
+# …
 _ASSIGNED = (
     r"(?:s\b|[A-Z0-9_-][\w-]{0,30}+)?+(?<!(?i:id))(?<!(?i:url|uri|dir|len|ids|arn))(?<!(?i:type|name|path|file|size))"
-    r"(?<!(?i:field|count|limit|class|label|model))(?<!(?i:length))(?<!(?i:version))[\\\"'`\]]{0,4}+[ \t]{0,4}+(?::=|=>|={1,3}+|:)[ \t]{0,4}+"
+    r"(?<!(?i:field|count|limit|class|label|model))(?<!(?i:length))(?<!(?i:version))[\\\"'`\]]{0,4}+[ "
+    r"\t]{0,4}+(?::=|=>|={1,3}+|:)[ \t]{0,4}+"
 )
 _PEM = (
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
-    r"(?:[^-]*+(?:-(?!----)[^-]*+)*+-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|(?:(?:\s|\\[nr]){1,4}+[A-Za-z0-9+/=]{20,100}+)*+)"
+    r"(?:[^-]*+(?:-(?!----)[^-]*+)*+-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: "
+    r"BLOCK)?-----|(?:(?:\s|\\[nr]){1,4}+[A-Za-z0-9+/=]{20,100}+)*+)"
 )
 _PEM_EDGE = re.compile(r"-----(?:(?P<begin>BEGIN)|END) [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 
 FORMATS = (
     _library("aws_access_key", "AKIA ASIA ABIA ACCA A3T", AWSKeyDetector.denylist[:1]),
     _library("azure_storage_key", "AccountKey=", AzureStorageKeyDetector.denylist),
-    _library("discord_token", "MT Mj Mz ND NT Nj Nz OD OT", DiscordBotTokenDetector.denylist),  # base64 of a digit and the next
+    _library(
+        "discord_token", "MT Mj Mz ND NT Nj Nz OD OT", DiscordBotTokenDetector.denylist
+    ),  # base64 of a digit and the next
     _library("github_token", "ghp_ gho_ ghu_ ghs_ ghr_", GitHubTokenDetector.denylist),
     _library("mailchimp_key", "-us", MailchimpDetector.denylist, before=(32,)),
     _library("pypi_token", "pypi-AgE", PypiTokenDetector.denylist),
@@ -130,16 +168,24 @@ FORMATS = (
     _key("brevo_key", "xkeysib- xsmtpsib-", r"[a-f0-9]{64}-[A-Za-z0-9]{16}", GITLEAKS),
     _key("databricks_token", "dapi", r"[a-f0-9]{32}(?:-\d)?", GITLEAKS),
     _key("digitalocean_token", "dop_v1_ doo_v1_ dor_v1_", r"[a-f0-9]{64}", GITLEAKS),
-    _key("discord_webhook", "https://discord.com/api/webhooks/ https://discordapp.com/api/webhooks/",
-         r"\d{17,20}/[\w-]{60,}+", TRUFFLEHOG),
+    _key(
+        "discord_webhook",
+        "https://discord.com/api/webhooks/ https://discordapp.com/api/webhooks/",
+        r"\d{17,20}/[\w-]{60,}+",
+        TRUFFLEHOG,
+    ),
     _key("docker_token", "dckr_pat_ dckr_oat_", r"[\w-]{27,}+", TRUFFLEHOG),
     _key("doppler_token", "dp.pt. dp.st. dp.ct.", r"[\w.-]{40,}+", GITLEAKS),
     _key("dynatrace_token", "dt0c01. dt0s01.", r"[A-Z0-9]{24}\.[A-Z0-9]{64}", GITLEAKS),
     _key("figma_token", "figd_ figo_", r"[\w-]{40,}+", TRUFFLEHOG),
     _key("flyio_token", "fm2_ fm1r_ fm1a_", r"[A-Za-z0-9+/=]{100,}+", GITLEAKS),
     _key("github_token", "github_pat_", r"\w{60,}+", GITLEAKS),
-    _key("gitlab_token", "glpat- gldt- glft- glsoat- glrt- glcbt- glimt- glptt- glagent- gloas- glffct- GR1348941",
-         r"[\w-]{20,}+(?:\.[a-z0-9]{2}\.[a-z0-9]{9}|\.[a-z0-9]{9})?", GITLEAKS),
+    _key(
+        "gitlab_token",
+        "glpat- gldt- glft- glsoat- glrt- glcbt- glimt- glptt- glagent- gloas- glffct- GR1348941",
+        r"[\w-]{20,}+(?:\.[a-z0-9]{2}\.[a-z0-9]{9}|\.[a-z0-9]{9})?",
+        GITLEAKS,
+    ),
     _key("google_api_key", "AIza", r"[\w-]{35,}+", GITLEAKS),
     _key("google_oauth", "ya29. GOCSPX-", r"[\w.-]{28,}+", TRUFFLEHOG),
     _key("grafana_token", "glsa_ glc_", r"[\w+/=]{32,}+", GITLEAKS),
@@ -171,32 +217,76 @@ FORMATS = (
     _key("supabase_token", "sbp_ sb_secret_", r"[\w-]{31,}+", TRUFFLEHOG),
     _key("vault_token", "hvs. hvb. hvr.", r"[\w-]{24,}+", GITLEAKS),
     _key("xai_key", "xai-", r"\w{60,}+", TRUFFLEHOG),
-    Format("terraform_token", (".atlasv1.",), re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{60,}+", re.ASCII), GITLEAKS, (14,)),
+    Format(
+        "terraform_token",
+        (".atlasv1.",),
+        re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{60,}+", re.ASCII),
+        GITLEAKS,
+        (14,),
+    ),
     Format("private_key", ("-----BEGIN ",), re.compile(_PEM), "RFC 7468", (0,), _real_pem),
-    Format("url_password", ("://",), re.compile(r"://[^\s/?#@:\"'`<>]{0,64}+:(?P<value>[^\s/?#@:\"'`<>]{1,128}+)@"), "RFC 3986", (0,), _url_password),
-    _context("aws_secret_key", "secret|Secret|SECRET", r"(?i:secret[_ -]?(?:access)?[_ -]?key)[\\\"'`\]]{0,4}\s{0,4}[:=]>?\s{0,4}[\\\"'`]{0,2}"
-             r"(?P<value>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])", _mixed, rank=2),
-    _context("bearer_token", "uthorization|UTHORIZATION", r"(?i:uthorization)[\\\"'`]{0,2}\s{0,3}[:=]\s{0,3}[\\\"'`]{0,2}(?i:bearer|basic|token|key)"
-             r"\s{1,3}(?P<value>[\w.~+/=-]{16,}+)", _mixed),
-    _context("npm_token", ":_authToken", r":_authToken\s{0,2}=\s{0,2}[\"']?(?P<value>[A-Za-z0-9-]{36}+)", _mixed, rank=2),
-    _context("password", "passw|Passw|PASS|passphrase|Passphrase|_pass|pwd|Pwd|PWD", r"(?i:_?pass(?:w(?:or)?d|phrase)?|pwd)" + _ASSIGNED
-             + r"\\?(?:(?P<q>[\"'`])(?P<quoted>[^\s\"'`\\]{6,128}+)\\?(?P=q)"
-             r"|(?P<bare>[^\s\"'`\\<>(){}\[\],;&$|]{6,64}+)(?=[\s,;&\"'`\\|]|$))", _password_looking),
-    _context("secret", "secret|Secret|SECRET|token|Token|TOKEN|api_key|apikey|apiKey|ApiKey|API_KEY|APIKEY|api-key|Api-Key|API-Key|api key|API key|"
-             "access_key|ACCESS_KEY|accessKey|AccessKey|auth_key|AUTH_KEY|authKey|credential|CREDENTIAL",
-             r"(?i:secret|token|api[_ -]?key|access_?key|auth_?key|credential)" + _ASSIGNED
-             + r"[\\\"'`]{0,2}(?P<value>[A-Za-z0-9+/_.~=-]{16,512}+)(?![(\[{$@])"),
-)  # fmt: skip
+    Format(
+        "url_password",
+        ("://",),
+        re.compile(r"://[^\s/?#@:\"'`<>]{0,64}+:(?P<value>[^\s/?#@:\"'`<>]{1,128}+)@"),
+        "RFC 3986",
+        (0,),
+        _url_password,
+    ),
+    _context(
+        "aws_secret_key",
+        "secret|Secret|SECRET",
+        r"(?i:secret[_ -]?(?:access)?[_ -]?key)[\\\"'`\]]{0,4}\s{0,4}[:=]>?\s{0,4}[\\\"'`]{0,2}"
+        r"(?P<value>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])",
+        _mixed,
+        rank=2,
+    ),
+    _context(
+        "bearer_token",
+        "uthorization|UTHORIZATION",
+        r"(?i:uthorization)[\\\"'`]{0,2}\s{0,3}[:=]\s{0,3}[\\\"'`]{0,2}(?i:bearer|basic|token|key)"
+        r"\s{1,3}(?P<value>[\w.~+/=-]{16,}+)",
+        _mixed,
+    ),
+    _context(
+        "npm_token",
+        ":_authToken",
+        r":_authToken\s{0,2}=\s{0,2}[\"']?(?P<value>[A-Za-z0-9-]{36}+)",
+        _mixed,
+        rank=2,
+    ),
+    _context(
+        "password",
+        "passw|Passw|PASS|passphrase|Passphrase|_pass|pwd|Pwd|PWD",
+        r"(?i:_?pass(?:w(?:or)?d|phrase)?|pwd)"
+        + _ASSIGNED
+        + r"\\?(?:(?P<q>[\"'`])(?P<quoted>[^\s\"'`\\]{6,128}+)\\?(?P=q)"
+        r"|(?P<bare>[^\s\"'`\\<>(){}\[\],;&$|]{6,64}+)(?=[\s,;&\"'`\\|]|$))",
+        _password_looking,
+    ),
+    _context(
+        "secret",
+        "secret|Secret|SECRET|token|Token|TOKEN|api_key|apikey|apiKey|ApiKey|API_KEY|APIKEY|api-key|Api-Key|API-Key|api key|API key|"  # noqa: E501
+        "access_key|ACCESS_KEY|accessKey|AccessKey|auth_key|AUTH_KEY|authKey|credential|CREDENTIAL",
+        r"(?i:secret|token|api[_ -]?key|access_?key|auth_?key|credential)"
+        + _ASSIGNED
+        + r"[\\\"'`]{0,2}(?P<value>[A-Za-z0-9+/_.~=-]{16,512}+)(?![(\[{$@])",
+    ),
+)
 
 _WORDS = tuple(dict.fromkeys(needle for each in FORMATS for needle in each.needles))
-_OWNERS = tuple(tuple(number for number, each in enumerate(FORMATS) if needle in each.needles) for needle in _WORDS)
+_OWNERS = tuple(
+    tuple(number for number, each in enumerate(FORMATS) if needle in each.needles) for needle in _WORDS
+)
 _NEEDLES = AhoCorasick(_WORDS, implementation=Implementation.DFA)
 _LONGEST = max(map(len, _WORDS))
 BLOCK = 1 << 18  # characters searched for needles at a time: bounds the list of hits
 
 
 def find_secrets(text: str) -> Iterator[Span]:
-    """The secrets in a text (without halves of surrogate pairs), some perhaps overlapping; linear in its length."""
+    """The secrets in a text (without halves of surrogate pairs), some perhaps overlapping; linear in its
+    length.
+    """
     searched = [0] * len(FORMATS)  # where the last match of each ended
     for base in range(0, len(text) or 1, BLOCK):
         block = text if len(text) <= BLOCK else text[base : base + BLOCK + _LONGEST - 1]
@@ -216,7 +306,9 @@ def find_secrets(text: str) -> Iterator[Span]:
 
 
 def find_private_keys(text: str) -> Iterator[Span]:
-    """The PEM blocks of private keys in a text that may be cut: one without an end goes on to the next, or to the end of the text."""
+    """The PEM blocks of private keys in a text that may be cut: one without an end goes on to the next, or to
+    the end of the text.
+    """
     edges = list(_PEM_EDGE.finditer(text)) if "-----BEGIN " in text else []
     for edge, following in zip_longest(edges, edges[1:]):
         if edge["begin"]:

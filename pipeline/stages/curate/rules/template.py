@@ -1,7 +1,8 @@
-"""A model's chat template without transformers, which takes a second and 110 MB to load in every worker process.
+"""A model's chat template without transformers, which takes a second and 110 MB to load in every worker
+process.
 
-transformers' way with templates (utils/chat_template_utils.py) is copied here; tests/stages/curate/test_length.py compares the two on
-llama.cpp's collection of templates.
+transformers' way with templates (utils/chat_template_utils.py) is copied here;
+tests/stages/curate/test_length.py compares the two on llama.cpp's collection of templates.
 """
 
 import json
@@ -12,34 +13,56 @@ from typing import Any
 
 from pipeline.chat.rows import BadRow
 
-# a template may print the day: always this one, a Wednesday in September, so that no count depends on when it is made
+# a template may print the day: always this one, a Wednesday in September, so that no count depends on when it
+# is made
 DAY = datetime(2023, 9, 27)
 SPECIAL = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 class ChatTemplate:
-    """The template in a Hugging Face folder. Raises `ValueError`, `OSError` or jinja2's errors where it is missing or broken."""
+    """The template in a Hugging Face folder. Raises `ValueError`, `OSError` or jinja2's errors where it is
+    missing or broken.
+    """
 
     def __init__(self, folder: Path) -> None:
         settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         file = folder / "special_tokens_map.json"
         named = (json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}) | settings
         tokens = {name: named[name] for name in SPECIAL if named.get(name) is not None}
-        self.special = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
+        self.special = {
+            name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()
+        }
         self.templates = {name: _compile(text) for name, text in _sources(folder, settings).items()}
 
     def render(self, messages: list[dict[str, Any]], tools: Any = None, *, prompt: bool = False) -> str:
-        """The text of a conversation, with the opening of an answer where `prompt` is set. Raises `BadRow` if the template refuses it."""
+        """The text of a conversation, with the opening of an answer where `prompt` is set. Raises `BadRow` if
+        the template refuses it.
+        """
         from jinja2 import TemplateError
 
         template = self.templates["tool_use" if tools and "tool_use" in self.templates else "default"]
-        turns = [{"thinking": turn["reasoning_content"], **turn} if "reasoning_content" in turn else turn for turn in messages]
+        turns = [
+            {"thinking": turn["reasoning_content"], **turn} if "reasoning_content" in turn else turn
+            for turn in messages
+        ]
         try:
-            return template(messages=turns, tools=tools or None, documents=None, add_generation_prompt=prompt, **self.special)
+            return template(
+                messages=turns,
+                tools=tools or None,
+                documents=None,
+                add_generation_prompt=prompt,
+                **self.special,
+            )
         except TemplateError as error:
-            raise BadRow("template_refuses", f"the chat template says: {' '.join(str(error).split())[:200]}") from error
-        except Exception as error:  # a template is a program of the model's author and can stumble over anything
-            raise BadRow("template_refuses", f"the chat template fails on it ({type(error).__name__})") from error
+            raise BadRow(
+                "template_refuses", f"the chat template says: {' '.join(str(error).split())[:200]}"
+            ) from error
+        except (
+            Exception
+        ) as error:  # a template is a program of the model's author and can stumble over anything
+            raise BadRow(
+                "template_refuses", f"the chat template fails on it ({type(error).__name__})"
+            ) from error
 
 
 def _sources(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
@@ -69,13 +92,23 @@ def _compile(template: str) -> Callable[..., str]:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    def tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
 
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+    )
     environment.filters["tojson"] = tojson
     environment.globals |= {"raise_exception": raise_exception, "strftime_now": DAY.strftime}
     return environment.from_string(template).render

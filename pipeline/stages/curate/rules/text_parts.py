@@ -1,7 +1,8 @@
-"""A text over the token budget, cut as a reader would cut it: between paragraphs, else sentences, else lines, else words; in any script.
+"""A text over the token budget, cut as a reader would cut it: between paragraphs, else sentences, else lines,
+else words; in any script.
 
-Joined in order, the parts are the text itself, to the character: the white space at a cut stays at the end of the part before it (a
-new line's indentation begins the part after it).
+Joined in order, the parts are the text itself, to the character: the white space at a cut stays at the end of
+the part before it (a new line's indentation begins the part after it).
 """
 
 import math
@@ -24,7 +25,9 @@ Size = Callable[[int, int], int]  # tokens of text[start:end] as a part
 
 
 class Unbreakable(Exception):
-    """A stretch without a place to cut is longer than the budget; it starts at `place`, a character of the text."""
+    """A stretch without a place to cut is longer than the budget; it starts at `place`, a character of the
+    text.
+    """
 
     def __init__(self, place: int) -> None:
         super().__init__(place)
@@ -32,11 +35,16 @@ class Unbreakable(Exception):
 
 
 def text_parts(text: str, size: Size, most: int) -> Iterator[tuple[int, int, int]]:
-    """(start, end, tokens) of every part, in order, each of at most `most` tokens by `size`. Raises `Unbreakable`."""
+    """(start, end, tokens) of every part, in order, each of at most `most` tokens by `size`. Raises
+    `Unbreakable`.
+    """
     places, start, rate = range(len(text) + 1), 0, CHARACTERS_PER_TOKEN
     while start < len(text):
         end, tokens, rate = farthest(places, size, most, start, rate, enough=FULL * most)
-        if FULL * (len(text) - start) <= end - start < len(text) - start and (rest := size(start, len(text))) <= most:
+        if (
+            FULL * (len(text) - start) <= end - start < len(text) - start
+            and (rest := size(start, len(text))) <= most
+        ):
             end, tokens = len(text), rest
         if end < len(text):
             end, tokens = _cut(text, size, most, start, end, rate)
@@ -45,23 +53,30 @@ def text_parts(text: str, size: Size, most: int) -> Iterator[tuple[int, int, int
 
 
 def _cut(text: str, size: Size, most: int, start: int, reach: int, rate: float) -> tuple[int, int]:
-    """(end, tokens) of the part from `start` on that ends at the best place up to `reach`. Raises `Unbreakable`."""
+    """(end, tokens) of the part from `start` on that ends at the best place up to `reach`. Raises
+    `Unbreakable`.
+    """
     while (cut := last_cut(text, start, reach)) is not None:
         if (tokens := size(start, cut)) <= most:
             return cut, tokens
         reach = cut - 1  # the beginning of a text can have more tokens than a longer part of it
     reach, _, _ = farthest(range(len(text) + 1), size, most, start, rate, enough=math.inf)
-    first = min(chain((place for _, place in cuts(text, start, reach)), word_ends(text, start, reach)), default=None)
+    first = min(
+        chain((place for _, place in cuts(text, start, reach)), word_ends(text, start, reach)), default=None
+    )
     if first is None or (tokens := size(start, first)) > most:
         raise Unbreakable(start)
     return first, tokens
 
 
-def farthest(weights: Sequence[int], size: Size, most: int, first: int, rate: float, enough: float) -> tuple[int, int, float]:
+def farthest(
+    weights: Sequence[int], size: Size, most: int, first: int, rate: float, enough: float
+) -> tuple[int, int, float]:
     """(end, tokens, rate): how far from item `first` on `size` finds no more than `most` tokens.
 
-    Exactly, or at least `enough` tokens far. `size` is dear, so the end is guessed from the running sum of the items' `weights` (one
-    more than there are items) and the weight that a token had so far, `rate`, and then closed in from both sides.
+    Exactly, or at least `enough` tokens far. `size` is dear, so the end is guessed from the running sum of
+    the items' `weights` (one more than there are items) and the weight that a token had so far, `rate`, and
+    then closed in from both sides.
     """
     fits, fails, tokens, tries = first, len(weights), 0, 0
     while fails - fits > 1 and tokens < enough:
@@ -78,7 +93,8 @@ def farthest(weights: Sequence[int], size: Size, most: int, first: int, rate: fl
 
 
 def last_cut(text: str, start: int, reach: int) -> int | None:
-    """The best place to cut behind `start`, at most at `reach`: no sentence is torn if one ends there, and no word if there is space.
+    """The best place to cut behind `start`, at most at `reach`: no sentence is torn if one ends there, and no
+    word if there is space.
 
     A paragraph's end and mere space count only if they leave a part that is half full.
     """
@@ -87,12 +103,18 @@ def last_cut(text: str, start: int, reach: int) -> int | None:
     half = (start + reach) // 2
     if whole:
         return next((place for place in whole if place >= half), max(whole))
-    words = (place for place in range(reach, half, -1) if text[place - 1].isspace() and not text[place].isspace())
-    return next((place for place in words if text[start:place].strip()), None) or max(word_ends(text, start, reach), default=None)
+    words = (
+        place for place in range(reach, half, -1) if text[place - 1].isspace() and not text[place].isspace()
+    )
+    return next((place for place in words if text[start:place].strip()), None) or max(
+        word_ends(text, start, reach), default=None
+    )
 
 
 def cuts(text: str, start: int, reach: int) -> Iterator[tuple[int, int]]:
-    """(kind, place) where paragraphs, sentences and lines end behind `start` up to `reach`; a part never begins with a line break."""
+    """(kind, place) where paragraphs, sentences and lines end behind `start` up to `reach`; a part never
+    begins with a line break.
+    """
     stretch = text[start : reach + BEYOND]
     stated = len(stretch) - len(stretch.lstrip())  # before that there is nothing but space
     for match in _patterns()[0].finditer(stretch):
@@ -110,7 +132,9 @@ def cuts(text: str, start: int, reach: int) -> Iterator[tuple[int, int]]:
 
 
 def word_ends(text: str, start: int, reach: int) -> Iterator[int]:
-    """The places behind `start` up to `reach` where Unicode ends a word (UAX 29): between characters in scripts without spaces."""
+    """The places behind `start` up to `reach` where Unicode ends a word (UAX 29): between characters in
+    scripts without spaces.
+    """
     stretch = text[start : reach + BEYOND]
     stated = len(stretch) - len(stretch.lstrip())
     for match in _patterns()[1].finditer(stretch):
@@ -119,7 +143,9 @@ def word_ends(text: str, start: int, reach: int) -> Iterator[int]:
 
 
 def _ends_sentence(ends: str, space: str, following: str) -> bool:
-    """Whether `ends` (marks, then quotes and brackets) ends a sentence in front of `space` and `following`."""
+    """Whether `ends` (marks, then quotes and brackets) ends a sentence in front of `space` and
+    `following`.
+    """
     if any(mark in SPACED for mark in ends):
         return bool(space) and not following.islower()
     return bool(space) or not unicodedata.category(following).startswith("M")
@@ -127,8 +153,10 @@ def _ends_sentence(ends: str, space: str, following: str) -> bool:
 
 @cache
 def _patterns() -> tuple[Any, Any]:
-    """(ends of sentences and of lines, with the space behind them; ends of words); compiled with the first long text."""
+    """(ends of sentences and of lines, with the space behind them; ends of words); compiled with the first
+    long text.
+    """
     import regex  # type: ignore[import-untyped]
 
-    ends = r"(?<ends>[\p{Sentence_Terminal}…]++\p{Sentence_Break=Close}*+)(?<space>\s*+)|(?<!\s)(?<space>[^\S\n]*+\n\s*+)"
+    ends = r"(?<ends>[\p{Sentence_Terminal}…]++\p{Sentence_Break=Close}*+)(?<space>\s*+)|(?<!\s)(?<space>[^\S\n]*+\n\s*+)"  # noqa: E501
     return regex.compile(ends), regex.compile(r"\b(?!\s)", regex.WORD)

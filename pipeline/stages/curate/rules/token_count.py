@@ -20,16 +20,27 @@ Shape = Sequence[tuple[str, str]]  # roles, each with a letter where the turn sa
 LONE_SPACE = re.compile(r"(?<=\S) (?=\S)")
 NFC_GROWTH = 3  # NFC makes no text longer than this in UTF-8 bytes (unicode.org/faq/normalization.html)
 NFC_SHRINKS = 4  # so many characters can become one (Greek letters with three marks)
-CACHED_WORDS, CACHED_CHARACTERS = 1 << 17, 1 << 20  # words whose tokens are remembered, and their length together
-MOST_DEAR, NEW_WORD = 1 << 19, 4  # units of what counting a row may cost, and what a word costs above its characters
-CACHED_SHAPE, CACHED_SHAPES = 64, 1 << 13  # turns of the longest order of roles that is remembered, and how many are
+CACHED_WORDS, CACHED_CHARACTERS = (
+    1 << 17,
+    1 << 20,
+)  # words whose tokens are remembered, and their length together
+MOST_DEAR, NEW_WORD = (
+    1 << 19,
+    4,
+)  # units of what counting a row may cost, and what a word costs above its characters
+CACHED_SHAPE, CACHED_SHAPES = (
+    64,
+    1 << 13,
+)  # turns of the longest order of roles that is remembered, and how many are
 STRETCH = 4096  # words between two looks at whether it is enough
 # one of each kind of character that the rules before merging treat differently
 KINDS = "aBéжß東ا9½_-'’\"()<>|#$&+.,!?:;@/\\~*{}[]=🙂\u0301\u200d£\ufe0f"
 
 
 class TokenCounter:
-    """The tokenizer and the template of a Hugging Face folder. Raises `DataError` if they are missing or broken."""
+    """The tokenizer and the template of a Hugging Face folder. Raises `DataError` if they are missing or
+    broken.
+    """
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
@@ -48,15 +59,21 @@ class TokenCounter:
         self.tokenizer.no_padding()
         self.added = list(self.tokenizer.get_added_tokens_decoder().values())
         longest_first = sorted((token.content for token in self.added), key=len, reverse=True)
-        self.marks = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # what is cut out first, one token each
+        self.marks = re.compile(
+            "|".join(map(re.escape, longest_first)) or "(?!)"
+        )  # what is cut out first, one token each
         self.normalized = _state(self.tokenizer.normalizer).get("type")
         self.bounded = self._is_bounded()
-        self.words = [_Words("", self.count_whole), _Words(" ", self.count_whole)] if self._cuts_at_spaces() else None
+        self.words = (
+            [_Words("", self.count_whole), _Words(" ", self.count_whole)] if self._cuts_at_spaces() else None
+        )
         self.longest = self._longest()
         self.overheads: dict[Shape, int] = {}
 
     def count(self, text: str, most: int | None = None) -> int:
-        """The number of tokens, exactly; of a text with more than `most`, just some number above it, which costs less."""
+        """The number of tokens, exactly; of a text with more than `most`, just some number above it, which
+        costs less.
+        """
         if most is not None and (least := self.at_least(text)) > most:
             return least
         if self.words is None:
@@ -74,16 +91,20 @@ class TokenCounter:
         return tokens
 
     def at_least(self, text: str) -> int:
-        """A number of tokens that the text can't go below, from its length alone: 0 where nothing is known."""
+        """A number of tokens that the text can't go below, from its length alone: 0 where nothing is
+        known.
+        """
         if self.longest is None:
             return 0
         shrinks = NFC_SHRINKS if self.normalized and not text.isascii() else 1
         return len(text) // (self.longest * shrinks)
 
     def dear(self, text: str) -> int:
-        """What counting costs, in units of about a microsecond: one for each character, but `NEW_WORD` more and only once for each word.
+        """What counting costs, in units of about a microsecond: one for each character, but `NEW_WORD` more
+        and only once for each word.
 
-        Where there is no short cut by words, two for each character. Not above `MOST_DEAR` means: a second at most.
+        Where there is no short cut by words, two for each character. Not above `MOST_DEAR` means: a second at
+        most.
         """
         if self.words is None:
             return 2 * len(text)
@@ -106,7 +127,9 @@ class TokenCounter:
         return max(self.count(text, most) for text in self.rendered(row))
 
     def rendered(self, row: Row) -> list[str]:
-        """What a row is trained as: one text, of a preference two, of segments each by itself. Raises `BadRow` as the template does."""
+        """What a row is trained as: one text, of a preference two, of segments each by itself. Raises
+        `BadRow` as the template does.
+        """
         messages, tools = row["messages"], row.get("tools")
         if row["kind"] == "text":
             return [segment["text"] for segment in row["segments"]]
@@ -115,9 +138,15 @@ class TokenCounter:
         return [self.template.render(messages, tools, prompt=row["kind"] == "prompt")]
 
     def _count_segments(self, segments: list[dict[str, Any]], most: int | None) -> int:
-        """One by one, with a beginning and an end of text where the text has none, as `pipeline.chat.tokens.encode_segments` makes them."""
+        """One by one, with a beginning and an end of text where the text has none, as
+        `pipeline.chat.tokens.encode_segments` makes them.
+        """
         bos, eos = (self.template.special.get(f"{end}_token", "") for end in ("bos", "eos"))
-        begins = bool(bos) and self.tokenizer.encode("").tokens[:1] == [bos] and not segments[0]["text"].startswith(bos)
+        begins = (
+            bool(bos)
+            and self.tokenizer.encode("").tokens[:1] == [bos]
+            and not segments[0]["text"].startswith(bos)
+        )
         ends = bool(segments[-1]["train"]) and not segments[-1]["text"].endswith(eos or "\0")
         tokens = begins + ends
         for segment in segments:
@@ -131,9 +160,9 @@ class TokenCounter:
 
         None if there is no such short cut, or where the texts alone go over `most`.
 
-        A byte-level tokenizer makes at most one token of a byte; what the template adds is measured for each order of
-        roles, blank turns apart: a template can put its own words where a system turn says nothing. Raises `BadRow` as the
-        template does.
+        A byte-level tokenizer makes at most one token of a byte; what the template adds is measured for each
+        order of roles, blank turns apart: a template can put its own words where a system turn says nothing.
+        Raises `BadRow` as the template does.
         """
         if not self.bounded or "tools" in row or row["kind"] not in ("chat", "feedback"):
             return None
@@ -156,13 +185,17 @@ class TokenCounter:
         return size + self.overheads[key]
 
     def _overhead(self, shape: Shape) -> int:
-        """The most tokens that the template can add to such turns: one for each added token, else one for each byte."""
+        """The most tokens that the template can add to such turns: one for each added token, else one for
+        each byte.
+        """
         rendered = self.template.render([{"role": role, "content": content} for role, content in shape])
         markup, marks = self.marks.subn("", rendered)
         return marks + len(markup.encode())
 
     def _bytes(self, text: str) -> int:
-        grows = self.normalized is not None and (has_endless_marks(text) or not unicodedata.is_normalized("NFC", text))
+        grows = self.normalized is not None and (
+            has_endless_marks(text) or not unicodedata.is_normalized("NFC", text)
+        )
         return len(text.encode()) * (NFC_GROWTH if grows else 1)
 
     def _is_bounded(self) -> bool:
@@ -180,19 +213,26 @@ class TokenCounter:
 
         words, before = self.tokenizer.get_vocab(), _state(self.tokenizer.pre_tokenizer)
         steps = before.get("pretokenizers", [before])
-        keeps = all(step["type"] in ("ByteLevel", "Digits") or step.get("behavior", "Removed") != "Removed" for step in steps)
+        keeps = all(
+            step["type"] in ("ByteLevel", "Digits") or step.get("behavior", "Removed") != "Removed"
+            for step in steps
+        )
         if not self.bounded or not keeps or any(token.lstrip or token.rstrip for token in self.added):
             return None
         return max(map(len, words)) if words.keys() >= set(ByteLevel.alphabet()) else None
 
     def _cuts_at_spaces(self) -> bool:
-        """Whether a space between two other characters always starts a new piece, so that pieces can be counted one by one."""
+        """Whether a space between two other characters always starts a new piece, so that pieces can be
+        counted one by one.
+        """
         if not self.bounded or any(token.lstrip or token.rstrip or token.single_word for token in self.added):
             return False
         if any(token.content == " " or " " in token.content.strip() for token in self.added):
             return False
         cut = self.tokenizer.pre_tokenizer.pre_tokenize_str
-        return all(any(start == 1 for _, (start, _) in cut(f"{one} {other}")) for one, other in product(KINDS, KINDS))
+        return all(
+            any(start == 1 for _, (start, _) in cut(f"{one} {other}")) for one, other in product(KINDS, KINDS)
+        )
 
 
 class _Words(dict[str, int]):

@@ -1,8 +1,10 @@
-"""what the original answers at every position, kept on the disk: its likeliest tokens' probabilities, and that of all others together.
+"""what the original answers at every position, kept on the disk: its likeliest tokens' probabilities, and
+that of all others together.
 
-Writes `models/checkpoints/teacher/`: per split `SPLIT-ids.npy`, int32 (P, k), and `SPLIT-logs.npy`, float16 (P, k + 1): log-probabilities of
-these tokens, the likeliest first, and of the rest in the last column; and `teacher.json`, what all this depends on, and its figures. P counts
-the positions of the packed rows, in order, after which a token follows in the same conversation. That is 6 k + 2 bytes a position.
+Writes `models/checkpoints/teacher/`: per split `SPLIT-ids.npy`, int32 (P, k), and `SPLIT-logs.npy`, float16
+(P, k + 1): log-probabilities of these tokens, the likeliest first, and of the rest in the last column; and
+`teacher.json`, what all this depends on, and its figures. P counts the positions of the packed rows, in
+order, after which a token follows in the same conversation. That is 6 k + 2 bytes a position.
 """
 
 import json
@@ -27,7 +29,9 @@ Key = dict[str, Any]
 
 @dataclass(frozen=True)
 class Answers:
-    """The teacher's answers to the packed rows of one split; row r has positions `starts[r]` to `starts[r + 1]`."""
+    """The teacher's answers to the packed rows of one split; row r has positions `starts[r]` to `starts[r +
+    1]`.
+    """
 
     starts: np.ndarray[Any, Any]  # (rows + 1,)
     ids: np.ndarray[Any, Any]  # (P, k)
@@ -41,7 +45,9 @@ class Answers:
 
 @dataclass(frozen=True)
 class Teacher:
-    """The answers to training's rows and to the watched ones, and `figures` for the report: file, sha256, top_k, positions, covered, bytes."""
+    """The answers to training's rows and to the watched ones, and `figures` for the report: file, sha256,
+    top_k, positions, covered, bytes.
+    """
 
     train: Answers
     val: Answers
@@ -49,12 +55,18 @@ class Teacher:
 
 
 class Writer:
-    """The two files of one split, written from the first position to the last: a full disk is an error, as it isn't in a memory map."""
+    """The two files of one split, written from the first position to the last: a full disk is an error, as it
+    isn't in a memory map.
+    """
 
     def __init__(self, ids: BinaryIO, logs: BinaryIO, positions: int, top_k: int) -> None:
         self.ids, self.logs, self.left, self.rest_sum = ids, logs, positions, 0.0
         for file, kind, width in ((ids, IDS, top_k), (logs, LOGS, top_k + 1)):
-            header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (positions, width)}
+            header = {
+                "descr": np.lib.format.dtype_to_descr(kind),
+                "fortran_order": False,
+                "shape": (positions, width),
+            }
             np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
 
     def add(self, ids: np.ndarray[Any, Any], logs: np.ndarray[Any, Any]) -> None:
@@ -66,15 +78,23 @@ class Writer:
 
 
 def key_of(record: dict[str, Any], top_k: int) -> Key:
-    """What the answers depend on, from the run's record (`pipeline.stages.train.run.describe`) and the tokens kept per position."""
+    """What the answers depend on, from the run's record (`pipeline.stages.train.run.describe`) and the tokens
+    kept per position.
+    """
     return {
-        "format": FORMAT, "tokens_sha256": record["tokens_sha256"], "file_sha256": record["teacher_sha256"],
-        "config_sha256": record["base"]["config_sha256"], "compute_dtype": record["settings"]["bnb_4bit_compute_dtype"], "top_k": top_k,
-    }  # fmt: skip
+        "format": FORMAT,
+        "tokens_sha256": record["tokens_sha256"],
+        "file_sha256": record["teacher_sha256"],
+        "config_sha256": record["base"]["config_sha256"],
+        "compute_dtype": record["settings"]["bnb_4bit_compute_dtype"],
+        "top_k": top_k,
+    }
 
 
 def position_counts(seq_lengths: Iterable[list[int]]) -> list[int]:
-    """Per packed row, the positions after which a token follows in the same conversation: all but each conversation's last."""
+    """Per packed row, the positions after which a token follows in the same conversation: all but each
+    conversation's last.
+    """
     return [sum(max(length - 1, 0) for length in lengths) for lengths in seq_lengths]
 
 
@@ -90,9 +110,13 @@ def starts_of(counts: list[int]) -> np.ndarray[Any, Any]:
 
 @contextmanager
 def writing(folder: Path, split: str, positions: int, top_k: int) -> Iterator[Writer]:
-    """A writer for one split's files in `folder`. Raises `AssertionError` where it was given fewer or more positions than `positions`."""
+    """A writer for one split's files in `folder`. Raises `AssertionError` where it was given fewer or more
+    positions than `positions`.
+    """
     with ExitStack() as files:
-        ids, logs = (files.enter_context((folder / f"{split}-{part}.npy").open("wb")) for part in ("ids", "logs"))
+        ids, logs = (
+            files.enter_context((folder / f"{split}-{part}.npy").open("wb")) for part in ("ids", "logs")
+        )
         writer = Writer(ids, logs, positions, top_k)
         yield writer
         if writer.left:
@@ -105,7 +129,8 @@ def write_record(folder: Path, key: Key, figures: dict[str, Any]) -> None:
 
 
 def open_teacher(folder: Path, key: Key, counts: dict[str, list[int]]) -> Teacher | None:
-    """The answers in `folder`, None if there are none, or they are another run's or not whole; why is said on stderr.
+    """The answers in `folder`, None if there are none, or they are another run's or not whole; why is said on
+    stderr.
 
     `counts` has the positions of each packed row per split.
     """
@@ -113,12 +138,20 @@ def open_teacher(folder: Path, key: Key, counts: dict[str, list[int]]) -> Teache
         return None
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        if changed := [name for name in sorted({*key, *record["key"]}) if key.get(name) != record["key"].get(name)]:
+        if changed := [
+            name for name in sorted({*key, *record["key"]}) if key.get(name) != record["key"].get(name)
+        ]:
             raise ValueError(f"{', '.join(changed)} changed")
-        splits = {split: _open(folder, split, starts_of(counts[split]), key["top_k"]) for split in ("train", "val")}
+        splits = {
+            split: _open(folder, split, starts_of(counts[split]), key["top_k"]) for split in ("train", "val")
+        }
         figures = dict(record["figures"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"train: the original's answers in {folder} can't be used ({' '.join(str(error).split())[:200]}): they are made again", file=sys.stderr)
+        print(
+            f"train: the original's answers in {folder} can't be used "
+            f"({' '.join(str(error).split())[:200]}): they are made again",
+            file=sys.stderr,
+        )
         return None
     return Teacher(**splits, figures=figures)
 
@@ -127,9 +160,13 @@ def _open(folder: Path, split: str, starts: np.ndarray[Any, Any], top_k: int) ->
     arrays = {}
     for part, kind, width in (("ids", IDS, top_k), ("logs", LOGS, top_k + 1)):
         # "c": torch wants a writable array; what is written there never reaches the file
-        array = np.load(folder / f"{split}-{part}.npy", mmap_mode="c" if starts[-1] else None, allow_pickle=False)
+        array = np.load(
+            folder / f"{split}-{part}.npy", mmap_mode="c" if starts[-1] else None, allow_pickle=False
+        )
         if (array.shape, array.dtype) != ((int(starts[-1]), width), kind):
-            raise ValueError(f"{split}-{part}.npy is {array.dtype} {array.shape}, not {kind} {(int(starts[-1]), width)}")
+            raise ValueError(
+                f"{split}-{part}.npy is {array.dtype} {array.shape}, not {kind} {(int(starts[-1]), width)}"
+            )
         arrays[part] = array
     return Answers(starts, **arrays)
 

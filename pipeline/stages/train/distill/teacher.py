@@ -1,7 +1,9 @@
-"""The teacher of distillation: the file that the level was made from, asked once about every row before training, then freed.
+"""The teacher of distillation: the file that the level was made from, asked once about every row before
+training, then freed.
 
-Reads `models/base/source.gguf` and `data/tokens/`; writes `models/checkpoints/teacher/` (`pipeline.stages.train.distill.cache`). A run that goes on
-after a kill takes what is there. Teacher and student are never in memory together.
+Reads `models/base/source.gguf` and `data/tokens/`; writes `models/checkpoints/teacher/`
+(`pipeline.stages.train.distill.cache`). A run that goes on after a kill takes what is there. Teacher and
+student are never in memory together.
 """
 
 import gc
@@ -35,11 +37,15 @@ from pipeline.stages.train.distill.cache import (
 )
 
 
-def ask_teacher(tokens: Path, base: Path, checkpoints: Path, settings: Training, record: dict[str, Any]) -> Teacher:
-    """The original's answers to the rows in `tokens`: those below `checkpoints` where they are this very run's, else made now.
+def ask_teacher(
+    tokens: Path, base: Path, checkpoints: Path, settings: Training, record: dict[str, Any]
+) -> Teacher:
+    """The original's answers to the rows in `tokens`: those below `checkpoints` where they are this very
+    run's, else made now.
 
-    `record` is the run's (`pipeline.stages.train.run.describe`). Raises `MachineError` where the disk is too small for 6 k + 2 bytes a position,
-    `DataError` where the file can't be loaded, `GateError` where its answers are no numbers.
+    `record` is the run's (`pipeline.stages.train.run.describe`). Raises `MachineError` where the disk is too
+    small for 6 k + 2 bytes a position, `DataError` where the file can't be loaded, `GateError` where its
+    answers are no numbers.
     """
     folder, rows = checkpoints / TEACHER, {split: load_rows(tokens, split) for split in ("train", "val")}
     counts = {split: position_counts(found["seq_lengths"]) for split, found in rows.items()}
@@ -61,21 +67,32 @@ def vocabulary(base: Path) -> int:
     return int(AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False).vocab_size)
 
 
-def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[int]], base: Path, settings: Training) -> None:
+def make(
+    folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[int]], base: Path, settings: Training
+) -> None:
     """Ask about every row and publish the answers in `folder`; the model is gone when this returns."""
     top_k, positions = key["top_k"], sum(map(sum, counts.values()))
     size = cache_bytes(positions, top_k)
     need_disk(folder.parent, size)
     print(
-        f"train: {SOURCE_FILE} answers at {positions:,} positions first; its {top_k} likeliest tokens at each take {size / 1e6:.0f} MB in {folder}",
+        f"train: {SOURCE_FILE} answers at {positions:,} positions first; its {top_k} likeliest tokens at "
+        f"each take {size / 1e6:.0f} MB in {folder}",
         flush=True,
     )
     device = roomy_device(base / SOURCE_FILE)
     model = load_gguf(
-        base, compute_dtype=getattr(torch, settings.bnb_4bit_compute_dtype), device=device, dense=not settings.keep_quantized, name=SOURCE_FILE
-    )  # fmt: skip
+        base,
+        compute_dtype=getattr(torch, settings.bnb_4bit_compute_dtype),
+        device=device,
+        dense=not settings.keep_quantized,
+        name=SOURCE_FILE,
+    )
     rest = 0.0
-    with publishing(folder) as aside, torch.no_grad(), progress("train: the original's answers", positions) as advance:
+    with (
+        publishing(folder) as aside,
+        torch.no_grad(),
+        progress("train: the original's answers", positions) as advance,
+    ):
         aside.mkdir()
         for split, found in rows.items():
             with writing(aside, split, sum(counts[split]), top_k) as writer:
@@ -85,9 +102,13 @@ def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[in
                     advance(len(ids))
                 rest += writer.rest_sum
         figures = {
-            "file": SOURCE_FILE, "sha256": key["file_sha256"], "top_k": top_k, "positions": positions, "bytes": size,
+            "file": SOURCE_FILE,
+            "sha256": key["file_sha256"],
+            "top_k": top_k,
+            "positions": positions,
+            "bytes": size,
             "covered": covered(rest, positions),
-        }  # fmt: skip
+        }
         write_record(aside, key, figures)
     del model
     gc.collect()
@@ -96,7 +117,9 @@ def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[in
 
 
 def batches(rows: Any) -> Iterator[dict[str, Any]]:
-    """The rows in order, as many at a time as are no longer than the longest alone: what fits training fits here."""
+    """The rows in order, as many at a time as are no longer than the longest alone: what fits training fits
+    here.
+    """
     collate, length = Collator(0), 0  # nothing is padded
     waiting: list[dict[str, Any]] = []
     longest = max((sum(lengths) for lengths in rows["seq_lengths"]), default=0)
@@ -112,27 +135,40 @@ def batches(rows: Any) -> Iterator[dict[str, Any]]:
 
 
 def answers(model: Any, batch: dict[str, Any], top_k: int) -> tuple[Any, Any]:
-    """ids (P, k), int32, and log-probabilities (P, k + 1), float32, of a flattened batch's positions. Raises `GateError` for NaN."""
+    """ids (P, k), int32, and log-probabilities (P, k + 1), float32, of a flattened batch's positions. Raises
+    `GateError` for NaN.
+    """
     ids, places = (batch[name].to(model.device) for name in ("input_ids", "position_ids"))
     hidden = model.model(input_ids=ids, position_ids=places, use_cache=False)[0][:, :-1]
     best, logs = likeliest(hidden[followed(places)], model, top_k)
     if logs.isnan().any():
-        raise GateError("Q-TRAIN-020", f"{SOURCE_FILE}'s answers are no numbers: run stage base again, for its weights are damaged")
+        raise GateError(
+            "Q-TRAIN-020",
+            f"{SOURCE_FILE}'s answers are no numbers: run stage base again, for its weights are damaged",
+        )
     return best.int(), logs
 
 
 def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
-    """The `top_k` likeliest tokens (P, k) for states (P, H), the likeliest first, and log-probabilities (P, k + 1): theirs and all others'.
+    """The `top_k` likeliest tokens (P, k) for states (P, H), the likeliest first, and log-probabilities (P, k
+    + 1): theirs and all others'.
 
-    By blocks of the vocabulary, so that neither the head nor the logits are ever whole. What is not kept is summed by itself: one minus the
-    sum of the kept would be nothing but rounding where they are nearly all.
+    By blocks of the vocabulary, so that neither the head nor the logits are ever whole. What is not kept is
+    summed by itself: one minus the sum of the kept would be nothing but rounding where they are nearly all.
     """
     head, count = model.lm_head, len(states)
     x, rule = states.to(compute_type(head)), logit_rule(model.config)
-    best, ids = torch.empty(count, 0, device=x.device), torch.empty(count, 0, dtype=torch.long, device=x.device)
-    others = torch.full((count,), -torch.inf, device=x.device)  # log of the sum of exp(logit) over what is not kept
+    best, ids = (
+        torch.empty(count, 0, device=x.device),
+        torch.empty(count, 0, dtype=torch.long, device=x.device),
+    )
+    others = torch.full(
+        (count,), -torch.inf, device=x.device
+    )  # log of the sum of exp(logit) over what is not kept
     for first, last in vocabulary_blocks(head, count):
-        logits, _ = block_logits(x, rows_between(head, first, last), None if head.bias is None else head.bias[first:last], *rule)
+        logits, _ = block_logits(
+            x, rows_between(head, first, last), None if head.bias is None else head.bias[first:last], *rule
+        )
         found, places = take(logits, top_k)
         others = others.logaddexp(logits.logsumexp(1))
         merged, merged_ids = torch.cat([best, found], 1), torch.cat([ids, places + first], 1)
@@ -143,17 +179,24 @@ def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
 
 
 def take(values: Any, count: int) -> tuple[Any, Any]:
-    """The `count` largest of each row of `values` (P, n), and where they were; in `values` they are −∞ afterwards."""
+    """The `count` largest of each row of `values` (P, n), and where they were; in `values` they are −∞
+    afterwards.
+    """
     found, places = values.topk(min(count, values.shape[1]), 1)
     values.scatter_(1, places, -torch.inf)
     return found, places
 
 
 def roomy_device(file: Path) -> str:
-    """The GPU where there is one with room for the packed file and half of it again, else the CPU, which is slow and said."""
+    """The GPU where there is one with room for the packed file and half of it again, else the CPU, which is
+    slow and said.
+    """
     if not torch.cuda.is_available():
         return "cpu"
     if torch.cuda.mem_get_info(0)[0] > 1.5 * file.stat().st_size:
         return "cuda:0"
-    print(f"train: {file.name} doesn't fit the GPU's free memory, so it answers on the CPU, which takes long", flush=True)
+    print(
+        f"train: {file.name} doesn't fit the GPU's free memory, so it answers on the CPU, which takes long",
+        flush=True,
+    )
     return "cpu"

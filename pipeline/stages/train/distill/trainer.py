@@ -1,4 +1,6 @@
-"""The trainer of distillation: batches that know the teacher's answers, and a loss that is a mean over all positions of the optimizer step."""
+"""The trainer of distillation: batches that know the teacher's answers, and a loss that is a mean over all
+positions of the optimizer step.
+"""
 
 from typing import Any
 
@@ -15,13 +17,17 @@ from pipeline.stages.train.trainer import Batch, QuenchTrainer
 
 
 class DistillCollator:
-    """`plain`'s batches with the teacher's answers to their rows; `trained_tokens` are all positions at which there is one."""
+    """`plain`'s batches with the teacher's answers to their rows; `trained_tokens` are all positions at which
+    there is one.
+    """
 
     def __init__(self, plain: Collator, answers: Answers) -> None:
         self.plain, self.answers = plain, answers
 
     def __call__(self, examples: list[dict[str, Any]]) -> Batch:
-        """What `plain` gives, and teacher_ids (P, k), teacher_logs (P, k + 1). Raises `DataError` where the answers are other rows'."""
+        """What `plain` gives, and teacher_ids (P, k), teacher_logs (P, k + 1). Raises `DataError` where the
+        answers are other rows'.
+        """
         batch = self.plain(examples)
         ids, logs = zip(*(self.answers.of(example["row"]) for example in examples), strict=True)
         batch["teacher_ids"], batch["teacher_logs"] = _joined(ids), _joined(logs)
@@ -29,13 +35,16 @@ class DistillCollator:
         if int(followed(batch["position_ids"]).sum()) != batch["trained_tokens"]:
             raise DataError(
                 "Q-TRAIN-019",
-                f"the original answered to other rows than {batch['rows']}: start again with `python -m pipeline train --no-resume`",
+                f"the original answered to other rows than {batch['rows']}: start again with `python -m "
+                "pipeline train --no-resume`",
             )
         return batch
 
 
 class DistillTrainer(QuenchTrainer):
-    """Trains with (1 − w) · KL + w · cross entropy, where w is `sft_weight`: each is a mean over the entire optimizer step."""
+    """Trains with (1 − w) · KL + w · cross entropy, where w is `sft_weight`: each is a mean over the entire
+    optimizer step.
+    """
 
     def __init__(self, *, sft_weight: float, **rest: Any) -> None:
         super().__init__(**rest)
@@ -57,7 +66,9 @@ class DistillTrainer(QuenchTrainer):
         return self.share(model, inputs, tokens, self.answered)
 
     def share(self, model: Any, inputs: Batch, positions: Any, answered: Any) -> torch.Tensor:
-        """A batch's share of a loss that is a mean over `positions` positions and `answered` tokens of the assistant."""
+        """A batch's share of a loss that is a mean over `positions` positions and `answered` tokens of the
+        assistant.
+        """
         tensors = {name: value for name, value in inputs.items() if name not in NOT_FOR_THE_MODEL}
         with self.accelerator.autocast():
             loss: torch.Tensor = distill_loss(
@@ -83,6 +94,8 @@ class DistillTrainer(QuenchTrainer):
 
 
 def _joined(pieces: tuple[Any, ...]) -> torch.Tensor:
-    """Arrays one below the other; of a single one a view, so that a watched row's answers stay on the disk until they are needed."""
+    """Arrays one below the other; of a single one a view, so that a watched row's answers stay on the disk
+    until they are needed.
+    """
     tensors = [torch.from_numpy(piece) for piece in pieces]
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

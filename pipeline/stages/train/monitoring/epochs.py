@@ -1,4 +1,6 @@
-"""Proof from the metrics log that every packed row was trained once per epoch, across any number of resumes."""
+"""Proof from the metrics log that every packed row was trained once per epoch, across any number of
+resumes.
+"""
 
 import math
 from collections import Counter
@@ -12,8 +14,9 @@ ROUNDING = 1e-6  # an epoch's last step has the epoch's number up to a float's r
 def epochs_complete(rows: Sequence[dict[str, Any]], packed_rows: int) -> list[str]:
     """What is wrong with the order of training, as sentences; none where all is right.
 
-    `rows` is the metrics log, `packed_rows` the number n of rows in data/tokens/train.parquet. Every finished epoch must
-    hold each of 0 … n - 1 exactly once, an unfinished one none of them twice, and the steps must be 1, 2, 3 ….
+    `rows` is the metrics log, `packed_rows` the number n of rows in data/tokens/train.parquet. Every finished
+    epoch must hold each of 0 … n - 1 exactly once, an unfinished one none of them twice, and the steps must
+    be 1, 2, 3 ….
     """
     steps = [row for row in rows if row["kind"] == "step"]
     numbers = [row["step"] for row in steps]
@@ -26,17 +29,23 @@ def epochs_complete(rows: Sequence[dict[str, Any]], packed_rows: int) -> list[st
     done = max((row["epoch"] for row in steps), default=0.0)
     for epoch in range(1, max(trained, default=0) + 1):
         finished = epoch <= done + ROUNDING
-        faults += _uneven(f"epoch {epoch}, packed row", trained.get(epoch, []), range(packed_rows), skips=finished)
+        faults += _uneven(
+            f"epoch {epoch}, packed row", trained.get(epoch, []), range(packed_rows), skips=finished
+        )
     return faults
 
 
 def _epoch(row: dict[str, Any]) -> int:
-    """1 for the first: a step's `epoch` is the number of passes done after it, so the last step of the first has 1.0."""
+    """1 for the first: a step's `epoch` is the number of passes done after it, so the last step of the first
+    has 1.0.
+    """
     return max(1, math.ceil(float(row["epoch"]) - ROUNDING))
 
 
 def _uneven(what: str, found: Iterable[int], wanted: range, *, skips: bool = True) -> list[str]:
-    """A sentence for the numbers that are there more than once, for those that don't exist, and (with `skips`) for those that lack."""
+    """A sentence for the numbers that are there more than once, for those that don't exist, and (with
+    `skips`) for those that lack.
+    """
     counted = Counter(found)
     kinds = {
         "repeated": [number for number, times in counted.items() if times > 1],

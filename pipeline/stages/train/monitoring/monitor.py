@@ -1,4 +1,5 @@
-"""Is this run healthy? The rules of `pipeline.stages.train.monitoring.rules` applied to each row of the metrics log as it is written.
+"""Is this run healthy? The rules of `pipeline.stages.train.monitoring.rules` applied to each row of the
+metrics log as it is written.
 
 Pure: rows in, checks out. The trainer prints a warning and stops on a failure.
 """
@@ -26,7 +27,9 @@ class Monitor:
         self._found: dict[str, Check] = {}
 
     def see(self, row: dict[str, Any]) -> list[Check]:
-        """Take in one row of the metrics log; the warnings and failures that are new with it, each again only when it gets worse."""
+        """Take in one row of the metrics log; the warnings and failures that are new with it, each again only
+        when it gets worse.
+        """
         self._run.add(row)
         rules = EVERY_STEP if row["kind"] == "step" else EVERY_EVAL
         new = [check for check in self._judge(rules, row["step"]) if self._is_new(check)]

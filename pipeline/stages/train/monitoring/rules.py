@@ -1,9 +1,11 @@
-"""The rules by which a training run is judged, one pure function each, with the usual ranges of LoRA training.
+"""The rules by which a training run is judged, one pure function each, with the usual ranges of LoRA
+training.
 
-A rule looks at the run up to its newest row and gives a `Check` with the figures, the likely cause and the remedy. The ranges
-are those of Axolotl's documentation on monitoring and debugging runs: loss 0.5 to 2.0, gradient norm 0.1 to 10 with an
-alarm at 100, learning rate 1e-4 to 3e-4, warm-up 5 to 10 %, weight decay up to 0.1, rank 8 to 64. Of `train.method` distill the
-loss is a divergence (nats) that is small from the start, and its gradient with it: no range is usual there, only falling is.
+A rule looks at the run up to its newest row and gives a `Check` with the figures, the likely cause and the
+remedy. The ranges are those of Axolotl's documentation on monitoring and debugging runs: loss 0.5 to 2.0,
+gradient norm 0.1 to 10 with an alarm at 100, learning rate 1e-4 to 3e-4, warm-up 5 to 10 %, weight decay up
+to 0.1, rank 8 to 64. Of `train.method` distill the loss is a divergence (nats) that is small from the start,
+and its gradient with it: no range is usual there, only falling is.
 """
 
 import math
@@ -59,7 +61,10 @@ def finite_loss(run: Run) -> Check:
         if len(run.gradients) > 1
         else "in the first step"
     )
-    cause = f"a forward fault: an overflow in the base or in this step's rows ({_rows(run)}): use bfloat16 as train.bnb_4bit_compute_dtype"
+    cause = (
+        f"a forward fault: an overflow in the base or in this step's rows ({_rows(run)}): use bfloat16 "
+        "as train.bnb_4bit_compute_dtype"
+    )
     return failure("Q-TRAIN-009", f"the loss is {loss} {sane}", cause)
 
 
@@ -75,7 +80,10 @@ def finite_gradient(run: Run) -> Check:
     )
     if overflowing or (run.settings.bnb_4bit_compute_dtype == "float16" and len(run.gradients) < OVERFLOWS):
         return passed(f"float16's loss scale overflowed ({norm}) and was lowered")
-    cause = "a backward fault: an overflow in the gradients: lower train.learning_rate, or use bfloat16 as train.bnb_4bit_compute_dtype"
+    cause = (
+        "a backward fault: an overflow in the gradients: lower train.learning_rate, or use bfloat16 as "
+        "train.bnb_4bit_compute_dtype"
+    )
     return failure(
         "Q-TRAIN-010", f"the gradient norm is {norm} under a sane loss of {run.losses[-1]:.3g}", cause
     )
@@ -94,7 +102,8 @@ def zero_loss(run: Run) -> Check:
     return failure(
         "Q-TRAIN-011",
         "the loss is exactly 0",
-        "a masking or packing fault: nothing is trained, or a row sees its own answer: look at reports/labels.html",
+        "a masking or packing fault: nothing is trained, or a row sees its own answer: look at "
+        "reports/labels.html",
     )
 
 
@@ -116,7 +125,8 @@ def frozen(run: Run) -> Check:
     if any(run.gradients):
         return warning(
             "the gradient norm is exactly 0",
-            "nothing was learned in this step: its trained tokens are certain already, or too small for float16",
+            "nothing was learned in this step: its trained tokens are certain already, or too small for "
+            "float16",
         )
     return failure(
         "Q-TRAIN-013",
@@ -198,13 +208,27 @@ def hint(key: str, low: float, high: float, cause: str) -> Callable[[Run], Check
 
 Rules = dict[str, Callable[[Run], Check]]
 EVERY_STEP: Rules = {
-    "finite loss": finite_loss, "finite gradient": finite_gradient, "zero loss": zero_loss, "trained tokens": trained_tokens,
-    "zero gradient": frozen, "gradient alarm": gradient_alarm, "gradient range": gradient_range, "loss spike": spike, "speed": speed,
-    "learning rate": hint("learning_rate", 1e-4, 3e-4, "higher learns fast and forgets, lower may not learn: 2.0e-4 is a good start"),
-    "warm-up": hint("warmup_ratio", 0.05, 0.1, "none makes the first steps rough, a long one wastes steps: set it to 0.1"),
+    "finite loss": finite_loss,
+    "finite gradient": finite_gradient,
+    "zero loss": zero_loss,
+    "trained tokens": trained_tokens,
+    "zero gradient": frozen,
+    "gradient alarm": gradient_alarm,
+    "gradient range": gradient_range,
+    "loss spike": spike,
+    "speed": speed,
+    "learning rate": hint(
+        "learning_rate",
+        1e-4,
+        3e-4,
+        "higher learns fast and forgets, lower may not learn: 2.0e-4 is a good start",
+    ),
+    "warm-up": hint(
+        "warmup_ratio", 0.05, 0.1, "none makes the first steps rough, a long one wastes steps: set it to 0.1"
+    ),
     "weight decay": hint("weight_decay", 0.0, 0.1, "more pulls the adapter back to nothing: set it to 0.01"),
     "rank": hint("r", 8, 64, "less holds little, more costs memory for nothing: set it to 16"),
-}  # fmt: skip
+}
 
 
 def _rows(run: Run) -> str:

@@ -1,4 +1,5 @@
-"""The record of a run: the machine, the versions, the seeds, the command, the commit; for reports/train.json, as it differs from run to run.
+"""The record of a run: the machine, the versions, the seeds, the command, the commit; for reports/train.json,
+as it differs from run to run.
 
 What the adapter's bytes depend on is another record, models/adapter/run.json (`pipeline.stages.train.run`).
 """
@@ -17,39 +18,72 @@ from pipeline.core.hardware import hardware
 GIT_SECONDS = 30
 
 
-def run_record(root: Path, *, argv: Sequence[str], seeds: Mapping[str, int], hashes: Mapping[str, str]) -> dict[str, Any]:
-    """The record as JSON, without host, user or absolute paths. `root` is the project's folder, `argv` is `sys.argv`."""
+def run_record(
+    root: Path, *, argv: Sequence[str], seeds: Mapping[str, int], hashes: Mapping[str, str]
+) -> dict[str, Any]:
+    """The record as JSON, without host, user or absolute paths. `root` is the project's folder, `argv` is
+    `sys.argv`.
+    """
     return {
-        "hardware": hardware(), "os": f"{platform.system()} {platform.release()}", "python": platform.python_version(), "versions": versions(),
-        "seeds": dict(seeds), "command": command(argv), "git": git_state(root), "hashes": dict(hashes),
-    }  # fmt: skip
+        "hardware": hardware(),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": versions(),
+        "seeds": dict(seeds),
+        "command": command(argv),
+        "git": git_state(root),
+        "hashes": dict(hashes),
+    }
 
 
 def versions() -> dict[str, str | None]:
-    """The installed version of every library that Quench pins or asks for, and of Quench itself; None where one is not installed."""
-    names = sorted({re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in requires("quench") or () if "extra ==" not in line})
+    """The installed version of every library that Quench pins or asks for, and of Quench itself; None where
+    one is not installed.
+    """
+    names = sorted(
+        {
+            re.split(r"[^\w.-]", line, maxsplit=1)[0]
+            for line in requires("quench") or ()
+            if "extra ==" not in line
+        }
+    )
     return {"quench": __version__} | {name: _version(name) for name in names}
 
 
 def command(argv: Sequence[str]) -> list[str]:
-    """The command line as a list; of absolute paths only the last part is kept, for they name users and machines."""
+    """The command line as a list; of absolute paths only the last part is kept, for they name users and
+    machines.
+    """
     program = Path(argv[0]).name
     start = ["python", "-m", "pipeline"] if program == "__main__.py" else [program]
     return start + [re.sub(r"(^|(?<==))/(?:.*/)?(?=[^/]*$)", "…/", argument) for argument in argv[1:]]
 
 
 def git_state(root: Path) -> dict[str, Any] | None:
-    """Commit of the project's folder, and whether tracked files differ from it (dvc.lock aside: stages write it); None outside a repository."""
+    """Commit of the project's folder, and whether tracked files differ from it (dvc.lock aside: stages write
+    it); None outside a repository.
+    """
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return None
-    return {"commit": commit, "dirty": bool(_git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)dvc.lock"))}
+    return {
+        "commit": commit,
+        "dirty": bool(
+            _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)dvc.lock")
+        ),
+    }
 
 
 def _git(root: Path, *arguments: str) -> str | None:
     """What Git says, None where there is no Git, no repository or no commit."""
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=GIT_SECONDS, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=GIT_SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

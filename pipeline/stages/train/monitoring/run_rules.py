@@ -33,7 +33,10 @@ def overfitting(run: Run) -> Check:
     rising = all(found[1] > best * RISEN and found[0] > best_step for found in run.evaluations[-2:])
     if not (rising and trained < trained_then):
         return passed(f"eval loss {loss:.3g} at step {step}, lowest {best:.3g} at step {best_step}")
-    text = f"eval loss up from {best:.3g} at step {best_step} to {loss:.3g}, training loss down from {trained_then:.3g} to {trained:.3g}"
+    text = (
+        f"eval loss up from {best:.3g} at step {best_step} to {loss:.3g}, training loss down from "
+        f"{trained_then:.3g} to {trained:.3g}"
+    )
     return warning(
         text,
         "overfitting: fewer passes (train.num_train_epochs), more rows, or train.early_stopping_patience",
@@ -41,7 +44,9 @@ def overfitting(run: Run) -> Check:
 
 
 def falling(run: Run) -> Check:
-    """The loss of the last fifth of the steps against that of the first, or of the first steps: an easy task is learned before a fifth is over."""
+    """The loss of the last fifth of the steps against that of the first, or of the first steps: an easy task
+    is learned before a fifth is over.
+    """
     fifth = len(run.losses) // 5
     if fifth < FEW:
         return unknown(f"{len(run.losses)} steps are too few to tell")
@@ -52,11 +57,13 @@ def falling(run: Run) -> Check:
     if run.distillation:
         return warning(
             text,
-            "nothing is recovered: raise train.r, train.learning_rate or the steps, or the level is as near to its original as it gets",
+            "nothing is recovered: raise train.r, train.learning_rate or the steps, or the level is as near "
+            "to its original as it gets",
         )
     return warning(
         text,
-        "nothing is learned: raise train.learning_rate or the steps, or the model knows these answers already",
+        "nothing is learned: raise train.learning_rate or the steps, or the model knows these answers "
+        "already",
     )
 
 
@@ -74,7 +81,8 @@ def end_loss(run: Run) -> Check:
     if loss < low:
         return passed(
             text,
-            "below is normal for short or uniform answers; else rows are learned by heart: compare with the loss on held-out rows",
+            "below is normal for short or uniform answers; else rows are learned by heart: compare with the "
+            "loss on held-out rows",
         )
     return passed(
         text, "above is normal for hard or mixed text; else give it more steps" if loss > high else ""

@@ -1,4 +1,6 @@
-"""Samples of a model in mid-training: its greedy answers to held-out questions, taken so that the run goes on as if there had been none."""
+"""Samples of a model in mid-training: its greedy answers to held-out questions, taken so that the run goes on
+as if there had been none.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,32 +12,42 @@ from pipeline.models.runtime import one_thread
 PROMPT_LETTERS = 600  # of a prompt's end are shown: the question stands there
 
 
-def sample(model: Any, tokenizer: Any, sequences: Sequence[tuple[list[int], list[int]]], max_new_tokens: int) -> list[dict[str, str]]:
-    """Greedy answers of at most `max_new_tokens` to the first trained turn of each sequence (ids, labels; both of length T).
+def sample(
+    model: Any, tokenizer: Any, sequences: Sequence[tuple[list[int], list[int]]], max_new_tokens: int
+) -> list[dict[str, str]]:
+    """Greedy answers of at most `max_new_tokens` to the first trained turn of each sequence (ids, labels;
+    both of length T).
 
-    Each is {"prompt", "answer", "reference"}: the text before that turn (its end, where it is long), what the model says
-    and what was to be learned, both without the end-of-turn token; "…" at the end of one means that it goes on. The model
-    and the random numbers are left as they were (`undisturbed`).
+    Each is {"prompt", "answer", "reference"}: the text before that turn (its end, where it is long), what the
+    model says and what was to be learned, both without the end-of-turn token; "…" at the end of one means
+    that it goes on. The model and the random numbers are left as they were (`undisturbed`).
     """
     found = []
-    with undisturbed(model), one_thread():  # the work of a single token is too small to be shared: threads wait longer than it takes
+    with (
+        undisturbed(model),
+        one_thread(),
+    ):  # the work of a single token is too small to be shared: threads wait longer than it takes
         for ids, labels in sequences:
             start, end = _first_turn(labels)
             answer = _greedy(model, ids[:start], tokenizer.eos_token_id, max_new_tokens)
             prompt = tokenizer.decode(ids[:start])
-            found.append({
-                "prompt": prompt if len(prompt) <= PROMPT_LETTERS else "…" + prompt[-PROMPT_LETTERS:],
-                "answer": _text(tokenizer, answer, max_new_tokens),
-                "reference": _text(tokenizer, ids[start:end], max_new_tokens),
-            })  # fmt: skip
+            found.append(
+                {
+                    "prompt": prompt if len(prompt) <= PROMPT_LETTERS else "…" + prompt[-PROMPT_LETTERS:],
+                    "answer": _text(tokenizer, answer, max_new_tokens),
+                    "reference": _text(tokenizer, ids[start:end], max_new_tokens),
+                }
+            )
     return found
 
 
 @contextmanager
 def undisturbed(model: Any) -> Iterator[None]:
-    """Evaluation mode, without gradients; afterwards every module's mode and all random states are what they were.
+    """Evaluation mode, without gradients; afterwards every module's mode and all random states are what they
+    were.
 
-    The weights stay as they are because `load_quantized` keeps bitsandbytes from re-packing them in evaluation mode.
+    The weights stay as they are because `load_quantized` keeps bitsandbytes from re-packing them in
+    evaluation mode.
     """
     import torch
 
