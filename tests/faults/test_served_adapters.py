@@ -208,7 +208,7 @@ def test_words_that_the_command_refuses(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     refused = {
-        "lora": "says no scale: give NAME=SCALE",
+        "lora": "has no scale: give NAME=SCALE",
         "lora=inf": "has the scale 'inf'",
         "x=1": "has no adapter x: it has demo-lora",
     }

@@ -363,7 +363,7 @@ def test_check_compiler_before_anything_is_installed(tmp_path: Path, built: bool
         assert (done.returncode, done.stderr) == (0, "")
     elif not built:
         assert done.returncode == 4
-        assert done.stderr == f"setup: {compiler.NO_COMPILER}\n"
+        assert done.stderr == f"setup: Q-LLAMACPP-007: {compiler.NO_COMPILER}\n"
 
 
 def make_archive(path: Path, members: dict[str, bytes | str]) -> Path:

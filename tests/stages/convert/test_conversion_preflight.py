@@ -52,7 +52,9 @@ def test_all_reasons_are_in_one_sentence(folders: tuple[Path, Path], tools: Tool
     with pytest.raises(DataError) as caught:
         preflight(base=base, merged=merged, kind="F16", tools=tools)
     output = str(caught.value)
-    assert output.startswith(f"{merged} can't be converted for 3 reasons: base: num_hidden_layers is 3")
+    assert output.startswith(
+        f"Q-CONVERT-020: {merged} can't be converted for 3 reasons: base: num_hidden_layers is 3"
+    )
     assert "; merged: vocab_size is 7" in output
     assert "normalizer Lowercase" in output
     assert "(other than the base's: tokenizer.json)" in output

@@ -158,11 +158,11 @@ def test_spaces_that_a_tokenizer_adds_or_drops_are_no_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decoded", "same"),
+    ("decoded", "expected"),
     [("  4 and more", True), (" 4 and more", False), ("4 and more", False), ("  4 and more ", False)],
 )
 def test_a_tokenizer_that_gives_text_back_must_give_its_spaces_back(
-    tiny_qwen2: Path, decoded: str, same: bool
+    tiny_qwen2: Path, decoded: str, expected: bool
 ) -> None:
     from types import SimpleNamespace
 
@@ -171,4 +171,4 @@ def test_a_tokenizer_that_gives_text_back_must_give_its_spaces_back(
     from pipeline.stages.preprocess.stretches import same
 
     base = SimpleNamespace(plain=Tokenizer.from_file(str(tiny_qwen2 / "tokenizer.json")))
-    assert same(decoded, "  4 and more", base) is same
+    assert same(decoded, "  4 and more", base) is expected
