@@ -222,8 +222,8 @@ def test_kill_9_restarts_it_until_it_is_too_often(tmp_path: Path) -> None:
         process.wait()
     assert process.returncode == 4
     assert err.startswith(
-        "quench: Q-SERVE-004: llama-server was ended by SIGSEGV, more than 1 times within an hour (serve.max_restarts): "
-        "it is not started again; "
+        "quench: Q-SERVE-004: llama-server was ended by SIGSEGV, more than 1 times within an hour "
+        "(serve.max_restarts): it is not started again; "
     )
     assert "print_timing" in err
 
