@@ -147,7 +147,7 @@ def compare(name: str, bases: dict[str, Path], tokens: int, rounds: int, **chang
         )
     ratios = [nf4 / quantized for quantized, nf4 in zip(taken["quantized"], taken["NF4"], strict=True)]
     print(
-        f"packed ÷ NF4: peak {peaks['quantized']['peak'] / peaks['NF4']['peak']:.2f} (goal ≤ 1.10); "
+        f"quantized ÷ NF4: peak {peaks['quantized']['peak'] / peaks['NF4']['peak']:.2f} (goal ≤ 1.10); "
         f"speed {median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f} step by step (goal ≥ 0.80)",
         flush=True,
     )

@@ -158,8 +158,8 @@ def pytest(run: Run, *words: str, seconds: float) -> None:
         f"--junitxml={report}",
     ]
     with (
-        log.open("w", encoding="utf-8") as stated,
-        subprocess.Popen(command, stdout=stated, stderr=stated, cwd=PROJECT) as process,
+        log.open("w", encoding="utf-8") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, cwd=PROJECT) as process,
     ):
         try:
             process.wait(seconds)

@@ -47,9 +47,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--length", type=int, default=1024)
     options = parser.parse_args()
-    from tokenize import generated
-
     from peft import get_peft_model
+    from tokenizing import generated
 
     from pipeline.chat.rendering import Unrenderable
     from pipeline.chat.tokens import encode, load_tokenizer

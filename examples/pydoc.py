@@ -119,7 +119,7 @@ def signature(value: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def stable_default(default: Any) -> Any:
-    """`default` if it is a short constant that is the same in every run, else something spelt `...`."""
+    """`default` if it is a short constant that is the same in every run, else something spelled `...`."""
     if default is inspect.Parameter.empty:
         return default
     constant = type(default) in (type(None), bool, int, float, str, bytes)

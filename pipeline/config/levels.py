@@ -121,6 +121,6 @@ def tensor_type_problem(pattern: str, ggml_type: str) -> str | None:
     return None
 
 
-def level_key(ggml_type: str, level: str) -> str:
+def level_key(group: str, level: str) -> str:
     """The key of a level's parity check in reports/parity.json: weights_q4_k_m, outputs_q4_k_m_imatrix."""
-    return f"{ggml_type}_{level.lower().replace('-', '_')}"
+    return f"{group}_{level.lower().replace('-', '_')}"

@@ -151,7 +151,7 @@ class Lora(Shape):
     bytes: Count
 
 
-class Divergence(Shape):
+class DivergenceFigures(Shape):
     """How far a model is from its reference."""
 
     kld_mean: Number | None = None
@@ -196,7 +196,7 @@ class Evaluation(Shape):
     perplexity: Number | None
     kld_mean: Number | None
     same_top: Number | None
-    all_tokens: Divergence | None = None
+    all_tokens: DivergenceFigures | None = None
     by_row: dict[str, RowSums] | None = None
     ctx_size: Annotated[int, Field(gt=0, le=LARGEST)] = 1
     kv_cache_bytes: Count | None = None

@@ -1,4 +1,4 @@
-"""A GGUF's packed rows as values, bit for bit those of the package gguf, on whatever device they lie.
+"""A GGUF's quantized rows as values, bit for bit those of the package gguf, on whatever device they lie.
 
 The formulas follow ggml's `dequantize_row_*` (ggml-quants.c) and `gguf.quants`: float32 throughout, rounded
 once to the dtype asked for. A float16 scale, times six bits, times a quant is exact in float32, so that only

@@ -39,9 +39,9 @@ def trained_model(
     silence_libraries()
     from peft import PeftModel
 
-    recorded = adapter or settings_of
-    assert recorded, "a base alone needs the settings of a run"
-    settings = run_settings(recorded).model_copy(
+    trained_in = adapter or settings_of
+    assert trained_in, "a base alone needs the settings of a run"
+    settings = run_settings(trained_in).model_copy(
         update={"embeddings_on_cpu": False}
     )  # where the table lies changes no number
     bare = load_quantized(base, settings)

@@ -70,7 +70,7 @@ REFUSAL = re.compile(
         (
             rf"(?:{AN_AI})?{CANNOT} (?:assist|help)(?:ing)?(?: you)?(?: (?:with|in|on) .{{1,120}}| out)?",
             rf"(?:{AN_AI})?{CANNOT} (?:do|doing|comply "
-            r"with|fulfill+|satisfy|accommodate|process|complete|answer|respond to|discuss|engage "
+            r"with|fulfil+|satisfy|accommodate|process|complete|answer|respond to|discuss|engage "
             r"in|participate in|"
             rf"provide|providing|generate|generating|create|creating|write|writing|produce|support|share|continue(?: with)?|proceed(?: with)?) {ASKED}",  # noqa: E501
             rf"{AN_AI}(?:{CANNOT}|(?:i|we) (?:do not|am not|lack|have no)\b).{{0,200}}",

@@ -130,7 +130,7 @@ class QuantizedLinear(torch.nn.Linear):
 
     def rows(self, first: int, last: int) -> torch.Tensor:
         """Rows [first, last) of the weight, (last − first, in_features) in the compute type, good until the
-        next use of any packed linear.
+        next use of any quantized linear.
         """
         return passing(self.weight[first:last], self.ggml_type, self.compute_dtype)
 
@@ -149,7 +149,7 @@ class QuantizedLinear(torch.nn.Linear):
         """What `print(model)` shows."""
         return (
             f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, "
-            f"kind={self.ggml_type}, compute_dtype={self.compute_dtype}"
+            f"ggml_type={self.ggml_type}, compute_dtype={self.compute_dtype}"
         )
 
 

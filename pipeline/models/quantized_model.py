@@ -209,8 +209,8 @@ def rounded(values: torch.Tensor, dtype: torch.dtype, tensor: GgufTensor) -> tor
 
 
 def quantized_rows(tensor: GgufTensor, mapped: torch.Tensor, heads: int) -> torch.Tensor:
-    """A matrix's packed rows (rows, row_bytes) in transformers' order: a view of the mapped file where that
-    is the file's own.
+    """A matrix's quantized rows (rows, row_bytes) in transformers' order: a view of the mapped file where
+    that is the file's own.
     """
     if heads:  # read past the map, so that these rows are in memory once
         return in_order(torch.from_numpy(tensor.stored(0, tensor.rows)), heads)

@@ -211,7 +211,7 @@ def quantized_head_bytes(step: Step) -> int:
 def workspace_bytes(step: Step, quantized: QuantizedBase | None = None) -> int:
     """What linears take while they run, and cuBLAS's own workspace.
 
-    NF4: the largest one dequantized, with its scales in float32 twice. Packed: rows of at most
+    NF4: the largest one dequantized, with its scales in float32 twice. A GGUF's: rows of at most
     `BLOCK_WEIGHTS` weights of the largest one
     (`pipeline.models.quantized_linear`), and what the dequantizer takes beside.
     """

@@ -25,7 +25,7 @@ PEAK = {
     "4090": 165.0,
     "3090": 71.0,
 }
-UTILizATION = 0.4  # assumed share of that peak
+UTILIZATION = 0.4  # assumed share of that peak
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def work_in(root: Path, train: Train) -> Work | None:
 def assumed_tflops(card: str) -> float | None:
     """TFLOP/s that training on this card is assumed to reach; None for a card that isn't known."""
     peak = next((peak for name, peak in PEAK.items() if re.search(rf"\b{re.escape(name)}\b", card)), None)
-    return None if peak is None else peak * UTILizATION
+    return None if peak is None else peak * UTILIZATION
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def memory_reductions(setup: Setup, room: int) -> list[Reduction]:
     plan fits already.
 
     Micro batch 1 (with accumulation for it, so that the run learns the same), checkpointing, a GGUF's linears
-    left packed, shorter rows where that is enough, embeddings in main memory, else shorter rows, a smaller
+    left quantized, shorter rows where that is enough, embeddings in main memory, else shorter rows, a smaller
     rank.
     """
     reductions: list[Reduction] = []

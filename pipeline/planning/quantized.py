@@ -21,8 +21,8 @@ MODEL_FILE, SOURCE_FILE = (
 )  # in models/base: what is trained on, and the one that it was made from
 LINEAR = re.compile(rf"blk\.\d+\.({'|'.join(NAMES.values())})\.weight")
 # ggml types that `pipeline.gguf.dequantize` knows, which imports torch (a test keeps them equal): bytes that
-# a weight takes beside its packed and its dequantized form while it is worked on, rounded up from the peak of
-# a process (measured: 4.1 to 7.5, the rare types 13.5 to 17.3)
+# a weight takes beside its quantized and its dequantized form while it is worked on, rounded up from the peak
+# of a process (measured: 4.1 to 7.5, the rare types 13.5 to 17.3)
 SCRATCH = {
     **dict.fromkeys(("F32", "F16", "BF16"), 0),
     **dict.fromkeys(("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q5_0", "Q5_1", "Q4_0", "Q4_1"), 8),
@@ -135,16 +135,16 @@ def gguf_shape(file: Path) -> Shape:
     """
     header = _header(file)
     fields, tensors = header.fields, header.tensors
-    ggml_type = fields.get("general.architecture")
+    architecture = fields.get("general.architecture")
 
     check_no_experts_of(fields, str(file))
 
     def of(key: str) -> object:
-        return fields.get(f"{ggml_type}.{key}")
+        return fields.get(f"{architecture}.{key}")
 
     table = tensors.get("token_embd.weight", ((0, 0), 0))[0]
     config = {
-        "model_type": ggml_type,
+        "model_type": architecture,
         "hidden_size": of("embedding_length"),
         "intermediate_size": of("feed_forward_length"),
         "num_hidden_layers": of("block_count"),

@@ -20,8 +20,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import read_header, tensor_bytes
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.planning import activations
-from pipeline.planning import quantized as quantized
+from pipeline.planning import activations, quantized
 from pipeline.planning.activations import Step
 from pipeline.planning.base import find_quantized, find_shape
 from pipeline.planning.disk import BASE, CACHE, plan_disk

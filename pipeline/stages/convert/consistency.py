@@ -21,7 +21,7 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 BLOCK = 1 << 26  # bytes of a tensor that are looked at together
 # whether llama.cpp divides the chosen experts' weights by their sum (`build_moe_ffn` in its src/models): no
 # GGUF key tells it otherwise
-NORMALizED = {"qwen2_moe": False, "qwen3_moe": True}
+NORMALIZED = {"qwen2_moe": False, "qwen3_moe": True}
 F16_END = 65_520.0  # the smallest number that rounds to infinity in float16; the largest float16 is 65,504
 
 
@@ -147,7 +147,7 @@ def experts(config: dict[str, Any]) -> Iterator[str]:
     not to.
     """
     kind, normalized = config.get("model_type"), bool(config.get("norm_topk_prob", False))
-    wanted = NORMALizED.get(str(kind))
+    wanted = NORMALIZED.get(str(kind))
     if wanted is not None and normalized != wanted:
         how = "always" if wanted else "never"
         yield (

@@ -1,4 +1,4 @@
-"""How much one GGUF is like another: perplexity, KL divergence, same top token and Δp on held-out chats, as
+"""How far one GGUF is from another: perplexity, KL divergence, same top token and Δp on held-out chats, as
 llama-perplexity defines them.
 
 Both models are in memory and read each row side by side, a piece at a time. Nothing of vocabulary × tokens is
@@ -183,7 +183,7 @@ def compared(model: GgufModel, reference: GgufModel, row: Row, start: int) -> It
 
 def measured(model: GgufModel, row: Row, start: int) -> Iterator[Floats]:
     """The loss alone at the same positions."""
-    return (negative_log(shifted(stated), following) for following, stated in blocks(row, start, model))
+    return (negative_log(shifted(logits), following) for following, logits in blocks(row, start, model))
 
 
 def blocks(row: Row, start: int, *models: GgufModel) -> Iterator[tuple[Any, ...]]:
@@ -234,7 +234,7 @@ def shifted(logits: Floats) -> Shifted:
     return Shifted(moved, top, np.log(np.exp(moved).sum(axis=-1, dtype=np.float64)))
 
 
-def negative_log(stated: Shifted, following: Ids) -> Floats:
+def negative_log(logits: Shifted, following: Ids) -> Floats:
     """−log p of the tokens `following` (T,)."""
-    loss: Floats = stated.log_sum - np.take_along_axis(stated.logits, following[:, None], axis=-1)[:, 0]
+    loss: Floats = logits.log_sum - np.take_along_axis(logits.logits, following[:, None], axis=-1)[:, 0]
     return loss

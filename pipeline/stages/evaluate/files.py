@@ -33,7 +33,7 @@ def model_files(params: Params, root: Path, model: str) -> ModelFiles:
 
 
 def compared_with(params: Params, model: str) -> str:
-    """The model that the divergence of `model` is to.
+    """The model from which the divergence of `model` is measured.
 
     Without a merge: of the adapter the base alone (how far tuning moved it), where it is to recover the file
     that the base was made from; of the base that file, without one itself.

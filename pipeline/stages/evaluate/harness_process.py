@@ -42,11 +42,11 @@ class Refused(Exception):
 class Served(LM):  # type: ignore[misc]
     """A model behind an OpenAI-compatible chat endpoint, asked greedily, `slots` questions at a time."""
 
-    def __init__(self, recorded: dict[str, Any], say: Say) -> None:
+    def __init__(self, job: dict[str, Any], say: Say) -> None:
         super().__init__()
-        self._slots, self._say = recorded["slots"], say
-        headers = {"Authorization": recorded["authorization"]}
-        self._client = httpx.Client(base_url=recorded["url"], headers=headers, timeout=600, trust_env=False)
+        self._slots, self._say = job["slots"], say
+        headers = {"Authorization": job["authorization"]}
+        self._client = httpx.Client(base_url=job["url"], headers=headers, timeout=600, trust_env=False)
 
     @property
     def tokenizer_name(self) -> str:
@@ -161,14 +161,14 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def run(recorded: dict[str, Any], say: Say) -> dict[str, Any]:
+def run(job: dict[str, Any], say: Say) -> dict[str, Any]:
     """The harness's results for the tasks of the request. Raises `Refused`."""
-    folder = Path(recorded["folder"])
-    loaded = load(TaskManager(include_path=folder, include_defaults=False), recorded["tasks"], folder)
+    folder = Path(job["folder"])
+    loaded = load(TaskManager(include_path=folder, include_defaults=False), job["tasks"], folder)
     random.seed(SEED)
     np.random.seed(SEED)
     found = evaluate(
-        lm=Served(recorded, say),
+        lm=Served(job, say),
         task_dict=loaded,
         apply_chat_template=True,
         fewshot_as_multiturn=True,
@@ -180,7 +180,7 @@ def run(recorded: dict[str, Any], say: Say) -> dict[str, Any]:
 
 def main() -> None:
     """Read the request, run it, say what came of it."""
-    recorded = json.load(sys.stdin)
+    job = json.load(sys.stdin)
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what anyone else prints is no message
 
@@ -188,7 +188,7 @@ def main() -> None:
         print(json.dumps(message, default=str), file=messages, flush=True)
 
     try:
-        say({"results": run(recorded, say)})
+        say({"results": run(job, say)})
     except Refused as why:
         say({"refused": str(why)})
 

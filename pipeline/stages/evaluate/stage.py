@@ -204,9 +204,12 @@ def main(params: Params, root: Path, model: str) -> None:
         lora=files.lora,
         beside_lora=params.graph == "adapter",
     )
-    stated = root / f"reports/eval/{model}.answers.jsonl"
-    write_rows(stated, answers)
-    hashes = {"answers_sha256": file_hash(stated), "rows_sha256": file_hash(root / "data/final/test.jsonl")}
+    answers_path = root / f"reports/eval/{model}.answers.jsonl"
+    write_rows(answers_path, answers)
+    hashes = {
+        "answers_sha256": file_hash(answers_path),
+        "rows_sha256": file_hash(root / "data/final/test.jsonl"),
+    }
     write_json(
         root / f"reports/eval/{model}.json", {"model": model, "reference": reference} | hashes | figures
     )

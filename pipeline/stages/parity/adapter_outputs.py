@@ -99,7 +99,7 @@ def base_file(chain: AdapterChain) -> Check:
     """Whether the base's file is the one that was trained on and that the adapter's GGUF names, and the
     adapter in it is the trained one.
     """
-    found, stated_by_run = file_hash(chain.gguf), run_settings(chain.adapter)
+    found, trained_with = file_hash(chain.gguf), run_settings(chain.adapter)
     recorded = read_json(chain.lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
     fields = check_gguf(chain.lora).fields
     trained_on = read_json(chain.adapter / "run.json", "run `snakemake --force train`")["base"][
@@ -123,7 +123,7 @@ def base_file(chain: AdapterChain) -> Check:
             ),
             (f"{chain.lora.name} was made for {str(own)[:12]}…, the file is {found[:12]}…", own == found),
             (f"{chain.lora.name} holds another adapter than {chain.adapter.name}/", held == weights),
-            ("the adapter was not trained on a GGUF's blocks", stated_by_run.quantization == "gguf"),
+            ("the adapter was not trained on a GGUF's blocks", trained_with.quantization == "gguf"),
         )
         if not holds
     ]
@@ -155,8 +155,8 @@ def outputs(chain: AdapterChain, tokenizer: Any, measure: Measure) -> ParityChec
         before = kept(trained_model(chain.base, None, float32=True, settings_of=chain.adapter))
         bare = compare(before, kept(gguf_speaker(chain.gguf, prompts, threads=threads, tools=tools)))
         trained = kept(trained_model(chain.base, chain.adapter, float32=True))
-        stated = kept(gguf_speaker(chain.gguf, prompts, threads=threads, tools=tools, lora=chain.lora))
-        served, moved = compare(trained, stated), compare(before, trained)
+        answers = kept(gguf_speaker(chain.gguf, prompts, threads=threads, tools=tools, lora=chain.lora))
+        served, moved = compare(trained, answers), compare(before, trained)
         own = training_rounding(chain, prompts[:OWN_ROWS], trained, measure.scratch)
     return {
         "outputs_bare": bare_check(bare, where),
@@ -168,8 +168,8 @@ def training_rounding(
     chain: AdapterChain, prompts: list[Prompt], trained: Reference, scratch: Path
 ) -> Divergence:
     """What training's own arithmetic (bfloat16, mostly) differs from float32 by, on the first prompts."""
-    with kept_logits(prompts, trained_model(chain.base, chain.adapter), scratch) as stated:
-        return compare(stated, islice(trained, len(prompts)))
+    with kept_logits(prompts, trained_model(chain.base, chain.adapter), scratch) as answers:
+        return compare(answers, islice(trained, len(prompts)))
 
 
 def bare_check(bare: Divergence, where: str) -> Check:

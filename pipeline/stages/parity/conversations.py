@@ -138,8 +138,8 @@ def chosen(rows: Iterable[Row], count: int) -> list[Conversation]:
     """The first `count` chats of `data/final` and all made conversations; asked for fewer than `ENOUGH`, it
     takes those in proportion.
     """
-    announce = [Conversation(row["messages"], row.get("tools"), held_out=True) for row in islice(rows, count)]
-    return [*announce, *made()[:: max(1, ENOUGH // count)]]
+    own = [Conversation(row["messages"], row.get("tools"), held_out=True) for row in islice(rows, count)]
+    return [*own, *made()[:: max(1, ENOUGH // count)]]
 
 
 def made() -> list[Conversation]:

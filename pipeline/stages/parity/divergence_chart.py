@@ -37,7 +37,7 @@ def divergences(checks: ParityChecks) -> str:
     parts.append(text(END + 16, bottom + 17, "nats", "chain-quiet"))
     for number, row in enumerate(rows):
         parts += _divergence(row, HEAD + (number + 0.5) * LINE, x)
-    announce = "; ".join(
+    description = "; ".join(
         (
             f"{row['title']} {figure_text(row['figure'])}, limit {figure_text(row.get('limit'))}, "
             f"{row['verdict']}"
@@ -49,7 +49,7 @@ def divergences(checks: ParityChecks) -> str:
         "chart",
         (CHART, bottom + 26),
         "Mean KL divergence at each hand-over",
-        announce + ".",
+        description + ".",
         parts,
     )
 

@@ -163,7 +163,7 @@ def file_check(
         return failure(title, count, unit, detail, f"{cause}: {remedy}.", what)
 
     wanted, number = DEFAULT_TYPES.get(level, level), header.fields.get("general.file_type")
-    known = {int(ggml_type): ggml_type.name.removeprefix("MOSTLY_") for ggml_type in LlamaFileType}
+    known = {int(file_type): file_type.name.removeprefix("MOSTLY_") for file_type in LlamaFileType}
     found = known.get(number, str(number)) if isinstance(number, int) else "none"
     another = "files of another level", 1, "files"
     if found != level and level in known.values():

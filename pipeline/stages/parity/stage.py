@@ -1,4 +1,4 @@
-"""Prove the parity checks: what is served is what was trained. Each parity check has a figure, a limit and a
+"""Run the parity checks: is what is served what was trained? Each parity check has a figure, a limit and a
 verdict.
 
 Reads `data/final/test.jsonl`, `models/base/`, `models/adapter/`, `models/merged/`, `reports/merge.json`,

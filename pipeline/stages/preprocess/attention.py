@@ -40,7 +40,7 @@ def need_rows_apart(base: Path) -> float:
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     kind = config.get("model_type")
     try:
-        difference = quantized_difference(small_model(config))
+        difference = packed_difference(small_model(config))
     except Exception as error:  # any architecture may demand sizes of its own
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigError(
@@ -105,7 +105,7 @@ def _layers(config: Any) -> int:
     return min(layers, max([2, *(types.index(kind) + 1 for kind in set(types))]))
 
 
-def quantized_difference(model: Any) -> float:
+def packed_difference(model: Any) -> float:
     """The largest absolute difference of a logit between rows packed as TRL's collator packs them, and each
     row alone.
     """

@@ -53,13 +53,13 @@ def render_labels_page(stats: Mapping[str, Any], samples: Sequence[Mapping[str, 
         if train["kinds"].get(kind)
     ]
     lengths = train["lengths"]
-    recorded = "; ".join(
+    description = "; ".join(
         f"{one['from']:,} to {one['to']:,}: {one['rows']:,}" for one in lengths if one["rows"]
     )
     drawing = bars(
         "lengths",
         "Sequences by length in tokens",
-        recorded,
+        description,
         [(f"{one['from']:,}", one["rows"]) for one in lengths],
         edges=True,
     )

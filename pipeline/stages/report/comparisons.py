@@ -149,8 +149,8 @@ def differences_plot(comparisons: Sequence[Comparison], name: str, title: str) -
     axes.tick_params(axis="y", colors=INK)
     axes.set_ylim(len(comparisons) - 0.4, -0.6)
     axes.grid(axis="x", color=LINE)
-    recorded = "; ".join(
+    description = "; ".join(
         f"{one.second} minus {one.first} {signed(one.difference.points)} ({one.interval}), {one.words}"
         for one in comparisons
     )
-    return svg_of(figure, name, title, f"Differences in points with 95 % intervals: {recorded}.")
+    return svg_of(figure, name, title, f"Differences in points with 95 % intervals: {description}.")

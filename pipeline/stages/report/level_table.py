@@ -102,7 +102,9 @@ def _divergence(show: Callable[..., str], key: str, *digits: int) -> Callable[[F
 
     def cell(found: Found) -> Cell:
         return Cell(
-            found.get(key), show(found.get(key), *digits), f"to {found['reference']}" if across(found) else ""
+            found.get(key),
+            show(found.get(key), *digits),
+            f"from {found['reference']}" if across(found) else "",
         )
 
     return cell

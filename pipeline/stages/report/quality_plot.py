@@ -72,11 +72,11 @@ def quality_plot(evaluations: Mapping[str, Mapping[str, Any]], recommended: str 
         f"{one.model} {one.size:.4g} {unit}, {one.value:.1f} ({one.low:.1f} to {one.high:.1f})"
         for one in places
     )
-    recorded = (
+    description = (
         f"{label} by file size: {words}. On the Pareto front, where nothing smaller is as good: "
         f"{', '.join(one.model for one in front)}."
     )
-    return svg_of(figure, "quality", "Quality against file size", recorded)
+    return svg_of(figure, "quality", "Quality against file size", description)
 
 
 def pareto_front(places: Sequence[Place]) -> list[Place]:

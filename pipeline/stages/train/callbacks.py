@@ -1,5 +1,5 @@
-"""What is told of a run while it goes: the metrics log, TensorBoard, the monitoring rules, a line now and
-then where there is no terminal.
+"""What is recorded and printed of a run while it goes: the metrics log, TensorBoard, the monitoring rules, a
+line now and then where there is no terminal.
 """
 
 import math

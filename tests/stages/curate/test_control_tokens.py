@@ -236,7 +236,8 @@ CLEAN = (
     "cat < in.txt | sort | uniq -c > out.txt; diff <(ls a) <(ls b) || true; ls | grep -v '<|'",
     "|> Enum.map(fn x -> x end) |> IO.inspect(); f <| x",
     "| a | b |\n|---|---|\n| < | > |",
-    "《红楼梦》 ‹tool_call› 〈tool_call〉 ⟨s⟩ «im_end» ＜普通＞ ｜列｜ family: 👩‍👩‍👧 zero\u200bwidth soft\u00adhyphen",  # noqa: E501
+    "《红楼梦》 ‹tool_call› 〈tool_call〉 ⟨s⟩ «im_end» ＜普通＞ ｜列｜ family: 👩‍👩‍👧 zero\u200bwidth "
+    "soft\u00adhyphen",
     "The text starts at im_start and ends at im_end, says <im_end>, <|im_ends|> and |im_end|.",
     "< |im_end| > < tool_call > <Tool_Call> <tool call>",
 )

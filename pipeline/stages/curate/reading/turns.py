@@ -118,19 +118,17 @@ def _turn(item: Any, where: str) -> Turn:
     for key in LOST:
         if item.get(key):
             raise BadRow("unsupported_field", f"{where}: {key} would be lost")
-    stated = item.get("role", item.get("from"))
-    stated = (
-        stated if not isinstance(stated, str) or stated in ROLES else stated.strip().lower().replace("-", "_")
-    )
-    if not isinstance(stated, str) or (stated not in ROLES and stated not in CALLERS):
+    given = item.get("role", item.get("from"))
+    given = given if not isinstance(given, str) or given in ROLES else given.strip().lower().replace("-", "_")
+    if not isinstance(given, str) or (given not in ROLES and given not in CALLERS):
         raise BadRow("bad_role", f"{where}: the role is none of {', '.join((*ROLES, *sorted(CALLERS)))}")
-    role, content = ROLES.get(stated, "assistant"), item.get("content", item.get("value", item.get("text")))
-    calls = _parse_calls(content, where) if stated in CALLERS else _calls(item, where)
+    role, content = ROLES.get(given, "assistant"), item.get("content", item.get("value", item.get("text")))
+    calls = _parse_calls(content, where) if given in CALLERS else _calls(item, where)
     if calls and role != "assistant":
         raise BadRow("bad_tool_call", f"{where}: only the assistant calls tools")
     result: Turn = {
         "role": role,
-        "content": "" if stated in CALLERS or (calls and content is None) else text(content, where),
+        "content": "" if given in CALLERS or (calls and content is None) else text(content, where),
     }
     if reasoning := next((item[key] for key in REASONING if item.get(key)), None):
         if role != "assistant":

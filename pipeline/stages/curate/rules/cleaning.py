@@ -225,19 +225,19 @@ def _join_neighbors(turns: Turns, field: str, changes: Changes) -> Turns:
             joined.append(turn)
             runs.append([turn["content"]])
     number = 1
-    for i, stated in enumerate(runs):
-        if len(stated) > 1:
-            joined[i] = {**joined[i], "content": "\n\n".join(text for text in stated if text.strip())}
-            before, after = excerpts(stated[0], joined[i]["content"])
+    for i, run in enumerate(runs):
+        if len(run) > 1:
+            joined[i] = {**joined[i], "content": "\n\n".join(text for text in run if text.strip())}
+            before, after = excerpts(run[0], joined[i]["content"])
             changes.append(
                 Change(
                     "turns",
                     f"{field} {number}",
-                    f"{before} ‹and {plural(len(stated) - 1, 'more turn')}›",
+                    f"{before} ‹and {plural(len(run) - 1, 'more turn')}›",
                     after,
                 )
             )
-        number += len(stated)
+        number += len(run)
     return joined
 
 

@@ -70,17 +70,17 @@ class Length:
             if bound is not None and bound <= self.max_tokens:
                 return [row]
         splits = self.mode == "split" and row["kind"] == "chat" and "reward" not in row
-        stated = f"more than {self.max_tokens:,} tokens"
+        described = f"more than {self.max_tokens:,} tokens"
         if not many:
             tokens = self._count(row, splits)
             if tokens <= self.max_tokens:
                 return [row]
-            stated = f"{tokens:,} tokens" if tokens <= EXACT * self.max_tokens else stated
+            described = f"{tokens:,} tokens" if tokens <= EXACT * self.max_tokens else described
         elif splits:
             self._check_cost([" ".join(map(_text_of, row["messages"]))])
         if not splits:
-            raise BadRow("over_budget", f"{stated}, the budget is {self.max_tokens:,}")
-        return self._split(row, stated, changes)
+            raise BadRow("over_budget", f"{described}, the budget is {self.max_tokens:,}")
+        return self._split(row, described, changes)
 
     def _count(self, row: Row, splits: bool) -> int:
         """The row's tokens; above `EXACT` times the budget just some number there. Raises `BadRow` if
@@ -106,7 +106,7 @@ class Length:
             and count.count_row(row, most) <= most
         ):
             return [row]
-        stated, work = plural(len(text), "character"), WORK + WORK_PER_CHARACTER * len(text)
+        described, work = plural(len(text), "character"), WORK + WORK_PER_CHARACTER * len(text)
 
         def part(start: int, end: int) -> Row:
             segments = [row["segments"][0] | {"text": text[start:end]}]
@@ -119,7 +119,7 @@ class Length:
             nonlocal work
             work -= end - start
             if work < 0:
-                raise BadRow("over_budget", f"{stated}: too much work to split")
+                raise BadRow("over_budget", f"{described}: too much work to split")
             return count.count_row(part(start, end), most)
 
         parts: list[Row] = []
@@ -131,7 +131,7 @@ class Length:
                 if len(parts) > MOST_PARTS:
                     raise BadRow(
                         "over_budget",
-                        f"{stated}: too long to split, it would come in more than "
+                        f"{described}: too long to split, it would come in more than "
                         f"{plural(MOST_PARTS, 'part')}",
                     )
         except Unbreakable as stretch:
@@ -139,17 +139,17 @@ class Length:
                 f"the stretch from character {stretch.place + 1:,} on has no place to cut within the "
                 f"budget of {plural(most, 'token')}"
             )
-            raise BadRow("over_budget", f"{stated}: {where}") from None
+            raise BadRow("over_budget", f"{described}: {where}") from None
         if len(parts) == 1:
             return [row]
-        changes.append(Change("length", "segments 1", stated, f"in parts of {_listed(sizes)} tokens"))
+        changes.append(Change("length", "segments 1", described, f"in parts of {_listed(sizes)} tokens"))
         return [part | {"id": row_id(part)} if "id" in row else part for part in parts]
 
-    def _split(self, row: Row, stated: str, changes: Changes) -> list[Row]:
+    def _split(self, row: Row, described: str, changes: Changes) -> list[Row]:
         system, exchanges = exchanges_of(row["messages"])
-        stated = f"{stated} in {plural(len(exchanges), 'exchange')}"
+        described = f"{described} in {plural(len(exchanges), 'exchange')}"
         if len(row["messages"]) > MOST_TURNS:
-            raise BadRow("over_budget", f"{stated}: too long to split, {MOST_TURNS:,} turns are the most")
+            raise BadRow("over_budget", f"{described}: too long to split, {MOST_TURNS:,} turns are the most")
         starts = [*accumulate(map(len, exchanges), initial=len(system))]  # in the row's messages
         weights = [*accumulate((sum(map(_weight, exchange)) for exchange in exchanges), initial=0)]
         repeated = sum(map(_weight, system)) + len(dump_line({"tools": row.get("tools")}))
@@ -163,13 +163,13 @@ class Length:
             nonlocal work
             work -= repeated + weights[end] - weights[first]
             if work < 0:
-                raise BadRow("over_budget", f"{stated}: too much work to split")
+                raise BadRow("over_budget", f"{described}: too much work to split")
             return self.counter.count_row(row | {"messages": system + turns_of(first, end)}, self.max_tokens)
 
         if sum(self.counter.count(turn["content"], self.max_tokens) for turn in system) >= self.max_tokens:
             raise BadRow(
                 "over_budget",
-                f"{stated}, none of which fits the budget of {self.max_tokens:,} behind the system turn",
+                f"{described}, none of which fits the budget of {self.max_tokens:,} behind the system turn",
             )
         parts: list[Row] = []
         sizes: list[int] = []
@@ -177,7 +177,7 @@ class Length:
             if number >= MOST_PARTS:
                 raise BadRow(
                     "over_budget",
-                    f"{stated}: too long to split, it would come in more than {MOST_PARTS:,} parts",
+                    f"{described}: too long to split, it would come in more than {MOST_PARTS:,} parts",
                 )
             turns = turns_of(first, end)
             if tokens <= self.max_tokens and any(
@@ -190,7 +190,8 @@ class Length:
                 if repeated * len(parts) > REPEATED + weights[-1]:
                     raise BadRow(
                         "over_budget",
-                        f"{stated}: the parts would hold more of the repeated system turn and tools than of "
+                        f"{described}: the parts would hold more of the repeated system turn and tools than "
+                        "of "
                         "the conversation",
                     )
                 continue
@@ -199,8 +200,8 @@ class Length:
                 Change("length", f"messages {starts[first] + 1} to {starts[end]}", *excerpts(text, ""))
             )
         if not parts:
-            raise BadRow("over_budget", f"{stated}, none of which fits the budget of {self.max_tokens:,}")
-        changes.append(Change("length", "messages", stated, f"in parts of {_listed(sizes)} tokens"))
+            raise BadRow("over_budget", f"{described}, none of which fits the budget of {self.max_tokens:,}")
+        changes.append(Change("length", "messages", described, f"in parts of {_listed(sizes)} tokens"))
         return [part | {"id": row_id(part)} if "id" in row else part for part in parts]
 
 

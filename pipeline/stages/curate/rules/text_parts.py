@@ -116,12 +116,12 @@ def cuts(text: str, start: int, reach: int) -> Iterator[tuple[int, int]]:
     begins with a line break.
     """
     stretch = text[start : reach + BEYOND]
-    stated = len(stretch) - len(stretch.lstrip())  # before that there is nothing but space
+    first = len(stretch) - len(stretch.lstrip())  # before that there is nothing but space
     for match in _patterns()[0].finditer(stretch):
         space, end = match["space"], match.end()
         lines = space.count("\n")
         place = start + end - (len(space) - space.rindex("\n") - 1 if lines else 0)
-        if end == len(stretch) or match.start() < stated or place > reach:
+        if end == len(stretch) or match.start() < first or place > reach:
             continue
         if lines > 1:
             yield PARAGRAPH, place
@@ -136,9 +136,9 @@ def word_ends(text: str, start: int, reach: int) -> Iterator[int]:
     scripts without spaces.
     """
     stretch = text[start : reach + BEYOND]
-    stated = len(stretch) - len(stretch.lstrip())
+    first = len(stretch) - len(stretch.lstrip())
     for match in _patterns()[1].finditer(stretch):
-        if stated < match.start() < len(stretch) and start + match.start() <= reach:
+        if first < match.start() < len(stretch) and start + match.start() <= reach:
             yield start + match.start()
 
 

@@ -45,7 +45,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Teacher:
-    """The answers to training's rows and to the watched ones, and `figures` for the report: file, sha256,
+    """The answers to training's rows and to the monitoring ones, and `figures` for the report: file, sha256,
     top_k, positions, covered, bytes.
     """
 

@@ -188,8 +188,8 @@ def take(values: Any, count: int) -> tuple[Any, Any]:
 
 
 def roomy_device(file: Path) -> str:
-    """The GPU where there is one with room for the packed file and half of it again, else the CPU, which is
-    slow and said.
+    """The GPU where there is one with room for the quantized file and half of it again, else the CPU, which
+    is slow and said.
     """
     if not torch.cuda.is_available():
         return "cpu"
