@@ -64,10 +64,11 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
             "Q-WORKFLOW-019",
             f"{printable(item, 80)} is no name of a level or a model: write {name}@F16 for example",
         )
-    if isinstance(resume, Path) and name != "train":
+    if resume is not True and name != "train":
+        option = f"--resume {resume}" if resume else "--no-resume"
         raise ConfigError(
             "Q-WORKFLOW-020",
-            f"--resume {resume} names a checkpoint, and only train has any: leave it out for {name}",
+            f"{option} is about checkpoints, and only train has any: leave it out for {name}",
         )
     need_folder(root)
     read = read_params(params_file or root / "params.yaml")
@@ -126,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
         "stage",
         metavar="STAGE",
         nargs="?",
-        help=f"{', '.join(STAGES)}; quantize and evaluate take an item: quantize@Q4_K_M",
+        help=f"{', '.join(STAGES)}; some take an item: quantize@Q4_K_M",
     )
     parser.add_argument(
         "--params", type=Path, metavar="FILE", help="configuration (default: ROOT/params.yaml)"

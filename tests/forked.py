@@ -33,7 +33,11 @@ class Forked:
         self.socket = str(Path(self.folder.name, "socket"))
         command = [sys.executable, "-P", __file__, self.socket, what]
         self.server = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # a test that ends its own group leaves the server
         )
         assert self.server.stdout
         self.server.stdout.readline()  # it listens
@@ -92,7 +96,7 @@ def converters_in_forks(patch: Any) -> Iterator[None]:
             return subprocess.run(command, **how)
         environment = how["env"]
         paths = environment["PYTHONPATH"]
-        if paths not in servers:
+        if paths not in servers or servers[paths].server.poll() is not None:  # ended by a test, or for memory
             servers[paths] = Forked(environment, "converters")
         return servers[paths].run(
             *map(str, command[place:]), cwd=how["cwd"] or Path.cwd(), environment=environment

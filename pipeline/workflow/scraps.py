@@ -3,7 +3,7 @@ it.
 
 Whoever writes below a project's folder shares a lock (`working`); who gets it alone knows that every scrap's
 owner is dead. What a later run goes on from is no scrap: downloads (`models/.base.download`), checkpoints,
-what `compare` measured (`models/.compare`).
+checkpoints of the jobs of `compare` (`models/.compare`).
 """
 
 import fcntl

@@ -115,7 +115,7 @@ def test_training_on_a_gguf_is_planned_before_it_is_here(tmp_path: Path) -> None
 
 
 def test_dense_linears_that_do_not_fit_are_left_packed(tmp_path: Path) -> None:
-    shown = plan(*on_a_gguf(tmp_path, quantized=False), "--vram", "6")
+    shown = plan(*on_a_gguf(tmp_path, keep_quantized=False), "--vram", "6")
     assert (
         shown.exit_code == 6 and "does not fit a card of 6 GB: set train.keep_quantized: true" in shown.stderr
     )
@@ -143,7 +143,7 @@ def test_json_holds_every_part_in_bytes(tmp_path: Path) -> None:
 def test_time_comes_from_tokens_and_tflops(tmp_path: Path) -> None:
     (tmp_path / "data" / "tokens").mkdir(parents=True)
     (tmp_path / "data" / "tokens" / "manifest.json").write_text(
-        json.dumps({"splits": {"train": {"quantized_rows": 100, "tokens": 100_000}}})
+        json.dumps({"splits": {"train": {"packed_rows": 100, "tokens": 100_000}}})
     )
     found = json.loads(plan(*EIGHT, "--json", "--tflops", "20", "--root", tmp_path).stdout)
     assert found["seconds"] == pytest.approx(300_000 * found["flops_per_token"] / 20e12)

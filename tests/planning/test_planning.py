@@ -409,7 +409,7 @@ def test_steps_and_tokens_of_a_run() -> None:
 def test_work_is_read_from_what_preprocess_wrote(tmp_path: Path, name: str) -> None:
     assert work_in(tmp_path, RECIPE.training) is None
     (tmp_path / name).parent.mkdir(parents=True)
-    (tmp_path / name).write_text(json.dumps({"splits": {"train": {"quantized_rows": 80, "tokens": 80_000}}}))
+    (tmp_path / name).write_text(json.dumps({"splits": {"train": {"packed_rows": 80, "tokens": 80_000}}}))
     assert work_in(tmp_path, RECIPE.training) == run_of(RECIPE.training, 80, 80_000)
     (tmp_path / name).write_text("{}")
     with pytest.raises(DataError, match="Q-PLANNING-004"):

@@ -207,8 +207,8 @@ def divergence(made: Made, project: Path, settings: Evaluate, tools: Toolchain) 
     if not found.comparable:
         raise GateError(
             "Q-COMPARE-005",
-            f"{made.gguf.name} can't be compared with what was trained ({found.fault}): remove "
-            "models/compare, then run `snakemake` again",
+            f"{made.gguf.name} can't be compared with what was trained ({found.fault}): run "
+            "`snakemake --forcerun compare_nf4 compare_level`, which trains again",
         )
     return {
         "kld": found.kld,

@@ -92,6 +92,7 @@ def sub_params(params: Params, settings: Settings) -> Settings:
         "base": {"quantization": "nf4", "level": None, "compare_with": None},
         "train": {"method": "sft", "sample_rows": 0},
         "merge": {"base": "16-bit"},
+        "convert": {"base": False},
         "imatrix": {"tokens": 0},
         "quantize": {"levels": list(params.compare.levels)},
         "compare": {"seeds": []},
@@ -144,7 +145,17 @@ def train(project: Path, target: Path) -> None:
     """Train in `project`, publish the adapter and the training's report as the folder `target`, remove the
     sub-project.
     """
-    run_stage(project, "train")
+    try:
+        run_stage(project, "train")
+    except ConfigError:
+        if not any((project / "models/checkpoints").glob("checkpoint-*")):
+            raise
+        # a killed training of other settings or rows left them here, where nobody else can need them
+        print(
+            f"compare: the checkpoints in {project.name} are of other inputs: training starts again",
+            flush=True,
+        )
+        run_stage(project, "train", "--no-resume")
     with publishing(target) as aside:
         shutil.copytree(project / "models/adapter", aside / "adapter")
         shutil.copy(project / "reports/train.json", aside)
@@ -214,7 +225,7 @@ def scratch_bytes(root: Path, params: Params) -> int:
     shape = load_shape(root / "models/base/config.json")
     levels = params.compare.levels
     sizes = plan_disk(shape, params.training_on("cpu"), levels)
-    return max(own_bytes(sizes), 3 * size_of(root / "models/base")) + 2 * max(
+    return max(own_bytes(sizes), 2 * size_of(root / "models/base")) + 2 * max(
         level_bytes(shape, level) for level in levels
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.config.params import Params
 from pipeline.config.strategies import FOLDER, MERGED_16, STRATEGIES
-from pipeline.core.locks import absent
+from pipeline.core.locks import absent, stages_at_work
 from pipeline.core.publish import read_json, remove, write_json
 from pipeline.stages.compare.measure import MEASURED
 from pipeline.stages.compare.projects import TRAINED
@@ -54,7 +54,8 @@ def forget_others(root: Path, params: Params) -> None:
         for path in (root / folder).glob("[!.]*"):
             if path.name not in kept:
                 remove(path)
-    remove(root / FOLDER)
+    if not any(stage.startswith("compare_") for stage in stages_at_work(root)):  # one may be run by hand
+        remove(root / FOLDER)
 
 
 def main(params: Params, root: Path) -> None:

@@ -199,7 +199,7 @@ def server_text(server: Server, conversation: Conversation, prompt: bool) -> str
             request | {"add_generation_prompt": prompt, "chat_template_kwargs": settings(conversation)},
         )
     except ToolError as refusal:
-        return str(refusal)
+        return refusal.sentence
     return str(answer["prompt"])
 
 

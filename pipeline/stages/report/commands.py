@@ -12,7 +12,7 @@ WORDS = {
     "train": "the adapter, its curves and the run record",
     "merge": "the merge, how far it moved the weights",
     "lora": "the adapter as a GGUF",
-    "compare": "the strategies to ship, trained again with each seed",
+    "compare": "the sum of the comparison of strategies (its jobs: `snakemake -n`)",
     "parity": "the parity checks, and how much each level rounds a weight",
     "report": "this page: the recommendation, the gate, the paired tests (from the answers), the data files",
 }

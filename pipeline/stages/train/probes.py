@@ -52,7 +52,10 @@ def gpu(card: Card) -> list[Check]:
     try:
         holders = other_processes(query("--query-compute-apps=pid,process_name,used_memory"), os.getpid())
     except (ToolError, OSError) as error:
-        return [Check("GPU", "pass", finding), Check("GPU's other processes", "not measured", str(error))]
+        return [
+            Check("GPU", "pass", finding),
+            Check("GPU's other processes", "not measured", getattr(error, "sentence", str(error))),
+        ]
     if holders:
         return [
             Check(

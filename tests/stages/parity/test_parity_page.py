@@ -53,7 +53,7 @@ def test_every_check_is_a_row_with_all_that_is_known_of_it() -> None:
         assert one["detail"] in text
     for words in (
         "Every parity check holds",
-        "18of 18 parity checks",
+        "18of 18 checks",
         "ulp",
         "largest KLD 0.0961",
         "mean relative RMSE 0.0412",

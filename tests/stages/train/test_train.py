@@ -118,7 +118,7 @@ ELSEWHERE = {
     "method",
     "distill_top_k",
     "distill_sft_weight",
-    "packed",
+    "keep_quantized",
     "embeddings_on_cpu",
     "early_stopping_patience",
     "sample_rows",
