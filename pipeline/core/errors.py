@@ -15,14 +15,12 @@ class QuenchError(Exception):
 
     exit_code = 1
 
-    def __init__(self, id: str, sentence: str = "") -> None:
-        if not sentence:  # FIXME while ids are being given: goes when every error has one
-            id, sentence = "", id
+    def __init__(self, id: str, sentence: str) -> None:
         super().__init__(id, sentence)  # both, so that an error survives pickling between processes
         self.id, self.sentence = id, sentence
 
     def __str__(self) -> str:
-        return f"{self.id}: {self.sentence}" if self.id else self.sentence
+        return f"{self.id}: {self.sentence}"
 
 
 class ConfigError(QuenchError):

@@ -134,8 +134,8 @@ def gguf_divergence(reference: Reference, gguf: Path, *, threads: int, tools: To
     if not found.comparable:
         raise GateError(
             "Q-METRICS-002",
-            f"{gguf.name} can't be compared with the trained model ({found.fault}): run `snakemake --force "
-            "merge`",
+            f"{gguf.name} can't be compared with the trained model ({found.fault}): set convert.type "
+            "to BF16 if weights are too large for F16; else the base or the adapter is damaged",
         )
     return found
 

@@ -202,8 +202,8 @@ def rounded(values: torch.Tensor, dtype: torch.dtype, tensor: GgufTensor) -> tor
     if not bool(made.isfinite().all()):
         raise DataError(
             "Q-MODELS-031",
-            f"{tensor.file}: {tensor.name} has values that {dtype} can't hold: set the compute type to "
-            "bfloat16",
+            f"{tensor.file}: {tensor.name} has values that {dtype} can't hold: set "
+            "train.bnb_4bit_compute_dtype to bfloat16",
         )
     return made
 

@@ -46,12 +46,12 @@ def test_a_failure_leaves_the_artifact_that_was_there(tmp_path: Path, folder: bo
 
     def check(aside: Path) -> None:
         if fails == "check":
-            raise DataError("not whole")
+            raise DataError("Q-TEST-001", "not whole")
 
     with pytest.raises(MachineError if fails == "write" else DataError), publishing(target, check) as aside:
         write(aside, "new", folder)
         if fails == "body":
-            raise DataError("bad row")
+            raise DataError("Q-TEST-001", "bad row")
         if fails == "write":
             raise OSError(errno.ENOSPC, "No space left on device")
     assert read(target) == "old"
@@ -84,7 +84,7 @@ def test_a_kill_between_the_two_renames_is_repaired_by_the_next_run(tmp_path: Pa
         with publishing(target) as aside:
             write(aside, "new", folder=True)
             if fails:
-                raise DataError("bad row")
+                raise DataError("Q-TEST-001", "bad row")
     except DataError:
         pass
     assert read(target) == ("old" if fails else "new")
@@ -96,7 +96,7 @@ def test_a_kill_after_the_second_rename_leaves_no_litter(tmp_path: Path) -> None
     write(target, "new", folder=True)
     write(tmp_path / ".artifact.old", "old", folder=True)
     with pytest.raises(DataError), publishing(target):
-        raise DataError("bad row")
+        raise DataError("Q-TEST-001", "bad row")
     assert read(target) == "new"
     assert names(tmp_path) == ["artifact"]
 

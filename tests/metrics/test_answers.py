@@ -91,7 +91,7 @@ def test_a_failure_in_one_slot_stops_the_others(monkeypatch: pytest.MonkeyPatch)
         time.sleep(
             0.01
         )  # as anything that is asked does; all 500 at once may be over before the first failure is seen
-        raise ConfigError("no")
+        raise ConfigError("Q-TEST-001", "no")
 
     monkeypatch.setattr(module, "parse", lambda name, judge, root: Scorer(name, fails, slots=2))
     with pytest.raises(ConfigError):

@@ -84,7 +84,7 @@ def test_ends_in_words(status: int, words: str) -> None:
 def test_a_first_start_that_fails_is_told_as_it_is() -> None:
     @contextmanager
     def broken() -> Iterator[Server]:
-        raise ToolError("llama-server ended with exit status 1 while loading:\nlast line")
+        raise ToolError("Q-TEST-001", "llama-server ended with exit status 1 while loading:\nlast line")
         yield
 
     with pytest.raises(ToolError, match="while loading"):
@@ -99,7 +99,7 @@ def test_a_port_that_is_taken_between_two_starts_is_one_more_crash(monkeypatch: 
     @contextmanager
     def start() -> Iterator[Server]:
         if next(starts) == "taken":
-            raise MachineError("port 1 of 127.0.0.1 is in use")
+            raise MachineError("Q-TEST-001", "port 1 of 127.0.0.1 is in use")
         with httpx.Client() as client:
             yield Server(process, "", Path("no log"), client)
 
@@ -122,7 +122,7 @@ def test_a_port_that_is_taken_between_two_starts_is_one_more_crash(monkeypatch: 
 
 @contextmanager
 def _taken() -> Iterator[Server]:
-    raise MachineError("port 1 of 127.0.0.1 is in use")
+    raise MachineError("Q-TEST-001", "port 1 of 127.0.0.1 is in use")
     yield
 
 

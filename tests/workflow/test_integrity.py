@@ -501,7 +501,7 @@ def test_what_another_params_file_made_is_handed_out_with_a_word(
         verify_outputs([level], project, params=project / "params.yaml")
 
     def asked(*_: object, params: Path | None, **__: object) -> None:
-        raise DataError(f"asked with {params}")
+        raise DataError("Q-TEST-001", f"asked with {params}")
 
     for command, words in ((serve, ("Q4_K_M", 0)), (ship, ("Q4_K_M", None, None))):
         monkeypatch.setattr(f"{command.__name__}.verify_outputs", asked)

@@ -53,7 +53,7 @@ def test_all_reasons_are_in_one_sentence(folders: tuple[Path, Path], tools: Tool
         preflight(base=base, merged=merged, kind="F16", tools=tools)
     output = str(caught.value)
     assert output.startswith(
-        f"Q-CONVERT-020: {merged} can't be converted for 3 reasons: base: num_hidden_layers is 3"
+        f"Q-CONVERT-002: {merged} can't be converted for 3 reasons: base: num_hidden_layers is 3"
     )
     assert "; merged: vocab_size is 7" in output
     assert "normalizer Lowercase" in output

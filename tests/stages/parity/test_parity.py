@@ -93,7 +93,7 @@ def test_where_only_llama_cpp_fails_it_is_its_own_error(
     from pipeline.core.errors import ToolError
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise ToolError("llama-server did not finish loading")
+        raise ToolError("Q-TEST-001", "llama-server did not finish loading")
 
     monkeypatch.setattr("pipeline.stages.parity.stage.text_and_tokens", refuse)
     assert main(["parity", "--root", str(project)]) == 4

@@ -283,7 +283,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Check:
             "warn",
             "llama-server (pid 4242) holds 3000 MiB",
         ),
-        (ToolError("nvidia-smi fails"), "not measured", "nvidia-smi fails"),
+        (ToolError("Q-TEST-001", "nvidia-smi fails"), "not measured", "nvidia-smi fails"),
         (FileNotFoundError("nvidia-smi"), "not measured", "nvidia-smi"),
     ],
 )

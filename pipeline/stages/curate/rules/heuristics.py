@@ -82,8 +82,7 @@ def _identifier(wanted: tuple[str, ...]) -> Callable[[str], tuple[str, float]]:
     except ImportError as error:
         raise ToolError(
             "Q-CURATE-010",
-            "curate.languages needs the package py3langid: run `pip install 'quench[languages]'`, or set "
-            "it to []",
+            "curate.languages needs the package py3langid: run `make setup`, or set it to []",
         ) from error
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     unknown = sorted(set(wanted) - set(identifier.labels))
