@@ -70,6 +70,6 @@ def _library() -> tuple[Any, Any, Any]:
     except ImportError as error:
         raise ToolError(
             "Q-SHIP-009",
-            "signatures need the package model-signing: run `make setup`, or `pip install model-signing pyopenssl`",
+            "signatures need the package model-signing: run `make setup`",
         ) from error
     return signing, verifying, hashing
