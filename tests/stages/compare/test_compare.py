@@ -509,6 +509,30 @@ def test_one_more_seed_or_level_is_jobs_of_its_own(tiny_params: dict[str, Any]) 
     assert all("Q6_K" in job for job in levels - one) and len(levels - one) == 5
 
 
+def test_checkpoints_of_other_inputs_are_not_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job was killed and its rows or settings changed: nobody else can need what it left."""
+    project, asked = tmp_path / "nf4-1", list[tuple[str, ...]]()
+
+    def refuses(root: Path, *words: str) -> None:
+        asked.append(words)
+        if "--no-resume" not in words:
+            raise ConfigError("Q-COMPARE-007", "train in nf4-1 failed")
+        for made in (root / "models/adapter/adapter_config.json", root / "reports/train.json"):
+            made.parent.mkdir(parents=True, exist_ok=True)
+            made.write_text("{}")
+
+    monkeypatch.setattr(projects, "run_stage", refuses)
+    with pytest.raises(ConfigError, match="Q-COMPARE-007"):
+        projects.train(project, tmp_path / "trained")
+    (project / "models/checkpoints/checkpoint-1").mkdir(parents=True)
+    projects.train(project, tmp_path / "trained")
+    assert asked == [("train",), ("train",), ("train", "--no-resume")]
+    assert sorted(path.name for path in (tmp_path / "trained").iterdir()) == ["adapter", "train.json"]
+    assert not project.exists()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_way_is_measured_over_two_seeds_and_a_killed_job_goes_on(
