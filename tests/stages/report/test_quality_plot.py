@@ -85,5 +85,5 @@ def test_divergence_to_another_kind_of_model_says_so() -> None:
         row["model"]: row["groups"]["Divergence"]
         for row in level_rows(EVALUATIONS, {}, Recommendation(None, "", (), {}, ()))
     }
-    assert [cell.small for cell in rows["base-F16"][1:]] == ["to F16"] * 4
+    assert [cell.small for cell in rows["base-F16"][1:]] == ["from F16"] * 4
     assert not any(cell.small for model in ("base-Q4_K_M", "F16", "Q4_K_M") for cell in rows[model][1:])
