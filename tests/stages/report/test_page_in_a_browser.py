@@ -355,6 +355,9 @@ def project(root: Path, models: tuple[str, ...], *, task: bool = True, odd: bool
         checks["checks"][f"weights_{model.lower().replace('-', '_')}"] = {
             "title": f"Weights of {model}",
             "verdict": "pass",
+            "figure": 0.0,
+            "limit": 0.0,
+            "unit": "",
             "detail": "",
         }
     put(root / "reports" / "parity.json", checks)
