@@ -20,7 +20,7 @@ from pipeline.config.sections import BASE, BASE_WITH_ADAPTER
 from pipeline.config.sections import Serve as ServeSettings
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.llamacpp.lora import Lora
-from pipeline.llamacpp.server import Server, connect, server_command, start, wait_for_health
+from pipeline.llamacpp.server import Server, configured_command, connect, start, wait_for_health
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.serve.adapter import Adapter, matching_adapters, parse_adapter
 from pipeline.serve.instructions import how_to_call
@@ -49,8 +49,7 @@ def choose_model(params: Params, root: Path, asked: str | None) -> str:
             raise ConfigError(
                 "Q-SERVE-001",
                 f"no model is called {asked!r}: with base.quantization gguf there are {BASE_WITH_ADAPTER} "
-                "(the base "
-                f"with its adapter) and {BASE}",
+                f"(the base with its adapter) and {BASE}",
             )
         return (asked or BASE_WITH_ADAPTER).lower()
     untuned = [f"base-{params.convert.type}"] if params.convert.base else []
@@ -126,20 +125,7 @@ def serve(
     start.
     """
     need_port(settings.port)
-    command = server_command(
-        tools,
-        model,
-        port=settings.port,
-        key_file=key_file,
-        ctx_size=settings.ctx_size,
-        parallel=settings.parallel,
-        threads=settings.threads,
-        n_gpu_layers=settings.n_gpu_layers,
-        flash_attn=settings.flash_attn,
-        n_predict=settings.n_predict,
-        lora=lora,
-        alias=alias,
-    )
+    command = configured_command(tools, model, settings, key_file, lora, alias)
     with start(command, log) as process:
         url = f"http://127.0.0.1:{settings.port}"
         wait_for_health(process, url, log)
@@ -168,9 +154,8 @@ def main(
     chosen = chosen_adapters(params, root, model, lora=lora, given=adapters)
     verify_outputs([path, *(adapter.file for adapter in chosen)], root, params=file)
     applied = matching_adapters(path, chosen)
-    named = (
-        applied[1:] if params.graph == "adapter" and model == BASE_WITH_ADAPTER else applied
-    )  # the model's name says its own already
+    # the model's name says its own already
+    named = applied[1:] if params.graph == "adapter" and model == BASE_WITH_ADAPTER else applied
     alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])
     prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", smoke_count) if smoke_count else []
     key_file, log = ensure_key(root), root / "logs" / f"serve-{model}.log"

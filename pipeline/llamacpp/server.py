@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from pipeline.config.sections import Serve
 from pipeline.core.errors import ToolError
 from pipeline.llamacpp.lora import Lora, lora_arguments
 from pipeline.llamacpp.server_log import LogPump, open_log
@@ -125,6 +126,31 @@ def server_command(
         "--batch-size",
         str(BATCH_TOKENS),
     ]
+
+
+def configured_command(
+    tools: Toolchain,
+    model: Path,
+    settings: Serve,
+    key_file: Path,
+    lora: Sequence[Lora] = (),
+    alias: str | None = None,
+) -> list[str]:
+    """`server_command` as section `serve` says, for `quench serve` and for what is printed and shipped."""
+    return server_command(
+        tools,
+        model,
+        port=settings.port,
+        key_file=key_file,
+        ctx_size=settings.ctx_size,
+        parallel=settings.parallel,
+        threads=settings.threads,
+        n_gpu_layers=settings.n_gpu_layers,
+        flash_attn=settings.flash_attn,
+        n_predict=settings.n_predict,
+        lora=lora,
+        alias=alias,
+    )
 
 
 def cache_arguments(adapters: int) -> list[str]:

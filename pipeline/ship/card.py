@@ -16,7 +16,7 @@ from pipeline.config.sections import BASE_WITH_ADAPTER, ORIGINAL, Serve
 from pipeline.gate.comparison import REFERENCES
 from pipeline.gate.recommend import Recommendation, reference_name
 from pipeline.gate.records import Inputs
-from pipeline.llamacpp.server import server_command
+from pipeline.llamacpp.server import configured_command
 from pipeline.llamacpp.server_process import KEPT, KEPT_PREFIXES, STACK_BYTES
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.pages.formats import FILTERS
@@ -24,9 +24,8 @@ from pipeline.pages.templating import fill
 from pipeline.ship.listing import escaped
 from pipeline.ship.ollama import ollama_template
 
-CLAIM = re.compile(
-    r"^\| `((?:quench|general)\.[^`|]+)` \| `([^`|]*)` \|$", re.MULTILINE
-)  # a line of the card's lineage
+# a line of the card's lineage
+CLAIM = re.compile(r"^\| `((?:quench|general)\.[^`|]+)` \| `([^`|]*)` \|$", re.MULTILINE)
 KEY = "@key@"  # replaced by the script's variable
 
 
@@ -118,26 +117,22 @@ def served_as(lora: Path) -> str:
     return f"{lora.stem.removesuffix('-lora')}-{BASE_WITH_ADAPTER}"
 
 
+def printed_command(
+    tools: PrintedTools, file: str, serve: Serve, key_file: Path, lora: str | None
+) -> list[str]:
+    """`quench serve`'s command for the GGUF `file`, with the adapter `lora` (a GGUF) on it if given."""
+    adapters = [(Path(lora), 1.0)] if lora else []
+    alias = served_as(Path(lora)) if lora else None
+    return configured_command(tools, Path(file), serve, key_file, adapters, alias)
+
+
 def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:
     """serve.sh: `quench serve`'s hardened command for the GGUF `file` beside it, in an environment and with
     limits like those of `server_process`.
 
     `lora` is an adapter's GGUF beside it, which is put on it.
     """
-    command = server_command(
-        PrintedTools(Path(), Path()),
-        Path(file),
-        port=serve.port,
-        key_file=Path(KEY),
-        ctx_size=serve.ctx_size,
-        parallel=serve.parallel,
-        threads=serve.threads,
-        n_gpu_layers=serve.n_gpu_layers,
-        flash_attn=serve.flash_attn,
-        n_predict=serve.n_predict,
-        lora=[(Path(lora), 1.0)] if lora else [],
-        alias=served_as(Path(lora)) if lora else None,
-    )
+    command = printed_command(PrintedTools(Path(), Path()), file, serve, Path(KEY), lora)
     words = {file: '"$here"/' + shlex.quote(file), KEY: '"$key"'}
     if lora:
         words[lora] = (

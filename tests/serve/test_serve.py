@@ -469,9 +469,8 @@ def test_what_is_printed_about_adapters(tmp_path: Path) -> None:
     assert "adapters" not in printed()
     one, two = printed("own"), printed("own", "a tone")
     assert "quench adapters own=0 (off), own=0.5 (half)\n" in one
-    assert (
-        '"lora"' not in one
-    )  # what is kept of one adapter's prompts isn't cleared by a request's own scales
+    # what is kept of one adapter's prompts isn't cleared by a request's own scales
+    assert '"lora"' not in one
     assert "quench adapters own=0 (off), 'a tone=0.5' (half)\n" in two
     assert (
         '"lora": [{"id": 0, "scale": 0.5}] in its JSON, the others are off in it (0 own, 1 a tone)\n '

@@ -21,7 +21,7 @@ from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Inputs, load_inputs
 from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT
 from pipeline.serve.key import KEY_FILE
-from pipeline.ship.card import PrintedTools, fill_text, served_as, text_values
+from pipeline.ship.card import PrintedTools, fill_text, printed_command, text_values
 from pipeline.ship.ollama import chat_template
 from pipeline.stages.report.forgetting import forgotten
 from pipeline.stages.report.page import page_values, render
@@ -105,21 +105,6 @@ def serve_line(gguf: str, serve: Serve, llama_home: str | None, lora: str | None
     """The `llama-server` command for `gguf`, with the adapter `lora` on it, to be run in the project's
     folder, with `quench serve`'s flags.
     """
-    from pipeline.llamacpp.server import server_command
-
     home = Path(llama_home) if llama_home else DEFAULT_HOME.relative_to(PROJECT)
-    command = server_command(
-        PrintedTools(home / "build" / "bin", home),
-        Path(gguf),
-        port=serve.port,
-        key_file=KEY_FILE,
-        ctx_size=serve.ctx_size,
-        parallel=serve.parallel,
-        threads=serve.threads,
-        n_gpu_layers=serve.n_gpu_layers,
-        flash_attn=serve.flash_attn,
-        n_predict=serve.n_predict,
-        lora=[(Path(lora), 1.0)] if lora else [],
-        alias=served_as(Path(lora)) if lora else None,
-    )
-    return shlex.join(command)
+    tools = PrintedTools(home / "build" / "bin", home)
+    return shlex.join(printed_command(tools, gguf, serve, KEY_FILE, lora))
