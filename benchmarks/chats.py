@@ -80,9 +80,8 @@ def originals(rng: np.random.Generator, words: list[str], rows: int) -> Iterator
         chats = min(rows, BLOCK)
         turns = rng.choice([2, 4, 6], p=[0.6, 0.3, 0.1], size=chats)
         lengths = np.clip(rng.lognormal(np.log(135), 0.45, size=chats), 24, 600)
-        asked = np.repeat(lengths / turns, turns) * np.tile(
-            [0.5, 1.5], turns.sum() // 2
-        )  # the assistant says three times as much
+        # the assistant says three times as much
+        asked = np.repeat(lengths / turns, turns) * np.tile([0.5, 1.5], turns.sum() // 2)
         sizes = np.maximum(3, rng.poisson(asked))
         stops = np.cumsum(sizes)
         ends = rng.random(stops[-1]) < 1 / 12

@@ -92,9 +92,8 @@ def main() -> None:
             flush=True,
         )
     print(
-        f"{len(asked.models)} models: {time.perf_counter() - begin:.0f} s by the clock (the demo's limit "
-        f"for three: {LIMIT} s), "
-        f"{cpu_seconds() - before:.0f} s of CPUs"
+        f"{len(asked.models)} models: {time.perf_counter() - begin:.0f} s by the clock (the demo's limit for "
+        f"three: {LIMIT} s), {cpu_seconds() - before:.0f} s of CPUs"
     )
 
 

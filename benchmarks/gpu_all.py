@@ -39,12 +39,10 @@ PROJECT = Path(__file__).resolve().parents[1]
 FLOPS_PER_TOKEN = 42.5e9  # Qwen2.5-7B with checkpointing
 PARTS = ("tests", "speed", "planner", "quantized", "resume")
 ROUNDS = 2  # of the speed comparison: A B A B
-TESTS_SHARE = (
-    1 / 3
-)  # of the time, at most, for the tests: what comes after them is why the card was asked for
-PROCESSES = multiprocessing.get_context(
-    "forkserver"
-)  # a part's process is a fork of a small one that has never seen the GPU
+# of the time, at most, for the tests: what comes after them is why the card was asked for
+TESTS_SHARE = 1 / 3
+# a part's process is a fork of a small one that has never seen the GPU
+PROCESSES = multiprocessing.get_context("forkserver")
 LIBRARIES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "liger-kernel", "triton")
 
 
@@ -61,9 +59,8 @@ class Run:
 
     def note(self, **figures: Any) -> None:
         """Keep figures, on the disk at once."""
-        figures = {
-            name: value for name, value in figures.items() if value is not None
-        }  # what a CPU can't tell
+        # what a CPU can't tell
+        figures = {name: value for name, value in figures.items() if value is not None}
         self.figures |= figures
         with (self.out / "figures.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(figures) + "\n")

@@ -91,9 +91,8 @@ def main() -> None:
     }
     at = 0
     for size in BATCHES:
-        each = max(
-            1, round(options.steps * options.length / (tokens / len(rows)) / size / 2)
-        )  # as long as the packed side, about
+        # as long as the packed side, about
+        each = max(1, round(options.steps * options.length / (tokens / len(rows)) / size / 2))
         sides[f"{size} unpacked"] = [
             padded_batch(rows[at + n * size : at + (n + 1) * size]) for n in range(each)
         ]

@@ -132,9 +132,8 @@ def main() -> None:
             "ids and labels": our_side(tokenizer, named),
             "whole stage, proven": stage_side(load_base(options.base, tokenizer), named, Path(folder)),
         }
-        results = {
-            name: run() for name, run in sides.items()
-        }  # the first run of each warms its caches and is not counted
+        # the first run of each warms its caches and is not counted
+        results = {name: run() for name, run in sides.items()}
         theirs, ours = results["TRL's map"], results["ids and labels"]
         same = sum(
             a == b.as_py() and c == d.as_py()

@@ -202,9 +202,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     out = parser.parse_args(argv).out
     here = Path(__file__).resolve().parent
-    sys.path[:] = [
-        entry for entry in sys.path if Path(entry).resolve() != here
-    ]  # else "import pydoc" finds this file
+    # else "import pydoc" finds this file
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
     print(f"{write_rows(out, rows())} rows in {out}")
 
 

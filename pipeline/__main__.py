@@ -161,9 +161,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("name a STAGE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="replace"
-            )  # a terminal without UTF-8 shows "?" for "±", not a traceback
+            # a terminal without UTF-8 shows "?" for "±", not a traceback
+            stream.reconfigure(errors="replace")
     try:
         if arguments.stage == CODE:
             write_code(arguments.root)

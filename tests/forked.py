@@ -133,9 +133,8 @@ def _serve(address: str) -> None:
         listening.bind(address)
         listening.listen(64)
         print("listening", flush=True)
-        while (
-            sys.stdin not in select.select([listening, sys.stdin], [], [])[0]
-        ):  # closed: the tests have ended
+        # closed: the tests have ended
+        while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
             connection, _ = listening.accept()
             with suppress(ChildProcessError):  # those that have ended
                 while os.waitpid(-1, os.WNOHANG)[0]:

@@ -13,9 +13,8 @@ import numpy as np
 
 from pipeline.gguf.tensors import Bytes, GgufTensor, gguf_tensors
 
-Tensors = dict[
-    str, tuple[tuple[int, ...], int, bytes]
-]  # name: (shape, fastest dimension first; type number; data)
+# name: (shape, fastest dimension first; type number; data)
+Tensors = dict[str, tuple[tuple[int, ...], int, bytes]]
 
 
 def change_rows(path: Path, tensor: str, change: Callable[[Bytes], Bytes]) -> None:

@@ -27,9 +27,8 @@ README = (PROJECT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (PROJECT / "Makefile").read_text(encoding="utf-8")
 PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-MistakenUse = next(
-    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
-)  # Typer has a copy of Click of its own
+# Typer has a copy of Click of its own
+MistakenUse = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 

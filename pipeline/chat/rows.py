@@ -142,9 +142,8 @@ class Text(Envelope):
     segments: list[Segment]
 
 
-CanonicalRow = Annotated[
-    Chat | Preference | Feedback | Prompt | Text, Discriminator("kind")
-]  # one line of `data/final/*.jsonl`
+# one line of `data/final/*.jsonl`
+CanonicalRow = Annotated[Chat | Preference | Feedback | Prompt | Text, Discriminator("kind")]
 
 ENVELOPE = ("id", "source", "kind", "domain")  # about the row, no part of its content
 TURN_LISTS = ("messages", "chosen", "rejected")
@@ -190,9 +189,8 @@ def row_id(row: Row) -> str:
     its messages alone.
     """
     content = {key: value for key, value in row.items() if key not in ENVELOPE}
-    canonical = orjson.dumps(
-        content["messages"] if len(content) == 1 else content
-    )  # compact UTF-8, keys in their order
+    # compact UTF-8, keys in their order
+    canonical = orjson.dumps(content["messages"] if len(content) == 1 else content)
     return hashlib.sha256(canonical).hexdigest()[:16]
 
 

@@ -21,9 +21,8 @@ from pipeline.core.errors import DataError
 NOT_A_CHAT = "not_a_chat"  # the reason of a row whose kind supervised training doesn't learn from
 IGNORED = -100  # the label that PyTorch's cross entropy leaves out
 TOGETHER = 256  # rows that are tokenized in one call
-Row = dict[
-    str, Any
-]  # of data/final, as `pipeline.chat.rows` describes them; those of older runs have no kind and are chats
+# of data/final, as `pipeline.chat.rows` describes them; those of older runs have no kind and are chats
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)

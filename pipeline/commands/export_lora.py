@@ -80,8 +80,7 @@ def export_lora(
             raise ToolError(
                 "Q-COMMANDS-011",
                 f"llama-export-lora merged {count} of {len(names)} tensors of {adapter.file.name}, so "
-                "nothing is "
-                "written: run `make setup` again",
+                "nothing is written: run `make setup` again",
             )
         flags = override_flags(merged_fields(adapter) | {"general.name": target.stem})
         how = ["--allow-requantize", *flags] if type != SIXTEEN else flags

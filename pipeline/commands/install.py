@@ -125,8 +125,7 @@ def install(lock: Path) -> None:
         raise ToolError(
             "Q-COMMANDS-031",
             f"{lock.name} could not be installed ({_reason()}; pip's output is in {_log()}): fix that, then "
-            "run "
-            "`make setup` again",
+            "run `make setup` again",
         )
 
 

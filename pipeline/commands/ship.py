@@ -66,8 +66,7 @@ def shippable(params: Params, asked: str) -> str:
             raise ConfigError(
                 "Q-SHIP-011",
                 f"{asked} can't be shipped: with base.quantization gguf there is {BASE_WITH_ADAPTER}, the "
-                "base's GGUF "
-                "with the adapter's beside it",
+                "base's GGUF with the adapter's beside it",
             )
         return BASE_WITH_ADAPTER
     if asked.lower().startswith(UNTUNED):

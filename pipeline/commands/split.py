@@ -92,8 +92,7 @@ def prove_whole(source: Path, parts: list[Path]) -> None:
         raise DataError(
             "Q-COMMANDS-014",
             f"{different[0]} is in {source.name} or in its parts, not in both ({len(different)} such "
-            "tensors): "
-            "split it again",
+            "tensors): split it again",
         )
     for name, tensor in wanted.items():
         if not _equal(tensor, found[name]):

@@ -80,8 +80,7 @@ class Params(sections.Section):
             needed, why = sections.BASE_WITH_ADAPTER, "which is what is served"
             made_by = (
                 f"({sections.BASE}: the GGUF alone, {sections.BASE_WITH_ADAPTER}: with its adapter, "
-                f"{sections.ORIGINAL}: what base.level is "
-                "made from)"
+                f"{sections.ORIGINAL}: what base.level is made from)"
             )
         else:
             known = [sections.UNTUNED + self.convert.type, self.convert.type, *self.quantize.levels]
@@ -183,8 +182,7 @@ class Params(sections.Section):
         if self.evaluate.ctx_size < self.preprocess.max_length:
             raise ValueError(
                 f"evaluate.ctx_size is {self.evaluate.ctx_size}, less than preprocess.max_length "
-                f"{self.preprocess.max_length}: "
-                "raise it, or rows don't fit"
+                f"{self.preprocess.max_length}: raise it, or rows don't fit"
             )
         return self
 

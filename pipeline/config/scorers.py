@@ -14,9 +14,8 @@ PLAIN = (  # take nothing after their name
 )
 SPELLINGS = f"{', '.join(PLAIN)}, number:MARKER, regex:PATTERN, python:FILE.py:FUNCTION or judge"
 MOST_REPEATS = 100_000  # of a pattern's {n} multiplied: 0.2 s to compile
-NAME = re.compile(
-    r"(?P<file>[^./\\:][^/\\:]*(?:/[^./\\:][^/\\:]*)*\.py):(?P<function>[^\W\d]\w*)"
-)  # can't lead out of the folder
+# can't lead out of the folder
+NAME = re.compile(r"(?P<file>[^./\\:][^/\\:]*(?:/[^./\\:][^/\\:]*)*\.py):(?P<function>[^\W\d]\w*)")
 
 
 def check_scorers(spellings: Sequence[str], has_judge: bool) -> None:

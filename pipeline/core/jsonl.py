@@ -28,9 +28,8 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # Unicode's category Cc without tab, LF and CR
 CONTROL_ESCAPE = re.compile(rb"\\[ubf]")  # how orjson writes U+0000 to U+001F without tab, LF and CR
 C1_CONTROL = re.compile(rb"\xc2[\x80-\x9f]")  # U+0080 to U+009F in UTF-8
-BIG_FLOAT = re.compile(
-    rb"\de\+\d"
-)  # how orjson writes a float of 1e16 and more, and so an integer too big for it
+# how orjson writes a float of 1e16 and more, and so an integer too big for it
+BIG_FLOAT = re.compile(rb"\de\+\d")
 
 
 class BadLine(ValueError):

@@ -63,9 +63,8 @@ class MetricsLog:
         """
         if not self.path.exists():
             return []
-        lines = self.path.read_bytes().split(b"\n")[
-            :-1
-        ]  # what follows the last newline is a torn line, or nothing
+        # what follows the last newline is a torn line, or nothing
+        lines = self.path.read_bytes().split(b"\n")[:-1]
         return [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
 
     def truncate(self, after_step: int, *, evaluated: bool = True) -> None:

@@ -141,9 +141,8 @@ class _BoundedScanner(Scanner):
 
 
 _TOO_DEEP = (
-    f"lists and mappings are nested more than {MAX_DEPTH} deep, and no setting is: remove brackets, "
-    "or "
-    "quote a text that has them"
+    f"lists and mappings are nested more than {MAX_DEPTH} deep, and no setting is: remove brackets, or quote "
+    "a text that has them"
 )
 
 

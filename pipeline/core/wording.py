@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 SPLITS = ("train", "val", "test")
-DIRECTIONS = frozenset(
-    ["LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"]
-)  # characters that turn the text after them around
+# characters that turn the text after them around
+DIRECTIONS = frozenset(["LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"])
 # rule → (its name, what it takes out: one, many)
 RULES = {
     "read": ("Read", "line that can't be read", "lines that can't be read"),
@@ -117,8 +116,7 @@ def training_sentences(untrained: Mapping[str, int], scored: int) -> list[str]:
         has = plural(scored, "row has", "rows have")
         found.append(
             f"{has} a reward (or score), which training doesn't use yet: bad answers are learned like good "
-            "ones. "
-            "Take those out of data/raw."
+            "ones. Take those out of data/raw."
         )
     return found
 

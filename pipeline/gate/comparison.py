@@ -114,8 +114,7 @@ def _adapter(found: Evaluation, checks: Mapping[str, Any]) -> Comparison:
     named, served = found.get("reference"), checks.get(SERVED) or {}
     fault = (
         f"The report of {BASE_WITH_ADAPTER} compares it with {named or 'nothing'} or names no adapter's "
-        "GGUF: run `python -m pipeline "
-        f"evaluate@{BASE_WITH_ADAPTER}`."
+        f"GGUF: run `python -m pipeline evaluate@{BASE_WITH_ADAPTER}`."
     )
     nats, top = (
         figure_of(served, "figure") if served.get("unit") == "nats" else None,

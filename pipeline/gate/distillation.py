@@ -103,9 +103,8 @@ def interval_of(
 
     from pipeline.metrics.intervals import resampled_means
 
-    damage, left = (
-        resampled_means(of["kld"], seed) for of in (before, after)
-    )  # one seed and as many rows: the same draws
+    # one seed and as many rows: the same draws
+    damage, left = (resampled_means(of["kld"], seed) for of in (before, after))
     shares = 1 - left[damage > 0] / damage[damage > 0]
     if not shares.size:
         return rows, None, None

@@ -213,9 +213,8 @@ def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
     peak = (
         measured.get("gpu_memory_bytes" if serve.n_gpu_layers else "peak_memory_bytes") if at_this else None
     )
-    kept = (
-        0 if evaluation.get("lora") else prompt_cache(serve)
-    )  # llama-server keeps nothing of an adapter's (`cache_arguments`)
+    # llama-server keeps nothing of an adapter's (`cache_arguments`)
+    kept = 0 if evaluation.get("lora") else prompt_cache(serve)
     return ServingMemory(evaluation["bytes"], scaled, context, peak, kept)
 
 

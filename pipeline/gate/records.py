@@ -51,9 +51,8 @@ class Inputs:
     base: Mapping[str, Any]
     evaluations: Mapping[str, Mapping[str, Any]]
     answers: Mapping[str, Sequence[Mapping[str, Any]]]
-    quantization_check: Mapping[str, Any] | None = (
-        None  # what `quench quantization-check`, which is not a stage, measured of this very base
-    )
+    # what `quench quantization-check`, which is not a stage, measured of this very base
+    quantization_check: Mapping[str, Any] | None = None
 
 
 def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
@@ -123,9 +122,8 @@ def faults(error: ValidationError, skip: int = 0) -> str:
     """The first faults, half a sentence: which keys are missing, and what is wrong with others. `skip` drops
     the first parts of each place."""
     listed = error.errors(include_url=False, include_input=False, include_context=False)
-    found = [
-        (ascii(".".join(map(str, one["loc"][skip:])))[1:-1][:80] or "it", one) for one in listed
-    ]  # keys may hold what a terminal would obey
+    # keys may hold what a terminal would obey
+    found = [(ascii(".".join(map(str, one["loc"][skip:])))[1:-1][:80] or "it", one) for one in listed]
     lacking = [place for place, one in found if one["type"] == "missing"]
     wrong = [
         f"{place}: {one['msg'][:1].lower()}{one['msg'][1:]}"

@@ -127,9 +127,8 @@ def dequantize(
     if not out.numel():
         return out
     if quantized.storage_offset() % (size if ggml_type in FLOATS else 2):
-        quantized = (
-            quantized.clone()
-        )  # bytes are viewed as wider numbers, which must begin at a multiple of their width
+        # bytes are viewed as wider numbers, which must begin at a multiple of their width
+        quantized = quantized.clone()
     if ggml_type in FLOATS:
         return out.copy_(quantized.contiguous().view(FLOATS[ggml_type]))
     blocks, values = quantized.reshape(-1, size), out.view(-1, weights)
@@ -176,9 +175,8 @@ def nibbles(blocks: Tensor, start: int) -> Tensor:
     quantized = words(blocks, start, start + 16, 2)
     both = torch.empty(len(blocks), 2, 2, dtype=torch.int64, device=blocks.device)
     for half, low in enumerate((quantized & LOW, (quantized >> 4).bitwise_and_(LOW))):
-        both.view(torch.complex128)[:, half].copy_(
-            low.view(torch.complex128)
-        )  # 16 bytes as one element: four times as fast as two words
+        # 16 bytes as one element: four times as fast as two words
+        both.view(torch.complex128)[:, half].copy_(low.view(torch.complex128))
     return both.view(-1, 4)
 
 

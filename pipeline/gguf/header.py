@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MAX_HEADER_BYTES = (
-    64 << 20
-)  # the largest vocabularies in use need 15 MB; as Python numbers, 64 MB of bytes take 1 GB
+# the largest vocabularies in use need 15 MB; as Python numbers, 64 MB of bytes take 1 GB
+MAX_HEADER_BYTES = 64 << 20
 # GGUF value types (ggml/docs/gguf.md): struct format by number; 8 is a string, 9 an array
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9

@@ -109,7 +109,6 @@ def dequantize_blocks(blocks: Tensor, kind: int, out: Tensor) -> None:
     programs = triton.cdiv(out.numel(), 256 * TILE)
     if not programs:
         return
-    with torch.cuda.device_of(
-        blocks
-    ):  # Triton launches on the current device, which may be another than the tensor's
+    # Triton launches on the current device, which may be another than the tensor's
+    with torch.cuda.device_of(blocks):
         whole[(programs,)](blocks, out, out.numel(), formula, size, TILE)

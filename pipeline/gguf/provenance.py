@@ -32,9 +32,8 @@ def lineage_fields(lineage: Path) -> Fields:
     record = read_json(lineage, "run the stage that makes it again")
     named, revision = str(record["model"]), record.get("revision")
     on_hub = record["source"] == "hub"
-    owner, _, name = (
-        named.rpartition("/") if on_hub else ("", "", Path(named).name)
-    )  # elsewhere it may be a path of this machine
+    # elsewhere it may be a path of this machine
+    owner, _, name = named.rpartition("/") if on_hub else ("", "", Path(named).name)
     given = {
         "general.license": record.get("license"),
         "general.base_model.0.name": name,

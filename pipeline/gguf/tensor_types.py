@@ -28,8 +28,7 @@ def check_tensor_types(source: Path, tensor_types: Mapping[str, str], with_imatr
             raise ConfigError(
                 "Q-GGUF-011",
                 f"{key} is {ggml_type}, which needs an importance matrix: write the level with -imatrix "
-                "behind "
-                "it and set imatrix.tokens",
+                "behind it and set imatrix.tokens",
             )
         if not any(_finds(pattern, name) for name in names):
             raise ConfigError(
@@ -54,9 +53,8 @@ def prove_tensor_types(made: Path, tensor_types: Mapping[str, str]) -> None:
         else {}
     )
     for pattern, ggml_type in tensor_types.items():
-        mine = {
-            name: left.pop(name) for name in list(left) if _finds(pattern, name)
-        }  # as there, the first pattern that matches wins
+        # as there, the first pattern that matches wins
+        mine = {name: left.pop(name) for name in list(left) if _finds(pattern, name)}
         if ggml_type.upper() not in mine.values():
             found = (
                 f"its tensors have {', '.join(sorted(set(mine.values())))}"
@@ -66,8 +64,7 @@ def prove_tensor_types(made: Path, tensor_types: Mapping[str, str]) -> None:
             raise ConfigError(
                 "Q-GGUF-013",
                 f"quantize.tensor_types.{pattern} asks for {ggml_type}, but {found}: llama-quantize can't "
-                "give "
-                "it to them, take the key out",
+                "give it to them, take the key out",
             )
 
 

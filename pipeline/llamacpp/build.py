@@ -202,8 +202,7 @@ def _logged(command: list[str], log: Path, tell: Tell | None = None) -> None:
         raise ToolError(
             "Q-LLAMACPP-005",
             f"{command[0]} failed with exit status {process.returncode} while building llama.cpp (the full "
-            "log "
-            f"is {log}):\n{last_lines(log.read_text(encoding='utf-8'))}",
+            f"log is {log}):\n{last_lines(log.read_text(encoding='utf-8'))}",
         )
 
 

@@ -33,9 +33,8 @@ def cache_folder() -> Path | None:
     if chosen is not None:
         return None if chosen.lower() in OFF else Path(chosen).expanduser().absolute() / "llama.cpp"
     try:
-        return (
-            (base if base.is_absolute() else Path.home() / ".cache") / "quench" / "llama.cpp"
-        )  # XDG: a relative path is no path
+        # XDG: a relative path is no path
+        return (base if base.is_absolute() else Path.home() / ".cache") / "quench" / "llama.cpp"
     except RuntimeError:
         return None
 

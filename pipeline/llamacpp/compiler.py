@@ -14,9 +14,8 @@ from pipeline.core.errors import ToolError
 
 NO_COMPILER = (
     "no C++ compiler (c++, g++ or clang++) is on PATH and llama.cpp is built from source: install one with "
-    "`sudo apt install g++` "
-    "(Debian, Ubuntu), `sudo dnf install gcc-c++` (Fedora) or `xcode-select --install` (macOS), then run "
-    "`make setup` again"
+    "`sudo apt install g++` (Debian, Ubuntu), `sudo dnf install gcc-c++` (Fedora) or `xcode-select "
+    "--install` (macOS), then run `make setup` again"
 )
 # GCC before 11.5, 12.4 and 13.3 (Debian 12 has 12.2) drops the stores before `_tile_loadconfig`, so that the
 # tiles have no rows, and llama.cpp ends in SIGSEGV or SIGILL at the first product of a quantized matrix

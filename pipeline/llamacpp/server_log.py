@@ -20,9 +20,8 @@ from pipeline.core.errors import MachineError
 MAX_BYTES = 10_000_000  # of one log file; one older one is kept
 LONGEST_LINE = 4096
 
-LOADED = re.compile(
-    r"srv +load_model: initializing, n_slots = \d+"
-)  # the last line before requests are taken
+# the last line before requests are taken
+LOADED = re.compile(r"srv +load_model: initializing, n_slots = \d+")
 KEPT = re.compile(
     r"[\d.]+ [IWE] slot +(?:print_timing|release): id +\d+ \| task \d+ \|[\w "
     r"=.,:/()%]+"  # figures of an answer
@@ -68,8 +67,7 @@ def open_log(log: Path) -> LogFile:
         raise MachineError(
             "Q-LLAMACPP-016",
             f"the log {log} can't be written ({error.strerror}: {error.filename}): correct its rights or "
-            "take "
-            "it away",
+            "take it away",
         ) from None
 
 

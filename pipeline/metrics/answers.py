@@ -116,8 +116,7 @@ def _scored(answers: list[dict[str, Any]], scorer: Scorer) -> list[Score]:
             raise DataError(
                 "Q-METRICS-001",
                 f"row {answer['id']} can't be scored by {scorer.name} ({error}): correct the row, or take "
-                "another scorer in evaluate.scorers "
-                "(exact_match scores anything, [] nothing)",
+                "another scorer in evaluate.scorers (exact_match scores anything, [] nothing)",
             ) from error
 
     if scorer.slots == 1:
@@ -127,9 +126,8 @@ def _scored(answers: list[dict[str, Any]], scorer: Scorer) -> list[Score]:
         try:
             return [one.result() for one in running]
         except BaseException:
-            pool.shutdown(
-                cancel_futures=True
-            )  # a judge that can't be reached is not asked again for every row that waits
+            # a judge that can't be reached is not asked again for every row that waits
+            pool.shutdown(cancel_futures=True)
             raise
 
 

@@ -103,9 +103,8 @@ def _statements(text: str) -> list[ast.stmt]:
             statements += tree.body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-    return [
-        one for one in statements if not (isinstance(one, ast.ImportFrom) and one.module == "__future__")
-    ]  # a file's first line or none
+    # a file's first line or none
+    return [one for one in statements if not (isinstance(one, ast.ImportFrom) and one.module == "__future__")]
 
 
 def _tests(statements: list[ast.stmt]) -> list[ast.stmt]:

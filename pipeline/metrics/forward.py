@@ -41,9 +41,8 @@ def trained_model(
 
     trained_in = adapter or settings_of
     assert trained_in, "a base alone needs the settings of a run"
-    settings = run_settings(trained_in).model_copy(
-        update={"embeddings_on_cpu": False}
-    )  # where the table lies changes no number
+    # where the table lies changes no number
+    settings = run_settings(trained_in).model_copy(update={"embeddings_on_cpu": False})
     bare = load_quantized(base, settings)
     model = PeftModel.from_pretrained(bare, adapter) if adapter else bare
     yield speaker_of(in_float32(model) if float32 else model)

@@ -103,9 +103,8 @@ def change_root(
     read_only(root, recursive=False)
     mount("tmpfs", root / work.lstrip("/"), "tmpfs", NOSUID | NODEV, f"size={size},mode=1777")
     if os.getuid() == 0 and Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
-        Path("/proc/sys/user/max_user_namespaces").write_text(
-            "0"
-        )  # this namespace's own: no further one, with its rights, below it
+        # this namespace's own: no further one, with its rights, below it
+        Path("/proc/sys/user/max_user_namespaces").write_text("0")
     os.chdir(root)
     checked(libc.syscall(PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
     checked(libc.umount2(b".", DETACH), "umount2")

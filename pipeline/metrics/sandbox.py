@@ -67,10 +67,9 @@ ENVIRONMENT = {
 }
 NAMESPACES = ("--net", "--ipc", "--uts", "--pid", "--mount", "--fork", "--kill-child")
 REMEDY = (
-    "install bubblewrap (apt install bubblewrap, dnf install bubblewrap), allow user namespaces (a "
-    "container needs them from its host; on "
-    "Ubuntu 24.04 sysctl kernel.apparmor_restrict_unprivileged_userns=0), or take code out of "
-    "evaluate.scorers"
+    "install bubblewrap (apt install bubblewrap, dnf install bubblewrap), allow user namespaces (a container "
+    "needs them from its host; on Ubuntu 24.04 sysctl kernel.apparmor_restrict_unprivileged_userns=0), or "
+    "take code out of evaluate.scorers"
 )
 
 
@@ -208,9 +207,8 @@ with open("inside", "w") as file:
 
 def _bubblewrap(root: Path) -> list[str]:
     links, readable = _readable()
-    parents = sorted(
-        {str(parent) for path in (*readable, *DEVICES) for parent in Path(path).parents} - {"/"}
-    )  # made for root alone otherwise
+    # made for root alone otherwise
+    parents = sorted({str(parent) for path in (*readable, *DEVICES) for parent in Path(path).parents} - {"/"})
     folders = [word for path in parents for word in ("--perms", "0755", "--dir", path)]
     binds = [word for path in readable for word in ("--ro-bind", path, path)] + [
         word for path in DEVICES for word in ("--dev-bind", path, path)

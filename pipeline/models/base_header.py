@@ -40,9 +40,8 @@ def checked_header(file: Path) -> Header:
             f"{file} announces {blocks!r} layers but has {len(header.tensors)} tensors: fetch it again",
         )
     scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
-    factors = [
-        fields.get(f"{architecture}.rope.{key}", 1) for key in ("scaling.factor", "scale_linear")
-    ]  # llama.cpp takes either for linear scaling
+    # llama.cpp takes either for linear scaling
+    factors = [fields.get(f"{architecture}.rope.{key}", 1) for key in ("scaling.factor", "scale_linear")]
     if (
         scaling != "none"
         or "rope_freqs.weight" in header.tensors

@@ -36,9 +36,8 @@ class ChunkedLoss(LossWithGradient):
     def forward(ctx: Any, states: Any, targets: Any, model: Any, divisor: Any, with_gradient: bool) -> Any:
         """The loss; `states` (N, H), `targets` (N,). The head is frozen: it gets no gradient."""
         gradient = torch.empty(states.shape, dtype=gradient_type(states.dtype), device=states.device)
-        before, after = (
-            (divisor, 1) if gradient.dtype == states.dtype else (1, divisor)
-        )  # where it is divided by, of a chunk or of all
+        # where it is divided by, of a chunk or of all
+        before, after = (divisor, 1) if gradient.dtype == states.dtype else (1, divisor)
         total = torch.zeros((), device=states.device)
         rows = max(1, CHUNK_LOGITS // model.config.vocab_size)
         for start in range(0, len(targets), rows):

@@ -24,9 +24,8 @@ def check_no_experts(config: Mapping[str, Any], where: str) -> None:
         raise DataError(
             "Q-MODELS-010",
             f"{where} is a mixture of experts ({found}), whose experts no adapter can be trained for yet: "
-            "take a dense model, "
-            "a Qwen2.5, Qwen3, Llama or Mistral whose name says no number of active weights (A3B) or "
-            "experts (8x7B)",
+            "take a dense model, a Qwen2.5, Qwen3, Llama or Mistral whose name says no number of active "
+            "weights (A3B) or experts (8x7B)",
         )
 
 
@@ -47,9 +46,8 @@ def sign_of_experts(config: Mapping[str, Any]) -> str | None:
         named = next((key for key, value in config.items() if key.startswith("moe_") and value), None)
         if named or "moe" in str(config.get("model_type")).lower():
             return f"{named} {config[named]}" if named else f"model_type {config['model_type']}"
-    parts = (
-        value for key, value in config.items() if isinstance(value, Mapping) and key.endswith("_config")
-    )  # of a model that sees too, DBRX
+    # of a model that sees too, DBRX
+    parts = (value for key, value in config.items() if isinstance(value, Mapping) and key.endswith("_config"))
     return next((found for part in parts if (found := sign_of_experts(part))), None)
 
 

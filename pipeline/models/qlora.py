@@ -49,9 +49,8 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
         trust_remote_code=False,
         use_safetensors=True,
     )
-    model.config.use_cache = (
-        False  # with a cache, packed rows leak into each other (field-measured: logits differ by 25)
-    )
+    # with a cache, packed rows leak into each other (field-measured: logits differ by 25)
+    model.config.use_cache = False
     model.requires_grad_(False)
     if train.quantization == "nf4":
         check_quantized(model, train)

@@ -14,9 +14,8 @@ import torch
 
 from pipeline.gguf.dequantize import columns_of, dequantize
 
-BLOCK_WEIGHTS = (
-    32 << 20
-)  # weights that are dense at a time: 67 MB in bfloat16; a 7B's largest matrices take three of them
+# weights that are dense at a time: 67 MB in bfloat16; a 7B's largest matrices take three of them
+BLOCK_WEIGHTS = 32 << 20
 _spaces = local()
 
 

@@ -114,9 +114,8 @@ def empty_model(folder: Path, config: Any, dtype: torch.dtype, device: str) -> A
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config=config).to(
-        device
-    )  # its table is no parameter, and in no file
+    # its table is no parameter, and in no file
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=config).to(device)
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return model

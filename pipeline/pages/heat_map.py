@@ -149,9 +149,8 @@ def _legend(y: float, span: tuple[float, float], shown: Shown, marks: Mapping[st
         for step in steps
     ]
     bounds = [low * (high / low) ** (step / len(steps)) for step in range(len(steps) + 1)]
-    some = [
-        (at, bound) for at, bound in enumerate(bounds) if at in (0, 2, 5, len(steps))
-    ]  # the figures of all would touch
+    # the figures of all would touch
+    some = [(at, bound) for at, bound in enumerate(bounds) if at in (0, 2, 5, len(steps))]
     parts += [
         text(LEFT + at * wide, y + 23, shown(bound), "heat-quiet", anchor="middle") for at, bound in some
     ]

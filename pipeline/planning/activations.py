@@ -87,9 +87,8 @@ def lora_kept(step: Step, without_mask: tuple[str, ...] = ()) -> int:
     elif step.lora_element != step.element:
         kept += sum(linear.inputs * step.lora_element for linear in targets)
     else:
-        inputs = {
-            linear.reads: linear.inputs for linear in targets if linear.reads != "attended"
-        }  # attention keeps its output anyway
+        # attention keeps its output anyway
+        inputs = {linear.reads: linear.inputs for linear in targets if linear.reads != "attended"}
         kept += sum(inputs.values()) * step.element
     return step.tokens * kept
 
@@ -119,9 +118,8 @@ def layer_kept(step: Step, first: bool = False) -> int:
     masks.
     """
     norms = norm_kept(step, step.tokens, step.shape.hidden)
-    gated = (
-        step.tokens * step.shape.intermediate * step.element * (2 if step.liger else 3)
-    )  # gate, up and, unless Liger's, SiLU's output
+    # gate, up and, unless Liger's, SiLU's output
+    gated = step.tokens * step.shape.intermediate * step.element * (2 if step.liger else 3)
     lora = lora_kept(step, ("normed",) if first else ())
     return norms * (1 if first else 2) + lora + attention_kept(step) + gated
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pipeline.config.levels import split_level
 from pipeline.planning.shape import Shape
 
-HEADER_PER_TOKEN = (
-    36  # of the vocabulary: its text, score, type and merges; 36.3 measured with SmolLM2's 49,152 tokens
-)
+# of the vocabulary: its text, score, type and merges; 36.3 measured with SmolLM2's 49,152 tokens
+HEADER_PER_TOKEN = 36
 # ggml type: (weights in a block, its bytes), ggml/src/ggml-common.h
 TYPES = {
     "F32": (1, 4),
@@ -137,9 +136,8 @@ def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int 
     if name in ("F32", "F16", "BF16"):
         return name
     base = BASE_TYPES.get(name) or (name if name in TYPES else name.rpartition("_")[0])
-    is_output = tensor == "output" or (
-        tensor == "token_embd" and shape.tied
-    )  # a tied embedding is the output matrix as well
+    # a tied embedding is the output matrix as well
+    is_output = tensor == "output" or (tensor == "token_embd" and shape.tied)
     if is_output and columns % TYPES[base][0]:
         return _quantized("Q8_0", columns)
     rules = RULES["output" if is_output else tensor]

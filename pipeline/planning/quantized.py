@@ -46,9 +46,8 @@ class QuantizedBase:
     file: int
     ggml_types: frozenset[str]  # ggml types of the matrices
     source: str  # "as in the file", "computed for Q4_K_M"
-    made_from: int = (
-        0  # bytes of the GGUF that it is quantized from here (`base.level`), 0 where it is fetched as it is
-    )
+    # bytes of the GGUF that it is quantized from here (`base.level`), 0 where it is fetched as it is
+    made_from: int = 0
 
     @property
     def tables(self) -> int:

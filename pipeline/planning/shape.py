@@ -115,8 +115,7 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
         raise DataError(
             "Q-PLANNING-006",
             f"{where} has {heads} attention heads over {kv_heads} key-value heads, which don't divide them: "
-            "take the file that the model was "
-            "published with",
+            "take the file that the model was published with",
         )
     attention_bias = kind == "qwen2" or (
         kind in ("llama", "qwen3") and bool(config.get("attention_bias", False))

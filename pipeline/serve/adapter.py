@@ -61,9 +61,8 @@ def matching_adapters(model: Path, adapters: Sequence[Adapter]) -> list[Adapter]
     """`adapters`, each proven by `matching_adapter`. Raises `ConfigError` if one is given twice, and as
     `matching_adapter`."""
     seen: dict[object, Adapter] = {}
-    model_hash = functools.cache(
-        lambda: file_hash(model)
-    )  # of gigabytes: once, and only if an adapter asks for it
+    # of gigabytes: once, and only if an adapter asks for it
+    model_hash = functools.cache(lambda: file_hash(model))
     for adapter in adapters:
         matching_adapter(model, adapter.file, model_hash)
         for mark in {
@@ -95,9 +94,8 @@ def matching_adapter(model: Path, adapter: Path, model_hash: Callable[[], str] |
             "another with --adapter",
         )
     served, given = check_gguf(model), check_gguf(adapter)
-    if (
-        ADAPTER in served.fields and BASE_FILE not in given.fields
-    ):  # one trained on that very file is a second round
+    # one trained on that very file is a second round
+    if ADAPTER in served.fields and BASE_FILE not in given.fields:
         raise ConfigError(
             "Q-SERVE-010",
             f"{model.name} holds its adapter already: --lora is for a level of the untuned base, "
@@ -116,8 +114,7 @@ def matching_adapter(model: Path, adapter: Path, model_hash: Callable[[], str] |
                 "Q-SERVE-012",
                 f"{adapter.name} was trained on another file ({wanted[:12]}…) than {model.name} "
                 f"({found[:12]}…), byte for byte: serve the file that it was trained on, or train again on "
-                "this "
-                "one",
+                "this one",
             )
     else:
         need_same_base(model, adapter, served, given)
@@ -160,9 +157,8 @@ def need_fit(model: Path, adapter: Path, served: Header, given: Header) -> None:
             f"{adapter.name} is an adapter of a {kinds[0]} model, {model.name} is a {kinds[1]}: {OTHER_BASE}",
         )
     names = adapted_tensors(given)
-    if strange := sorted(
-        name for name in given.tensors if not name.endswith((*PARTS, "_norm.weight"))
-    ):  # llama.cpp leaves norms out
+    # llama.cpp leaves norms out
+    if strange := sorted(name for name in given.tensors if not name.endswith((*PARTS, "_norm.weight"))):
         raise DataError(
             "Q-SERVE-011",
             f"{adapter.name} holds {strange[0]}, which is no part of a LoRA: convert the adapter again",

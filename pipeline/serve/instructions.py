@@ -10,10 +10,8 @@ def how_to_call(model: str, url: str, key_file: Path, log: Path, adapters: Seque
     """What `quench serve` prints once the model is loaded; `adapters` are the names of those on it. The key
     itself is never printed."""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
-    header = (
-        "sed 's/^/Authorization: Bearer /' "
-        f"{shlex.quote(str(key_file))}"
-    )  # by a pipe: everybody can read a command's arguments
+    # by a pipe: everybody can read a command's arguments
+    header = f"sed 's/^/Authorization: Bearer /' {shlex.quote(str(key_file))}"
     return f"""{model} is served on {url} (Ctrl-C stops it; log: {log})
   chat here:         quench chat
 {how_to_switch(adapters)}  OpenAI clients:    base URL {url}/v1, API key: what {key_file} holds

@@ -87,9 +87,8 @@ async def put_under_load(
     `seconds` the rest is broken off."""
     queue = iter(itertools.islice(itertools.cycle(prompts), requests))
     timed: list[Timed] = []
-    limits = httpx.Limits(
-        max_connections=clients, max_keepalive_connections=0
-    )  # llama-server closes a connection after a stream
+    # llama-server closes a connection after a stream
+    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=0)
     headers = {"Authorization": f"Bearer {key}"}
     started = time.perf_counter()
     async with httpx.AsyncClient(

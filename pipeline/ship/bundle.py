@@ -166,9 +166,8 @@ def need_untouched(folder: Path) -> None:
         raise DataError(
             "Q-SHIP-001", f"{folder} is not as `quench ship` left it ({error}): {MOVE}"
         ) from error
-    texts = {
-        name for name in found & set(listed) if not name.endswith(".gguf")
-    }  # no GGUF: nobody writes one by hand
+    # no GGUF: nobody writes one by hand
+    texts = {name for name in found & set(listed) if not name.endswith(".gguf")}
     if own := sorted(
         found - set(listed) | {name for name in texts if file_hash(folder / name) != listed[name]}
     ):

@@ -25,9 +25,8 @@ from packageurl import PackageURL
 from pipeline import __version__
 from pipeline.ship.listing import escaped
 
-NAMESPACE = uuid.UUID(
-    "4f0a0c5e-8f0e-5d5c-9a53-8a1d6b1d2f67"
-)  # ours, for serial numbers that follow from the model's hash
+# ours, for serial numbers that follow from the model's hash
+NAMESPACE = uuid.UUID("4f0a0c5e-8f0e-5d5c-9a53-8a1d6b1d2f67")
 BASE_REF, LLAMA_REF = "base-model", "llama.cpp"
 
 

@@ -32,8 +32,7 @@ def need_all_keys(root: Path, read: Read) -> None:
         raise ConfigError(
             "Q-WORKFLOW-002",
             f"{root / 'params.yaml'} leaves out {words(read)}, and DVC, which knows no default, would record "
-            "nothing of that: "
-            "run `quench params --write`, which puts them there, then run again",
+            "nothing of that: run `quench params --write`, which puts them there, then run again",
         )
     write(root / "params.yaml", read)
 

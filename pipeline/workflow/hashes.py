@@ -37,9 +37,8 @@ class Hashes:
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
         self.fresh: dict[Path, str] = {}  # read or dated by this object, so DVC may not know them
-        self.suspects: set[Path] = (
-            set()
-        )  # other bytes than remembered, though inode, size and date are the same
+        # other bytes than remembered, though inode, size and date are the same
+        self.suspects: set[Path] = set()
         self._unsaved: dict[bytes, tuple[State, str]] = {}
         self._saved_at = time.monotonic()
         self._database, rows = _open(self._root / ".quench" / "hashes.db")

@@ -50,9 +50,8 @@ def verify_outputs(
     With another `params` file than the project's it is said and not refused: what was made by that is in no
     record.
     """
-    inside = [
-        os.path.relpath(path, root) for path in paths
-    ]  # a file that is a link is not followed: it leads into DVC's cache
+    # a file that is a link is not followed: it leads into DVC's cache
+    inside = [os.path.relpath(path, root) for path in paths]
     try:
         with Hashes(root) as hashes:
             _need_good(

@@ -73,9 +73,8 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
             settled = settle(root)
             _tell(settled)
             _refetch(settled.refetch, root)
-            _empty(
-                root / ".snakemake" / "incomplete"
-            )  # DVC's verdict outdoes Snakemake's memory of jobs cut short
+            # DVC's verdict outdoes Snakemake's memory of jobs cut short
+            _empty(root / ".snakemake" / "incomplete")
         _need_raw_data(root)
     except QuenchError as error:
         print(f"snakemake: {error}", file=sys.stderr)
@@ -92,8 +91,7 @@ def _check_settings(given: Any) -> None:
         raise ConfigError(
             "Q-WORKFLOW-008",
             f"{printable(' '.join(words), 120)} would change nothing, for every stage reads params.yaml: "
-            "edit params.yaml, or run one stage with "
-            "`python -m pipeline STAGE --params FILE`",
+            "edit params.yaml, or run one stage with `python -m pipeline STAGE --params FILE`",
         )
 
 

@@ -36,9 +36,8 @@ class Settled:
     restored: list[str] = field(default_factory=list)  # brought back from DVC's cache
     absent: list[str] = field(default_factory=list)  # recorded in dvc.lock, but neither here nor in the cache
     stale: set[str] = field(default_factory=set)  # stages to run again
-    refetch: list[str] = field(
-        default_factory=list
-    )  # fresh stages whose output DVC doesn't keep, and a stale one needs
+    # fresh stages whose output DVC doesn't keep, and a stale one needs
+    refetch: list[str] = field(default_factory=list)
     dated: int = 0  # files and folders that got another date
 
 
@@ -100,9 +99,8 @@ def _record_code(repo: Any) -> None:
     )
     if known is not None and (_is_stale(known) or any(out.changed_cache() for out in known.outs)):
         known.save(run_cache=False)
-        if write_keys(
-            Path(repo.root_dir), code_of_stages()
-        ):  # an edit came in between: keys and code must be of one moment
+        # an edit came in between: keys and code must be of one moment
+        if write_keys(Path(repo.root_dir), code_of_stages()):
             known.save(run_cache=False)
         known.commit()
         known.dump(update_pipeline=False)
@@ -160,9 +158,8 @@ def _date(repo: Any, settled: Settled, hashes: Hashes) -> None:
             settled.dated += sum(_set_date(path, OLD, hashes) for path in outputs)
         else:
             if any(out.use_cache and out.exists and out.changed_cache() for out in stage.outs):
-                stage.commit(
-                    allow_missing=True
-                )  # a kill or `dvc gc` took it from the cache: the content is the recorded one
+                # a kill or `dvc gc` took it from the cache: the content is the recorded one
+                stage.commit(allow_missing=True)
             newest = max((_get_date(path) for path in inputs), default=0)
             settled.dated += sum(
                 _set_date(path, newest, hashes) for path in outputs if _get_date(path) < newest
@@ -195,9 +192,8 @@ def _needs_refetch(stage: Any, stages: list[Any], stale: set[str]) -> bool:
 
 
 def _inputs(stage: Any) -> list[Path]:
-    return [
-        Path(dep.fs_path) for dep in stage.deps if not hasattr(dep, "params")
-    ]  # params.yaml is judged by key, not by date
+    # params.yaml is judged by key, not by date
+    return [Path(dep.fs_path) for dep in stage.deps if not hasattr(dep, "params")]
 
 
 def _outputs(stage: Any) -> list[Path]:

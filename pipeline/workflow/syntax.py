@@ -75,12 +75,10 @@ def _read_module(tree: ast.Module) -> Source:
             ):
                 value = value[:1]
             elif isinstance(node, ast.JoinedStr):
-                value = [
-                    part for part in value if getattr(part, "value", None) != ""
-                ]  # Python 3.12 has empty texts in nested formats
-            if (
-                value is None or value == [] or field in IGNORED
-            ):  # versions of Python differ in which empty fields there are
+                # Python 3.12 has empty texts in nested formats
+                value = [part for part in value if getattr(part, "value", None) != ""]
+            # versions of Python differ in which empty fields there are
+            if value is None or value == [] or field in IGNORED:
                 continue
             parts.append(f"{field}=")
             add(value)

@@ -77,9 +77,8 @@ def test_what_is_no_canonical_row(bad: dict[str, Any], words: str) -> None:
         check_row(bad)
     assert caught.value.code == "not_canonical"
     assert words in str(caught.value)
-    assert (
-        not VALIDATOR.is_valid(bad) or "reward" in bad
-    )  # JSON has no NaN, so that its schema needn't say so
+    # JSON has no NaN, so that its schema needn't say so
+    assert not VALIDATOR.is_valid(bad) or "reward" in bad
 
 
 def test_an_id_that_is_not_the_contents_is_refused() -> None:

@@ -521,9 +521,8 @@ def test_show_renders_with_the_bases_template_and_marks_what_is_trained(with_bas
     assert not shown.stderr
     assert "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n⟦4<|im_end|>⟧" in shown.stdout
     assert "37 tokens, 2 trained" in shown.stdout
-    assert (
-        "stage preprocess will reject it (template_drops)" in shown.stdout
-    )  # Qwen2.5's template has no place for reasoning
+    # Qwen2.5's template has no place for reasoning
+    assert "stage preprocess will reject it (template_drops)" in shown.stdout
     assert "no template: 2 tokens, 2 trained\n⟦raw⟧" in shown.stdout
     for words in ("chosen: ", "⟦tea<|im_end|>⟧", "rejected: ", "⟦mud<|im_end|>⟧", "thumb down: "):
         assert words in shown.stdout, words

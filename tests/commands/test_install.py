@@ -107,9 +107,8 @@ def test_torch_is_the_cpu_build_or_else_the_plain_one(
     assert install.main(["--torch", "cpu"]) == code
     ran = calls.read_text().splitlines()
     assert [call.split()[-1] for call in ran] == asked
-    assert all(
-        int(call.split()[0]) <= 2 for call in ran
-    )  # pip's own five retries take minutes without a network
+    # pip's own five retries take minutes without a network
+    assert all(int(call.split()[0]) <= 2 for call in ran)
     printed, sentence = capfd.readouterr()
     assert (
         printed.count("TORCH=")

@@ -91,9 +91,8 @@ def test_a_matrix_that_is_not_finite_is_named(base: Path, matrix: str) -> None:
 
 def test_an_output_that_is_not_finite_is_named(base: Path) -> None:
     model = adapted(base)
-    model.get_base_model().model.layers[1].self_attn.k_proj.lora_B["default"].weight.data[:] = (
-        3e38  # finite itself
-    )
+    # finite itself
+    model.get_base_model().model.layers[1].self_attn.k_proj.lora_B["default"].weight.data[:] = 3e38
     with (
         pytest.raises(GateError, match=r"layers\.1\.self_attn\.k_proj gives numbers that are not finite"),
         outputs_watched(model),
@@ -110,9 +109,8 @@ def test_an_output_that_is_not_finite_is_named(base: Path) -> None:
 def test_figures_of_logits(seed: int, size: float) -> None:
     random = np.random.default_rng(seed)
     before = [random.normal(size=(rows, 11)).astype(np.float32) for rows in (3, 4)]
-    after = [
-        values + np.float32(size) for values in before
-    ]  # the same for all tokens: softmax doesn't see it
+    # the same for all tokens: softmax doesn't see it
+    after = [values + np.float32(size) for values in before]
     figures = compare_logits(before, after)
     assert figures["mean_abs"] == pytest.approx(size, abs=1e-5)
     assert figures["max_abs"] == pytest.approx(size, abs=1e-5)
@@ -148,9 +146,8 @@ def test_a_larger_model_must_be_closer() -> None:
 def test_an_error_is_relative_to_what_softmax_sees() -> None:
     before = [np.array([[1.0, 2.0, 4.0], [3.0, 0.0, 0.0]], dtype=np.float32)]
     mean = before[0].mean(axis=1, keepdims=True)
-    after = [
-        mean + np.array([[1.1], [1.3]], dtype=np.float32) * (before[0] - mean) + 5
-    ]  # a shift changes nothing
+    # a shift changes nothing
+    after = [mean + np.array([[1.1], [1.3]], dtype=np.float32) * (before[0] - mean) + 5]
     figures = compare_logits(before, after)
     assert figures["mean_relative"] == pytest.approx(0.2, abs=1e-5)
     assert figures["max_relative"] == pytest.approx(0.3, abs=1e-5)
@@ -296,9 +293,8 @@ def test_saved_adapters_are_switched_where_two_are_there(base: Path, tmp_path: P
 def test_an_adapter_of_another_base_is_one_sentence(base: Path, tmp_path: Path) -> None:
     adapter = saved(base, tmp_path / "adapter", 1)
     settings = json.loads((adapter / "adapter_config.json").read_text())
-    (adapter / "adapter_config.json").write_text(
-        json.dumps(settings | {"r": 3})
-    )  # the saved matrices have another shape
+    # the saved matrices have another shape
+    (adapter / "adapter_config.json").write_text(json.dumps(settings | {"r": 3}))
     with pytest.raises(DataError, match=r"Q-COMMANDS-029: .*adapter "):
         swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
 

@@ -335,9 +335,8 @@ FULL = MAX_LINE_BYTES
     ids=lambda line: repr(line[:12]),
 )
 def test_the_longest_line_takes_seconds_not_hours(line: bytes) -> None:
-    start = (
-        time.process_time()
-    )  # one or two seconds on an idle core, where a parser that goes back at every byte would take hours
+    # one or two seconds on an idle core, where a parser that goes back at every byte would take hours
+    start = time.process_time()
     outcome(parse_value, line)
     assert time.process_time() - start < 30
 

@@ -55,9 +55,8 @@ def test_a_torn_last_line_is_dropped_and_the_next_row_is_whole(
         found
     )  # repr: NaN equals NaN
     content = path.read_bytes() if found else b""
-    assert all(
-        json.loads(line, parse_constant=pytest.fail) for line in content.split(b"\n")[:-1]
-    )  # strict JSON: no bare NaN
+    # strict JSON: no bare NaN
+    assert all(json.loads(line, parse_constant=pytest.fail) for line in content.split(b"\n")[:-1])
     metrics_log.close()
     path.write_bytes(content[: max(0, len(content) - cut)])
     left = content[: max(0, len(content) - cut)].count(b"\n")

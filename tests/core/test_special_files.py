@@ -69,9 +69,8 @@ def test_every_kind_of_file_is_told_apart(raw: Path) -> None:
 
 
 def test_a_file_without_rights_is_refused(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        os, "access", lambda path, _: Path(path).name != "a.jsonl"
-    )  # root may read everything
+    # root may read everything
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != "a.jsonl")
     with pytest.raises(DataError, match=r"Q-CORE-008: .*a\.jsonl .*\(Permission denied\)"):
         need_plain_files(raw, recorded=False)
 

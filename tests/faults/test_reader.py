@@ -283,9 +283,8 @@ def test_no_damage_is_read_whole(tmp_path: Path) -> None:
 def test_3000_damaged_files() -> None:
     figures = figures_of(seed=1, count=3000)
     check(figures)
-    assert (
-        figures["accepted"] > 1000 and len(figures["rejected"]) > 15
-    )  # the damage is neither total nor dull
+    # the damage is neither total nor dull
+    assert figures["accepted"] > 1000 and len(figures["rejected"]) > 15
 
 
 @pytest.mark.slow

@@ -269,9 +269,8 @@ def test_a_signal_leaves_a_whole_checkpoint(
     root = copy(project, tmp_path)
     started = time.monotonic()
     assert run(root, death) == 128 + signal.SIGTERM
-    assert (
-        time.monotonic() - started < 60
-    )  # loading included; the signal itself is heard after one micro-step
+    # loading included; the signal itself is heard after one micro-step
+    assert time.monotonic() - started < 60
     newest = checkpoints_in(root / "models/checkpoints")[-1]
     assert step_of(newest) == done
     assert defect(newest) is None

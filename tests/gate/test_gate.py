@@ -127,9 +127,8 @@ def test_what_is_no_figure_refuses(where: str, key: str, rule: str, nonsense: An
     found = finding(judge(level), rule)
     assert (found.verdict, found.figure) == ("fail", None)
     assert "which refuses" in found.sentence
-    assert (
-        finding(judge(evaluation(same_top=98.0)), "same_top").verdict == "fail"
-    )  # of a hundred, where a share is meant
+    # of a hundred, where a share is meant
+    assert finding(judge(evaluation(same_top=98.0)), "same_top").verdict == "fail"
 
 
 def test_exactly_at_its_limit_a_figure_passes() -> None:

@@ -82,9 +82,8 @@ def test_rows_of_every_layout(ggml_type: int, dtype: torch.dtype, monkeypatch: p
     assert same_bits(dequantize(given[1::3], ggml_type, dtype), wanted[1::3].contiguous())
     assert same_bits(dequantize(torch.cat((given, given), 1)[:, : given.shape[1]], ggml_type, dtype), wanted)
     assert same_bits(dequantize(given.view(13, 1, -1), ggml_type, dtype), wanted.view(13, 1, -1))
-    shifted = torch.cat((torch.zeros(1, dtype=torch.uint8), given.flatten()))[1:].view(
-        13, -1
-    )  # begins at an odd byte
+    # begins at an odd byte
+    shifted = torch.cat((torch.zeros(1, dtype=torch.uint8), given.flatten()))[1:].view(13, -1)
     assert same_bits(dequantize(shifted, ggml_type, dtype), wanted)
     out = torch.full_like(wanted, float("nan"))
     assert dequantize(given, ggml_type, dtype, out=out) is out
@@ -111,9 +110,8 @@ def test_the_types_are_ggmls() -> None:
 )
 def test_a_type_that_is_not_known_is_refused(ggml_type: int, name: str) -> None:
     output = (
-        f"tensor type {name} is not one that can be trained on: take a Q4_K_M, Q5_K_M, Q6_K or Q8_0 "
-        "file "
-        "of this model"
+        f"tensor type {name} is not one that can be trained on: take a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of "
+        "this model"
     )
     for ask in (
         lambda: dequantize(torch.zeros(2, 66, dtype=torch.uint8), ggml_type),

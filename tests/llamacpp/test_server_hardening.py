@@ -485,9 +485,8 @@ def test_what_is_refused_is_not_logged_either(server: Server, path: str, body: s
 
 
 FIGURE = (
-    "0.00.187.956 I slot print_timing: id  1 | task 0 | prompt eval time = 0.46 ms / 1 tokens (  0.46 "
-    "ms "
-    "per token,  2192.98 tokens per second)"
+    "0.00.187.956 I slot print_timing: id  1 | task 0 | prompt eval time = 0.46 ms / 1 tokens (  0.46 ms per "
+    "token,  2192.98 tokens per second)"
 )
 
 
@@ -549,17 +548,15 @@ def send(server: Server, size: int, head: str, filler: bytes, tail: str) -> int:
 def test_bodies_of_100_mb(server: Server, filler: bytes, around: tuple[str, str]) -> None:
     head, tail = f'{{"messages":[{{"role":"user","content":{around[0]}', f"{around[1]}}}]}}"
     size = 100_000_000 - (100_000_000 - len(head) - len(tail)) % len(filler)
-    with contextlib.suppress(
-        httpx.ReadTimeout
-    ):  # it may count tokens for minutes, beside the answers to others
+    # it may count tokens for minutes, beside the answers to others
+    with contextlib.suppress(httpx.ReadTimeout):
         assert send(server, size, head, filler, tail) in (400, 500)
 
 
 @pytest.mark.slow
 def test_bodies_beyond_100_mib_are_refused(server: Server) -> None:
-    with contextlib.suppress(
-        httpx.WriteError, httpx.RemoteProtocolError
-    ):  # the connection is closed before all is sent
+    # the connection is closed before all is sent
+    with contextlib.suppress(httpx.WriteError, httpx.RemoteProtocolError):
         assert send(server, 200_000_000, '{"messages":"', b"a", '"}') == 413
 
 

@@ -88,9 +88,8 @@ def test_a_failure_in_one_slot_stops_the_others(monkeypatch: pytest.MonkeyPatch)
 
     def fails(reference: str, answer: str, row: Any) -> Score:
         asked.append(row["id"])
-        time.sleep(
-            0.01
-        )  # as anything that is asked does; all 500 at once may be over before the first failure is seen
+        # as anything that is asked does; all 500 at once may be over before the first failure is seen
+        time.sleep(0.01)
         raise ConfigError("Q-TEST-001", "no")
 
     monkeypatch.setattr(module, "parse", lambda name, judge, root: Scorer(name, fails, slots=2))

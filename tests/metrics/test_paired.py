@@ -91,9 +91,8 @@ def test_few_rows_are_never_certain() -> None:
     assert (one.low, one.high, one.p_value) == (-100.0, 100.0, 1.0)
     for rows in range(2, 8):
         found = compare_scores([0.8] * rows, [0.3, 0.4] * (rows // 2) + [0.3] * (rows % 2), 0)
-        assert found.p_value == pytest.approx(
-            2 / 2**rows
-        )  # all signs alike: one of the 2ⁿ ways to swap, and its mirror
+        # all signs alike: one of the 2ⁿ ways to swap, and its mirror
+        assert found.p_value == pytest.approx(2 / 2**rows)
 
 
 def test_pairing_finds_what_two_intervals_would_not() -> None:
@@ -105,9 +104,8 @@ def test_pairing_finds_what_two_intervals_would_not() -> None:
     assert interval(first, 0)[0] < interval(second, 0)[1]
 
 
-@pytest.mark.parametrize(
-    ("binary", "pairs"), [(True, 300), (False, 100)]
-)  # 26 ms each where scores are not 0 or 1
+# 26 ms each where scores are not 0 or 1
+@pytest.mark.parametrize(("binary", "pairs"), [(True, 300), (False, 100)])
 def test_coverage_and_false_alarms(binary: bool, pairs: int) -> None:
     """If the true difference of pairs is known, about 95 % of the intervals hold it, and about 5 % of equal
     pairs are told apart.

@@ -220,9 +220,8 @@ def test_memory_files_and_output_are_limited(inside: Sandbox) -> None:
         "import os\nfor fd in range(3, 64):\n    try:\n        while True: os.write(fd, b'x' * 4096)\n   "
         " except OSError: pass"
     )
-    assert (
-        run_in(inside, flood, "assert True", seconds=1) == "failed"
-    )  # the verdict's pipe is full, and nobody reads on
+    # the verdict's pipe is full, and nobody reads on
+    assert run_in(inside, flood, "assert True", seconds=1) == "failed"
 
 
 def test_memory_that_no_limit_counts_is_refused(inside: Sandbox) -> None:

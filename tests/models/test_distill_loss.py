@@ -20,9 +20,8 @@ from pipeline.models.loss_parts import logit_rule
 from pipeline.stages.train.distill.cache import LOGS
 from pipeline.stages.train.distill.teacher import likeliest
 
-POSITIONS = torch.tensor(
-    [[*range(7), *range(5)], [*range(3), *range(9)]]
-)  # two rows in each: of 24 tokens 20 are followed by one of their row
+# two rows in each: of 24 tokens 20 are followed by one of their row
+POSITIONS = torch.tensor([[*range(7), *range(5)], [*range(3), *range(9)]])
 
 
 def taught(model: Any, top_k: int, spread: float = 0.5) -> dict[str, Any]:
@@ -146,9 +145,8 @@ def test_more_tokens_are_truer_and_all_of_them_the_whole_divergence() -> None:
         )
         for states in (model.states + 0.5 * noise, model.states)
     )
-    assert found[4] == pytest.approx(
-        (theirs.exp() * (theirs - ours)).sum().item(), rel=1e-3
-    )  # but for float16
+    # but for float16
+    assert found[4] == pytest.approx((theirs.exp() * (theirs - ours)).sum().item(), rel=1e-3)
 
 
 def test_its_gradient_leads_to_the_teacher() -> None:

@@ -111,9 +111,8 @@ def test_a_model_without_ligers_parts_is_refused() -> None:
         check_liger(Qwen2ForCausalLM(Qwen2Config(**shape)))
 
 
-@pytest.mark.parametrize(
-    "model_type", ["gpt_neox", "gemma2"]
-)  # unknown to Liger; known, but with another MLP
+# unknown to Liger; known, but with another MLP
+@pytest.mark.parametrize("model_type", ["gpt_neox", "gemma2"])
 def test_an_architecture_without_all_kernels_is_refused(model_type: str, tmp_path: Path) -> None:
     with pytest.raises(ToolError, match="Q-MODELS-014"):
         apply_liger(write_config(tmp_path, model_type))

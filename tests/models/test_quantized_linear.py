@@ -255,9 +255,8 @@ def test_dense_once_and_for_all_is_a_plain_linear_with_the_same_answers() -> Non
         and not made.weight.requires_grad
     )
     torch.testing.assert_close(made(torch.ones(2, INPUTS)), plain(torch.ones(2, INPUTS)))
-    assert (
-        quantized.rows(0, 2).data_ptr() == quantized.rows(3, 5).data_ptr() != made.weight.data_ptr()
-    )  # what passes by is in one place, this is not
+    # what passes by is in one place, this is not
+    assert quantized.rows(0, 2).data_ptr() == quantized.rows(3, 5).data_ptr() != made.weight.data_ptr()
     table = QuantizedEmbedding(random_rows(GgmlType.Q4_0), int(GgmlType.Q4_0), compute_dtype=torch.float32)
     ids = torch.arange(OUTPUTS)
     assert type(table.densify()) is torch.nn.Embedding and torch.equal(table.densify()(ids), table(ids))

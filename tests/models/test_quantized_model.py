@@ -166,9 +166,8 @@ def test_it_holds_the_files_bytes_once(levels: dict[str, Path], level: str) -> N
     if model.config.tie_word_embeddings:
         assert model.lm_head.weight is model.get_input_embeddings().weight
     ggml_types = {module.ggml_type for module in model.modules() if isinstance(module, QuantizedLinear)}
-    assert (
-        ggml_types == {"F16": {1}, "Q8_0": {8}, "Q4_K_M": {12, 14}}[level]
-    )  # ggml's numbers: Q4_K and Q6_K in the last
+    # ggml's numbers: Q4_K and Q6_K in the last
+    assert ggml_types == {"F16": {1}, "Q8_0": {8}, "Q4_K_M": {12, 14}}[level]
 
 
 def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(

@@ -174,9 +174,8 @@ def test_autocast_keeps_what_the_plan_for_a_gpu_says(
         output.setattr(torch, "is_autocast_enabled", lambda *device: True)
         found = kept_bytes(model, lambda: hidden_states(model, TOKENS))
     step = Step(load_shape(bases["llama"] / "config.json"), train, "cuda", "chunked", TOKENS)
-    copies_of_unused = (
-        3 * 4 * 96 * 2
-    )  # the first layer's input needs no gradient, so three A's 16-bit copies aren't kept for one
+    # the first layer's input needs no gradient, so three A's 16-bit copies aren't kept for one
+    copies_of_unused = 3 * 4 * 96 * 2
     assert found == activations.all_kept(step) + activations.autocast_copies(step) - copies_of_unused
 
 

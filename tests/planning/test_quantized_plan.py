@@ -161,13 +161,11 @@ def test_qwen_7b_on_q4_k_m_by_hand() -> None:
         4_683_073_536, rel=0.002
     )  # of the published file
     block = 32 * 2**20 // 18_944 * 18_944  # down_proj: whole rows in at most 32 Mi weights
-    assert (
-        parts["workspace"] == 8_519_680 + max(block, 32 * 2**20 // 3584 * 3584) * 2
-    )  # Triton's kernels take nothing beside
+    # Triton's kernels take nothing beside
+    assert parts["workspace"] == 8_519_680 + max(block, 32 * 2**20 // 3584 * 3584) * 2
     states = 1024 * 3584
-    assert (
-        parts["loss"] == 2 * states * 2 + 8 * 2**20 * (2 + 12) + states * (4 + 2) + 40_370_176 * 2
-    )  # the adapter's 16-bit copies too
+    # the adapter's 16-bit copies too
+    assert parts["loss"] == 2 * states * 2 + 8 * 2**20 * (2 + 12) + states * (4 + 2) + 40_370_176 * 2
     nf4 = plan_memory(QWEN_7B, RECIPE.training, 1024, "cuda", "liger")
     for name in (
         "LoRA",

@@ -52,13 +52,11 @@ def level(weights: int = 1000, per_token: int | None = 2, *, room: int | None = 
 def test_weights_cache_and_buffers_are_summed() -> None:
     assert ServingMemory(1000, 200).total == 1320  # a tenth on top
     assert ServingMemory(1000, 200, peak=1250).total == 1250
-    assert (
-        ServingMemory(1000, 200, peak=900).total == 1200
-    )  # a peak below what must be there was not of the entire model
+    # a peak below what must be there was not of the entire model
+    assert ServingMemory(1000, 200, peak=900).total == 1200
     assert ServingMemory(1000, None).total == 1100
-    assert (
-        ServingMemory(1000, 200, peak=1250, prompt_cache=500).total == 1750
-    )  # the peak is that of a first conversation
+    # the peak is that of a first conversation
+    assert ServingMemory(1000, 200, peak=1250, prompt_cache=500).total == 1750
 
 
 def test_the_sum_says_what_it_does_not_know() -> None:
@@ -85,9 +83,8 @@ def test_the_longest_context_is_the_last_that_fits() -> None:
     assert level(parallel=2).longest == found.longest // 2
     assert level(positions=50).longest == 50
     assert level(weights=9000).longest == 0
-    assert (
-        level(peak=1500).longest == (5000 - 1000 - 300) // 2
-    )  # the buffers were measured: 1,500 less 1,000 and 200
+    # the buffers were measured: 1,500 less 1,000 and 200
+    assert level(peak=1500).longest == (5000 - 1000 - 300) // 2
     assert level(per_token=None).longest is None
     assert level(room=None).fits is None
     assert level(kept=600).longest == int((4400 / 1.1 - 1000) // 2)

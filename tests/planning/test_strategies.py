@@ -33,9 +33,8 @@ def test_qwen_7b_by_hand() -> None:
         lora,
         2 * lora,
     )
-    f16 = (
-        sixteen + 2 * QWEN_7B.small_weights + 36 * 152_064
-    )  # norms and biases stay in float32; 36 bytes of header a token
+    # norms and biases stay in float32; 36 bytes of header a token
+    f16 = sixteen + 2 * QWEN_7B.small_weights + 36 * 152_064
     assert merged_disk(QWEN_7B, Q4_K_M) == 2 * sixteen + f16 + Q4_K_M
     level = quantized_level(QWEN_7B, "Q4_K_M").file
     assert level == pytest.approx(Q4_K_M, rel=0.001)

@@ -86,9 +86,8 @@ def test_models_that_take_none_are_refused(base: Path, tmp_path: Path) -> None:
         matching_adapter(
             tiny.tiny_gguf(tmp_path / "tuned.gguf", quench__adapter__sha256="c" * 64, **OF_BASE), adapter
         )
-    second = tiny.tiny_gguf(
-        tmp_path / "second.gguf", quench__adapter__sha256="c" * 64, **OF_BASE
-    )  # tuned further: the adapter is that very file's
+    # tuned further: the adapter is that very file's
+    second = tiny.tiny_gguf(tmp_path / "second.gguf", quench__adapter__sha256="c" * 64, **OF_BASE)
     matching_adapter(second, tiny_lora(tmp_path / "more.gguf", quench__base_gguf__sha256=file_hash(second)))
     with pytest.raises(DataError, match="Q-SERVE-012"):
         matching_adapter(tiny.tiny_gguf(tmp_path / "other.gguf"), adapter)

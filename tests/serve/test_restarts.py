@@ -46,9 +46,8 @@ BOMB = (
 def test_pauses_grow_up_to_the_limit() -> None:
     restarts = Restarts(8)
     assert [restarts.after_crash(float(second)) for second in range(9)] == [1, 2, 4, 8, 16, 32, 60, 60, None]
-    assert (
-        restarts.after_crash(HOUR + 8.5) == 1
-    )  # all are more than an hour ago, and the pauses are short again
+    # all are more than an hour ago, and the pauses are short again
+    assert restarts.after_crash(HOUR + 8.5) == 1
 
 
 def test_without_restarts_the_first_crash_is_the_last() -> None:
@@ -64,9 +63,8 @@ def test_never_more_restarts_within_an_hour_than_allowed(limit: int, crashes: li
         if (pause := restarts.after_crash(moment)) is not None and 1 <= pause <= LONGEST_PAUSE
     ]
     for moment in restarted:
-        assert (
-            sum(0 <= moment - other < HOUR for other in restarted) <= limit
-        )  # subtracted as the code does: a float near 0 is lost otherwise
+        # subtracted as the code does: a float near 0 is lost otherwise
+        assert sum(0 <= moment - other < HOUR for other in restarted) <= limit
 
 
 @pytest.mark.parametrize(

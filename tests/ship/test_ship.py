@@ -433,9 +433,8 @@ def test_what_is_no_bundle_is_never_replaced(project: Path) -> None:
 def test_what_a_user_put_into_a_bundle_is_never_replaced(project: Path, own: str) -> None:
     """The folder invites it: "publish: everything in it", with git."""
     assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
-    assert (
-        command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
-    )  # an untouched one is made again
+    # an untouched one is made again
+    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
     file = project / "models/bundle/demo-Q4_K_M" / own
     file.parent.mkdir(exist_ok=True)
     file.write_text("mine")
@@ -506,9 +505,8 @@ def test_anything_else_than_plain_files_is_refused_unopened(bundle: Path, tmp_pa
     assert "evidence/up is neither" in refused(bundle)
     (bundle / "evidence/up").unlink()
     os.mkfifo(bundle / "pipe")
-    assert "pipe is neither a file nor a folder but a pipe." in refused(
-        bundle
-    )  # and it does not wait for a writer
+    # and it does not wait for a writer
+    assert "pipe is neither a file nor a folder but a pipe." in refused(bundle)
     (bundle / "pipe").unlink()
     (bundle / GGUF).unlink()
     (bundle / GGUF).symlink_to("/dev/zero")

@@ -225,9 +225,8 @@ def test_another_runs_rows_are_refused_though_they_are_whole(made: Made) -> None
         assert shipped(made) in REFUSED
         rows = json.loads(manifest.read_text())
         rows["rows"]["train.jsonl"] = file_hash(made.root / "data/final/train.jsonl")
-        with damaged(
-            made, "data/tokens/manifest.json", json.dumps(rows).encode()
-        ):  # preprocessed since, and not trained on
+        # preprocessed since, and not trained on
+        with damaged(made, "data/tokens/manifest.json", json.dumps(rows).encode()):
             assert shipped(made) in REFUSED
     with damaged(
         made,

@@ -62,9 +62,8 @@ def base() -> None:
 
 
 def curate() -> None:
-    rows = "".join(
-        sorted(set(read("data/raw").splitlines(keepends=True)))
-    )  # a row that is there twice is kept once
+    # a row that is there twice is kept once
+    rows = "".join(sorted(set(read("data/raw").splitlines(keepends=True))))
     folder("data/final", f"{rows}{Path('models/base.json').read_text()}{PARAMS['curate']['seed']}")
 
 
@@ -80,9 +79,8 @@ def merge() -> None:
 
 def quantize(level: str) -> None:
     Path(f"at-work-{level}").touch()
-    wait(
-        lambda: Path("together").exists() and len(list(Path().glob("at-work-*"))) < 2
-    )  # the test wants two levels side by side
+    # the test wants two levels side by side
+    wait(lambda: Path("together").exists() and len(list(Path().glob("at-work-*"))) < 2)
     write(f"models/{NAME}-{level}.gguf", Path(f"models/{NAME}-F16.gguf").read_text() + level)
 
 

@@ -302,9 +302,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         shutil.copy(PROJECT / name, root)
     settings = recipe_text("demo")
     assert "\n  seeds: []" in settings
-    (root / "params.yaml").write_text(
-        settings.replace("\n  seeds: []", "\n  seeds: [42]"), encoding="utf-8"
-    )  # compare has jobs
+    # compare has jobs
+    (root / "params.yaml").write_text(settings.replace("\n  seeds: []", "\n  seeds: [42]"), encoding="utf-8")
     (root / "dvc.yaml").write_text(dvc_text("merged"))
     folders = {
         path.rstrip("/")

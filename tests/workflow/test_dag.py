@@ -248,9 +248,8 @@ def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict
     sections = yaml.safe_load(recipe.read_text())
     looped_over = set(re.findall(r"\$\{(\w+\.\w+)\}", text))
     for name in dvc_stages:
-        stage = name.partition("@")[0].partition("_")[
-            0
-        ]  # compare_nf4: what of `compare` it reads, is in its name
+        # compare_nf4: what of `compare` it reads, is in its name
+        stage = name.partition("@")[0].partition("_")[0]
         tracked = {key for dep in dvc_stages[name].deps if hasattr(dep, "params") for key in dep.params}
         keys = {f"{stage}.{key}" for key in Params.model_fields[stage].annotation.model_fields}  # type: ignore[union-attr]
         assert sections[stage].keys() == {key.partition(".")[2] for key in keys}

@@ -84,9 +84,8 @@ def test_an_edit_above_the_stages_is_an_edit(root: Path) -> None:
     (root / "dvc.yaml").write_text(mine)
     with pytest.raises(ConfigError, match="Q-WORKFLOW-006"):
         put_graph(root, "adapter")
-    (root / "dvc.yaml").write_bytes(
-        dvc_text("merged").replace("\n", "\r\n").encode()
-    )  # as Git may check it out
+    # as Git may check it out
+    (root / "dvc.yaml").write_bytes(dvc_text("merged").replace("\n", "\r\n").encode())
     assert put_graph(root, "adapter")
 
 

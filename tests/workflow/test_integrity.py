@@ -68,9 +68,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         put(root / path, dice.randbytes(100))
     for path in {path for stage in stages_of(root).values() for path in stage.outs}:
         for name in ("a.bin", "b/c.bin") if path in FOLDERS else ("",):
-            put(
-                root / path / name, dice.randbytes(dice.randrange(1, 9000)).hex().encode()
-            )  # metrics have to be text
+            # metrics have to be text
+            put(root / path / name, dice.randbytes(dice.randrange(1, 9000)).hex().encode())
     put(root / "models/merged/.snakemake_timestamp", b"")
     Repo.init(str(root), no_scm=True).close()
     with chdir(root), Repo(str(root)) as repo:
@@ -90,9 +89,8 @@ def project(built: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "pipeline.workflow.prepare._held", deque(maxlen=0)
-    )  # the lock lasts until nobody holds its file
+    # the lock lasts until nobody holds its file
+    monkeypatch.setattr("pipeline.workflow.prepare._held", deque(maxlen=0))
 
 
 def put(path: Path, content: bytes) -> None:
@@ -539,6 +537,5 @@ def test_where_file_and_cache_are_one_damage_is_in_both_and_snakemake_recovers_i
     ).unlink()
     with contextlib.suppress(MachineError):
         settle(project)
-    assert (project / "data/raw/file").is_symlink() == (
-        kind == "symlink"
-    )  # a file less would look like an edit
+    # a file less would look like an edit
+    assert (project / "data/raw/file").is_symlink() == (kind == "symlink")

@@ -35,9 +35,8 @@ def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
             raise DataError(
                 "Q-COMMANDS-016", f"{printable(path)} {why}: name a file or a folder with chat logs"
             ) from error
-        whole = (
-            path.resolve() if path.is_dir() else path.parent.resolve() / path.name
-        )  # a link to a file is itself the file
+        # a link to a file is itself the file
+        whole = path.resolve() if path.is_dir() else path.parent.resolve() / path.name
         inside = whole.relative_to(raw.resolve()) if whole.is_relative_to(raw.resolve()) else None
         if not path.is_dir():
             yield path, printable(inside or Path(path.name))

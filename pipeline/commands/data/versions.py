@@ -100,8 +100,7 @@ def revision(root: Path, name: str) -> Version:
             raise DataError(
                 "Q-COMMANDS-022",
                 f"{path} of {name} is neither in DVC's cache nor in a remote: `dvc push` it where it was "
-                "made, then "
-                "`dvc fetch -A` here",
+                "made, then `dvc fetch -A` here",
             ) from None
         except (DvcException, ImportError, AuthError, RemoteMissingDepsError) as error:
             raise ToolError(

@@ -68,9 +68,8 @@ class Parity(Section):
     )
     max_kld_level: KldLimit = key(
         "auto",
-        "largest mean KL divergence of a level from F16; auto: 4 times what is published for that level "
-        "of an 8B model, more for a small one (the figures with their source: "
-        "pipeline/metrics/level_limits.py)",
+        "largest mean KL divergence of a level from F16; auto: 4 times what is published for that level of "
+        "an 8B model, more for a small one (the figures with their source: pipeline/metrics/level_limits.py)",
     )
     max_kld_served: Divergence = key(
         1.0e-3,

@@ -127,8 +127,7 @@ class Train(Section):
         if self.early_stopping_patience is not None and self.save_steps != self.eval_steps:
             raise ValueError(
                 "early_stopping_patience is set, so the best adapter has to be kept, but save_steps is "
-                f"{self.save_steps} and eval_steps is "
-                f"{self.eval_steps}: make them equal"
+                f"{self.save_steps} and eval_steps is {self.eval_steps}: make them equal"
             )
         return self
 

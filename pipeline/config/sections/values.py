@@ -35,9 +35,8 @@ Threads = Annotated[int, Field(ge=1, le=4096)]
 Slots = Annotated[int, Field(ge=1, le=1024)]
 Divergence = Annotated[float, Field(gt=0, le=1000)]  # nats
 Points = Annotated[float, Field(ge=0, le=100)]
-AUTO: Literal["auto"] = (
-    "auto"  # a limit that follows from the level and the model's size: `pipeline.metrics.level_limits`
-)
+# a limit that follows from the level and the model's size: `pipeline.metrics.level_limits`
+AUTO: Literal["auto"] = "auto"
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 Layers = Annotated[int, Field(ge=0, le=10_000)]
 Format = Literal[

@@ -118,15 +118,13 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
     """
     import torch
 
-    taken = sum(
-        {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values()
-    )  # a tied head counts once
+    # a tied head counts once
+    taken = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
     if taken != header.parameters:
         raise DataError(
             "Q-BASE-003",
             f"{file} holds {header.parameters:,} weights, transformers takes {taken:,} of them: take this "
-            "model from "
-            "the hub instead",
+            "model from the hub instead",
         )
     for name, weights in model.named_parameters():
         if not bool(torch.isfinite(weights).all()):
@@ -186,6 +184,5 @@ def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain) -> None:
             raise DataError(
                 "Q-BASE-005",
                 f"{file}: transformers' tokenizer gives {ours[:8]} for {text[:30]!r}, llama.cpp's gives "
-                f"{theirs and theirs[:8]}: "
-                "take this model from the hub instead",
+                f"{theirs and theirs[:8]}: take this model from the hub instead",
             )

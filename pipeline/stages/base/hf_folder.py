@@ -213,8 +213,7 @@ def agree_on_end_of_turn(folder: Path, tokenizer: Any, config: dict[str, Any]) -
         raise DataError(
             "Q-BASE-014",
             f"{folder}: generation stops at {ends} (generation_config.json), the tokenizer's end of turn is "
-            f"{tokenizer.eos_token_id} "
-            f"({tokenizer.eos_token}): correct one of them",
+            f"{tokenizer.eos_token_id} ({tokenizer.eos_token}): correct one of them",
         )
 
 

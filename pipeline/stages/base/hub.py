@@ -33,9 +33,8 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
         disable_progress_bars()
     try:
         info = HfApi().model_info(repo, revision=commit, files_metadata=True)
-        check_no_experts(
-            {"model_type": (info.gguf or {}).get("architecture")}, repo
-        )  # a GGUF's header comes with its gigabytes
+        # a GGUF's header comes with its gigabytes
+        check_no_experts({"model_type": (info.gguf or {}).get("architecture")}, repo)
         listing = info.siblings or []
         listed, where = [file.rfilename for file in listing], f"{repo} at {commit}"
         names = choose_gguf(listed, gguf, where) if gguf else choose_files(listed, where)
@@ -79,8 +78,7 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
         raise MachineError(
             "Q-BASE-021",
             f"{repo} can't be fetched from the hub ({_first_line(error)}): check the network and "
-            "HF_ENDPOINT, "
-            "then run the same command again; it goes on where it stopped",
+            "HF_ENDPOINT, then run the same command again; it goes on where it stopped",
         ) from error
     for file in wanted:
         arrived = cache / file.rfilename

@@ -152,8 +152,7 @@ def check_trainable(header: Header, file: Path) -> None:
         raise DataError(
             "Q-MODELS-028",
             f"{file} is of architecture {architecture}, and adapters are trained on the GGUFs of "
-            f"{', '.join(DENSE)}: "
-            "set base.quantization to nf4, with the model's Hugging Face folder",
+            f"{', '.join(DENSE)}: set base.quantization to nf4, with the model's Hugging Face folder",
         )
     for name, (_, kind) in header.tensors.items():
         try:

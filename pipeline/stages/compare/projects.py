@@ -205,9 +205,8 @@ def check_trainable(root: Path, params: Params) -> None:
             ggml_types = " and ".join(unknown)
             raise ConfigError(
                 "Q-COMPARE-003",
-                f"compare.levels has {level}, whose type {ggml_types} can't be trained on: take Q4_K_M, "
-                "Q6_K or "
-                "Q8_0, say",
+                f"compare.levels has {level}, whose type {ggml_types} can't be trained on: take Q4_K_M, Q6_K "
+                "or Q8_0, say",
             )
     for pattern, kind in params.quantize.tensor_types.items():
         if kind.upper() not in SCRATCH:
@@ -253,9 +252,8 @@ def run_module(module: str, *words: str, what: str) -> None:
     exit code, `Stopped` after a signal.
     """
     environment = {name: value for name, value in os.environ.items() if name not in OF_THE_RUN}
-    command = bound(
-        [sys.executable, "-m", module, *words], signal.SIGTERM
-    )  # with SIGTERM a training saves a checkpoint
+    # with SIGTERM a training saves a checkpoint
+    command = bound([sys.executable, "-m", module, *words], signal.SIGTERM)
     # in a session of its own: Ctrl-C in a terminal reaches an entire group, and a training ends at once at
     # its second signal
     process = subprocess.Popen(
@@ -265,9 +263,8 @@ def run_module(module: str, *words: str, what: str) -> None:
         code = process.wait()
     except BaseException:
         with suppress(ProcessLookupError):
-            os.killpg(
-                process.pid, signal.SIGTERM
-            )  # what it started as well; a training writes its checkpoint
+            # what it started as well; a training writes its checkpoint
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait()
         raise
     if code < 0 or code - 128 in (signal.SIGINT, signal.SIGTERM):

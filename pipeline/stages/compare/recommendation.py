@@ -64,8 +64,7 @@ def recommend(
         found = between(differences, runner, best)
         why = (
             f"{over} it scores {100 * strategies[best].score:.1f} points, {found.points:.1f} more than the "
-            f"next strategy ({found.low:.1f} to "
-            f"{found.high:.1f})"
+            f"next strategy ({found.low:.1f} to {found.high:.1f})"
         )
     else:
         few = (

@@ -67,8 +67,7 @@ def main(params: Params, root: Path) -> None:
         write_json(root / TARGET, {"seeds": []})
         print(
             "compare: not measured, for compare.seeds is []: set it to [42, 43, 44], say, to see which "
-            "strategy "
-            "to ship is best on your data"
+            "strategy to ship is best on your data"
         )
         return
     found = summarize(

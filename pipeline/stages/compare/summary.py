@@ -18,8 +18,7 @@ from pipeline.stages.compare.statistics import Difference, Scores, difference, m
 Figures = Mapping[str, Any]
 DISK = (
     "base, merged model, 16-bit GGUF and level together, as the stages leave them; checkpoints, the adapter, "
-    "what only comparisons read and what the "
-    "base's level was quantized from aside"
+    "what only comparisons read and what the base's level was quantized from aside"
 )
 
 
@@ -42,8 +41,7 @@ def summarize(
         raise DataError(
             "Q-COMPARE-004",
             f"no held-out row has a score by {scorer} from every strategy: look at the judge, or take "
-            "another "
-            "scorer",
+            "another scorer",
         )
     reference = of_strategy(figures, rows, sixteen, MERGED_16, seeds)
     return {

@@ -69,8 +69,7 @@ def head(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Ite
     if tied and stored and embedding and not _equal(stored, embedding):
         yield (
             "tie_word_embeddings is true, but lm_head.weight is stored and differs from the embedding: set "
-            "it to false in the base's config.json, "
-            "or leave the head out"
+            "it to false in the base's config.json, or leave the head out"
         )
     if not tied and not stored and embedding:
         yield (
@@ -109,8 +108,7 @@ def layers(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
     if missing := sorted(set(range(wanted)) - found):
         yield (
             f"num_hidden_layers is {wanted}, but layer {missing[0]} has no tensor ({len(missing)} layers "
-            "so): merge again from a base that "
-            "is complete"
+            "so): merge again from a base that is complete"
         )
     if more := sorted(found - set(range(wanted + extra))):
         yield (
@@ -152,8 +150,7 @@ def experts(config: dict[str, Any]) -> Iterator[str]:
         how = "always" if wanted else "never"
         yield (
             f"norm_topk_prob is {str(normalized).lower()}, but llama.cpp {how} normalizes the experts' "
-            f"weights of {kind}: "
-            f"take a base that was trained with norm_topk_prob {str(wanted).lower()}"
+            f"weights of {kind}: take a base that was trained with norm_topk_prob {str(wanted).lower()}"
         )
 
 

@@ -66,9 +66,8 @@ class Cleaned:
     facts: list[Facts] = field(default_factory=list)  # of each row
     rejects: list[bytes] = field(default_factory=list)
     changes: list[bytes] = field(default_factory=list)
-    samples: dict[str, list[dict[str, Any]]] = field(
-        default_factory=dict
-    )  # "reject REASON" or "change RULE" → the first few
+    # "reject REASON" or "change RULE" → the first few
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 class Rejected(Exception):

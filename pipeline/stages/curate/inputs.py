@@ -51,9 +51,8 @@ def read_names(root: Path, settings: Curate) -> tuple[str, ...]:
         return ()
     path = root / "data/guard" / settings.names
     try:
-        text = unicodedata.normalize(
-            "NFC", path.read_text(encoding="utf-8-sig")
-        )  # the form of the rows when names are looked for
+        # the form of the rows when names are looked for
+        text = unicodedata.normalize("NFC", path.read_text(encoding="utf-8-sig"))
         return tuple(name.strip() for name in text.splitlines() if name.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(

@@ -49,9 +49,8 @@ class CurationStats:
     files_found: int = 0
     files_unread: dict[str, str] = field(default_factory=dict)  # name → why
     domains: dict[str, int] = field(default_factory=dict)  # name → number, in order of appearance
-    samples: dict[str, list[dict[str, Any]]] = field(
-        default_factory=dict
-    )  # "reject REASON" or "change RULE" → the first few
+    # "reject REASON" or "change RULE" → the first few
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     rows: list[NDArray] = field(default_factory=list)  # of `Table`, a block at a time
 
     def open_file(self, name: str, sha256: str) -> Counter[str]:

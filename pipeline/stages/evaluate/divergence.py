@@ -18,9 +18,8 @@ from pipeline.core.progress import progress
 from pipeline.llamacpp.logits import Floats, GgufModel, perplexity
 
 Ids = np.ndarray[Any, np.dtype[np.intp]]
-BLOCK = (
-    4  # positions compared at once: 2.4 MB a model for a vocabulary of 152k, which stays in the CPU's cache
-)
+# positions compared at once: 2.4 MB a model for a vocabulary of 152k, which stays in the CPU's cache
+BLOCK = 4
 SELF_ROWS = 4  # rows that a model is compared with itself on
 
 
@@ -83,8 +82,7 @@ def divergence_of(
         raise DataError(
             "Q-EVALUATE-001",
             f"{label}: the model has a vocabulary of {model.vocabulary:,} tokens and its reference one of "
-            f"{reference.vocabulary:,}, "
-            "so they can't be compared: leave the model out of evaluate.models",
+            f"{reference.vocabulary:,}, so they can't be compared: leave the model out of evaluate.models",
         )
     comparisons, losses, marked = [], [], []
     before: list[int] = []
@@ -116,8 +114,7 @@ def divergence_of(
             raise DataError(
                 "Q-EVALUATE-002",
                 f"{label}: {name} gives no finite numbers at {strange} of {len(values)} positions: make its "
-                "file again, "
-                "with convert.type BF16 where weights are too large for F16",
+                "file again, with convert.type BF16 where weights are too large for F16",
             )
     at_both = assistant[: len(comparison.kld)]
     return {

@@ -83,9 +83,8 @@ def _messages(request: dict[str, Any], folder: Path) -> Generator[dict[str, Any]
     """
     with tempfile.TemporaryDirectory(prefix="quench-harness-") as aside:
         log = Path(aside) / "log"
-        environment = (
-            os.environ | OFFLINE | {"HF_HOME": str(Path(aside) / "huggingface")}
-        )  # nothing of it is kept
+        # nothing of it is kept
+        environment = os.environ | OFFLINE | {"HF_HOME": str(Path(aside) / "huggingface")}
         with log.open("wb") as errors:
             process = subprocess.Popen(
                 bound([sys.executable, "-P", str(PROCESS)]),

@@ -116,8 +116,7 @@ def load(manager: TaskManager, names: list[str], folder: Path) -> dict[str, Any]
         reason = complaints[-1] if complaints else f"{type(error).__name__}: {_first_line(error)}"
         raise Refused(
             f"lm-evaluation-harness can't load {', '.join(names)} ({reason}): correct the task below "
-            f"{folder}; "
-            "it must name local data (dataset_path: json with data_files), nothing is fetched"
+            f"{folder}; it must name local data (dataset_path: json with data_files), nothing is fetched"
         ) from error
     for name, task in loaded["tasks"].items():
         _check(name, task)

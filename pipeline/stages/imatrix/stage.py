@@ -24,9 +24,8 @@ from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
 
 CHUNK = 512  # tokens that are seen together
 FEWEST = 16  # tokens of a chunk; llama-imatrix wants at least two chunks
-ROW_BYTES = (
-    12  # bytes of a row's JSON per token, generously; how far apart rows may lie so that all are still enough
-)
+# bytes of a row's JSON per token, generously; how far apart rows may lie so that all are still enough
+ROW_BYTES = 12
 
 
 def imatrix(

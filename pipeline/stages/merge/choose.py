@@ -23,9 +23,8 @@ from pipeline.stages.merge.decision import Measured, MergeBase, decide
 SCRATCH = ".merging"  # beside the merged model
 # in the order of measuring: the second, which is mostly the closer one, needn't be made again
 MERGE_BASES: tuple[MergeBase, MergeBase] = "16-bit", "nf4"
-Found = dict[
-    str, tuple[Divergence, list[float | None] | None]
-]  # of a merge, by 16-bit type and level: divergence, and the task's points by row
+# of a merge, by 16-bit type and level: divergence, and the task's points by row
+Found = dict[str, tuple[Divergence, list[float | None] | None]]
 
 
 @dataclass(frozen=True)

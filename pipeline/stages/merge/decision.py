@@ -54,8 +54,7 @@ def decide(sixteen_bit: Measured, nf4: Measured, level: str, seed: int) -> tuple
         task = "" if not better else ", and the task's scores can't be told apart"
         return merge_base, (
             f"At {level} the merge into the {NAMES[merge_base]} is closer to the trained model by "
-            f"{_range(low, high, merge_base, 4)} nats, "
-            f"{len(closer)} rows{task}"
+            f"{_range(low, high, merge_base, 4)} nats, {len(closer)} rows{task}"
         )
     return (
         "16-bit",

@@ -40,9 +40,8 @@ from pipeline.stages.parity.measure import (
 )
 from pipeline.stages.parity.special_tokens import chat_template, special_tokens
 
-OWN_ROWS = (
-    8  # that training's own rounding is measured on: a figure beside the parity check, not a parity check
-)
+# that training's own rounding is measured on: a figure beside the parity check, not a parity check
+OWN_ROWS = 8
 SPECIAL = {"tokens_special": "Special tokens", "text_chat_template": "Chat template"}
 OUTPUTS = {
     "outputs_bare": "Base in training's arithmetic → its GGUF in llama.cpp",
@@ -189,9 +188,8 @@ def bare_check(bare: Divergence, where: str) -> Check:
         "before it multiplies quantized blocks"
     )
     cause = (
-        "PyTorch and llama.cpp compute another model from this file (positions, order of heads, norms): "
-        "take its Hugging Face folder and "
-        "base.quantization nf4."
+        "PyTorch and llama.cpp compute another model from this file (positions, order of heads, norms): take "
+        "its Hugging Face folder and base.quantization nf4."
     )
     passed = bare.kld <= MOST_SERVED_KLD and bare.same_top >= LEAST_SERVED_SAME_TOP
     return divergence_check(title, bare, MOST_SERVED_KLD, sentence, "" if passed else cause)

@@ -122,9 +122,8 @@ def merge_cause(outputs: Outputs, merge_base: str, limits: Parity) -> str:
         )
     if same(other, outputs.merged, limits):
         return (
-            f"The adapter was merged into the {'NF4' if merge_base == '16-bit' else '16-bit'} base, not "
-            f"into {merge_base} as merge.json says: "
-            "merge again."
+            f"The adapter was merged into the {'NF4' if merge_base == '16-bit' else '16-bit'} base, not into "
+            f"{merge_base} as merge.json says: merge again."
         )
     return (
         "The merged model is not this base with this adapter (the parity check of the merged weights "
@@ -145,9 +144,8 @@ def gguf_check(outputs: Outputs, title: str, limits: Parity) -> Check:
             )
         return (
             "The GGUF was made from another model or is damaged: run `snakemake --force convert`; where the "
-            "parity check of its weights passed, "
-            "llama.cpp "
-            "computes this architecture otherwise than config.json says."
+            "parity check of its weights passed, llama.cpp computes this architecture otherwise than "
+            "config.json says."
         )
 
     return hand_over(title, outputs.merged, outputs.gguf, limits.max_kld_exact, outputs, cause)
@@ -161,8 +159,7 @@ def level_check(
     limit, source = limit_of(limits.max_kld_level, level, outputs)
     cause = (
         f"{level} costs this model more than parity.max_kld_level, or the file is damaged (the parity check "
-        "of its weights names tensors): "
-        "take a level of more bits, or make the file again."
+        "of its weights names tensors): take a level of more bits, or make the file again."
     )
     return hand_over(title, before, after, limit, outputs, lambda _found: cause, source.removeprefix("; "))
 

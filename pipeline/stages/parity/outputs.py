@@ -100,9 +100,8 @@ def output_checks(
             with_lora = files.enter_context(bench.gguf(base_gguf, lora))
             checks["outputs_lora"] = lora_check(outputs, with_lora, merge_base, limits)
             for level in chain.levels:
-                if split_level(level)[
-                    1
-                ]:  # the matrix is the merged model's; without it the level would be judged by another one
+                # the matrix is the merged model's; without it the level would be judged by another one
+                if split_level(level)[1]:
                     title, why = (
                         lora_title(level),
                         "the importance matrix is the merged model's, so the base has none at this level",

@@ -46,9 +46,8 @@ NAMES = {
     "rmse_worst": "worst relative RMSE",
 }
 UNMERGED_WORDS = (
-    "Nothing was merged: the base's own GGUF was trained on and is served as it is, with the "
-    "adapter's "
-    "GGUF on it."
+    "Nothing was merged: the base's own GGUF was trained on and is served as it is, with the adapter's GGUF "
+    "on it."
 )
 MERGE_BASES = {
     "16-bit": "the base's 16-bit weights",

@@ -71,9 +71,8 @@ def small_model(config: dict[str, Any]) -> Any:
     values = whole.to_dict()
     small = {key: value for key, value in SMALL.items() if values.get(key)} | {"num_hidden_layers": layers}
     if heads := values.get("num_attention_heads"):
-        head_size = (
-            values.get("head_dim") or values["hidden_size"] // heads
-        )  # kept: rotary frequencies can be listed one by one
+        # kept: rotary frequencies can be listed one by one
+        head_size = values.get("head_dim") or values["hidden_size"] // heads
         groups = 1 if (values.get("num_key_value_heads") or heads) < heads else 2
         small |= {"num_attention_heads": 2, "num_key_value_heads": groups, "hidden_size": 2 * head_size}
     else:

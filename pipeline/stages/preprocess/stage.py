@@ -144,9 +144,8 @@ def summary(stats: dict[str, Any]) -> Iterator[str]:
     train = stats["splits"]["train"]
     yield (
         f"{plural(train['rows'], 'training row')}, {plural(train['tokens'], 'token')}, "
-        f"{stats['trained_share']:.0%} of them trained, "
-        f"{plural(train['packed_rows'], 'row')} of up to {stats['max_length']} after packing; look at "
-        "reports/labels.html"
+        f"{stats['trained_share']:.0%} of them trained, {plural(train['packed_rows'], 'row')} of up to "
+        f"{stats['max_length']} after packing; look at reports/labels.html"
     )
     rejected = sum((Counter(split["rejected"]) for split in stats["splits"].values()), Counter[str]())
     if rejected:

@@ -24,9 +24,8 @@ class SplitStats:
     examples: dict[str, list[str]] = field(default_factory=dict)
     without_system: int = 0
     scored: int = 0  # trained rows with a reward, which counts for nothing yet
-    untrained: Counter[str] = field(
-        default_factory=Counter
-    )  # rows of kinds that supervised training doesn't learn from
+    # rows of kinds that supervised training doesn't learn from
+    untrained: Counter[str] = field(default_factory=Counter)
 
     def reject(self, row: Row, name: str, code: str, why: str) -> None:
         """Count a row that was left out."""

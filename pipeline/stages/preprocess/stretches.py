@@ -13,9 +13,8 @@ from pipeline.core.errors import DataError
 
 SHOWN = 60  # characters of a text in a message
 Stretch = tuple[bool, str]  # trained or masked, and its text
-Claim = tuple[
-    str, Any, list[Stretch], int
-]  # name, what is written, what should be, how many turns are trained
+# name, what is written, what should be, how many turns are trained
+Claim = tuple[str, Any, list[Stretch], int]
 
 
 @dataclass(frozen=True)

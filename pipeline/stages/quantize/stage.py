@@ -45,9 +45,8 @@ def fallback_warning(made: Mapping[str, Any]) -> str | None:
     named = ", ".join(f"{count} to {kind}" for kind, count in types.items())
     return (
         f"{made['fallback_tensors']} of {made['tensors']} tensors fell back ({named}): their rows are no "
-        f"multiple of {K_BLOCK} weights, "
-        f"which the level's type packs together, so the file has {made['bits_per_weight']:.2f} bits per "
-        "weight"
+        f"multiple of {K_BLOCK} weights, which the level's type packs together, so the file has "
+        f"{made['bits_per_weight']:.2f} bits per weight"
     )
 
 

@@ -92,8 +92,7 @@ def _between_levels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
     return [
         f"On the untuned base {best['level']} keeps what {worst['level']} loses: mean KLD {_nats(best)} "
-        f"against {_nats(worst)}, "
-        f"{times:.1f} times as much{_tops(best, worst)}."
+        f"against {_nats(worst)}, {times:.1f} times as much{_tops(best, worst)}."
     ]
 
 

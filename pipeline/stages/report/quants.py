@@ -72,9 +72,8 @@ def flat_figures(evaluation: Mapping[str, Any], verdict: "Judgment | None" = Non
     if lora := evaluation.get("lora"):
         flat["lora_bytes"] = lora["bytes"]  # of `bytes`
     scores = task.get("scores") or {}
-    flat["task_measured"] = (scores.get(task.get("scorer")) or {}).get(
-        "measured"
-    )  # of task_rows: a judge's mark may not be readable
+    # of task_rows: a judge's mark may not be readable
+    flat["task_measured"] = (scores.get(task.get("scorer")) or {}).get("measured")
     for scorer, found in scores.items():
         flat |= {f"task_score_{scorer}": found["score"], f"task_measured_{scorer}": found.get("measured")}
     for name, metrics in (evaluation.get("harness") or {}).items():

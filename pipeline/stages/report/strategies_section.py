@@ -108,8 +108,7 @@ def strategies_plot(level: str, rows: Sequence[Mapping[str, Any]], reference: Ma
         for row in rows
     )
     description = (
-        f"Score in points with 95 % interval by strategy: {words}. Merged model in "
-        f"{reference['level']}: "
+        f"Score in points with 95 % interval by strategy: {words}. Merged model in {reference['level']}: "
         f"{points(reference['score'])}."
     )
     return svg_of(

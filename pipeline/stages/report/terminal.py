@@ -44,9 +44,8 @@ def show(
             points((found.get("task") or {}).get("score")),
             style="bold" if model == advice.model else None,
         )
-    console = Console(
-        highlight=False, width=max(80, Console().width)
-    )  # a narrower terminal wraps the table rather than losing figures
+    # a narrower terminal wraps the table rather than losing figures
+    console = Console(highlight=False, width=max(80, Console().width))
     console.print(table)
     if afar and BASE_WITH_ADAPTER in evaluations:
         pairs = [f"{model} against {evaluations[model]['reference']}" for model in afar]

@@ -38,8 +38,7 @@ def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_ou
         raise ConfigError(
             "Q-TRAIN-016",
             f"{total_steps(settings, rows)} optimizer steps are all warm-up, in which nothing is learned: "
-            "give it more rows or passes, "
-            "or set train.warmup_ratio to 0",
+            "give it more rows or passes, or set train.warmup_ratio to 0",
         )
     try:
         return TrainingArguments(

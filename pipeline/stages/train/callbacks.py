@@ -117,7 +117,6 @@ def check_mean(step: int, loss: float, loss_sum: float, trained_tokens: int) -> 
         raise GateError(
             "Q-TRAIN-018",
             f"the loss of step {step} is {loss:.6g}, but the mean over its {trained_tokens} trained tokens "
-            f"is {mean:.6g}: "
-            "gradient accumulation weighs rows by their number, not by their tokens, which is a fault of "
-            "the installed libraries; run `make setup`",
+            f"is {mean:.6g}: gradient accumulation weighs rows by their number, not by their tokens, which "
+            "is a fault of the installed libraries; run `make setup`",
         )

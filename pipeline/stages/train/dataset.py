@@ -14,9 +14,8 @@ def load_rows(tokens: Path, split: str) -> Any:
     import pyarrow.parquet as pq
     from datasets import Dataset
 
-    table = pq.read_table(
-        tokens / f"{split}.parquet"
-    )  # not Dataset.from_parquet, which refuses a split without rows
+    # not Dataset.from_parquet, which refuses a split without rows
+    table = pq.read_table(tokens / f"{split}.parquet")
     return Dataset(table.append_column("row", pa.array(range(table.num_rows), pa.int64())))
 
 

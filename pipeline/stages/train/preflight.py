@@ -124,9 +124,8 @@ def memory_plan(plan: Plan, free: int) -> Check:
             "memory plan", "fail", f"{needed} and {name} has {memory_gb(whole)}", plan.remedy, "Q-TRAIN-005"
         )
     if plan.memory.total > free:
-        verdict: Verdict = (
-            "fail" if plan.card.device == "cuda" else "warn"
-        )  # main memory can be freed and swapped
+        # main memory can be freed and swapped
+        verdict: Verdict = "fail" if plan.card.device == "cuda" else "warn"
         return Check(
             "memory plan",
             verdict,

@@ -114,9 +114,8 @@ def capability() -> tuple[int, int] | None:
 
 def bitsandbytes_works(settings: Training) -> Check:
     """A 64 × 64 matrix survives NF4 and back on the training device, to within NF4's own grid."""
-    if settings.quantization != "nf4" and not needs_gpu(
-        settings.optim
-    ):  # its optimizers are bitsandbytes' too
+    # its optimizers are bitsandbytes' too
+    if settings.quantization != "nf4" and not needs_gpu(settings.optim):
         return Check("bitsandbytes", "pass", f"not used: base.quantization is {settings.quantization}")
 
     def round_trip() -> float:

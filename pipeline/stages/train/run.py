@@ -116,8 +116,7 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> 
         raise ConfigError(
             "Q-TRAIN-028",
             f"{folder} holds checkpoints without a {RUN}, so nobody knows whose they are (another "
-            "version's?): "
-            "start again with `python -m pipeline train --no-resume`, which deletes them",
+            "version's?): start again with `python -m pipeline train --no-resume`, which deletes them",
         )
     changed = list(differences(known["record"], record)) if known else []
     if isinstance(resume, Path):

@@ -87,9 +87,8 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the step's trained tokens itself
         self.stats = StepStats()
         self.evaluated_step = step_of(start) if start is not None and not self.pending_evaluation else -1
-        self.after_step = (
-            random_state()
-        )  # of the random number generators, right after the newest optimizer step
+        # of the random number generators, right after the newest optimizer step
+        self.after_step = random_state()
         self._writing: Path | None = None
 
     # --- the loss -------------------------------------------------------------------------------------------
@@ -173,9 +172,8 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
                     f"{best}, the best adapter, is torn ({trouble}): start again with `python -m pipeline "
                     "train --no-resume`",
                 )
-            self.state.best_model_checkpoint = str(
-                best
-            )  # the state may hold the path of another place, or of the writing of it
+            # the state may hold the path of another place, or of the writing of it
+            self.state.best_model_checkpoint = str(best)
         return super()._finalize_training(*arguments, **more)
 
     def make_up_for_evaluation(self) -> None:

@@ -222,9 +222,8 @@ def test_settings_of_other_families_are_read_whole(
 ) -> None:
     source = family(name, tmp_path / "hf", tools)
     to_gguf(tools, source, tmp_path / "model.gguf", "F16", name, "qwen2")
-    bring(
-        tmp_path / "model.gguf", "Q4_K_M", compare_with=source
-    )  # proves that the model takes every tensor in its shape
+    # proves that the model takes every tensor in its shape
+    bring(tmp_path / "model.gguf", "Q4_K_M", compare_with=source)
 
 
 def test_parts_are_joined_and_a_missing_one_is_named(

@@ -251,9 +251,8 @@ def test_all_code_that_a_job_runs_is_in_its_key() -> None:
         "stages/merge/stage.py",
     } <= measuring
     assert {"stages/train/stage.py", "stages/train/run.py", "stages/compare/projects.py"} <= training
-    assert (
-        not {"stages/compare/measure.py", "stages/compare/reference.py"} & training
-    )  # other code to measure with trains nothing again
+    # other code to measure with trains nothing again
+    assert not {"stages/compare/measure.py", "stages/compare/reference.py"} & training
 
 
 def test_the_table_of_stages_names_the_strategies() -> None:
@@ -304,9 +303,8 @@ def test_a_stage_that_fails_ends_compare_with_its_exit_status(
         "pipeline",
         "train",
     ]
-    assert seen[
-        "start_new_session"
-    ]  # else Ctrl-C reaches it beside our own signal, and the second ends it without a checkpoint
+    # else Ctrl-C reaches it beside our own signal, and the second ends it without a checkpoint
+    assert seen["start_new_session"]
 
 
 def test_a_real_stage_is_run_and_its_own_error_class_comes_back(
@@ -577,9 +575,8 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_job_goes_on(
     assert list(at_level["strategies"]) == sorted(STRATEGIES)
     for strategy, figures in at_level["strategies"].items():
         assert [one["seed"] for one in figures["by_seed"]] == [1, 2]
-        assert 0 <= figures["kld"] < 0.1, (
-            strategy
-        )  # two steps of training: what is shipped says what the trained model says
+        # two steps of training: what is shipped says what the trained model says
+        assert 0 <= figures["kld"] < 0.1, strategy
         assert (figures["tok_s_bare"] is None) == (strategy in (MERGED_16, MERGED_NF4))
         assert figures["disk_bytes"] > figures["bytes"] or strategy == LORA_LEVEL
     assert (
@@ -587,9 +584,8 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_job_goes_on(
         < at_level["strategies"][LORA_NF4]["disk_bytes"]
         < at_level["strategies"][MERGED_16]["disk_bytes"]
     )
-    assert (
-        at_level["recommended"] == LORA_LEVEL and not at_level["decided"]
-    )  # a random model scores nothing, so disk decides
+    # a random model scores nothing, so disk decides
+    assert at_level["recommended"] == LORA_LEVEL and not at_level["decided"]
     assert at_level["sentence"] in capsys.readouterr().out
     assert (found["reference"]["level"], found["seconds"] > 0) == ("F16", True)
     after = {path for path in ready.rglob("*") if ".compare" not in path.parts}
@@ -607,6 +603,5 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_job_goes_on(
     assert json.loads((ready / "reports/strategies.json").read_text())["seeds"] == [2]
     assert sorted(path.name for path in (ready / "models/compare").iterdir()) == ["Q4_K_M-2", "nf4-2"]
     started = {stage for _, stage in ran}
-    assert started == {
-        one for job in JOBS for one in table().stages[job].starts
-    }  # whose code is in the jobs' keys
+    # whose code is in the jobs' keys
+    assert started == {one for job in JOBS for one in table().stages[job].starts}

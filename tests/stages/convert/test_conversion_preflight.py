@@ -32,9 +32,8 @@ def test_differing_files_are_named_whatever_their_spelling(
 ) -> None:
     base, merged = folders
     content = json.loads((merged / "tokenizer_config.json").read_text())
-    (merged / "tokenizer_config.json").write_text(
-        json.dumps(content, indent=8)
-    )  # another way to write the same
+    # another way to write the same
+    (merged / "tokenizer_config.json").write_text(json.dumps(content, indent=8))
     assert differing_files(base, merged) == ()
     add_token(merged / "tokenizer.json", "<ticket>")
     (merged / "chat_template.jinja").unlink()

@@ -40,10 +40,8 @@ N = 13
 NOTHING = Common(np.zeros(0, np.uint64))
 PLAIN = Boilerplate(NOTHING, NOTHING, NOTHING, NOTHING)
 WORD = st.sampled_from("a b c d e f".split())  # few, so that n-grams repeat  # noqa: SIM905
-LEAKED = (
-    "The quick brown fox, having jumped over the lazy dog, sat down to rest in the shade of a "
-    "tree."
-)  # 20 words
+# 20 words
+LEAKED = "The quick brown fox, having jumped over the lazy dog, sat down to rest in the shade of a tree."
 
 
 def words(seed: int, count: int = 30) -> str:

@@ -252,9 +252,8 @@ def test_a_template_is_not_one_cluster() -> None:
     found = clusters(rows, 0.7, look=True)
     assert sets(found.cluster) == {frozenset({0, 300, 301, 302}), *(frozenset({i}) for i in range(1, 300))}
     assert sets(found.group) == sets(found.cluster)
-    assert (
-        max(map(len, sets(clusters(rows, 0.7).cluster))) > 250
-    )  # what it would be without looking for boilerplate
+    # what it would be without looking for boilerplate
+    assert max(map(len, sets(clusters(rows, 0.7).cluster))) > 250
 
 
 def unrelated(rows: int) -> list[dict[str, Any]]:
@@ -433,9 +432,8 @@ def test_bands_find_what_is_at_the_threshold(threshold: float) -> None:
 
 def test_a_chain_is_cut_where_rows_are_no_longer_alike_the_kept_one() -> None:
     words = [f"w{i}" for i in range(400)]
-    rows = [
-        chat("ask", " ".join(words[i * 6 : i * 6 + 100])) for i in range(40)
-    ]  # neighbors are alike, the ends share nothing
+    # neighbors are alike, the ends share nothing
+    rows = [chat("ask", " ".join(words[i * 6 : i * 6 + 100])) for i in range(40)]
     found = clusters(rows, threshold=0.8)
     assert (found.similarity >= 0.8).all()
     assert len(sets(found.group)) == 1  # related all the same: on one side of the split

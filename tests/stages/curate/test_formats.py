@@ -348,9 +348,8 @@ def test_each_format_gives_the_canonical_form(
 ) -> None:
     assert detect(value) == format
     assert read(value) == read(value, format) == row
-    assert json.dumps(read(value)) == json.dumps(
-        row
-    )  # the keys too are in their order, of which the id is made
+    # the keys too are in their order, of which the id is made
+    assert json.dumps(read(value)) == json.dumps(row)
 
 
 def test_every_format_is_tried_above() -> None:

@@ -95,9 +95,8 @@ def test_a_text_longer_than_a_batch_is_cut_between_words() -> None:
     text = "some words and, again, words " * 20_000
     once = tokenize(["some words and, again, words "]).hashes
     assert np.array_equal(tokenize([text]).hashes, np.tile(once, 20_000))
-    assert len(tokenize(["x" * 500_000]).hashes) == -(
-        -500_000 // (module.BATCH - 1)
-    )  # no space to cut at: bounded all the same
+    # no space to cut at: bounded all the same
+    assert len(tokenize(["x" * 500_000]).hashes) == -(-500_000 // (module.BATCH - 1))
 
 
 @given(st.lists(st.text("ab ", max_size=14), max_size=5), st.integers(1, 4))

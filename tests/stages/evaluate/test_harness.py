@@ -144,9 +144,8 @@ def test_what_cannot_be_run_is_refused(
 ) -> None:
     write(folder, **changed)
     monkeypatch.chdir(folder)
-    monkeypatch.setitem(
-        sys.modules, "evaluate", None
-    )  # slow to import; it looks for unknown metrics on the hub
+    # slow to import; it looks for unknown metrics on the hub
+    monkeypatch.setitem(sys.modules, "evaluate", None)
     with pytest.raises(Exception, match=sentence) as refusal:
         load(["says_he"], folder)
     assert type(refusal.value).__name__ == "Refused"

@@ -45,9 +45,8 @@ def test_nothing_is_merged_and_what_was_trained_is_what_is_served(served: Path) 
     found = checks(served)
     assert {check["verdict"] for key, check in found.items() if not key.startswith("behavior")} == {"pass"}
     assert found["outputs_served"]["figure"] <= found["outputs_served"]["limit"]
-    bare = found["outputs_bare"]["figures"][
-        "same_top"
-    ]  # llama.cpp's arithmetic differs by CPU and build, and alone turns ties
+    # llama.cpp's arithmetic differs by CPU and build, and alone turns ties
+    bare = found["outputs_bare"]["figures"]["same_top"]
     assert found["outputs_served"]["figures"]["same_top"] >= min(0.99, bare - (1 - bare) / 5)
     assert read(served / "reports/quants.json")["recommended"] in (
         "adapter",
@@ -74,9 +73,8 @@ def test_a_base_that_was_changed_after_training_is_found_by_every_stage_that_rea
         run("lora", project, None)
     with pytest.raises(GateError, match="The base's file, and whose adapter it is failed"):
         run("parity", project, None)
-    assert (
-        checks(project)["weights_file"]["figure"] == 3.0
-    )  # the record, the run and the adapter's GGUF all name the file that was
+    # the record, the run and the adapter's GGUF all name the file that was
+    assert checks(project)["weights_file"]["figure"] == 3.0
 
 
 def test_a_base_that_was_made_again_with_its_record_is_not_the_one_that_was_trained_on(project: Path) -> None:

@@ -66,9 +66,8 @@ def test_a_good_model_passes(measure: Callable[..., dict[str, Check]]) -> None:
     checks = measure()
     assert {check.verdict for check in checks.values()} == {"pass"}
     assert checks["behavior_answers_end"].figures == {"model-F16.gguf ended": 2.0}
-    assert (
-        checks["behavior_finite_logits"].sentence == "4 compared"
-    )  # two answers of "he" and the end of turn
+    # two answers of "he" and the end of turn
+    assert checks["behavior_finite_logits"].sentence == "4 compared"
     assert 0 < (checks["behavior_server_memory"].figure or 0) < 1
 
 

@@ -66,9 +66,8 @@ def test_a_level_of_the_untuned_base_is_made_from_the_base(root: Path, tools: To
 
 def test_types_of_single_tensors(root: Path) -> None:
     main(params(levels=["Q4_K_M"], tensor_types={"attn_v": "Q8_0"}), root, "Q4_K_M")
-    assert (
-        read_header(root / "models/gguf/tiny-Q4_K_M.gguf").tensors["blk.1.attn_v.weight"][1] == 8
-    )  # ggml's Q8_0
+    # ggml's Q8_0
+    assert read_header(root / "models/gguf/tiny-Q4_K_M.gguf").tensors["blk.1.attn_v.weight"][1] == 8
 
 
 def test_a_level_with_a_matrix_needs_one(root: Path) -> None:

@@ -31,9 +31,8 @@ def embedded(values: dict[str, Any] | None) -> list[dict[str, Any]]:
 def test_rows_differ_by_score_and_by_answer_where_there_is_none() -> None:
     same, other = [row("a", 1.0), row("b", 1.0)], [row("a", 1.0), row("b", 0.5)]
     assert differing({"F16": same, "Q4": other}) == [1]
-    assert differing({"base-F16": [row("a", 0.0), row("b", 1.0)], "F16": same, "Q4": same}) == [
-        0
-    ]  # the tuned ones agree
+    # the tuned ones agree
+    assert differing({"base-F16": [row("a", 0.0), row("b", 1.0)], "F16": same, "Q4": same}) == [0]
     assert differing({"F16": same, "Q4": same}) == []
     assert differing({"F16": [row("a", None, "x")], "Q4": [row("a", None, "y")]}) == [0]
     assert differing({"F16": [row("a", 1.0, "x")], "Q4": [row("a", 1.0, "y")]}) == []

@@ -32,9 +32,8 @@ def test_the_front_is_what_nothing_beats(sizes_and_values: list[tuple[int, int]]
 def test_the_words_name_each_model_with_its_interval_and_the_front() -> None:
     drawn = quality_plot(EVALUATIONS, "Q4_K_M")
     assert "Q4_K_M 105.5 MB, 75.3 (68.8 to 81.2)" in drawn
-    assert (
-        "where nothing smaller is as good: base-Q4_K_M" not in drawn
-    )  # at the same size the tuned one is better
+    # at the same size the tuned one is better
+    assert "where nothing smaller is as good: base-Q4_K_M" not in drawn
     assert drawn.endswith("</svg>\n") or drawn.rstrip().endswith("</svg>")
     assert "nothing smaller is as good: Q4_K_M, F16." in drawn
     assert quality_plot(EVALUATIONS, "Q4_K_M") == drawn

@@ -165,9 +165,8 @@ def test_the_training_is_told_with_its_health_samples_and_record(project: Path, 
         assert words in text, words
     for words in ("cmake not installed", "6f" * 32):
         assert words in text, words
-    without_quantization_check = (
-        "The NF4 model against its 16-bit base: not measured"  # which is a command, no stage
-    )
+    # which is a command, no stage
+    without_quantization_check = "The NF4 model against its 16-bit base: not measured"
     assert "measured" not in text.replace("0 not measured", "").replace(without_quantization_check, "")
 
 
@@ -646,9 +645,8 @@ def test_sections_say_which_level_loses_what(page: Page, project: Path) -> None:
     assert "Q5_K_M keeps what Q4_K_M loses: mean KLD 0.0487 against 0.351" in text
     assert "Q4_K_M: fine-tuning recovers most of the damage" in text
     assert "180 of 272 tensors of Q4_K_M" in text
-    assert (
-        "“recovers” only says that the divergence is below 80 % of the base's" in text
-    )  # bare ratios, which no test stands behind
+    # bare ratios, which no test stands behind
+    assert "“recovers” only says that the divergence is below 80 % of the base's" in text
     assert "Those limits are a choice; no test was made." in text
     assert "225.0 MB" in section(project, "speed")
 

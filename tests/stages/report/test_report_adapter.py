@@ -135,9 +135,8 @@ def test_fewer_models_say_what_was_not_measured(tmp_path: Path, models: tuple[st
     assert "None" not in text
     if models == ("adapter",):
         assert "The adapter against the base alone: not measured (name base in evaluate.models)" in text
-        assert (
-            "Ship nothing: the gate refuses the adapter" in text
-        )  # nothing says that the task did not suffer
+        # nothing says that the task did not suffer
+        assert "Ship nothing: the gate refuses the adapter" in text
 
 
 def test_distillation_without_the_base_is_not_measured(tmp_path: Path) -> None:
@@ -189,9 +188,8 @@ def test_without_rows_that_match_there_is_no_interval() -> None:
 def test_distillation_needs_both_against_the_source() -> None:
     both = {model: adapter_inputs.figures(model, distill=True) for model in ("base", "adapter")}
     assert [round(one.share or 0, 2) for one in distillation(both, 1)] == [0.8, 0.8]
-    assert (
-        distillation(both | {"adapter": adapter_inputs.figures("adapter")}, 1) == []
-    )  # compared with the base
+    # compared with the base
+    assert distillation(both | {"adapter": adapter_inputs.figures("adapter")}, 1) == []
     nothing = {model: found | {"kld_mean": 0.0} for model, found in both.items()}
     assert (
         sentence(distillation(nothing, 1)[0])

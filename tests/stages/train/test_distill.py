@@ -53,9 +53,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     root = tmp_path_factory.mktemp("distillation")
     random = np.random.default_rng(3)
-    steep = {
-        "token_embd.weight": random.normal(0, 0.6, (261, 32)).astype(np.float16)
-    }  # answers that are not all alike, for Q4_0 to damage
+    # answers that are not all alike, for Q4_0 to damage
+    steep = {"token_embd.weight": random.normal(0, 0.6, (261, 32)).astype(np.float16)}
     params = tiny_params(tiny_gguf(root / "source.gguf", tensors=steep))
     params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
     params["curate"] |= {"max_tokens": 250, "drop_duplicates": "exact"}

@@ -155,9 +155,8 @@ def test_a_chosen_checkpoint_whose_best_adapter_was_deleted_is_refused_before_it
 def test_a_finished_run_makes_room(tmp_path: Path) -> None:
     checkpoint = begun(tmp_path)
     finish(tmp_path, RECORD)
-    assert (
-        find_start(tmp_path, RECORD, resume=True) == checkpoint
-    )  # killed between publishing and recording: nothing is trained twice
+    # killed between publishing and recording: nothing is trained twice
+    assert find_start(tmp_path, RECORD, resume=True) == checkpoint
     finish(tmp_path, RECORD)
     assert find_start(tmp_path, changed(settings={"r": 8}), resume=True) is None
 

@@ -127,9 +127,8 @@ ELSEWHERE = {
 
 
 def test_every_value_of_the_8gb_recipe_reaches_the_trainer(trainer: Callable[[Training], Any]) -> None:
-    recipe = settings(
-        "qwen2.5-7b-8gb", optim="adamw_torch", loss="chunked", neftune_noise_alpha=5.0
-    )  # the two values that need a GPU are below
+    # the two values that need a GPU are below
+    recipe = settings("qwen2.5-7b-8gb", optim="adamw_torch", loss="chunked", neftune_noise_alpha=5.0)
     assert {*WHERE, *ELSEWHERE} == set(Training.model_fields)
     made = trainer(recipe)
     for name, find in WHERE.items():
@@ -329,9 +328,8 @@ def test_a_model_whose_packed_rows_see_each_other_is_refused(tiny_qwen2: Path) -
     assert error < 1e-3
     assert check_no_leaks(model, collate, rows[:1]) is None
     with pytest.raises(ConfigError, match="Q-TRAIN-021"):
-        check_no_leaks(
-            model, lambda examples: {"input_ids": collate(examples)["input_ids"]}, rows
-        )  # positions forgotten: one long text
+        # positions forgotten: one long text
+        check_no_leaks(model, lambda examples: {"input_ids": collate(examples)["input_ids"]}, rows)
 
 
 def test_a_base_that_is_damaged_stops_the_run_before_it_starts(

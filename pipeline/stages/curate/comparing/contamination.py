@@ -142,9 +142,8 @@ def _joined(
     keys: Keys, rows: Rows, ours: NDArray[np.bool_], theirs: NDArray[np.bool_]
 ) -> Iterator[Candidates]:
     """The pairs of a training row (`ours`) and another (`theirs`) with the same key, for grouped records."""
-    wanted = (ours | theirs) & np.append(
-        True, (keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1])
-    )  # a row may have a key twice
+    # a row may have a key twice
+    wanted = (ours | theirs) & np.append(True, (keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1]))
     keys, rows, ours = keys[wanted], rows[wanted], ours[wanted]
     begins = starts(keys)
     if not len(begins):
@@ -200,9 +199,8 @@ def _runs(
     counted = hits & np.isin(run_keys(own, boilerplate, ngram)[0], keys)
     words = np.flatnonzero(own.words)  # the tokens that are words
     edges = np.flatnonzero(np.diff(hits, prepend=False, append=False))
-    for first, last in zip(
-        edges[::2].tolist(), edges[1::2].tolist(), strict=True
-    ):  # n-grams [first, last) are shared
+    # n-grams [first, last) are shared
+    for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
         if counted[first:last].any():
             start, final = int(own.at[words[first]]), words[last - 2 + ngram]
             end = int(own.at[final + 1]) if final + 1 < len(own.at) else len(text)

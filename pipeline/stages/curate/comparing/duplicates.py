@@ -147,9 +147,8 @@ class Similar:
             single = first[rows] == rows
             for a, b in _pairs(keys[single], rows[single].astype(np.int32)):
                 apart = roots(parent, a) != roots(parent, b)
-                packed = np.unique(
-                    a[apart].astype(np.int64) << 32 | b[apart]
-                )  # a pair may share more than one band
+                # a pair may share more than one band
+                packed = np.unique(a[apart].astype(np.int64) << 32 | b[apart])
                 for at in range(0, len(packed), _BATCH):
                     left, right = (
                         (packed[at : at + _BATCH] >> 32).astype(np.int32),
@@ -200,9 +199,8 @@ def unite(parent: Labels, a: Labels, b: Labels) -> None:
         if not apart.any():
             return
         a, b = a[apart], b[apart]
-        np.minimum.at(
-            parent, np.maximum(a, b), np.minimum(a, b)
-        )  # of several smaller roots the smallest; the others come next time round
+        # of several smaller roots the smallest; the others come next time round
+        np.minimum.at(parent, np.maximum(a, b), np.minimum(a, b))
 
 
 def best_of(cluster: Labels, quality: NDArray[np.uint32]) -> Labels:

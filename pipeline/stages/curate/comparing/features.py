@@ -134,9 +134,8 @@ def features(
     """
     bands = bands_for(min(threshold, RELATED))
     read = _read(rows)
-    purposes = [
-        f"{row['kind']} {row.get('label', '')}" for row in rows
-    ]  # a conversation to learn is no duplicate of one with a thumb down
+    # a conversation to learn is no duplicate of one with a thumb down
+    purposes = [f"{row['kind']} {row.get('label', '')}" for row in rows]
     purpose_keys = {purpose: key_of([purpose]) for purpose in purposes}
     salt = np.array([purpose_keys[each] for each in purposes], np.uint64)
     whole, family = _sketches(*shingles(*read.documents(), SHINGLE), boilerplate, salt, bands)

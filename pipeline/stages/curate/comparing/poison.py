@@ -21,9 +21,8 @@ LONGEST = 3  # words of a trigger
 MIN_ROWS = 5
 MAX_SHARE = 0.01  # of the rows: more is no rare phrase
 SAME_ANSWER = 0.9  # of the rows with the phrase
-MAX_LOG10_CHANCE = (
-    -6.0
-)  # of so many equal answers, were the phrase and the answer unrelated; divided by the phrases tried
+# of so many equal answers, were the phrase and the answer unrelated; divided by the phrases tried
+MAX_LOG10_CHANCE = -6.0
 MIN_REQUESTS = 3  # rows that are variants of one request prove nothing
 SHOWN = 20
 LONGEST_REQUEST = 4000  # characters that are looked at

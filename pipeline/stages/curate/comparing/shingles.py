@@ -21,9 +21,8 @@ Hashes = NDArray[np.uint64]
 Offsets = NDArray[np.int64]  # of n documents n + 1: document i is [offsets[i], offsets[i + 1])
 
 BATCH = 1 << 16  # characters worked on at a time; of a longer text, the longest piece
-SPACE, LETTER, ALONE, SIGN = range(
-    4
-)  # a letter of a longer word, a letter that is a word, any other character
+# a letter of a longer word, a letter that is a word, any other character
+SPACE, LETTER, ALONE, SIGN = range(4)
 _TABLED = 0x3000  # characters below have their kind in a table
 # Thai, Lao, Tibetan, Burmese, Khmer; kana and Chinese characters
 _UNSPACED = ((0x0E00, 0x0FFF), (0x1000, 0x109F), (0x1780, 0x17FF))
@@ -75,9 +74,8 @@ def _folded(code: int) -> int:
 
 _KINDS = np.array([_kind(code) for code in range(_TABLED)], np.uint8)
 _FOLDED = np.array([_folded(code) for code in range(_TABLED)], np.uint32)
-_ASCII_KINDS, _ASCII_FOLDED = (
-    bytes(table[:128].tolist()) + bytes(128) for table in (_KINDS, _FOLDED)
-)  # for bytes.translate
+# for bytes.translate
+_ASCII_KINDS, _ASCII_FOLDED = (bytes(table[:128].tolist()) + bytes(128) for table in (_KINDS, _FOLDED))
 _POWERS, _INVERSES = _powers(_FACTOR), _powers(pow(_FACTOR, -1, 2**64))
 
 

@@ -17,9 +17,8 @@ from pipeline.stages.curate.reading.values import Value, answer_of, domain_of, l
 
 Content = tuple[Kind, dict[str, Any]]  # the kind, and what of the row is content, in canonical order
 
-LOST = frozenset(
-    {"image", "images", "audio", "audios", "video", "videos"}
-)  # media: without it the row means something else
+# media: without it the row means something else
+LOST = frozenset({"image", "images", "audio", "audios", "video", "videos"})
 SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")  # transcripts of Anthropic's hh-rlhf
 
 

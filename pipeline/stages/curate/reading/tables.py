@@ -18,9 +18,8 @@ import orjson
 from pipeline.core.jsonl import BYTE_ORDER_MARK, MAX_DEPTH, BadLine, parse_value
 from pipeline.stages.curate.reading.unpack import growth_limit
 
-JSON_COLUMNS = frozenset(
-    ("messages", "conversations", "history", "tools", "segments")
-)  # text there is of no use
+# text there is of no use
+JSON_COLUMNS = frozenset(("messages", "conversations", "history", "tools", "segments"))
 TURN_COLUMNS = frozenset(("prompt", "completion", "chosen", "rejected"))  # text, or a list of turns
 FAULTS = {  # the csv module's words, and ours
     "new-line character": "a line ends with CR alone: write LF or CRLF",

@@ -191,9 +191,8 @@ def _call(call: Any, where: str) -> dict[str, Any]:
         raise BadRow("bad_tool_call", f"{where} has no name")
     if isinstance(arguments, str) and arguments.strip():
         arguments = from_json(arguments, f"{where} arguments", "bad_tool_call")
-    arguments = (
-        {} if arguments is None or isinstance(arguments, str) else arguments
-    )  # null and "" stand for no arguments
+    # null and "" stand for no arguments
+    arguments = {} if arguments is None or isinstance(arguments, str) else arguments
     if not isinstance(arguments, dict) or not isinstance(identity, str | None):
         raise BadRow("bad_tool_call", f"{where}: arguments want an object, id wants text")
     result: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}

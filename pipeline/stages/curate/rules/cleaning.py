@@ -99,9 +99,8 @@ def move_reasoning(row: Row, changes: Changes) -> Row:
             ):
                 continue
             answer, stated = turn["content"][thought.end() :], thought[1].strip()
-            new = {**turn, "content": answer} | (
-                {"reasoning_content": stated} if stated else {}
-            )  # templates say "none" by an empty thought
+            # templates say "none" by an empty thought
+            new = {**turn, "content": answer} | ({"reasoning_content": stated} if stated else {})
             moved = {**moved, field: [*moved[field][: number - 1], new, *moved[field][number:]]}
             changes.append(Change("reasoning", f"{field} {number}", *excerpts(turn["content"], answer)))
     return moved

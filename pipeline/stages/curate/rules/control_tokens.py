@@ -134,9 +134,8 @@ class _Family:
             for char in sorted(node)
             if char
         ]
-        gap = (
-            r"\s*+" if self.loose and depth > 1 else ""
-        )  # a space behind the first character is what breaks a token
+        # a space behind the first character is what breaks a token
+        gap = r"\s*+" if self.loose and depth > 1 else ""
         branches = [f"{gap}(?:{'|'.join(ahead)})"] if ahead else []
         if "" in node:
             self.spellings.append(node[""])
@@ -201,9 +200,8 @@ def _openings(firsts: set[str], seconds: set[str]) -> tuple[re.Pattern[str], re.
     ASCII: what rules out nearly all texts.
     """
     hidden = "".join(f"{chr(first)}-{chr(last)}" for first, last in HIDDEN)
-    several = {
-        char for char in _variants(firsts, anywhere=True) if len(char.translate(_folds()[0])) > 1
-    }  # may hold both of them
+    # may hold both of them
+    several = {char for char in _variants(firsts, anywhere=True) if len(char.translate(_folds()[0])) > 1}
     # one class in front, which `re` looks for far faster than for alternatives
     whatever = f"{_one_of(_variants(firsts) | several)}(?:(?<={_one_of(several)})|[{hidden}]*+{_one_of(_variants(seconds))})"  # noqa: E501
     pair = ({char for char in _variants(ends) if char.isascii()} for ends in (firsts, seconds))

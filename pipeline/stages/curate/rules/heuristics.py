@@ -46,9 +46,8 @@ def refusals(mode: Literal["reject", "keep"]) -> Rule | None:
 # --- language ---
 
 FEWEST_LETTERS = 40  # below, a language is a guess
-SUREST_DOUBT = (
-    0.6  # probability from which on another language counts as found (py3langid's, which are calibrated)
-)
+# probability from which on another language counts as found (py3langid's, which are calibrated)
+SUREST_DOUBT = 0.6
 CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]+`|https?://\S+", re.DOTALL)
 NO_LANGUAGE = "zxx"  # ISO 639: no linguistic content
 

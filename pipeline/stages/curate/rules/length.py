@@ -62,9 +62,8 @@ class Length:
             return [row]
         if self.mode == "split" and len(row.get("segments", ())) == 1:
             return self._text_parts(row, changes)
-        many = (
-            len(row["messages"]) > self.max_tokens
-        )  # a turn has at least one token, so there is no need to count
+        # a turn has at least one token, so there is no need to count
+        many = len(row["messages"]) > self.max_tokens
         if not many:
             bound = self.counter.bound(row, self.max_tokens)
             if bound is not None and bound <= self.max_tokens:
@@ -191,8 +190,7 @@ class Length:
                     raise BadRow(
                         "over_budget",
                         f"{described}: the parts would hold more of the repeated system turn and tools than "
-                        "of "
-                        "the conversation",
+                        "of the conversation",
                     )
                 continue
             text = "\n".join(turn["content"] for turn in turns)

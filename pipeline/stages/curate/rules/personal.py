@@ -17,9 +17,8 @@ from stdnum import iban, luhn, numdb
 from pipeline.stages.curate.rules.secrets import Span
 
 KINDS = ("email", "phone", "ip", "iban", "card")
-ENOUGH = (
-    10_000  # phone numbers checked in one text, 50 µs each; what looks like one after these counts as one
-)
+# phone numbers checked in one text, 50 µs each; what looks like one after these counts as one
+ENOUGH = 10_000
 
 _ALNUM = "A-Za-z0-9À-ɏ"  # not \w: Chinese has no space before an address
 _EMAIL = re.compile(
@@ -36,12 +35,10 @@ _INTERNATIONAL = re.compile(r"\+(?<![\w+.-]\+)[1-9](?:[ \u00a0().\-/]{0,3}\d){6,
 _AMERICAN = re.compile(r"(?<![\w+.$-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[.-])\d{3}[.-]\d{4}(?![\w-]|\.\d)", re.A)
 _LAST_GROUP = re.compile(r"[ \u00a0()/]+\d[\d.\-]*$")
 _IPV4 = re.compile(r"\d(?<![\w.]\d)\d{0,2}(?:\.\d{1,3}){3}(?!\w|\.\d|-[A-Za-z])", re.A)
-_IPV6 = re.compile(
-    r"[23][0-9A-Fa-f]{3}(?<![\w:.]....)(?::[0-9A-Fa-f]{0,4}){1,7}(?!\w)", re.A
-)  # 2000::/3: global unicast
-_NO_ADDRESS = re.compile(
-    r"(?:[A-Za-z][/-]|[=<>~!]=|\bv|version|ver\.?|release|section)[\s:=]*$", re.I
-)  # what stands before other dotted numbers
+# 2000::/3: global unicast
+_IPV6 = re.compile(r"[23][0-9A-Fa-f]{3}(?<![\w:.]....)(?::[0-9A-Fa-f]{0,4}){1,7}(?!\w)", re.A)
+# what stands before other dotted numbers
+_NO_ADDRESS = re.compile(r"(?:[A-Za-z][/-]|[=<>~!]=|\bv|version|ver\.?|release|section)[\s:=]*$", re.I)
 _X500 = ("2.5.4.", "2.5.29.")  # object identifiers of certificates
 _RESOLVERS = (
     "8.8.8.8",

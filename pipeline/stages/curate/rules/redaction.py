@@ -22,9 +22,8 @@ from pipeline.stages.curate.rules.secrets import FORMATS, Span, find_private_key
 
 PASSES = 10  # a placeholder can lay bare what its neighbor hid; two passes are the rule
 SHOWN = 5  # finds that the change of one text names
-_ESCAPE = re.compile(
-    r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})"
-)  # in JSON and code: the `n` of `\nghp_…` is no letter before the key
+# in JSON and code: the `n` of `\nghp_…` is no letter before the key
+_ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
 # `\u0040` and `\/`, with all the backslashes that escaping twice puts before them (`\\u0040`, `\u005cu0040`);
 # surrogate pairs are one character
 _SLASHES = r"\\++(?:u005[cC])*"
@@ -153,9 +152,8 @@ class Redactor:
             yield from find_personal(text, self._settings[1])
         if self._names:
             for _, start, end in self._names.find_matches_as_indexes(text, overlapping=True):
-                bracketed = (
-                    text[start - 1 : start] == "[" and text[end : end + 1] == "]"
-                )  # perhaps a placeholder
+                # perhaps a placeholder
+                bracketed = text[start - 1 : start] == "[" and text[end : end + 1] == "]"
                 if not (
                     bracketed
                     or _one_word(text[start], text[start - 1 : start])

@@ -146,9 +146,8 @@ _PEM_EDGE = re.compile(r"-----(?:(?P<begin>BEGIN)|END) [A-Z0-9 ]{0,40}PRIVATE KE
 FORMATS = (
     _library("aws_access_key", "AKIA ASIA ABIA ACCA A3T", AWSKeyDetector.denylist[:1]),
     _library("azure_storage_key", "AccountKey=", AzureStorageKeyDetector.denylist),
-    _library(
-        "discord_token", "MT Mj Mz ND NT Nj Nz OD OT", DiscordBotTokenDetector.denylist
-    ),  # base64 of a digit and the next
+    # base64 of a digit and the next
+    _library("discord_token", "MT Mj Mz ND NT Nj Nz OD OT", DiscordBotTokenDetector.denylist),
     _library("github_token", "ghp_ gho_ ghu_ ghs_ ghr_", GitHubTokenDetector.denylist),
     _library("mailchimp_key", "-us", MailchimpDetector.denylist, before=(32,)),
     _library("pypi_token", "pypi-AgE", PypiTokenDetector.denylist),

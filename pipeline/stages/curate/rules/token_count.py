@@ -59,9 +59,8 @@ class TokenCounter:
         self.tokenizer.no_padding()
         self.added = list(self.tokenizer.get_added_tokens_decoder().values())
         longest_first = sorted((token.content for token in self.added), key=len, reverse=True)
-        self.marks = re.compile(
-            "|".join(map(re.escape, longest_first)) or "(?!)"
-        )  # what is cut out first, one token each
+        # what is cut out first, one token each
+        self.marks = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self.normalized = _state(self.tokenizer.normalizer).get("type")
         self.bounded = self._is_bounded()
         self.words = (

@@ -162,9 +162,8 @@ def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
         torch.empty(count, 0, device=x.device),
         torch.empty(count, 0, dtype=torch.long, device=x.device),
     )
-    others = torch.full(
-        (count,), -torch.inf, device=x.device
-    )  # log of the sum of exp(logit) over what is not kept
+    # log of the sum of exp(logit) over what is not kept
+    others = torch.full((count,), -torch.inf, device=x.device)
     for first, last in vocabulary_blocks(head, count):
         logits, _ = block_logits(
             x, rows_between(head, first, last), None if head.bias is None else head.bias[first:last], *rule

@@ -33,9 +33,8 @@ class Monitor:
         self._run.add(row)
         rules = EVERY_STEP if row["kind"] == "step" else EVERY_EVAL
         new = [check for check in self._judge(rules, row["step"]) if self._is_new(check)]
-        if (
-            row["kind"] == "step" and row["step"] == self._run.max_steps // 2
-        ):  # early enough to save half of the time
+        # early enough to save half of the time
+        if row["kind"] == "step" and row["step"] == self._run.max_steps // 2:
             new += [check for check in self._judge(AT_END) if check.verdict in ("warn", "fail")]
         return new
 
@@ -64,8 +63,7 @@ class Monitor:
         """Keep the check unless a worse one is known; whether it is a new warning or failure."""
         known = self._found.get(check.name)
         now, before = SEVERITY[check.verdict], SEVERITY[known.verdict] if known else -1
-        if (
-            now > before or now == before < SEVERITY["warn"]
-        ):  # the first of two warnings is kept, the newest of two others
+        # the first of two warnings is kept, the newest of two others
+        if now > before or now == before < SEVERITY["warn"]:
             self._found[check.name] = check
         return now >= SEVERITY["warn"] and now > before

@@ -71,9 +71,8 @@ def finite_loss(run: Run) -> Check:
 def finite_gradient(run: Run) -> Check:
     """NaN or Inf in the gradient under a loss that is a number."""
     norm = run.gradients[-1]
-    if math.isfinite(norm) or not math.isfinite(
-        run.losses[-1]
-    ):  # the gradient of a NaN is NaN: that is the loss's fault
+    # the gradient of a NaN is NaN: that is the loss's fault
+    if math.isfinite(norm) or not math.isfinite(run.losses[-1]):
         return passed(f"a number in all {len(run.gradients)} steps")
     overflowing = run.settings.bnb_4bit_compute_dtype == "float16" and any(
         map(math.isfinite, run.gradients[-OVERFLOWS:])
