@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.checks import Check
+from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import read_json
 from pipeline.gguf.safetensors_rows import Entry, read_folder
@@ -25,6 +26,7 @@ WHAT = "largest distance of a weight from base + scale·B·A"
 # near a tie
 LIMIT = 0.5 + 2**-20
 FITS = 0.57  # room for a merge that sums in float32 or rounds to another 16-bit type first
+REMERGE = "run `snakemake --force merge`"
 AGAIN = "run `python -m pipeline merge` again."
 
 
@@ -53,9 +55,8 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Check]:
 
     Raises `DataError` where a folder can't be read or adapter and base don't fit.
     """
-    record = read_json(merged / RECORD, "run `snakemake --force merge`") if (merged / RECORD).exists() else {}
-    run, model = read_run(adapter), structure(base)
-    expected = plan(read_folder(base), read_adapter(adapter), model, nf4=record.get("merge_base") == "nf4")
+    record, run, model = read_merge(merged), read_run(adapter), structure(base)
+    expected = plan(read_folder(base), read_adapter(adapter), model, nf4=record["merge_base"] == "nf4")
     jobs = {job.name: job for job in expected.jobs}
     compared = Compared(
         jobs, read_folder(merged), model, trained_nf4(run), run, record, file_hash(adapter / WEIGHTS)
@@ -86,6 +87,17 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Check]:
         f"{errors[worst]:.4f} ulp"
     )
     return {"weights_merged": Check(TITLE, "pass", detail, **measured)}
+
+
+def read_merge(merged: Path) -> dict[str, Any]:
+    """The merge's record, whose `merge_base` is 16-bit or nf4. Raises `DataError` where it does not say
+    what the adapter was merged into.
+    """
+    file = merged / RECORD
+    record = read_json(file, REMERGE) if file.exists() else {}
+    if not isinstance(record, dict) or record.get("merge_base") not in ("16-bit", "nf4"):
+        raise DataError("Q-PARITY-004", f"{file} doesn't say what the adapter was merged into: {REMERGE}")
+    return record
 
 
 def _other_than_weights(
@@ -131,7 +143,7 @@ def _other_than_weights(
 
 
 def _settings(base: Path, adapter: Path, merged: Path, expected: Plan) -> Iterator[tuple[str, str]]:
-    config = read_json(merged / "config.json", "run `snakemake --force merge`")
+    config = read_json(merged / "config.json", REMERGE)
     wanted = read_json(base / "config.json", "run `snakemake --force base`") | expected.config
     for key in sorted(wanted.keys() - {"dtype", "torch_dtype"}):
         if config.get(key) != wanted[key]:
@@ -168,7 +180,7 @@ def _cause(compared: Compared, wrong: list[str]) -> str:
 
 def _assumptions(job: Job, compared: Compared) -> Iterator[Assumption]:
     own = compared.nf4(job)
-    description = compared.record.get("merge_base", "16-bit")
+    description = compared.record["merge_base"]
     could = job.name in compared.model.quantized
     others: list[tuple[str, Nf4 | None]] = [("the 16-bit base", None)] if own else []
     for dtype in ("bfloat16", "float16", "float32") if could else ():

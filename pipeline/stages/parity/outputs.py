@@ -5,7 +5,6 @@ Each hand-over is one parity check (`pipeline.stages.parity.hand_overs`), so tha
 something is named. One model is in memory at a time; what each says goes into a temporary file.
 """
 
-import json
 import tempfile
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -15,13 +14,13 @@ from pathlib import Path
 from pipeline.config.levels import level_key, split_level
 from pipeline.config.sections import Parity
 from pipeline.core.checks import Check
-from pipeline.core.errors import DataError
 from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.divergence import Prompt, Reference, Speaker, gguf_speaker, kept_logits
 from pipeline.metrics.forward import plain_model, trained_model
 from pipeline.stages.parity.hand_overs import Outputs, gguf_check, level_check, lora_check, merge_checks
+from pipeline.stages.parity.merged_weights import read_merge
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def output_checks(
     largest tensor in float32, and one prompt's logits. Raises `MachineError`, `ToolError` or `DataError`
     where a model can't be asked.
     """
-    merge_base, recorded = merge_base_of(chain.merged), (chain.adapter / "run.json").exists()
+    merge_base, recorded = read_merge(chain.merged)["merge_base"], (chain.adapter / "run.json").exists()
     with ExitStack() as files:
         sixteen = files.enter_context(bench.kept(plain_model(chain.base, chain.adapter)))
         outputs = Outputs(
@@ -136,18 +135,3 @@ def lora_at_level(
 def lora_title(level: str) -> str:
     """The title of the parity check of a level of the base with the adapter on it."""
     return f"Base GGUF with LoRA GGUF → the same at {level}"
-
-
-def merge_base_of(merged: Path) -> str:
-    """What the adapter was merged into, 16-bit or nf4, as the merge recorded it. Raises `DataError` where it
-    did not.
-    """
-    try:
-        merge_base = json.loads((merged / "merge.json").read_text(encoding="utf-8"))["merge_base"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            "Q-PARITY-004",
-            f"{merged}/merge.json doesn't say what was merged into ({type(error).__name__}): run `snakemake "
-            "--force merge`",
-        ) from error
-    return str(merge_base)

@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipeline.core.checks import Check
+from pipeline.core.errors import DataError
 from pipeline.models.merging import sums
 from pipeline.models.merging.nf4 import Nf4
 from pipeline.stages.merge.stage import merge
-from pipeline.stages.parity.merged_weights import LIMIT, merged_weights
+from pipeline.stages.parity.merged_weights import LIMIT, merged_weights, read_merge
 
 HEAD = "lm_head.weight"
 BASE_WITH_ADAPTER = "model.layers.0.self_attn.q_proj.weight"
@@ -114,6 +115,18 @@ def other_nf4(folder: Path, nf4: Nf4, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sums.Rows, "__init__", lambda self, job, _: original(self, job, nf4))
         remerge(folder)
+
+
+@pytest.mark.parametrize("record", ['{"onto": "nf4"}', "{}", "[]", '{"merge_base": "8-bit"}', None])
+def test_a_record_without_the_base_that_was_merged_into_is_refused(project: Path, record: str | None) -> None:
+    """What an older release or another tool wrote is not taken for a merge into 16 bits."""
+    file = project / "merged/merge.json"
+    file.unlink() if record is None else file.write_text(record)
+    with pytest.raises(DataError, match="Q-PARITY-004") as error:
+        read_merge(project / "merged")
+    with pytest.raises(DataError, match="Q-PARITY-004"):
+        check(project)
+    assert "snakemake --force merge" in str(error.value)
 
 
 def base_values(folder: Path) -> dict[str, Any]:

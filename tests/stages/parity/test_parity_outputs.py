@@ -23,7 +23,7 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.divergence import Prompt, Reference, compare, gguf_divergence, kept_logits, spread
 from pipeline.metrics.forward import plain_model, run_settings, trained_logits
 from pipeline.stages.parity.hand_overs import Outputs, gguf_check, level_check, lora_check, merge_checks
-from pipeline.stages.parity.outputs import Bench, Chain, merge_base_of, output_checks
+from pipeline.stages.parity.outputs import Bench, Chain, output_checks
 
 LIMITS: Any = SimpleNamespace(max_kld_exact=1.0e-3, max_kld_trained=0.7, max_kld_level=0.7)
 PROMPTS = [spread([*range(1000, 1030), tiny.END], 4), spread([*range(40, 60)], 4)]
@@ -89,14 +89,6 @@ def test_an_adapter_that_was_not_merged_is_named(finished: Path, tmp_path: Path,
     )
     assert (checks["outputs_sixteen"].verdict, checks["outputs_gguf"].verdict) == ("fail", "pass")
     assert "the adapter was not merged" in checks["outputs_sixteen"].remedy
-
-
-def test_merge_json_says_what_was_merged_into(tmp_path: Path) -> None:
-    (tmp_path / "merge.json").write_text('{"merge_base": "nf4"}', encoding="utf-8")
-    assert merge_base_of(tmp_path) == "nf4"
-    (tmp_path / "merge.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(DataError, match="Q-PARITY-004"):
-        merge_base_of(tmp_path)
 
 
 def test_an_adapter_without_a_record_is_refused(tmp_path: Path) -> None:
