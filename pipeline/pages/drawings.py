@@ -1,27 +1,20 @@
-"""The data page's drawings as inline SVG, without a library: a flow (Sankey diagram) and bars.
-
-Colors are classes of the page's style (`flow-…`, `bar-…`), so that light, dark and print follow the page; the
-same input gives the same bytes. Every drawing has a title and a description; text in it is escaped.
+"""The data page's drawings: the rows as a flow (Sankey diagram), and counts as bars. The same input gives the
+same bytes.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from itertools import accumulate
+from typing import Any
 
-from pipeline.pages.svg import short, svg, text
+from pipeline.pages.plots import ACCENT, GOOD, INK, LINE, MUTED, WARM, axes_of, canvas, cut, svg_of
 
-# the flow, in units of its viewBox
-LEFT, WIDTH, BRANCH, WORDS, RIGHT = (
-    132,
-    170,
-    350,
-    360,
-    700,
-)  # names end at LEFT; branches end at BRANCH; their words begin at WORDS
+# the flow, in points: names end at LEFT, branches end at BRANCH, their words begin at WORDS
+LEFT, WIDTH, BRANCH, WORDS, RIGHT = 132, 170, 350, 360, 700
+TOP, END, FAN = 28.0, 30.0, 56.0  # above the stream, its last piece, what parts into splits below it
 THIN = 1.5  # a single row among a million is still to be seen
-# the bars
-BARS_WIDTH, BARS_HEIGHT, LOW, HIGH = 560, 210, 178, 26
-BARS_LEFT, BARS_RIGHT = 8, 552
+LABELED = 12  # bars that have room for their counts
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -42,6 +35,11 @@ class Step:
         """Rows that go on to the next step."""
         return self.rows_in - self.lost + self.added
 
+    @property
+    def moved(self) -> int:
+        """Rows that leave the stream or join it."""
+        return self.lost or self.added
+
 
 def flow(description: str, ends: tuple[str, str], steps: Sequence[Step], splits: Mapping[str, int]) -> str:
     """A stream from top to bottom, as wide as it has rows; what a step takes out branches off to the right,
@@ -50,24 +48,23 @@ def flow(description: str, ends: tuple[str, str], steps: Sequence[Step], splits:
     `ends` are the words at its two ends. Returns SVG.
     """
     unit = WIDTH / max(1, sum(splits.values()), *(max(step.rows_in, step.rows_out) for step in steps))
-    parts, y = [text(LEFT, 16, ends[0], "flow-end")], 28.0
+    heights = [20 + max(step.moved * unit, 26) if step.moved else 30 for step in steps]
+    *tops, bottom = accumulate(heights, initial=TOP)
+    figure, axes = canvas(RIGHT, bottom + END + FAN + 44)
+    axes.text(LEFT, 16, ends[0], color=INK, fontsize=15, fontweight="bold")
+    axes.text(LEFT - 12, bottom + 26, ends[1], color=INK, fontsize=15, fontweight="bold", ha="right")
     edge = []  # the stream's right edge, from top to bottom
-    for step in steps:
-        edge.append((LEFT + step.rows_in * unit, y))
-        y = _step(parts, edge, step, unit, y)
-    wide = (steps[-1].rows_out if steps else sum(splits.values())) * unit
-    edge += [(LEFT + wide, y), (LEFT + wide, y + 30)]
-    outline = " L".join(f"{short(max(x, LEFT + THIN))} {short(at)}" for x, at in edge)
-    parts.append(f'<path class="flow-stream" d="M{LEFT} 28 L{outline} L{LEFT} {short(y + 30)} Z"/>')
-    parts.append(text(LEFT - 12, y + 26, ends[1], "flow-end", anchor="end"))
-    return svg(
-        "flow",
-        "flow",
-        (RIGHT, _fan(parts, splits, unit, y + 29.5)),
-        "What became of the rows",
-        description,
-        parts,
-    )
+    for step, top, height in zip(steps, tops, heights, strict=True):
+        # lost rows leave at the top of their step, added ones come in at its bottom
+        edge += [(step.rows_in, top), (step.rows_out, top) if step.lost else (step.rows_in, top + height)]
+        _step(axes, step, unit, top, top + height)
+    rows = steps[-1].rows_out if steps else sum(splits.values())
+    edge += [(rows, bottom), (rows, bottom + END)]
+    x, y = zip(*((LEFT + max(rows * unit, THIN), at) for rows, at in edge), strict=True)
+    stream = axes.fill([LEFT, *x, LEFT], [edge[0][1], *y, y[-1]], color=ACCENT, alpha=0.7, linewidth=0)
+    stream[0].set_gid("stream")
+    _fan(axes, splits, unit, bottom + END)
+    return svg_of(figure, "flow", "What became of the rows", description)
 
 
 def bars(
@@ -86,103 +83,85 @@ def bars(
     """
     if not items:
         return ""
-    pitch = (BARS_RIGHT - BARS_LEFT) / len(items)
+    figure, axes = axes_of("", "", (6.4, 2.4))
+    places = range(len(items))
     top = max(1, *(count for _, count in items))
-    inner = min(pitch * (0.96 if edges else 0.8), 64.0)
-    every = max(1, -(-len(items) * 44 // (BARS_RIGHT - BARS_LEFT)))  # labels need 44 units each
-    parts = [f'<line class="bar-line" x1="{BARS_LEFT}" x2="{BARS_RIGHT}" y1="{LOW}" y2="{LOW}"/>']
-    for place, (label, count) in enumerate(items):
-        x = BARS_LEFT + place * pitch + (0 if edges else (pitch - inner) / 2)
-        height = (LOW - HIGH - (22 if marks else 0)) * count / top
-        if count:
-            height = max(height, THIN)
-            words = f"<title>{escape(label)}: {count:,}</title>"
-            parts.append(
-                f'<rect class="bar" x="{short(x)}" y="{short(LOW - height)}" width="{short(inner)}" '
-                f'height="{short(height)}">{words}</rect>'
-            )
-        if pitch >= 44:
-            parts.append(text(x + inner / 2, LOW - height - 5, f"{count:,}", "bar-count", anchor="middle"))
-        if place % every == 0:
-            parts.append(
-                text(x, LOW + 16, label, "bar-label")
-                if edges
-                else text(x + inner / 2, LOW + 16, label, "bar-label", anchor="middle")
-            )
+    side, width = ("left", 0.96) if edges else ("center", 0.8)
+    least = top / 100  # a single row among a million is still to be seen
+    heights = [max(count, least) if count else 0 for _, count in items]
+    drawn = axes.bar(places, heights, width, align="edge" if edges else "center", color=ACCENT)
+    for place, bar in enumerate(drawn):
+        bar.set_gid(f"tip-{place}")
+    if len(items) <= LABELED:
+        axes.bar_label(drawn, [f"{count:,}" for _, count in items], padding=3, color=INK)
+        axes.yaxis.set_visible(False)
+    else:
+        axes.yaxis.get_major_locator().set_params(nbins=5, integer=True, prune="upper")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    every = -(-len(items) // LABELED)
+    axes.set_xticks(places[::every], [label for label, _ in items[::every]], ha=side)
+    axes.margins(x=0.01)
+    axes.set_ylim(0, top * (1.1 + 0.12 * len(marks)))
     for row, (label, mark) in enumerate(marks):
-        x = BARS_LEFT + min(max(mark, 0.0), len(items)) * pitch
-        y = 14 + 15 * row
-        parts.append(f'<line class="bar-mark" x1="{short(x)}" x2="{short(x)}" y1="{y + 4}" y2="{LOW}"/>')
-        late = x > BARS_RIGHT - 130
-        parts.append(
-            text(x - 4 if late else x + 4, y + 4, label, "bar-note", anchor="end" if late else "start")
+        late = mark > 0.75 * len(items)
+        axes.axvline(mark, ymax=1 - 0.1 * row, color=WARM, linewidth=1.3, linestyle=(0, (3, 2)))
+        axes.annotate(
+            label,
+            (mark, 1 - 0.1 * row),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(-4 if late else 4, 0),
+            textcoords="offset points",
+            ha="right" if late else "left",
+            va="top",
+            color=WARM,
+            fontweight="bold",
         )
-    return svg(name, "bars", (BARS_WIDTH, BARS_HEIGHT), title, description, parts)
+    return svg_of(figure, name, title, description, [f"{label}: {count:,}" for label, count in items])
 
 
-def _step(parts: list[str], edge: list[tuple[float, float]], step: Step, unit: float, y: float) -> float:
-    """Draw one step's branch and words from `y` down, add to the stream's right edge; gives where the step
-    ends.
-    """
-    rows = step.lost or step.added
-    if not rows:  # it only changed some: a short piece with a note
-        start = LEFT + step.rows_in * unit + 6
-        parts.append(
-            f'<line class="flow-leader" x1="{short(start)}" x2="{WORDS - 8}" y1="{short(y + 15)}" '
-            f'y2="{short(y + 15)}"/>'
-        )
-        _sentence(parts, step, y + 15, quiet=True)
-        return y + 30
-    thick = max(rows * unit, THIN)
-    middle = y + 14 + max(thick, 26) / 2
-    bottom = y + 14 + max(thick, 26) + 6
-    inner = LEFT + min(step.rows_in, step.rows_out) * unit
-    # lost rows leave at the top and turn right: the inner side of the turn ends below; added ones come in and
-    # join at the bottom
-    (turn, outer_y, inner_y), kind = (
-        ((y, -thick / 2, thick / 2), "flow-lost")
-        if step.lost
-        else ((bottom, thick / 2, -thick / 2), "flow-added")
+def _step(axes: Any, step: Step, unit: float, top: float, bottom: float) -> None:
+    """One step's branch between `top` and `bottom`, its name on the left, what it did on the right."""
+    y, quiet = (top + bottom + 8) / 2 if step.moved else top + 15, not step.moved
+    if quiet:  # it only changed some: a thin line to a note
+        axes.plot([LEFT + step.rows_in * unit + 6, WORDS - 8], [y, y], color=LINE, linewidth=1)
+    else:
+        thick = max(step.moved * unit, THIN)
+        inner = LEFT + min(step.rows_in, step.rows_out) * unit
+        # the inner side of a branch that leaves turns below, of one that joins above
+        turn, side, color = (top, thick / 2, WARM) if step.lost else (bottom, -thick / 2, GOOD)
+        outer = inner + thick
+        outside = [(outer, turn), (outer, y - side), (BRANCH, y - side)]
+        inside = [(BRANCH, y + side), (inner, y + side), (inner, turn)]
+        _ribbon(axes, outside, inside, color, 0.75)
+    looks = (
+        {"color": MUTED, "fontsize": 12} if quiet else {"color": INK, "fontsize": 13, "fontweight": "bold"}
     )
-    outer, outer_y, inner_y = inner + thick, middle + outer_y, middle + inner_y
-    there = f"M{short(outer)} {short(turn)} Q{short(outer)} {short(outer_y)} {BRANCH} {short(outer_y)}"
-    back = f"L{BRANCH} {short(inner_y)} Q{short(inner)} {short(inner_y)} {short(inner)} {short(turn)}"
-    parts.append(f'<path class="{kind}" d="{there} {back} Z"/>')
-    edge += [(LEFT + step.rows_out * unit, y)] if step.lost else [(LEFT + step.rows_in * unit, bottom)]
-    _sentence(parts, step, middle)
-    return bottom
+    axes.text(LEFT - 12, y + 4, cut(step.name, 20), ha="right", **looks)
+    axes.text(WORDS, y + (-3 if step.more else 4), cut(step.words, 52), **looks)
+    axes.text(WORDS, y + 13, cut(step.more, 52), color=MUTED, fontsize=12)
 
 
-def _sentence(parts: list[str], step: Step, y: float, *, quiet: bool = False) -> None:
-    """The step's name on the left, what it did on the right."""
-    parts.append(text(LEFT - 12, y + 4, step.name, "flow-quiet" if quiet else "flow-name", anchor="end"))
-    parts.append(
-        text(WORDS, y + (-3 if step.more else 4), step.words, "flow-quiet" if quiet else "flow-words")
-    )
-    if step.more:
-        parts.append(text(WORDS, y + 13, step.more, "flow-quiet"))
-
-
-def _fan(parts: list[str], splits: Mapping[str, int], unit: float, y: float) -> float:
-    """The stream's end, parted into the splits; gives the drawing's height."""
-    start, place, deep = float(LEFT), float(LEFT), 56
+def _fan(axes: Any, splits: Mapping[str, int], unit: float, top: float) -> None:
+    """The stream's end, parted into the splits."""
+    start = place = float(LEFT)
+    bottom, middle = top + FAN, top + FAN / 2
     for name, rows in splits.items():
         thick = max(rows * unit, THIN if rows else 0.0)
-        middle = y + deep / 2
-        down = (
-            f"C{short(start)} {short(middle)} {short(place)} {short(middle)} {short(place)} {short(y + deep)}"
-        )
-        up = (
-            f"C{short(place + thick)} {short(middle)} {short(start + thick)} {short(middle)} "
-            f"{short(start + thick)} {short(y)}"
-        )
+        left = [(start, top), (start, middle), (place, middle), (place, bottom)]
+        right = [(x + thick, y) for x, y in reversed(left)]
         if rows:
-            parts.append(
-                f'<path class="flow-{escape(name)}" d="M{short(start)} {short(y)} {down} '
-                f'L{short(place + thick)} {short(y + deep)} {up} Z"/>'
-            )
-        parts.append(text(place, y + deep + 18, f"{rows:,}", "flow-words"))
-        parts.append(text(place, y + deep + 34, name, "flow-quiet"))
+            _ribbon(axes, left, right, ACCENT, 0.7 if name == "train" else 0.45)
+        axes.text(place, bottom + 18, f"{rows:,}", color=INK, fontsize=13, fontweight="bold")
+        axes.text(place, bottom + 34, name, color=MUTED, fontsize=12)
         start += rows * unit
         place = max(place + thick + 36, place + 96)
-    return y + deep + 44
+
+
+def _ribbon(axes: Any, there: Sequence[Point], back: Sequence[Point], color: str, alpha: float) -> None:
+    """The area between two Bézier curves, of three or four points each."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    curve = [{3: Path.CURVE3, 4: Path.CURVE4}[len(there)]] * (len(there) - 1)
+    path = Path([*there, *back], [Path.MOVETO, *curve, Path.LINETO, *curve])
+    axes.add_patch(PathPatch(path, facecolor=color, alpha=alpha, linewidth=0))

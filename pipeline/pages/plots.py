@@ -16,8 +16,10 @@ COLORS = {
     "#1a6b8c": "var(--accent)",
     "#9c4a1a": "var(--warm)",
     "#fefdfc": "var(--card)",
+    "#2a6b3b": "var(--good)",
+    "#a9311e": "var(--bad)",
 }
-INK, MUTED, LINE, ACCENT, WARM, CARD = COLORS
+INK, MUTED, LINE, ACCENT, WARM, CARD, GOOD, BAD = COLORS
 
 
 def axes_of(x_label: str, y_label: str, inches: tuple[float, float], *, grid: str = "y") -> tuple[Any, Any]:
@@ -48,9 +50,25 @@ def panels_of(
     return figure, panels
 
 
-def svg_of(figure: Any, name: str, title: str, description: str) -> str:
-    """The figure as an `<svg>` element for an HTML page: ids of its own, no date, no namespaces, a text
-    alternative.
+def canvas(width: float, height: float) -> tuple[Any, Any]:
+    """(figure, axes) without a scale: a unit is a point, y grows downwards."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width / 72, height / 72))
+    figure.patch.set_alpha(0)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.set_axis_off()
+    return figure, axes
+
+
+def cut(text: str, longest: int) -> str:
+    """The text; what goes beyond `longest` letters is an ellipsis."""
+    return text if len(text) <= longest else text[: longest - 1].rstrip(" ,") + "…"
+
+
+def svg_of(figure: Any, name: str, title: str, description: str, tips: Sequence[str] = ()) -> str:
+    """The figure as an `<svg>` element of class `name` for an HTML page: ids of its own, no date, no
+    namespaces, a text alternative. An artist whose gid is `tip-N` shows the Nth of `tips` under the pointer.
     """
     import matplotlib
 
@@ -59,7 +77,9 @@ def svg_of(figure: Any, name: str, title: str, description: str) -> str:
         figure.savefig(output, format="svg", metadata={"Date": None, "Creator": None})
     text = output.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
+    # ids such as text_1 are what nothing refers to
+    text = re.sub(r'<metadata>.*?</metadata>|<!--.*?-->| id="[\w.]+_\d+"', "", text, flags=re.S)
+    text = re.sub(r"\s*\n\s*", " ", text).replace("> <", "><")
     text = (
         re.sub(r' (xmlns(:xlink)?|version|width|height)="[^"]*"', "", text.split(">", 1)[0])
         + ">"
@@ -74,7 +94,10 @@ def svg_of(figure: Any, name: str, title: str, description: str) -> str:
         text = text.replace(written, wanted)
     for drawn, shown in COLORS.items():
         text = text.replace(drawn, shown)
-    opening = f'<svg class="plot" role="img" aria-labelledby="{name}-title {name}-description"'
+    for number, tip in enumerate(tips):
+        opened = f'<g id="{name}-tip-{number}">'
+        text = text.replace(opened, f"{opened}<title>{escape(tip)}</title>")
+    opening = f'<svg class="plot {name}" role="img" aria-labelledby="{name}-title {name}-description"'
     alternative = (
         f'><title id="{name}-title">{escape(title)}</title><desc '
         f'id="{name}-description">{escape(description)}</desc>'

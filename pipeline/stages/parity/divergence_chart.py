@@ -1,16 +1,12 @@
-"""The parity page's chart: the divergence at each hand-over against its limit, as inline SVG."""
+"""The parity page's chart: the divergence at each hand-over against its limit."""
 
 import math
-from collections.abc import Callable
 
 from pipeline.core.checks import figure_text
 from pipeline.pages.formats import is_number
 from pipeline.pages.parity_summary import MARKS, ParityChecks, grouped
-from pipeline.pages.svg import short, svg, text
-from pipeline.stages.parity.drawings import KINDS, Row
-
-# in units of the viewBox: names end left of AXIS, the scale ends at END, the figures stand behind it
-CHART, AXIS, END, LINE, HEAD = 940.0, 404.0, 820.0, 26.0, 8.0
+from pipeline.pages.plots import INK, axes_of, cut, svg_of
+from pipeline.stages.parity.drawings import COLORS
 
 
 def divergences(checks: ParityChecks) -> str:
@@ -18,56 +14,31 @@ def divergences(checks: ParityChecks) -> str:
     scale; SVG, "" where all are 0.
     """
     rows = [row for row in grouped(checks).get("Outputs", ()) if is_number(row.get("figure"))]
-    positive = [
-        float(value) for row in rows for value in (row["figure"], row.get("limit")) if value and value > 0
-    ]
+    figures = [(float(row["figure"]), float(row.get("limit") or 0)) for row in rows]
+    positive = [value for both in figures for value in both if value > 0]
     if not positive:
         return ""
-    low, high = math.floor(math.log10(min(positive)) - 0.2), math.ceil(math.log10(max(positive)) + 0.1)
-
-    def x(value: float) -> float:
-        return AXIS + (END - AXIS) * ((math.log10(value) - low) / (high - low) if value > 0 else 0.0)
-
-    bottom = HEAD + len(rows) * LINE
-    parts = []
-    for power in range(low, high + 1, max(1, -(-(high - low) // 8))):
-        at = short(x(10.0**power))
-        parts.append(f'<line class="chart-grid" x1="{at}" x2="{at}" y1="4" y2="{short(bottom)}"/>')
-        parts.append(text(x(10.0**power), bottom + 17, f"{10.0**power:g}", "chain-quiet", anchor="middle"))
-    parts.append(text(END + 16, bottom + 17, "nats", "chain-quiet"))
-    for number, row in enumerate(rows):
-        parts += _divergence(row, HEAD + (number + 0.5) * LINE, x)
-    description = "; ".join(
-        (
-            f"{row['title']} {figure_text(row['figure'])}, limit {figure_text(row.get('limit'))}, "
-            f"{row['verdict']}"
-        )
-        for row in rows
+    low = 10.0 ** math.floor(math.log10(min(positive)) - 0.2)
+    high = 10.0 ** math.ceil(math.log10(max(positive)) + 0.1)
+    figure, axes = axes_of("nats", "", (9.6, 0.6 + 0.3 * len(rows)), grid="x")
+    axes.set(xscale="log", xlim=(low, high), ylim=(len(rows) - 0.4, -0.6))
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    for place, (row, (value, limit)) in enumerate(zip(rows, figures, strict=True)):
+        color, failed = COLORS[row["verdict"]], row["verdict"] == "fail"
+        end = max(value, low)  # 0 is at the left edge
+        axes.plot([low, end], [place, place], color=color, linewidth=2, clip_on=False)
+        axes.plot(end, place, "o", color=color, markersize=8, clip_on=False, gid=f"figure-{place}")
+        if limit > 0:
+            axes.plot(limit, place, "|", color=INK, markersize=16, markeredgewidth=2, gid=f"tip-{place}")
+        text = f"{MARKS[row['verdict']]} {figure_text(row['figure'])}"
+        looks = {"color": color, "fontweight": "bold" if failed else "normal", "va": "center"}
+        axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), **looks)
+    axes.set_yticks(range(len(rows)), [cut(row["title"], 56) for row in rows])
+    axes.tick_params(axis="y", colors=INK)
+    limits = [f"limit {figure_text(row.get('limit'))}" for row in rows]
+    words = "; ".join(
+        f"{row['title']} {figure_text(row['figure'])}, {limit}, {row['verdict']}"
+        for row, limit in zip(rows, limits, strict=True)
     )
-    return svg(
-        "divergences",
-        "chart",
-        (CHART, bottom + 26),
-        "Mean KL divergence at each hand-over",
-        description + ".",
-        parts,
-    )
-
-
-def _divergence(row: Row, y: float, x: Callable[[float], float]) -> list[str]:
-    """One line of the chart: name, way from the left edge, figure, and the limit as an upright stroke."""
-    kind, end = KINDS[row["verdict"]], short(x(row["figure"]))
-    parts = [
-        text(AXIS - 12, y + 4, row["title"], "chain-words", anchor="end", longest=56),
-        f'<line class="{kind} kld-line" x1="{short(AXIS)}" x2="{end}" y1="{short(y)}" y2="{short(y)}"/>',
-        f'<circle class="{kind} dot" cx="{end}" cy="{short(y)}" r="4.5"/>',
-        text(END + 16, y + 4, f"{MARKS[row['verdict']]} {figure_text(row['figure'])}", f"{kind} label"),
-    ]
-    if row.get("limit"):
-        at = short(x(row["limit"]))
-        limit = f"<title>limit {figure_text(row['limit'])}</title>"
-        parts.append(
-            f'<line class="chart-limit" x1="{at}" x2="{at}" y1="{short(y - 9)}" '
-            f'y2="{short(y + 9)}">{limit}</line>'
-        )
-    return parts
+    return svg_of(figure, "divergences", "Mean KL divergence at each hand-over", f"{words}.", limits)

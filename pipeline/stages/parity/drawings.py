@@ -1,11 +1,9 @@
-"""The parity page's drawings as inline SVG: the chain of hand-overs, and the divergence at each of them.
+"""The parity page's drawing: the chain of hand-overs.
 
-A hand-over is colored by its verdict and marked with it (✓ pass, ✕ fail, ○ not measured); colors are classes
-of the page's style.
+A hand-over is colored by its verdict and marked with it (✓ pass, ✕ fail, ○ not measured).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.core.checks import figure_text
@@ -22,7 +20,7 @@ from pipeline.pages.parity_summary import (
     grouped,
     place_of,
 )
-from pipeline.pages.svg import short, svg, text
+from pipeline.pages.plots import BAD, CARD, GOOD, INK, MUTED, WARM, canvas, cut, svg_of
 
 Row = Mapping[str, Any]  # a parity check with its key and verdict
 Point = tuple[float, float]
@@ -30,21 +28,26 @@ SOURCES = {
     "outputs_sixteen": ", 16-bit base",
     "outputs_trained": ", NF4 base",
 }  # what of the two is handed over to the merged model
-KINDS = {"pass": "check-pass", "fail": "check-fail", "not measured": "check-open"}
-# the chain, in units of its viewBox: boxes of BOX × HIGH, their left edges in columns, their middles from
-# FIRST on PITCH apart
+COLORS = {"pass": GOOD, "fail": BAD, "not measured": WARM}
+LINES: dict[str, dict[str, Any]] = {
+    "pass": {"linewidth": 2},
+    "fail": {"linewidth": 3.5},
+    "not measured": {"linewidth": 2, "linestyle": (0, (2.5, 2))},
+}
+# the chain, in points: boxes of BOX × HIGH, their left edges in columns, their middles from FIRST on PITCH
+# apart
 BOX, HIGH, FIRST, PITCH = 126.0, 46.0, 92.0, 68.0
 TRAINED, MERGE, GGUF, LEVEL, SERVER = 2.0, 326.0, 606.0, 906.0, 1126.0
 ABOVE = 30.0  # the strand of text and tokens
 TURN = 20.0  # from a box to where its lines to several others part
 
 
-@dataclass
 class _Drawing:
-    """What is drawn so far, as SVG and in words."""
+    """The chain in words, and on a canvas with its last column at `right` and its lowest row at `bottom`."""
 
-    parts: list[str] = field(default_factory=list)
-    announce: list[str] = field(default_factory=list)
+    def __init__(self, right: float, bottom: float) -> None:
+        self.figure, self.axes = canvas(right + BOX + 2, bottom + HIGH / 2 + 12)
+        self.sentences: list[str] = []
 
     def hand_over(
         self,
@@ -58,37 +61,41 @@ class _Drawing:
         stand at `at`, below each other.
         """
         verdict = gravest(checks)
-        stated = [f"{MARKS[kind]} {label}" for kind, label in labels] or [f"{MARKS[verdict]} {verdict}"]
-        self.announce.append(f"{words}: {', '.join(stated)}")
-        x, y = way[-1]
-        down = way[-2][0] == x
-        head = f"l-5 -9 h10 Z M{short(x)} {short(y)}" if down else "l-9 -5 v10 Z"
-        line = " L".join(f"{short(a)} {short(b)}" for a, b in way)
-        self.parts.append(
-            f'<path class="{KINDS[verdict]} way" d="M{line}"/><path class="{KINDS[verdict]} head" '
-            f'd="M{short(x)} {short(y)} {head}"/>'
+        shown = [(kind, f"{MARKS[kind]} {label}") for kind, label in labels or [(verdict, verdict)]]
+        self.sentences.append(f"{words}: {', '.join(label for _, label in shown)}")
+        self.axes.plot(*zip(*way, strict=True), color=COLORS[verdict], **LINES[verdict])
+        (before, _), (x, y) = way[-2:]
+        head = (
+            [(x, y), (x - 5, y - 9), (x + 5, y - 9)]
+            if before == x
+            else [(x, y), (x - 9, y - 5), (x - 9, y + 5)]
         )
-        for number, (one, (kind, _)) in enumerate(zip(stated, labels or [(verdict, "")], strict=True)):
+        self.axes.fill(*zip(*head, strict=True), color=COLORS[verdict])
+        for number, (kind, label) in enumerate(shown):
             # the first stands above the line, the others below it
-            self.parts.append(
-                text(
-                    at[0],
-                    at[1] - 7 if number == 0 else at[1] + 2 + 15 * number,
-                    one,
-                    f"{KINDS[kind]} label",
-                    longest=34,
-                )
-            )
+            low = at[1] - 7 if number == 0 else at[1] + 2 + 15 * number
+            weight = "bold" if kind == "fail" else "normal"
+            self.axes.text(at[0], low, cut(label, 34), color=COLORS[kind], fontsize=12, fontweight=weight)
 
     def box(self, at: Point, name: str, words: str) -> None:
         """A box with its left edge and its middle at `at`: a name and, smaller, what it is."""
+        from matplotlib.patches import FancyBboxPatch
+
         x, y = at
-        self.parts.append(
-            f'<rect class="chain-box" x="{short(x)}" y="{short(y - HIGH / 2)}" width="{short(BOX)}" '
-            f'height="{short(HIGH)}" rx="6"/>'
-        )
-        self.parts.append(text(x + BOX / 2, y - 2, name, "chain-name", anchor="middle", longest=16))
-        self.parts.append(text(x + BOX / 2, y + 14, words, "chain-quiet", anchor="middle", longest=22))
+        looks: dict[str, Any] = {
+            "boxstyle": "round,pad=0,rounding_size=6",
+            "facecolor": CARD,
+            "edgecolor": MUTED,
+            "linewidth": 1.2,
+        }
+        self.axes.add_patch(FancyBboxPatch((x, y - HIGH / 2), BOX, HIGH, **looks))
+        middle = {"ha": "center", "fontsize": 13}
+        self.axes.text(x + BOX / 2, y - 2, cut(name, 16), color=INK, fontweight="bold", **middle)
+        self.axes.text(x + BOX / 2, y + 14, cut(words, 22), color=MUTED, **middle | {"fontsize": 12})
+
+    def svg(self) -> str:
+        """The drawing as SVG."""
+        return svg_of(self.figure, "chain", "The chain of hand-overs", "; ".join(self.sentences) + ".")
 
 
 def chain(checks: ParityChecks) -> str:
@@ -99,7 +106,9 @@ def chain(checks: ParityChecks) -> str:
     places = list(dict.fromkeys(row["place"] for row in stored))
     levels = [place for place in places if place not in ("", MERGED, SIXTEEN) and not place.endswith(LORA)]
     loras = [place for place in places if place.endswith(LORA)]
-    drawing = _Drawing()
+    lora_levels = [place for place in loras if place != SIXTEEN + LORA]
+    y = FIRST + PITCH * max(1, len(levels))  # the adapter's own GGUF
+    drawing = _Drawing(SERVER, y + PITCH * max(0, len(lora_levels) - 1) if loras else y - PITCH)
     _text_strand(drawing, rows)
     for start, end, place, words in (
         (TRAINED, MERGE, MERGED, "trained to merged"),
@@ -108,36 +117,28 @@ def chain(checks: ParityChecks) -> str:
         drawing.hand_over(
             [(start + BOX, FIRST), (end, FIRST)], words, *_checked(stored, place), (start + BOX + 10, FIRST)
         )
-    bottom = _levels(drawing, stored, levels, FIRST)
+    _levels(drawing, stored, levels, FIRST)
     for number, level in enumerate(levels):
-        y, end = FIRST + number * PITCH, SERVER - TURN
-        way = (
-            [(LEVEL + BOX, y), (end, y), (end, FIRST), (SERVER, FIRST)]
-            if number
-            else [(LEVEL + BOX, y), (SERVER, y)]
-        )
+        low, end = FIRST + number * PITCH, SERVER - TURN
+        turns = [(end, low), (end, FIRST)] if number else []
         asked = [row for row in rows.get("Behavior", ()) if row["place"] in ("", level)]
-        drawing.hand_over(way, f"{level} to served", asked, [_counted(asked)], (LEVEL + BOX + 8, y))
+        way = [(LEVEL + BOX, low), *turns, (SERVER, FIRST)]
+        drawing.hand_over(way, f"{level} to served", asked, [_counted(asked)], (LEVEL + BOX + 8, low))
     for x, name, words in (
         (TRAINED, "Trained", "base with adapter"),
         (MERGE, "Merged", "one set of weights"),
         (GGUF, "16-bit GGUF", "of the merged"),
+        *([(SERVER, "Served", "in llama-server")] if levels else []),
     ):
         drawing.box((x, FIRST), name, words)
-    if levels:
-        drawing.box((SERVER, FIRST), "Served", "in llama-server")
     if loras:
-        y = bottom + PITCH
         way = [(TRAINED + BOX / 2, FIRST + HIGH / 2), (TRAINED + BOX / 2, y), (GGUF, y)]
         drawing.hand_over(
             way, "adapter as a GGUF on the base's", *_checked(stored, SIXTEEN + LORA), (MERGE + BOX + 10, y)
         )
-        bottom = _levels(drawing, stored, [lora for lora in loras if lora != SIXTEEN + LORA], y)
+        _levels(drawing, stored, lora_levels, y)
         drawing.box((GGUF, y), "16-bit GGUF", "base with LoRA")
-    size = (SERVER + BOX + 2, bottom + HIGH / 2 + 12)
-    return svg(
-        "chain", "chain", size, "The chain of hand-overs", "; ".join(drawing.announce) + ".", drawing.parts
-    )
+    return drawing.svg()
 
 
 def unmerged_chain(checks: ParityChecks) -> str:
@@ -145,28 +146,15 @@ def unmerged_chain(checks: ParityChecks) -> str:
     the base alone, one file in both. SVG.
     """
     rows, stored = _placed(checks)
-    drawing, bottom = _Drawing(), FIRST + PITCH * 1.5
+    bottom, asked = FIRST + PITCH * 1.5, rows.get("Behavior", [])
+    drawing = _Drawing(LEVEL, bottom)
     _text_strand(drawing, rows)
-    drawing.hand_over(
-        [(TRAINED + BOX, FIRST), (GGUF, FIRST)],
-        f"trained to {SERVED}",
-        *_checked(stored, SERVED),
-        (TRAINED + BOX + 110, FIRST),
-    )
-    drawing.hand_over(
-        [(TRAINED + BOX, bottom), (GGUF, bottom)],
-        f"the base in training to {BASE}",
-        *_checked(stored, BASE),
-        (TRAINED + BOX + 110, bottom),
-    )
-    asked = rows.get("Behavior", [])
-    drawing.hand_over(
-        [(GGUF + BOX, FIRST), (LEVEL, FIRST)],
-        f"{SERVED} to served",
-        asked,
-        [_counted(asked)],
-        (GGUF + BOX + 30, FIRST),
-    )
+    for start, end, y, words, checked, indent in (
+        (TRAINED, GGUF, FIRST, f"trained to {SERVED}", _checked(stored, SERVED), 110),
+        (TRAINED, GGUF, bottom, f"the base in training to {BASE}", _checked(stored, BASE), 110),
+        (GGUF, LEVEL, FIRST, f"{SERVED} to served", (asked, [_counted(asked)]), 30),
+    ):
+        drawing.hand_over([(start + BOX, y), (end, y)], words, *checked, (start + BOX + indent, y))
     for at, name, words in (
         ((TRAINED, FIRST), "Trained", "base with adapter"),
         ((GGUF, FIRST), "Base + LoRA", "two GGUFs"),
@@ -175,10 +163,7 @@ def unmerged_chain(checks: ParityChecks) -> str:
         ((GGUF, bottom), "Base GGUF", "the same file, alone"),
     ):
         drawing.box(at, name, words)
-    size = (LEVEL + BOX + 2, bottom + HIGH / 2 + 12)
-    return svg(
-        "chain", "chain", size, "The chain of hand-overs", "; ".join(drawing.announce) + ".", drawing.parts
-    )
+    return drawing.svg()
 
 
 def _placed(checks: ParityChecks) -> tuple[dict[str, list[Row]], list[Row]]:
@@ -199,22 +184,15 @@ def _text_strand(drawing: _Drawing, rows: Mapping[str, Sequence[Row]]) -> None:
     drawing.hand_over(over, "text and tokens", both, labels, (left + 12, ABOVE))
 
 
-def _levels(drawing: _Drawing, stored: Sequence[Row], levels: Sequence[str], top: float) -> float:
-    """The levels made from the GGUF at height `top`, each with its hand-over; gives the height of the
-    lowest.
-    """
+def _levels(drawing: _Drawing, stored: Sequence[Row], levels: Sequence[str], top: float) -> None:
+    """The levels made from the GGUF at height `top`, each with its hand-over."""
     for number, level in enumerate(levels):
         y, start = top + number * PITCH, GGUF + BOX
-        way = (
-            [(start, top), (start + TURN, top), (start + TURN, y), (LEVEL, y)]
-            if number
-            else [(start, y), (LEVEL, y)]
-        )
+        turns = [(start + TURN, top), (start + TURN, y)] if number else []
+        way = [(start, top), *turns, (LEVEL, y)]
         drawing.hand_over(way, f"to {level}", *_checked(stored, level), (start + TURN + 10, y))
-        drawing.box(
-            (LEVEL, y), level.removesuffix(LORA), "base with LoRA" if level.endswith(LORA) else "GGUF"
-        )
-    return top + max(0, len(levels) - 1) * PITCH
+        made = "base with LoRA" if level.endswith(LORA) else "GGUF"
+        drawing.box((LEVEL, y), level.removesuffix(LORA), made)
 
 
 def _checked(rows: Sequence[Row], place: str) -> tuple[list[Row], list[tuple[str, str]]]:
@@ -231,6 +209,5 @@ def _checked(rows: Sequence[Row], place: str) -> tuple[list[Row], list[tuple[str
 def _counted(rows: Sequence[Row], name: str = "") -> tuple[str, str]:
     """A label for several parity checks: how many of them passed."""
     passed = sum(row["verdict"] == "pass" for row in rows)
-    return gravest(
-        rows
-    ), f"{name} {passed} of {len(rows)}".strip() if rows else f"{name} not measured".strip()
+    counted = f"{passed} of {len(rows)}" if rows else "not measured"
+    return gravest(rows), f"{name} {counted}".strip()

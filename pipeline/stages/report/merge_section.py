@@ -26,25 +26,18 @@ def merge_values(
     """What the section's template needs; `reference` is the 16-bit model's name, and "base-" before it that
     of the untuned base.
     """
-    from markupsafe import Markup
-
     adapters = merge.get("adapters") or ()  # PEFT's own merge tells of none
     changes = by_place(adapters, "relative_change")
     maps = {
-        "change": heat_map("change", "How far the adapter moved the weights", changes, share),
-        "nf4": heat_map(
-            "nf4",
-            "NF4's rounding over the adapter's change",
-            by_place(adapters, "nf4_error_to_update"),
-            times,
-        ),
+        "change": heat_map(changes, share),
+        "nf4": heat_map(by_place(adapters, "nf4_error_to_update"), times),
     }
     levels = survival(adapters, noise(parity), evaluations, reference)
     return {
         "merge_base": MERGE_BASES[merge["merge_base"]],
         "candidates": candidates(merge),
         "levels": levels,
-        "maps": {name: Markup(drawing) for name, drawing in maps.items()},  # noqa: S704 (our own; heat_map escapes its texts)
+        "maps": maps,
         "changes": table(changes),
         "outside": [
             (one["tensor"], share(one["relative_change"]))

@@ -85,7 +85,7 @@ def test_the_page_is_accessible(page: Page) -> None:
     ]
     assert set(named + inside) <= set(ids)
     plots = [attributes for tag, attributes in page.tags if tag == "svg"]
-    assert len(plots) == 9
+    assert len(plots) == 7
     assert all(plot["role"] == "img" for plot in plots)
     tags = [tag for tag, _ in page.tags]
     assert tags.count("caption") == tags.count("table") >= 5
