@@ -15,7 +15,7 @@ class Page(HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
         self.text = ""
-        self.feed(html)
+        self.feed(str(html))  # of `Markup` too, which would escape what is added to it
         self.close()
         assert not self.open
 

@@ -23,12 +23,15 @@ def answer_rows(
     """Each row's last assistant turn as `llama-server` answers it, greedily, `settings.parallel` rows at a
     time; `lora` is put on the model.
     """
-    load: dict[str, Any] = {
-        "ctx_size": settings.ctx_size,
-        "parallel": settings.parallel,
-        "threads": settings.threads,
-    }
-    up = serving(tools, model, **load, n_gpu_layers=settings.n_gpu_layers, lora=lora)
+    up = serving(
+        tools,
+        model,
+        ctx_size=settings.ctx_size,
+        parallel=settings.parallel,
+        threads=settings.threads,
+        n_gpu_layers=settings.n_gpu_layers,
+        lora=lora,
+    )
     answers = []
     bar = progress(f"{(lora or model).name}: answers", len(rows))
     with up as server, ThreadPoolExecutor(settings.parallel) as pool, bar as advance:

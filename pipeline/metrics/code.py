@@ -115,8 +115,10 @@ def _tests(statements: list[ast.stmt]) -> list[ast.stmt]:
     kept = _whole(tests, statements)
     if _needed(kept) - _given(statements):
         kept = statements
-    calls = [f"{one.name}()" for one in tests if isinstance(one, ast.FunctionDef)]
-    return kept + ast.parse("\n".join(calls)).body
+    return (
+        kept
+        + ast.parse("\n".join([f"{one.name}()" for one in tests if isinstance(one, ast.FunctionDef)])).body
+    )
 
 
 def _whole(wanted: list[ast.stmt], statements: list[ast.stmt]) -> list[ast.stmt]:

@@ -145,8 +145,14 @@ def gguf_speaker(
     gguf: Path, prompts: list[Prompt], *, threads: int, tools: Toolchain, lora: Path | None = None
 ) -> Iterator[Speaker]:
     """A GGUF loaded on the CPU with a context as long as the longest prompt."""
-    longest = max(len(prompt.ids) for prompt in prompts)
-    with open_gguf(tools, gguf, ctx_size=longest, threads=threads, n_gpu_layers=0, lora=lora) as model:
+    with open_gguf(
+        tools,
+        gguf,
+        ctx_size=max(len(prompt.ids) for prompt in prompts),
+        threads=threads,
+        n_gpu_layers=0,
+        lora=lora,
+    ) as model:
         yield lambda prompt: model.logits(prompt.ids, prompt.positions)
 
 
@@ -166,13 +172,12 @@ def prompt_figures(before: Floats, after: Floats) -> Divergence:
         wrong, power = wrong + float(((theirs - ours) ** 2).sum()), power + float((ours**2).sum())
         klds.append(divergence(log_softmax(ours), log_softmax(theirs)))
     kld = np.concatenate(klds)
-    same = float((before.argmax(axis=-1) == after.argmax(axis=-1)).mean())
     mean = float(kld.mean())
     return Divergence(
         [mean],
         mean,
         float(kld.max()),
-        same,
+        float((before.argmax(axis=-1) == after.argmax(axis=-1)).mean()),
         wrong / power if power else float(wrong > 0),
         len(kld),
         0,

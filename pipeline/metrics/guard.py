@@ -142,8 +142,7 @@ def give_up_rights(user: int | None) -> None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-    header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)
-    checked(libc.capset(header, none), "capset")
+    checked(libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)), "capset")
     checked(libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
 
 

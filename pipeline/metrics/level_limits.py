@@ -109,18 +109,18 @@ def level_limit(level: str, parameters: float | None) -> LevelLimit:
         else ""
     )
     stands = f" ({name} counts as it)" if known != name else ""
-    source = (
-        f"{SLACK:g} × {PUBLISHED_KLD[known]:.3g}, published for {PUBLISHED_MODEL} at {known}{stands}{size}"
+    return LevelLimit(
+        kld,
+        round(1 - other_top(kld), 3),
+        f"{SLACK:g} × {PUBLISHED_KLD[known]:.3g}, published for {PUBLISHED_MODEL} at {known}{stands}{size}",
     )
-    return LevelLimit(kld, round(1 - other_top(kld), 3), source)
 
 
 def served_limit() -> LevelLimit:
     """What an adapter on its GGUF may differ by in llama.cpp from training's own forward."""
-    least = LEAST_SERVED_SAME_TOP - ADDED_BY_ADAPTER * (1 - LEAST_SERVED_SAME_TOP)
     return LevelLimit(
         MOST_SERVED_KLD * (1 + ADDED_BY_ADAPTER),
-        least,
+        LEAST_SERVED_SAME_TOP - ADDED_BY_ADAPTER * (1 - LEAST_SERVED_SAME_TOP),
         "7 times what llama.cpp's 8-bit activations cost a model of 135M",
     )
 
@@ -129,7 +129,8 @@ def other_top(kld: float) -> float:
     """The share of positions with another first choice that goes with a mean KL divergence: `OTHER_TOP`,
     straight on logarithms, at most 1.
     """
-    pairs = pairwise(OTHER_TOP)
-    (low, below), (high, above) = next((pair for pair in pairs if kld <= pair[1][0]), OTHER_TOP[-2:])
+    (low, below), (high, above) = next(
+        (pair for pair in pairwise(OTHER_TOP) if kld <= pair[1][0]), OTHER_TOP[-2:]
+    )
     power = log(above / below) / log(high / low)
     return min(1.0, exp(log(below) + power * log(kld / low)))

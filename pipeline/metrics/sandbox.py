@@ -45,16 +45,8 @@ LIMITS = {
 }
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 SYSTEM = (
-    "/usr/lib",
-    "/usr/lib32",
-    "/usr/lib64",
-    "/usr/local/lib",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/usr/share/zoneinfo",
-    "/etc/ld.so.cache",
-    "/etc/alternatives",
+    *("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/lib", "/lib32", "/lib64"),
+    *("/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/alternatives"),
 )
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -138,13 +130,12 @@ def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) 
         stdin.seek(0)
         python = [os.path.realpath(sys.executable), "-P", "-s", "-B", "-X", "utf8"]
         command = [*sandbox.command(Path(root)), *python, "-c", GUARD.read_text(encoding="utf-8")]
-        environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(_packages())}
         with subprocess.Popen(
             bound(command),
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=environment,
+            env=ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(_packages())},
             start_new_session=True,
         ) as process:
             try:
@@ -159,28 +150,21 @@ def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) 
             output = (process.stdout.read(4096) or b"").decode(errors="replace").splitlines()
         if f"{nonce} ready" not in output:
             stderr.seek(0)
-            words = stderr.read(1 << 16).decode(errors="replace").strip().splitlines() or [
-                f"exit status {process.returncode}"
-            ]
-            raise ToolError("Q-METRICS-013", f"{sandbox.name} gave no sandbox: {words[-1][:300]}")
+            lines = stderr.read(1 << 16).decode(errors="replace").strip().splitlines()
+            why = lines[-1][:300] if lines else f"exit status {process.returncode}"
+            raise ToolError("Q-METRICS-013", f"{sandbox.name} gave no sandbox: {why}")
     outcomes: tuple[Outcome, ...] = ("passed", "unreadable")
     return next((outcome for outcome in outcomes if f"{nonce} {outcome}" in output), "failed")
 
 
 def probe(sandbox: Sandbox) -> None:
-    """Prove that an answer reaches no file, no port, no process and no variable of ours. Raises `ToolError`
-    if it does.
-    """
+    """Prove that an answer reaches no file, port, process or variable of ours; else raise `ToolError`."""
     with (
         tempfile.NamedTemporaryFile(prefix="quench-outside-") as outside,
         socket.create_server(("127.0.0.1", 0)) as listening,
     ):
-        facts = {
-            "path": outside.name,
-            "port": listening.getsockname()[1],
-            "packages": _packages(),
-            "work": WORK,
-        }
+        port = listening.getsockname()[1]
+        facts = {"path": outside.name, "port": port, "packages": _packages(), "work": WORK}
         outcome = run_in(sandbox, f"facts = {facts!r}", PROBE)
     if outcome != "passed":
         raise ToolError("Q-METRICS-013", f"{sandbox.name} runs, but what is outside is within reach of it")
@@ -214,38 +198,17 @@ def _bubblewrap(root: Path) -> list[str]:
         word for path in DEVICES for word in ("--dev-bind", path, path)
     ]
     symlinks = [word for link, to in links.items() for word in ("--symlink", to, link)]
-    # root can be another user inside (see `_user`), anyone else can't: his user namespace is made the last
-    # one instead
-    rights = (
-        ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-        if os.geteuid() == 0
-        else ["--unshare-user", "--disable-userns"]
-    )
+    # root can be another user inside (see `_user`), others can't: their user namespace is made the last one
+    root_rights, user_rights = "--cap-add CAP_SETUID --cap-add CAP_SETGID", "--unshare-user --disable-userns"
+    rights = (root_rights if os.geteuid() == 0 else user_rights).split()
     return [
-        "bwrap",
-        "--unshare-net",
-        "--unshare-ipc",
-        "--unshare-uts",
-        "--unshare-pid",
-        "--die-with-parent",
-        "--new-session",
-        "--cap-drop",
-        "ALL",
+        *["bwrap", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-pid", "--die-with-parent"],
+        *["--new-session", "--cap-drop", "ALL"],
         *rights,
         *folders,
         *binds,
         *symlinks,
-        "--perms",
-        "1777",
-        "--size",
-        str(WORK_BYTES),
-        "--tmpfs",
-        WORK,
-        "--remount-ro",
-        "/",
-        "--chdir",
-        WORK,
-        "--",
+        *f"--perms 1777 --size {WORK_BYTES} --tmpfs {WORK} --remount-ro / --chdir {WORK} --".split(),
     ]
 
 
@@ -271,15 +234,8 @@ def _readable() -> tuple[dict[str, str], list[str]]:
     """
     links = {path: str(Path(path).readlink()) for path in SYSTEM if Path(path).is_symlink()}
     base = Path(sys.base_prefix).resolve()
-    python = [str(base / part) for part in ("bin", "lib", "lib64")]
-    wanted = dict.fromkeys(
-        [
-            *(path for path in SYSTEM if path not in links),
-            *python,
-            os.path.realpath(sys.executable),
-            *_packages(),
-        ]
-    )
+    python = [*(str(base / part) for part in ("bin", "lib", "lib64")), os.path.realpath(sys.executable)]
+    wanted = dict.fromkeys([*(path for path in SYSTEM if path not in links), *python, *_packages()])
     inner = {
         path for path in wanted for other in wanted if path != other and Path(path).is_relative_to(other)
     }

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from itertools import takewhile
 from typing import Any
 
 from pipeline.metrics.score import UNREADABLE, Measure, Score
@@ -79,6 +80,11 @@ def common_words(one: Sequence[str], other: Sequence[str]) -> int:
         met = row & places.get(word, 0)
         row = (row + met | row - met) & ones
     return len(one) - row.bit_count()
+
+
+def common_start(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many first items (letters, tokens) are the same in both."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 PLAIN: dict[str, Measure] = {  # scorers without settings, by their spelling in params.yaml

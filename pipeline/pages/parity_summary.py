@@ -82,8 +82,11 @@ def grouped(checks: ParityChecks) -> dict[str, list[dict[str, Any]]]:
         {**check, "key": key, "verdict": verdict_of(check), "group": group_of(key)}
         for key, check in checks.items()
     ]
-    names = (*GROUPS.values(), OTHER)
-    return {name: found for name in names if (found := [row for row in rows if row["group"] == name])}
+    return {
+        name: found
+        for name in ((*GROUPS.values(), OTHER))
+        if (found := [row for row in rows if row["group"] == name])
+    }
 
 
 def counts(checks: ParityChecks) -> dict[str, int]:

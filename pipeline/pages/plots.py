@@ -5,8 +5,11 @@ them.
 import io
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 # drawn in these and then replaced by the page's variables, so that light, dark and print follow the page
 COLORS = {
@@ -66,40 +69,35 @@ def cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1].rstrip(" ,") + "…"
 
 
-def svg_of(figure: Any, name: str, title: str, description: str, tips: Sequence[str] = ()) -> str:
+def svg_of(figure: Any, name: str, title: str, description: str, tips: Sequence[str] = ()) -> "Markup":
     """The figure as an `<svg>` element of class `name` for an HTML page: ids of its own, no date, no
     namespaces, a text alternative. An artist whose gid is `tip-N` shows the Nth of `tips` under the pointer.
     """
     import matplotlib
+    from markupsafe import Markup
 
     output = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 10}):
         figure.savefig(output, format="svg", metadata={"Date": None, "Creator": None})
-    text = output.getvalue()
-    text = text[text.index("<svg") :]
+    head, _, body = output.getvalue().partition("<svg")[2].partition(">")
+    (view_box,) = re.findall(r' viewBox="[^"]*"', head)
     # ids such as text_1 are what nothing refers to
-    text = re.sub(r'<metadata>.*?</metadata>|<!--.*?-->| id="[\w.]+_\d+"', "", text, flags=re.S)
-    text = re.sub(r"\s*\n\s*", " ", text).replace("> <", "><")
-    text = (
-        re.sub(r' (xmlns(:xlink)?|version|width|height)="[^"]*"', "", text.split(">", 1)[0])
-        + ">"
-        + text.split(">", 1)[1]
-    )
-    for written, wanted in {
+    body = re.sub(r'<metadata>.*?</metadata>|<!--.*?-->| id="[\w.]+_\d+"', "", body, flags=re.S)
+    body = re.sub(r"\s*\n\s*", " ", body).replace("> <", "><")
+    own_ids = {
         "xlink:href=": "href=",
         'id="': f'id="{name}-',
         'href="#': f'href="#{name}-',
         "url(#": f"url(#{name}-",
-    }.items():
-        text = text.replace(written, wanted)
-    for drawn, shown in COLORS.items():
-        text = text.replace(drawn, shown)
-    for number, tip in enumerate(tips):
-        opened = f'<g id="{name}-tip-{number}">'
-        text = text.replace(opened, f"{opened}<title>{escape(tip)}</title>")
-    opening = f'<svg class="plot {name}" role="img" aria-labelledby="{name}-title {name}-description"'
-    alternative = (
-        f'><title id="{name}-title">{escape(title)}</title><desc '
-        f'id="{name}-description">{escape(description)}</desc>'
+    }
+    shown_tips = {
+        f'<g id="{name}-tip-{number}">': f'<g id="{name}-tip-{number}"><title>{escape(tip)}</title>'
+        for number, tip in enumerate(tips)
+    }
+    for written, wanted in (own_ids | COLORS | shown_tips).items():
+        body = body.replace(written, wanted)
+    return Markup(  # noqa: S704 (matplotlib escapes the texts in it, and we the rest)
+        f'<svg class="plot {name}" role="img" aria-labelledby="{name}-title {name}-description"{view_box}>'
+        f'<title id="{name}-title">{escape(title)}</title>'
+        f'<desc id="{name}-description">{escape(description)}</desc>{body}'
     )
-    return opening + text.removeprefix("<svg").replace(">", alternative, 1)

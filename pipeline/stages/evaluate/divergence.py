@@ -8,7 +8,6 @@ are the same and count for both.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
 from pipeline.llamacpp.logits import Floats, GgufModel, perplexity
+from pipeline.metrics.text import common_start
 
 Ids = np.ndarray[Any, np.dtype[np.intp]]
 # positions compared at once: 2.4 MB a model for a vocabulary of 152k, which stays in the CPU's cache
@@ -84,26 +84,8 @@ def divergence_of(
             f"{label}: the model has a vocabulary of {model.vocabulary:,} tokens and its reference one of "
             f"{reference.vocabulary:,}, so they can't be compared: leave the model out of evaluate.models",
         )
-    comparisons, losses, marked = [], [], []
-    before: list[int] = []
-    comparison = NOTHING
-    loss = NOTHING.loss
-    # logits that are no finite numbers are looked for below, all at once
-    with progress(label, sum(len(row.ids) for row in rows)) as advance, np.errstate(invalid="ignore"):
-        for number, row in enumerate(rows):
-            start = same_start(row.ids, before)
-            if itself and number >= SELF_ROWS:
-                loss = np.concatenate([loss[:start], *measured(model, row, start)])
-            else:
-                comparison = Comparison.joined(
-                    [comparison.at(slice(start)), *compared(model, reference, row, start)]
-                )
-                comparisons.append(comparison)
-                loss = comparison.loss
-            losses.append(loss)
-            marked.append(np.isin(np.arange(len(row.ids) - 1), row.positions))
-            before = row.ids
-            advance(len(row.ids))
+    marked = [np.isin(np.arange(len(row.ids) - 1), row.positions) for row in rows]
+    comparisons, losses = read_rows(model, reference, rows, label, SELF_ROWS if itself else len(rows))
     comparison, loss, assistant = (
         Comparison.joined(comparisons),
         np.concatenate(losses),
@@ -116,15 +98,40 @@ def divergence_of(
                 f"{label}: {name} gives no finite numbers at {strange} of {len(values)} positions: make its "
                 "file again, with convert.type BF16 where weights are too large for F16",
             )
-    at_both = assistant[: len(comparison.kld)]
     return {
         "perplexity_rows": len(rows),
         "perplexity_tokens": int(assistant.sum()),
-        **summary(loss[assistant], comparison.at(at_both)),
+        **summary(loss[assistant], comparison.at(assistant[: len(comparison.kld)])),
         "all_tokens": {"tokens": len(loss), **summary(loss, comparison)},
         "self_divergence": float(comparison.kld.max()) if itself else None,
         **({"by_row": rows_summary(comparisons, marked)} if by_row else {}),
     }
+
+
+def read_rows(
+    model: GgufModel, reference: GgufModel, rows: Sequence[Row], label: str, compare: int
+) -> tuple[list[Comparison], list[Floats]]:
+    """The first `compare` rows' comparisons, and the model's loss at every position of all of them."""
+    comparisons, losses = [], []
+    before: list[int] = []
+    comparison = NOTHING
+    loss = NOTHING.loss
+    # the caller looks for logits that are no finite numbers, all at once
+    with progress(label, sum(len(row.ids) for row in rows)) as advance, np.errstate(invalid="ignore"):
+        for number, row in enumerate(rows):
+            start = same_start(row.ids, before)
+            if number < compare:
+                comparison = Comparison.joined(
+                    [comparison.at(slice(start)), *compared(model, reference, row, start)]
+                )
+                comparisons.append(comparison)
+                loss = comparison.loss
+            else:
+                loss = np.concatenate([loss[:start], *measured(model, row, start)])
+            losses.append(loss)
+            before = row.ids
+            advance(len(row.ids))
+    return comparisons, losses
 
 
 def rows_summary(
@@ -133,17 +140,15 @@ def rows_summary(
     """Of each row the positions compared, the sum of their KLD (nats) and how often both choose the same: at
     the assistant's tokens and at all.
     """
-    found: dict[str, dict[str, list[float]]] = {}
-    for name, parts in (
-        ("assistant", [one.at(chosen) for one, chosen in zip(comparisons, marked, strict=False)]),
-        ("all_tokens", list(comparisons)),
-    ):
-        found[name] = {
+    assistant = [one.at(chosen) for one, chosen in zip(comparisons, marked, strict=False)]
+    return {
+        name: {
             "tokens": [len(part.kld) for part in parts],
             "kld": [round(float(part.kld.sum()), 6) for part in parts],
             "same": [int(part.same.sum()) for part in parts],
         }
-    return found
+        for name, parts in (("assistant", assistant), ("all_tokens", comparisons))
+    }
 
 
 def summary(loss: Floats, comparison: Comparison) -> dict[str, float]:
@@ -166,8 +171,7 @@ def same_start(ids: list[int], before: list[int]) -> int:
     """At how many first positions two rows have said the same and the same follows, as in chats with one
     system prompt: those are measured once.
     """
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, before, strict=False)))
-    return max(same - 1, 0)
+    return max(common_start(ids, before) - 1, 0)
 
 
 def compared(model: GgufModel, reference: GgufModel, row: Row, start: int) -> Iterator[Comparison]:

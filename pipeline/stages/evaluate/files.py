@@ -25,9 +25,8 @@ def model_files(params: Params, root: Path, model: str) -> ModelFiles:
     """
     if params.graph == "merged":
         return ModelFiles(root / "models/gguf" / f"{params.convert.name}-{model}.gguf")
-    file = root / "models/base" / (SOURCE_FILE if model == ORIGINAL else MODEL_FILE)
     return ModelFiles(
-        file,
+        root / "models/base" / (SOURCE_FILE if model == ORIGINAL else MODEL_FILE),
         root / "models/gguf" / f"{params.convert.name}-lora.gguf" if model == BASE_WITH_ADAPTER else None,
     )
 

@@ -14,7 +14,6 @@ brief, or to go on, isn't scored for that instead of for what it knows.
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import BadLine, parse_line, read_raw_lines
 from pipeline.core.progress import progress
 from pipeline.llamacpp.logits import GgufModel, log_softmax
+from pipeline.metrics.text import common_start
 
 BUILTIN = Path(__file__).with_name("general.jsonl")
 # without it, answers in a sentence are likelier and a base seems to know less
@@ -133,7 +133,7 @@ def general_ability(
         "score": round(sum(right) / len(right), 4),
         "score_low": round(low, 4),
         "score_high": round(high, 4),
-        "subjects": dict(_by_subject(questions, right)),
+        "subjects": _by_subject(questions, right),
         "right": right,
     }
 
@@ -196,8 +196,7 @@ def choice_log_probabilities(
         logs = []
         for choice in choices:
             read, answer = choice.ids[:-1], choice.ids[choice.first :]  # the last token is foretold, not read
-            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(held, read, strict=False)))
-            kept = model.keep(min(common, choice.first - 1))
+            kept = model.keep(min(common_start(held, read), choice.first - 1))
             foretold = log_softmax(
                 model.read(read[kept:], kept, set(range(choice.first - 1 - kept, len(read) - kept)))
             )  # (T, V)
@@ -233,7 +232,10 @@ def _hash(questions: Sequence[Question]) -> str:
     ).hexdigest()
 
 
-def _by_subject(questions: Sequence[Question], right: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for subject in dict.fromkeys(question.subject for question in questions):
-        mine = [one for question, one in zip(questions, right, strict=True) if question.subject == subject]
-        yield subject, {"rows": len(mine), "score": round(sum(mine) / len(mine), 4)}
+def _by_subject(questions: Sequence[Question], right: Sequence[int]) -> dict[str, dict[str, Any]]:
+    found: dict[str, list[int]] = {}
+    for question, one in zip(questions, right, strict=True):
+        found.setdefault(question.subject, []).append(one)
+    return {
+        name: {"rows": len(mine), "score": round(sum(mine) / len(mine), 4)} for name, mine in found.items()
+    }

@@ -45,8 +45,9 @@ class Served(LM):  # type: ignore[misc]
     def __init__(self, job: dict[str, Any], say: Say) -> None:
         super().__init__()
         self._slots, self._say = job["slots"], say
-        headers = {"Authorization": job["authorization"]}
-        self._client = httpx.Client(base_url=job["url"], headers=headers, timeout=600, trust_env=False)
+        self._client = httpx.Client(
+            base_url=job["url"], headers={"Authorization": job["authorization"]}, timeout=600, trust_env=False
+        )
 
     @property
     def tokenizer_name(self) -> str:
@@ -72,14 +73,16 @@ class Served(LM):  # type: ignore[misc]
     def _answer(self, request: Any) -> str:
         messages, wishes = request.args
         until = wishes.get("until") or []
-        body = {
-            "messages": json.loads(messages),
-            "temperature": 0,
-            "seed": SEED,
-            "max_tokens": wishes.get("max_gen_toks", MAX_TOKENS),
-            "stop": [stop for stop in ([until] if isinstance(until, str) else until) if stop],
-        }
-        reply = self._client.post("/v1/chat/completions", json=body)
+        reply = self._client.post(
+            "/v1/chat/completions",
+            json={
+                "messages": json.loads(messages),
+                "temperature": 0,
+                "seed": SEED,
+                "max_tokens": wishes.get("max_gen_toks", MAX_TOKENS),
+                "stop": [stop for stop in ([until] if isinstance(until, str) else until) if stop],
+            },
+        )
         if reply.status_code != 200:
             raise RuntimeError(f"llama-server answered {reply.status_code}: {reply.text[:300]}")
         return reply.json()["choices"][0]["message"].get("content") or ""

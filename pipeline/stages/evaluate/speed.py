@@ -86,10 +86,16 @@ def speed_in_process(model: Path, lora: Path | None, settings: Evaluate, tools: 
             advance(1)
         for depth in depths:
             only(loaded, ids[:depth])
-            samples = [
-                one_run(loaded, ids[: depth + GENERATED], depth, 1) for _ in range(settings.repetitions)
-            ]
-            generation.append({"n_depth": depth, "n_gen": GENERATED, "samples_ts": samples})
+            generation.append(
+                {
+                    "n_depth": depth,
+                    "n_gen": GENERATED,
+                    "samples_ts": [
+                        one_run(loaded, ids[: depth + GENERATED], depth, 1)
+                        for _ in range(settings.repetitions)
+                    ],
+                }
+            )
             advance(1)
     found = figures(prompt, generation)
     return found | {"speed": found["speed"] | {"by": IN_PROCESS}}

@@ -153,12 +153,14 @@ def general(
     questions = load_questions(settings.general, root)
     if not questions:
         return None
-    load: dict[str, Any] = {
-        "ctx_size": settings.ctx_size,
-        "threads": settings.threads,
-        "n_gpu_layers": settings.n_gpu_layers,
-    }
-    with open_gguf(tools, model, **load, lora=lora) as loaded:
+    with open_gguf(
+        tools,
+        model,
+        ctx_size=settings.ctx_size,
+        threads=settings.threads,
+        n_gpu_layers=settings.n_gpu_layers,
+        lora=lora,
+    ) as loaded:
         return general_ability(loaded, tokenizer, questions, settings.seed)
 
 
@@ -172,12 +174,15 @@ def harness(
         return None
     from pipeline.stages.evaluate.harness import run_harness
 
-    load: dict[str, Any] = {
-        "ctx_size": settings.ctx_size,
-        "parallel": settings.parallel,
-        "threads": settings.threads,
-    }
-    with serving(tools, model, **load, n_gpu_layers=settings.n_gpu_layers, lora=lora) as server:
+    with serving(
+        tools,
+        model,
+        ctx_size=settings.ctx_size,
+        parallel=settings.parallel,
+        threads=settings.threads,
+        n_gpu_layers=settings.n_gpu_layers,
+        lora=lora,
+    ) as server:
         return run_harness(server, settings.harness, root / "data/evaluation/harness")
 
 

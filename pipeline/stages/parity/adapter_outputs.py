@@ -100,40 +100,30 @@ def base_file(chain: AdapterChain) -> Check:
     """
     found, trained_with = file_hash(chain.gguf), run_settings(chain.adapter)
     recorded = read_json(chain.lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
+    run = read_json(chain.adapter / "run.json", "run `snakemake --force train`")
     fields = check_gguf(chain.lora).fields
-    trained_on = read_json(chain.adapter / "run.json", "run `snakemake --force train`")["base"][
-        "weights_sha256"
-    ]
-    own, held, weights = (
-        fields.get(BASE_FILE),
-        fields.get(ADAPTER),
-        file_hash(chain.adapter / "adapter_model.safetensors"),
-    )
-    wrong = [
-        sentence
-        for sentence, holds in (
-            (
-                f"{chain.lineage.name} names {str(recorded)[:12]}…, the file is {found[:12]}…",
-                recorded == found,
-            ),
-            (
-                f"{chain.adapter.name}/ was trained on another file than {chain.gguf.name}",
-                trained_on == json_hash({MODEL_FILE: found}),
-            ),
-            (f"{chain.lora.name} was made for {str(own)[:12]}…, the file is {found[:12]}…", own == found),
-            (f"{chain.lora.name} holds another adapter than {chain.adapter.name}/", held == weights),
-            ("the adapter was not trained on a GGUF's blocks", trained_with.quantization == "gguf"),
-        )
-        if not holds
-    ]
-    title, what = "The base's file, and whose adapter it is", "records that name another file or adapter"
+    adapter = file_hash(chain.adapter / "adapter_model.safetensors")
+    claims = {
+        f"{chain.lineage.name} names {str(recorded)[:12]}…, the file is {found[:12]}…": recorded == found,
+        f"{chain.adapter.name}/ was trained on another file than {chain.gguf.name}": (
+            run["base"]["weights_sha256"] == json_hash({MODEL_FILE: found})
+        ),
+        f"{chain.lora.name} was made for {str(fields.get(BASE_FILE))[:12]}…, the file is {found[:12]}…": (
+            fields.get(BASE_FILE) == found
+        ),
+        f"{chain.lora.name} holds another adapter than {chain.adapter.name}/": (
+            fields.get(ADAPTER) == adapter
+        ),
+        "the adapter was not trained on a GGUF's blocks": trained_with.quantization == "gguf",
+    }
+    wrong = [fault for fault, holds in claims.items() if not holds]
     return count_check(
-        title,
-        what,
-        len(wrong),
-        5,
-        "; ".join(wrong),
-        "Files of different runs lie here: run `snakemake` once more.",
+        "The base's file, and whose adapter it is",
+        what="records that name another file or adapter",
+        different=len(wrong),
+        compared=len(claims),
+        first="; ".join(wrong),
+        cause="Files of different runs lie here: run `snakemake` once more.",
     )
 
 
@@ -180,19 +170,22 @@ def bare_check(bare: Divergence, where: str) -> Check:
         return incomparable(
             title,
             bare,
-            f"{bare.fault}; {where}",
-            "The GGUF is damaged or of another model: run `snakemake --force base`.",
+            sentence=f"{bare.fault}; {where}",
+            cause="The GGUF is damaged or of another model: run `snakemake --force base`.",
         )
-    sentence = (
-        f"{where}, same first choice at {bare.same_top:.1%}: llama.cpp rounds activations to 8 bit "
-        "before it multiplies quantized blocks"
-    )
     cause = (
         "PyTorch and llama.cpp compute another model from this file (positions, order of heads, norms): take "
         "its Hugging Face folder and base.quantization nf4."
     )
     passed = bare.kld <= MOST_SERVED_KLD and bare.same_top >= LEAST_SERVED_SAME_TOP
-    return divergence_check(title, bare, MOST_SERVED_KLD, sentence, "" if passed else cause)
+    return divergence_check(
+        title,
+        bare,
+        limit=MOST_SERVED_KLD,
+        sentence=f"{where}, same first choice at {bare.same_top:.1%}: llama.cpp rounds activations to 8 bit "
+        "before it multiplies quantized blocks",
+        cause="" if passed else cause,
+    )
 
 
 def served_check(
@@ -213,11 +206,15 @@ def served_check(
     least = min(limits.min_same_top_served, bare.same_top - ADDED_BY_ADAPTER * (1 - bare.same_top))
     within = served.kld <= limit and served.same_top >= least
     if within and moved.kld <= 2 * bare.kld:
-        why = (
+        return Check(
+            title,
+            "not measured",
             f"the adapter moves the base by {moved.kld:.2g} nats, llama.cpp's arithmetic by "
-            f"{bare.kld:.2g}: whether it has an effect can't be told"
+            f"{bare.kld:.2g}: whether it has an effect can't be told",
+            what=DIVERGENCE,
+            unit="nats",
+            figures=figures_of(served),
         )
-        return Check(title, "not measured", why, what=DIVERGENCE, unit="nats", figures=figures_of(served))
     by_floor = limit > limits.max_kld_served or least < limits.min_same_top_served
     sentence = (
         (

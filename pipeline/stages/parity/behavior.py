@@ -9,22 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import Row, chat_request
-from pipeline.core.checks import Check, Verdict
-from pipeline.gguf.file import check_gguf, kv_cache_bytes
-from pipeline.gguf.header import tensor_bytes
+from pipeline.core.checks import Check
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_process import peak_memory
 from pipeline.llamacpp.tools import Toolchain, load_binding
 from pipeline.stages.parity.check import count_check, exact
+from pipeline.stages.parity.planned_memory import planned_bytes
 
 ROOM = 64  # tokens that an answer may have beyond twice the longest reference
-# ggml types that llama.cpp may hold twice on a CPU: as the file has them, and repacked for its kernels
-# (ggml-cpu/repack.cpp)
-REPACKED = ("Q1_0", "Q2_K", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4")
-UBATCH = 512  # positions that llama-server evaluates at once, its default
-ROWS = 8  # of the widest layer that a position has in float32 at once
-FIXED_BYTES = 128 << 20  # program, threads, HTTP: 37 to 54 MB were measured on 2 cores
-TOKEN_BYTES = 512  # of a token in llama.cpp's tables, its merges included: about 270 were measured
 
 
 @dataclass(frozen=True)
@@ -68,15 +60,20 @@ def behavior_checks(
     asked the first `prompts` held-out questions.
     """
     asked, budget = questions(rows, tokenizer, prompts, ctx_size)
-    on_cpu = not load_binding(
-        tools
-    ).llama_supports_gpu_offload()  # a build for a GPU holds more, and elsewhere
+    # a build for a GPU holds more, and elsewhere
+    on_cpu = not load_binding(tools).llama_supports_gpu_offload()
     found = []
     for model in models:
         with serving(
             tools, model, ctx_size=ctx_size, threads=threads, n_gpu_layers=n_gpu_layers, lora=lora
         ) as server:
-            found.append(behaved(server, model, asked, budget, ctx_size if on_cpu else None, lora))
+            answers = [answer(server, request, budget) for request in asked]
+            peak = peak_memory(server.process.pid)
+        tokens = sum(one.total_tokens for one in answers)
+        planned = planned_bytes(model, ctx_size, tokens) if on_cpu else None
+        if planned and lora:
+            planned += lora.stat().st_size
+        found.append(Behaved(model, answers, peak, planned))
     return {
         "behavior_answers_end": answers_end(found, budget),
         "behavior_no_markers": no_markers(found, tokenizer),
@@ -99,28 +96,12 @@ def questions(
         *turns, last = row["messages"]
         if len(asked) == count or last["role"] != "assistant" or not turns:
             continue
-        words = "\n".join(message["content"] for message in turns)
-        if len(tokenizer(words)["input_ids"]) + 16 * len(turns) > ctx_size // 2:
+        text = "\n".join(message["content"] for message in turns)
+        if len(tokenizer(text)["input_ids"]) + 16 * len(turns) > ctx_size // 2:
             continue
         asked.append(chat_request(turns, row.get("tools")))
         longest = max(longest, len(tokenizer(last["content"], add_special_tokens=False)["input_ids"]))
     return asked, min(2 * longest + ROOM, ctx_size // 2)
-
-
-def behaved(
-    server: Server,
-    model: Path,
-    asked: list[dict[str, Any]],
-    budget: int,
-    ctx_size: int | None,
-    lora: Path | None = None,
-) -> Behaved:
-    """Ask a running server every question, one after the other; without `ctx_size` no memory is planned."""
-    answers = [answer(server, request, budget) for request in asked]
-    planned = planned_bytes(model, ctx_size, sum(one.total_tokens for one in answers)) if ctx_size else None
-    if planned and lora:
-        planned += lora.stat().st_size
-    return Behaved(model, answers, peak_memory(server.process.pid), planned)
 
 
 def answer(server: Server, request: dict[str, Any], budget: int) -> Answer:
@@ -131,11 +112,10 @@ def answer(server: Server, request: dict[str, Any], budget: int) -> Answer:
     )
     choice = reply["choices"][0]
     tokens = (choice.get("logprobs") or {}).get("content") or []
-    message = choice["message"]
-    stated = "\n".join(message.get(key) or "" for key in ("reasoning_content", "content")).strip("\n")
+    parts = (choice["message"].get(key) or "" for key in ("reasoning_content", "content"))
     return Answer(
         choice["finish_reason"] != "length",
-        stated,
+        "\n".join(parts).strip("\n"),
         [one["id"] for one in tokens],
         [one["logprob"] for one in tokens],
         reply["usage"]["total_tokens"],
@@ -166,11 +146,16 @@ def answers_end(found: list[Behaved], budget: int) -> Check:
         )
         return Check(title, "not measured", f"{detail}; {why}", what=what, figures=figures)
     silent = [name for name, number in ended.items() if not number]
-    cause = (
-        f"{', '.join(silent)} never ends an answer: the level is too coarse for this model, so take a "
-        "finer one in quantize.levels."
+    return exact(
+        title,
+        count=len(silent),
+        unit="models",
+        sentence=detail,
+        cause=f"{', '.join(silent)} never ends an answer: the level is too coarse for this model, so take a "
+        "finer one in quantize.levels.",
+        what=what,
+        figures=figures,
     )
-    return exact(title, len(silent), "models", detail, cause, what, figures)
 
 
 def no_markers(found: list[Behaved], tokenizer: Any) -> Check:
@@ -189,46 +174,43 @@ def no_markers(found: list[Behaved], tokenizer: Any) -> Check:
                 *(token for token in control.values() if token in stated.text),
             ]
             wrong += [f"{one.model.name} writes {marks[0]} in {stated.text[:40]!a}"] if marks else []
-    compared = sum(len(one.answers) for one in found)
-    title, what = "No markers in answers", "answers that hold a control token of the template"
-    cause = (
-        f"{wrong[0] if wrong else ''}: look at reports/labels.html whether ends of turn are trained, "
-        "then at the parity check of special tokens."
+    return count_check(
+        "No markers in answers",
+        what="answers that hold a control token of the template",
+        different=len(wrong),
+        compared=sum(len(one.answers) for one in found),
+        first="; ".join(wrong[:2]),
+        cause=f"{wrong[0] if wrong else ''}: look at reports/labels.html whether ends of turn are trained, "
+        "then at the parity check of special tokens.",
     )
-    return count_check(title, what, len(wrong), compared, "; ".join(wrong[:2]), cause)
 
 
 def finite_logits(found: list[Behaved]) -> Check:
     """Tokens whose log probability llama-server gives as no finite number (JSON has none, so it writes
     null).
     """
-    wrong = [
-        (
-            one.model.name,
-            sum(value is None or not math.isfinite(value) for each in one.answers for value in each.logprobs),
+    wrong = {
+        one.model.name: sum(
+            value is None or not math.isfinite(value) for each in one.answers for value in each.logprobs
         )
         for one in found
-    ]
-    compared = sum(len(each.logprobs) for one in found for each in one.answers)
-    named = [f"{name}: {count}" for name, count in wrong if count]
-    title, what, different = (
+    }
+    named = [f"{name}: {count}" for name, count in wrong.items() if count]
+    return count_check(
         "Finite logits",
-        "tokens of answers whose log probability is not finite",
-        sum(count for _, count in wrong),
+        what="tokens of answers whose log probability is not finite",
+        different=sum(wrong.values()),
+        compared=sum(len(each.logprobs) for one in found for each in one.answers),
+        first="; ".join(named),
+        cause=f"Weights of {', '.join(named)} are not finite or overflow: set merge.dtype and convert.type "
+        "to bfloat16 (BF16).",
     )
-    cause = (
-        f"Weights of {', '.join(named)} are not finite or overflow: set merge.dtype and convert.type to "
-        "bfloat16 (BF16)."
-    )
-    return count_check(title, what, different, compared, "; ".join(named), cause)
 
 
 def server_memory(found: list[Behaved]) -> Check:
     """The largest peak of a server's resident memory as a share of what was planned for its file."""
-    title, what = (
-        "Memory of the server",
-        "largest peak memory of a llama-server, as a share of what was planned for its file",
-    )
+    title = "Memory of the server"
+    what = "largest peak memory of a llama-server, as a share of what was planned for its file"
     shares = {
         one.model.name: one.peak_bytes / one.planned_bytes
         for one in found
@@ -248,44 +230,16 @@ def server_memory(found: list[Behaved]) -> Check:
         f"llama-server took more for {name} than its file, its cache and buffers explain: look at its "
         "log for what else it loads."
     )
-    verdict: Verdict = "fail" if share > 1 else "pass"
-    remedy = cause if share > 1 else ""
     return Check(
         title,
-        verdict,
+        "fail" if share > 1 else "pass",
         detail,
-        remedy,
+        cause if share > 1 else "",
         what=what,
         figure=round(share, 3),
         limit=1.0,
         unit="of the plan",
         figures=shares,
-    )
-
-
-def planned_bytes(model: Path, ctx_size: int, cached_tokens: int) -> int | None:
-    """Bytes that a CPU server needs at most: the file, its repacked tensors once more, the cache, kept
-    prompts, a batch's activations, tables.
-
-    Repacked tensors are in memory twice while the file is mapped (measured: a Q4_0 file of 90 MB took 180).
-    llama-server keeps the cache of every prompt that it has answered. None where the header does not give the
-    cache's size.
-    """
-    from gguf import GGMLQuantizationType
-
-    header = check_gguf(model)
-    cache = kv_cache_bytes(model, ctx_size + cached_tokens)
-    if cache is None:
-        return None
-    twice = sum(
-        tensor_bytes(name, shape, kind)
-        for name, (shape, kind) in header.tensors.items()
-        if GGMLQuantizationType(kind).name in REPACKED
-    )
-    tokens = len(header.fields.get("tokenizer.ggml.tokens", []))
-    widest = max(size for shape, _ in header.tensors.values() for size in shape[:1])
-    return (
-        model.stat().st_size + twice + cache + UBATCH * ROWS * widest * 4 + tokens * TOKEN_BYTES + FIXED_BYTES
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from pipeline.core.checks import Check, Verdict
 from pipeline.metrics.divergence import Divergence
+from pipeline.metrics.text import common_start
 
 # a key of a report's entry: the field of `Check`
 KEYS = {
@@ -45,8 +46,14 @@ def count_check(title: str, what: str, different: int, compared: int, first: str
     """A check where nothing may differ; not measured if nothing was compared."""
     if not compared:
         return Check(title, "not measured", "nothing to compare", what=what)
-    sentence = f"{compared} compared" + (f"; first difference: {first}" if first else "")
-    return exact(title, different, "differences", sentence, cause, what)
+    return exact(
+        title,
+        count=different,
+        unit="differences",
+        sentence=f"{compared} compared" + (f"; first difference: {first}" if first else ""),
+        cause=cause,
+        what=what,
+    )
 
 
 def divergence_check(
@@ -54,7 +61,6 @@ def divergence_check(
 ) -> Check:
     """How far two models are apart; it fails if there is a `cause`."""
     verdict: Verdict = "fail" if cause else "pass"
-    figures = {**figures_of(found), **more}
     return Check(
         title,
         verdict,
@@ -64,7 +70,7 @@ def divergence_check(
         figure=found.kld,
         limit=limit,
         unit="nats",
-        figures=figures,
+        figures={**figures_of(found), **more},
     )
 
 
@@ -90,7 +96,5 @@ def figures_of(found: Divergence) -> dict[str, float]:
 
 def first_difference(ours: Any, theirs: Any) -> str:
     """Where two sequences differ first, with what is there on both sides."""
-    at = next(
-        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
-    )
+    at = common_start(ours, theirs)
     return f"at {at} training has {ours[at : at + 12]!r}, llama-server {theirs[at : at + 12]!r}"

@@ -31,9 +31,14 @@ def divergences(checks: ParityChecks) -> str:
         axes.plot(end, place, "o", color=color, markersize=8, clip_on=False, gid=f"figure-{place}")
         if limit > 0:
             axes.plot(limit, place, "|", color=INK, markersize=16, markeredgewidth=2, gid=f"tip-{place}")
-        text = f"{MARKS[row['verdict']]} {figure_text(row['figure'])}"
         looks = {"color": color, "fontweight": "bold" if failed else "normal", "va": "center"}
-        axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), **looks)
+        axes.text(
+            1.02,
+            place,
+            f"{MARKS[row['verdict']]} {figure_text(row['figure'])}",
+            transform=axes.get_yaxis_transform(),
+            **looks,
+        )
     axes.set_yticks(range(len(rows)), [cut(row["title"], 56) for row in rows])
     axes.tick_params(axis="y", colors=INK)
     limits = [f"limit {figure_text(row.get('limit'))}" for row in rows]

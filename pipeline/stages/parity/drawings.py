@@ -73,9 +73,14 @@ class _Drawing:
         self.axes.fill(*zip(*head, strict=True), color=COLORS[verdict])
         for number, (kind, label) in enumerate(shown):
             # the first stands above the line, the others below it
-            low = at[1] - 7 if number == 0 else at[1] + 2 + 15 * number
-            weight = "bold" if kind == "fail" else "normal"
-            self.axes.text(at[0], low, cut(label, 34), color=COLORS[kind], fontsize=12, fontweight=weight)
+            self.axes.text(
+                at[0],
+                at[1] - 7 if number == 0 else at[1] + 2 + 15 * number,
+                cut(label, 34),
+                color=COLORS[kind],
+                fontsize=12,
+                fontweight="bold" if kind == "fail" else "normal",
+            )
 
     def box(self, at: Point, name: str, words: str) -> None:
         """A box with its left edge and its middle at `at`: a name and, smaller, what it is."""
@@ -178,10 +183,13 @@ def _placed(checks: ParityChecks) -> tuple[dict[str, list[Row]], list[Row]]:
 def _text_strand(drawing: _Drawing, rows: Mapping[str, Sequence[Row]]) -> None:
     """Text and tokens, from the trained model above everything to the GGUF."""
     left, right, low = TRAINED + BOX / 2, GGUF + BOX / 2, FIRST - HIGH / 2
-    over = [(left, low), (left, ABOVE), (right, ABOVE), (right, low)]
-    labels = [_counted(rows.get(name, ()), name.lower()) for name in ("Text", "Tokens")]
-    both = [*rows.get("Text", ()), *rows.get("Tokens", ())]
-    drawing.hand_over(over, "text and tokens", both, labels, (left + 12, ABOVE))
+    drawing.hand_over(
+        [(left, low), (left, ABOVE), (right, ABOVE), (right, low)],
+        "text and tokens",
+        [*rows.get("Text", ()), *rows.get("Tokens", ())],
+        [_counted(rows.get(name, ()), name.lower()) for name in ("Text", "Tokens")],
+        (left + 12, ABOVE),
+    )
 
 
 def _levels(drawing: _Drawing, stored: Sequence[Row], levels: Sequence[str], top: float) -> None:
@@ -189,10 +197,15 @@ def _levels(drawing: _Drawing, stored: Sequence[Row], levels: Sequence[str], top
     for number, level in enumerate(levels):
         y, start = top + number * PITCH, GGUF + BOX
         turns = [(start + TURN, top), (start + TURN, y)] if number else []
-        way = [(start, top), *turns, (LEVEL, y)]
-        drawing.hand_over(way, f"to {level}", *_checked(stored, level), (start + TURN + 10, y))
-        made = "base with LoRA" if level.endswith(LORA) else "GGUF"
-        drawing.box((LEVEL, y), level.removesuffix(LORA), made)
+        drawing.hand_over(
+            [(start, top), *turns, (LEVEL, y)],
+            f"to {level}",
+            *_checked(stored, level),
+            (start + TURN + 10, y),
+        )
+        drawing.box(
+            (LEVEL, y), level.removesuffix(LORA), "base with LoRA" if level.endswith(LORA) else "GGUF"
+        )
 
 
 def _checked(rows: Sequence[Row], place: str) -> tuple[list[Row], list[tuple[str, str]]]:

@@ -3,6 +3,7 @@ the GGUF's type.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -41,28 +42,23 @@ def gguf_weights(merged: Path, gguf: Path) -> Check:
     config = read_config(merged)
     architecture = (config.get("architectures") or ["none"])[0]
     if architecture not in KNOWN:
-        names = ", ".join(sorted(tensors)[:3])
-        return Check(
-            title,
-            "not measured",
-            f"how {architecture} is converted is not known here: {len(tensors)} tensors ({names} …)",
-            what=WHAT,
-        )
+        found = f"{len(tensors)} tensors ({', '.join(sorted(tensors)[:3])} …)"
+        why = f"how {architecture} is converted is not known here: {found}"
+        return Check(title, "not measured", why, what=WHAT)
     if other := another_kind(header, tensors, architecture):
         return failure(
             title,
-            len(tensors),
-            "tensors",
-            other,
-            f"The file is not the GGUF of this merged model: {CONVERT}.",
-            WHAT,
+            count=len(tensors),
+            unit="tensors",
+            sentence=other,
+            cause=f"The file is not the GGUF of this merged model: {CONVERT}.",
+            what=WHAT,
         )
     wanted = sources(config, read_folder(merged))
-    faults = names_faults(wanted, tensors, merged, tied=bool(config.get("tie_word_embeddings")))
-    for name in sorted(wanted.keys() & tensors.keys()):
-        if fault := tensor_fault(tensors[name], wanted[name]):
-            faults.append(fault)
-    return weights_check(title, faults, tensors)
+    names = names_faults(wanted, tensors, merged, tied=bool(config.get("tie_word_embeddings")))
+    both = sorted(wanted.keys() & tensors.keys())
+    faults = [*names, *(tensor_fault(tensors[name], wanted[name]) for name in both)]
+    return weights_check(title, list(filter(None, faults)), tensors)
 
 
 def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: str) -> str:
@@ -92,51 +88,46 @@ def weights_check(title: str, faults: list[Fault], tensors: dict[str, GgufTensor
             "More than half of the tensors differ, so it is the GGUF of another model or of an older "
             f"merge: {CONVERT}."
         )
-    detail = f"{compared}; {first.tensor}: {first.seen}" + (
-        f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return failure(
+        title,
+        count=len(faults),
+        unit="tensors",
+        sentence=f"{compared}; {first.tensor}: {first.seen}"
+        + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""),
+        cause=cause,
+        what=WHAT,
     )
-    return failure(title, len(faults), "tensors", detail, cause, WHAT)
 
 
 def names_faults(
     wanted: dict[str, list[Piece]], tensors: dict[str, GgufTensor], merged: Path, *, tied: bool
-) -> list[Fault]:
+) -> Iterator[Fault | None]:
     """Tensors that the GGUF lacks or has too many, and the two that have no counterpart in the folder: a tied
     head, rotary factors.
     """
-    faults = []
-    for name in sorted(wanted.keys() - tensors.keys()):
-        if name == HEAD and tied:
-            continue  # stored beside its twin; llama.cpp takes the embeddings
-        cause = (
-            f"The {'bias' if name.endswith('.bias') else 'tensor'} was lost on the way, llama.cpp runs "
-            f"without it: {CONVERT}."
-        )
-        if name == HEAD:
-            cause = f"The head was dropped, llama.cpp takes the embeddings in its place: {CONVERT}."
-        faults.append(
-            Fault(name, f"is in the merged model and not in the GGUF of {len(tensors)} tensors", cause)
-        )
-    for name in sorted(tensors.keys() - wanted.keys()):
-        if name == HEAD and tied and EMBEDDINGS in wanted:
-            faults += filter(None, [tensor_fault(tensors[name], wanted[EMBEDDINGS])])
-        elif name == ROPE:
-            faults += filter(None, [rope_fault(tensors[name], rope_factors(merged))])
-        else:
-            faults.append(
-                Fault(
-                    name,
-                    "is in the GGUF and not in the merged model",
-                    f"The GGUF is of another model: {CONVERT}.",
-                )
-            )
     if HEAD not in wanted and not tied:
         cause = (
             "The merged model lost its head, and its config says that it has one of its own: run "
             "`snakemake --force merge`."
         )
-        faults.insert(0, Fault(HEAD, "is neither in the merged model nor tied to the embeddings", cause))
-    return faults
+        yield Fault(HEAD, "is neither in the merged model nor tied to the embeddings", cause)
+    for name in sorted(wanted.keys() - tensors.keys()):
+        if name != HEAD:
+            part = "bias" if name.endswith(".bias") else "tensor"
+            cause = f"The {part} was lost on the way, llama.cpp runs without it: {CONVERT}."
+        elif tied:
+            continue  # stored beside its twin; llama.cpp takes the embeddings
+        else:
+            cause = f"The head was dropped, llama.cpp takes the embeddings in its place: {CONVERT}."
+        yield Fault(name, f"is in the merged model and not in the GGUF of {len(tensors)} tensors", cause)
+    for name in sorted(tensors.keys() - wanted.keys()):
+        if name == HEAD and tied and EMBEDDINGS in wanted:
+            yield tensor_fault(tensors[name], wanted[EMBEDDINGS])
+        elif name == ROPE:
+            yield rope_fault(tensors[name], rope_factors(merged))
+        else:
+            cause = f"The GGUF is of another model: {CONVERT}."
+            yield Fault(name, "is in the GGUF and not in the merged model", cause)
 
 
 def rope_fault(tensor: GgufTensor, expected: Floats | None) -> Fault | None:
@@ -167,8 +158,11 @@ def tensor_fault(tensor: GgufTensor, pieces: list[Piece]) -> Fault | None:
         for block in piece.blocks():
             expected, stored = rounded(block, tensor.type), flat_bytes(tensor, at, len(block))
             if not np.array_equal(expected, stored):
-                first = at + int(np.flatnonzero((expected != stored).reshape(-1, width).any(axis=1))[0])
-                return describe_fault(tensor, pieces, first)
+                return describe_fault(
+                    tensor,
+                    pieces,
+                    at + int(np.flatnonzero((expected != stored).reshape(-1, width).any(axis=1))[0]),
+                )
             if not np.isfinite(as_floats(stored, tensor.type)).all():
                 return Fault(
                     tensor.name,

@@ -45,16 +45,23 @@ def hand_over(
     """One parity check; `cause` is asked only where it failed. Logits that can't be compared fail too."""
     found = compare(before, after)
     if found.fault:
-        reason = (
-            OVERFLOW
+        return incomparable(
+            title,
+            found,
+            sentence=f"{found.fault}; {outputs.where}",
+            cause=OVERFLOW
             if found.strange
-            else "The two are not the same model: run the stages from merge on again."
+            else "The two are not the same model: run the stages from merge on again.",
         )
-        return incomparable(title, found, f"{found.fault}; {outputs.where}", reason)
     from_trained = compare(outputs.as_trained, after)
-    more = {"kld_trained": from_trained.kld} if from_trained.comparable else {}
-    sentence = f"{outputs.where}, same first choice at {found.same_top:.1%}{note and '; ' + note}"
-    return divergence_check(title, found, limit, sentence, "" if found.kld <= limit else cause(found), more)
+    return divergence_check(
+        title,
+        found,
+        limit=limit,
+        sentence=f"{outputs.where}, same first choice at {found.same_top:.1%}{note and '; ' + note}",
+        cause="" if found.kld <= limit else cause(found),
+        more={"kld_trained": from_trained.kld} if from_trained.comparable else {},
+    )
 
 
 def limit_of(given: float | Literal["auto"], level: str, outputs: Outputs) -> tuple[float, str]:
@@ -72,34 +79,30 @@ def merge_checks(outputs: Outputs, merge_base: str, limits: Parity) -> dict[str,
     one near.
     """
     rounded, source = limit_of(limits.max_kld_trained, "nf4", outputs)
-    sixteen_limit, trained_limit = (
-        (limits.max_kld_exact, rounded) if merge_base == "16-bit" else (rounded, limits.max_kld_exact)
-    )
 
     def cause(_found: Divergence) -> str:
         return merge_cause(outputs, merge_base, limits)
 
-    own = compare(outputs.as_trained, outputs.trained)
+    own, exact = compare(outputs.as_trained, outputs.trained), merge_base == "16-bit"
     note = f"in float32 arithmetic; training's own rounding is {own.kld:.2g} nats" if own.comparable else ""
-    notes = {"16-bit": (note + source, ""), "nf4": (note, source.removeprefix("; "))}[merge_base]
     return {
         "outputs_sixteen": hand_over(
             "16-bit base with adapter → merged model",
             outputs.sixteen,
             outputs.merged,
-            sixteen_limit,
+            limits.max_kld_exact if exact else rounded,
             outputs,
             cause,
-            notes[1],
+            "" if exact else source.removeprefix("; "),
         ),
         "outputs_trained": hand_over(
             "Trained model (NF4 with adapter) → merged model",
             outputs.trained,
             outputs.merged,
-            trained_limit,
+            rounded if exact else limits.max_kld_exact,
             outputs,
             cause,
-            notes[0],
+            note + source if exact else note,
         ),
     }
 
@@ -112,18 +115,18 @@ def merge_cause(outputs: Outputs, merge_base: str, limits: Parity) -> str:
         return (
             "The merged model is the untuned base, the adapter was not merged: run `snakemake --force merge`."
         )
-    other = outputs.trained if merge_base == "16-bit" else outputs.sixteen
-    if same(outputs.sixteen if merge_base == "16-bit" else outputs.trained, outputs.merged, limits):
+    sixteen, nf4 = ("16-bit", outputs.sixteen), ("NF4", outputs.trained)
+    (base, own), (other_base, other) = (sixteen, nf4) if merge_base == "16-bit" else (nf4, sixteen)
+    if same(own, outputs.merged, limits):
         loss = compare(outputs.trained, outputs.sixteen).kld
-        base, remedy = ("16-bit", "nf4 or auto") if merge_base == "16-bit" else ("NF4", "16-bit or auto")
         return (
             f"The merge lost nothing, but the {base} base is {loss:.2g} nats from the other one: set "
-            f"merge.base to {remedy}."
+            f"merge.base to {other_base.lower()} or auto."
         )
     if same(other, outputs.merged, limits):
         return (
-            f"The adapter was merged into the {'NF4' if merge_base == '16-bit' else '16-bit'} base, not into "
-            f"{merge_base} as merge.json says: merge again."
+            f"The adapter was merged into the {other_base} base, not into {merge_base} as merge.json says: "
+            "merge again."
         )
     return (
         "The merged model is not this base with this adapter (the parity check of the merged weights "

@@ -2,8 +2,7 @@
 what its type costs.
 """
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import numpy as np
 
 from pipeline.config.levels import split_level
 from pipeline.core.checks import Check
-from pipeline.gguf.file import K_BLOCK
-from pipeline.gguf.header import Header
 from pipeline.gguf.tensor_types import check_tensor_types
 from pipeline.gguf.tensors import Floats, GgufTensor, gguf_tensors
 from pipeline.llamacpp.converters import NO_TYPES
 from pipeline.stages.parity.check import failure
+from pipeline.stages.parity.level_file import file_check, remake
 from pipeline.stages.parity.tensor_noise import TensorNoise, tensor_noise
 
 Noise = dict[str, dict[str, Any]]  # {tensor: {"type": ggml's name, "rmse": ‖level − 16 bit‖ ÷ ‖16 bit‖}}
@@ -54,31 +52,6 @@ NOISE = {
     "TQ1_0": 0.8541,
 }
 EXACT = ("F32", "F16", "BF16")  # not counted in a level's mean noise
-# the type that most tensors of a level have (src/llama-quant.cpp, llama_ftype_get_default_type), where it is
-# not the level's own name
-DEFAULT_TYPES = {
-    "Q2_K_S": "Q2_K",
-    "Q3_K_S": "Q3_K",
-    "Q3_K_M": "Q3_K",
-    "Q3_K_L": "Q3_K",
-    "Q4_K_S": "Q4_K",
-    "Q4_K_M": "Q4_K",
-    "Q5_K_S": "Q5_K",
-    "Q5_K_M": "Q5_K",
-    "IQ2_S": "IQ2_XS",
-    "IQ2_M": "IQ2_S",
-    "IQ3_XS": "IQ3_S",
-    "IQ3_M": "IQ3_S",
-    "MXFP4_MOE": "MXFP4",
-}
-# the tensors that llama.cpp gives a level's default type, where their rows fit (llama_tensor_get_type_impl
-# there), and levels with others
-PLAIN = re.compile(r"\.(attn_q|ffn_up|ffn_gate)(_exps)?\.weight$")
-FEED_FORWARD, EXPERTS = (
-    re.compile(r"\.ffn_(up|gate)(_exps)?\.weight$"),
-    re.compile(r"\.ffn_(up|gate|down)_exps\.weight$"),
-)
-PLAIN_OF = {"MXFP4_MOE": EXPERTS, "IQ3_XXS": FEED_FORWARD, "IQ3_XS": FEED_FORWARD}
 WHAT = "largest error of a tensor's weights, in multiples of what its type costs"
 
 
@@ -120,130 +93,29 @@ def level_weights(
     shares = {tensor: one.rmse / NOISE[after[tensor].type] for tensor, one in found.items()}
     worst = max(shares, key=lambda tensor: shares[tensor])
     quantized = [one.rmse for tensor, one in found.items() if after[tensor].type not in EXACT]
-    cause = (
-        f"{worst} was made from other weights, or its values are unusually spread: {remake(level)}, or "
-        "raise parity.rmse_slack if it stays so."
-    )
     detail = (
         f"{len(found)} tensors; worst {worst}, {after[worst].type}, relative RMSE {found[worst].rmse:.4f}"
     )
-    figures = {
-        "rmse_mean": float(np.mean(quantized)) if quantized else 0.0,
-        "rmse_worst": max(quantized, default=0.0),
-    }
     measured: Any = {
         "what": WHAT,
         "figure": shares[worst],
         "limit": slack,
         "unit": "times",
-        "figures": figures,
+        "figures": {
+            "rmse_mean": float(np.mean(quantized)) if quantized else 0.0,
+            "rmse_worst": max(quantized, default=0.0),
+        },
     }
     if shares[worst] <= slack:
         return Check(title, "pass", detail, **measured), noise
-    return Check(title, "fail", detail, cause, **measured), noise
-
-
-def file_check(
-    title: str,
-    name: str,
-    tensor_types: Mapping[str, str],
-    header: Header,
-    before: dict[str, GgufTensor],
-    after: dict[str, GgufTensor],
-) -> Check | None:
-    """A failure that shows without reading a weight: another level's file, other tensors or types; None if
-    there is none.
-    """
-    from gguf import LlamaFileType
-
-    level, remedy = split_level(name)[0], remake(next(iter(after.values())).file)
-    given = given_by(after, tensor_types)
-
-    def fail(what: str, count: int, unit: str, detail: str, cause: str) -> Check:
-        return failure(title, count, unit, detail, f"{cause}: {remedy}.", what)
-
-    wanted, number = DEFAULT_TYPES.get(level, level), header.fields.get("general.file_type")
-    known = {int(file_type): file_type.name.removeprefix("MOSTLY_") for file_type in LlamaFileType}
-    found = known.get(number, str(number)) if isinstance(number, int) else "none"
-    another = "files of another level", 1, "files"
-    if found != level and level in known.values():
-        return fail(
-            *another, f"general.file_type is {found}", f"The file of another level has the name of {name}"
-        )
-    plain = [
-        tensor
-        for each, tensor in after.items()
-        if PLAIN_OF.get(level, PLAIN).search(each) and each not in given
-    ]
-    ggml_types = sorted({tensor.type for tensor in plain if tensor.columns % K_BLOCK == 0})
-    if ggml_types and wanted not in ggml_types:
-        detail = f"no query or feed-forward tensor is {wanted}: {', '.join(ggml_types)}"
-        return fail(*another, detail, f"The file of another level has the name of {name}")
-    different = [
-        each for each in sorted(before.keys() | after.keys()) if each not in before or each not in after
-    ]
-    different += [
-        each for each in sorted(before.keys() & after.keys()) if before[each].shape != after[each].shape
-    ]
-    if different:
-        first = different[0]
-        shapes = " and ".join(
-            f"{list(side[first].shape)}" if first in side else "none" for side in (before, after)
-        )
-        cause = "The level was made from another model, or tensors were lost"
-        return fail(
-            "tensors that only one side has", len(different), "tensors", f"{first}: {shapes} at {name}", cause
-        )
-    if wrong := of_other_types(before, after, given, tensor_types):
-        first, ggml_type = wrong[0], tensor_types[given[wrong[0]]].upper()
-        cause = f"The level was made before quantize.tensor_types asked for {ggml_type}"
-        what = "tensors of another type than quantize.tensor_types"
-        return fail(what, len(wrong), "tensors", f"{first} is {after[first].type}, not {ggml_type}", cause)
-    return None
-
-
-def given_by(names: Iterable[str], tensor_types: Mapping[str, str]) -> dict[str, str]:
-    """{tensor: the pattern of `tensor_types` that gives it its type}, the first one that is found in its
-    name, as llama-quantize takes them.
-    """
-    return {
-        name: pattern
-        for pattern in reversed(list(tensor_types))
-        for name in names
-        if re.search(pattern.lower(), name)
-    }
-
-
-def of_other_types(
-    before: dict[str, GgufTensor],
-    after: dict[str, GgufTensor],
-    given: Mapping[str, str],
-    tensor_types: Mapping[str, str],
-) -> list[str]:
-    """The tensors that don't have the type they were given; both sides have the same ones.
-
-    llama-quantize leaves norms and the like as they were, and short rows fall back to another type; but no
-    pattern may change nothing.
-    """
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    wrong: list[str] = []
-    for pattern, ggml_type in tensor_types.items():
-        block = int(GGML_QUANT_SIZES[GGMLQuantizationType[ggml_type.upper()]][0])
-        mine = [name for name, its in given.items() if its == pattern]
-        others = [name for name in mine if after[name].type != ggml_type.upper()]
-        quantized = [
-            name
-            for name in others
-            if after[name].type != before[name].type and after[name].columns % block == 0
-        ]
-        wrong += quantized or (others if len(others) == len(mine) else [])
-    return wrong
-
-
-def remake(level: Path) -> str:
-    """What makes a level's file again; the rule has a wildcard, so that Snakemake wants the file."""
-    return f"run `snakemake --force models/gguf/{level.name}`"
+    return Check(
+        title,
+        "fail",
+        detail,
+        f"{worst} was made from other weights, or its values are unusually spread: {remake(level)}, or "
+        "raise parity.rmse_slack if it stays so.",
+        **measured,
+    ), noise
 
 
 def lost_check(
@@ -254,9 +126,6 @@ def lost_check(
     """
     name, first = next(iter(lost.items()))
     stored, count = after[name].values(first.row, first.row + 1)[0], sum(one.lost for one in lost.values())
-    where = f"{name}, {first.lost} of {first.blocks} blocks from row {first.row} on" + (
-        f", and {len(lost) - 1} more tensors" * (len(lost) > 1)
-    )
     remedy = remake(after[name].file)
     if len(lost) > len(after) / 2:
         cause = f"The level was made from another model or from an older merge: {remedy}."
@@ -266,7 +135,15 @@ def lost_check(
         cause = f"A block of {name} is zeroed, so the file is damaged: {remedy}."
     else:
         cause = f"The weights of {name} are others, so the file is damaged: {remedy}."
-    return failure(title, count, "blocks", where, cause, "blocks that hold nothing of their weights")
+    return failure(
+        title,
+        count=count,
+        unit="blocks",
+        sentence=f"{name}, {first.lost} of {first.blocks} blocks from row {first.row} on"
+        + (f", and {len(lost) - 1} more tensors" * (len(lost) > 1)),
+        cause=cause,
+        what="blocks that hold nothing of their weights",
+    )
 
 
 def row_like(values: Floats, tensor: GgufTensor) -> int | None:

@@ -58,11 +58,11 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
         wrong.append(f"alpha is {header.fields.get('adapter.lora.alpha')} instead of {alpha}")
     return count_check(
         TITLE,
-        WHAT,
-        len(wrong),
-        len(seen) + 1,
-        "; ".join(wrong[:3]),
-        f"The GGUF is not of this adapter: {AGAIN}.",
+        what=WHAT,
+        different=len(wrong),
+        compared=len(seen) + 1,
+        first="; ".join(wrong[:3]),
+        cause=f"The GGUF is not of this adapter: {AGAIN}.",
     )
 
 

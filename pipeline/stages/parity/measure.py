@@ -68,9 +68,17 @@ def text_and_tokens(gguf: Path, tokenizer: Any, measure: Measure) -> ParityCheck
             "text_template": template_text(texts, tokenizer, gguf),
             "tokens_ids": token_ids(texts, tokenizer, server, gguf),
         }
-    rendered_rows = [text.whole for text in texts.compared if text.conversation.held_out]
     return checks | {
-        "tokens_corpus": corpus_ids(strings(tokenizer, rendered_rows, limits.strings), tokenizer, gguf, tools)
+        "tokens_corpus": corpus_ids(
+            strings(
+                tokenizer,
+                [text.whole for text in texts.compared if text.conversation.held_out],
+                limits.strings,
+            ),
+            tokenizer,
+            gguf,
+            tools,
+        )
     }
 
 

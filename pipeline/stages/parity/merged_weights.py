@@ -72,10 +72,15 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Check]:
     equal = sum(
         errors[name] == 0.0 and job.update is None and not job.quantized for name, job in jobs.items()
     )
-    figures = {"tensors": float(len(jobs)), "bit_equal": float(equal), "wrong": float(len(wrong))}
     # JSON has no infinity: a weight that is no number has no distance
     figure = errors[worst] if errors[worst] < float("inf") else None
-    measured: Any = {"what": WHAT, "figure": figure, "limit": LIMIT, "unit": "ulp", "figures": figures}
+    measured: Any = {
+        "what": WHAT,
+        "figure": figure,
+        "limit": LIMIT,
+        "unit": "ulp",
+        "figures": {"tensors": float(len(jobs)), "bit_equal": float(equal), "wrong": float(len(wrong))},
+    }
     if wrong:
         detail = (
             f"{len(wrong)} of {len(jobs)} tensors are off, first {wrong[0]}; worst {worst}, "
@@ -109,8 +114,10 @@ def _other_than_weights(
         compared.run.get("base", {}).get("weights_sha256"),
     )
     if recorded and trained and recorded != trained:
-        cause = "The adapter belongs to another base; fetch the base it was trained on, or train again."
-        yield f"the adapter was trained on weights {trained[:12]} and merged into {recorded[:12]}", cause
+        yield (
+            f"the adapter was trained on weights {trained[:12]} and merged into {recorded[:12]}",
+            "The adapter belongs to another base; fetch the base it was trained on, or train again.",
+        )
     if compared.record.get("adapter_sha256", compared.adapter_sha256) != compared.adapter_sha256:
         yield (
             f"{RECORD} names another adapter than the one in {adapter.name}/",
@@ -181,9 +188,8 @@ def _cause(compared: Compared, wrong: list[str]) -> str:
 def _assumptions(job: Job, compared: Compared) -> Iterator[Assumption]:
     own = compared.nf4(job)
     description = compared.record["merge_base"]
-    could = job.name in compared.model.quantized
     others: list[tuple[str, Nf4 | None]] = [("the 16-bit base", None)] if own else []
-    for dtype in ("bfloat16", "float16", "float32") if could else ():
+    for dtype in ("bfloat16", "float16", "float32") if (job.name in compared.model.quantized) else ():
         for block in (64, 32, 128, 256, 512, 1024):
             for double in (True, False):
                 other = Nf4(dtype, double, block)

@@ -57,11 +57,8 @@ MERGE_BASES = {
 
 def render_parity_page(report: Mapping[str, Any], merge: Mapping[str, Any] | None) -> str:
     """The page as one string of HTML; `merge` is reports/merge.json, None if there is none."""
-    from markupsafe import Markup
-
     checks, unmerged = report["checks"], bool(UNMERGED.keys() & report["checks"].keys())
     groups = {name: [_shown(row) for row in rows] for name, rows in grouped(checks).items()}
-    open_checks = [row for rows in groups.values() for row in rows if row["verdict"] == "not measured"]
     return fill(
         "parity.html.jinja",
         title=title(report),
@@ -71,20 +68,25 @@ def render_parity_page(report: Mapping[str, Any], merge: Mapping[str, Any] | Non
         code=code,
         groups=groups,
         tells=TELLS,
-        open_checks=open_checks,
+        open_checks=[row for rows in groups.values() for row in rows if row["verdict"] == "not measured"],
         models=_models(groups),
         merged=UNMERGED_WORDS if unmerged else _merged(merge),
         failed=[row for rows in groups.values() for row in rows if row["verdict"] == "fail"],
-        chain=Markup((unmerged_chain if unmerged else chain)(checks)),  # noqa: S704 (our own)
-        divergences=Markup(divergences(checks)),  # noqa: S704 (our own; the drawings escape their texts)
+        chain=(unmerged_chain if unmerged else chain)(checks),
+        divergences=divergences(checks),
     )
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     """A check with its further figures as text."""
     figures = (row.get("figures") or {}).items()
-    further = [f"{NAMES.get(name, name.replace('_', ' '))} {_figure(name, value)}" for name, value in figures]
-    return {**row, "further": further, "title": row.get("title") or row["key"]}
+    return {
+        **row,
+        "further": [
+            f"{NAMES.get(name, name.replace('_', ' '))} {_figure(name, value)}" for name, value in figures
+        ],
+        "title": row.get("title") or row["key"],
+    }
 
 
 def _figure(name: str, value: Any) -> str:
@@ -103,10 +105,11 @@ def _models(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str,
     for place, rows in found.items():
         weights, outputs = (rows.get(group, {}) for group in ("Weights", "Outputs"))
         figures = {**(weights.get("figures") or {}), **(outputs.get("figures") or {})}
-        name = f"{place.removesuffix(LORA)} of the base with the LoRA GGUF" if place.endswith(LORA) else place
         models.append(
             {
-                "name": name,
+                "name": f"{place.removesuffix(LORA)} of the base with the LoRA GGUF"
+                if place.endswith(LORA)
+                else place,
                 "kld": figure_text(outputs.get("figure")),
                 "verdict": gravest(rows.values()),
                 **{key: _figure(key, figures.get(key)) for key in NAMES},

@@ -39,12 +39,11 @@ class Rewrites:
             key: self.words(message[key]) for key in ("content", "reasoning_content") if key in message
         }
         if "tool_calls" in message:
-            calls = [
+            changed["tool_calls"] = [
                 each
                 | {"function": each["function"] | {"arguments": self.tree(each["function"]["arguments"])}}
                 for each in message["tool_calls"]
             ]
-            changed["tool_calls"] = calls
         return changed
 
     def words(self, text: str) -> str:

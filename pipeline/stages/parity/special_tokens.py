@@ -4,6 +4,7 @@ the GGUF and every level.
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,33 +42,35 @@ def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) ->
     with open_vocabulary(tools, f16) as vocabulary:
         checks += [*ends(tokenizer, merged, f16, vocabulary), *added(tokenizer, f16, vocabulary)]
     wrong = [check for check in checks if check]
-    remedy = (
-        (
+    return count_check(
+        "Special tokens",
+        what="places that disagree about end of turn, beginning of text or padding",
+        different=len(wrong),
+        compared=len(checks),
+        first="; ".join(wrong),
+        cause=(
             f"{wrong[0][0].upper()}{wrong[0][1:]}: run the stages merge and convert again, or fix "
             "models/base and train again."
         )
         if wrong
-        else ""
+        else "",
     )
-    title, what = "Special tokens", "places that disagree about end of turn, beginning of text or padding"
-    return count_check(title, what, len(wrong), len(checks), "; ".join(wrong), remedy)
 
 
 def same_ids(tokenizer: Any, merged: Path, f16: Path) -> Iterator[str]:
     """One text for each kind and place: how it disagrees with the tokenizer, empty where it does not."""
     ours = {kind: getattr(tokenizer, f"{kind}_token_id") for kind in KINDS}
     fields = check_gguf(f16).fields
-    places = {
-        name: {kind: values.get(f"{kind}_token_id") for kind in KINDS}
-        for name, values in settings(merged).items()
+    places = settings(merged) | {
+        "GGUF": {
+            f"{kind}_token_id": fields.get(f"tokenizer.ggml.{name}_token_id")
+            for kind, name in GGUF_NAMES.items()
+        }
     }
-    places["GGUF"] = {
-        kind: fields.get(f"tokenizer.ggml.{name}_token_id") for kind, name in GGUF_NAMES.items()
-    }
-    for place, values in places.items():
-        for kind in KINDS:
-            same = agrees(kind, ours[kind], values[kind])
-            yield "" if same else f"{kind} is {values[kind]} in {place} and {ours[kind]} in the tokenizer"
+    for place, kind in product(places, KINDS):
+        value = places[place].get(f"{kind}_token_id")
+        same = agrees(kind, ours[kind], value)
+        yield "" if same else f"{kind} is {value} in {place} and {ours[kind]} in the tokenizer"
 
 
 def agrees(kind: str, tokenizer_id: int | None, other: Any) -> bool:
@@ -114,12 +117,15 @@ def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Check:
     ours = short_hash(tokenizer.chat_template)
     other = [place for place, text in found.items() if text != tokenizer.chat_template]
     wrong = [f"{place} has {short_hash(found[place])}, training {ours}" for place in other]
-    title, what = "Chat template", "places whose chat template is not the one of training, by SHA-256"
-    cause = (
-        f"The template of {' and of '.join(other)} is not the one of training: run the stages merge and "
-        "convert again."
+    return count_check(
+        "Chat template",
+        what="places whose chat template is not the one of training, by SHA-256",
+        different=len(wrong),
+        compared=len(found),
+        first="; ".join(wrong),
+        cause=f"The template of {' and of '.join(other)} is not the one of training: run the stages merge "
+        "and convert again.",
     )
-    return count_check(title, what, len(wrong), len(found), "; ".join(wrong), cause)
 
 
 def stored_template(folder: Path) -> str | None:
@@ -129,8 +135,9 @@ def stored_template(folder: Path) -> str | None:
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")
-    values = read_json(folder / "tokenizer_config.json", "run the stage that makes it again")
-    template: str | None = values.get("chat_template")
+    template: str | None = read_json(
+        folder / "tokenizer_config.json", "run the stage that makes it again"
+    ).get("chat_template")
     return template
 
 
@@ -149,12 +156,15 @@ def vocabularies_and_provenance(merged: Path, f16: Path, levels: list[Path]) -> 
         header = check_gguf(level)
         wrong += [*of_another_run(first, level.name, header), *rows_differ(level.name, header)]
         compared += len(kept_fields(first)) + 1
-    what = (
-        "fields that differ between merged model, 16-bit GGUF and levels, and tables without a row for "
-        "every token"
+    return count_check(
+        "Vocabularies and provenance records",
+        what="fields that differ between merged model, 16-bit GGUF and levels, and tables without a row for "
+        "every token",
+        different=len(wrong),
+        compared=compared,
+        first="; ".join(text for text, _ in wrong[:3]),
+        cause=wrong[0][1] if wrong else "",
     )
-    shown, cause = "; ".join(text for text, _ in wrong[:3]), wrong[0][1] if wrong else ""
-    return count_check("Vocabularies and provenance records", what, len(wrong), compared, shown, cause)
 
 
 def of_another_merge(record: Mapping[str, Any], name: str, header: Header) -> Iterator[Difference]:
@@ -216,7 +226,7 @@ def short_hash(text: str | None) -> str:
     return "no template" if text is None else hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _around(whole: list[int], bare: list[int]) -> tuple[list[int], list[int]]:
-    """What stands before and after `bare` in `whole`."""
-    start = next(at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
-    return whole[:start], whole[start + len(bare) :]
+def _around(text: list[int], bare: list[int]) -> tuple[list[int], list[int]]:
+    """What stands before and after `bare` in `text`."""
+    start = next(at for at in range(len(text)) if text[at : at + len(bare)] == bare)
+    return text[:start], text[start + len(bare) :]

@@ -83,22 +83,22 @@ def parity(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path
     }
     if depth == "quick":
         return checks | unmeasured(outputs | BEHAVIOR | LORA, LEFT_OUT.format(depth, "standard"))
-    whole = depth == "full" and base_gguf is not None
-    if whole:
+    with_lora = depth == "full" and base_gguf is not None
+    if with_lora:
         outputs |= LORA
     announce("outputs")
     add_part(
         checks,
         outputs,
         lambda: outputs_of(
-            chain, tokenizer, measure, {"base_gguf": base_gguf, "lora": lora} if whole else {}
+            chain, tokenizer, measure, {"base_gguf": base_gguf, "lora": lora} if with_lora else {}
         ),
     )
     announce("behavior")
     add_part(checks, BEHAVIOR, lambda: behavior([chain.gguf, *chain.levels.values()], tokenizer, measure))
     return (
         checks
-        if whole
+        if with_lora
         else checks | unmeasured(LORA, LEFT_OUT.format(depth, "full") if base_gguf else NO_BASE)
     )
 
@@ -124,8 +124,12 @@ def outputs_of(
     chain: Chain, tokenizer: Any, measure: Measure, with_lora: dict[str, Path | None]
 ) -> ParityChecks:
     """What the models say to held-out rows, along the chain. Raises `DataError` where no row can be used."""
-    bench = Bench(measure.prompts(tokenizer), measure.scratch, measure.evaluate.threads, measure.tools)
-    return output_checks(chain, bench, measure.limits, **with_lora)
+    return output_checks(
+        chain,
+        Bench(measure.prompts(tokenizer), measure.scratch, measure.evaluate.threads, measure.tools),
+        measure.limits,
+        **with_lora,
+    )
 
 
 def measure_parity(params: Params, root: Path) -> ParityChecks:
@@ -182,8 +186,11 @@ def merged_checks(
         folder / f"{name}-base-{kind}.gguf",
     )
     base_gguf = untuned if is_made(untuned) else None
-    checks = parity(chain, measure, base_gguf=base_gguf, lora=folder / f"{name}-lora.gguf")
-    return checks, [chain.gguf, *([base_gguf] if base_gguf else []), *chain.levels.values()], merge_report
+    return (
+        parity(chain, measure, base_gguf=base_gguf, lora=folder / f"{name}-lora.gguf"),
+        [chain.gguf, *([base_gguf] if base_gguf else []), *chain.levels.values()],
+        merge_report,
+    )
 
 
 def adapter_checks(

@@ -37,8 +37,12 @@ def tensor_noise(before: GgufTensor, after: GgufTensor) -> TensorNoise:
             (error == 0) | (norm < SMALL**2 * total / len(norm)) & np.isfinite(error)
         )
     at = np.flatnonzero(lost)
-    rmse = float(np.sqrt(error.sum() / total)) if total else float(error.sum() > 0)
-    return TensorNoise(rmse, len(at), len(norm), int(at[0]) * after.block // after.columns if len(at) else 0)
+    return TensorNoise(
+        float(np.sqrt(error.sum() / total)) if total else float(error.sum() > 0),
+        len(at),
+        len(norm),
+        int(at[0]) * after.block // after.columns if len(at) else 0,
+    )
 
 
 def block_squares(before: GgufTensor, after: GgufTensor) -> Iterator[tuple[Floats, Floats]]:

@@ -13,6 +13,7 @@ from pipeline.core.checks import Check
 from pipeline.core.errors import ToolError
 from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.server import Server
+from pipeline.metrics.text import common_start
 from pipeline.stages.parity.check import exact, first_difference
 from pipeline.stages.parity.conversations import Conversation
 from pipeline.stages.parity.rewrites import Rewrites
@@ -92,19 +93,26 @@ def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
     title, what = "Template text", "conversations whose text differs between training and llama-server"
     if not texts.compared:
         return Check(title, "not measured", detail, what=what)
-    figures = {
-        "compared": float(len(texts.compared)),
-        "left_out": float(texts.left_out.total()),
-        "rewritten": float(sum(bool(text.rewritten) for text in texts.compared)),
-        "rewritten_held_out": float(
-            sum(bool(text.rewritten) and text.conversation.held_out for text in texts.compared)
-        ),
-    }
     why = ""
     if different:
         detail += f"; first difference: {first_difference(different[0].ours, different[0].theirs)}"
         why = cause(different, tokenizer, f16)
-    return exact(title, len(different), "texts", detail, why, what, figures)
+    return exact(
+        title,
+        count=len(different),
+        unit="texts",
+        sentence=detail,
+        cause=why,
+        what=what,
+        figures={
+            "compared": float(len(texts.compared)),
+            "left_out": float(texts.left_out.total()),
+            "rewritten": float(sum(bool(text.rewritten) for text in texts.compared)),
+            "rewritten_held_out": float(
+                sum(bool(text.rewritten) and text.conversation.held_out for text in texts.compared)
+            ),
+        },
+    )
 
 
 def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:
@@ -115,17 +123,17 @@ def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:
     if theirs is None:
         return f"{f16.name} has no chat template: run the stages merge and convert again."
     how = "; ".join(list(dict.fromkeys(kind(text) for text in different))[:2])
-    announce: dict[str, dict[str, Any]] = {
-        "switches thinking on (enable_thinking)": {"enable_thinking": True},
-        "says today's date (date_string)": {"date_string": today()},
-    }
     if theirs != tokenizer.chat_template:
         return (
             f"The chat template of {f16.name} is not the one of training ({how}): run the stages merge "
             "and convert again."
         )
     first = different[0]
-    for what, more in announce.items():
+    known: dict[str, dict[str, Any]] = {
+        "switches thinking on (enable_thinking)": {"enable_thinking": True},
+        "says today's date (date_string)": {"date_string": f"{datetime.now():%d %b %Y}"},
+    }
+    for what, more in known.items():
         if training_text(tokenizer, first.conversation, first.prompt, **more).endswith(first.theirs):
             return (
                 f"llama-server {what} where training tells the template nothing: train with a template "
@@ -142,16 +150,10 @@ def kind(text: Text) -> str:
     ours, theirs = text.ours, text.theirs
     if ours.split() and "".join(ours.split()) == "".join(theirs.split()):
         extra = len(theirs) - len(ours)
-        return (
-            "it has other white space"
-            if extra == 0
-            else f"its white space is {abs(extra)} characters {'longer' if extra > 0 else 'shorter'}"
-        )
-    start = next(
-        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
-    )
-    room = min(len(ours), len(theirs)) - start
-    end = next((i for i in range(room) if ours[-1 - i] != theirs[-1 - i]), room)
+        longer = f"its white space is {abs(extra)} characters {'longer' if extra > 0 else 'shorter'}"
+        return longer if extra else "it has other white space"
+    start = common_start(ours, theirs)
+    end = common_start(ours[start:][::-1], theirs[start:][::-1])
     less, more = ours[start : len(ours) - end], theirs[start : len(theirs) - end]
     if less and more:
         return "it says other words"
@@ -192,11 +194,11 @@ def training_text(tokenizer: Any, conversation: Conversation, prompt: bool, **mo
 
 def server_text(server: Server, conversation: Conversation, prompt: bool) -> str:
     """The text by llama-server; its own words where it refuses."""
-    request = chat_request(conversation.messages, conversation.tools)
     try:
         answer = server.post(
             "/apply-template",
-            request | {"add_generation_prompt": prompt, "chat_template_kwargs": settings(conversation)},
+            chat_request(conversation.messages, conversation.tools)
+            | {"add_generation_prompt": prompt, "chat_template_kwargs": settings(conversation)},
         )
     except ToolError as refusal:
         return refusal.sentence
@@ -228,17 +230,18 @@ def rewritten(tokenizer: Any, text: Text, begin: str) -> tuple[str, ...]:
     nothing.
     """
     rewrites = Rewrites()
-    tools = [rewrites.tool(each) for each in text.conversation.tools] if text.conversation.tools else None
-    turns = [rewrites.turn(message) for message in text.conversation.messages]
     try:
-        ours = training_text(tokenizer, replace(text.conversation, messages=turns, tools=tools), text.prompt)
+        ours = training_text(
+            tokenizer,
+            replace(
+                text.conversation,
+                tools=text.conversation.tools and [rewrites.tool(each) for each in text.conversation.tools],
+                messages=[rewrites.turn(message) for message in text.conversation.messages],
+            ),
+            text.prompt,
+        )
     except Unrenderable:
         return ()
     return (
         tuple(sorted(rewrites.reasons)) if rewrites.put_back(ours).removeprefix(begin) == text.theirs else ()
     )
-
-
-def today() -> str:
-    """The date as llama-server tells it to templates."""
-    return datetime.now().strftime("%d %b %Y")

@@ -15,6 +15,7 @@ from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.logits import loaded_gguf
 from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.text import common_start
 from pipeline.stages.parity.check import exact, failure
 from pipeline.stages.parity.text import Texts, first_added
 
@@ -73,7 +74,6 @@ def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
     In NFC, as stage curate writes all text: llama.cpp does not normalize, some tokenizers do.
     """
     begin = first_added(server)
-    title, what = "Token ids", "conversations whose token ids differ between training and llama-server"
     different, compared, first = 0, 0, ("", list[int](), list[int]())
     for text in texts.compared:
         words = unicodedata.normalize("NFC", text.whole)
@@ -86,7 +86,15 @@ def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
         if ours != theirs:
             first = first if different else (words, ours, theirs)
             different += 1
-    return _check(title, what, tokenizer, f16, compared, different, first)
+    return _check(
+        "Token ids",
+        "conversations whose token ids differ between training and llama-server",
+        tokenizer,
+        f16,
+        compared,
+        different,
+        first,
+    )
 
 
 def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolchain) -> Check:
@@ -115,16 +123,18 @@ def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolcha
                 if encoding.ids != theirs:
                     first = first if different else (text, encoding.ids, theirs)
                     different += 1
-    title, what = (
+    return _check(
         "Token ids of a corpus",
         "strings whose token ids differ between training's tokenizer and the GGUF's vocabulary",
-    )
-    note = (
+        tokenizer,
+        f16,
+        compared,
+        different,
+        first,
         f"{overridden} strings with {', '.join(forced)} left out, which llama.cpp takes for a control token"
         if overridden
-        else ""
+        else "",
     )
-    return _check(title, what, tokenizer, f16, compared, different, first, note)
 
 
 def overridden_tokens(vocabulary: GgufVocabulary, f16: Path) -> list[str]:
@@ -196,15 +206,18 @@ def _check(
     if not different:
         return exact(title, 0, "differences", detail, "", what, figures)
     text, ours, theirs = first
-    at = next(
-        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
-    )
-    start = max(0, at - 2)
+    start = max(0, common_start(ours, theirs) - 2)
     shown = ascii(text if len(text) <= 80 else f"{text[:80]}…")
     detail += (
         f"; first difference: {shown}, from token {start} training has {ours[start : start + SHOWN]}, "
         f"llama.cpp {theirs[start : start + SHOWN]}"
     )
     return failure(
-        title, different, "differences", detail, token_cause(tokenizer, f16, ours, theirs), what, figures
+        title,
+        count=different,
+        unit="differences",
+        sentence=detail,
+        cause=token_cause(tokenizer, f16, ours, theirs),
+        what=what,
+        figures=figures,
     )

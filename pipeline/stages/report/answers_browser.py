@@ -34,16 +34,16 @@ def browser_values(answers: Answers, room: int = BYTES) -> dict[str, Any] | None
     lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows]
     kept = _within(room, [len(safe(line).encode()) for line in lines], first=apart)
     shown = [number for number in kept if number in apart][:PLAIN_ROWS]
-    domains = list(dict.fromkeys(row["domain"] for row in rows if row["domain"]))
-    data = f'{{"models":{json.dumps(list(answers))},"rows":[{",".join(lines[number] for number in kept)}]}}'
     return {
         "rows": len(rows),
         "kept": len(kept),
         "apart": len(apart),
         "models": list(answers),
-        "domains": domains,
+        "domains": list(dict.fromkeys(row["domain"] for row in rows if row["domain"])),
         "examples": [rows[number] for number in shown],
-        "json": safe(data),
+        "json": safe(
+            f'{{"models":{json.dumps(list(answers))},"rows":[{",".join(lines[number] for number in kept)}]}}'
+        ),
     }
 
 

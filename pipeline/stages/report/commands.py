@@ -28,13 +28,12 @@ def command_list(models: Iterable[str]) -> Mapping[str, str]:
         {"parity": "the parity checks between the trained model and what is served"} if unmerged else {}
     )
     left_out = ("merge", "compare") if unmerged else ("lora",)
-    evaluations = {
-        f"evaluate@{model}": f"{model}: file, divergence, speed, memory, answers, general ability"
-        for model in models
-    }
     return (
         {name: stated for name, stated in words.items() if name not in (*left_out, "report")}
-        | evaluations
+        | {
+            f"evaluate@{model}": f"{model}: file, divergence, speed, memory, answers, general ability"
+            for model in models
+        }
         | {"report": words["report"]}
     )
 

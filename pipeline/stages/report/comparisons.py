@@ -133,13 +133,11 @@ def differences_plot(comparisons: Sequence[Comparison], name: str, title: str) -
     colors = {"better": ACCENT, "worse": WARM, "noise": INK}
     for place, one in enumerate(comparisons):
         found = one.difference
-        reach = [[max(0.0, found.points - found.low)], [max(0.0, found.high - found.points)]]
-        marker = {"better": "^", "worse": "v", "noise": "o"}[one.verdict]
         axes.errorbar(
             [found.points],
             [place],
-            xerr=reach,
-            fmt=marker,
+            xerr=[[max(0.0, found.points - found.low)], [max(0.0, found.high - found.points)]],
+            fmt={"better": "^", "worse": "v", "noise": "o"}[one.verdict],
             color=colors[one.verdict],
             markersize=6.5,
             capsize=3.5,

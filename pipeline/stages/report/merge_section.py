@@ -28,16 +28,15 @@ def merge_values(
     """
     adapters = merge.get("adapters") or ()  # PEFT's own merge tells of none
     changes = by_place(adapters, "relative_change")
-    maps = {
-        "change": heat_map(changes, share),
-        "nf4": heat_map(by_place(adapters, "nf4_error_to_update"), times),
-    }
     levels = survival(adapters, noise(parity), evaluations, reference)
     return {
         "merge_base": MERGE_BASES[merge["merge_base"]],
         "candidates": candidates(merge),
         "levels": levels,
-        "maps": maps,
+        "maps": {
+            "change": heat_map(changes, share),
+            "nf4": heat_map(by_place(adapters, "nf4_error_to_update"), times),
+        },
         "changes": table(changes),
         "outside": [
             (one["tensor"], share(one["relative_change"]))
@@ -61,12 +60,11 @@ def table(figures: Figures) -> dict[str, Any]:
     """The map's figures to be read as numbers: {"modules", "rows": [(layer, a text per module)]}."""
     cells = by_cell(figures)
     modules = modules_of(cells)
-    layers = sorted({layer for layer, _ in cells})
     return {
         "modules": modules,
         "rows": [
             (layer, [share(fmean(found)) if (found := cells.get((layer, one))) else "–" for one in modules])
-            for layer in layers
+            for layer in sorted({layer for layer, _ in cells})
         ],
     }
 
@@ -76,7 +74,6 @@ def candidates(merge: Mapping[str, Any]) -> list[dict[str, Any]]:
     of the chosen merge are marked.
     """
     measured, decides = merge.get("candidates") or {}, merge.get("deciding_level")
-    models = list(dict.fromkeys(model for levels in measured.values() for model in levels))
     return [
         {
             "merge_base": MERGE_BASES[merge_base],
@@ -84,7 +81,7 @@ def candidates(merge: Mapping[str, Any]) -> list[dict[str, Any]]:
             "chosen": merge_base == merge["merge_base"] and model == decides,
             **measured[merge_base][model],
         }
-        for model in models
+        for model in list(dict.fromkeys(model for levels in measured.values() for model in levels))
         for merge_base in measured
         if model in measured[merge_base]
     ]
@@ -122,14 +119,13 @@ def survival(
     rows = []
     for level, rounding in noises.items():
         drift = (evaluations.get(level) or {}).get("kld_mean")
-        lost = drift / effect if drift is not None and effect else None
         row = {
             "level": level,
             "noise": rounding,
             "change": median(ratios),
             "visible": sum(stands_out(one, rounding) for one in known),
             "tensors": len(known),
-            "lost": lost,
+            "lost": drift / effect if drift is not None and effect else None,
         }
         rows.append(row | {"warning": _warning(row)})
     return rows

@@ -30,8 +30,6 @@ from pipeline.stages.report.strategies_section import strategies_values
 from pipeline.stages.report.verdict import headline
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
-
     from pipeline.gate.judgment import Judgment
 
 QUESTIONS_SHOWN = 4  # of the samples that training took
@@ -59,43 +57,22 @@ def page_values(
     inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "Judgment"], seed: int
 ) -> dict[str, Any]:
     """What the templates need beyond the inputs themselves; `seed` draws the bootstrap's samples."""
-    from pipeline.stages.report.quality_plot import quality_plot
+    from markupsafe import Markup
+
     from pipeline.stages.report.training_plots import training_plots
 
     reference, unmerged = reference_name(inputs.evaluations), BASE_WITH_ADAPTER in inputs.evaluations
     scores = task_scores(inputs.answers)
-    levels, gains = against_reference(scores, reference, seed), against_base(scores, seed)
-    tuned = levels if unmerged else [one for one in levels if not is_base(one.second)]
-    curves = training_plots(inputs.log, inputs.metrics_log, inputs.train.get("eval_loss"))
-    values = {
+    values = compared_values(inputs, advice, scores, reference, seed) | {
         "inputs": inputs,
         "advice": advice,
         "verdicts": verdicts,
         "untuned": UNTUNED,
         "title": headline(inputs.parity, advice, verdicts),
         "chosen": inputs.evaluations.get(advice.model or ""),
-        "against": {one.second: one for one in levels},
-        "gained": {one.second: one for one in gains},
         "groups": GROUPS,
         "rows": level_rows(inputs.evaluations, verdicts, advice),
-        "quality": drawing(quality_plot(inputs.evaluations, advice.model)),
-        "levels_drawn": drawing(
-            differences_plot(
-                tuned,
-                "levels-drawn",
-                f"Against {ORIGINAL}" if unmerged else "Levels against the 16-bit model",
-            )
-        ),
-        "gains_drawn": drawing(
-            differences_plot(
-                gains,
-                "gains-drawn",
-                "The adapter against the base alone"
-                if unmerged
-                else "Tuned models against the untuned base at the same level",
-            )
-        ),
-        "curves": {name: drawing(plot) for name, plot in curves.items()},
+        "curves": training_plots(inputs.log, inputs.metrics_log, inputs.train.get("eval_loss")),
         "domains": domain_rows(inputs.evaluations, inputs.answers),
         "unmerged": unmerged,
         "BASE": BASE,
@@ -120,8 +97,42 @@ def page_values(
         "commands": command_list(inputs.evaluations),
     }
     script = (TEMPLATES / "index.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return values | {"sections": sections(values), "script": drawing(script), "script_hash": digest}
+    return values | {
+        "sections": sections(values),
+        "script": Markup(script),  # noqa: S704 (our own)
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    }
+
+
+def compared_values(
+    inputs: Inputs,
+    advice: Recommendation,
+    scores: Mapping[str, Sequence[float | None]],
+    reference: str,
+    seed: int,
+) -> dict[str, Any]:
+    """Models against each other: each level against its reference, each tuned model against its base."""
+    from pipeline.stages.report.quality_plot import quality_plot
+
+    unmerged = BASE_WITH_ADAPTER in inputs.evaluations
+    levels, gains = against_reference(scores, reference, seed), against_base(scores, seed)
+    return {
+        "against": {one.second: one for one in levels},
+        "gained": {one.second: one for one in gains},
+        "quality": quality_plot(inputs.evaluations, advice.model),
+        "levels_drawn": differences_plot(
+            levels if unmerged else [one for one in levels if not is_base(one.second)],
+            "levels-drawn",
+            f"Against {ORIGINAL}" if unmerged else "Levels against the 16-bit model",
+        ),
+        "gains_drawn": differences_plot(
+            gains,
+            "gains-drawn",
+            "The adapter against the base alone"
+            if unmerged
+            else "Tuned models against the untuned base at the same level",
+        ),
+    }
 
 
 def sections(values: Mapping[str, Any]) -> list[Section]:
@@ -155,13 +166,6 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
     return [section for section in found if section]
 
 
-def drawing(text: str) -> "Markup":
-    """Our own SVG or script, which is not escaped again: names in it already are."""
-    from markupsafe import Markup
-
-    return Markup(text)  # noqa: S704
-
-
 def domain_rows(
     evaluations: Mapping[str, Mapping[str, Any]], answers: Answers
 ) -> list[tuple[str, dict[str, Any]]]:
@@ -180,10 +184,9 @@ def domain_rows(
         for model, found in evaluations.items()
     }
     rows = {domain: found["rows"] for domains in by_model.values() for domain, found in domains.items()}
-    ordered = sorted(rows, key=lambda domain: (-rows[domain], domain))
     return [
         (domain, {model: domains.get(domain) for model, domains in by_model.items() if domains})
-        for domain in ordered
+        for domain in sorted(rows, key=lambda domain: (-rows[domain], domain))
     ]
 
 

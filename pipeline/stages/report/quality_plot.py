@@ -72,11 +72,13 @@ def quality_plot(evaluations: Mapping[str, Mapping[str, Any]], recommended: str 
         f"{one.model} {one.size:.4g} {unit}, {one.value:.1f} ({one.low:.1f} to {one.high:.1f})"
         for one in places
     )
-    description = (
+    return svg_of(
+        figure,
+        "quality",
+        "Quality against file size",
         f"{label} by file size: {words}. On the Pareto front, where nothing smaller is as good: "
-        f"{', '.join(one.model for one in front)}."
+        f"{', '.join(one.model for one in front)}.",
     )
-    return svg_of(figure, "quality", "Quality against file size", description)
 
 
 def pareto_front(places: Sequence[Place]) -> list[Place]:
@@ -119,8 +121,14 @@ def _ranges(places: Sequence[Place]) -> list[tuple[float, float]]:
 def _draw(axes: Any, places: Sequence[Place], front: Sequence[Place], recommended: str | None) -> None:
     """The models with their intervals, and the front."""
     if len(front) > 1:
-        sizes, values = [one.size for one in front], [one.value for one in front]
-        axes.plot(sizes, values, drawstyle="steps-post", color=MUTED, linewidth=1.3, linestyle=(0, (4, 3)))
+        axes.plot(
+            [one.size for one in front],
+            [one.value for one in front],
+            drawstyle="steps-post",
+            color=MUTED,
+            linewidth=1.3,
+            linestyle=(0, (4, 3)),
+        )
     for one in places:
         color = ACCENT if one.model == recommended else MUTED if is_base(one.model) else INK
         axes.errorbar(

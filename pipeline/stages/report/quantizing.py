@@ -22,10 +22,9 @@ Scores = Mapping[str, Sequence[float | None]]
 def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str, seed: int) -> dict[str, Any]:
     """What the section's template needs: a row per level, and sentences that follow from the figures."""
     rows = [_row(level, evaluations, scores, reference, seed) for level in _levels(evaluations)]
-    sentences = [*_between_levels(rows), *(sentence for row in rows if (sentence := _recovery(row)))]
     return {
         "rows": rows,
-        "sentences": sentences,
+        "sentences": [*_between_levels(rows), *(sentence for row in rows if (sentence := _recovery(row)))],
         "imatrix": _imatrix(evaluations),
         "missing": _missing(rows, reference),
     }
@@ -44,17 +43,15 @@ def _row(level: str, evaluations: Evaluations, scores: Scores, reference: str, s
     base = _side(UNTUNED + level, UNTUNED + reference, evaluations, scores, seed)
     tuned = _side(level, reference, evaluations, scores, seed)
     either = evaluations.get(level) or evaluations[UNTUNED + level]
-    ratio = (
-        tuned["kld_mean"] / base["kld_mean"] if base["kld_mean"] and tuned["kld_mean"] is not None else None
-    )
-    fallback, tensors = either.get("fallback_tensors"), either.get("tensors")
     return {
         "level": level,
-        "fallback": fallback,
-        "tensors": tensors,
+        "fallback": either.get("fallback_tensors"),
+        "tensors": either.get("tensors"),
         "base": base,
         "tuned": tuned,
-        "ratio": ratio,
+        "ratio": tuned["kld_mean"] / base["kld_mean"]
+        if base["kld_mean"] and tuned["kld_mean"] is not None
+        else None,
     }
 
 

@@ -114,8 +114,11 @@ def write_csv(target: Path, table: Mapping[str, Mapping[str, Any]]) -> None:
     """Publish one line per model with every figure that some model has; an empty cell where nothing was
     measured.
     """
-    columns = list(dict.fromkeys(key for row in table.values() for key in row))
     with publishing(target) as aside, aside.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ["model", *columns], lineterminator="\n")
+        writer = csv.DictWriter(
+            file,
+            ["model", *list(dict.fromkeys(key for row in table.values() for key in row))],
+            lineterminator="\n",
+        )
         writer.writeheader()
         writer.writerows({"model": model, **row} for model, row in table.items())

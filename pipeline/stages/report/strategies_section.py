@@ -16,7 +16,6 @@ def strategies_values(found: Mapping[str, Any] | None) -> dict[str, Any]:
     if not found or not found.get("seeds"):
         return {"seeds": []}
     reference = found["reference"]
-    levels = [level_values(level, found["levels"][level], reference) for level in sorted(found["levels"])]
     return {
         "seeds": found["seeds"],
         "rows": found["rows"],
@@ -24,15 +23,15 @@ def strategies_values(found: Mapping[str, Any] | None) -> dict[str, Any]:
         "disk_counted": found["disk_counted"],
         "reference": reference,
         "machines": found["machines"],
-        "levels": levels,
+        "levels": [
+            level_values(level, found["levels"][level], reference) for level in sorted(found["levels"])
+        ],
         "few": len(found["seeds"]) < 3,
     }
 
 
 def level_values(level: str, found: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
     """One level: a row for each strategy, which one to take and why, and the drawing."""
-    from markupsafe import Markup
-
     against = {one["second"]: one for one in found["differences"] if one["first"] == MERGED_16}
     perfect = {one["second"]: one for one in found["perfect_differences"] if one["first"] == MERGED_16}
     rows = [
@@ -45,13 +44,12 @@ def level_values(level: str, found: Mapping[str, Any], reference: Mapping[str, A
         }
         for strategy in STRATEGIES
     ]
-    drawn = strategies_plot(level, rows, reference)
     return {
         "level": level,
         "rows": rows,
         "sentence": found["sentence"],
         "decided": found["decided"],
-        "drawn": Markup(drawn),  # noqa: S704 (our own; the drawings escape their texts)
+        "drawn": strategies_plot(level, rows, reference),
     }
 
 
@@ -85,16 +83,14 @@ def strategies_plot(level: str, rows: Sequence[Mapping[str, Any]], reference: Ma
     axes.axvline(100 * reference["score"], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
     for place, row in enumerate(rows):
         value, low, high = (100 * row[key] for key in ("score", "score_low", "score_high"))
-        color = ACCENT if row["chosen"] else INK
         seeds = [100 * one["score"] for one in row["by_seed"]]
         axes.plot(seeds, [place + 0.22] * len(seeds), linestyle="none", marker="|", markersize=7, color=MUTED)
-        reach = [[max(0.0, value - low)], [max(0.0, high - value)]]
         axes.errorbar(
             [value],
             [place],
-            xerr=reach,
+            xerr=[[max(0.0, value - low)], [max(0.0, high - value)]],
             fmt="D" if row["chosen"] else "o",
-            color=color,
+            color=ACCENT if row["chosen"] else INK,
             markersize=6.5,
             capsize=3.5,
             elinewidth=1.6,
@@ -107,10 +103,10 @@ def strategies_plot(level: str, rows: Sequence[Mapping[str, Any]], reference: Ma
         f"{row['title']} {points(row['score'])} ({points(row['score_low'])} to {points(row['score_high'])})"
         for row in rows
     )
-    description = (
-        f"Score in points with 95 % interval by strategy: {words}. Merged model in {reference['level']}: "
-        f"{points(reference['score'])}."
-    )
     return svg_of(
-        figure, f"strategies-{level.lower().replace('_', '-')}", f"Strategies to ship {level}", description
+        figure,
+        f"strategies-{level.lower().replace('_', '-')}",
+        f"Strategies to ship {level}",
+        f"Score in points with 95 % interval by strategy: {words}. Merged model in {reference['level']}: "
+        f"{points(reference['score'])}.",
     )

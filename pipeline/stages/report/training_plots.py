@@ -86,11 +86,13 @@ def _gradient_plot(norms: list[tuple[float, float]], steps: tuple[float, float])
     values = [value for _, value in norms]
     axes.set_ylim(min(*values, 0.1) / 1.6, max(*values, 10.0) * 1.6)
     low, high = USUAL_GRADIENT
-    words = (
+    return svg_of(
+        figure,
+        "gradient",
+        "Gradient norm",
         f"Gradient norm before clipping, {min(values):.3g} to {max(values):.3g}; usual are {low:g} to "
-        f"{high:g}, shown as a band."
+        f"{high:g}, shown as a band.",
     )
-    return svg_of(figure, "gradient", "Gradient norm", words)
 
 
 def _plain_plot(

@@ -24,10 +24,10 @@ from pipeline.stages.parity.behavior import (
     behavior_checks,
     finite_logits,
     no_markers,
-    planned_bytes,
     questions,
     server_memory,
 )
+from pipeline.stages.parity.planned_memory import planned_bytes
 
 HE, START, END, TOKENS, HIDDEN = 256, 259, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
 ROWS = [{"messages": [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "he"}]}] * 3

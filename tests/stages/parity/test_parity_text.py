@@ -15,7 +15,7 @@ from pipeline.core.checks import Check
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.conversations import Conversation, chosen, made, system, user
-from pipeline.stages.parity.text import forms, served_texts, template_text, today
+from pipeline.stages.parity.text import forms, served_texts, template_text
 
 TOOLS_AND_REASONING = "Qwen-Qwen3-0.6B.jinja"
 DATED = "{{ '<|im_start|>system\nToday is ' + (date_string | default('1 May 2024')) + '.<|im_end|>\n' }}"
@@ -145,4 +145,3 @@ def test_every_conversation_is_asked_and_told() -> None:
     assert len(chosen(rows, 200)) == 200 + len(made())
     assert 4 < len(chosen(rows, 4)) < 20
     assert chosen(rows, 4)[0] == Conversation(turns, [{}], held_out=True)
-    assert len(today().split()) == 3

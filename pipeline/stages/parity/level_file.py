@@ -1,0 +1,141 @@
+"""Whether a file is the level that its name says, without reading a weight: its type, its tensors, and what
+`quantize.tensor_types` asks for.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pipeline.config.levels import split_level
+from pipeline.core.checks import Check
+from pipeline.gguf.file import K_BLOCK
+from pipeline.gguf.header import Header
+from pipeline.gguf.tensors import GgufTensor
+from pipeline.stages.parity.check import failure
+
+# the type that most tensors of a level have (src/llama-quant.cpp, llama_ftype_get_default_type), where it is
+# not the level's own name
+DEFAULT_TYPES = {
+    "Q2_K_S": "Q2_K",
+    "Q3_K_S": "Q3_K",
+    "Q3_K_M": "Q3_K",
+    "Q3_K_L": "Q3_K",
+    "Q4_K_S": "Q4_K",
+    "Q4_K_M": "Q4_K",
+    "Q5_K_S": "Q5_K",
+    "Q5_K_M": "Q5_K",
+    "IQ2_S": "IQ2_XS",
+    "IQ2_M": "IQ2_S",
+    "IQ3_XS": "IQ3_S",
+    "IQ3_M": "IQ3_S",
+    "MXFP4_MOE": "MXFP4",
+}
+# the tensors that llama.cpp gives a level's default type, where their rows fit (llama_tensor_get_type_impl
+# there), and levels with others
+PLAIN = re.compile(r"\.(attn_q|ffn_up|ffn_gate)(_exps)?\.weight$")
+FEED_FORWARD, EXPERTS = (
+    re.compile(r"\.ffn_(up|gate)(_exps)?\.weight$"),
+    re.compile(r"\.ffn_(up|gate|down)_exps\.weight$"),
+)
+PLAIN_OF = {"MXFP4_MOE": EXPERTS, "IQ3_XXS": FEED_FORWARD, "IQ3_XS": FEED_FORWARD}
+
+
+def file_check(
+    title: str,
+    name: str,
+    tensor_types: Mapping[str, str],
+    header: Header,
+    before: dict[str, GgufTensor],
+    after: dict[str, GgufTensor],
+) -> Check | None:
+    """A failure that shows without reading a weight: another level's file, other tensors or types; None if
+    there is none.
+    """
+    from gguf import LlamaFileType
+
+    level, remedy = split_level(name)[0], remake(next(iter(after.values())).file)
+    given = given_by(after, tensor_types)
+
+    def fail(what: str, count: int, unit: str, detail: str, cause: str) -> Check:
+        return failure(title, count, unit, detail, f"{cause}: {remedy}.", what)
+
+    wanted, number = DEFAULT_TYPES.get(level, level), header.fields.get("general.file_type")
+    known = {int(file_type): file_type.name.removeprefix("MOSTLY_") for file_type in LlamaFileType}
+    found = known.get(number, str(number)) if isinstance(number, int) else "none"
+    another = "files of another level", 1, "files"
+    if found != level and level in known.values():
+        return fail(
+            *another, f"general.file_type is {found}", f"The file of another level has the name of {name}"
+        )
+    plain = [
+        tensor
+        for each, tensor in after.items()
+        if PLAIN_OF.get(level, PLAIN).search(each) and each not in given
+    ]
+    ggml_types = sorted({tensor.type for tensor in plain if tensor.columns % K_BLOCK == 0})
+    if ggml_types and wanted not in ggml_types:
+        detail = f"no query or feed-forward tensor is {wanted}: {', '.join(ggml_types)}"
+        return fail(*another, detail, f"The file of another level has the name of {name}")
+    different = [
+        *sorted(before.keys() ^ after.keys()),
+        *(each for each in sorted(before.keys() & after.keys()) if before[each].shape != after[each].shape),
+    ]
+    if different:
+        first = different[0]
+        shapes = " and ".join(
+            f"{list(side[first].shape)}" if first in side else "none" for side in (before, after)
+        )
+        cause = "The level was made from another model, or tensors were lost"
+        return fail(
+            "tensors that only one side has", len(different), "tensors", f"{first}: {shapes} at {name}", cause
+        )
+    if wrong := of_other_types(before, after, given, tensor_types):
+        first, ggml_type = wrong[0], tensor_types[given[wrong[0]]].upper()
+        cause = f"The level was made before quantize.tensor_types asked for {ggml_type}"
+        what = "tensors of another type than quantize.tensor_types"
+        return fail(what, len(wrong), "tensors", f"{first} is {after[first].type}, not {ggml_type}", cause)
+    return None
+
+
+def given_by(names: Iterable[str], tensor_types: Mapping[str, str]) -> dict[str, str]:
+    """{tensor: the pattern of `tensor_types` that gives it its type}, the first one that is found in its
+    name, as llama-quantize takes them.
+    """
+    return {
+        name: pattern
+        for pattern in reversed(list(tensor_types))
+        for name in names
+        if re.search(pattern.lower(), name)
+    }
+
+
+def of_other_types(
+    before: dict[str, GgufTensor],
+    after: dict[str, GgufTensor],
+    given: Mapping[str, str],
+    tensor_types: Mapping[str, str],
+) -> list[str]:
+    """The tensors that don't have the type they were given; both sides have the same ones.
+
+    llama-quantize leaves norms and the like as they were, and short rows fall back to another type; but no
+    pattern may change nothing.
+    """
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    wrong: list[str] = []
+    for pattern, ggml_type in tensor_types.items():
+        block = int(GGML_QUANT_SIZES[GGMLQuantizationType[ggml_type.upper()]][0])
+        mine = [name for name, its in given.items() if its == pattern]
+        others = [name for name in mine if after[name].type != ggml_type.upper()]
+        quantized = [
+            name
+            for name in others
+            if after[name].type != before[name].type and after[name].columns % block == 0
+        ]
+        wrong += quantized or (others if len(others) == len(mine) else [])
+    return wrong
+
+
+def remake(level: Path) -> str:
+    """What makes a level's file again; the rule has a wildcard, so that Snakemake wants the file."""
+    return f"run `snakemake --force models/gguf/{level.name}`"
