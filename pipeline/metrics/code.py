@@ -75,7 +75,7 @@ def check_tests(reference: str, tests: str) -> None:
             "def or class alone"
         )
     statements, needed = _statements(reference), _needed(ast.parse(tests).body)
-    solution = _whole([one for one in statements if isinstance(one, DEFINITIONS)], statements)
+    solution = _with_needed([one for one in statements if isinstance(one, DEFINITIONS)], statements)
     if needed and needed <= _given(solution) and run_tests(_source(solution), tests) != "passed":
         raise ValueError("the reference's own code fails its tests")
 
@@ -112,16 +112,14 @@ def _tests(statements: list[ast.stmt]) -> list[ast.stmt]:
     tests = [one for one in statements if _is_test(one)]
     if not tests:
         return []
-    kept = _whole(tests, statements)
+    kept = _with_needed(tests, statements)
     if _needed(kept) - _given(statements):
         kept = statements
-    return (
-        kept
-        + ast.parse("\n".join([f"{one.name}()" for one in tests if isinstance(one, ast.FunctionDef)])).body
-    )
+    calls = [f"{one.name}()" for one in tests if isinstance(one, ast.FunctionDef)]
+    return kept + ast.parse("\n".join(calls)).body
 
 
-def _whole(wanted: list[ast.stmt], statements: list[ast.stmt]) -> list[ast.stmt]:
+def _with_needed(wanted: list[ast.stmt], statements: list[ast.stmt]) -> list[ast.stmt]:
     """The wanted ones of `statements` with all imports, with what sets the names that they look up, and what
     changes those.
     """

@@ -93,17 +93,12 @@ def speaker_of(model: Any) -> Speaker:
         with torch.no_grad():
             # the head runs on the wanted positions alone: a row of 1,024 tokens × 152k tokens would be 0.6 GB
             wanted = torch.tensor(prompt.positions, device=model.device)
-            return (
-                model(
-                    input_ids=torch.tensor([prompt.ids], device=model.device),
-                    use_cache=False,
-                    logits_to_keep=wanted,
-                )
-                .logits[0]
-                .float()
-                .cpu()
-                .numpy()
+            out = model(
+                input_ids=torch.tensor([prompt.ids], device=model.device),
+                use_cache=False,
+                logits_to_keep=wanted,
             )
+            return out.logits[0].float().cpu().numpy()
 
     return logits
 

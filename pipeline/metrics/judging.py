@@ -50,32 +50,19 @@ def judged_by(judge: "Judge", root: Path) -> Measure:
     address = f"{judge.url.rstrip('/')}/chat/completions"
 
     def measure(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
-        mark = mark_in(
-            _reply(
-                client,
-                address,
-                {
-                    "model": judge.model,
-                    "messages": [
-                        {"role": "system", "content": RUBRIC},
-                        {
-                            "role": "user",
-                            "content": json.dumps(
-                                {
-                                    "question": row.get("prompt") or "",
-                                    "reference": reference,
-                                    "answer": answer,
-                                },
-                                ensure_ascii=False,
-                            ),
-                        },
-                    ],
-                    "temperature": 0,
-                    "seed": 0,
-                    "max_tokens": REPLY_TOKENS,
-                },
-            )
-        )
+        material = {"question": row.get("prompt") or "", "reference": reference, "answer": answer}
+        messages = [
+            {"role": "system", "content": RUBRIC},
+            {"role": "user", "content": json.dumps(material, ensure_ascii=False)},
+        ]
+        body = {
+            "model": judge.model,
+            "messages": messages,
+            "temperature": 0,
+            "seed": 0,
+            "max_tokens": REPLY_TOKENS,
+        }
+        mark = mark_in(_reply(client, address, body))
         return Score(None if mark is None else mark / 10, bool(answer.strip()))
 
     return measure

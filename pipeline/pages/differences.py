@@ -16,10 +16,9 @@ WORD = re.compile(r"\s*(?:[^\W\d_]+|\d+|\S)|\s+")
 
 def clipped(text: object, longest: int = LONGEST) -> str:
     """The text's beginning, and how much more there is."""
-    whole = str(text)
-    return (
-        whole if len(whole) <= longest else f"{whole[:longest]}… ({len(whole) - longest:,} more characters)"
-    )
+    complete = str(text)
+    left = len(complete) - longest
+    return f"{complete[:longest]}… ({left:,} more characters)" if left > 0 else complete
 
 
 def marked(before: str, after: str) -> "Markup":

@@ -84,7 +84,7 @@ def grouped(checks: ParityChecks) -> dict[str, list[dict[str, Any]]]:
     ]
     return {
         name: found
-        for name in ((*GROUPS.values(), OTHER))
+        for name in (*GROUPS.values(), OTHER)
         if (found := [row for row in rows if row["group"] == name])
     }
 

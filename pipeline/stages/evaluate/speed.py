@@ -86,16 +86,10 @@ def speed_in_process(model: Path, lora: Path | None, settings: Evaluate, tools: 
             advance(1)
         for depth in depths:
             only(loaded, ids[:depth])
-            generation.append(
-                {
-                    "n_depth": depth,
-                    "n_gen": GENERATED,
-                    "samples_ts": [
-                        one_run(loaded, ids[: depth + GENERATED], depth, 1)
-                        for _ in range(settings.repetitions)
-                    ],
-                }
-            )
+            samples = [
+                one_run(loaded, ids[: depth + GENERATED], depth, 1) for _ in range(settings.repetitions)
+            ]
+            generation.append({"n_depth": depth, "n_gen": GENERATED, "samples_ts": samples})
             advance(1)
     found = figures(prompt, generation)
     return found | {"speed": found["speed"] | {"by": IN_PROCESS}}

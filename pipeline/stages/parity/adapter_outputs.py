@@ -75,22 +75,20 @@ def adapter_chain_checks(chain: AdapterChain, measure: Measure) -> ParityChecks:
         "weights_lora": lora_weights(chain.base, chain.adapter, chain.lora),
     }
 
-    announce("text and tokens")
     add_part(
         checks,
+        "text and tokens",
         SPECIAL,
         lambda: {
             "tokens_special": special_tokens(tokenizer, chain.base, chain.gguf, measure.tools),
             "text_chat_template": chat_template(tokenizer, chain.base, chain.gguf),
         },
     )
-    add_part(checks, TEXT, lambda: text_and_tokens(chain.gguf, tokenizer, measure))
+    add_part(checks, "", TEXT, lambda: text_and_tokens(chain.gguf, tokenizer, measure))
     if depth == "quick":
         return checks | unmeasured(OUTPUTS | BEHAVIOR, LEFT_OUT.format(depth, "standard"))
-    announce("outputs")
-    add_part(checks, OUTPUTS, lambda: outputs(chain, tokenizer, measure))
-    announce("behavior")
-    add_part(checks, BEHAVIOR, lambda: behavior([chain.gguf], tokenizer, measure, chain.lora))
+    add_part(checks, "outputs", OUTPUTS, lambda: outputs(chain, tokenizer, measure))
+    add_part(checks, "behavior", BEHAVIOR, lambda: behavior([chain.gguf], tokenizer, measure, chain.lora))
     return checks
 
 

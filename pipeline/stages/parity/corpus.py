@@ -6,10 +6,10 @@ import random
 import sys
 import unicodedata
 from collections.abc import Iterator
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import Any
 
-WHOLE = 100_000  # from so many strings on, all tokens and all of Unicode are among them
+ALL = 100_000  # from so many strings on, all tokens and all of Unicode are among them
 TOGETHER = 4096  # tokens that are decoded in one call
 RUN = 8  # neighboring characters of a Unicode block in one string
 UNSEEN = ("Cn", "Co", "Cs")  # unassigned, private, surrogate: no text
@@ -74,25 +74,21 @@ def strings(tokenizer: Any, texts: list[str], count: int, *, seed: int = 0) -> I
     """Strings in NFC: what is hard by hand, all single tokens, all Unicode, then cuts of `texts` and mixes
     until there are `count`.
 
-    Asked for fewer than `WHOLE`, it takes single tokens and Unicode in proportion. Deterministic for one
+    Asked for fewer than `ALL`, it takes single tokens and Unicode in proportion. Deterministic for one
     `seed` (and one Unicode version of Python). NFC, because stage curate writes all text so and llama.cpp
     does not normalize.
     """
-    every = max(1, WHOLE // count)
-    made = 0
+    every = max(1, ALL // count)
     hard = list(by_hand(tokenizer))
-    for text in (
+    fixed = [
         *hard,
         *islice(single_tokens(tokenizer), 0, None, every),
         *islice(unicode_runs(), 0, None, every),
-    ):
-        yield unicodedata.normalize("NFC", text)
-        made += 1
+    ]
     rng = random.Random(seed)  # noqa: S311 (no secret)
     pieces = [*hard, *EMOJI, *SPACES, *(" ", "\n") * 20]
-    while made < count:
-        yield unicodedata.normalize("NFC", mix(rng, texts, pieces))
-        made += 1
+    mixed = (mix(rng, texts, pieces) for _ in range(count - len(fixed)))
+    return (unicodedata.normalize("NFC", text) for text in chain(fixed, mixed))
 
 
 def by_hand(tokenizer: Any) -> Iterator[str]:
@@ -130,8 +126,6 @@ def by_hand(tokenizer: Any) -> Iterator[str]:
             f"é{token}中",
             f"'{token}s",
             f".{token}.",
-        )
-        yield from (
             token[:-1],
             token[1:],
             f"{token[:-1]} {token[-1:]}",

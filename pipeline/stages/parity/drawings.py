@@ -211,12 +211,14 @@ def _levels(drawing: _Drawing, stored: Sequence[Row], levels: Sequence[str], top
 def _checked(rows: Sequence[Row], place: str) -> tuple[list[Row], list[tuple[str, str]]]:
     """The parity checks at a place, and a label (verdict, words) for each."""
     there = [row for row in rows if row["place"] == place]
-    labels = []
-    for row in there:
-        words = row["group"].lower() + SOURCES.get(row["key"], "")
-        nats = row["group"] == "Outputs" and is_number(row.get("figure"))
-        labels.append((row["verdict"], f"{words} {figure_text(row['figure'])}" if nats else words))
-    return there, labels
+    return there, [(row["verdict"], _label(row)) for row in there]
+
+
+def _label(row: Row) -> str:
+    """What a check compares, and of outputs the divergence."""
+    words = row["group"].lower() + SOURCES.get(row["key"], "")
+    nats = row["group"] == "Outputs" and is_number(row.get("figure"))
+    return f"{words} {figure_text(row['figure'])}" if nats else words
 
 
 def _counted(rows: Sequence[Row], name: str = "") -> tuple[str, str]:

@@ -158,11 +158,8 @@ def tensor_fault(tensor: GgufTensor, pieces: list[Piece]) -> Fault | None:
         for block in piece.blocks():
             expected, stored = rounded(block, tensor.type), flat_bytes(tensor, at, len(block))
             if not np.array_equal(expected, stored):
-                return describe_fault(
-                    tensor,
-                    pieces,
-                    at + int(np.flatnonzero((expected != stored).reshape(-1, width).any(axis=1))[0]),
-                )
+                first = at + int(np.flatnonzero((expected != stored).reshape(-1, width).any(axis=1))[0])
+                return describe_fault(tensor, pieces, first)
             if not np.isfinite(as_floats(stored, tensor.type)).all():
                 return Fault(
                     tensor.name,

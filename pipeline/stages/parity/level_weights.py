@@ -90,32 +90,38 @@ def level_weights(
     }
     if lost := {tensor: one for tensor, one in found.items() if one.lost}:
         return lost_check(title, lost, before, after), noise
+    return noise_check(title, found, after, slack), noise
+
+
+def noise_check(
+    title: str, found: Mapping[str, TensorNoise], after: Mapping[str, GgufTensor], slack: float
+) -> Check:
+    """The verdict over the noise of all tensors: the worst, in multiples of what its type costs."""
     shares = {tensor: one.rmse / NOISE[after[tensor].type] for tensor, one in found.items()}
     worst = max(shares, key=lambda tensor: shares[tensor])
     quantized = [one.rmse for tensor, one in found.items() if after[tensor].type not in EXACT]
     detail = (
         f"{len(found)} tensors; worst {worst}, {after[worst].type}, relative RMSE {found[worst].rmse:.4f}"
     )
-    measured: Any = {
-        "what": WHAT,
-        "figure": shares[worst],
-        "limit": slack,
-        "unit": "times",
-        "figures": {
+    passed, remedy = shares[worst] <= slack, remake(after[worst].file)
+    cause = (
+        f"{worst} was made from other weights, or its values are unusually spread: {remedy}, or raise "
+        "parity.rmse_slack if it stays so."
+    )
+    return Check(
+        title,
+        "pass" if passed else "fail",
+        detail,
+        "" if passed else cause,
+        what=WHAT,
+        figure=shares[worst],
+        limit=slack,
+        unit="times",
+        figures={
             "rmse_mean": float(np.mean(quantized)) if quantized else 0.0,
             "rmse_worst": max(quantized, default=0.0),
         },
-    }
-    if shares[worst] <= slack:
-        return Check(title, "pass", detail, **measured), noise
-    return Check(
-        title,
-        "fail",
-        detail,
-        f"{worst} was made from other weights, or its values are unusually spread: {remake(level)}, or "
-        "raise parity.rmse_slack if it stays so.",
-        **measured,
-    ), noise
+    )
 
 
 def lost_check(

@@ -68,17 +68,9 @@ def text_and_tokens(gguf: Path, tokenizer: Any, measure: Measure) -> ParityCheck
             "text_template": template_text(texts, tokenizer, gguf),
             "tokens_ids": token_ids(texts, tokenizer, server, gguf),
         }
+    rendered_rows = [text.complete for text in texts.compared if text.conversation.held_out]
     return checks | {
-        "tokens_corpus": corpus_ids(
-            strings(
-                tokenizer,
-                [text.whole for text in texts.compared if text.conversation.held_out],
-                limits.strings,
-            ),
-            tokenizer,
-            gguf,
-            tools,
-        )
+        "tokens_corpus": corpus_ids(strings(tokenizer, rendered_rows, limits.strings), tokenizer, gguf, tools)
     }
 
 
@@ -104,12 +96,16 @@ def unmeasured(titles: dict[str, str], why: str) -> ParityChecks:
     return {key: Check(title, "not measured", why) for key, title in titles.items()}
 
 
-def add_part(checks: ParityChecks, titles: dict[str, str], part: Callable[[], ParityChecks]) -> None:
-    """Add what `part` measures to `checks`. Where llama.cpp refuses a file that a parity check has failed
-    already, its `titles` were not measured.
+def add_part(
+    checks: ParityChecks, announced: str, titles: dict[str, str], part: Callable[[], ParityChecks]
+) -> None:
+    """Add what `part` measures to `checks`; `announced` is said first ("": nothing).
 
+    Where llama.cpp refuses a file that a parity check has failed already, its `titles` were not measured.
     Raises the `ToolError` where nothing had failed: then it is an error of its own.
     """
+    if announced:
+        announce(announced)
     try:
         checks.update(part())
     except ToolError as error:

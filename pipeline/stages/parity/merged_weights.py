@@ -189,7 +189,7 @@ def _assumptions(job: Job, compared: Compared) -> Iterator[Assumption]:
     own = compared.nf4(job)
     description = compared.record["merge_base"]
     others: list[tuple[str, Nf4 | None]] = [("the 16-bit base", None)] if own else []
-    for dtype in ("bfloat16", "float16", "float32") if (job.name in compared.model.quantized) else ():
+    for dtype in ("bfloat16", "float16", "float32") if job.name in compared.model.quantized else ():
         for block in (64, 32, 128, 256, 512, 1024):
             for double in (True, False):
                 other = Nf4(dtype, double, block)

@@ -68,16 +68,16 @@ def parity(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path
     announce("weights")
     checks = weights(chain, measure, base_gguf)
 
-    announce("text and tokens")
     levels = list(chain.levels.values())
     add_part(
         checks,
+        "text and tokens",
         SPECIAL,
         lambda: special_checks(
             tokenizer=tokenizer, merged=chain.merged, f16=chain.gguf, levels=levels, tools=measure.tools
         ),
     )
-    add_part(checks, TEXT, lambda: text_and_tokens(chain.gguf, tokenizer, measure))
+    add_part(checks, "", TEXT, lambda: text_and_tokens(chain.gguf, tokenizer, measure))
     outputs = OUTPUTS | {
         level_key("outputs", level): f"{chain.gguf.stem} → {level}" for level in chain.levels
     }
@@ -86,16 +86,24 @@ def parity(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path
     with_lora = depth == "full" and base_gguf is not None
     if with_lora:
         outputs |= LORA
-    announce("outputs")
     add_part(
         checks,
+        "outputs",
         outputs,
-        lambda: outputs_of(
-            chain, tokenizer, measure, {"base_gguf": base_gguf, "lora": lora} if with_lora else {}
+        lambda: output_checks(
+            chain,
+            Bench(measure.prompts(tokenizer), measure.scratch, measure.evaluate.threads, measure.tools),
+            measure.limits,
+            base_gguf=base_gguf if with_lora else None,
+            lora=lora if with_lora else None,
         ),
     )
-    announce("behavior")
-    add_part(checks, BEHAVIOR, lambda: behavior([chain.gguf, *chain.levels.values()], tokenizer, measure))
+    add_part(
+        checks,
+        "behavior",
+        BEHAVIOR,
+        lambda: behavior([chain.gguf, *chain.levels.values()], tokenizer, measure),
+    )
     return (
         checks
         if with_lora
@@ -118,18 +126,6 @@ def weights(chain: Chain, measure: Measure, base_gguf: Path | None) -> ParityChe
             chain.gguf, path, level, measure.limits.rmse_slack, measure.tensor_types
         )
     return checks
-
-
-def outputs_of(
-    chain: Chain, tokenizer: Any, measure: Measure, with_lora: dict[str, Path | None]
-) -> ParityChecks:
-    """What the models say to held-out rows, along the chain. Raises `DataError` where no row can be used."""
-    return output_checks(
-        chain,
-        Bench(measure.prompts(tokenizer), measure.scratch, measure.evaluate.threads, measure.tools),
-        measure.limits,
-        **with_lora,
-    )
 
 
 def measure_parity(params: Params, root: Path) -> ParityChecks:

@@ -30,7 +30,7 @@ class Text:
 
     conversation: Conversation
     prompt: bool
-    whole: str  # training's, with a beginning of text that llama-server puts before the tokens itself
+    complete: str  # training's, with a beginning of text that llama-server puts before the tokens itself
     ours: str
     theirs: str
     rewritten: tuple[str, ...] = ()

@@ -76,7 +76,7 @@ def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
     begin = first_added(server)
     different, compared, first = 0, 0, ("", list[int](), list[int]())
     for text in texts.compared:
-        words = unicodedata.normalize("NFC", text.whole)
+        words = unicodedata.normalize("NFC", text.complete)
         ours = tokenizer(words, add_special_tokens=False)["input_ids"]
         bare = words.removeprefix(tokenizer.bos_token or "") if begin else words
         theirs = server.post("/tokenize", {"content": bare, "add_special": True, "parse_special": True})[

@@ -102,23 +102,36 @@ def against_reference(
     Where nothing is merged (`reference` is the base's file): that file, alone and with the adapter, against
     the one that it was made from.
     """
-    pairs = [
-        (ORIGINAL if reference == BASE else UNTUNED + reference if is_base(model) else reference, model)
-        for model in scores
-    ]
-    found = [compare(first, second, scores, seed) for first, second in pairs if first != second]
-    return [one for one in found if one]
+    return _each(
+        [
+            (ORIGINAL if reference == BASE else UNTUNED + reference if is_base(model) else reference, model)
+            for model in scores
+        ],
+        scores,
+        seed,
+    )
 
 
 def against_base(scores: Mapping[str, Sequence[float | None]], seed: int) -> list[Comparison]:
     """Each tuned model against the untuned base at the same level, where both were measured; the adapter
     against the base's file alone.
     """
-    found = [
-        compare(BASE if model == BASE_WITH_ADAPTER else UNTUNED + model, model, scores, seed)
-        for model in scores
-        if not is_base(model)
-    ]
+    return _each(
+        [
+            (BASE if model == BASE_WITH_ADAPTER else UNTUNED + model, model)
+            for model in scores
+            if not is_base(model)
+        ],
+        scores,
+        seed,
+    )
+
+
+def _each(
+    pairs: Sequence[tuple[str, str]], scores: Mapping[str, Sequence[float | None]], seed: int
+) -> list[Comparison]:
+    """The comparisons of these pairs, where rows have both scores."""
+    found = (compare(first, second, scores, seed) for first, second in pairs if first != second)
     return [one for one in found if one]
 
 

@@ -84,10 +84,6 @@ def _of_task(key: str) -> Callable[[Found], Cell]:
     return cell
 
 
-def _general(found: Found) -> Cell:
-    return _scored(found.get("general") or {})
-
-
 def _scored(figures: Found) -> Cell:
     low, high = figures.get("score_low"), figures.get("score_high")
     return Cell(
@@ -144,7 +140,7 @@ GROUPS: Mapping[str, Sequence[Column]] = {
         Column("stopped", _of_task("stopped")),
         Column("refused", _of_task("refused")),
     ),
-    "General": (Column("ability", _general),),
+    "General": (Column("ability", lambda found: _scored(found.get("general") or {})),),
 }
 
 

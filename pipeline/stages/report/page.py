@@ -205,9 +205,18 @@ def samples_over_time(metrics_log: Sequence[Mapping[str, Any]]) -> list[dict[str
             {round(part * (len(evaluations) - 1) / (TIMES_SHOWN - 1)) for part in range(TIMES_SHOWN)}
         )
     ]
-    found = []
-    for number_of, asked in enumerate(chosen[0]["samples"][:QUESTIONS_SHOWN]):  # the same questions each time
-        answers = [(row["step"], row["samples"][number_of]["answer"]) for row in chosen]
-        right = [{"step": step, "text": text, "right": text == asked["reference"]} for step, text in answers]
-        found.append({"prompt": asked["prompt"], "reference": asked["reference"], "answers": right})
-    return found
+    return [
+        {
+            "prompt": asked["prompt"],
+            "reference": asked["reference"],
+            "answers": [
+                {
+                    "step": row["step"],
+                    "text": row["samples"][number]["answer"],
+                    "right": row["samples"][number]["answer"] == asked["reference"],
+                }
+                for row in chosen
+            ],
+        }
+        for number, asked in enumerate(chosen[0]["samples"][:QUESTIONS_SHOWN])  # the same questions each time
+    ]

@@ -80,7 +80,7 @@ def _between_levels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     )
     if len(known) < 2:
         return []
-    best, worst = known[0], known[-1]
+    best, *_, worst = known
     times = worst["base"]["kld_mean"] / best["base"]["kld_mean"]
     if times < WORSE:
         return [
@@ -110,8 +110,7 @@ def _recovery(row: Mapping[str, Any]) -> str:
     """Whether the tuned model suffers less from the same rounding."""
     if row["ratio"] is None:
         return ""
-    before, after = row["base"]["kld_mean"], row["tuned"]["kld_mean"]
-    figures = f"mean KLD {before:.3g} on the base, {after:.3g} after fine-tuning"
+    figures = f"mean KLD {_nats(row)} on the base, {row['tuned']['kld_mean']:.3g} after fine-tuning"
     verdict = _change(
         row["ratio"],
         "fine-tuning recovers most of the damage",
@@ -171,8 +170,7 @@ def _missing(rows: Sequence[Mapping[str, Any]], reference: str) -> str:
     ]
     if not lacking:
         return ""
-    remedy = "name them in quantize.levels and evaluate.models"
     return (
         f"Not measured against their own 16-bit model ({reference}, {UNTUNED}{reference}): "
-        f"{', '.join(lacking)}; {remedy}."
+        f"{', '.join(lacking)}; name them in quantize.levels and evaluate.models."
     )

@@ -58,27 +58,37 @@ def flat_figures(evaluation: Mapping[str, Any], verdict: "Judgment | None" = Non
     `prompt_512_tok_s` and so on.
     """
     task, speed = evaluation.get("task") or {}, evaluation.get("speed") or {}
-    flat: dict[str, Any] = {"gate": verdict.verdict if verdict else None}
-    flat |= {key: evaluation.get(key) for key in FIGURES}
-    for name, keys in (
-        ("task", TASK_FIGURES),
-        ("general", GENERAL_FIGURES),
-        ("serving", SERVING_FIGURES),
-        ("all_tokens", ("tokens", *DIVERGENCE)),
-    ):
-        flat |= {f"{name}_{key}": (evaluation.get(name) or {}).get(key) for key in keys}
-    flat |= {f"prompt_{one['tokens']}_tok_s": one["median"] for one in speed.get("prompt") or ()}
-    flat |= {f"generation_at_{one['depth']}_tok_s": one["median"] for one in speed.get("generation") or ()}
-    if lora := evaluation.get("lora"):
-        flat["lora_bytes"] = lora["bytes"]  # of `bytes`
-    scores = task.get("scores") or {}
-    # of task_rows: a judge's mark may not be readable
-    flat["task_measured"] = (scores.get(task.get("scorer")) or {}).get("measured")
-    for scorer, found in scores.items():
-        flat |= {f"task_score_{scorer}": found["score"], f"task_measured_{scorer}": found.get("measured")}
-    for name, metrics in (evaluation.get("harness") or {}).items():
-        flat |= {f"harness_{name}_{metric}": value for metric, value in metrics.items()}
-    return flat
+    parts = {
+        "task": TASK_FIGURES,
+        "general": GENERAL_FIGURES,
+        "serving": SERVING_FIGURES,
+        "all_tokens": ("tokens", *DIVERGENCE),
+    }
+    lora, scores = evaluation.get("lora"), task.get("scores") or {}
+    return {
+        "gate": verdict.verdict if verdict else None,
+        **{key: evaluation.get(key) for key in FIGURES},
+        **{
+            f"{name}_{key}": (evaluation.get(name) or {}).get(key)
+            for name, keys in parts.items()
+            for key in keys
+        },
+        **{f"prompt_{one['tokens']}_tok_s": one["median"] for one in speed.get("prompt") or ()},
+        **{f"generation_at_{one['depth']}_tok_s": one["median"] for one in speed.get("generation") or ()},
+        **({"lora_bytes": lora["bytes"]} if lora else {}),  # of `bytes`
+        # of task_rows: a judge's mark may not be readable
+        "task_measured": (scores.get(task.get("scorer")) or {}).get("measured"),
+        **{
+            f"task_{key}_{scorer}": found.get(key)
+            for scorer, found in scores.items()
+            for key in ("score", "measured")
+        },
+        **{
+            f"harness_{name}_{metric}": value
+            for name, metrics in (evaluation.get("harness") or {}).items()
+            for metric, value in metrics.items()
+        },
+    }
 
 
 def write_data_files(

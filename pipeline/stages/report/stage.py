@@ -106,6 +106,5 @@ def serve_line(gguf: str, serve: Serve, llama_home: str | None, lora: str | None
     folder, with `quench serve`'s flags.
     """
     home = Path(llama_home) if llama_home else DEFAULT_HOME.relative_to(PROJECT)
-    return shlex.join(
-        printed_command(PrintedTools(home / "build" / "bin", home), gguf, serve, KEY_FILE, lora)
-    )
+    tools = PrintedTools(home / "build" / "bin", home)
+    return shlex.join(printed_command(tools, gguf, serve, KEY_FILE, lora))

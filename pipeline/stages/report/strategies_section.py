@@ -8,6 +8,12 @@ from typing import Any
 from pipeline.config.strategies import MERGED_16, STRATEGIES
 from pipeline.pages.formats import points, signed
 
+VERDICTS = {
+    "better": "▲ better, more than noise",
+    "worse": "▼ worse, more than noise",
+    "noise": "○ within the noise",
+}
+
 
 def strategies_values(found: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the section's template needs of `reports/strategies.json` (None: there is no such file); only
@@ -57,18 +63,11 @@ def difference_cell(difference: Mapping[str, Any] | None) -> dict[str, Any] | No
     """A difference from the first strategy with its verdict in words; None for the first strategy itself."""
     if difference is None:
         return None
-    if difference["measurable"]:
-        verdict, words = (
-            ("better", "▲ better, more than noise")
-            if difference["points"] > 0
-            else ("worse", "▼ worse, more than noise")
-        )
-    else:
-        verdict, words = "noise", "○ within the noise"
+    verdict = "noise" if not difference["measurable"] else "better" if difference["points"] > 0 else "worse"
     return {
         **difference,
         "verdict": verdict,
-        "words": words,
+        "words": VERDICTS[verdict],
         "interval": f"{signed(difference['low'])} to {signed(difference['high'])}",
     }
 
