@@ -44,15 +44,16 @@ def uv_environment(pip_config: str, environment: Mapping[str, str]) -> dict[str,
 
     Every file is pinned by its hash, so any index may give it: "unsafe-best-match" is how pip searches.
     """
-    settings: dict[str, str] = {}
-    for section in SECTIONS:
-        for name, value in re.findall(rf"^{re.escape(section)}\.([a-z-]+)=(.+)$", pip_config, re.MULTILINE):
-            settings[name] = str(ast.literal_eval(value))
+    settings = {
+        name: str(ast.literal_eval(value))
+        for section in SECTIONS
+        for name, value in re.findall(rf"^{re.escape(section)}\.([a-z-]+)=(.+)$", pip_config, re.MULTILINE)
+        if name in UV_VARIABLES
+    }
     wanted = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     for name, value in settings.items():
-        if name in UV_VARIABLES:
-            variable, separator = UV_VARIABLES[name]
-            wanted[variable] = separator.join(value.split())
+        variable, separator = UV_VARIABLES[name]
+        wanted[variable] = separator.join(value.split())
     return {name: value for name, value in wanted.items() if name not in environment}
 
 
@@ -78,10 +79,10 @@ def install_torch(wanted: str) -> None:
     if _pip("install", *cpu) or _pip("install", "--timeout", "15", *cpu, "--index-url", CPU_INDEX):
         return
     size = f" (with CUDA's libraries: {CUDA_SIZE} more)" if sys.platform == "linux" else ""
-    python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
     print(
-        f"no CPU build of torch {TORCH} for {python} was found in pip's index or on download.pytorch.org: "
-        f"installing the plain torch=={TORCH}{size}; `make setup TORCH=...` takes another",
+        f"no CPU build of torch {TORCH} for Python {sys.version_info[0]}.{sys.version_info[1]} was found in "
+        f"pip's index or on download.pytorch.org: installing the plain torch=={TORCH}{size}; `make setup "
+        "TORCH=...` takes another",
         flush=True,
     )
     _need_torch(f"torch=={TORCH}")

@@ -45,7 +45,10 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
     """Print the plan; `MachineError` if no level fits `card` (None: its memory is not known), `ConfigError`
     for too long a context.
     """
-    reports = evaluations(params, root)
+    files = {model: root / "reports" / "eval" / f"{model}.json" for model in params.evaluate.models}
+    reports = {
+        model: read_json(file, "run `snakemake evaluate`") for model, file in files.items() if file.is_file()
+    }
     plans = plan_levels(params, root, shape, card, reports)
     advice = measured_advice(params, root, card) if card and reports and params.graph == "merged" else None
     best = advice.model if advice else best_that_fits(plans)
@@ -70,15 +73,12 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
         )
     if card and all(plan.fits is False for plan in plans.values()):
         least = min(plans.values(), key=lambda plan: plan.memory.total)
-        remedy = (
-            f"serve at most {least.longest:,} tokens (serve.ctx_size)"
-            if least.longest
-            else "make a smaller level"
+        longest = f"serve at most {least.longest:,} tokens (serve.ctx_size)" if least.longest else ""
+        raise MachineError(
+            "Q-COMMANDS-008",
+            f"no level fits {card.name}: {least.name}, the smallest, needs {memory_gb(least.memory.total)} "
+            f"of {memory_gb(card.memory)}: {longest or 'make a smaller level'}",
         )
-        needed = (
-            f"{least.name}, the smallest, needs {memory_gb(least.memory.total)} of {memory_gb(card.memory)}"
-        )
-        raise MachineError("Q-COMMANDS-008", f"no level fits {card.name}: {needed}: {remedy}")
 
 
 def plan_levels(
@@ -137,14 +137,6 @@ def served_on(card: Card | None, serve: Serve) -> Serve:
     return serve.model_copy(update={"n_gpu_layers": ALL_LAYERS}) if on_gpu else serve
 
 
-def evaluations(params: Params, root: Path) -> dict[str, Mapping[str, Any]]:
-    """reports/eval/MODEL.json by model, as far as they are there."""
-    files = {model: root / "reports" / "eval" / f"{model}.json" for model in params.evaluate.models}
-    return {
-        model: read_json(file, "run `snakemake evaluate`") for model, file in files.items() if file.is_file()
-    }
-
-
 def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | None:
     """The recommendation for `card` where everything is measured; None if something is not yet."""
     from pipeline.gate.advice import advise
@@ -193,16 +185,16 @@ def show(
     console.print(f"{base}, served with {slots}{serve.ctx_size:,} tokens on {where}", markup=False)
     caches = ["prompt cache"] if any(plan.memory.prompt_cache for plan in plans.values()) else []
     headings = ("weights GB", "KV cache", "buffers", *caches, "total GB", "longest context")
-    table = plain_table("level", *headings, "fits", numbers=range(1, len(headings) + 1), whole=(0,))
+    table = plain_table("level", *headings, "fits", numbers=range(1, len(headings) + 1), unwrapped=(0,))
     for plan in plans.values():
         memory = plan.memory
         table.add_row(
             plan.name,
-            f"{memory.weights / MEMORY_GB:.3f}{'' if plan.made else ' *'}",
+            f"{figure(memory.weights)}{'' if plan.made else ' *'}",
             figure(memory.kv_cache),
-            f"{memory.buffers / MEMORY_GB:.3f}{' *' if memory.peak is None else ''}",
+            f"{figure(memory.buffers)}{' *' if memory.peak is None else ''}",
             *([figure(memory.prompt_cache)] if caches else []),
-            f"{memory.total / MEMORY_GB:.3f}",
+            figure(memory.total),
             NOT_KNOWN if plan.longest is None else f"{plan.longest:,}",
             {True: "yes", False: "no", None: NOT_KNOWN}[plan.fits],
             style="bold" if plan.name == best else None,

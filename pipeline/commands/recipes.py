@@ -95,9 +95,9 @@ def graph(root: Path, force: bool = False) -> None:
 def unified_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str:
     """What turns `old` into `new`, as `diff -u` writes it; "" if they are equal."""
     before, after = (text.decode("utf-8", errors="replace").splitlines(keepends=True) for text in (old, new))
-    lines = list(difflib.unified_diff(before, after, old_name, new_name, n=1))
     return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        for line in difflib.unified_diff(before, after, old_name, new_name, n=1)
     )
 
 

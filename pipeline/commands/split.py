@@ -68,13 +68,13 @@ def split(*, source: Path, folder: Path, max_size: str, tools: Toolchain) -> lis
             ]
         )
         parts = sorted(aside.glob("*.gguf"))
-        prove_whole(source, parts)
+        prove_complete(source, parts)
         with open_gguf(tools, parts[0], ctx_size=32, threads=1, n_gpu_layers=0):
             pass  # it loads
     return [folder / part.name for part in parts]
 
 
-def prove_whole(source: Path, parts: list[Path]) -> None:
+def prove_complete(source: Path, parts: list[Path]) -> None:
     """Raise `DataError` unless the parts together hold the source's metadata and every tensor, byte for byte
     and once.
     """
@@ -114,9 +114,9 @@ def prove_whole(source: Path, parts: list[Path]) -> None:
 
 
 def _equal(one: GgufTensor, other: GgufTensor) -> bool:
-    if (one.shape, one.ggml_type) != (other.shape, other.ggml_type):
-        return False
-    return all(np.array_equal(one.stored(*block), other.stored(*block)) for block in one.blocks())
+    return (one.shape, one.ggml_type) == (other.shape, other.ggml_type) and all(
+        np.array_equal(one.stored(*block), other.stored(*block)) for block in one.blocks()
+    )
 
 
 def main(params: Params, root: Path, model: str | None, max_size: str, to: Path | None) -> None:

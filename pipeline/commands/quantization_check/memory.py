@@ -41,14 +41,12 @@ def measure_training(model: Any, rows: list[list[int]], learning_rate: float) ->
         optimizer.zero_grad()
         chunked_loss(model.get_base_model(), {"input_ids": ids, "labels": ids}).backward()
         optimizer.step()
-    states = [
-        state for states in optimizer.state.values() for state in states.values() if torch.is_tensor(state)
-    ]
+    states = (state for states in optimizer.state.values() for state in states.values())
     return {
         "weights": tensor_bytes(frozen_tensors(model)),
         "adapter": tensor_bytes(matrices),
         "gradients": tensor_bytes(weight.grad for weight in matrices if weight.grad is not None),
-        "adam": tensor_bytes(states),
+        "adam": tensor_bytes(filter(torch.is_tensor, states)),
     }
 
 
@@ -63,8 +61,7 @@ def planned_training(shape: Shape, train: Training) -> dict[str, int]:
 def memory_table(measured: dict[str, dict[str, int]], train: Training) -> dict[str, dict[str, int]]:
     """`measured` (`PLAIN`, `NF4`) with totals, and both at 7B by formula."""
     shape = published_shape(MODEL)
-    if shape is None:
-        raise AssertionError(f"the planner doesn't know {MODEL}")
+    assert shape, f"the planner doesn't know {MODEL}"
     plain = train.model_copy(update={"quantization": "none"})
     table = {
         **measured,
