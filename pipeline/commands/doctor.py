@@ -160,8 +160,13 @@ def gpu() -> Check:
     """A GPU that the driver shows, and a torch that can use it."""
     if not shutil.which("nvidia-smi"):
         return Check("GPU", "pass", "none; the demo trains on the CPU")
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
     if done.returncode != 0:
         return Check(
             "GPU", "warn", "nvidia-smi fails", "repair the driver: until then training takes the CPU"

@@ -48,7 +48,7 @@ def troubleshooting() -> str:
     """docs/troubleshooting.md: the hand-written beginning, then a table per area."""
     areas = groupby(catalog().values(), key=lambda problem: problem.area)
     return "\n".join(
-        [HEAD.read_text(encoding="utf-8"), *(_table(area, list(problems)) for area, problems in areas)]
+        [HEAD.read_text(encoding="utf-8"), *(_table(area, list(found)) for area, found in areas)]
     )
 
 

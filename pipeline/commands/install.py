@@ -93,30 +93,18 @@ def install(lock: Path) -> None:
 
     Raises `ToolError` if uv and pip both fail.
     """
-    text = lock.read_text(encoding="utf-8")
-    uv = lines_of("uv", text)
-    if uv and not uv.startswith(f"uv=={_uv_version()} "):
+    uv = lines_of("uv", lock.read_text(encoding="utf-8"))
+    if uv:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-            file.write(uv)
-            file.flush()
+            print(uv, file=file, flush=True)
             _pip("install", *PINNED, "-r", file.name)
     config = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout
     # compiled now, as pip does: containers often forbid Python to do it later, and then every start compiles
     # all that it imports
-    command = (
-        "uv",
-        "pip",
-        "install",
-        "--compile-bytecode",
-        "--python",
-        sys.executable,
-        *PINNED,
-        "-r",
-        str(lock),
-    )
-    if _logged(command, uv_environment(config, os.environ)):
+    flags = ("--compile-bytecode", "--python", sys.executable, *PINNED, "-r", str(lock))
+    if _logged(("uv", "pip", "install", *flags), uv_environment(config, os.environ)):
         return
     print(
         f"uv could not install these (its reason is in {_log()}): pip does it, which takes some minutes",
@@ -141,13 +129,6 @@ def _need_torch(*words: str) -> None:
         )
 
 
-def _uv_version() -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "uv", "--version"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.split()[1] if done.returncode == 0 else "none"
-
-
 def _pip(*arguments: str) -> bool:
     """Whether pip did it; it retries twice, for its own five keep somebody without a network waiting for
     minutes.
@@ -161,8 +142,7 @@ def _logged(module: tuple[str, ...], environment: Mapping[str, str]) -> bool:
     """Run a module of this environment with all that it says in the log; whether it succeeded."""
     command = [sys.executable, "-m", *module]
     with _log().open("a", encoding="utf-8") as log:
-        log.write(f"\n$ {shlex.join(command)}\n")
-        log.flush()
+        print(f"\n$ {shlex.join(command)}", file=log, flush=True)
         return (
             subprocess.run(
                 command, stdout=log, stderr=log, env={**os.environ, **environment}, check=False

@@ -91,9 +91,10 @@ def show(report: Mapping[str, Any]) -> None:
                 Text(f"{MARKS[row['verdict']]} {row['verdict']}", style=COLORS[row["verdict"]]),
             )
     console.print(table)
-    lines = explained([row for rows in groups.values() for row in rows])
-    for line in (*lines, f"{title(report)} (depth {report.get('depth', 'unknown')}). {sentence(report)}"):
+    for line in explained(row for rows in groups.values() for row in rows):
         console.print(line, markup=False, soft_wrap=True)
+    verdict = f"{title(report)} (depth {report.get('depth', 'unknown')}). {sentence(report)}"
+    console.print(verdict, markup=False, soft_wrap=True)
 
 
 def explained(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:

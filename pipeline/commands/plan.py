@@ -58,16 +58,14 @@ def main(
     card = card_of(vram) if vram else first_gpu()
     base = config.name if config else params.base.model
     quantized = find_quantized(params, shape, root)
-    if serve:
-        serving = card or (None if params.serve.n_gpu_layers else main_memory())
-        plan_serving.main(params, root, shape, serving, base=base, as_json=as_json)
-        return
-    if card is None and not wants_gpu(params.train):
+    if card is None and not (params.serve.n_gpu_layers if serve else wants_gpu(params.train)):
         card = main_memory()
-    train = params.training_on(card.device if card else "cuda")
+    if serve:
+        plan_serving.main(params, root, shape, card, base=base, as_json=as_json)
+        return
     plan = make_plan(
         shape,
-        train,
+        params.training_on(card.device if card else "cuda"),
         params.preprocess.max_length,
         params.quantize.levels,
         card,
@@ -116,8 +114,10 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
         f"Disk: {disk_gb(own_bytes(plan.disk))} ({files}), beside the base's {disk_gb(plan.disk[BASE])}; "
         f"{disk_gb(free_disk)} are free."
     )
-    copied = "a copy of each of these but the checkpoints, unless the file system shares blocks (Btrfs, XFS)"
-    write(f"DVC's cache: {disk_gb(plan.disk[CACHE])} more, {copied}.")
+    write(
+        f"DVC's cache: {disk_gb(plan.disk[CACHE])} more, a copy of each of these but the checkpoints, unless "
+        "the file system shares blocks (Btrfs, XFS)."
+    )
     write(f"Time: {duration(plan)}.")
     write(BOTH_UNITS)
 
@@ -126,11 +126,10 @@ def memory_table(memory: MemoryPlan, card: Card | None) -> "Table":
     """What training keeps in memory, part by part, and what there is."""
     table = plain_table("part", "GB", "how", numbers=(1,))
     for part in memory.parts:
-        gigabytes = figure(part.bytes)
         if part.at_peak:
-            table.add_row(part.name, gigabytes, part.source)
+            table.add_row(part.name, figure(part.bytes), part.source)
         else:
-            table.add_row(part.name, f"({gigabytes})", f"{part.source}; not at the peak")
+            table.add_row(part.name, f"({figure(part.bytes)})", f"{part.source}; not at the peak")
     table.add_section()
     table.add_row("total", figure(memory.total), "the peak", style="bold")
     if card:

@@ -25,12 +25,12 @@ from pipeline.gate.recommend import Recommendation, memory_of
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.planning.base import find_quantized
 from pipeline.planning.card import Card
+from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.quantized import MODEL_FILE
 from pipeline.planning.serving import (
     LevelPlan,
     best_that_fits,
     cache_per_token,
-    computed_weights,
     plan_level,
     prompt_cache,
 )
@@ -122,9 +122,8 @@ def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Pat
         return [
             (BASE_WITH_ADAPTER, files, quantized.file + lora_bytes(shape, params.train, params.lora.type))
         ]
-    computed = computed_weights(shape, params.quantize.tuned)
     return [
-        (level, [ggufs / f"{name}-{level}.gguf"], computed[level])
+        (level, [ggufs / f"{name}-{level}.gguf"], level_bytes(shape, level))
         for level in (*params.quantize.tuned, params.convert.type)
     ]
 
@@ -147,9 +146,8 @@ def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | 
     except DataError:
         return None  # not all stages have run: the files alone decide
     room = math.floor(card.memory / MEMORY_GB * 100) / 100  # never more than there is
-    return advise(inputs, params.report, served_on(card, params.serve), params.evaluate.seed, memory_gb=room)[
-        0
-    ]
+    serve = served_on(card, params.serve)
+    return advise(inputs, params.report, serve, params.evaluate.seed, memory_gb=room)[0]
 
 
 def as_values(plan: LevelPlan) -> dict[str, Any]:

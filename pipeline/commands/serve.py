@@ -72,8 +72,9 @@ def model_file(params: Params, root: Path, model: str) -> Path:
     it."""
     path = model_files(params, root, model).gguf
     if not path.exists():
-        made = "convert" if model.endswith(params.convert.type) else f"quantize@{model}"
-        stage = "base" if params.graph == "adapter" else made
+        stage = "convert" if model.endswith(params.convert.type) else f"quantize@{model}"
+        if params.graph == "adapter":
+            stage = "base"
         raise DataError(
             "Q-SERVE-002",
             f"{path} is missing: stage {stage} makes it, so run `snakemake` (everything) or `python -m "
@@ -87,9 +88,10 @@ def chosen_adapters(
 ) -> list[Adapter]:
     """The adapters to serve on `model`: the project's own if `lora` or the model says so, then the `given`
     ones (FILE or FILE=SCALE)."""
-    own = Adapter(root / "models" / "gguf" / f"{params.convert.name}-lora.gguf")
-    with_own = lora or (params.graph == "adapter" and model == BASE_WITH_ADAPTER)
-    return [*([own] if with_own else []), *map(parse_adapter, given)]
+    chosen = [*map(parse_adapter, given)]
+    if lora or (params.graph == "adapter" and model == BASE_WITH_ADAPTER):
+        chosen.insert(0, Adapter(root / "models" / "gguf" / f"{params.convert.name}-lora.gguf"))
+    return chosen
 
 
 def need_port(port: int) -> None:
@@ -127,8 +129,7 @@ def serve(
     start.
     """
     need_port(settings.port)
-    command = configured_command(tools, model, settings, key_file, lora, alias)
-    with start(command, log) as process:
+    with start(configured_command(tools, model, settings, key_file, lora, alias), log) as process:
         url = f"http://127.0.0.1:{settings.port}"
         wait_for_health(process, url, log)
         with connect(url, read_key(key_file)) as client:

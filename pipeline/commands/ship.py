@@ -122,5 +122,7 @@ def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipmen
         datasets,
         lora,
     )
-    other = mismatches(level, gguf, lora, root, inputs.evaluations, inputs.parity)
-    return shipment, [*other, *verdicts[level].reasons]
+    return shipment, [
+        *mismatches(level, gguf, lora, root, inputs.evaluations, inputs.parity),
+        *verdicts[level].reasons,
+    ]

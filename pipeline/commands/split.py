@@ -95,10 +95,13 @@ def prove_complete(source: Path, parts: list[Path]) -> None:
             "tensors): split it again",
         )
     for name, tensor in wanted.items():
-        if not _equal(tensor, found[name]):
+        other = found[name]
+        if (tensor.shape, tensor.ggml_type) != (other.shape, other.ggml_type) or not all(
+            np.array_equal(tensor.stored(*block), other.stored(*block)) for block in tensor.blocks()
+        ):
             raise DataError(
                 "Q-COMMANDS-014",
-                f"{name} in {found[name].file.name} differs from the one in {source.name}: split it again",
+                f"{name} in {other.file.name} differs from the one in {source.name}: split it again",
             )
     fields = check_gguf(parts[0]).fields
     if lost := sorted(
@@ -111,12 +114,6 @@ def prove_complete(source: Path, parts: list[Path]) -> None:
             f"{lost[0]} in {parts[0].name} differs from the one in {source.name} ({len(lost)} such fields): "
             "split it again",
         )
-
-
-def _equal(one: GgufTensor, other: GgufTensor) -> bool:
-    return (one.shape, one.ggml_type) == (other.shape, other.ggml_type) and all(
-        np.array_equal(one.stored(*block), other.stored(*block)) for block in one.blocks()
-    )
 
 
 def main(params: Params, root: Path, model: str | None, max_size: str, to: Path | None) -> None:

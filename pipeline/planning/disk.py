@@ -39,10 +39,9 @@ def plan_disk(
         "LoRA GGUF": lora_bytes(shape, train, lora),
     }
     if train.quantization != "gguf":
-        sixteen = {"F16 GGUF": "F16"} | ({"base-F16 GGUF": "F16"} if untuned else {})
-        ggufs = sixteen | {f"{level} GGUF": level.removeprefix(UNTUNED) for level in levels}
         sizes["merged model"] = 2 * shape.parameters + TOKENIZER
-        sizes |= {name: level_bytes(shape, level) for name, level in ggufs.items()}
+        for level in ("F16", *(["base-F16"] if untuned else []), *levels):
+            sizes[f"{level} GGUF"] = level_bytes(shape, level.removeprefix(UNTUNED))
     there = 2 * shape.parameters if base is None else base
     return sizes | {BASE: there, CACHE: sum(sizes.values()) - sizes["checkpoints"]}
 

@@ -86,8 +86,8 @@ def work_in(root: Path, train: Train) -> Work | None:
 
 def assumed_tflops(card: str) -> float | None:
     """TFLOP/s that training on this card is assumed to reach; None for a card that isn't known."""
-    peak = next((peak for name, peak in PEAK.items() if re.search(rf"\b{re.escape(name)}\b", card)), None)
-    return None if peak is None else peak * UTILIZATION
+    known = (peak for name, peak in PEAK.items() if re.search(rf"\b{re.escape(name)}\b", card))
+    return next((peak * UTILIZATION for peak in known), None)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -53,8 +53,9 @@ def longest_rows(setup: Setup, room: int) -> int:
     """The most tokens in a training row for which the plan needs at most `room` bytes, up to the model's
     positions; 0 for none. A plan never shrinks when rows grow.
     """
-    lengths = range(1, setup.shape.positions + 1)
-    return bisect_right(lengths, room, key=lambda length: setup.at(length).plan().total)
+    return bisect_right(
+        range(1, setup.shape.positions + 1), room, key=lambda length: setup.at(length).plan().total
+    )
 
 
 def memory_reductions(setup: Setup, room: int) -> list[Reduction]:

@@ -66,14 +66,8 @@ class QuantizedBase:
         """Bytes that dequantizing a block of `block` weights takes beside the result, on "cpu" or "cuda"
         (with Triton).
         """
-        each = max(
-            (
-                0 if device == "cuda" and ggml_type in KERNELS else SCRATCH.get(ggml_type, 0)
-                for ggml_type in self.ggml_types
-            ),
-            default=0,
-        )
-        return min(block, AT_A_TIME[device]) * each
+        alone = self.ggml_types.difference(KERNELS if device == "cuda" else ())
+        return min(block, AT_A_TIME[device]) * max((SCRATCH.get(one, 0) for one in alone), default=0)
 
 
 def quantized_file(file: Path) -> QuantizedBase:

@@ -48,7 +48,7 @@ def held_quantized(train: Training, quantized: QuantizedBase | None) -> Quantize
     """
     if train.quantization != "gguf" or not train.keep_quantized:
         return None
-    assert quantized, "base.quantization is gguf, and the bytes of its GGUF are not given"
+    assert quantized, "base.quantization is gguf, and nobody has said how many bytes its GGUF has"
     return quantized
 
 

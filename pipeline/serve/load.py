@@ -89,12 +89,14 @@ async def put_under_load(
     `seconds` the rest is broken off."""
     queue = iter(itertools.islice(itertools.cycle(prompts), requests))
     timed: list[Timed] = []
-    # llama-server closes a connection after a stream
-    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=0)
-    headers = {"Authorization": f"Bearer {key}"}
     started = time.perf_counter()
     async with httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{port}", headers=headers, limits=limits, timeout=seconds, trust_env=False
+        base_url=f"http://127.0.0.1:{port}",
+        headers={"Authorization": f"Bearer {key}"},
+        # llama-server closes a connection after a stream
+        limits=httpx.Limits(max_connections=clients, max_keepalive_connections=0),
+        timeout=seconds,
+        trust_env=False,
     ) as client:
         await asyncio.gather(
             *(_one_client(client, queue, timed, started + seconds) for _ in range(min(clients, requests)))

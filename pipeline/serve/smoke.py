@@ -66,10 +66,9 @@ def judge(replies: Sequence[Reply], min_stopped: float | None) -> str:
         raise GateError(
             "Q-SERVE-005", f"{figures}; empty: answer {_numbers(empty)}: train it longer on rows like these"
         )
-    speed = f"{sum(reply.tokens_per_second for reply in replies) / len(replies):.1f} tokens/s on average"
-    return f"{figures}, {speed}" + (
-        f"; cut off: answer {_numbers(cut)}, as report.gate.min_stopped allows" if cut else ""
-    )
+    speed = sum(reply.tokens_per_second for reply in replies) / len(replies)
+    allowed = f"; cut off: answer {_numbers(cut)}, as report.gate.min_stopped allows" if cut else ""
+    return f"{figures}, {speed:.1f} tokens/s on average{allowed}"
 
 
 def _too_few(stopped: int, asked: int, min_stopped: float | None) -> bool:

@@ -55,10 +55,8 @@ def ollama_template(jinja: str | None) -> OllamaTemplate | None:
 
 def chatml(messages: list[dict[str, str]]) -> str:
     """Plain ChatML with the opening of the assistant's turn: what `CHATML` renders."""
-    turns = "".join(
-        f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages
-    )
-    return turns + "<|im_start|>assistant\n"
+    turns = (f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
+    return "".join(turns) + "<|im_start|>assistant\n"
 
 
 def chat_template(model: Path) -> str | None:

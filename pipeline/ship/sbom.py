@@ -78,11 +78,10 @@ def bill(
         for package, version in sorted(versions.items())
         if version and package != "quench"
     ]
-    data = _hashed(datasets, ComponentType.DATA, "data:")
     quench = Component(name="quench", version=__version__, type=ComponentType.APPLICATION, bom_ref="quench")
     bom = Bom(
         serial_number=uuid.uuid5(NAMESPACE, sha256),
-        components=[_base(base), llama, *packages, *data],
+        components=[_base(base), llama, *packages, *_hashed(datasets, ComponentType.DATA, "data:")],
         metadata=BomMetaData(component=model, tools=ToolRepository(components=[quench])),
     )
     bom.register_dependency(model, [*bom.components])

@@ -72,8 +72,12 @@ def rejects(
     from pipeline.stages.curate.inputs import added_tokens, read_names
 
     lineage, base = root / "models" / "base.json", root / "models" / "base"
-    tokens = added_tokens(lineage) if lineage.exists() else None
-    cleaner = Cleaner(settings, tokens, base if base.is_dir() else None, read_names(root, settings))
+    cleaner = Cleaner(
+        settings,
+        added_tokens(lineage) if lineage.exists() else None,
+        base if base.is_dir() else None,
+        read_names(root, settings),
+    )
     for path, name in files(paths, root / "data/raw"):
         for entry in check_file(path, name, cleaner, found):
             yield entry | {"file": printable(path)}
@@ -94,8 +98,8 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
         if as_json:
             print(json.dumps(entry, ensure_ascii=False))
         elif everything or reasons.total() <= SHOWN:
-            place = entry["file"] if entry["line"] is None else f"{entry['file']}:{entry['line']}"
-            print(f"{place}: {entry['reason']}: {one_line(entry['detail'], 300)}")
+            line = "" if entry["line"] is None else f":{entry['line']}"
+            print(f"{entry['file']}{line}: {entry['reason']}: {one_line(entry['detail'], 300)}")
     out = sys.stderr if as_json else sys.stdout  # what a machine reads stays clean
     print(*(f"check: {sentence}" for sentence in _stats(found)), sep="\n", file=out)
     if not reasons:

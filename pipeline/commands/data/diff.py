@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline.chat.rows import texts
 from pipeline.commands.data.versions import SPLITS, Version, revision, workspace
@@ -80,18 +81,15 @@ def compare(before: Version, after: Version) -> Difference:
 def summary(before: Version, after: Version, found: Difference) -> Iterable[str]:
     """The difference as lines of text."""
     yield f"data/final from {before.name} to {after.name}"
-    parts = [
-        (len(found.added), "added"),
-        (len(found.removed), "removed"),
-        (len(found.changed), "changed"),
-        (len(found.moved), "moved between splits"),
-    ]
-    stated = ", ".join(f"{number:,} {what}" for number, what in parts if number)
-    yield (
-        f"rows: {stated}, {found.same:,} the same"
-        if stated
-        else f"no row differs ({plural(found.same, 'row')})"
-    )
+    kinds: dict[str, list[Any]] = {
+        "added": found.added,
+        "removed": found.removed,
+        "changed": found.changed,
+        "moved between splits": found.moved,
+    }
+    counts = [f"{len(rows):,} {kind}" for kind, rows in kinds.items() if rows]
+    same = f"rows: {', '.join(counts)}, {found.same:,} the same"
+    yield same if counts else f"no row differs ({plural(found.same, 'row')})"
     yield from _table("split", *found.splits)
     yield from _table("domain", *found.domains)
     yield from _table(
@@ -159,5 +157,8 @@ def _table(title: str, before: Counter[str], after: Counter[str]) -> Iterable[st
 
 def _fetched(version: Version, ids: set[str]) -> dict[str, str]:
     """The texts of some rows."""
-    rows = version.rows() if ids else ()
-    return {row["id"]: "\n".join(text for _, text in texts(row)) for _, row in rows if row["id"] in ids}
+    return {
+        row["id"]: "\n".join(text for _, text in texts(row))
+        for _, row in (version.rows() if ids else ())
+        if row["id"] in ids
+    }

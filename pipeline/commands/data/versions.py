@@ -132,7 +132,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 def _outputs(lock: str) -> set[str]:
     """The paths that a dvc.lock names as outputs."""
     try:
-        stages = (yaml.safe_load(lock) or {}).get("stages") or {}
-        return {output["path"] for stage in stages.values() for output in stage.get("outs") or []}
+        stages = yaml.safe_load(lock)["stages"].values()
+        return {output["path"] for stage in stages for output in stage.get("outs") or []}
     except (yaml.YAMLError, AttributeError, KeyError, TypeError):
         return set()

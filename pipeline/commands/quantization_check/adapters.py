@@ -27,8 +27,7 @@ def random_adapter(model: Any, config: Any, name: str, seed: int) -> Any:
     random = torch.Generator().manual_seed(seed)
     for key, weight in sorted(model.named_parameters()):
         if f".lora_A.{name}." in key or f".lora_B.{name}." in key:
-            values = torch.randn(weight.shape, generator=random) / weight.shape[1] ** 0.5
-            weight.data.copy_(0.1 * values)
+            weight.data.copy_(0.1 * torch.randn(weight.shape, generator=random) / weight.shape[1] ** 0.5)
     return model
 
 

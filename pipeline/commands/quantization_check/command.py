@@ -150,10 +150,8 @@ def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
         {"messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]}
         for ask, answer in BUILT_IN
     ]
-    sources = (chats(read_rows(held_out)) if held_out.is_file() else iter(()), iter(built_in))
-    for source in sources:
-        rows = [row.ids for row in islice(encodable(tokenizer, source, LONGEST), prompts)]
-        if rows:
+    for source in (chats(read_rows(held_out)) if held_out.is_file() else iter(()), iter(built_in)):
+        if rows := [row.ids for row in islice(encodable(tokenizer, source, LONGEST), prompts)]:
             return rows
     raise DataError(
         "Q-COMMANDS-030",

@@ -34,11 +34,15 @@ def last_logits(model: Any, rows: list[list[int]]) -> list[Floats]:
 
     model.eval()
     with torch.no_grad():
-        return [_logits(model, torch.tensor([ids], device=model.device)).cpu().numpy() for ids in rows]
-
-
-def _logits(model: Any, ids: Any) -> Any:
-    return model(input_ids=ids, use_cache=False, logits_to_keep=POSITIONS).logits[0].float()
+        outputs = (
+            model(
+                input_ids=torch.tensor([ids], device=model.device),
+                use_cache=False,
+                logits_to_keep=POSITIONS,
+            )
+            for ids in rows
+        )
+        return [output.logits[0].float().cpu().numpy() for output in outputs]
 
 
 def compare_logits(reference: list[Floats], candidate: list[Floats]) -> dict[str, float]:
