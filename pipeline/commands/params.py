@@ -88,5 +88,5 @@ def _setting(place: Key, read: Read, known: Any, defaults: Any, written: Any) ->
 def _sentence(one: Setting, file: str, recipe: str | None) -> str:
     if one.line is None:
         return "default (left out)"
-    reason = {"params.yaml": "", "recipe": f", as in recipe {recipe}", "default": ", the default"}[one.origin]
-    return f"{file}:{one.line}{reason}"
+    reasons = {"params.yaml": "", "recipe": f", as in recipe {recipe}", "default": ", the default"}
+    return f"{file}:{one.line}{reasons[one.origin]}"

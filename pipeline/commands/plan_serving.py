@@ -178,9 +178,12 @@ def show(
     """Print the levels as a table of at most 100 columns, the best that fits and the arithmetic behind it."""
     console = wide_console()
     serve = params.serve
-    where = card.words if card else "a card whose memory is not known"
     slots = f"{serve.parallel} answers at once of " if serve.parallel > 1 else ""
-    console.print(f"{base}, served with {slots}{serve.ctx_size:,} tokens on {where}", markup=False)
+    console.print(
+        f"{base}, served with {slots}{serve.ctx_size:,} tokens on "
+        f"{card.words if card else 'a card whose memory is not known'}",
+        markup=False,
+    )
     caches = ["prompt cache"] if any(plan.memory.prompt_cache for plan in plans.values()) else []
     headings = ("weights GB", "KV cache", "buffers", *caches, "total GB", "longest context")
     table = plain_table("level", *headings, "fits", numbers=range(1, len(headings) + 1), unwrapped=(0,))

@@ -83,7 +83,8 @@ def plan_memory(
         "one table for both" if shape.tied else "",
         "embeddings in main memory" if off_card else "",
     )
-    mask, copies = activations.mask_bytes(step), activations.autocast_copies(step)
+    # all layers are given the mask that keeps packed rows apart, T × T bools; autograd doesn't keep it
+    mask, copies = tokens**2, activations.autocast_copies(step)
     in_layer, at_loss = activations.gradients_in_flight(step), activations.loss_bytes(step)
     if train.gradient_checkpointing:
         inputs = activations.inputs_kept(step) + mask

@@ -22,7 +22,7 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.pages.formats import FILTERS
 from pipeline.pages.templating import fill
 from pipeline.ship.listing import escaped
-from pipeline.ship.ollama import ollama_template
+from pipeline.ship.ollama import CHATML, default_system
 
 # a line of the card's lineage
 CLAIM = re.compile(r"^\| `((?:quench|general)\.[^`|]+)` \| `([^`|]*)` \|$", re.MULTILINE)
@@ -55,6 +55,7 @@ def text_values(
 ) -> dict[str, Any]:
     """What card.md.jinja and Modelfile.jinja need; `name` is the GGUFs' name, `jinja` the base's chat
     template."""
+    system = default_system(jinja)
     kinds = inputs.base["architecture"].get("architectures") or [inputs.base["architecture"]["model_type"]]
     return {
         "inputs": inputs,
@@ -62,7 +63,7 @@ def text_values(
         "name": name,
         "level": level,
         "serve": serve,
-        "ollama": ollama_template(jinja),
+        "ollama": None if system is None else {"template": CHATML, "system": system},
         "version": __version__,
         "front_matter": front_matter(inputs.base, level, languages),
         "reference": reference_name(inputs.evaluations),

@@ -19,7 +19,6 @@ BLOCK = 64  # weights that share a scale
 #                     rounded too up to 0.33
 # A linear's scales × 1.1 are 9.5 % off in scale, and so is a double quantization whose offset is 10 % too
 # large; two blocks in each other's place differ by 1 to 2 of their largest weight.
-MAX_WEIGHT_NMSE, MAX_SCALE_ERROR, MAX_BLOCK_ERROR = 0.03, 0.02, 0.5
 
 
 # title, what it says of a linear, limit
@@ -27,17 +26,17 @@ FIGURES = {
     "nf4_weights": (
         "16-bit weights → NF4 weights",
         "largest normalized squared error of a linear's weights",
-        MAX_WEIGHT_NMSE,
+        0.03,
     ),
     "nf4_scale": (
         "Scale of the NF4 weights",
         "largest departure of a linear's scale from the file's",
-        MAX_SCALE_ERROR,
+        0.02,
     ),
     "nf4_blocks": (
         "Blocks of the NF4 weights",
         f"largest error in a block of {BLOCK}, as a share of its largest weight",
-        MAX_BLOCK_ERROR,
+        0.5,
     ),
 }
 
