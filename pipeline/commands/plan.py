@@ -22,7 +22,7 @@ from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
 from pipeline.planning.base import find_quantized, find_shape, level_name
-from pipeline.planning.card import Card, card_of, first_gpu, main_memory, wants_gpu
+from pipeline.planning.card import Card, first_gpu, main_memory, wants_gpu
 from pipeline.planning.disk import BASE, CACHE, own_bytes
 from pipeline.planning.duration import work_in
 from pipeline.planning.memory import MemoryPlan
@@ -55,7 +55,8 @@ def main(
         )
     params = load_params(params_file or root / "params.yaml" if recipe is None else recipe_file(recipe))
     shape = load_shape(config) if config else find_shape(params, root)
-    card = card_of(vram) if vram else first_gpu()
+    # as cards are sold: 8 is 8 GiB
+    card = Card(f"a card of {vram:g} GB", int(vram * MEMORY_GB), "cuda") if vram else first_gpu()
     base = config.name if config else params.base.model
     quantized = find_quantized(params, shape, root)
     if card is None and not (params.serve.n_gpu_layers if serve else wants_gpu(params.train)):
@@ -149,8 +150,8 @@ def reductions_table(reductions: Iterable[Reduction]) -> "Table":
 
 def strategies_table(plan: Plan) -> "Table":
     """GB of disk, but for the memory of training; a star before the strategy that is set."""
-    headings = ("strategies to ship it (*: as set)", "download", "on disk", "shipped", "training")
-    table = plain_table(*headings, numbers=(1, 2, 3, 4))
+    title = "strategies to ship it (*: as set)"
+    table = plain_table(title, "download", "on disk", "shipped", "training", numbers=(1, 2, 3, 4))
     for one in plan.strategies:
         is_set = one.quantization == plan.quantization
         table.add_row(

@@ -40,7 +40,9 @@ def main(
     """
     level = shippable(params, asked)
     gguf = model_file(params, root, level)
-    need_recorded(params, root, level, file)
+    # what leaves, and what the bundle says about it, has to be what the stages recorded
+    verify_outputs(list(filter(None, model_files(params, root, level))), root, params=file)
+    verify_outputs([root / place for place in DESCRIBED], root, again=False, params=file)
     shipment, reasons = prepare(params, root, level, gguf)
     if reasons:
         print(f"{level} is not shipped:", *reasons, sep="\n  ", file=sys.stderr)
@@ -94,13 +96,6 @@ def shippable(params: Params, asked: str) -> str:
             "`snakemake`",
         )
     return level
-
-
-def need_recorded(params: Params, root: Path, level: str, params_file: Path | None) -> None:
-    """Raise `DataError` unless what leaves, and what the bundle says about it, is what the stages
-    recorded."""
-    verify_outputs(list(filter(None, model_files(params, root, level))), root, params=params_file)
-    verify_outputs([root / place for place in DESCRIBED], root, again=False, params=params_file)
 
 
 def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipment, list[str]]:

@@ -3,7 +3,6 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
@@ -72,7 +71,13 @@ def work_in(root: Path, train: Train) -> Work | None:
     """
     for name in ("data/tokens/manifest.json", "reports/labels.json"):
         if (root / name).is_file():
-            split = _read(root / name).get("splits", {}).get("train", {})
+            try:
+                split = parse_record((root / name).read_bytes()).get("splits", {}).get("train", {})
+            except BadLine as error:
+                raise DataError(
+                    "Q-PLANNING-004",
+                    f"{root / name} can't be read ({error}): run `snakemake --force preprocess`",
+                ) from error
             counts = split.get("packed_rows"), split.get("tokens")
             if not all(isinstance(number, int) and number > 0 for number in counts):
                 raise DataError(
@@ -88,12 +93,3 @@ def assumed_tflops(card: str) -> float | None:
     """TFLOP/s that training on this card is assumed to reach; None for a card that isn't known."""
     known = (peak for name, peak in PEAK.items() if re.search(rf"\b{re.escape(name)}\b", card))
     return next((peak * UTILIZATION for peak in known), None)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return parse_record(path.read_bytes())
-    except BadLine as error:
-        raise DataError(
-            "Q-PLANNING-004", f"{path} can't be read ({error}): run `snakemake --force preprocess`"
-        ) from error
