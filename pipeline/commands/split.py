@@ -29,7 +29,7 @@ def split(*, source: Path, folder: Path, max_size: str, tools: Toolchain) -> lis
     tensors; the parts in order.
 
     Raises `ConfigError` for a size that is none and if the folder holds something else, `DataError` if the
-    parts together are not the whole, `ToolError` if llama-gguf-split fails or llama.cpp can't load them.
+    parts together are not the source, `ToolError` if llama-gguf-split fails or llama.cpp can't load them.
     """
     if not re.fullmatch(r"[1-9]\d*[MG]", max_size):
         raise ConfigError(

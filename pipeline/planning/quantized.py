@@ -71,7 +71,7 @@ class QuantizedBase:
 
 
 def quantized_file(file: Path) -> QuantizedBase:
-    """The bytes of a GGUF, exact, from its header. Raises `DataError` where it is not whole."""
+    """The bytes of a GGUF, exact, from its header. Raises `DataError` where it is not complete."""
     from gguf import GGMLQuantizationType
 
     header = _header(file)
@@ -111,7 +111,7 @@ def quantized_level(shape: Shape, level: str) -> QuantizedBase:
 
 def quantized_in(base: Path, train: Training) -> QuantizedBase | None:
     """The bytes of the GGUF in the folder `base`; None where training is not on a GGUF. Raises `DataError`
-    where it is missing or not whole.
+    where it is missing or incomplete.
     """
     return quantized_file(base / MODEL_FILE) if train.quantization == "gguf" else None
 

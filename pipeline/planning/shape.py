@@ -35,7 +35,6 @@ class Linear:
 class Shape:
     """A decoder of `layers` equal layers; `qk_norms` says that queries and keys are normalized (Qwen3)."""
 
-    model_type: str
     layers: int
     hidden: int
     intermediate: int
@@ -121,7 +120,6 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     mlp_bias = kind == "llama" and bool(config.get("mlp_bias"))
     queries, keys = heads * head_dim, kv_heads * head_dim
     return Shape(
-        model_type=kind,
         layers=number("num_hidden_layers"),
         hidden=hidden,
         intermediate=inner,

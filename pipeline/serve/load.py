@@ -28,7 +28,7 @@ class Timed:
     none."""
 
     first_token: float | None
-    whole: float
+    seconds: float
     tokens: int
     error: str = ""
 
@@ -65,7 +65,9 @@ def summarize(timed: Sequence[Timed], clients: int, seconds: float) -> Load:
     A client's speed is the number of tokens after the first over the time after the first (median).
     """
     good = [one for one in timed if not one.error]
-    streamed = [(one.tokens - 1, one.whole - one.first_token) for one in good if one.first_token is not None]
+    streamed = [
+        (one.tokens - 1, one.seconds - one.first_token) for one in good if one.first_token is not None
+    ]
     each = [after_first / duration for after_first, duration in streamed if after_first > 0 and duration > 0]
     tokens = sum(one.tokens for one in good)
     return Load(
@@ -76,7 +78,7 @@ def summarize(timed: Sequence[Timed], clients: int, seconds: float) -> Load:
         seconds=seconds,
         tokens=tokens,
         first_token=percentiles([one.first_token for one in good if one.first_token is not None]),
-        whole=percentiles([one.whole for one in good]),
+        whole=percentiles([one.seconds for one in good]),
         tokens_per_second_each=statistics.median(each) if each else None,
         tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
     )

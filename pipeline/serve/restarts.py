@@ -38,7 +38,6 @@ def keep_serving(
     limit: int,
     greeting: str,
     show: Callable[[str], None],
-    stall_seconds: float = STALL_SECONDS,
 ) -> None:
     """Start a server, again after each crash, until an exception ends it (KeyboardInterrupt does). `show`
     prints what happens, the `greeting` at the first start.
@@ -54,7 +53,7 @@ def keep_serving(
             with start() as server:
                 show("llama-server answers again" if running else greeting)
                 running = True
-                why = watch(server, stall_seconds)
+                why = watch(server)
             end = log_end(server.log)
         except (ToolError, MachineError) as error:  # it doesn't come up, or somebody took its port meanwhile
             if not running:

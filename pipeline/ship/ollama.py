@@ -26,7 +26,7 @@ DIALOGUE = [
 
 def default_system(jinja: str | None) -> str | None:
     """The system text that `jinja` adds if a conversation has none, "" for none; None if `jinja` is not the
-    template that `CHATML` is, or the text can't be said to Ollama."""
+    template that `CHATML` is, or the text can't be written for Ollama."""
     if jinja is None or _render(jinja, DIALOGUE) != chatml(DIALOGUE):
         return None
     rest, single = chatml([QUESTION]), _render(jinja, [QUESTION]) or ""

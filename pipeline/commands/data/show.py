@@ -1,5 +1,5 @@
-"""Rows as the model will see them: rendered by the base's own template, with the text that is trained told
-apart.
+"""Rows as the model will see them: rendered by the base's own template, with the text that is trained
+marked.
 
     quench data show --split test --row 3
 
@@ -26,7 +26,7 @@ BRACKETS = "⟦⟧"  # around trained text if there are no colors
 
 @dataclass(frozen=True)
 class View:
-    """One rendering of a row: pieces of text, each trained or not, and what is said of it (token counts, or
+    """One rendering of a row: pieces of text, each trained or not, and a note on it (token counts, or
     why it can't be rendered).
     """
 
