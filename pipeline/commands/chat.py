@@ -83,12 +83,10 @@ def stream(client: httpx.Client, messages: list[Message]) -> Generator[Piece]:
                 raise ToolError(
                     "Q-SERVE-016", f"the server answered {answer.status_code}: {reason(answer.read())}"
                 )
-            for line in answer.iter_lines():
-                piece = parse_line(line)
-                if piece is not None and piece.error:
+            for piece in filter(None, map(parse_line, answer.iter_lines())):
+                if piece.error:
                     raise ToolError("Q-SERVE-017", f"the server broke off ({piece.error}): {BROKEN_OFF}")
-                if piece is not None:
-                    yield piece
+                yield piece
     except httpx.RequestError as error:
         raise ToolError("Q-SERVE-017", f"the server broke off ({error}): {BROKEN_OFF}") from None
 
@@ -101,53 +99,47 @@ def printable(text: str) -> str:
     )
 
 
-def whole(ask: Callable[[], str]) -> str:
+def read_message(ask: Callable[[], str]) -> str:
     """One message of one or more lines: after a backslash the next line belongs to it, after three quotes all
     up to three quotes."""
-    line = ask()
-    if line.strip() == FENCE:
+    text = ask()
+    if text.strip() == FENCE:
         return "\n".join(iter(ask, FENCE))
-    lines = [line]
-    while lines[-1].endswith("\\"):
-        lines[-1] = lines[-1][:-1]
-        lines.append(ask())
-    return "\n".join(lines)
+    while text.endswith("\\"):
+        text = f"{text[:-1]}\n{ask()}"
+    return text
 
 
-def converse(client: httpx.Client, ask: Callable[[], str], tell: Callable[[str], None]) -> None:
-    """Ask and stream answers until `/quit`, the end of input or Ctrl-C twice. `ask` gives a line, `tell`
+def converse(client: httpx.Client, ask: Callable[[], str], show: Callable[[str], None]) -> None:
+    """Ask and stream answers until `/quit`, the end of input or Ctrl-C twice. `ask` gives a line, `show`
     prints text."""
     messages: list[Message] = []
     interrupted = False
     while True:
         try:
-            text = whole(ask).strip()
+            text = read_message(ask).strip()
         except EOFError:
             return
         except KeyboardInterrupt:  # a slip, or just after the answer's end: keep the conversation
             if interrupted:
                 return
-            tell("\n(Ctrl-C again ends)\n")
+            show("\n(Ctrl-C again ends)\n")
             interrupted = True
             continue
         interrupted = False
-        match text:
-            case "":
-                continue
-            case "/quit":
-                return
-            case "/new":
-                messages = []
-                tell("a new conversation\n")
-                continue
-        if text.startswith("/"):
-            tell(HELP + "\n")
-            continue
-        turn = [*messages, {"role": "user", "content": text}]
-        try:
-            messages = [*turn, {"role": "assistant", "content": _answer(client, turn, tell)}]
-        except ToolError as error:  # the conversation is unchanged: /new goes on after a full context
-            tell(printable(f"{error}\n"))
+        if text == "/quit":
+            return
+        if text == "/new":
+            messages = []
+            show("a new conversation\n")
+        elif text.startswith("/"):
+            show(HELP + "\n")
+        elif text:
+            turn = [*messages, {"role": "user", "content": text}]
+            try:
+                messages = [*turn, {"role": "assistant", "content": _answer(client, turn, show)}]
+            except ToolError as error:  # the conversation is unchanged: /new goes on after a full context
+                show(printable(f"{error}\n"))
 
 
 def main(params: Params, root: Path, asked: str | None) -> None:
@@ -162,38 +154,38 @@ def main(params: Params, root: Path, asked: str | None) -> None:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (gives input() history and line editing)
         print(f"{served}: {HELP}")
-        converse(client, lambda: input("> "), _tell)
+        converse(client, lambda: input("> "), _show)
 
 
-def _answer(client: httpx.Client, messages: list[Message], tell: Callable[[str], None]) -> str:
-    pieces: list[str] = []
+def _answer(client: httpx.Client, messages: list[Message], show: Callable[[str], None]) -> str:
+    text = ""
     timings: dict[str, float] = {}
     dim = False
     with contextlib.closing(stream(client, messages)) as answer:
         try:
             for piece in answer:
                 if bool(piece.reasoning) > dim:  # it begins to reason
-                    tell(DIM)
+                    show(DIM)
                 if dim and piece.text:
-                    tell(PLAIN + "\n")
+                    show(PLAIN + "\n")
                 dim = bool(piece.reasoning) or (dim and not piece.text)
-                pieces.append(piece.text)
+                text += piece.text
                 timings = piece.timings or timings
-                tell(printable(piece.reasoning + piece.text))
+                show(printable(piece.reasoning + piece.text))
         except KeyboardInterrupt:
-            tell(" (broken off)")
+            show(" (broken off)")
         finally:
             if dim:
-                tell(PLAIN)
+                show(PLAIN)
     known = timings.keys() >= {"predicted_n", "predicted_per_second"}
-    tell(
+    show(
         f"\n[{timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s]\n"
         if known
         else "\n"
     )
-    return "".join(pieces)
+    return text
 
 
-def _tell(text: str) -> None:
+def _show(text: str) -> None:
     sys.stdout.write(text if sys.stdout.isatty() else text.replace(DIM, "").replace(PLAIN, ""))
     sys.stdout.flush()

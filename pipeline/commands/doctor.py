@@ -36,6 +36,8 @@ PINNED = (
 
 def doctor(*, root: Path, lock: Path) -> list[Check]:
     """Every check, in the order in which a set-up needs them."""
+    import psutil
+
     settings, home = configuration(root)
     return [
         python(),
@@ -45,8 +47,8 @@ def doctor(*, root: Path, lock: Path) -> list[Check]:
         torch(),
         settings,
         llama_cpp(home),
-        disk(root),
-        memory(),
+        room("disk", shutil.disk_usage(root).free, "free", DEMO_DISK, "make room"),
+        room("memory", psutil.virtual_memory().available, "available", DEMO_MEMORY, "close programs"),
         gpu(),
     ]
 
@@ -86,12 +88,11 @@ def git(root: Path) -> Check:
 def packages(lock: Path) -> Check:
     """The packages on which results depend, at the versions of the lock file."""
     pins = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", lock.read_text(encoding="utf-8"), re.MULTILINE))
-    wrong = [
+    if wrong := [
         f"{name} {found or 'missing'} (pinned {pins[name]})"
         for name in PINNED
         if (found := _version(name)) != pins[name]
-    ]
-    if wrong:
+    ]:
         return Check("packages", "fail", ", ".join(wrong), "run `make setup`")
     return Check("packages", "pass", f"{len(PINNED)} pins as in {lock.name}")
 
@@ -147,32 +148,25 @@ def llama_cpp(home: str | None) -> Check:
     return Check("llama.cpp", "pass", f"{version} in {tools.bin}{f' ({chosen})' if chosen else ''}")
 
 
-def disk(root: Path) -> Check:
-    """Room for the demo."""
-    free = shutil.disk_usage(root).free
-    finding = f"{free / GB:.1f} GB free"
-    if free < DEMO_DISK:
-        return Check("disk", "warn", finding, f"the demo wants {DEMO_DISK / GB:.0f} GB: make room")
-    return Check("disk", "pass", finding)
-
-
-def memory() -> Check:
-    """Memory for the demo."""
-    import psutil
-
-    free = psutil.virtual_memory().available
-    finding = f"{free / GB:.1f} GB available"
-    if free < DEMO_MEMORY:
-        return Check("memory", "warn", finding, f"the demo wants {DEMO_MEMORY / GB:.0f} GB: close programs")
-    return Check("memory", "pass", finding)
+def room(name: str, free: int, how: str, wanted: float, remedy: str) -> Check:
+    """Disk or memory for the demo: bytes that are `free` and `wanted`."""
+    finding = f"{free / GB:.1f} GB {how}"
+    if free < wanted:
+        return Check(name, "warn", finding, f"the demo wants {wanted / GB:.0f} GB: {remedy}")
+    return Check(name, "pass", finding)
 
 
 def gpu() -> Check:
     """A GPU that the driver shows, and a torch that can use it."""
     if not shutil.which("nvidia-smi"):
         return Check("GPU", "pass", "none; the demo trains on the CPU")
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
     if done.returncode != 0:
         return Check(
             "GPU", "warn", "nvidia-smi fails", "repair the driver: until then training takes the CPU"
@@ -192,8 +186,7 @@ def main(root: Path) -> None:
     """Print every check; `ToolError` if one fails."""
     checks = doctor(root=root, lock=PROJECT / "requirements.lock")
     print(*checks, sep="\n")
-    failed = [check.name for check in checks if check.verdict == "fail"]
-    if failed:
+    if failed := [check.name for check in checks if check.verdict == "fail"]:
         raise ToolError("Q-DOCTOR-001", f"{', '.join(failed)} failed: each line above says what to do")
 
 

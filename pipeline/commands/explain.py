@@ -32,36 +32,29 @@ def main(wanted: str | None, page: Path | None) -> None:
         )
         hint = f"did you mean {near[0]}?" if near else "`quench explain` lists all"
         raise ConfigError("Q-COMMANDS-033", f"no error or area is called {wanted!r}: {hint}")
-    if len(shown) == 1:
-        print(explanation(shown[0]))
-        return
-    for problem in shown:
-        print(f"{problem.id}  {problem.when}")
-
-
-def explanation(problem: Problem) -> str:
-    """When it comes, what to do and the exit code, as lines."""
-    return (
-        f"{problem.id} (exit code {exit_code(problem)})\nWhen: {problem.when}\nWhat to do: {problem.remedy}"
-    )
+    if len(shown) > 1:
+        print(*(f"{problem.id}  {problem.when}" for problem in shown), sep="\n")
+    else:
+        print(f"{shown[0].id} (exit code {exit_code(shown[0])})")
+        print(f"When: {shown[0].when}\nWhat to do: {shown[0].remedy}")
 
 
 def exit_code(problem: Problem) -> int:
     """The exit code of the error's class."""
-    code: int = getattr(errors, problem.error).exit_code
-    return code
+    return int(getattr(errors, problem.error).exit_code)
 
 
 def troubleshooting() -> str:
     """docs/troubleshooting.md: the hand-written beginning, then a table per area."""
     areas = groupby(catalog().values(), key=lambda problem: problem.area)
     return "\n".join(
-        [HEAD.read_text(encoding="utf-8"), *(_table(area, list(problems)) for area, problems in areas)]
+        [HEAD.read_text(encoding="utf-8"), *(_table(area, list(found)) for area, found in areas)]
     )
 
 
 def _table(area: str, problems: Sequence[Problem]) -> str:
     rows = [(one.id, str(exit_code(one)), one.when, one.remedy) for one in problems]
     lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
-    heading = f"### {area}\n\n| id | exit code | when | what to do |\n|---|---|---|---|\n"
-    return heading + "".join(f"| {line} |\n" for line in lines)
+    return f"### {area}\n\n| id | exit code | when | what to do |\n|---|---|---|---|\n" + "".join(
+        f"| {line} |\n" for line in lines
+    )

@@ -76,42 +76,42 @@ def export_lora(
         )
         found = re.search(r"merged (\d+) tensors", output)
         if not found or int(found[1]) != len(names):
-            count = found[1] if found else "no"
             raise ToolError(
                 "Q-COMMANDS-011",
-                f"llama-export-lora merged {count} of {len(names)} tensors of {adapter.file.name}, so "
-                "nothing is written: run `make setup` again",
+                f"llama-export-lora merged {found[1] if found else 'no'} of {len(names)} tensors of "
+                f"{adapter.file.name}, so nothing is written: run `make setup` again",
             )
-        flags = override_flags(merged_fields(adapter) | {"general.name": target.stem})
-        how = ["--allow-requantize", *flags] if type != SIXTEEN else flags
-        words: list[str | Path] = [
-            merged,
-            aside.resolve(),
-            "COPY" if type == SIXTEEN else type.upper(),
-            str(threads),
-        ]
-        run_tool([tools.tool("llama-quantize").resolve(), *how, *words])
+        run_tool(
+            [
+                tools.tool("llama-quantize").resolve(),
+                *([] if type == SIXTEEN else ["--allow-requantize"]),
+                *override_flags(merged_fields(adapter) | {"general.name": target.stem}),
+                merged,
+                aside.resolve(),
+                "COPY" if type == SIXTEEN else type.upper(),
+                str(threads),
+            ]
+        )
     return describe(target)
 
 
 def merged_fields(adapter: Adapter) -> Fields:
     """The adapter's provenance for the file that holds it, and how it came in there."""
-    recorded = check_gguf(adapter.file).fields
-    own = {
+    return {
         key: value
-        for key, value in recorded.items()
+        for key, value in check_gguf(adapter.file).fields.items()
         if key.startswith((OWN, "general.license", "general.base_model."))
-    }
-    return {**own, "quench.merge.method": "llama-export-lora", "quench.merge.scale": f"{adapter.scale:g}"}
+    } | {"quench.merge.method": "llama-export-lora", "quench.merge.scale": f"{adapter.scale:g}"}
 
 
 def override_flags(fields: Mapping[str, str | int]) -> list[str]:
     """`fields` as llama-quantize takes them; those that it can't write are left out."""
-    flags: list[str] = []
-    for key, value in fields.items():
-        if len(key.encode()) <= LONGEST and len(str(value).encode()) <= LONGEST:
-            flags += ["--override-kv", f"{key}={'int' if isinstance(value, int) else 'str'}:{value}"]
-    return flags
+    return [
+        word
+        for key, value in fields.items()
+        if max(len(key.encode()), len(str(value).encode())) <= LONGEST
+        for word in ("--override-kv", f"{key}={'int' if isinstance(value, int) else 'str'}:{value}")
+    ]
 
 
 def main(params: Params, root: Path, asked: str | None, given: str | None, type: str) -> None:
@@ -120,21 +120,22 @@ def main(params: Params, root: Path, asked: str | None, given: str | None, type:
     """
     usual = BASE if params.graph == "adapter" else f"base-{params.convert.type}"
     model = choose_model(params, root, asked or usual)
-    words = [given] if given else []
     (adapter,) = chosen_adapters(
-        params, root, BASE if params.graph == "adapter" else model, lora=not words, given=words
+        params,
+        root,
+        BASE if params.graph == "adapter" else model,
+        lora=not given,
+        given=[given] if given else [],
     )
-    what = [
+    # another pair, another file
+    parts = (
         adapter.name if given else params.convert.name,
-        *([f"{adapter.scale:g}"] if adapter.scale != 1 else []),
+        f"{adapter.scale:g}" if adapter.scale != 1 else "",
         "merged",
-    ]
-    parts = [
-        *what,
-        *([f"on-{model}"] if model not in (usual, BASE_WITH_ADAPTER) else []),
+        f"on-{model}" if model not in (usual, BASE_WITH_ADAPTER) else "",
         type.upper(),
-    ]  # another pair, another file
-    target = root / "models" / "gguf" / f"{'-'.join(parts)}.gguf"
+    )
+    target = root / "models" / "gguf" / f"{'-'.join(filter(None, parts))}.gguf"
     made = export_lora(
         base=model_file(params, root, model),
         adapter=adapter,

@@ -44,15 +44,16 @@ def uv_environment(pip_config: str, environment: Mapping[str, str]) -> dict[str,
 
     Every file is pinned by its hash, so any index may give it: "unsafe-best-match" is how pip searches.
     """
-    settings: dict[str, str] = {}
-    for section in SECTIONS:
-        for name, value in re.findall(rf"^{re.escape(section)}\.([a-z-]+)=(.+)$", pip_config, re.MULTILINE):
-            settings[name] = str(ast.literal_eval(value))
+    settings = {
+        name: str(ast.literal_eval(value))
+        for section in SECTIONS
+        for name, value in re.findall(rf"^{re.escape(section)}\.([a-z-]+)=(.+)$", pip_config, re.MULTILINE)
+        if name in UV_VARIABLES
+    }
     wanted = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     for name, value in settings.items():
-        if name in UV_VARIABLES:
-            variable, separator = UV_VARIABLES[name]
-            wanted[variable] = separator.join(value.split())
+        variable, separator = UV_VARIABLES[name]
+        wanted[variable] = separator.join(value.split())
     return {name: value for name, value in wanted.items() if name not in environment}
 
 
@@ -78,10 +79,10 @@ def install_torch(wanted: str) -> None:
     if _pip("install", *cpu) or _pip("install", "--timeout", "15", *cpu, "--index-url", CPU_INDEX):
         return
     size = f" (with CUDA's libraries: {CUDA_SIZE} more)" if sys.platform == "linux" else ""
-    python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
     print(
-        f"no CPU build of torch {TORCH} for {python} was found in pip's index or on download.pytorch.org: "
-        f"installing the plain torch=={TORCH}{size}; `make setup TORCH=...` takes another",
+        f"no CPU build of torch {TORCH} for Python {sys.version_info[0]}.{sys.version_info[1]} was found in "
+        f"pip's index or on download.pytorch.org: installing the plain torch=={TORCH}{size}; `make setup "
+        "TORCH=...` takes another",
         flush=True,
     )
     _need_torch(f"torch=={TORCH}")
@@ -92,30 +93,18 @@ def install(lock: Path) -> None:
 
     Raises `ToolError` if uv and pip both fail.
     """
-    text = lock.read_text(encoding="utf-8")
-    uv = lines_of("uv", text)
-    if uv and not uv.startswith(f"uv=={_uv_version()} "):
+    uv = lines_of("uv", lock.read_text(encoding="utf-8"))
+    if uv:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-            file.write(uv)
-            file.flush()
+            print(uv, file=file, flush=True)
             _pip("install", *PINNED, "-r", file.name)
     config = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout
     # compiled now, as pip does: containers often forbid Python to do it later, and then every start compiles
     # all that it imports
-    command = (
-        "uv",
-        "pip",
-        "install",
-        "--compile-bytecode",
-        "--python",
-        sys.executable,
-        *PINNED,
-        "-r",
-        str(lock),
-    )
-    if _logged(command, uv_environment(config, os.environ)):
+    flags = ("--compile-bytecode", "--python", sys.executable, *PINNED, "-r", str(lock))
+    if _logged(("uv", "pip", "install", *flags), uv_environment(config, os.environ)):
         return
     print(
         f"uv could not install these (its reason is in {_log()}): pip does it, which takes some minutes",
@@ -140,13 +129,6 @@ def _need_torch(*words: str) -> None:
         )
 
 
-def _uv_version() -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "uv", "--version"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.split()[1] if done.returncode == 0 else "none"
-
-
 def _pip(*arguments: str) -> bool:
     """Whether pip did it; it retries twice, for its own five keep somebody without a network waiting for
     minutes.
@@ -160,8 +142,7 @@ def _logged(module: tuple[str, ...], environment: Mapping[str, str]) -> bool:
     """Run a module of this environment with all that it says in the log; whether it succeeded."""
     command = [sys.executable, "-m", *module]
     with _log().open("a", encoding="utf-8") as log:
-        log.write(f"\n$ {shlex.join(command)}\n")
-        log.flush()
+        print(f"\n$ {shlex.join(command)}", file=log, flush=True)
         return (
             subprocess.run(
                 command, stdout=log, stderr=log, env={**os.environ, **environment}, check=False

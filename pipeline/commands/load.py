@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.chat import served_model
+from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError, GateError
 from pipeline.llamacpp.server import connect
@@ -64,20 +65,13 @@ def main(params: Params, root: Path, *, clients: int, requests: int, seconds: fl
 
 def show(model: str, parallel: int, found: Load) -> None:
     """Print the figures as a table."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
+    console = wide_console(None)
     console.print(
         f"{model}: {found.answered} answers to {found.clients} clients at once ({parallel} slots) in "
         f"{found.seconds:.1f} s",
         markup=False,
     )
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("seconds to", no_wrap=True)
-    for share in SHARES:
-        table.add_column(f"p{share}", justify="right", no_wrap=True)
+    table = plain_table("seconds to", *(f"p{share}" for share in SHARES), numbers=(1, 2, 3), unwrapped=(0,))
     for what, values in (("first token", found.first_token), ("end of the answer", found.whole)):
         table.add_row(what, *(f"{values[f'p{share}']:.3f}" if values else "not measured" for share in SHARES))
     console.print(table)

@@ -48,17 +48,14 @@ def main(file: Path, section: str | None, *, as_json: bool, complete: bool) -> N
             "Q-COMMANDS-001", f"no section or key is called {section!r}: `quench params` shows all"
         )
     if as_json:
-        print(
-            json.dumps(
-                {one.name: {"value": one.value, "from": one.origin, "line": one.line} for one in shown},
-                indent=2,
-                ensure_ascii=False,
+        values = {one.name: {"value": one.value, "from": one.origin, "line": one.line} for one in shown}
+        print(json.dumps(values, indent=2, ensure_ascii=False))
+    else:
+        longest = max(len(one.name) for one in shown)
+        for one in shown:
+            print(
+                f"{one.name:<{longest}}  {as_yaml(one.value):<{WIDEST}}  {_sentence(one, file.name, recipe)}"
             )
-        )
-        return
-    longest = max(len(one.name) for one in shown)
-    for one in shown:
-        print(f"{one.name:<{longest}}  {as_yaml(one.value):<{WIDEST}}  {_sentence(one, file.name, recipe)}")
 
 
 def settings(read: Read, recipe: str | None) -> list[Setting]:
@@ -82,16 +79,14 @@ def recipe_of(file: Path) -> str | None:
 
 def _setting(place: Key, read: Read, known: Any, defaults: Any, written: Any) -> Setting:
     value, line = value_at(known, place), read.lines.get(place)
-    name = ".".join(place)
+    origin = "recipe" if written and value == value_at(written, place) else "params.yaml"
     if line is None or value == value_at(defaults, place):
-        return Setting(name, value, "default", line)
-    return Setting(
-        name, value, "recipe" if written and value == value_at(written, place) else "params.yaml", line
-    )
+        origin = "default"
+    return Setting(".".join(place), value, origin, line)
 
 
 def _sentence(one: Setting, file: str, recipe: str | None) -> str:
     if one.line is None:
         return "default (left out)"
-    reason = {"params.yaml": "", "recipe": f", as in recipe {recipe}", "default": ", the default"}[one.origin]
-    return f"{file}:{one.line}{reason}"
+    reasons = {"params.yaml": "", "recipe": f", as in recipe {recipe}", "default": ", the default"}
+    return f"{file}:{one.line}{reasons[one.origin]}"

@@ -8,7 +8,7 @@ Reads `reports/parity.json`. Writes nothing, unless it measures again: then the 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,36 +78,34 @@ def show(report: Mapping[str, Any]) -> None:
     from rich.text import Text
 
     console = wide_console(None)
-    table = plain_table("check", "figure", "limit", "unit", "verdict", numbers=(1, 2), whole=(4,))
+    table = plain_table("check", "figure", "limit", "unit", "verdict", numbers=(1, 2), unwrapped=(4,))
     groups = grouped(report["checks"])
     for name, rows in groups.items():
         table.add_row(Text(name, style="bold"))
         for row in rows:
-            verdict = Text(f"{MARKS[row['verdict']]} {row['verdict']}", style=COLORS[row["verdict"]])
             table.add_row(
                 Text(f"  {row['title']}"),
                 figure(row.get("figure")),
                 figure(row.get("limit")),
                 Text(row.get("unit") or ""),
-                verdict,
+                Text(f"{MARKS[row['verdict']]} {row['verdict']}", style=COLORS[row["verdict"]]),
             )
     console.print(table)
-    lines = explained([row for rows in groups.values() for row in rows])
-    for line in (*lines, f"{title(report)} (depth {report.get('depth', 'unknown')}). {sentence(report)}"):
+    for line in explained(row for rows in groups.values() for row in rows):
         console.print(line, markup=False, soft_wrap=True)
+    verdict = f"{title(report)} (depth {report.get('depth', 'unknown')}). {sentence(report)}"
+    console.print(verdict, markup=False, soft_wrap=True)
 
 
-def explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def explained(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """What a failed parity check shows with its likely cause, and why one was not measured."""
-    lines = []
     for row in rows:
         detail = (row.get("detail") or "").rstrip(".")
         if row["verdict"] == "fail":
-            lines.append(
+            yield (
                 f"{row['title']} failed: {figure(row.get('figure'))} against limit "
                 f"{figure(row.get('limit'))}{detail and '; '}{detail}."
             )
-            lines += [f"  Likely cause: {row['cause']}"] if row.get("cause") else []
+            yield from [f"  Likely cause: {row['cause']}"] if row.get("cause") else []
         elif row["verdict"] == "not measured":
-            lines.append(f"{row['title']} was not measured{detail and ': '}{detail}.")
-    return lines
+            yield f"{row['title']} was not measured{detail and ': '}{detail}."

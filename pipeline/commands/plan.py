@@ -9,25 +9,30 @@ Reads `params.yaml` (or a recipe) and the base's config.json, and what `data/tok
 
 import json
 import shutil
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.commands import plan_serving
+from pipeline.commands.plan_serving import figure
 from pipeline.commands.recipes import recipe_file
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import load_params
-from pipeline.config.sections import Quantization
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
 from pipeline.planning.base import find_quantized, find_shape, level_name
-from pipeline.planning.card import card_of, first_gpu, main_memory, wants_gpu
+from pipeline.planning.card import Card, first_gpu, main_memory, wants_gpu
 from pipeline.planning.disk import BASE, CACHE, own_bytes
 from pipeline.planning.duration import work_in
+from pipeline.planning.memory import MemoryPlan
+from pipeline.planning.memory_reductions import Reduction
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.shape import load_shape
-from pipeline.planning.strategies import Strategy
 
-NOT_TRAINABLE = "no such types"
+if TYPE_CHECKING:
+    from rich.table import Table
+
 DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 
 
@@ -50,19 +55,18 @@ def main(
         )
     params = load_params(params_file or root / "params.yaml" if recipe is None else recipe_file(recipe))
     shape = load_shape(config) if config else find_shape(params, root)
-    card = card_of(vram) if vram else first_gpu()
+    # as cards are sold: 8 is 8 GiB
+    card = Card(f"a card of {vram:g} GB", int(vram * MEMORY_GB), "cuda") if vram else first_gpu()
     base = config.name if config else params.base.model
     quantized = find_quantized(params, shape, root)
-    if serve:
-        serving = card or (None if params.serve.n_gpu_layers else main_memory())
-        plan_serving.main(params, root, shape, serving, base=base, as_json=as_json)
-        return
-    if card is None and not wants_gpu(params.train):
+    if card is None and not (params.serve.n_gpu_layers if serve else wants_gpu(params.train)):
         card = main_memory()
-    train = params.training_on(card.device if card else "cuda")
+    if serve:
+        plan_serving.main(params, root, shape, card, base=base, as_json=as_json)
+        return
     plan = make_plan(
         shape,
-        train,
+        params.training_on(card.device if card else "cuda"),
         params.preprocess.max_length,
         params.quantize.levels,
         card,
@@ -89,53 +93,16 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
     """Print the plan as tables of at most 100 columns, plain if there is no terminal."""
     console = wide_console()
     write = partial(console.print, markup=False)
-    memory, card = plan.memory, plan.card
     write(
-        f"{base}: {plan.shape.parameters:,} parameters, {memory.tokens:,} tokens in a forward, "
-        f"{memory.loss} loss, on the {DEVICES[memory.device]}"
+        f"{base}: {plan.shape.parameters:,} parameters, {plan.memory.tokens:,} tokens in a forward, "
+        f"{plan.memory.loss} loss, on the {DEVICES[plan.memory.device]}"
     )
-    parts = plain_table("part", "GB", "how", numbers=(1,))
-    for part in memory.parts:
-        figure = f"{part.bytes / MEMORY_GB:.3f}"
-        parts.add_row(
-            part.name,
-            figure if part.at_peak else f"({figure})",
-            part.source + ("" if part.at_peak else "; not at the peak"),
-        )
-    parts.add_section()
-    parts.add_row("total", f"{memory.total / MEMORY_GB:.3f}", "the peak", style="bold")
-    if card:
-        parts.add_row("there is", f"{card.memory / MEMORY_GB:.3f}", card.name)
-    console.print(parts)
-    for line in verdict(plan):
-        write(line)
+    console.print(memory_table(plan.memory, plan.card))
+    write(verdict(plan))
     if plan.reductions:
-        reductions = plain_table(
-            "change, each on top of those above", "saves GB", "total GB", "enough", numbers=(1, 2)
-        )
-        for reduction in plan.reductions:
-            reductions.add_row(
-                reduction.change,
-                f"{reduction.saves / MEMORY_GB:.3f}",
-                f"{reduction.total / MEMORY_GB:.3f}",
-                "yes" if reduction.enough else "no",
-            )
-        console.print(reductions)
+        console.print(reductions_table(plan.reductions))
     if plan.strategies:
-        shipping = plain_table(
-            "strategies to ship it (*: as set)",
-            "download",
-            "on disk",
-            "shipped",
-            "training",
-            numbers=(1, 2, 3, 4),
-        )
-        for strategy in plan.strategies:
-            shipping.add_row(
-                *strategy_cells(strategy, plan.quantization),
-                style="bold" if strategy.quantization == plan.quantization else None,
-            )
-        console.print(shipping)
+        console.print(strategies_table(plan))
         alike = disk_gb(plan.disk["checkpoints"] + plan.disk["adapter"])
         write(
             "On disk are a strategy's base, merged model and GGUFs at once; checkpoints and adapter, "
@@ -148,43 +115,70 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
         f"Disk: {disk_gb(own_bytes(plan.disk))} ({files}), beside the base's {disk_gb(plan.disk[BASE])}; "
         f"{disk_gb(free_disk)} are free."
     )
-    copied = "a copy of each of these but the checkpoints, unless the file system shares blocks (Btrfs, XFS)"
-    write(f"DVC's cache: {disk_gb(plan.disk[CACHE])} more, {copied}.")
+    write(
+        f"DVC's cache: {disk_gb(plan.disk[CACHE])} more, a copy of each of these but the checkpoints, unless "
+        "the file system shares blocks (Btrfs, XFS)."
+    )
     write(f"Time: {duration(plan)}.")
     write(BOTH_UNITS)
 
 
-def strategy_cells(strategy: Strategy, quantization: Quantization) -> tuple[str, ...]:
-    """A strategy as its row: GB of disk but for the memory; a star before the one that is set."""
-    shipped = " + ".join(f"{size / DISK_GB:.2f}" for size in strategy.shipped)
-    memory = NOT_TRAINABLE if strategy.training is None else f"{strategy.training / MEMORY_GB:.2f}"
-    star = "* " if strategy.quantization == quantization else "  "
-    return (
-        star + strategy.name,
-        f"{strategy.download / DISK_GB:.2f}",
-        f"{strategy.on_disk / DISK_GB:.2f}",
-        shipped,
-        memory,
+def memory_table(memory: MemoryPlan, card: Card | None) -> "Table":
+    """What training keeps in memory, part by part, and what there is."""
+    table = plain_table("part", "GB", "how", numbers=(1,))
+    for part in memory.parts:
+        if part.at_peak:
+            table.add_row(part.name, figure(part.bytes), part.source)
+        else:
+            table.add_row(part.name, f"({figure(part.bytes)})", f"{part.source}; not at the peak")
+    table.add_section()
+    table.add_row("total", figure(memory.total), "the peak", style="bold")
+    if card:
+        table.add_row("there is", figure(card.memory), card.name)
+    return table
+
+
+def reductions_table(reductions: Iterable[Reduction]) -> "Table":
+    """What to change until it fits."""
+    table = plain_table(
+        "change, each on top of those above", "saves GB", "total GB", "enough", numbers=(1, 2)
     )
+    for one in reductions:
+        table.add_row(one.change, figure(one.saves), figure(one.total), "yes" if one.enough else "no")
+    return table
 
 
-def verdict(plan: Plan) -> list[str]:
-    """Whether it fits, and the longest rows that would, as lines."""
+def strategies_table(plan: Plan) -> "Table":
+    """GB of disk, but for the memory of training; a star before the strategy that is set."""
+    title = "strategies to ship it (*: as set)"
+    table = plain_table(title, "download", "on disk", "shipped", "training", numbers=(1, 2, 3, 4))
+    for one in plan.strategies:
+        is_set = one.quantization == plan.quantization
+        table.add_row(
+            f"{'*' if is_set else ' '} {one.name}",
+            f"{one.download / DISK_GB:.2f}",
+            f"{one.on_disk / DISK_GB:.2f}",
+            " + ".join(f"{size / DISK_GB:.2f}" for size in one.shipped),
+            "no such types" if one.training is None else f"{one.training / MEMORY_GB:.2f}",
+            style="bold" if is_set else None,
+        )
+    return table
+
+
+def verdict(plan: Plan) -> str:
+    """Whether it fits, and the longest rows that would."""
     if plan.card is None or plan.longest_row is None:
-        return ["Whether it fits is not measured: there is no GPU here; name a card's memory with --vram GB."]
+        return "Whether it fits is not measured: there is no GPU here; name a card's memory with --vram GB."
     spare = plan.card.memory - plan.memory.total
     fits = (
         f"It fits, with {memory_gb(spare)} to spare."
         if spare >= 0
         else f"It does not fit: {memory_gb(-spare)} too much."
     )
+    if not plan.longest_row:
+        return f"{fits} Not even rows of one token fit."
     limit = ", the most that the model has positions for" if plan.longest_row == plan.shape.positions else ""
-    longest = (
-        f"The longest rows that fit are of {plan.longest_row:,} tokens{limit}."
-        if plan.longest_row
-        else "Not even rows of one token fit."
-    )
-    return [f"{fits} {longest}"]
+    return f"{fits} The longest rows that fit are of {plan.longest_row:,} tokens{limit}."
 
 
 def duration(plan: Plan) -> str:

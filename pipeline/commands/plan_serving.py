@@ -25,12 +25,12 @@ from pipeline.gate.recommend import Recommendation, memory_of
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.planning.base import find_quantized
 from pipeline.planning.card import Card
+from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.quantized import MODEL_FILE
 from pipeline.planning.serving import (
     LevelPlan,
     best_that_fits,
     cache_per_token,
-    computed_weights,
     plan_level,
     prompt_cache,
 )
@@ -45,7 +45,10 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
     """Print the plan; `MachineError` if no level fits `card` (None: its memory is not known), `ConfigError`
     for too long a context.
     """
-    reports = evaluations(params, root)
+    files = {model: root / "reports" / "eval" / f"{model}.json" for model in params.evaluate.models}
+    reports = {
+        model: read_json(file, "run `snakemake evaluate`") for model, file in files.items() if file.is_file()
+    }
     plans = plan_levels(params, root, shape, card, reports)
     advice = measured_advice(params, root, card) if card and reports and params.graph == "merged" else None
     best = advice.model if advice else best_that_fits(plans)
@@ -70,15 +73,12 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
         )
     if card and all(plan.fits is False for plan in plans.values()):
         least = min(plans.values(), key=lambda plan: plan.memory.total)
-        remedy = (
-            f"serve at most {least.longest:,} tokens (serve.ctx_size)"
-            if least.longest
-            else "make a smaller level"
+        longest = f"serve at most {least.longest:,} tokens (serve.ctx_size)" if least.longest else ""
+        raise MachineError(
+            "Q-COMMANDS-008",
+            f"no level fits {card.name}: {least.name}, the smallest, needs {memory_gb(least.memory.total)} "
+            f"of {memory_gb(card.memory)}: {longest or 'make a smaller level'}",
         )
-        needed = (
-            f"{least.name}, the smallest, needs {memory_gb(least.memory.total)} of {memory_gb(card.memory)}"
-        )
-        raise MachineError("Q-COMMANDS-008", f"no level fits {card.name}: {needed}: {remedy}")
 
 
 def plan_levels(
@@ -122,9 +122,8 @@ def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Pat
         return [
             (BASE_WITH_ADAPTER, files, quantized.file + lora_bytes(shape, params.train, params.lora.type))
         ]
-    computed = computed_weights(shape, params.quantize.tuned)
     return [
-        (level, [ggufs / f"{name}-{level}.gguf"], computed[level])
+        (level, [ggufs / f"{name}-{level}.gguf"], level_bytes(shape, level))
         for level in (*params.quantize.tuned, params.convert.type)
     ]
 
@@ -137,14 +136,6 @@ def served_on(card: Card | None, serve: Serve) -> Serve:
     return serve.model_copy(update={"n_gpu_layers": ALL_LAYERS}) if on_gpu else serve
 
 
-def evaluations(params: Params, root: Path) -> dict[str, Mapping[str, Any]]:
-    """reports/eval/MODEL.json by model, as far as they are there."""
-    files = {model: root / "reports" / "eval" / f"{model}.json" for model in params.evaluate.models}
-    return {
-        model: read_json(file, "run `snakemake evaluate`") for model, file in files.items() if file.is_file()
-    }
-
-
 def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | None:
     """The recommendation for `card` where everything is measured; None if something is not yet."""
     from pipeline.gate.advice import advise
@@ -155,9 +146,8 @@ def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | 
     except DataError:
         return None  # not all stages have run: the files alone decide
     room = math.floor(card.memory / MEMORY_GB * 100) / 100  # never more than there is
-    return advise(inputs, params.report, served_on(card, params.serve), params.evaluate.seed, memory_gb=room)[
-        0
-    ]
+    serve = served_on(card, params.serve)
+    return advise(inputs, params.report, serve, params.evaluate.seed, memory_gb=room)[0]
 
 
 def as_values(plan: LevelPlan) -> dict[str, Any]:
@@ -188,21 +178,24 @@ def show(
     """Print the levels as a table of at most 100 columns, the best that fits and the arithmetic behind it."""
     console = wide_console()
     serve = params.serve
-    where = card.words if card else "a card whose memory is not known"
     slots = f"{serve.parallel} answers at once of " if serve.parallel > 1 else ""
-    console.print(f"{base}, served with {slots}{serve.ctx_size:,} tokens on {where}", markup=False)
+    console.print(
+        f"{base}, served with {slots}{serve.ctx_size:,} tokens on "
+        f"{card.words if card else 'a card whose memory is not known'}",
+        markup=False,
+    )
     caches = ["prompt cache"] if any(plan.memory.prompt_cache for plan in plans.values()) else []
     headings = ("weights GB", "KV cache", "buffers", *caches, "total GB", "longest context")
-    table = plain_table("level", *headings, "fits", numbers=range(1, len(headings) + 1), whole=(0,))
+    table = plain_table("level", *headings, "fits", numbers=range(1, len(headings) + 1), unwrapped=(0,))
     for plan in plans.values():
         memory = plan.memory
         table.add_row(
             plan.name,
-            f"{memory.weights / MEMORY_GB:.3f}{'' if plan.made else ' *'}",
+            f"{figure(memory.weights)}{'' if plan.made else ' *'}",
             figure(memory.kv_cache),
-            f"{memory.buffers / MEMORY_GB:.3f}{' *' if memory.peak is None else ''}",
+            f"{figure(memory.buffers)}{' *' if memory.peak is None else ''}",
             *([figure(memory.prompt_cache)] if caches else []),
-            f"{memory.total / MEMORY_GB:.3f}",
+            figure(memory.total),
             NOT_KNOWN if plan.longest is None else f"{plan.longest:,}",
             {True: "yes", False: "no", None: NOT_KNOWN}[plan.fits],
             style="bold" if plan.name == best else None,

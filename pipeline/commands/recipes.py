@@ -61,10 +61,17 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
     """
     file, target = recipe_file(recipe), root / "params.yaml"
     new = recipe_text(recipe).encode()
-    old = _read(target)
+    try:
+        old = target.read_bytes()
+    except FileNotFoundError:
+        old = None
+    except OSError as error:
+        raise MachineError(
+            "Q-COMMANDS-004", f"{target} can't be read ({error.strerror}): correct its rights or move it away"
+        ) from error
     changes = unified_diff(old or b"", new, str(target), f"recipe {recipe}")
-    edited = old is not None and all(old != recipe_text(name).encode() for name in recipe_names())
-    if edited and not force:
+    ours = (recipe_text(name).encode() for name in recipe_names())
+    if old is not None and not force and old not in ours:
         raise ConfigError(
             "Q-COMMANDS-003",
             f"{target} has edits that are in no recipe: keep a copy, then `quench use {recipe} --force` "
@@ -95,18 +102,7 @@ def graph(root: Path, force: bool = False) -> None:
 def unified_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str:
     """What turns `old` into `new`, as `diff -u` writes it; "" if they are equal."""
     before, after = (text.decode("utf-8", errors="replace").splitlines(keepends=True) for text in (old, new))
-    lines = list(difflib.unified_diff(before, after, old_name, new_name, n=1))
     return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        for line in difflib.unified_diff(before, after, old_name, new_name, n=1)
     )
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise MachineError(
-            "Q-COMMANDS-004", f"{path} can't be read ({error.strerror}): correct its rights or move it away"
-        ) from error

@@ -12,7 +12,8 @@ import json
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from pipeline.config.params import Params
@@ -45,13 +46,14 @@ def choose_model(params: Params, root: Path, asked: str | None) -> str:
     "base" (the file alone). Raises `ConfigError` for a name that the recipe doesn't make.
     """
     if params.graph == "adapter":
-        if (asked or BASE_WITH_ADAPTER).lower() not in (BASE_WITH_ADAPTER, BASE):
+        model = (asked or BASE_WITH_ADAPTER).lower()
+        if model not in (BASE_WITH_ADAPTER, BASE):
             raise ConfigError(
                 "Q-SERVE-001",
                 f"no model is called {asked!r}: with base.quantization gguf there are {BASE_WITH_ADAPTER} "
                 f"(the base with its adapter) and {BASE}",
             )
-        return (asked or BASE_WITH_ADAPTER).lower()
+        return model
     untuned = [f"base-{params.convert.type}"] if params.convert.base else []
     names = {name.upper(): name for name in (*params.quantize.levels, params.convert.type, *untuned)}
     if asked is None:
@@ -71,7 +73,8 @@ def model_file(params: Params, root: Path, model: str) -> Path:
     path = model_files(params, root, model).gguf
     if not path.exists():
         stage = "convert" if model.endswith(params.convert.type) else f"quantize@{model}"
-        stage = "base" if params.graph == "adapter" else stage
+        if params.graph == "adapter":
+            stage = "base"
         raise DataError(
             "Q-SERVE-002",
             f"{path} is missing: stage {stage} makes it, so run `snakemake` (everything) or `python -m "
@@ -85,9 +88,10 @@ def chosen_adapters(
 ) -> list[Adapter]:
     """The adapters to serve on `model`: the project's own if `lora` or the model says so, then the `given`
     ones (FILE or FILE=SCALE)."""
-    own = Adapter(root / "models" / "gguf" / f"{params.convert.name}-lora.gguf")
-    with_own = lora or (params.graph == "adapter" and model == BASE_WITH_ADAPTER)
-    return [*([own] if with_own else []), *map(parse_adapter, given)]
+    chosen = [*map(parse_adapter, given)]
+    if lora or (params.graph == "adapter" and model == BASE_WITH_ADAPTER):
+        chosen.insert(0, Adapter(root / "models" / "gguf" / f"{params.convert.name}-lora.gguf"))
+    return chosen
 
 
 def need_port(port: int) -> None:
@@ -125,8 +129,7 @@ def serve(
     start.
     """
     need_port(settings.port)
-    command = configured_command(tools, model, settings, key_file, lora, alias)
-    with start(command, log) as process:
+    with start(configured_command(tools, model, settings, key_file, lora, alias), log) as process:
         url = f"http://127.0.0.1:{settings.port}"
         wait_for_health(process, url, log)
         with connect(url, read_key(key_file)) as client:
@@ -163,37 +166,29 @@ def main(
     need_port(params.serve.port)  # before the log is deleted: it may be that of a running server
     with suppress(OSError):  # anything else than a file is refused when the log is opened
         log.unlink()
-    title = (
-        f"{model} with "
-        + ", ".join(one.file.name + ("" if one.scale == 1 else f" × {one.scale:g}") for one in applied)
-        if applied
-        else model
+    files = ", ".join(one.file.name + ("" if one.scale == 1 else f" × {one.scale:g}") for one in applied)
+    title = f"{model} with {files}" if applied else model
+    server = partial(
+        serve,
+        tools=tools,
+        model=path,
+        key_file=key_file,
+        log=log,
+        settings=params.serve,
+        lora=[(adapter.file, adapter.scale) for adapter in applied],
+        alias=alias,
     )
-
-    def server() -> AbstractContextManager[Server]:
-        pairs = [(adapter.file, adapter.scale) for adapter in applied]
-        return serve(
-            tools=tools,
-            model=path,
-            key_file=key_file,
-            log=log,
-            settings=params.serve,
-            lora=pairs,
-            alias=alias,
-        )
-
-    def ready(running: Server) -> None:
-        _tell(how_to_call(title, running.url, key_file, log, [adapter.name for adapter in applied]))
-
     with stopped_by_signals():
         if prompts:
             with server() as running:
                 print(f"{title}: {judge(smoke(running, prompts), params.report.gate.min_stopped)}")
             return
+        url = f"http://127.0.0.1:{params.serve.port}"
+        call = how_to_call(title, url, key_file, log, [adapter.name for adapter in applied])
         try:
-            keep_serving(server, params.serve.max_restarts, ready, _tell)
+            keep_serving(server, params.serve.max_restarts, call, _print)
         except KeyboardInterrupt:
-            _tell("\nstopped")
+            _print("\nstopped")
 
 
 @contextmanager
@@ -219,6 +214,6 @@ def _recommended(root: Path) -> str:
     return str(found.get("recommended") or "") if isinstance(found, dict) else ""
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     with suppress(OSError):  # the terminal may be gone
         print(line, flush=True)

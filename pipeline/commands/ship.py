@@ -26,6 +26,9 @@ from pipeline.ship.ollama import chat_template
 from pipeline.stages.evaluate.files import model_files
 from pipeline.workflow.integrity import verify_outputs
 
+# what a bundle's texts are about
+DESCRIBED = ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")
+
 
 def main(
     params: Params, root: Path, asked: str, to: Path | None, key: Path | None, *, file: Path | None = None
@@ -37,12 +40,12 @@ def main(
     """
     level = shippable(params, asked)
     gguf = model_file(params, root, level)
-    _need_recorded(params, root, level, file)
+    # what leaves, and what the bundle says about it, has to be what the stages recorded
+    verify_outputs(list(filter(None, model_files(params, root, level))), root, params=file)
+    verify_outputs([root / place for place in DESCRIBED], root, again=False, params=file)
     shipment, reasons = prepare(params, root, level, gguf)
     if reasons:
-        print(f"{level} is not shipped:", file=sys.stderr)
-        for reason in reasons:
-            print(f"  {reason}", file=sys.stderr)
+        print(f"{level} is not shipped:", *reasons, sep="\n  ", file=sys.stderr)
         return GateError.exit_code
     for check in shipment.verdict.checks:
         print(f"  {check.verdict}: {check.sentence}")
@@ -51,10 +54,13 @@ def main(
             print(f"  Beware: {gain.sentence}")
     folder = make_bundle(shipment, to or root / "models" / "bundle", key)
     place = shlex.quote(str(folder))
-    print(f"{level} is in {folder}{', signed' if key else ''}")
-    print(f"  serve:   {place}/serve.sh")
-    print(f"  check:   quench verify-bundle {place}")
-    print(f"  publish: everything in {place} (README.md is the model card)")
+    print(
+        f"{level} is in {folder}{', signed' if key else ''}",
+        f"serve:   {place}/serve.sh",
+        f"check:   quench verify-bundle {place}",
+        f"publish: everything in {place} (README.md is the model card)",
+        sep="\n  ",
+    )
     return 0
 
 
@@ -70,9 +76,10 @@ def shippable(params: Params, asked: str) -> str:
             )
         return BASE_WITH_ADAPTER
     if asked.lower().startswith(UNTUNED):
-        tuned = ", ".join(params.quantize.tuned)
         raise ConfigError(
-            "Q-SHIP-011", f"{asked} is the untuned base: ship a level of the tuned model ({tuned})"
+            "Q-SHIP-011",
+            f"{asked} is the untuned base: ship a level of the tuned model "
+            f"({', '.join(params.quantize.tuned)})",
         )
     known = {name.upper(): name for name in (*params.quantize.tuned, params.convert.type)}
     if asked.upper() not in known:
@@ -89,17 +96,6 @@ def shippable(params: Params, asked: str) -> str:
             "`snakemake`",
         )
     return level
-
-
-def _need_recorded(params: Params, root: Path, level: str, params_file: Path | None) -> None:
-    """Raise `DataError` unless what leaves, and what the bundle says about it, is what the stages
-    recorded."""
-    verify_outputs([file for file in model_files(params, root, level) if file], root, params=params_file)
-    places = [
-        root / place
-        for place in ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")
-    ]
-    verify_outputs(places, root, again=False, params=params_file)
 
 
 def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipment, list[str]]:
@@ -121,5 +117,7 @@ def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipmen
         datasets,
         lora,
     )
-    other = mismatches(level, gguf, lora, root, inputs.evaluations, inputs.parity)
-    return shipment, [*other, *verdicts[level].reasons]
+    return shipment, [
+        *mismatches(level, gguf, lora, root, inputs.evaluations, inputs.parity),
+        *verdicts[level].reasons,
+    ]

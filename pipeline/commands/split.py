@@ -29,7 +29,7 @@ def split(*, source: Path, folder: Path, max_size: str, tools: Toolchain) -> lis
     tensors; the parts in order.
 
     Raises `ConfigError` for a size that is none and if the folder holds something else, `DataError` if the
-    parts together are not the whole, `ToolError` if llama-gguf-split fails or llama.cpp can't load them.
+    parts together are not the source, `ToolError` if llama-gguf-split fails or llama.cpp can't load them.
     """
     if not re.fullmatch(r"[1-9]\d*[MG]", max_size):
         raise ConfigError(
@@ -68,13 +68,13 @@ def split(*, source: Path, folder: Path, max_size: str, tools: Toolchain) -> lis
             ]
         )
         parts = sorted(aside.glob("*.gguf"))
-        prove_whole(source, parts)
+        prove_complete(source, parts)
         with open_gguf(tools, parts[0], ctx_size=32, threads=1, n_gpu_layers=0):
             pass  # it loads
     return [folder / part.name for part in parts]
 
 
-def prove_whole(source: Path, parts: list[Path]) -> None:
+def prove_complete(source: Path, parts: list[Path]) -> None:
     """Raise `DataError` unless the parts together hold the source's metadata and every tensor, byte for byte
     and once.
     """
@@ -95,10 +95,13 @@ def prove_whole(source: Path, parts: list[Path]) -> None:
             "tensors): split it again",
         )
     for name, tensor in wanted.items():
-        if not _equal(tensor, found[name]):
+        other = found[name]
+        if (tensor.shape, tensor.ggml_type) != (other.shape, other.ggml_type) or not all(
+            np.array_equal(tensor.stored(*block), other.stored(*block)) for block in tensor.blocks()
+        ):
             raise DataError(
                 "Q-COMMANDS-014",
-                f"{name} in {found[name].file.name} differs from the one in {source.name}: split it again",
+                f"{name} in {other.file.name} differs from the one in {source.name}: split it again",
             )
     fields = check_gguf(parts[0]).fields
     if lost := sorted(
@@ -111,12 +114,6 @@ def prove_whole(source: Path, parts: list[Path]) -> None:
             f"{lost[0]} in {parts[0].name} differs from the one in {source.name} ({len(lost)} such fields): "
             "split it again",
         )
-
-
-def _equal(one: GgufTensor, other: GgufTensor) -> bool:
-    if (one.shape, one.ggml_type) != (other.shape, other.ggml_type):
-        return False
-    return all(np.array_equal(one.stored(*block), other.stored(*block)) for block in one.blocks())
 
 
 def main(params: Params, root: Path, model: str | None, max_size: str, to: Path | None) -> None:

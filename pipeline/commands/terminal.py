@@ -22,15 +22,18 @@ def wide_console(widest: int | None = WIDEST) -> "Console":
     return console
 
 
-def plain_table(*columns: str, numbers: Collection[int] = (), whole: Collection[int] = ()) -> "Table":
-    """A table with a line below its head; columns in `numbers` are aligned right, and like those in `whole`
-    never wrapped.
+def plain_table(*columns: str, numbers: Collection[int] = (), unwrapped: Collection[int] = ()) -> "Table":
+    """A table with a line below its head; columns in `numbers` are aligned right, and like those in
+    `unwrapped` never wrapped.
     """
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for place, column in enumerate(columns):
-        justify = "right" if place in numbers else "left"
-        table.add_column(column, justify=justify, no_wrap=place in numbers or place in whole)  # type: ignore[arg-type]
+        table.add_column(
+            column,
+            justify="right" if place in numbers else "left",
+            no_wrap=place in numbers or place in unwrapped,
+        )
     return table

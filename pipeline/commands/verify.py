@@ -9,7 +9,6 @@ An object of the cache that is damaged is put aside (`.dvc/cache/rotten`), so th
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.workflow.code_keys import CODE
@@ -54,7 +53,11 @@ def main(root: Path) -> int:
             *put_runs_aside(repo),
         ]
         drop_dead_links(repo)
-        found = _faults(repo, hashes, outs, unchanged)
+        teach(repo, hashes)
+        for out in unchanged:  # what has changed since, has changed behind its date
+            if out.workspace_status():
+                hashes.suspects.update(Path(out.fs_path, name) for name in changed_files(out, hashes))
+        found = faults(repo, hashes, [Path(out.fs_path) for out in outs])
         missing = sum(1 for out in repo.index.outs if out.hash_info and not out.exists)
     for sentence in found:
         print(sentence, file=sys.stderr)
@@ -64,26 +67,10 @@ def main(root: Path) -> int:
             "pull` from a remote",
             file=sys.stderr,
         )
+    bad = len(found) + len(damaged)
+    are = {0: "none is", 1: "1 is"}.get(bad, f"{bad} are")
     print(
-        (
-            f"{len(outs)} recorded outputs and {len(objects)} objects of DVC's cache were read: "
-            f"{_count(len(found) + len(damaged))} damaged"
-        )
+        f"{len(outs)} recorded outputs and {len(objects)} objects of DVC's cache were read: {are} damaged"
         + (f"; {missing} recorded outputs are not here" if missing else "")
     )
-    return DataError.exit_code if found or damaged else 0
-
-
-def _faults(repo: Any, hashes: Hashes, outs: list[Any], unchanged: list[Any]) -> list[str]:
-    """A sentence for each output that differs; raw data that DVC took for `unchanged` has changed behind its
-    date.
-    """
-    teach(repo, hashes)
-    for out in unchanged:
-        if out.workspace_status():
-            hashes.suspects.update(Path(out.fs_path, name) for name in changed_files(out, hashes))
-    return faults(repo, hashes, [Path(out.fs_path) for out in outs])
-
-
-def _count(number: int) -> str:
-    return "none is" if not number else "1 is" if number == 1 else f"{number} are"
+    return DataError.exit_code if bad else 0

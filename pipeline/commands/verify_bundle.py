@@ -16,9 +16,7 @@ def main(folder: Path, key: Path | None) -> int:
     """Print the verdict; the exit code: 5 with a line per reason if the bundle does not verify, else 0."""
     faults = bundle_faults(folder, key)
     if faults:
-        print(f"{folder} does not verify:", file=sys.stderr)
-        for fault in faults:
-            print(f"  {printable(fault)}", file=sys.stderr)
+        print(f"{folder} does not verify:", *map(printable, faults), sep="\n  ", file=sys.stderr)
         return GateError.exit_code
     unchecked = (
         "it is signed, but no --key tells by whom" if (folder / SIGNATURE).exists() else "it is not signed"

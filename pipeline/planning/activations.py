@@ -19,10 +19,8 @@ from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters
 Loss = Literal["liger", "chunked", "plain"]  # plain: transformers' own, with all logits; for comparison
 CHUNK_LOGITS = 5 << 20  # `pipeline.models.chunked_loss`'s, which imports torch; a test keeps them equal
 LOSS_BYTES = 3 * FLOAT  # per logit alive: log-softmax and two gradients
-BLOCK_WEIGHTS, BLOCK_HEAD = (
-    32 << 20,
-    8 << 20,
-)  # `pipeline.gguf.base_files`'s, which import torch too: dense at a time of a linear, of the head
+# `pipeline.gguf.base_files`'s, which import torch too: dense at a time of a linear, of the head
+BLOCK_WEIGHTS, BLOCK_HEAD = 32 << 20, 8 << 20
 CUBLAS_WORKSPACE = 8_519_680  # torch's default for a stream, :4096:2:16:8
 
 
@@ -49,26 +47,16 @@ class Step:
         return self.element if self.device == "cuda" else FLOAT
 
     @property
-    def dropout_mask(self) -> int:
-        """Bytes that dropout keeps per element: a bool on CUDA, on the CPU the noise itself."""
-        return 1 if self.device == "cuda" else self.lora_element
-
-    @property
     def quantized(self) -> bool:
         """Whether linears, embeddings and head stay as the GGUF packs them."""
         return self.train.quantization == "gguf" and self.train.keep_quantized
-
-    @property
-    def liger(self) -> bool:
-        """Whether Liger's kernels stand in for norms, rotary embedding and SwiGLU."""
-        return self.loss == "liger"
 
 
 def norm_kept(step: Step, rows: int, width: int) -> int:
     """Bytes kept by an RMSNorm over `rows` vectors: its input (float32 unless Liger's) and each one's
     reciprocal root.
     """
-    return rows * (width * (step.element if step.liger else FLOAT) + FLOAT)
+    return rows * (width * (step.element if step.loss == "liger" else FLOAT) + FLOAT)
 
 
 def lora_kept(step: Step, without_mask: tuple[str, ...] = ()) -> int:
@@ -78,10 +66,13 @@ def lora_kept(step: Step, without_mask: tuple[str, ...] = ()) -> int:
     Inputs named in `without_mask` need no gradient, so their dropout keeps no mask.
     """
     targets = [linear for linear in step.shape.linears if linear.name in step.train.target_modules]
-    kept = sum(step.train.r * step.lora_element for _ in targets)
+    kept = len(targets) * step.train.r * step.lora_element
     if step.train.lora_dropout:
+        mask = (
+            1 if step.device == "cuda" else step.lora_element
+        )  # a bool on CUDA, on the CPU the noise itself
         kept += sum(
-            linear.inputs * (step.lora_element + (0 if linear.reads in without_mask else step.dropout_mask))
+            linear.inputs * (step.lora_element + (0 if linear.reads in without_mask else mask))
             for linear in targets
         )
     elif step.lora_element != step.element:
@@ -119,7 +110,7 @@ def layer_kept(step: Step, first: bool = False) -> int:
     """
     norms = norm_kept(step, step.tokens, step.shape.hidden)
     # gate, up and, unless Liger's, SiLU's output
-    gated = step.tokens * step.shape.intermediate * step.element * (2 if step.liger else 3)
+    gated = step.tokens * step.shape.intermediate * step.element * (2 if step.loss == "liger" else 3)
     lora = lora_kept(step, ("normed",) if first else ())
     return norms * (1 if first else 2) + lora + attention_kept(step) + gated
 
@@ -127,13 +118,6 @@ def layer_kept(step: Step, first: bool = False) -> int:
 def rope_bytes(step: Step) -> int:
     """Cosines and sines, which all layers share."""
     return 2 * step.tokens * step.shape.head_dim * step.element
-
-
-def mask_bytes(step: Step) -> int:
-    """The mask that keeps packed rows apart, T × T bools, which all layers share; autograd doesn't keep it,
-    the layers' arguments do.
-    """
-    return step.tokens**2
 
 
 def ends_kept(step: Step) -> int:
@@ -180,7 +164,7 @@ def loss_bytes(step: Step) -> int:
     states = 2 * step.tokens * shape.hidden * step.element
     if step.quantized:
         return states + quantized_head_bytes(step)
-    if step.liger:
+    if step.loss == "liger":
         rows = min(
             step.tokens, 1 << (ceil(step.tokens / ceil(shape.vocabulary / shape.hidden)) - 1).bit_length()
         )

@@ -31,11 +31,6 @@ class Card:
         )
 
 
-def card_of(gigabytes: float) -> Card:
-    """A card of that many GB as cards are sold: 8 is 8 GiB."""
-    return Card(f"a card of {gigabytes:g} GB", int(gigabytes * MEMORY_GB), "cuda")
-
-
 def query(*what: str) -> list[list[str]]:
     """What nvidia-smi answers, a list of fields per line. Raises `ToolError` where it fails."""
     try:
@@ -63,9 +58,8 @@ def first_gpu() -> Card | None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not shutil.which("nvidia-smi") or visible in ("", "-1"):
         return None
-    lines = query(
-        "--query-gpu=name,memory.total", *([f"--id={visible.partition(',')[0]}"] if visible else [])
-    )
+    chosen = [f"--id={visible.partition(',')[0]}"] if visible else []
+    lines = query("--query-gpu=name,memory.total", *chosen)
     return Card(lines[0][0], int(lines[0][1]) << 20, "cuda") if lines else None
 
 

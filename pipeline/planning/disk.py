@@ -39,7 +39,9 @@ def plan_disk(
         "LoRA GGUF": lora_bytes(shape, train, lora),
     }
     if train.quantization != "gguf":
-        sizes |= merged_model(shape, levels, untuned=untuned)
+        sizes["merged model"] = 2 * shape.parameters + TOKENIZER
+        for level in ("F16", *(["base-F16"] if untuned else []), *levels):
+            sizes[f"{level} GGUF"] = level_bytes(shape, level.removeprefix(UNTUNED))
     there = 2 * shape.parameters if base is None else base
     return sizes | {BASE: there, CACHE: sum(sizes.values()) - sizes["checkpoints"]}
 
@@ -47,14 +49,3 @@ def plan_disk(
 def own_bytes(sizes: Mapping[str, int]) -> int:
     """What training and the stages after it write, of `plan_disk`: neither the base nor DVC's copies."""
     return sum(size for name, size in sizes.items() if name not in (BASE, CACHE))
-
-
-def merged_model(shape: Shape, levels: Sequence[str], *, untuned: bool) -> dict[str, int]:
-    """Bytes of the merged model and of the GGUFs that are made of it and, if wished, of the untuned base."""
-    sizes = {
-        "merged model": 2 * shape.parameters + TOKENIZER,
-        "F16 GGUF": level_bytes(shape, "F16"),
-    }
-    if untuned:
-        sizes["base-F16 GGUF"] = level_bytes(shape, "F16")
-    return sizes | {f"{level} GGUF": level_bytes(shape, level.removeprefix(UNTUNED)) for level in levels}

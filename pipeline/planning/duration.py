@@ -1,13 +1,12 @@
 """The time plan: floating-point operations of a run over the card's throughput."""
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
+from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.planning.shape import Shape
 from pipeline.planning.steps import steps_per_epoch, total_steps
 from pipeline.planning.weights import lora_parameters
@@ -72,32 +71,25 @@ def work_in(root: Path, train: Train) -> Work | None:
     """
     for name in ("data/tokens/manifest.json", "reports/labels.json"):
         if (root / name).is_file():
-            split = _read(root / name).get("splits", {}).get("train", {})
-            if not all(
-                isinstance(split.get(key), int) and split[key] > 0 for key in ("packed_rows", "tokens")
-            ):
+            try:
+                split = parse_record((root / name).read_bytes()).get("splits", {}).get("train", {})
+            except BadLine as error:
+                raise DataError(
+                    "Q-PLANNING-004",
+                    f"{root / name} can't be read ({error}): run `snakemake --force preprocess`",
+                ) from error
+            counts = split.get("packed_rows"), split.get("tokens")
+            if not all(isinstance(number, int) and number > 0 for number in counts):
                 raise DataError(
                     "Q-PLANNING-004",
                     f"{root / name} doesn't say how many rows and tokens there are: run `snakemake --force "
                     "preprocess`",
                 )
-            return run_of(train, split["packed_rows"], split["tokens"])
+            return run_of(train, *counts)
     return None
 
 
 def assumed_tflops(card: str) -> float | None:
     """TFLOP/s that training on this card is assumed to reach; None for a card that isn't known."""
-    peak = next((peak for name, peak in PEAK.items() if re.search(rf"\b{re.escape(name)}\b", card)), None)
-    return None if peak is None else peak * UTILIZATION
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(
-            "Q-PLANNING-004", f"{path} is not valid JSON ({error}): run `snakemake --force preprocess`"
-        ) from error
-    if not isinstance(values, dict):
-        raise DataError("Q-PLANNING-004", f"{path} is no JSON object: run `snakemake --force preprocess`")
-    return values
+    known = (peak for name, peak in PEAK.items() if re.search(rf"\b{re.escape(name)}\b", card))
+    return next((peak * UTILIZATION for peak in known), None)

@@ -66,10 +66,9 @@ NAMES = {
     "up_proj": "ffn_up",
     "down_proj": "ffn_down",
 }
-Rules = dict[str, tuple[tuple[str, str], ...]]
 # tensor: level (with -imatrix where that matters): (where in the layers, type), the first that holds; else
 # the level's own type
-RULES: dict[str, Rules] = {
+RULES: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
     "output": {
         **dict.fromkeys((*LOW, "IQ3_XXS"), (("all", "Q5_K"),)),
         **dict.fromkeys(("Q8_0", "MXFP4_MOE"), (("all", "Q8_0"),)),

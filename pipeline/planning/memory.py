@@ -74,75 +74,62 @@ def plan_memory(
     step = Step(shape, train, device, loss, tokens)
     adapter = 4 * weights.lora_parameters(shape, train)
     held = held_quantized(train, quantized)
+    linears, how, dequantized = _storage(train, held)
     table = weights.table_bytes(shape, train, quantized)
-    off_card = (
-        table // 2
-        if train.embeddings_on_cpu and device == "cuda" and not shape.tied and train.quantization != "gguf"
-        else 0
+    dense = train.quantization != "gguf"
+    off_card = table // 2 if train.embeddings_on_cpu and device == "cuda" and not shape.tied and dense else 0
+    tables = (
+        "quantized too" if held else train.bnb_4bit_compute_dtype,
+        "one table for both" if shape.tied else "",
+        "embeddings in main memory" if off_card else "",
     )
-    in_layer = activations.gradients_in_flight(step)
+    # all layers are given the mask that keeps packed rows apart, T × T bools; autograd doesn't keep it
+    mask, copies = tokens**2, activations.autocast_copies(step)
+    in_layer, at_loss = activations.gradients_in_flight(step), activations.loss_bytes(step)
     if train.gradient_checkpointing:
-        inputs = activations.inputs_kept(step) + activations.mask_bytes(step)
+        inputs = activations.inputs_kept(step) + mask
         kept = Part("layer inputs kept", inputs, "layers × tokens × hidden width")
         in_layer += activations.layer_kept(step)
-        layer_name, layer_source = "one layer recomputed", "what its forward keeps, and gradients"
-        at_loss = activations.autocast_copies(step)  # the recomputed layer makes its own again
+        moment, source = "one layer recomputed", "what its forward keeps, and gradients"
+        at_loss += copies  # the recomputed layer makes its own again
     else:
-        outputs = (
-            activations.all_kept(step) + activations.mask_bytes(step) + activations.autocast_copies(step)
-        )
+        outputs = activations.all_kept(step) + mask + copies
         kept = Part("activations kept", outputs, "what all layers' forwards keep")
-        layer_name, layer_source, at_loss = "gradients in flight", "of one layer's activations", 0
+        moment, source = "gradients in flight", "of one layer's activations"
     workspace = activations.workspace_bytes(step, held)
-    loss_peak = activations.loss_bytes(step) + at_loss
-    in_backward = in_layer + workspace >= loss_peak
+    takes = ", ".join(filter(None, (dequantized, "cuBLAS" if device == "cuda" else ""))) or "none"
+    in_backward = in_layer + workspace >= at_loss
     parts = [
-        _linears(train, held, weights.linear_bytes(shape, train, quantized)),
-        Part("embeddings and head", table - off_card, _tables(shape, train, held, off_card)),
+        Part(linears, weights.linear_bytes(shape, train, quantized), how),
+        Part("embeddings and head", table - off_card, ", ".join(filter(None, tables))),
         Part("norms and biases", weights.small_bytes(shape, train), train.bnb_4bit_compute_dtype),
         Part("LoRA", adapter, f"{adapter // 4:,} parameters, float32"),
         Part("gradients", adapter, "float32"),
         Part("optimizer", weights.optimizer_bytes(shape, train), train.optim),
         kept,
-        Part(layer_name, in_layer, layer_source, in_backward),
-        Part("workspace", workspace, _workspace(train, held, device), in_backward),
-        Part("loss", loss_peak, "a block of the vocabulary" if held else LOGITS[loss], not in_backward),
+        Part(moment, in_layer, source, in_backward),
+        Part("workspace", workspace, takes, in_backward),
+        Part("loss", at_loss, "a block of the vocabulary" if held else LOGITS[loss], not in_backward),
     ]
-    if device == "cuda":
-        tensors = sum(part.bytes for part in parts if part.at_peak)
-        parts += [
-            Part("CUDA context", CUDA_CONTEXT, "assumed; 0.3 to 0.8 GB by card and driver"),
-            Part("allocator slack", int(tensors * CUDA_SLACK), f"assumed; {CUDA_SLACK:.0%} of all tensors"),
-        ]
-    else:
-        parts.append(Part("Python and libraries", CPU_LIBRARIES, "assumed"))
-    return MemoryPlan(tuple(parts), device, loss, tokens)
+    return MemoryPlan((*parts, *_assumed(parts, device)), device, loss, tokens)
 
 
-def _linears(train: Training, held: QuantizedBase | None, size: int) -> Part:
+def _storage(train: Training, held: QuantizedBase | None) -> tuple[str, str, str]:
+    """What linears are called, how they are stored, and what is dequantized of them at a time."""
     if held:
-        return Part("quantized linears", size, held.source)
+        return "quantized linears", held.source, "a block of linears dequantized"
     if train.quantization == "nf4":
-        return Part(
-            "linears in NF4",
-            size,
-            "scales quantized too" if train.bnb_4bit_use_double_quant else "scales in float32",
-        )
-    return Part("linears", size, train.bnb_4bit_compute_dtype)
+        scales = "scales quantized too" if train.bnb_4bit_use_double_quant else "scales in float32"
+        return "linears in NF4", scales, "the largest linear dequantized"
+    return "linears", train.bnb_4bit_compute_dtype, ""
 
 
-def _workspace(train: Training, held: QuantizedBase | None, device: Device) -> str:
-    dequantized = (
-        "a block of linears dequantized"
-        if held
-        else "the largest linear dequantized"
-        if train.quantization == "nf4"
-        else ""
-    )
-    return ", ".join(filter(None, (dequantized, "cuBLAS" if device == "cuda" else ""))) or "none"
-
-
-def _tables(shape: Shape, train: Training, held: QuantizedBase | None, off_card: int) -> str:
-    tied = ", one table for both" if shape.tied else ""
-    computed_in = "quantized too" if held else train.bnb_4bit_compute_dtype
-    return f"{computed_in}{tied}{', embeddings in main memory' if off_card else ''}"
+def _assumed(parts: list[Part], device: Device) -> list[Part]:
+    """What a process takes beside the tensors of `parts`."""
+    if device == "cpu":
+        return [Part("Python and libraries", CPU_LIBRARIES, "assumed")]
+    slack = int(CUDA_SLACK * sum(part.bytes for part in parts if part.at_peak))
+    return [
+        Part("CUDA context", CUDA_CONTEXT, "assumed; 0.3 to 0.8 GB by card and driver"),
+        Part("allocator slack", slack, f"assumed; {CUDA_SLACK:.0%} of all tensors"),
+    ]

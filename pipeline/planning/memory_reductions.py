@@ -1,7 +1,8 @@
 """What fits: the longest rows, and what to change, in which order, where a plan doesn't fit."""
 
+from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config.sections import Training
@@ -33,14 +34,7 @@ class Setup:
 
     def at(self, max_length: int, **changes: Any) -> "Setup":
         """The same with rows of `max_length` tokens and other values for keys of `train`."""
-        return Setup(
-            self.shape,
-            self.train.model_copy(update=changes),
-            max_length,
-            self.device,
-            self.loss,
-            self.quantized,
-        )
+        return replace(self, train=self.train.model_copy(update=changes), max_length=max_length)
 
 
 @dataclass(frozen=True)
@@ -57,15 +51,11 @@ class Reduction:
 
 def longest_rows(setup: Setup, room: int) -> int:
     """The most tokens in a training row for which the plan needs at most `room` bytes, up to the model's
-    positions; 0 for none.
-
-    Found by halving: a plan never shrinks when rows grow.
+    positions; 0 for none. A plan never shrinks when rows grow.
     """
-    low, high = 0, setup.shape.positions
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if setup.at(middle).plan().total <= room else (low, middle - 1)
-    return low
+    return bisect_right(
+        range(1, setup.shape.positions + 1), room, key=lambda length: setup.at(length).plan().total
+    )
 
 
 def memory_reductions(setup: Setup, room: int) -> list[Reduction]:
@@ -78,15 +68,13 @@ def memory_reductions(setup: Setup, room: int) -> list[Reduction]:
     """
     reductions: list[Reduction] = []
     total = setup.plan().total
-    if total <= room:
-        return reductions
     for change, changed in _changes(setup, room):
+        if total <= room:
+            break
         after = changed.plan().total
         if after < total:
             reductions.append(Reduction(change, total - after, after, after <= room))
             total = after
-        if after <= room:
-            break
     return reductions
 
 

@@ -59,16 +59,15 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain values; bytes, tokens, seconds."""
-        memory = {
-            part.name: {"bytes": part.bytes, "at_peak": part.at_peak, "source": part.source}
-            for part in self.memory.parts
-        }
         return {
             "parameters": self.shape.parameters,
             "device": self.memory.device,
             "loss": self.memory.loss,
             "tokens_per_forward": self.memory.tokens,
-            "memory": memory,
+            "memory": {
+                part.name: {"bytes": part.bytes, "at_peak": part.at_peak, "source": part.source}
+                for part in self.memory.parts
+            },
             "allocated_bytes": self.memory.allocated,
             "total_bytes": self.memory.total,
             "card": asdict(self.card) if self.card else None,

@@ -15,10 +15,18 @@ from pipeline.models.experts import check_no_experts_of
 from pipeline.planning.level_bytes import NAMES, level_bytes, matrices
 from pipeline.planning.shape import Shape, read_shape
 
-MODEL_FILE, SOURCE_FILE = (
-    "model.gguf",
-    "source.gguf",
-)  # in models/base: what is trained on, and the one that it was made from
+# in models/base: what is trained on, and the one that it was made from
+MODEL_FILE, SOURCE_FILE = "model.gguf", "source.gguf"
+# key of a config.json: field of a GGUF, behind its architecture's name
+FIELDS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+}
 LINEAR = re.compile(rf"blk\.\d+\.({'|'.join(NAMES.values())})\.weight")
 # ggml types that `pipeline.gguf.dequantize` knows, which imports torch (a test keeps them equal): bytes that
 # a weight takes beside its quantized and its dequantized form while it is worked on, rounded up from the peak
@@ -58,18 +66,12 @@ class QuantizedBase:
         """Bytes that dequantizing a block of `block` weights takes beside the result, on "cpu" or "cuda"
         (with Triton).
         """
-        each = max(
-            (
-                0 if device == "cuda" and ggml_type in KERNELS else SCRATCH.get(ggml_type, 0)
-                for ggml_type in self.ggml_types
-            ),
-            default=0,
-        )
-        return min(block, AT_A_TIME[device]) * each
+        alone = self.ggml_types.difference(KERNELS if device == "cuda" else ())
+        return min(block, AT_A_TIME[device]) * max((SCRATCH.get(one, 0) for one in alone), default=0)
 
 
 def quantized_file(file: Path) -> QuantizedBase:
-    """The bytes of a GGUF, exact, from its header. Raises `DataError` where it is not whole."""
+    """The bytes of a GGUF, exact, from its header. Raises `DataError` where it is not complete."""
     from gguf import GGMLQuantizationType
 
     header = _header(file)
@@ -109,7 +111,7 @@ def quantized_level(shape: Shape, level: str) -> QuantizedBase:
 
 def quantized_in(base: Path, train: Training) -> QuantizedBase | None:
     """The bytes of the GGUF in the folder `base`; None where training is not on a GGUF. Raises `DataError`
-    where it is missing or not whole.
+    where it is missing or incomplete.
     """
     return quantized_file(base / MODEL_FILE) if train.quantization == "gguf" else None
 
@@ -133,30 +135,18 @@ def gguf_shape(file: Path) -> Shape:
     `DataError` for a damaged file.
     """
     header = _header(file)
-    fields, tensors = header.fields, header.tensors
-    architecture = fields.get("general.architecture")
-
-    check_no_experts_of(fields, str(file))
-
-    def of(key: str) -> object:
-        return fields.get(f"{architecture}.{key}")
-
-    table = tensors.get("token_embd.weight", ((0, 0), 0))[0]
+    check_no_experts_of(header.fields, str(file))
+    architecture = header.fields.get("general.architecture")
+    table = header.tensors.get("token_embd.weight", ((0, 0), 0))[0]
     config = {
         "model_type": architecture,
-        "hidden_size": of("embedding_length"),
-        "intermediate_size": of("feed_forward_length"),
-        "num_hidden_layers": of("block_count"),
-        "num_attention_heads": of("attention.head_count"),
-        "num_key_value_heads": of("attention.head_count_kv"),
-        "head_dim": of("attention.key_length"),
         "vocab_size": math.prod(table[1:]),
-        "tie_word_embeddings": "output.weight" not in tensors,
-        "max_position_embeddings": of("context_length"),
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in header.tensors,
     }
-    return read_shape(config, str(file))
+    numbers = {key: header.fields.get(f"{architecture}.{field}") for key, field in FIELDS.items()}
+    return read_shape(config | numbers, str(file))
 
 
 def _header(file: Path) -> Header:

@@ -4,13 +4,12 @@ that fits. Pure arithmetic.
 quench plan --serve --vram 8
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.config.sections import Serve
 from pipeline.core.units import MEMORY_GB, memory_gb
 from pipeline.llamacpp.server import PROMPT_CACHE_MIB
-from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.shape import Shape
 
 # assumed where it was not measured: a tenth on top of weights and KV cache, for compute buffers and the
@@ -60,16 +59,12 @@ class ServingMemory:
             else f"{memory_gb(self.kv_cache)} KV cache{tokens}"
         )
         buffers = (
-            f"{BUFFERS:.0%}".replace("%", " %")
-            if self.peak is None
-            else f"{memory_gb(self.buffers)} buffers (measured)"
+            f"{BUFFERS * 100:.0f} %" if self.peak is None else f"{memory_gb(self.buffers)} buffers (measured)"
         )
         if self.kv_cache is None and self.peak is not None:
             cache, buffers = "", f"{memory_gb(self.buffers)} KV cache{tokens} and buffers (measured)"
         kept = f"{memory_gb(self.prompt_cache)} prompt cache" if self.prompt_cache else ""
-        parts = " + ".join(
-            part for part in (f"{memory_gb(self.weights)} weights", cache, buffers, kept) if part
-        )
+        parts = " + ".join(filter(None, (f"{memory_gb(self.weights)} weights", cache, buffers, kept)))
         return f"{parts} = {'' if self.known else 'at least '}{memory_gb(self.total)}"
 
 
@@ -120,10 +115,8 @@ def plan_level(
             else room - kept - weights - memory.buffers
         )
         longest = max(0, min(positions, int(spare // (per_token * parallel))))
-    too_large = memory.total > room
-    return LevelPlan(
-        name, memory, made, longest, False if too_long or too_large else True if memory.known else None
-    )
+    fits = True if memory.known else None
+    return LevelPlan(name, memory, made, longest, False if too_long or memory.total > room else fits)
 
 
 def prompt_cache(serve: Serve) -> int:
@@ -136,11 +129,6 @@ def prompt_cache(serve: Serve) -> int:
 def cache_per_token(shape: Shape) -> int:
     """Bytes of a float16 KV cache per token: layers × (keys + values) × 2."""
     return shape.layers * 2 * shape.keys * CACHE_BYTES
-
-
-def computed_weights(shape: Shape, levels: Sequence[str]) -> dict[str, int]:
-    """Bytes of each level's GGUF, and of the 16-bit ones, before any is made."""
-    return {level: level_bytes(shape, level) for level in (*levels, "F16", "BF16")}
 
 
 def best_that_fits(plans: Mapping[str, LevelPlan]) -> str | None:

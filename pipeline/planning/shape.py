@@ -1,6 +1,5 @@
 """The shape of a Qwen-, Llama- or Mistral-like model, read from its config.json."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.models.experts import check_no_experts
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")
@@ -35,7 +35,6 @@ class Linear:
 class Shape:
     """A decoder of `layers` equal layers; `qk_norms` says that queries and keys are normalized (Qwen3)."""
 
-    model_type: str
     layers: int
     hidden: int
     intermediate: int
@@ -98,8 +97,7 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
         )
 
     def number(key: str, default: int | None = None) -> int:
-        value = config.get(key)
-        value = default if value is None else value
+        value = default if config.get(key) is None else config[key]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise DataError(
                 "Q-PLANNING-006",
@@ -117,54 +115,46 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
             f"{where} has {heads} attention heads over {kv_heads} key-value heads, which don't divide them: "
             "take the file that the model was published with",
         )
-    attention_bias = kind == "qwen2" or (
-        kind in ("llama", "qwen3") and bool(config.get("attention_bias", False))
-    )
-    output_bias = attention_bias and kind != "qwen2"
-    mlp_bias = kind == "llama" and bool(config.get("mlp_bias", False))
+    output_bias = kind in ("llama", "qwen3") and bool(config.get("attention_bias"))
+    attention_bias = output_bias or kind == "qwen2"
+    mlp_bias = kind == "llama" and bool(config.get("mlp_bias"))
     queries, keys = heads * head_dim, kv_heads * head_dim
-    linears = (
-        Linear("q_proj", hidden, queries, attention_bias, "normed"),
-        Linear("k_proj", hidden, keys, attention_bias, "normed"),
-        Linear("v_proj", hidden, keys, attention_bias, "normed"),
-        Linear("o_proj", queries, hidden, output_bias, "attended"),
-        Linear("gate_proj", hidden, inner, mlp_bias, "normed again"),
-        Linear("up_proj", hidden, inner, mlp_bias, "normed again"),
-        Linear("down_proj", inner, hidden, mlp_bias, "gated"),
-    )
     return Shape(
-        kind,
-        number("num_hidden_layers"),
-        hidden,
-        inner,
-        heads,
-        kv_heads,
-        head_dim,
-        number("vocab_size"),
-        bool(config.get("tie_word_embeddings", False)),
-        kind == "qwen3",
-        number("max_position_embeddings", 32_768),
-        linears,
+        layers=number("num_hidden_layers"),
+        hidden=hidden,
+        intermediate=inner,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocabulary=number("vocab_size"),
+        tied=bool(config.get("tie_word_embeddings")),
+        qk_norms=kind == "qwen3",
+        positions=number("max_position_embeddings", 32_768),
+        linears=(
+            Linear("q_proj", hidden, queries, attention_bias, "normed"),
+            Linear("k_proj", hidden, keys, attention_bias, "normed"),
+            Linear("v_proj", hidden, keys, attention_bias, "normed"),
+            Linear("o_proj", queries, hidden, output_bias, "attended"),
+            Linear("gate_proj", hidden, inner, mlp_bias, "normed again"),
+            Linear("up_proj", hidden, inner, mlp_bias, "normed again"),
+            Linear("down_proj", inner, hidden, mlp_bias, "gated"),
+        ),
     )
 
 
 def load_shape(path: Path) -> Shape:
     """`read_shape` of a file; `DataError` where it can't be read."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_record(path.read_bytes())
     except OSError as error:
         raise DataError(
             "Q-PLANNING-006",
             f"{path} can't be read ({error.strerror}): run `snakemake base`, or name a config.json with "
             "--config",
         ) from error
-    except ValueError as error:
+    except BadLine as error:
         raise DataError(
             "Q-PLANNING-006",
-            f"{path} is not valid JSON ({error}): take the file that the model was published with",
+            f"{path} is no valid JSON ({error}): take the file that the model was published with",
         ) from error
-    if not isinstance(config, dict):
-        raise DataError(
-            "Q-PLANNING-006", f"{path} is no JSON object: take the file that the model was published with"
-        )
     return read_shape(config, str(path))

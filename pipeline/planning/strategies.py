@@ -14,7 +14,6 @@ from pipeline.planning.quantized import SCRATCH, quantized_level
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import lora_parameters
 
-SIXTEEN = 2  # bytes of a weight in 16 bit
 LORA_BYTES = {"F16": 2, "F32": 4}
 
 
@@ -42,8 +41,8 @@ def strategies(setup: Setup, level: str, lora: LoraType = "F16") -> list[Strateg
     """
     shape, train = setup.shape, setup.train
     quantized = setup.quantized or quantized_level(shape, level)
-    sixteen, file, adapter = sixteen_bytes(shape), quantized.file, lora_bytes(shape, train, lora)
-    merged = merged_disk(shape, file)
+    sixteen, file, adapter = 2 * shape.parameters, quantized.file, lora_bytes(shape, train, lora)
+    merged = 2 * sixteen + level_bytes(shape, "F16") + file  # base, merged model and GGUFs at once
 
     def memory(quantization: Quantization) -> int:
         return (
@@ -74,18 +73,6 @@ def strategies(setup: Setup, level: str, lora: LoraType = "F16") -> list[Strateg
     ]
 
 
-def sixteen_bytes(shape: Shape) -> int:
-    """Bytes of the base's 16-bit weights: parameters × 2."""
-    return shape.parameters * SIXTEEN
-
-
 def lora_bytes(shape: Shape, train: Train, ggml_type: LoraType) -> int:
     """Bytes of the adapter's GGUF: Σ r·(in + out) × 2 in F16, × 4 in F32; its header is some kilobytes."""
     return lora_parameters(shape, train) * LORA_BYTES[ggml_type]
-
-
-def merged_disk(shape: Shape, level: int) -> int:
-    """Bytes on disk at once where the adapter is merged: base, merged model, 16-bit GGUF (as large again, and
-    its header), and `level`'s bytes.
-    """
-    return 2 * sixteen_bytes(shape) + level_bytes(shape, "F16") + level

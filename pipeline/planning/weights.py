@@ -12,11 +12,8 @@ from pipeline.planning.shape import Shape
 FLOAT = 4  # bytes of a float32
 ELEMENT = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of what train.bnb_4bit_compute_dtype names
 NF4_BLOCK, SCALE_BLOCK = 64, 256  # weights a scale is for; scales a scale of scales is for
-NF4_CODE, SCALE_CODE, OFFSET = (
-    16 * FLOAT,
-    256 * FLOAT,
-    FLOAT,
-)  # tables and offset that bitsandbytes keeps per linear
+# tables and offset that bitsandbytes keeps per linear
+NF4_CODE, SCALE_CODE, OFFSET = 16 * FLOAT, 256 * FLOAT, FLOAT
 EIGHT_BIT_BLOCK, SMALLEST_EIGHT_BIT = 256, 4096  # of bitsandbytes' 8-bit optimizers, in elements
 EIGHT_BIT_CODE = 256 * FLOAT
 # states an optimizer keeps per trained parameter, by transformers' name for it: (how many, are they 8 bit, is
@@ -51,8 +48,7 @@ def held_quantized(train: Training, quantized: QuantizedBase | None) -> Quantize
     """
     if train.quantization != "gguf" or not train.keep_quantized:
         return None
-    if quantized is None:
-        raise AssertionError("base.quantization is gguf, and nobody has said how many bytes its GGUF has")
+    assert quantized, "base.quantization is gguf, and nobody has said how many bytes its GGUF has"
     return quantized
 
 
@@ -86,17 +82,18 @@ def lora_shapes(shape: Shape, train: Train) -> list[int]:
 
     Raises `ConfigError` for a target that the layers don't have.
     """
-    unknown = sorted(set(train.target_modules) - {linear.name for linear in shape.linears})
-    if unknown:
-        has = ", ".join(linear.name for linear in shape.linears)
+    names = [linear.name for linear in shape.linears]
+    if unknown := sorted(set(train.target_modules) - set(names)):
         raise ConfigError(
             "Q-PLANNING-007",
             f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take "
-            f"some of {has}",
+            f"some of {', '.join(names)}",
         )
-    targets = [linear for linear in shape.linears if linear.name in train.target_modules]
     return [
-        train.r * features for linear in targets for features in (linear.inputs, linear.outputs)
+        train.r * features
+        for linear in shape.linears
+        if linear.name in train.target_modules
+        for features in (linear.inputs, linear.outputs)
     ] * shape.layers
 
 
@@ -118,7 +115,5 @@ def optimizer_bytes(shape: Shape, train: Train) -> int:
         return states * FLOAT * sum(matrices) + (FLOAT * len(matrices) if step else 0)
     large = [size for size in matrices if size >= SMALLEST_EIGHT_BIT]
     small = sum(matrices) - sum(large)
-    tables = EIGHT_BIT_CODE * states if large else 0
-    return (
-        states * (sum(size + ceil(size / EIGHT_BIT_BLOCK) * FLOAT for size in large) + small * FLOAT) + tables
-    )
+    each = sum(size + ceil(size / EIGHT_BIT_BLOCK) * FLOAT for size in large) + small * FLOAT
+    return states * (each + (EIGHT_BIT_CODE if large else 0))

@@ -150,11 +150,11 @@ def adapted_tensors(adapter: Header) -> list[str]:
 def need_fit(model: Path, adapter: Path, served: Header, given: Header) -> None:
     """Raise `DataError` unless every pair of the adapter's matrices fits a tensor of the model, by
     llama.cpp's rules (src/llama-adapter.cpp)."""
-    kinds = [header.fields.get("general.architecture") for header in (given, served)]
-    if kinds[0] != kinds[1]:
+    kind, other = (header.fields.get("general.architecture") for header in (given, served))
+    if kind != other:
         raise DataError(
             "Q-SERVE-012",
-            f"{adapter.name} is an adapter of a {kinds[0]} model, {model.name} is a {kinds[1]}: {OTHER_BASE}",
+            f"{adapter.name} is an adapter of a {kind} model, {model.name} is a {other}: {OTHER_BASE}",
         )
     names = adapted_tensors(given)
     # llama.cpp leaves norms out
@@ -166,8 +166,8 @@ def need_fit(model: Path, adapter: Path, served: Header, given: Header) -> None:
     if not names:
         raise DataError("Q-SERVE-011", f"{adapter.name} changes no tensor: convert the adapter again")
     for name in names:
-        places = ((given, name + ".lora_a"), (given, name + ".lora_b"), (served, name))
-        a, b, base = (header.tensors.get(key, ((), 0))[0] for header, key in places)
+        a, b = (given.tensors.get(name + part, ((), 0))[0] for part in PARTS)
+        base = served.tensors.get(name, ((), 0))[0]
         if not a or not b:
             raise DataError(
                 "Q-SERVE-011",
@@ -191,8 +191,8 @@ def _fits(name: str, a: tuple[int, ...], b: tuple[int, ...], base: tuple[int, ..
     if any(len(shape) < 2 for shape in (a, b, base)):
         return False
     if name.endswith("token_embd.weight"):
-        return base[0] == b[1] and base[1] == a[1] and a[0] == b[0]
-    return base[0] == a[0] and base[1] == b[1] and a[1] == b[0]
+        return (base[0], base[1], a[0]) == (b[1], a[1], b[0])
+    return (base[0], base[1], a[1]) == (a[0], b[1], b[0])
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -29,14 +29,11 @@ def how_to_switch(adapters: Sequence[str]) -> str:
     lines = (
         f"  adapters:          quench adapters (shows them); quench adapters {off} (off), {strong} (half)\n"
     )
-    if (
-        len(adapters) > 1
-        # of one alone prompts are kept, which a request's own scales don't clear
-        # (llamacpp.server.cache_arguments)
-    ):
-        ids = ", ".join(f"{number} {name}" for number, name in enumerate(adapters))
-        lines += (
-            f'  one request only:  "lora": [{{"id": 0, "scale": 0.5}}] in its JSON, the others are off '
-            f"in it ({ids})\n"
-        )
-    return lines
+    if len(adapters) == 1:
+        # prompts are kept then, which a request's own scales don't clear (llamacpp.server.cache_arguments)
+        return lines
+    ids = ", ".join(f"{number} {name}" for number, name in enumerate(adapters))
+    return (
+        f'{lines}  one request only:  "lora": [{{"id": 0, "scale": 0.5}}] in its JSON, the others are off '
+        f"in it ({ids})\n"
+    )

@@ -7,7 +7,6 @@ loop"), so latencies are those of a server that is always busy.
 
 import asyncio
 import itertools
-import math
 import statistics
 import time
 from collections import Counter
@@ -16,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import numpy as np
 
-from pipeline.serve.stream import parse_line, reason
+from pipeline.serve.stream import Piece, parse_line, reason
 
 SHARES = (50, 90, 99)  # percentiles
 
@@ -28,7 +28,7 @@ class Timed:
     none."""
 
     first_token: float | None
-    whole: float
+    seconds: float
     tokens: int
     error: str = ""
 
@@ -50,10 +50,13 @@ class Load:
     tokens_per_second: float
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` percent of `values` don't exceed (nearest rank)."""
-    ranked = sorted(values)
-    return ranked[max(0, math.ceil(len(ranked) * share / 100) - 1)]
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """The smallest values that at least 50, 90 and 99 % of `values` don't exceed (nearest rank); None for no
+    values."""
+    if not values:
+        return None
+    found = np.percentile(values, SHARES, method="inverted_cdf").tolist()
+    return {f"p{share}": value for share, value in zip(SHARES, found, strict=True)}
 
 
 def summarize(timed: Sequence[Timed], clients: int, seconds: float) -> Load:
@@ -62,19 +65,20 @@ def summarize(timed: Sequence[Timed], clients: int, seconds: float) -> Load:
     A client's speed is the number of tokens after the first over the time after the first (median).
     """
     good = [one for one in timed if not one.error]
-    errors = dict(Counter(one.error for one in timed if one.error))
-    streamed = [(one.tokens - 1, one.whole - one.first_token) for one in good if one.first_token is not None]
+    streamed = [
+        (one.tokens - 1, one.seconds - one.first_token) for one in good if one.first_token is not None
+    ]
     each = [after_first / duration for after_first, duration in streamed if after_first > 0 and duration > 0]
     tokens = sum(one.tokens for one in good)
     return Load(
         clients=clients,
         requests=len(timed),
         answered=len(good),
-        errors=errors,
+        errors=dict(Counter(one.error for one in timed if one.error)),
         seconds=seconds,
         tokens=tokens,
-        first_token=_percentiles([one.first_token for one in good if one.first_token is not None]),
-        whole=_percentiles([one.whole for one in good]),
+        first_token=percentiles([one.first_token for one in good if one.first_token is not None]),
+        whole=percentiles([one.seconds for one in good]),
         tokens_per_second_each=statistics.median(each) if each else None,
         tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
     )
@@ -87,12 +91,14 @@ async def put_under_load(
     `seconds` the rest is broken off."""
     queue = iter(itertools.islice(itertools.cycle(prompts), requests))
     timed: list[Timed] = []
-    # llama-server closes a connection after a stream
-    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=0)
-    headers = {"Authorization": f"Bearer {key}"}
     started = time.perf_counter()
     async with httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{port}", headers=headers, limits=limits, timeout=seconds, trust_env=False
+        base_url=f"http://127.0.0.1:{port}",
+        headers={"Authorization": f"Bearer {key}"},
+        # llama-server closes a connection after a stream
+        limits=httpx.Limits(max_connections=clients, max_keepalive_connections=0),
+        timeout=seconds,
+        trust_env=False,
     ) as client:
         await asyncio.gather(
             *(_one_client(client, queue, timed, started + seconds) for _ in range(min(clients, requests)))
@@ -107,43 +113,34 @@ async def _one_client(
         left = end - time.perf_counter()
         if left <= 0:
             return
-        began = time.perf_counter()
-        try:
-            async with asyncio.timeout(left):
-                timed.append(await _ask(client, prompt))
-        except TimeoutError:
-            timed.append(
-                Timed(None, time.perf_counter() - began, 0, "not answered when the test's time was over")
-            )
+        timed.append(await _ask(client, prompt, left))
 
 
-async def _ask(client: httpx.AsyncClient, prompt: dict[str, Any]) -> Timed:
+async def _ask(client: httpx.AsyncClient, prompt: dict[str, Any], seconds: float) -> Timed:
     """Stream one answer. A refusal or a broken connection is this request's result, not the test's end."""
     began = time.perf_counter()
     first, tokens = None, 0
     body = prompt | {"stream": True, "stream_options": {"include_usage": True}}
+
+    def ended(error: str = "") -> Timed:
+        return Timed(first, time.perf_counter() - began, tokens, error)
+
     try:
-        async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        async with (
+            asyncio.timeout(seconds),
+            client.stream("POST", "/v1/chat/completions", json=body) as answer,
+        ):
             if answer.status_code != 200:
-                return Timed(
-                    None,
-                    time.perf_counter() - began,
-                    0,
-                    f"HTTP {answer.status_code}: {reason(await answer.aread())}",
-                )
+                return ended(f"HTTP {answer.status_code}: {reason(await answer.aread())}")
             async for line in answer.aiter_lines():
-                piece = parse_line(line)
-                if piece is None:
-                    continue
+                piece = parse_line(line) or Piece()
                 if piece.error:
-                    return Timed(first, time.perf_counter() - began, tokens, piece.error)
+                    return ended(piece.error)
                 if first is None and piece.says_something:
                     first = time.perf_counter() - began
                 tokens = int(piece.usage.get("completion_tokens", tokens))
+    except TimeoutError:
+        return ended("not answered when the test's time was over")
     except httpx.RequestError as error:
-        return Timed(first, time.perf_counter() - began, tokens, type(error).__name__)
-    return Timed(first, time.perf_counter() - began, tokens)
-
-
-def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    return {f"p{share}": percentile(values, share) for share in SHARES} if values else None
+        return ended(type(error).__name__)
+    return ended()

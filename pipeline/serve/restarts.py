@@ -24,64 +24,51 @@ STALL_SECONDS = 120.0  # without any answer; a batch of 512 tokens of a 7B takes
 GROWTH_BYTES = 4 * MEMORY_GB
 
 
-class Restarts:
-    """How often a server crashed within the last hour, and how long to wait before it is started again."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.crashes: deque[float] = deque()
-
-    def after_crash(self, now: float) -> float | None:
-        """Note a crash at `now` (seconds of a monotonic clock); seconds to wait: 1, 2, 4 … 60, or None after
-        one too many."""
-        self.crashes.append(now)
-        while now - self.crashes[0] >= HOUR:
-            self.crashes.popleft()
-        if len(self.crashes) > self.limit:
-            return None
-        return min(2.0 ** (len(self.crashes) - 1), LONGEST_PAUSE)
+def pause_after(crashes: deque[float], now: float, limit: int) -> float | None:
+    """Note a crash at `now` (seconds of a monotonic clock) among the `crashes` of the last hour; seconds to
+    wait before the next start: 1, 2, 4 … 60, or None after more than `limit`."""
+    crashes.append(now)
+    while now - crashes[0] >= HOUR:
+        crashes.popleft()
+    return None if len(crashes) > limit else min(2.0 ** (len(crashes) - 1), LONGEST_PAUSE)
 
 
 def keep_serving(
     start: Callable[[], AbstractContextManager[Server]],
     limit: int,
-    ready: Callable[[Server], None],
-    tell: Callable[[str], None],
-    stall_seconds: float = STALL_SECONDS,
+    greeting: str,
+    show: Callable[[str], None],
 ) -> None:
-    """Start a server, again after each crash, until an exception ends it (KeyboardInterrupt does). `ready` is
-    called at the first start.
+    """Start a server, again after each crash, until an exception ends it (KeyboardInterrupt does). `show`
+    prints what happens, the `greeting` at the first start.
 
     Raises `ToolError` with the log's end if it crashed more than `limit` times within an hour; a very first
     start that fails raises its own `ToolError` or `MachineError`.
     """
-    restarts = Restarts(limit)
+    crashes = deque[float]()
     running = False
     end = ""
     while True:
         try:
             with start() as server:
-                if running:
-                    tell("llama-server answers again")
-                else:
-                    ready(server)
+                show("llama-server answers again" if running else greeting)
                 running = True
-                why = watch(server, stall_seconds)
+                why = watch(server)
             end = log_end(server.log)
         except (ToolError, MachineError) as error:  # it doesn't come up, or somebody took its port meanwhile
             if not running:
                 raise
             why, _, log = error.sentence.partition("\n")
             end = log or end
-        pause = restarts.after_crash(time.monotonic())
+        pause = pause_after(crashes, time.monotonic(), limit)
         if pause is None:
             raise ToolError(
                 "Q-SERVE-004",
                 f"{why}, more than {limit} times within an hour (serve.max_restarts): it is not started "
                 f"again; the log ends with\n{end}",
             )
-        tell(
-            f"{why}: starting it again in {pause:.0f} s (restart {len(restarts.crashes)} of at most {limit} "
+        show(
+            f"{why}: starting it again in {pause:.0f} s (restart {len(crashes)} of at most {limit} "
             "within an hour)"
         )
         time.sleep(pause)
@@ -122,7 +109,5 @@ def how_it_ended(status: int) -> str:
     """An exit status of `subprocess` in words."""
     if status >= 0:
         return f"ended by itself with exit status {status}"
-    try:
-        return f"was ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was ended by signal {-status}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was ended by {names.get(-status, f'signal {-status}')}"

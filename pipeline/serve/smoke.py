@@ -29,20 +29,17 @@ class Reply:
 def smoke(server: Server, prompts: Sequence[dict[str, Any]]) -> list[Reply]:
     """Ask every prompt (messages, and tools if it has them) through the OpenAI protocol, greedily, and give
     the replies in order."""
-    replies = []
-    for prompt in prompts:
-        answer = server.post("/v1/chat/completions", prompt | {"temperature": 0})
-        choice, timings = answer["choices"][0], answer.get("timings", {})
-        calls = choice["message"].get("tool_calls")
-        replies.append(
-            Reply(
-                text=choice["message"].get("content") or (json.dumps(calls) if calls else ""),
-                finish_reason=choice["finish_reason"],
-                tokens=answer["usage"]["completion_tokens"],
-                tokens_per_second=float(timings.get("predicted_per_second", 0.0)),
-            )
-        )
-    return replies
+    return [_reply(server.post("/v1/chat/completions", prompt | {"temperature": 0})) for prompt in prompts]
+
+
+def _reply(answer: dict[str, Any]) -> Reply:
+    choice, calls = answer["choices"][0], answer["choices"][0]["message"].get("tool_calls")
+    return Reply(
+        text=choice["message"].get("content") or (json.dumps(calls) if calls else ""),
+        finish_reason=choice["finish_reason"],
+        tokens=answer["usage"]["completion_tokens"],
+        tokens_per_second=float(answer.get("timings", {}).get("predicted_per_second", 0.0)),
+    )
 
 
 def judge(replies: Sequence[Reply], min_stopped: float | None) -> str:
@@ -69,10 +66,9 @@ def judge(replies: Sequence[Reply], min_stopped: float | None) -> str:
         raise GateError(
             "Q-SERVE-005", f"{figures}; empty: answer {_numbers(empty)}: train it longer on rows like these"
         )
-    speed = f"{sum(reply.tokens_per_second for reply in replies) / len(replies):.1f} tokens/s on average"
-    return f"{figures}, {speed}" + (
-        f"; cut off: answer {_numbers(cut)}, as report.gate.min_stopped allows" if cut else ""
-    )
+    speed = sum(reply.tokens_per_second for reply in replies) / len(replies)
+    allowed = f"; cut off: answer {_numbers(cut)}, as report.gate.min_stopped allows" if cut else ""
+    return f"{figures}, {speed:.1f} tokens/s on average{allowed}"
 
 
 def _too_few(stopped: int, asked: int, min_stopped: float | None) -> bool:

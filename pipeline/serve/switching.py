@@ -44,12 +44,8 @@ def set_scales(client: httpx.Client, wanted: Mapping[str, float]) -> list[Loaded
     adapters = loaded_adapters(client)
     names = [adapter.name for adapter in adapters]
     if unknown := [name for name in wanted if name not in names]:
-        there = (
-            f"it has {', '.join(names)}"
-            if names
-            else "it has none, start it with `quench serve --adapter FILE`"
-        )
-        raise ConfigError("Q-SERVE-018", f"the server has no adapter {unknown[0]}: {there}")
+        there = ", ".join(names) or "none, start it with `quench serve --adapter FILE`"
+        raise ConfigError("Q-SERVE-018", f"the server has no adapter {unknown[0]}: it has {there}")
     # all of them: llama-server turns those off that are not named
     scales = [{"id": adapter.id, "scale": wanted.get(adapter.name, adapter.scale)} for adapter in adapters]
     _ask(client, "POST", "/lora-adapters", scales)
@@ -65,14 +61,9 @@ def forget_prompts(client: httpx.Client) -> None:
     llama-server would continue from it, with one adapter's keys under another's weights. Its own way to erase
     a slot needs a folder to save slots in, so each slot is given another prompt, of one token.
     """
-    slots = _ask(client, "GET", "/props")["total_slots"]
-    for slot in range(int(slots)):
-        _ask(
-            client,
-            "POST",
-            "/completion",
-            {"prompt": [0], "n_predict": 0, "cache_prompt": False, "id_slot": slot},
-        )
+    for slot in range(int(_ask(client, "GET", "/props")["total_slots"])):
+        prompt = {"prompt": [0], "n_predict": 0, "cache_prompt": False, "id_slot": slot}
+        _ask(client, "POST", "/completion", prompt)
 
 
 def _ask(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:

@@ -82,10 +82,8 @@ def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Pa
                     "again",
                 )
         write_texts(shipment, aside)
-        names = sorted(plain_files(aside))
-        (aside / SUMS).write_text(
-            "".join(f"{file_hash(aside / name)}  {name}\n" for name in names), encoding="utf-8"
-        )
+        sums = [f"{file_hash(aside / name)}  {name}\n" for name in sorted(plain_files(aside))]
+        (aside / SUMS).write_text("".join(sums), encoding="utf-8")
         if key:
             sign(aside, key)
     return target
@@ -116,18 +114,18 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
             "llama_version": evaluation.get("llama_cpp", "llama.cpp of unknown version"),
         },
     }
-    unit = {
-        "name": shipment.name,
-        "level": level,
-        "serve": serve,
-        "folder": f"{INSTALLED}/{shipment.title}",
-        "server": SERVER,
-    }
     texts = {
         CARD: fill_text("card.md.jinja", **values),
         "Modelfile": fill_text("Modelfile.jinja", **values),
         SCRIPT: serve_script(gguf.name, serve, lora.name if lora else None),
-        UNIT: fill_text("quench.service.jinja", **unit),
+        UNIT: fill_text(
+            "quench.service.jinja",
+            name=shipment.name,
+            level=level,
+            serve=serve,
+            folder=f"{INSTALLED}/{shipment.title}",
+            server=SERVER,
+        ),
         BILL: bill(
             name=shipment.title,
             file=own.name,
@@ -141,10 +139,10 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
     }
     for file, text in texts.items():
         if hidden := obeyed(text):
-            source = "models/base.json, the chat template or params.yaml"
             raise DataError(
                 "Q-SHIP-003",
-                f"{file} would hold {hidden}, which can hide text: take it out of {source}, then run again",
+                f"{file} would hold {hidden}, which can hide text: take it out of models/base.json, the chat "
+                "template or params.yaml, then run again",
             )
         (folder / file).write_text(text, encoding="utf-8")
     (folder / SCRIPT).chmod(0o755)
@@ -178,10 +176,9 @@ def check_sums(folder: Path) -> None:
     """Read a bundle back: every file is listed, with its hash. Raises `MachineError`."""
     listed = checksums((folder / SUMS).read_text(encoding="utf-8"))
     found = set(plain_files(folder)) - {SUMS, SIGNATURE}
-    wrong = sorted(found ^ set(listed)) or [
+    if wrong := sorted(found ^ listed.keys()) or [
         name for name, sha256 in listed.items() if file_hash(folder / name) != sha256
-    ]
-    if wrong:
+    ]:
         raise MachineError(
             "Q-SHIP-002",
             f"{folder} holds other bytes than were written ({', '.join(wrong)}): check the disk, then run "

@@ -22,7 +22,7 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.pages.formats import FILTERS
 from pipeline.pages.templating import fill
 from pipeline.ship.listing import escaped
-from pipeline.ship.ollama import ollama_template
+from pipeline.ship.ollama import CHATML, default_system
 
 # a line of the card's lineage
 CLAIM = re.compile(r"^\| `((?:quench|general)\.[^`|]+)` \| `([^`|]*)` \|$", re.MULTILINE)
@@ -55,7 +55,7 @@ def text_values(
 ) -> dict[str, Any]:
     """What card.md.jinja and Modelfile.jinja need; `name` is the GGUFs' name, `jinja` the base's chat
     template."""
-    checks = [{"name": key, **check} for key, check in inputs.parity["checks"].items()]
+    system = default_system(jinja)
     kinds = inputs.base["architecture"].get("architectures") or [inputs.base["architecture"]["model_type"]]
     return {
         "inputs": inputs,
@@ -63,12 +63,12 @@ def text_values(
         "name": name,
         "level": level,
         "serve": serve,
-        "ollama": ollama_template(jinja),
+        "ollama": None if system is None else {"template": CHATML, "system": system},
         "version": __version__,
         "front_matter": front_matter(inputs.base, level, languages),
         "reference": reference_name(inputs.evaluations),
         "chosen": inputs.evaluations.get(level),
-        "checks": checks,
+        "checks": [{"name": key, **check} for key, check in inputs.parity["checks"].items()],
         "architecture": ", ".join(kinds),
         "bundle": None,
         "unmerged": level == BASE_WITH_ADAPTER,
@@ -111,19 +111,15 @@ def claimed(card: str) -> dict[str, Any]:
     return {key: json.loads(value) for key, value in CLAIM.findall(card)}
 
 
-def served_as(lora: Path) -> str:
-    """What `quench serve` calls the base with this project's adapter, NAME-adapter, so that `quench chat`
-    knows it."""
-    return f"{lora.stem.removesuffix('-lora')}-{BASE_WITH_ADAPTER}"
-
-
 def printed_command(
     tools: PrintedTools, file: str, serve: Serve, key_file: Path, lora: str | None
 ) -> list[str]:
     """`quench serve`'s command for the GGUF `file`, with the adapter `lora` (a GGUF) on it if given."""
-    adapters = [(Path(lora), 1.0)] if lora else []
-    alias = served_as(Path(lora)) if lora else None
-    return configured_command(tools, Path(file), serve, key_file, adapters, alias)
+    if not lora:
+        return configured_command(tools, Path(file), serve, key_file)
+    # NAME-adapter, as `quench serve` calls it, so that `quench chat` knows it
+    alias = f"{Path(lora).stem.removesuffix('-lora')}-{BASE_WITH_ADAPTER}"
+    return configured_command(tools, Path(file), serve, key_file, [(Path(lora), 1.0)], alias)
 
 
 def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:

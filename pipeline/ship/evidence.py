@@ -7,6 +7,7 @@ Writes nothing.
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,7 @@ def mismatches(
             if one
         }
     made_of = {one: files for one, files in made_of.items() if one in evaluations}
-    paths = {file for files in made_of.values() for file in files}
-    hashes = {file: file_hash(file) for file in paths if file.is_file()}
+    hashes = {file: file_hash(file) for file in {*chain(*made_of.values())} if file.is_file()}
     for one, files in made_of.items():
         yield from _report_faults(one, files, hashes, root, evaluations[one])
     yield from _parity_faults(
@@ -70,8 +70,10 @@ def _report_faults(
     answers."""
     report, again = f"reports/eval/{model}.json", f"run `python -m pipeline evaluate@{model}` again"
     if lacking := [file.name for file in files if file not in hashes]:
-        remedy = "run `snakemake`, or pull it (`dvc pull`)"
-        yield f"{' and '.join(lacking)} is missing, so nothing says that {report} is about it: {remedy}."
+        yield (
+            f"{' and '.join(lacking)} is missing, so nothing says that {report} is about it: run "
+            "`snakemake`, or pull it (`dvc pull`)."
+        )
         return
     measured = [
         found.get("sha256") if found.get("file") == files[0].name else None,

@@ -93,11 +93,11 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
         )
     measured = inputs.evaluations[model].get("rows_sha256")
     if measured is None:
-        report, remedy = (
-            root / f"reports/eval/{model}.json",
-            f"run `python -m pipeline evaluate@{model}` again",
+        raise DataError(
+            "Q-SHIP-005",
+            f"{root / f'reports/eval/{model}.json'} does not say which rows it measured: run "
+            f"`python -m pipeline evaluate@{model}` again",
         )
-        raise DataError("Q-SHIP-005", f"{report} does not say which rows it measured: {remedy}")
     _need(root, ROWS["test"], "curate", measured, found["test"], f"reports/eval/{model}.json")
     return {f"{split} rows": sha256 for split, sha256 in found.items()}
 

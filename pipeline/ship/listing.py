@@ -15,6 +15,7 @@ MAX_SMALL = 16 << 20  # bytes of any file but the GGUF
 # what a terminal or an editor obeys and does not show: C0 but tab and newline, DEL, C1, and what turns the
 # direction of writing
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+KINDS = {stat.S_ISLNK: "a symbolic link", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
 LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")  # of `sha256sum`
 
 
@@ -52,7 +53,8 @@ def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, int | No
         elif stat.S_ISREG(status.st_mode):
             yield name, status.st_size
         else:
-            raise Hostile(f"{name} is neither a file nor a folder but {_kind(status.st_mode)}.")
+            kind = next((words for test, words in KINDS.items() if test(status.st_mode)), "a device")
+            raise Hostile(f"{name} is neither a file nor a folder but {kind}.")
 
 
 def _entries(folder: Path, prefix: str) -> list[os.DirEntry[str]]:
@@ -66,11 +68,6 @@ def _entries(folder: Path, prefix: str) -> list[os.DirEntry[str]]:
     if not found:
         raise Hostile(f"{prefix or 'The folder'} is empty, which no bundle has.")
     return found
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_ISLNK: "a symbolic link", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
-    return next((words for test, words in kinds.items() if test(mode)), "a device")
 
 
 def open_plain(path: Path) -> int:
@@ -120,9 +117,7 @@ def checksums(text: str) -> dict[str, str]:
     """sha256 by name of a SHA256SUMS. Raises `Hostile` for a line that is none, or a name that leads out of
     the folder."""
     found: dict[str, str] = {}
-    for line in text.split("\n"):
-        if not line:
-            continue
+    for line in filter(None, text.split("\n")):
         match = LINE.fullmatch(line)
         if not match:
             raise Hostile(f"SHA256SUMS has a line that is no checksum: {line[:80]!a}.")

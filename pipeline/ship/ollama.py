@@ -5,7 +5,6 @@ Without a TEMPLATE Ollama compares with templates it knows and falls back to the
 has that template; else it says that there is none.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,40 +24,25 @@ DIALOGUE = [
 ]
 
 
-@dataclass(frozen=True)
-class OllamaTemplate:
-    """A Go template and the system text that the base's template adds if a conversation has none ("" for
-    none)."""
-
-    template: str
-    system: str
-
-
-def ollama_template(jinja: str | None) -> OllamaTemplate | None:
-    """The Go template that renders what `jinja` does; None if `jinja` is not ChatML (with or without a
-    default system turn)."""
-    if jinja is None:
+def default_system(jinja: str | None) -> str | None:
+    """The system text that `jinja` adds if a conversation has none, "" for none; None if `jinja` is not the
+    template that `CHATML` is, or the text can't be written for Ollama."""
+    if jinja is None or _render(jinja, DIALOGUE) != chatml(DIALOGUE):
         return None
-    dialogue, single = _render(jinja, DIALOGUE), _render(jinja, [QUESTION])
-    if dialogue != chatml(DIALOGUE) or single is None:
-        return None
-    rest = chatml([QUESTION])
+    rest, single = chatml([QUESTION]), _render(jinja, [QUESTION]) or ""
     if single == rest:
-        return OllamaTemplate(CHATML, "")
+        return ""
     before, after = "<|im_start|>system\n", "<|im_end|>\n" + rest
-    if not (single.startswith(before) and single.endswith(after)):
-        return None
-    system = single[len(before) : -len(after)]
+    system = single.removeprefix(before).removesuffix(after)
     # Ollama trims what it reads, and three quotes end a value
-    return None if system != system.strip() or '"""' in system else OllamaTemplate(CHATML, system)
+    is_plain = system == system.strip() and '"""' not in system
+    return system if is_plain and single == before + system + after else None
 
 
 def chatml(messages: list[dict[str, str]]) -> str:
     """Plain ChatML with the opening of the assistant's turn: what `CHATML` renders."""
-    turns = "".join(
-        f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages
-    )
-    return turns + "<|im_start|>assistant\n"
+    turns = (f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
+    return "".join(turns) + "<|im_start|>assistant\n"
 
 
 def chat_template(model: Path) -> str | None:

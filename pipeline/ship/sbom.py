@@ -56,10 +56,7 @@ def bill(
         licenses=_license(base),
         pedigree=Pedigree(ancestors=[_base(base)]),
         properties=[Property(name=key, value=str(value)) for key, value in provenance.items()],
-        components=[
-            Component(name=one, type=ComponentType.FILE, bom_ref=f"beside/{one}", hashes=[_hash(digest)])
-            for one, digest in sorted((beside or {}).items())
-        ],
+        components=_hashed(beside or {}, ComponentType.FILE, "beside/"),
     )
     llama = Component(
         name="llama.cpp",
@@ -81,14 +78,10 @@ def bill(
         for package, version in sorted(versions.items())
         if version and package != "quench"
     ]
-    data = [
-        Component(name=title, type=ComponentType.DATA, bom_ref=f"data:{title}", hashes=[_hash(digest)])
-        for title, digest in sorted(datasets.items())
-    ]
     quench = Component(name="quench", version=__version__, type=ComponentType.APPLICATION, bom_ref="quench")
     bom = Bom(
         serial_number=uuid.uuid5(NAMESPACE, sha256),
-        components=[_base(base), llama, *packages, *data],
+        components=[_base(base), llama, *packages, *_hashed(datasets, ComponentType.DATA, "data:")],
         metadata=BomMetaData(component=model, tools=ToolRepository(components=[quench])),
     )
     bom.register_dependency(model, [*bom.components])
@@ -98,32 +91,31 @@ def bill(
 
 
 def _base(base: Mapping[str, Any]) -> Component:
-    on_hub = base["source"] == "hub"
-    owner, _, short = (
-        str(base["model"]).rpartition("/") if on_hub else ("", "", Path(str(base["model"])).name)
-    )
-    purl = (
-        PackageURL("huggingface", namespace=owner or None, name=short, version=_text(base.get("revision")))
-        if on_hub
-        else None
-    )
+    owner, purl, short, revision = None, None, Path(str(base["model"])).name, _text(base.get("revision"))
+    if base["source"] == "hub":
+        owner = str(base["model"]).rpartition("/")[0] or None
+        purl = PackageURL("huggingface", namespace=owner, name=short, version=revision)
     weights = {
         file: digest for file, digest in base["files"].items() if file.endswith((".safetensors", ".gguf"))
     }
-    parts = [
-        Component(name=file, type=ComponentType.FILE, bom_ref=f"{BASE_REF}/{file}", hashes=[_hash(digest)])
-        for file, digest in sorted(weights.items())
-    ]
     return Component(
         name=short,
-        group=owner or None,
+        group=owner,
         type=ComponentType.MACHINE_LEARNING_MODEL,
         bom_ref=BASE_REF,
-        version=_text(base.get("revision")),
+        version=revision,
         licenses=_license(base),
         purl=purl,
-        components=parts,
+        components=_hashed(weights, ComponentType.FILE, f"{BASE_REF}/"),
     )
+
+
+def _hashed(digests: Mapping[str, str], kind: ComponentType, prefix: str) -> list[Component]:
+    """A part by name for each sha256 by name."""
+    return [
+        Component(name=name, type=kind, bom_ref=prefix + name, hashes=[_hash(digest)])
+        for name, digest in sorted(digests.items())
+    ]
 
 
 def _license(base: Mapping[str, Any]) -> list[License]:

@@ -14,6 +14,7 @@ from pipeline.core.errors import ConfigError, ToolError
 
 SIGNATURE = "model.sig"
 MAX_SIGNATURE_BYTES = 1 << 20
+NO_KEY = (OSError, ValueError, TypeError, AttributeError)  # the last two: encrypted, or of another kind
 
 
 def sign(folder: Path, key: Path) -> None:
@@ -24,19 +25,13 @@ def sign(folder: Path, key: Path) -> None:
     signing, _, hashing = _library()
     try:
         config = signing.Config().use_elliptic_key_signer(private_key=key)
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-    ) as error:  # the last two: an encrypted key, or a key of another kind
+    except NO_KEY as error:
         raise ConfigError(
             "Q-SHIP-008",
             f"{key} can't sign ({error}): give an unencrypted private elliptic key as PEM, as `openssl "
             "ecparam` makes it",
         ) from error
-    covered = hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
-    config.set_hashing_config(covered).sign(folder, folder / SIGNATURE)
+    config.set_hashing_config(_covered(hashing)).sign(folder, folder / SIGNATURE)
 
 
 def signature_fault(folder: Path, key: Path) -> str | None:
@@ -47,7 +42,7 @@ def signature_fault(folder: Path, key: Path) -> str | None:
     _, verifying, hashing = _library()
     try:
         config = verifying.Config().use_elliptic_key_verifier(public_key=key)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except NO_KEY as error:
         raise ConfigError(
             "Q-SHIP-008",
             f"{key} can't verify ({error}): give the public elliptic key as PEM, as `openssl ec -pubout` "
@@ -55,13 +50,15 @@ def signature_fault(folder: Path, key: Path) -> str | None:
         ) from error
     if (folder / SIGNATURE).stat().st_size > MAX_SIGNATURE_BYTES:
         return "it is no signature (too large)"
-    # our own way of hashing, not the one that the file asks for
-    covered = hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
-    try:
-        config.set_hashing_config(covered).verify(folder, folder / SIGNATURE)
+    try:  # our own way of hashing, not the one that the file asks for
+        config.set_hashing_config(_covered(hashing)).verify(folder, folder / SIGNATURE)
     except Exception as error:  # whatever fails in a foreign file, the library has not vouched for the folder
         return " ".join(str(error).split())[:300] or type(error).__name__
     return None
+
+
+def _covered(hashing: Any) -> Any:
+    return hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
 
 
 def _library() -> tuple[Any, Any, Any]:

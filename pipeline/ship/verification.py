@@ -22,6 +22,8 @@ from pipeline.ship.signature import SIGNATURE, signature_fault
 VERSION = "1.6"  # of CycloneDX
 MOST_VALUES = 5000  # of a bill: a validator compares each value of a list with each other
 ADAPTER = "-lora.gguf"  # how the name of an adapter's GGUF ends; the base's file is beside it
+# what reading somebody's JSON may raise: deep brackets end the decoder
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 NEEDED = (CARD, BILL, SCRIPT, UNIT, "Modelfile", EVALUATION, PARITY, GATE, SUMS)
 
 
@@ -49,27 +51,26 @@ def _faults(folder: Path, key: Path | None) -> list[str]:
     if key and SIGNATURE not in sizes:
         raise Hostile(f"It is not signed, though a key was given: there is no {SIGNATURE}.")
     listed = checksums(read_small(folder / SUMS))
-    if missing := sorted(set(listed) - set(sizes)):
-        raise Hostile(f"Listed in {SUMS} and missing: {', '.join(missing)}.")
-    if extra := sorted(set(sizes) - set(listed) - {SUMS, SIGNATURE}):
-        raise Hostile(f"Not listed in {SUMS}: {', '.join(extra)}.")
     ggufs = sorted(
         (name for name in listed if name.endswith(".gguf")), key=lambda name: not name.endswith(ADAPTER)
     )
+    large = {name for name, size in sizes.items() if size > MAX_SMALL and name not in ggufs}
+    for names, what in (
+        (set(listed) - set(sizes), f"Listed in {SUMS} and missing"),
+        (set(sizes) - set(listed) - {SUMS, SIGNATURE}, f"Not listed in {SUMS}"),
+        (set(listed) - {*NEEDED, *ggufs}, "These files belong in no bundle"),
+        (large, "These files are larger than anything that belongs in a bundle"),
+    ):
+        if names:
+            raise Hostile(f"{what}: {', '.join(sorted(names))}.")
     if len(ggufs) != 1 and [name.endswith(ADAPTER) for name in ggufs] != [True, False]:
         raise Hostile(f"There are {len(ggufs)} GGUFs where one belongs, or an adapter's and its base's.")
-    if foreign := sorted(set(listed) - {*NEEDED, *ggufs}):
-        raise Hostile(f"These files belong in no bundle: {', '.join(foreign)}.")
-    if large := [name for name, size in sizes.items() if size > MAX_SMALL and name not in ggufs]:
-        raise Hostile(f"These files are larger than anything that belongs in a bundle: {', '.join(large)}.")
-    texts, hashes = (
-        {name: listed[name] for name in listed if name not in ggufs},
-        {name: listed[name] for name in ggufs},
-    )
+    texts = {name: listed[name] for name in listed if name not in ggufs}
+    hashes = {name: listed[name] for name in ggufs}
     return (
         list(_altered(folder, texts))
         or list(_unshown(folder, texts))
-        or list(_claims(folder, {name: sizes[name] for name in ggufs}, hashes))
+        or list(_claims(folder, sum(sizes[name] for name in ggufs), hashes))
         or list(_altered(folder, hashes))
         or list(_unsigned(folder, key))
     )
@@ -97,9 +98,9 @@ def _unshown(folder: Path, texts: Iterable[str]) -> Iterator[str]:
             )
 
 
-def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iterator[str]:
-    """Whether card, bill and evidence speak of these GGUFs (an adapter's before its base's), by the checksums
-    and the first's provenance."""
+def _claims(folder: Path, size: int, hashes: dict[str, str]) -> Iterator[str]:
+    """Whether card, bill and evidence speak of these GGUFs (an adapter's before its base's; bytes of all), by
+    the checksums and the first's provenance."""
     card, (made, *beside) = read_small(folder / CARD), hashes
     gguf = beside[0] if beside else made  # the one that `evaluation.json` calls its file
     try:
@@ -107,13 +108,7 @@ def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iter
         subject, own_sha256 = bill["metadata"]["component"], _sha256(bill["metadata"]["component"])
         parts = {part["name"]: part["hashes"][0]["content"] for part in subject.get("components") or []}
         on_card, invalid = claimed(card), schema_fault(read_small(folder / BILL), bill)
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:  # deep brackets end the decoder
+    except UNREADABLE as error:
         raise Hostile(f"The bundle's JSON can't be read ({type(error).__name__}: {error}).") from error
     if invalid:
         raise Hostile(f"{BILL} is no CycloneDX {VERSION} bill of materials ({invalid}).")
@@ -125,9 +120,9 @@ def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iter
             yield f"{name} is about another file than {file} (sha256 {str(found)[:12]!a}…)."
     if not beside and (lora or parts):
         yield f"{EVALUATION} or {BILL} names a second GGUF, which is missing."
-    if evaluation.get("bytes") != sum(sizes.values()):
+    if evaluation.get("bytes") != size:
         yield (
-            f"{' and '.join(hashes)} has {sum(sizes.values()):,} bytes, {EVALUATION} says "
+            f"{' and '.join(hashes)} has {size:,} bytes, {EVALUATION} says "
             f"{str(evaluation.get('bytes'))[:20]!a}."
         )
         return
@@ -136,31 +131,41 @@ def _claims(folder: Path, sizes: dict[str, int], hashes: dict[str, str]) -> Iter
             yield f"{CARD} does not name {file} with its sha256."
     if gate.get("model") != evaluation.get("model") or not _passed(gate):
         yield f"{GATE} does not say that this level passed the gate."
-    files = parity.get("files")
-    proven = files if isinstance(files, dict) else {}
+    proven = parity["files"] if isinstance(parity.get("files"), dict) else {}
     if parity.get("verdict") != "pass" or any(proven.get(file) != sha256 for file, sha256 in hashes.items()):
         yield (
             f"{PARITY} does not say that {'these files' if beside else 'this file'} passed every parity "
             "check."
         )
+    yield from _provenance_faults(folder, hashes, bill, on_card)
+
+
+def _provenance_faults(
+    folder: Path, hashes: dict[str, str], bill: Mapping[str, Any], on_card: Mapping[str, Any]
+) -> Iterator[str]:
+    """Whether the GGUFs are complete, and card and bill repeat the first one's provenance."""
+    made, *beside = hashes
     try:
         for file in beside:
             check_gguf(folder / file)
         own = provenance(folder / made)
     except DataError as error:
-        yield (
-            f"{made if not beside else ' or '.join(hashes)} is not a complete GGUF "
-            f"({' '.join(error.sentence.split())[:200]})."
-        )
+        yield f"{' or '.join(hashes)} is not a complete GGUF ({' '.join(error.sentence.split())[:200]})."
         return
-    if beside and own.get(BASE_FILE) != hashes[gguf]:
-        yield f"{made} was trained on another file than {gguf} (sha256 {str(own.get(BASE_FILE))[:12]!a}…)."
+    for file in beside:
+        if own.get(BASE_FILE) != hashes[file]:
+            yield (
+                f"{made} was trained on another file than {file} (sha256 {str(own.get(BASE_FILE))[:12]!a}…)."
+            )
     yield from (f"{BILL} {fault}." for fault in bill_faults(bill, hashes, own))
-    if differ := sorted(key for key in own.keys() | on_card.keys() if own.get(key) != on_card.get(key)):
-        yield (
-            f"{CARD} says otherwise than the provenance in {made}: "
-            f"{', '.join(ascii(key)[1:-1] for key in differ[:10])}."
-        )
+    if differ := _differing(own, on_card):
+        yield f"{CARD} says otherwise than the provenance in {made}: {', '.join(differ[:10])}."
+
+
+def _differing(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The keys whose values differ, escaped."""
+    keys = sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key))
+    return [ascii(key)[1:-1] for key in keys]
 
 
 def schema_fault(text: str, bill: Mapping[str, Any]) -> str | None:
@@ -185,14 +190,9 @@ def bill_faults(
 
     subject, components = bill["metadata"]["component"], bill.get("components", [])
     listed = {one["name"]: one.get("value") for one in subject.get("properties", [])}
-    passport_text = {key: None if value is None else str(value) for key, value in fields.items()}
-    if differ := sorted(
-        key for key in listed.keys() | fields.keys() if listed.get(key) != passport_text.get(key)
-    ):
-        yield (
-            f"says otherwise than the provenance in {next(iter(hashes))}: "
-            f"{', '.join(ascii(key)[1:-1] for key in differ[:10])}"
-        )
+    texts = {key: None if value is None else str(value) for key, value in fields.items()}
+    if differ := _differing(texts, listed):
+        yield f"says otherwise than the provenance in {next(iter(hashes))}: {', '.join(differ[:10])}"
     parts = [
         *subject.get("components", []),
         *(part for one in components for part in one.get("components", [])),
@@ -218,10 +218,8 @@ def _sha256(component: Mapping[str, Any]) -> str | None:
 
 def _passed(gate: dict[str, Any]) -> bool:
     """Whether the verdict and every check behind it say so."""
-    checks = gate.get("findings")
-    verdicts = (
-        [one.get("verdict") for one in checks if isinstance(one, dict)] if isinstance(checks, list) else []
-    )
+    checks = gate["findings"] if isinstance(gate.get("findings"), list) else []
+    verdicts = [one.get("verdict") for one in checks if isinstance(one, dict)]
     return gate.get("verdict") == "pass" and bool(verdicts) and "fail" not in verdicts
 
 

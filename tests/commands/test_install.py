@@ -74,7 +74,6 @@ echo "WARNING: Location 'file:///x' is ignored" >&2
 for word in "$@"; do
   case " $FAIL " in *" $word "*) echo "ERROR: No matching distribution found for $word" >&2; exit 1;; esac
 done
-case "$*" in *--version) echo "uv 0.1";; esac
 """)
     python.chmod(0o755)
     monkeypatch.setattr(install.sys, "executable", str(python))

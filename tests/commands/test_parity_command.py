@@ -93,4 +93,4 @@ def test_what_an_older_report_lacks_is_left_out(capsys: pytest.CaptureFixture[st
     assert output.count("Merge [red]") == 3  # no markup of the terminal's
     assert "Other" in output
     assert "None" not in output
-    assert explained([{"title": "A", "verdict": "not measured"}]) == ["A was not measured."]
+    assert list(explained([{"title": "A", "verdict": "not measured"}])) == ["A was not measured."]

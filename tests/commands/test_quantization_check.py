@@ -19,6 +19,7 @@ from tiny import untied_qwen2
 from typer.testing import CliRunner
 
 from pipeline.cli import app
+from pipeline.commands.quantization_check.adapters import random_adapter, saved_adapters
 from pipeline.commands.quantization_check.memory import (
     PARTS,
     measure_training,
@@ -29,7 +30,7 @@ from pipeline.commands.quantization_check.memory import (
     tensor_bytes,
 )
 from pipeline.commands.quantization_check.outputs import compare_logits, output_lines
-from pipeline.commands.quantization_check.swap import random_adapter, saved_adapters, swap_line
+from pipeline.commands.quantization_check.swap import swap_line
 from pipeline.commands.quantization_check.weights import weight_lines
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training

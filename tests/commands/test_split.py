@@ -10,7 +10,7 @@ import pytest
 import tiny
 from qwen2_variants import cut_models
 
-from pipeline.commands.split import main, prove_whole, split
+from pipeline.commands.split import main, prove_complete, split
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.tensors import gguf_tensors
@@ -81,10 +81,10 @@ def test_a_part_that_is_not_of_the_whole_is_named(
     whole = tiny.tiny_gguf(tmp_path / "whole.gguf", tensors={"extra.weight": np.ones((4, 32), np.float16)})
     parts = [tiny.tiny_gguf(tmp_path / "part-1.gguf"), tmp_path / "part-2.gguf"]
     extra_only(parts[1])
-    prove_whole(whole, parts)
+    prove_complete(whole, parts)
     fault(parts)
     with pytest.raises(DataError, match=f"Q-COMMANDS-014: .*{output}"):
-        prove_whole(whole, parts)
+        prove_complete(whole, parts)
 
 
 def extra_only(file: Path) -> None:

@@ -18,7 +18,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.provenance import BASE_FILE
 from pipeline.llamacpp.lora import lora_arguments
-from pipeline.llamacpp.server import cache_arguments
+from pipeline.llamacpp.server import cache_arguments, free_port
 from pipeline.serve import adapter as adapters
 from pipeline.serve.adapter import Adapter, matching_adapter, matching_adapters, parse_adapter
 
@@ -211,7 +211,7 @@ def test_the_command_serves_the_adapter_on_the_base(finished: Path, tmp_path: Pa
     served and asked.
     """
     values = yaml.safe_load((finished / "params.yaml").read_text(encoding="utf-8"))
-    values["serve"]["n_predict"] = 8
+    values["serve"] |= {"n_predict": 8, "port": free_port()}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
 
     def serve(*words: str) -> subprocess.CompletedProcess[str]:

@@ -17,18 +17,20 @@ from pipeline.config.params import Params, load_params
 from pipeline.core.errors import GateError, ToolError
 from pipeline.llamacpp.server import Server, free_port, write_key
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.serve.load import Load, Timed, percentile, put_under_load, summarize
+from pipeline.serve.load import SHARES, Load, Timed, percentiles, put_under_load, summarize
 
 KEY = "a-key-of-a-test-of-load"
 PROMPT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "ignore_eos": True}
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1), st.integers(1, 100))
-def test_percentile_is_the_nearest_rank(values: list[float], share: int) -> None:
-    found = percentile(values, share)
-    assert found in values
-    assert sum(value <= found for value in values) >= math.ceil(len(values) * share / 100)
-    assert sum(value < found for value in values) < len(values) * share / 100
+@given(st.lists(st.floats(0, 1e6), min_size=1))
+def test_percentile_is_the_nearest_rank(values: list[float]) -> None:
+    found = percentiles(values)
+    assert found and list(found) == [f"p{share}" for share in SHARES]
+    for share, value in zip(SHARES, found.values(), strict=True):
+        assert value in values
+        assert sum(one <= value for one in values) >= math.ceil(len(values) * share / 100)
+        assert sum(one < value for one in values) < len(values) * share / 100
 
 
 def test_summary() -> None:

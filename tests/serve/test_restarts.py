@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,10 +29,10 @@ from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.serve.restarts import (
     HOUR,
     LONGEST_PAUSE,
-    Restarts,
     how_it_ended,
     keep_serving,
     own_memory,
+    pause_after,
     watch,
 )
 
@@ -44,23 +45,33 @@ BOMB = (
 
 
 def test_pauses_grow_up_to_the_limit() -> None:
-    restarts = Restarts(8)
-    assert [restarts.after_crash(float(second)) for second in range(9)] == [1, 2, 4, 8, 16, 32, 60, 60, None]
+    crashes = deque[float]()
+    assert [pause_after(crashes, float(second), 8) for second in range(9)] == [
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        60,
+        60,
+        None,
+    ]
     # all are more than an hour ago, and the pauses are short again
-    assert restarts.after_crash(HOUR + 8.5) == 1
+    assert pause_after(crashes, HOUR + 8.5, 8) == 1
 
 
 def test_without_restarts_the_first_crash_is_the_last() -> None:
-    assert Restarts(0).after_crash(1.0) is None
+    assert pause_after(deque(), 1.0, 0) is None
 
 
 @given(st.integers(0, 10), st.lists(st.floats(0, 3 * HOUR), min_size=1, max_size=60).map(sorted))
 def test_never_more_restarts_within_an_hour_than_allowed(limit: int, crashes: list[float]) -> None:
-    restarts = Restarts(limit)
+    noted = deque[float]()
     restarted = [
         moment
         for moment in crashes
-        if (pause := restarts.after_crash(moment)) is not None and 1 <= pause <= LONGEST_PAUSE
+        if (pause := pause_after(noted, moment, limit)) is not None and 1 <= pause <= LONGEST_PAUSE
     ]
     for moment in restarted:
         # subtracted as the code does: a float near 0 is lost otherwise
@@ -86,7 +97,7 @@ def test_a_first_start_that_fails_is_told_as_it_is() -> None:
         yield
 
     with pytest.raises(ToolError, match="while loading"):
-        keep_serving(broken, 5, lambda _: None, lambda _: None)
+        keep_serving(broken, 5, "it is served", lambda _: None)
 
 
 def test_a_port_that_is_taken_between_two_starts_is_one_more_crash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,15 +118,16 @@ def test_a_port_that_is_taken_between_two_starts_is_one_more_crash(monkeypatch: 
         match=r"^Q-SERVE-004: port 1 of 127.0.0.1 is in use, more than 3 times within an hour[^\n]*\n\(the "
         r"log is gone\)$",
     ):
-        keep_serving(start, 3, lambda _: None, lines.append)
+        keep_serving(start, 3, "it is served", lines.append)
     assert [line.partition(":")[0] for line in lines] == [
+        "it is served",
         "llama-server ended by itself with exit status 0",
         "port 1 of 127.0.0.1 is in use",
         "llama-server answers again",
         "llama-server ended by itself with exit status 0",
     ]
     with pytest.raises(MachineError):  # at the very first start
-        keep_serving(lambda: _taken(), 3, lambda _: None, lines.append)
+        keep_serving(lambda: _taken(), 3, "it is served", lines.append)
 
 
 @contextmanager

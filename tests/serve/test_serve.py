@@ -604,7 +604,7 @@ def test_the_command_smoke(root: Path, model: str, code: int, words: str) -> Non
 def test_lines_that_go_on() -> None:
     def stated(*lines: str) -> str:
         rest = iter(lines)
-        return chatting.whole(lambda: next(rest))
+        return chatting.read_message(lambda: next(rest))
 
     assert stated("one") == "one"
     assert stated("one\\", "two\\", "three", "four") == "one\ntwo\nthree"

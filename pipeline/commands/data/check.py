@@ -31,22 +31,22 @@ def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
         try:
             path.stat()
         except OSError as error:
-            why = f"is missing or can't be reached ({error.strerror})"
             raise DataError(
-                "Q-COMMANDS-016", f"{printable(path)} {why}: name a file or a folder with chat logs"
+                "Q-COMMANDS-016",
+                f"{printable(path)} is missing or can't be reached ({error.strerror}): name a file or a "
+                "folder with chat logs",
             ) from error
         # a link to a file is itself the file
-        whole = path.resolve() if path.is_dir() else path.parent.resolve() / path.name
-        inside = whole.relative_to(raw.resolve()) if whole.is_relative_to(raw.resolve()) else None
+        place = path.resolve() if path.is_dir() else path.parent.resolve() / path.name
+        inside = place.relative_to(raw.resolve()) if place.is_relative_to(raw.resolve()) else None
         if not path.is_dir():
             yield path, printable(inside or Path(path.name))
-            continue
-        found = files_below(path)
-        if not found:
+        elif found := files_below(path):
+            yield from ((one, printable((inside or Path()) / name)) for name, one in found)
+        else:
             raise DataError(
                 "Q-COMMANDS-016", f"{printable(path)} holds no file: name a file or a folder with chat logs"
             )
-        yield from ((one, printable((inside or Path()) / name)) for name, one in found)
 
 
 def settings(params: Path | None, root: Path) -> Curate:
@@ -72,8 +72,12 @@ def rejects(
     from pipeline.stages.curate.inputs import added_tokens, read_names
 
     lineage, base = root / "models" / "base.json", root / "models" / "base"
-    tokens = added_tokens(lineage) if lineage.exists() else None
-    cleaner = Cleaner(settings, tokens, base if base.is_dir() else None, read_names(root, settings))
+    cleaner = Cleaner(
+        settings,
+        added_tokens(lineage) if lineage.exists() else None,
+        base if base.is_dir() else None,
+        read_names(root, settings),
+    )
     for path, name in files(paths, root / "data/raw"):
         for entry in check_file(path, name, cleaner, found):
             yield entry | {"file": printable(path)}
@@ -94,11 +98,10 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
         if as_json:
             print(json.dumps(entry, ensure_ascii=False))
         elif everything or reasons.total() <= SHOWN:
-            place = entry["file"] if entry["line"] is None else f"{entry['file']}:{entry['line']}"
-            print(f"{place}: {entry['reason']}: {one_line(entry['detail'], 300)}")
+            line = "" if entry["line"] is None else f":{entry['line']}"
+            print(f"{entry['file']}{line}: {entry['reason']}: {one_line(entry['detail'], 300)}")
     out = sys.stderr if as_json else sys.stdout  # what a machine reads stays clean
-    for sentence in _stats(found):
-        print(f"check: {sentence}", file=out)
+    print(*(f"check: {sentence}" for sentence in _stats(found)), sep="\n", file=out)
     if not reasons:
         print("check: every row can be used (duplicates are found by stage curate, over all files)", file=out)
         return 0
@@ -114,16 +117,11 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
 
 def _stats(found: Counter[str]) -> list[str]:
     """What was read, in which every file and row is counted once, and what training doesn't do with it."""
-    rejected = found["lines"] - found["usable"]
-    rows = f"{plural(found['lines'], 'row')}: {found['usable']:,} usable, {rejected:,} rejected"
-    files = (
-        f"{plural(found['files'], 'file')}: {found['files'] - found['unread']:,} read, "
-        f"{found['unread']:,} not read"
-    )
-    files += f", {found['empty']:,} without a row" if found["empty"] else ""
+    empty = f", {found['empty']:,} without a row" if found["empty"] else ""
+    untrained = {kind: found[kind] for kind in get_args(Kind) if kind not in TRAINED}
     return [
-        f"{files}; {rows}",
-        *training_sentences(
-            {kind: found[kind] for kind in get_args(Kind) if kind not in TRAINED}, found["scored"]
-        ),
+        f"{plural(found['files'], 'file')}: {found['files'] - found['unread']:,} read, "
+        f"{found['unread']:,} not read{empty}; {plural(found['lines'], 'row')}: {found['usable']:,} usable, "
+        f"{found['lines'] - found['usable']:,} rejected",
+        *training_sentences(untrained, found["scored"]),
     ]

@@ -8,11 +8,12 @@ differ.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from pipeline.chat.rows import Row, texts
+from pipeline.chat.rows import texts
 from pipeline.commands.data.versions import SPLITS, Version, revision, workspace
 from pipeline.core.wording import one_line, plural
 from pipeline.stages.curate.rules.changes import excerpts
@@ -39,23 +40,25 @@ class Difference:
     added: list[Place] = field(default_factory=list)
     removed: list[Place] = field(default_factory=list)
     changed: list[tuple[Place, Place]] = field(default_factory=list)
-    splits: dict[str, tuple[int, int]] = field(default_factory=dict)  # before, after
-    domains: dict[str, tuple[int, int]] = field(default_factory=dict)
+    splits: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
+    domains: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
 
 
 def compare(before: Version, after: Version) -> Difference:
     """Every row of both versions, matched by id first, by source then."""
     old: dict[int, int] = {}
-    rows_before, rows_after = (Counter[str](), Counter[str]()), (Counter[str](), Counter[str]())
+    new: dict[str, Place] = {}
+    found = Difference()
     for split, row in before.rows():
         old.setdefault(int(row["id"], 16), SPLITS.index(split))
-        _count(rows_before, split, row)
-    found, new = Difference(), {}
+        found.splits[0][split] += 1
+        found.domains[0][row.get("domain", "(none)")] += 1
     for split, row in after.rows():
-        _count(rows_after, split, row)
-        known, place = old.get(int(row["id"], 16)), Place(row["id"], row["source"], split)
+        found.splits[1][split] += 1
+        found.domains[1][row.get("domain", "(none)")] += 1
+        known = old.get(int(row["id"], 16))
         if known is None:
-            new[row["source"]] = place
+            new[row["source"]] = Place(row["id"], row["source"], split)
             continue
         old[int(row["id"], 16)] = known | SEEN
         was = SPLITS[known & ~SEEN]
@@ -67,40 +70,34 @@ def compare(before: Version, after: Version) -> Difference:
         if old.pop(int(row["id"], 16), SEEN) & SEEN:
             continue
         place = Place(row["id"], row["source"], split)
-        now = new.pop(row["source"], None)
-        if now:
-            found.changed.append((place, now))
+        if row["source"] in new:
+            found.changed.append((place, new.pop(row["source"])))
         else:
             found.removed.append(place)
     found.added = list(new.values())
-    found.splits, found.domains = (_beside(a, b) for a, b in zip(rows_before, rows_after, strict=True))
     return found
 
 
 def summary(before: Version, after: Version, found: Difference) -> Iterable[str]:
     """The difference as lines of text."""
     yield f"data/final from {before.name} to {after.name}"
-    parts = [
-        (len(found.added), "added"),
-        (len(found.removed), "removed"),
-        (len(found.changed), "changed"),
-        (len(found.moved), "moved between splits"),
-    ]
-    stated = ", ".join(f"{number:,} {what}" for number, what in parts if number)
-    yield (
-        f"rows: {stated}, {found.same:,} the same"
-        if stated
-        else f"no row differs ({plural(found.same, 'row')})"
+    kinds: dict[str, list[Any]] = {
+        "added": found.added,
+        "removed": found.removed,
+        "changed": found.changed,
+        "moved between splits": found.moved,
+    }
+    counts = [f"{len(rows):,} {kind}" for kind, rows in kinds.items() if rows]
+    same = f"rows: {', '.join(counts)}, {found.same:,} the same"
+    yield same if counts else f"no row differs ({plural(found.same, 'row')})"
+    yield from _table("split", *found.splits)
+    yield from _table("domain", *found.domains)
+    yield from _table(
+        "rejected", *(Counter(version.stats().get("rejected") or {}) for version in (before, after))
     )
-    yield from _table("split", {split: found.splits.get(split, (0, 0)) for split in SPLITS})
-    yield from _table("domain", _differing(found.domains))
-    reasons = _beside(*(Counter(version.stats().get("rejected") or {}) for version in (before, after)))
-    yield from _table("rejected", _differing(reasons))
-    leaked = sum(place.split != "test" and split == "test" for place, split in found.moved)
-    if leaked:
-        yield ""
+    if leaked := sum(place.split != "test" and split == "test" for place, split in found.moved):
         yield (
-            f"beware: moved into test, where it was not held out before: {leaked:,}; don't measure a "
+            f"\nbeware: moved into test, where it was not held out before: {leaked:,}; don't measure a "
             f"model trained on {before.name} with it"
         )
 
@@ -112,8 +109,10 @@ def examples(before: Version, after: Version, found: Difference, count: int) -> 
     new = _fetched(after, {place.id for place in added} | {now.id for _, now in changed})
     for title, mark, places, rows in (("added", "+", added, new), ("removed", "-", removed, old)):
         yield from ["", title] if places else []
-        for place in places:
-            yield f"  {mark} {one_line(place.source)} ({place.split}): {one_line(rows[place.id])}"
+        yield from (
+            f"  {mark} {one_line(place.source)} ({place.split}): {one_line(rows[place.id])}"
+            for place in places
+        )
     yield from ["", "changed"] if changed else []
     for was, now in changed:
         yield (
@@ -122,9 +121,8 @@ def examples(before: Version, after: Version, found: Difference, count: int) -> 
         )
         for mark, text in zip("-+", excerpts(old[was.id], new[now.id]), strict=True):
             yield f"    {mark} {one_line(text, 180)}"
-    yield from ["", "moved"] if found.moved and count else []
-    for place, split in found.moved[:count]:
-        yield f"  > {one_line(place.source)}: {place.split} → {split}"
+    moved = [f"  > {one_line(place.source)}: {place.split} → {split}" for place, split in found.moved[:count]]
+    yield from ["", "moved", *moved] if moved else []
 
 
 def main(root: Path, first: str, second: str | None, rows: int) -> None:
@@ -134,47 +132,33 @@ def main(root: Path, first: str, second: str | None, rows: int) -> None:
     before = revision(root, first)
     after = revision(root, second) if second else workspace(root)
     found = compare(before, after)
-    for line in summary(before, after, found):
-        print(line)
-    for line in examples(before, after, found, rows) if rows else ():
-        print(line)
+    print(*summary(before, after, found), *examples(before, after, found, rows), sep="\n")
 
 
-def _count(counters: tuple[Counter[str], Counter[str]], split: str, row: Row) -> None:
-    counters[0][split] += 1
-    counters[1][row.get("domain", "(none)")] += 1
-
-
-def _beside(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    return {name: (before.get(name, 0), after.get(name, 0)) for name in sorted(before.keys() | after.keys())}
-
-
-def _differing(pairs: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    return {name: (a, b) for name, (a, b) in pairs.items() if a != b}
-
-
-def _table(title: str, pairs: Mapping[str, tuple[int, int]]) -> Iterable[str]:
-    """Names with both numbers and their difference, the largest difference first (splits in their order)."""
-    if not pairs:
-        return
-    ordered = (
-        list(pairs.items())
+def _table(title: str, before: Counter[str], after: Counter[str]) -> Iterable[str]:
+    """Names with both numbers and their difference: all splits in their order, else those that differ, the
+    largest difference first.
+    """
+    change = {name: after[name] - before[name] for name in before.keys() | after.keys()}
+    names = (
+        SPLITS
         if title == "split"
-        else sorted(pairs.items(), key=lambda item: (-abs(item[1][1] - item[1][0]), item[0]))
+        else sorted(filter(change.get, change), key=lambda name: (-abs(change[name]), name))
     )
-    wide = max(16, *(len(one_line(name, 48)) for name, _ in ordered[:LINES]))
-    yield ""
-    yield f"{title:{wide}} {'before':>12} {'after':>12} {'change':>12}"
-    for name, (a, b) in ordered[:LINES]:
-        yield f"{one_line(name, 48):{wide}} {a:12,} {b:12,} {b - a:+12,}"
-    if len(ordered) > LINES:
-        yield f"… and {len(ordered) - LINES} more"
+    if not names:
+        return
+    wide = max(16, *(len(one_line(name, 48)) for name in names[:LINES]))
+    yield f"\n{title:{wide}} {'before':>12} {'after':>12} {'change':>12}"
+    for name in names[:LINES]:
+        yield f"{one_line(name, 48):{wide}} {before[name]:12,} {after[name]:12,} {change.get(name, 0):+12,}"
+    if len(names) > LINES:
+        yield f"… and {len(names) - LINES} more"
 
 
 def _fetched(version: Version, ids: set[str]) -> dict[str, str]:
     """The texts of some rows."""
-    if not ids:
-        return {}
     return {
-        row["id"]: "\n".join(text for _, text in texts(row)) for _, row in version.rows() if row["id"] in ids
+        row["id"]: "\n".join(text for _, text in texts(row))
+        for _, row in (version.rows() if ids else ())
+        if row["id"] in ids
     }

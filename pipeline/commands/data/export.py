@@ -4,23 +4,16 @@ quench data export train.json --to sharegpt
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.chat.rows import BadRow, Row
+from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.core.wording import one_line, plural
 
 NAMED = 20  # rows left out that are named one by one
-FORMATS = ("sharegpt", "alpaca", "messages")
-
-
-def writer(format: str) -> Callable[[Row], Row]:
-    """The function that says a canonical row in `format`; it raises `BadRow` where that can't be done."""
-    from pipeline.stages.curate.export import to_alpaca, to_sharegpt
-
-    return {"sharegpt": to_sharegpt, "alpaca": to_alpaca, "messages": to_messages}[format]
 
 
 def to_messages(row: Row) -> Row:
@@ -29,16 +22,16 @@ def to_messages(row: Row) -> Row:
 
 
 def export(source: Path, target: Path, format: str) -> tuple[int, list[tuple[str, BadRow]]]:
-    """Write the rows of `source` to `target`; gives how many, and which could not be said in `format` and
-    why.
-    """
+    """Write the rows of `source` to `target`; gives how many, and which `format` can't hold and why."""
+    from pipeline.stages.curate.export import to_alpaca, to_sharegpt
+
     left: list[tuple[str, BadRow]] = []
-    say = writer(format)
+    convert = {"sharegpt": to_sharegpt, "alpaca": to_alpaca, "messages": to_messages}[format]
 
     def rendered() -> Iterator[Row]:
         for row in read_rows(source):
             try:
-                yield say(row)
+                yield convert(row)
             except BadRow as why:
                 left.append((str(row["source"]), why))
 
@@ -49,9 +42,7 @@ def main(root: Path, target: Path, format: str, split: str, *, skip: bool, force
     """Export and say what was left out; gives the exit code: 3 if something was and `skip` does not allow
     it.
     """
-    source = root / "data" / "final" / f"{split}.jsonl"
-    if not source.exists():
-        raise DataError("Q-CORE-001", f"{source} is missing: run `snakemake curate`, which writes it")
+    source = split_file(root, split)
     if target.exists() and not target.is_file():
         raise ConfigError("Q-COMMANDS-017", f"{target} is a folder or no regular file: name a file to write")
     if target.exists() and not force:

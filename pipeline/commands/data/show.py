@@ -1,5 +1,5 @@
-"""Rows as the model will see them: rendered by the base's own template, with the text that is trained told
-apart.
+"""Rows as the model will see them: rendered by the base's own template, with the text that is trained
+marked.
 
     quench data show --split test --row 3
 
@@ -10,11 +10,12 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat.rows import Row
+from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.wording import one_line, plain, plural
@@ -25,7 +26,7 @@ BRACKETS = "⟦⟧"  # around trained text if there are no colors
 
 @dataclass(frozen=True)
 class View:
-    """One rendering of a row: pieces of text, each trained or not, and what is said of it (token counts, or
+    """One rendering of a row: pieces of text, each trained or not, and a note on it (token counts, or
     why it can't be rendered).
     """
 
@@ -73,10 +74,7 @@ def main(root: Path, split: str, wanted: str | None, count: int) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    source = root / "data" / "final" / f"{split}.jsonl"
-    if not source.exists():
-        raise DataError("Q-CORE-001", f"{source} is missing: run `snakemake curate`, which writes it")
-    rows = chosen(source, wanted, count)
+    rows = chosen(split_file(root, split), wanted, count)
     first = next(rows, None)
     if first is None:
         print(f"{split} has no rows")
@@ -97,8 +95,7 @@ def main(root: Path, split: str, wanted: str | None, count: int) -> None:
             Text(" · ".join(one_line(str(word)) for word in about if word)), align="left", style="dim"
         )
         for view in views(row, tokenizer):
-            heading = ": ".join(filter(None, (view.title, view.note)))
-            if heading:
+            if heading := ": ".join(filter(None, (view.title, view.note))):
                 console.print(Text(heading, style="italic"))
             console.print(Text.assemble(*_styled(view.pieces, colors)))
         if "answer" in row:
@@ -136,13 +133,8 @@ def _rendered(title: str, turns: list[dict[str, Any]], row: Row, tokenizer: Any)
     try:
         if row["kind"] == "prompt":  # the model goes on from here: nothing in it is trained
             text = render(tokenizer, turns, tools, add_generation_prompt=True)
-            return [
-                View(
-                    title,
-                    [(text, False)],
-                    plural(len(tokenizer(text, add_special_tokens=False)["input_ids"]), "token"),
-                )
-            ]
+            tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+            return [View(title, [(text, False)], plural(tokens, "token"))]
         _, encoded = next(encode(tokenizer, [{"kind": "chat", "messages": turns, "tools": tools}]))
         if isinstance(encoded, Unrenderable):
             raise encoded
@@ -152,7 +144,7 @@ def _rendered(title: str, turns: list[dict[str, Any]], row: Row, tokenizer: Any)
     return [
         View(
             " ".join(filter(None, (title, f"answer {text.part}" if text.part else ""))),
-            list(_parted(text.text, text.spans)),
+            _parted(text.text, text.spans),
             _counted(one),
         )
         for text, one in zip(texts, encoded, strict=True)
@@ -188,22 +180,15 @@ def _messages(turns: Iterable[dict[str, Any]]) -> Iterator[tuple[str, bool]]:
 
     for turn in turns:
         rest = {key: value for key, value in turn.items() if key not in ("role", "content", "train")}
-        yield f"{turn['role']}: ", False
-        words = " ".join(
-            filter(None, (turn["content"], json.dumps(rest, ensure_ascii=False) if rest else ""))
-        )
-        yield words, turn["role"] == "assistant" and turn.get("train", True)
-        yield "\n", False
+        parts = (turn["content"], json.dumps(rest, ensure_ascii=False) if rest else "")
+        trained = turn["role"] == "assistant" and turn.get("train", True)
+        yield from ((f"{turn['role']}: ", False), (" ".join(filter(None, parts)), trained), ("\n", False))
 
 
-def _parted(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[str, bool]]:
+def _parted(text: str, spans: Iterable[tuple[int, int]]) -> list[tuple[str, bool]]:
     """The text in pieces, those within `spans` trained."""
-    at = 0
-    for start, end in spans:
-        yield text[at:start], False
-        yield text[start:end], True
-        at = end
-    yield text[at:], False
+    edges = [0, *chain.from_iterable(spans), len(text)]
+    return [(text[start:end], number % 2 == 1) for number, (start, end) in enumerate(pairwise(edges))]
 
 
 def _styled(pieces: Iterable[tuple[str, bool]], colors: bool) -> Iterator[tuple[str, str]]:

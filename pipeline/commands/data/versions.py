@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import orjson
 import yaml
@@ -44,10 +44,17 @@ class Version:
         """`reports/data.json`, {} if this version has none."""
         try:
             with self.open("reports/data.json") as file:
-                stats: dict[str, Any] = orjson.loads(file.read())
+                return cast("dict[str, Any]", orjson.loads(file.read()))
         except (DataError, ValueError):
             return {}
-        return stats
+
+
+def split_file(root: Path, split: str) -> Path:
+    """The rows of a split in the workspace. Raises `DataError` if they are missing."""
+    path = root / FINAL / f"{split}.jsonl"
+    if not path.exists():
+        raise DataError("Q-CORE-001", f"{path} is missing: run `snakemake curate`, which writes it")
+    return path
 
 
 def workspace(root: Path) -> Version:
@@ -95,7 +102,7 @@ def revision(root: Path, name: str) -> Version:
 
     def opened(path: str) -> BinaryIO:
         try:
-            file: BinaryIO = DVCFileSystem(repo=str(root), rev=commit.strip()).open(path, "rb")
+            return cast("BinaryIO", DVCFileSystem(repo=str(root), rev=commit.strip()).open(path, "rb"))
         except (OSError, DataIndexDirError):
             raise DataError(
                 "Q-COMMANDS-022",
@@ -107,7 +114,6 @@ def revision(root: Path, name: str) -> Version:
                 "Q-COMMANDS-024",
                 f"DVC can't read {path} of {name} ({error}): fix that, then run the same command again",
             ) from None
-        return file
 
     return Version(name, opened)
 
@@ -126,7 +132,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 def _outputs(lock: str) -> set[str]:
     """The paths that a dvc.lock names as outputs."""
     try:
-        stages = (yaml.safe_load(lock) or {}).get("stages") or {}
-        return {output["path"] for stage in stages.values() for output in stage.get("outs") or []}
+        stages = yaml.safe_load(lock)["stages"].values()
+        return {output["path"] for stage in stages for output in stage.get("outs") or []}
     except (yaml.YAMLError, AttributeError, KeyError, TypeError):
         return set()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import chats, encodable, load_tokenizer
+from pipeline.commands.quantization_check.adapters import check_settings, put_adapter, saved_adapters
 from pipeline.commands.quantization_check.memory import (
     NF4,
     PLAIN,
@@ -26,14 +27,14 @@ from pipeline.commands.quantization_check.memory import (
     memory_table,
 )
 from pipeline.commands.quantization_check.outputs import compare_logits, last_logits, output_lines
-from pipeline.commands.quantization_check.swap import random_adapter, saved_adapters, swap_line
+from pipeline.commands.quantization_check.swap import swap_line
 from pipeline.commands.quantization_check.weights import weight_lines
 from pipeline.config.params import Params
 from pipeline.config.sections import Training
 from pipeline.core.checks import Check, refuse
 from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.core.jsonl import read_rows
-from pipeline.core.publish import write_json
+from pipeline.core.publish import read_json, write_json
 from pipeline.models.finite import adapter_is_finite, dequantization_is_finite, outputs_watched
 from pipeline.models.qlora import check_adapter, load_quantized, lora_config
 from pipeline.models.runtime import silence_libraries, use_all_cores
@@ -74,14 +75,14 @@ def quantization_check(
     where = f"{len(rows)} prompts, {'the trained adapter' if adapter else 'a fresh random adapter'}"
     measured: dict[str, dict[str, int]] = {}
     with loaded(base, settings.model_copy(update={"quantization": "none"}), room_for(base)) as bare:
-        model = with_adapter(bare, adapter, settings)
+        model = put_adapter(bare, adapter, lora_config(settings), "default", SEED)
         reference = last_logits(model, rows)
         measured[PLAIN] = measure_training(model, rows, settings.learning_rate)
     with loaded(base, settings) as bare:  # every linear was proven to be NF4 before anything else is put on
         quantized = dequantization_is_finite(bare)
         weights = weight_lines(bare, base)
         swap = swap_line(bare, lora_config(settings), rows[:1], switched)
-        model = with_adapter(bare, adapter, settings)
+        model = put_adapter(bare, adapter, lora_config(settings), "default", SEED)
         check_adapter(model, settings)
         with outputs_watched(model) as outputs:
             candidate = last_logits(model, rows)
@@ -102,18 +103,19 @@ def quantization_check(
         "memory": memory_line(measured[NF4], shape, settings),
         "adapter_swap": swap,
     }
-    memory = {
+    return {
+        "lines": lines,
+        "figures": figures,
         "memory": memory_table(measured, settings),
         "memory_check": memory_check(measured, shape, settings),
     }
-    return {"lines": lines, "figures": figures} | memory
 
 
 def counted(title: str, what: str, number: int) -> Check:
     """A check of which each part was proven as it was counted; not measured where there was none."""
-    if not number:
-        return Check(title, "not measured", "none", what=what)
-    return Check(title, "pass", "each one proven", what=what, figure=float(number))
+    if number:
+        return Check(title, "pass", "each one proven", what=what, figure=float(number))
+    return Check(title, "not measured", "none", what=what)
 
 
 @contextmanager
@@ -127,39 +129,6 @@ def loaded(base: Path, settings: Training, device: str | None = None) -> Iterato
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def with_adapter(bare: Any, adapter: Path | None, settings: Training) -> Any:
-    """`bare` with the trained adapter of the folder, ready to train on, or with a fresh random one; float32
-    either way.
-    """
-    from peft import PeftModel
-
-    if adapter is None:
-        return random_adapter(bare, lora_config(settings), "default", SEED)
-    return PeftModel.from_pretrained(bare, adapter, is_trainable=True)
-
-
-def check_settings(adapter: Path, settings: Training) -> None:
-    """Raise `DataError` unless the adapter is there whole and has the rank and targets of `settings`."""
-    try:
-        known = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-        found = known["r"], sorted(known["target_modules"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            "Q-COMMANDS-027",
-            f"{adapter}/adapter_config.json can't be read ({error}): run `snakemake --force train`",
-        ) from error
-    if not (adapter / "adapter_model.safetensors").is_file():
-        raise DataError(
-            "Q-COMMANDS-027", f"{adapter} has no adapter_model.safetensors: run `snakemake --force train`"
-        )
-    if found != (settings.r, sorted(settings.target_modules)):
-        raise DataError(
-            "Q-COMMANDS-027",
-            f"{adapter} has rank {found[0]} on {', '.join(found[1])}, and params.yaml says {settings.r} on "
-            f"{', '.join(sorted(settings.target_modules))}: put that back, or train again",
-        )
 
 
 def room_for(base: Path) -> str | None:
@@ -181,10 +150,8 @@ def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
         {"messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]}
         for ask, answer in BUILT_IN
     ]
-    sources = (chats(read_rows(held_out)) if held_out.is_file() else iter(()), iter(built_in))
-    for source in sources:
-        rows = [row.ids for row in islice(encodable(tokenizer, source, LONGEST), prompts)]
-        if rows:
+    for source in (chats(read_rows(held_out)) if held_out.is_file() else iter(()), iter(built_in)):
+        if rows := [row.ids for row in islice(encodable(tokenizer, source, LONGEST), prompts)]:
             return rows
     raise DataError(
         "Q-COMMANDS-030",
@@ -211,7 +178,7 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
     switched = saved_adapters(root, adapters)
     silence_libraries()
     use_all_cores()
-    known = json.loads((base / "config.json").read_text(encoding="utf-8")).get("model_type") in KNOWN
+    known = read_json(base / "config.json", "run `snakemake --force base`").get("model_type") in KNOWN
     report = quantization_check(
         base=base,
         adapter=trained,
@@ -221,13 +188,13 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
         switched=switched,
     )
     failed = [line for line in report["lines"].values() if line.verdict == "fail"]
-    of = {"base_weights_sha256": base_hashes(base)["weights_sha256"], "adapter": bool(trained)}
-    written = (
-        {"verdict": "fail" if failed else "pass"}
-        | of
-        | report
-        | {"lines": {key: line.record(KEYS) for key, line in report["lines"].items()}}
-    )
+    written = {
+        "verdict": "fail" if failed else "pass",
+        "base_weights_sha256": base_hashes(base)["weights_sha256"],
+        "adapter": bool(trained),
+        **report,
+        "lines": {key: line.record(KEYS) for key, line in report["lines"].items()},
+    }
     write_json(root / "reports/quantization-check.json", written)
     if as_json:
         print(json.dumps(written, indent=2, ensure_ascii=False))

@@ -34,11 +34,15 @@ def last_logits(model: Any, rows: list[list[int]]) -> list[Floats]:
 
     model.eval()
     with torch.no_grad():
-        return [_logits(model, torch.tensor([ids], device=model.device)).cpu().numpy() for ids in rows]
-
-
-def _logits(model: Any, ids: Any) -> Any:
-    return model(input_ids=ids, use_cache=False, logits_to_keep=POSITIONS).logits[0].float()
+        outputs = (
+            model(
+                input_ids=torch.tensor([ids], device=model.device),
+                use_cache=False,
+                logits_to_keep=POSITIONS,
+            )
+            for ids in rows
+        )
+        return [output.logits[0].float().cpu().numpy() for output in outputs]
 
 
 def compare_logits(reference: list[Floats], candidate: list[Floats]) -> dict[str, float]:
@@ -72,23 +76,24 @@ def output_lines(figures: dict[str, float], where: str, parameters: int | None =
     """Relative error of the outputs, mean and largest, divergence and first choice, each against its limit
     for a model of `parameters`.
     """
-    title = "16-bit base with adapter → NF4 base with adapter"
     larger = max(1.0, (parameters or 0) / SMALLEST) ** SIZE_POWER
-    # a divergence grows with the square of the error, and so does its limit
-    most_mean, most_worst, most_kld, least = (
-        MAX_ERROR / larger**0.5,
-        MAX_WORST_ERROR / larger**0.5,
-        MAX_KLD / larger,
-        1 - MAX_OTHER_FIRST / larger**0.5,
-    )
     detail = (
         f"logits differ by {figures['mean_abs']:.3f} on average, {figures['max_abs']:.2f} at most, NMSE "
         f"{figures['nmse']:.4f}; {where}"
     )
 
-    def line(name: str, what: str, key: str, limit: float, unit: str, note: str, *, good: bool) -> Check:
+    def line(
+        name: str,
+        what: str,
+        key: str,
+        limit: float,
+        note: str = where,
+        unit: str = "",
+        at_least: bool = False,
+    ) -> Check:
+        good = figures[key] >= limit if at_least else figures[key] <= limit
         return Check(
-            f"{title}, {name}",
+            f"16-bit base with adapter → NF4 base with adapter, {name}",
             "pass" if good else "fail",
             note,
             what=what,
@@ -97,42 +102,15 @@ def output_lines(figures: dict[str, float], where: str, parameters: int | None =
             unit=unit,
         )
 
-    mean, worst = figures["mean_relative"], figures["max_relative"]
+    # a divergence grows with the square of the error, and so does its limit
+    most, worst, most_kld = MAX_ERROR / larger**0.5, MAX_WORST_ERROR / larger**0.5, MAX_KLD / larger
+    least = 1 - MAX_OTHER_FIRST / larger**0.5
+    choice = "share of positions with the same first choice"
     return {
-        "output_error": line(
-            "error",
-            "mean relative error of the outputs",
-            "mean_relative",
-            most_mean,
-            "",
-            detail,
-            good=mean <= most_mean,
-        ),
+        "output_error": line("error", "mean relative error of the outputs", "mean_relative", most, detail),
         "output_worst": line(
-            "largest error",
-            "largest relative error of a position's outputs",
-            "max_relative",
-            most_worst,
-            "",
-            where,
-            good=worst <= most_worst,
+            "largest error", "largest relative error of a position's outputs", "max_relative", worst
         ),
-        "output_divergence": line(
-            "divergence",
-            "mean KL divergence",
-            "kld",
-            most_kld,
-            "nats",
-            where,
-            good=figures["kld"] <= most_kld,
-        ),
-        "output_first_choice": line(
-            "first choice",
-            "share of positions with the same first choice",
-            "same_top",
-            least,
-            "",
-            where,
-            good=figures["same_top"] >= least,
-        ),
+        "output_divergence": line("divergence", "mean KL divergence", "kld", most_kld, unit="nats"),
+        "output_first_choice": line("first choice", choice, "same_top", least, at_least=True),
     }

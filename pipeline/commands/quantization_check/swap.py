@@ -9,88 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.commands.quantization_check.adapters import put_adapter
 from pipeline.commands.quantization_check.outputs import last_logits
 from pipeline.core.checks import Check
-from pipeline.core.errors import ConfigError, DataError
-from pipeline.core.hashing import file_hash
 from pipeline.llamacpp.logits import Floats
 from pipeline.stages.parity.check import count_check
-from pipeline.stages.train.checkpoints import checkpoints_in, defect
 
 NAMES = ("first", "second")
-WEIGHTS = "adapter_model.safetensors"
-
-
-def random_adapter(model: Any, config: Any, name: str, seed: int) -> Any:
-    """`model` with a fresh adapter `name` whose B is random too, so that it changes something; the same seed
-    gives the same adapter on any base.
-    """
-    import torch
-    from peft import PeftModel, get_peft_model
-
-    if isinstance(model, PeftModel):
-        model.add_adapter(name, config)
-    else:
-        model = get_peft_model(model, config, adapter_name=name)
-    random = torch.Generator().manual_seed(seed)
-    for key, weight in sorted(model.named_parameters()):
-        if f".lora_A.{name}." in key or f".lora_B.{name}." in key:
-            values = torch.randn(weight.shape, generator=random) / weight.shape[1] ** 0.5
-            weight.data.copy_(0.1 * values)
-    return model
-
-
-def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
-    """Two adapter folders to switch between: the `given` ones, else the trained one and the newest other
-    checkpoint; none if there are not two.
-
-    Raises `ConfigError` for one given alone, `DataError` for a given one that is missing or incomplete.
-    """
-    if given:
-        if len(given) != 2:
-            raise ConfigError(
-                "Q-COMMANDS-028",
-                f"--adapter is given {len(given)} times, and two adapters are switched: give it twice",
-            )
-        for folder in given:
-            if not is_whole(folder):
-                raise DataError(
-                    "Q-COMMANDS-029",
-                    f"{folder} is no adapter (adapter_config.json and adapter_model.safetensors): "
-                    "name a folder that training wrote",
-                )
-        return tuple(given)
-    checkpoints = [
-        one for one in reversed(checkpoints_in(root / "models/checkpoints")) if defect(one) is None
-    ]
-    found: dict[str, Path] = {}
-    for folder in filter(is_whole, (root / "models/adapter", *checkpoints)):
-        found.setdefault(file_hash(folder / WEIGHTS), folder)
-        if len(found) == 2:
-            return tuple(found.values())
-    return ()
-
-
-def is_whole(folder: Path) -> bool:
-    """Whether a folder holds an adapter's settings and weights."""
-    return (folder / "adapter_config.json").is_file() and (folder / WEIGHTS).is_file()
-
-
-def saved_adapter(model: Any, folder: Path, name: str) -> Any:
-    """`model` with the adapter of `folder` as `name`. Raises `DataError` if it does not fit."""
-    from peft import PeftModel
-
-    try:
-        if isinstance(model, PeftModel):
-            model.load_adapter(str(folder), adapter_name=name)
-            return model
-        return PeftModel.from_pretrained(model, str(folder), adapter_name=name)
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(
-            "Q-COMMANDS-029",
-            f"{folder} does not fit this base ({reason}): name adapters that were trained on it",
-        ) from error
 
 
 def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence[Path] = ()) -> Check:
@@ -101,11 +26,8 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
     """
 
     def put_on(bare: Any, name: str) -> Any:
-        return (
-            saved_adapter(bare, adapters[NAMES.index(name)], name)
-            if adapters
-            else random_adapter(bare, config, name, 1 + NAMES.index(name))
-        )
+        number = NAMES.index(name)
+        return put_adapter(bare, adapters[number] if adapters else None, config, name, 1 + number)
 
     bare = last_logits(model, rows)
     alone = {}

@@ -2,7 +2,6 @@
 scale and block by block.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +19,24 @@ BLOCK = 64  # weights that share a scale
 #                     rounded too up to 0.33
 # A linear's scales × 1.1 are 9.5 % off in scale, and so is a double quantization whose offset is 10 % too
 # large; two blocks in each other's place differ by 1 to 2 of their largest weight.
-MAX_WEIGHT_NMSE, MAX_SCALE_ERROR, MAX_BLOCK_ERROR = 0.03, 0.02, 0.5
 
 
-@dataclass(frozen=True)
-class Rounding:
-    """One linear: squared error ÷ squared weights, how far the best-fitting scale is from 1, the largest
-    error ÷ largest weight of a block.
-    """
-
-    nmse: float
-    scale: float
-    block: float
-
-
+# title, what it says of a linear, limit
 FIGURES = {
     "nf4_weights": (
-        "nmse",
         "16-bit weights → NF4 weights",
         "largest normalized squared error of a linear's weights",
-        MAX_WEIGHT_NMSE,
+        0.03,
     ),
     "nf4_scale": (
-        "scale",
         "Scale of the NF4 weights",
         "largest departure of a linear's scale from the file's",
-        MAX_SCALE_ERROR,
+        0.02,
     ),
     "nf4_blocks": (
-        "block",
         "Blocks of the NF4 weights",
         f"largest error in a block of {BLOCK}, as a share of its largest weight",
-        MAX_BLOCK_ERROR,
+        0.5,
     ),
 }
 
@@ -66,17 +51,19 @@ def weight_lines(model: Any, base: Path) -> dict[str, Check]:
         reason = f"{missing[0]} has another name in the file" if missing else "no linear is in NF4"
         return {
             key: Check(title, "not measured", reason, what=what, limit=limit)
-            for key, (_, title, what, limit) in FIGURES.items()
+            for key, (title, what, limit) in FIGURES.items()
         }
     found = {
         name: rounding(linear, files[f"{name}.weight"], f"{name}.weight") for name, linear in linears.items()
     }
-    return {key: worst_line(found, *about) for key, about in FIGURES.items()}
+    return {
+        key: worst_line({name: figures[key] for name, figures in found.items()}, *about)
+        for key, about in FIGURES.items()
+    }
 
 
-def worst_line(found: dict[str, Rounding], figure: str, title: str, what: str, limit: float) -> Check:
-    """The line of one figure; what is no number counts as the worst."""
-    values = {name: getattr(one, figure) for name, one in found.items()}
+def worst_line(values: dict[str, float], title: str, what: str, limit: float) -> Check:
+    """The line of one figure by linear; what is no number counts as the worst."""
     worst = max(values, key=lambda name: values[name] if values[name] == values[name] else float("inf"))
     detail = f"{len(values)} linears, {sum(values.values()) / len(values):.4f} on average, worst {worst}"
     return Check(
@@ -89,8 +76,10 @@ def worst_line(found: dict[str, Rounding], figure: str, title: str, what: str, l
     )
 
 
-def rounding(linear: Any, file: Path, name: str) -> Rounding:
-    """One NF4 linear against the tensor `name` of a safetensors file."""
+def rounding(linear: Any, file: Path, name: str) -> dict[str, float]:
+    """One NF4 linear against the tensor `name` of a safetensors file: squared error ÷ squared weights, how
+    far the best-fitting scale is from 1, the largest error ÷ largest weight of a block.
+    """
     from bitsandbytes.functional import dequantize_4bit
     from safetensors import safe_open
 
@@ -98,14 +87,14 @@ def rounding(linear: Any, file: Path, name: str) -> Rounding:
         weight = opened.get_tensor(name).float().flatten()
     rounded = dequantize_4bit(linear.weight.data, linear.weight.quant_state).cpu().float().flatten()
     power = float(weight.square().sum())
-    whole = len(weight) // BLOCK * BLOCK  # a short last block is in the other figures
-    largest = weight[:whole].view(-1, BLOCK).abs().amax(1)
-    errors = (rounded - weight)[:whole].view(-1, BLOCK).abs().amax(1)
-    return Rounding(
-        nmse=float((rounded - weight).square().sum()) / power,
-        scale=abs(float(rounded @ weight) / power - 1),
-        block=float((errors / largest.clamp(min=1e-30)).amax()),
-    )
+    end = len(weight) // BLOCK * BLOCK  # a short last block is in the other figures
+    largest = weight[:end].view(-1, BLOCK).abs().amax(1)
+    errors = (rounded - weight)[:end].view(-1, BLOCK).abs().amax(1)
+    return {
+        "nf4_weights": float((rounded - weight).square().sum()) / power,
+        "nf4_scale": abs(float(rounded @ weight) / power - 1),
+        "nf4_blocks": float((errors / largest.clamp(min=1e-30)).amax()),
+    }
 
 
 def stored_weights(base: Path) -> dict[str, Path]:

@@ -21,7 +21,7 @@ from pipeline.metrics.level_limits import level_limit
 from pipeline.pages.formats import probability
 from pipeline.pages.parity_summary import counts
 from pipeline.serve.key import ensure_key
-from pipeline.ship.ollama import CHATML, OllamaTemplate, ollama_template
+from pipeline.ship.ollama import CHATML, default_system
 from pipeline.stages.report import stage as stage
 from pipeline.stages.report.page import samples_over_time
 from pipeline.stages.report.training_plots import training_plots
@@ -517,8 +517,8 @@ PLAIN = CHATML_WITH_DEFAULT.replace("loop.first and", "false and")
 @pytest.mark.parametrize(
     ("jinja", "expected"),
     [
-        (CHATML_WITH_DEFAULT, OllamaTemplate(CHATML, "You are a helpful assistant")),
-        (PLAIN, OllamaTemplate(CHATML, "")),
+        (CHATML_WITH_DEFAULT, "You are a helpful assistant"),
+        (PLAIN, ""),
         (
             PLAIN.replace("message['content']", "message['content'] | trim + ' '"),
             None,
@@ -534,10 +534,8 @@ PLAIN = CHATML_WITH_DEFAULT.replace("loop.first and", "false and")
         (None, None),
     ],
 )
-def test_a_go_template_only_where_rendering_proves_it(
-    jinja: str | None, expected: OllamaTemplate | None
-) -> None:
-    assert ollama_template(jinja) == expected
+def test_a_go_template_only_where_rendering_proves_it(jinja: str | None, expected: str | None) -> None:
+    assert default_system(jinja) == expected
 
 
 def test_without_chatml_the_modelfile_says_so(project: Path, params: Params) -> None:

@@ -1,0 +1,107 @@
+"""The adapters of a quantization check: a random one, the trained one or two that are switched."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hashing import file_hash
+from pipeline.stages.train.checkpoints import checkpoints_in, defect
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+def random_adapter(model: Any, config: Any, name: str, seed: int) -> Any:
+    """`model` with a fresh adapter `name` whose B is random too, so that it changes something; the same seed
+    gives the same adapter on any base.
+    """
+    import torch
+    from peft import PeftModel, get_peft_model
+
+    if isinstance(model, PeftModel):
+        model.add_adapter(name, config)
+    else:
+        model = get_peft_model(model, config, adapter_name=name)
+    random = torch.Generator().manual_seed(seed)
+    for key, weight in sorted(model.named_parameters()):
+        if f".lora_A.{name}." in key or f".lora_B.{name}." in key:
+            weight.data.copy_(0.1 * torch.randn(weight.shape, generator=random) / weight.shape[1] ** 0.5)
+    return model
+
+
+def put_adapter(model: Any, folder: Path | None, config: Any, name: str, seed: int) -> Any:
+    """`model` with the adapter of `folder` as `name`, the first one ready to train on; with a random one
+    without a folder. Raises `DataError` if it does not fit.
+    """
+    from peft import PeftModel
+
+    if folder is None:
+        return random_adapter(model, config, name, seed)
+    try:
+        if not isinstance(model, PeftModel):
+            return PeftModel.from_pretrained(model, str(folder), adapter_name=name, is_trainable=True)
+        model.load_adapter(str(folder), adapter_name=name)
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            "Q-COMMANDS-029",
+            f"{folder} does not fit this base ({str(error).splitlines()[0]}): name adapters that were "
+            "trained on it",
+        ) from error
+    return model
+
+
+def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
+    """Two adapter folders to switch between: the `given` ones, else the trained one and the newest other
+    checkpoint; none if there are not two.
+
+    Raises `ConfigError` for one given alone, `DataError` for a given one that is missing or incomplete.
+    """
+    if given:
+        if len(given) != 2:
+            raise ConfigError(
+                "Q-COMMANDS-028",
+                f"--adapter is given {len(given)} times, and two adapters are switched: give it twice",
+            )
+        if incomplete := [folder for folder in given if not is_complete(folder)]:
+            raise DataError(
+                "Q-COMMANDS-029",
+                f"{incomplete[0]} is no adapter (adapter_config.json and adapter_model.safetensors): "
+                "name a folder that training wrote",
+            )
+        return tuple(given)
+    checkpoints = [
+        one for one in reversed(checkpoints_in(root / "models/checkpoints")) if defect(one) is None
+    ]
+    found: dict[str, Path] = {}
+    for folder in filter(is_complete, (root / "models/adapter", *checkpoints)):
+        found.setdefault(file_hash(folder / WEIGHTS), folder)
+        if len(found) == 2:
+            return tuple(found.values())
+    return ()
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a folder holds an adapter's settings and weights."""
+    return (folder / "adapter_config.json").is_file() and (folder / WEIGHTS).is_file()
+
+
+def check_settings(adapter: Path, settings: Training) -> None:
+    """Raise `DataError` unless the adapter is complete and has the rank and targets of `settings`."""
+    try:
+        known = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+        found = known["r"], sorted(known["target_modules"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            "Q-COMMANDS-027",
+            f"{adapter}/adapter_config.json can't be read ({error}): run `snakemake --force train`",
+        ) from error
+    if not (adapter / WEIGHTS).is_file():
+        raise DataError("Q-COMMANDS-027", f"{adapter} has no {WEIGHTS}: run `snakemake --force train`")
+    if found != (settings.r, sorted(settings.target_modules)):
+        raise DataError(
+            "Q-COMMANDS-027",
+            f"{adapter} has rank {found[0]} on {', '.join(found[1])}, and params.yaml says {settings.r} on "
+            f"{', '.join(sorted(settings.target_modules))}: put that back, or train again",
+        )
