@@ -32,7 +32,7 @@ def how_to_switch(adapters: Sequence[str]) -> str:
     if (
         len(adapters) > 1
         # of one alone prompts are kept, which a request's own scales don't clear
-        # (llamacpp.server.cache_arguments)
+        # (llamacpp.server_command.cache_arguments)
     ):
         ids = ", ".join(f"{number} {name}" for number, name in enumerate(adapters))
         lines += (

@@ -16,7 +16,7 @@ from pipeline.config.sections import BASE_WITH_ADAPTER, ORIGINAL, Serve
 from pipeline.gate.comparison import REFERENCES
 from pipeline.gate.recommend import Recommendation, reference_name
 from pipeline.gate.records import Inputs
-from pipeline.llamacpp.server import configured_command
+from pipeline.llamacpp.server_command import server_command
 from pipeline.llamacpp.server_process import KEPT, KEPT_PREFIXES, STACK_BYTES
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.pages.formats import FILTERS
@@ -123,7 +123,7 @@ def printed_command(
     """`quench serve`'s command for the GGUF `file`, with the adapter `lora` (a GGUF) on it if given."""
     adapters = [(Path(lora), 1.0)] if lora else []
     alias = served_as(Path(lora)) if lora else None
-    return configured_command(tools, Path(file), serve, key_file, adapters, alias)
+    return server_command(tools, Path(file), serve, key_file, adapters, alias)
 
 
 def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:
