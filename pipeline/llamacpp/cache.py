@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pipeline.core.errors import MachineError
 from pipeline.core.hashing import json_hash, tree_hash
+from pipeline.core.locks import locked
 from pipeline.core.publish import publishing, write_json
 from pipeline.llamacpp.stamp import is_built, read_stamp, stamp
 from pipeline.llamacpp.tools import VERSION
@@ -62,7 +63,7 @@ def take(home: Path, compiler: str) -> bool:
     if folder is None or not folder.is_dir():
         return False
     entry = folder / entry_name(compiler)
-    with _trouble(f"{entry} can't be used"), _locked(folder, fcntl.LOCK_SH):
+    with _trouble(f"{entry} can't be used"), locked(folder / ".lock", fcntl.LOCK_SH):
         if not _is_whole(entry):
             return False
         with publishing(home / "build") as aside:
@@ -80,7 +81,7 @@ def keep(home: Path, compiler: str) -> None:
     entry = folder / entry_name(compiler)
     with (
         _trouble(f"{entry} can't be written, so another checkout will compile llama.cpp again"),
-        _locked(folder, fcntl.LOCK_EX),
+        locked(folder / ".lock", fcntl.LOCK_EX),
     ):
         if not _is_whole(entry):
             with publishing(entry) as aside:
@@ -93,15 +94,6 @@ def _is_whole(entry: Path) -> bool:
     if not entry.is_dir() or entry.stat().st_uid != os.getuid():
         return False
     return read_stamp(entry).get("tree_sha256") == tree_hash(entry / "build") and is_built(entry)
-
-
-@contextmanager
-def _locked(folder: Path, kind: int) -> Iterator[None]:
-    """Nobody reads the cache while somebody publishes in it; the lock ends with its process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock:
-        fcntl.flock(lock, kind)
-        yield
 
 
 @contextmanager

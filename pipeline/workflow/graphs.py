@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.config.sections import Graph
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing
-from pipeline.core.strict_yaml import UNREADABLE, read_fast
+from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.code_keys import ROOT, key_file
 from pipeline.workflow.dvc_yaml import dvc_text, is_as_written
 from pipeline.workflow.stages import WORDS, table
