@@ -58,13 +58,13 @@ def entry_name(compiler: str) -> str:
 
 
 def take(home: Path, compiler: str) -> bool:
-    """Copy the build that `compiler` would make into `home` if the cache has it whole; whether it did."""
+    """Copy the build that `compiler` would make into `home` if the cache has all of it; whether it did."""
     folder = cache_folder()
     if folder is None or not folder.is_dir():
         return False
     entry = folder / entry_name(compiler)
     with _trouble(f"{entry} can't be used"), locked(folder / ".lock", fcntl.LOCK_SH):
-        if not _is_whole(entry):
+        if not _is_complete(entry):
             return False
         with publishing(home / "build") as aside:
             shutil.copytree(entry / "build", aside, symlinks=True)
@@ -83,13 +83,13 @@ def keep(home: Path, compiler: str) -> None:
         _trouble(f"{entry} can't be written, so another checkout will compile llama.cpp again"),
         locked(folder / ".lock", fcntl.LOCK_EX),
     ):
-        if not _is_whole(entry):
+        if not _is_complete(entry):
             with publishing(entry) as aside:
                 shutil.copytree(home / "build" / "bin", aside / "build" / "bin", symlinks=True)
                 write_json(aside / "stamp.json", stamp() | {"tree_sha256": tree_hash(aside / "build")})
 
 
-def _is_whole(entry: Path) -> bool:
+def _is_complete(entry: Path) -> bool:
     """Whether an entry is the user's own, holds what was put there, and runs on this machine."""
     if not entry.is_dir() or entry.stat().st_uid != os.getuid():
         return False
