@@ -9,8 +9,12 @@ import io
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.core.errors import ConfigError, MachineError, QuenchError, Stopped
+
+if TYPE_CHECKING:
+    from pipeline.config.params import Params
 
 STAGES = (
     "base",
@@ -41,10 +45,7 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     changed. Raises `QuenchError` for what a user can fix.
     """
     from pipeline.config.params import read_params
-    from pipeline.core.locks import inputs_below
     from pipeline.core.publish import need_folder
-    from pipeline.core.strict_yaml import printable
-    from pipeline.workflow.code_keys import stage_module
     from pipeline.workflow.complete import need_all_keys
     from pipeline.workflow.graphs import need_graph
     from pipeline.workflow.integrity import verify_inputs
@@ -52,12 +53,49 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     from pipeline.workflow.settle import reuse
     from pipeline.workflow.stages import table
 
+    name = _stage_name(stage, resume)
+    need_folder(root)
+    read = read_params(params_file or root / "params.yaml")
+    if table().stages[name].only not in (None, read.params.graph):
+        raise ConfigError(
+            "Q-WORKFLOW-021",
+            f"stage {name} has nothing to do where base.quantization is {read.params.base.quantization}: "
+            "`snakemake` runs those that have",
+        )
+    if not is_about(params_file, root):
+        with running(stage, root):
+            return _work(stage, read.params, root, resume)
+    need_graph(root, read.params.graph)
+    need_all_keys(root, read)
+    with running(stage, root):
+        refresh_keys(stage, root)
+        if reuse(stage, root):
+            return None
+        verify_inputs(stage, root)
+        before = inputs_state(stage, root)
+        _work(stage, read.params, root, resume)
+        if inputs_state(stage, root) != before:
+            raise MachineError(
+                "Q-WORKFLOW-022",
+                f"params.yaml, data/raw or code changed while {stage} ran, so its outputs are not recorded: "
+                "run the same command again",
+            )
+    return record(stage, root)
+
+
+def _stage_name(stage: str, resume: bool | Path) -> str:
+    """The name without the level or model behind its "@". Raises `ConfigError` for what is no stage, or
+    can't be resumed.
+    """
+    from pipeline.core.strict_yaml import printable
+    from pipeline.workflow.stages import table
+
     name, _, item = stage.partition("@")
     if name not in STAGES:
         raise ConfigError("Q-WORKFLOW-019", f"no stage is called {stage!r}: it is one of {', '.join(STAGES)}")
-    known = table().stages[name]
-    if bool(known.each) != bool(item):
-        wanted = f"{name}@NAME, {name}@F16 for example" if known.each else f"just {name}"
+    each = table().stages[name].each
+    if bool(each) != bool(item):
+        wanted = f"{name}@NAME, {name}@F16 for example" if each else f"just {name}"
         raise ConfigError("Q-WORKFLOW-019", f"{stage!r} is not how stage {name} is named: write {wanted}")
     if item and not re.fullmatch(r"[\w.-]{1,100}", item):  # it is part of the names of files
         raise ConfigError(
@@ -70,39 +108,19 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
             "Q-WORKFLOW-020",
             f"{option} is about checkpoints, and only train has any: leave it out for {name}",
         )
-    need_folder(root)
-    read = read_params(params_file or root / "params.yaml")
-    params = read.params
-    if known.only not in (None, params.graph):
-        raise ConfigError(
-            "Q-WORKFLOW-021",
-            f"stage {name} has nothing to do where base.quantization is {params.base.quantization}: "
-            "`snakemake` runs those that have",
-        )
-    known_to_dvc = is_about(params_file, root)
-    if known_to_dvc:
-        need_graph(root, params.graph)
-        need_all_keys(root, read)
+    return name
+
+
+def _work(stage: str, params: "Params", root: Path, resume: bool | Path) -> None:
+    """Call the stage's `main`."""
+    from pipeline.core.locks import inputs_below
+    from pipeline.workflow.code_keys import stage_module
+
+    name, _, item = stage.partition("@")
     extra = {"resume": resume} if name == "train" else {}
-    with running(stage, root):
-        if known_to_dvc:
-            refresh_keys(stage, root)
-        if known_to_dvc and reuse(stage, root):
-            return
-        if known_to_dvc:
-            verify_inputs(stage, root)
-        module = importlib.import_module(stage_module(name))
-        before = inputs_state(stage, root) if known_to_dvc else None
-        with inputs_below(root):
-            module.main(params, root, *([item] if item else []), **extra)
-        if known_to_dvc and inputs_state(stage, root) != before:
-            raise MachineError(
-                "Q-WORKFLOW-022",
-                f"params.yaml, data/raw or code changed while {stage} ran, so its outputs are not recorded: "
-                "run the same command again",
-            )
-    if known_to_dvc:
-        record(stage, root)
+    module = importlib.import_module(stage_module(name))
+    with inputs_below(root):
+        module.main(params, root, *([item] if item else []), **extra)
 
 
 def write_code(root: Path) -> None:
@@ -116,8 +134,7 @@ def write_code(root: Path) -> None:
     print(f"code has changed of {', '.join(changed)}" if changed else "no stage's code has changed")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Parse the command line, run the stage, turn a `QuenchError` into its sentence and exit code."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline",
         description="Run one stage.",
@@ -154,6 +171,12 @@ def main(argv: list[str] | None = None) -> int:
         action="store_false",
         help="train: start again from nothing; checkpoints are deleted",
     )
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse the command line, run the stage, turn a `QuenchError` into its sentence and exit code."""
+    parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.stage is None and isinstance(arguments.resume, Path):  # --resume train
         arguments.stage, arguments.resume = str(arguments.resume), True
@@ -166,14 +189,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.stage == CODE:
             write_code(arguments.root)
-            return 0
-        run(arguments.stage, arguments.root, arguments.params, resume=arguments.resume)
-    except QuenchError as error:
+        else:
+            run(arguments.stage, arguments.root, arguments.params, resume=arguments.resume)
+    except (QuenchError, Stopped) as error:
         print(f"{arguments.stage}: {error}", file=sys.stderr)
         return error.exit_code
-    except Stopped as stop:
-        print(f"{arguments.stage}: {stop}", file=sys.stderr)
-        return stop.exit_code
     except KeyboardInterrupt:
         print(f"{arguments.stage}: stopped by hand; the same command goes on from here", file=sys.stderr)
         return 130

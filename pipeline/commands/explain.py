@@ -39,9 +39,10 @@ def main(wanted: str | None, page: Path | None) -> None:
         print(f"When: {shown[0].when}\nWhat to do: {shown[0].remedy}")
 
 
-def exit_code(problem: Problem) -> int:
-    """The exit code of the error's class."""
-    return int(getattr(errors, problem.error).exit_code)
+def exit_code(problem: Problem) -> str:
+    """The exit code of the error's class; one that passes a failed stage's error on has that stage's."""
+    kind = getattr(errors, problem.error)
+    return "2 to 6" if kind is errors.QuenchError else str(kind.exit_code)
 
 
 def troubleshooting() -> str:
@@ -53,7 +54,7 @@ def troubleshooting() -> str:
 
 
 def _table(area: str, problems: Sequence[Problem]) -> str:
-    rows = [(one.id, str(exit_code(one)), one.when, one.remedy) for one in problems]
+    rows = [(one.id, exit_code(one), one.when, one.remedy) for one in problems]
     lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
     return f"### {area}\n\n| id | exit code | when | what to do |\n|---|---|---|---|\n" + "".join(
         f"| {line} |\n" for line in lines

@@ -21,7 +21,8 @@ from pipeline.config.sections import BASE, BASE_WITH_ADAPTER
 from pipeline.config.sections import Serve as ServeSettings
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.llamacpp.lora import Lora
-from pipeline.llamacpp.server import Server, configured_command, connect, start, wait_for_health
+from pipeline.llamacpp.server import Server, connect, start, wait_for_health
+from pipeline.llamacpp.server_command import server_command
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.serve.adapter import Adapter, matching_adapters, parse_adapter
 from pipeline.serve.instructions import how_to_call
@@ -129,7 +130,8 @@ def serve(
     start.
     """
     need_port(settings.port)
-    with start(configured_command(tools, model, settings, key_file, lora, alias), log) as process:
+    command = server_command(tools, model, settings, key_file, lora, alias)
+    with start(command, log) as process:
         url = f"http://127.0.0.1:{settings.port}"
         wait_for_health(process, url, log)
         with connect(url, read_key(key_file)) as client:

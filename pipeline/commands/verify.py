@@ -12,15 +12,9 @@ from pathlib import Path
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.workflow.code_keys import CODE
+from pipeline.workflow.dvc_cache import drop_dead_links, put_aside, put_runs_aside
 from pipeline.workflow.hashes import Hashes, files_below
-from pipeline.workflow.integrity import (
-    changed_files,
-    drop_dead_links,
-    faults,
-    put_aside,
-    put_runs_aside,
-    teach,
-)
+from pipeline.workflow.integrity import changed_files, faults, teach
 from pipeline.workflow.prepare import be_the_only_one, no_stage_at_work
 from pipeline.workflow.record import open_project
 

@@ -2,22 +2,19 @@
 errors are reported at once.
 """
 
-import difflib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError, model_validator
 
 from pipeline.config import sections
+from pipeline.config.faults import new_name, report
 from pipeline.config.levels import split_level
-from pipeline.config.sections.renamed import GONE, KEYS, VALUES
 from pipeline.config.sections.values import group, keys_of
 from pipeline.core.cpu import Device, fast_dtype, training_device
 from pipeline.core.errors import ConfigError
-from pipeline.core.strict_yaml import Place, printable, quoted, read_strict
-from pipeline.core.wording import plural
-
-LONGEST, MOST = 400, 1900  # characters of one error, and of all
+from pipeline.core.strict_yaml import Place, read_strict
 
 
 class Params(sections.Section):
@@ -69,14 +66,39 @@ class Params(sections.Section):
         """
         return "adapter" if self.base.quantization == "gguf" else "merged"
 
-    @model_validator(mode="after")
-    def _models_are_made(self) -> "Params":
+    def problems(self) -> Iterator[str]:
+        """Sentences on settings of different sections that don't fit together."""
+        yield from self._of_models()
+        if self.graph == "merged":
+            yield from self._of_levels()
+        else:
+            yield from self._of_an_adapter()
+        if self.train.method == "distill" and self.base.level is None:
+            yield (
+                "train.method is distill and base.level is null, so there is no original to learn from: "
+                "name the level to distill"
+            )
+        if self.compare.seeds and not self.evaluate.scorers:
+            yield (
+                "compare.seeds names seeds and evaluate.scorers is []: name a scorer (exact_match scores "
+                "anything), or set the seeds to []"
+            )
+        if self.curate.max_tokens > self.preprocess.max_length:
+            yield (
+                f"curate.max_tokens is {self.curate.max_tokens}, more than preprocess.max_length "
+                f"{self.preprocess.max_length}: "
+                "lower it, or conversations that curate lets pass are rejected there"
+            )
+        if self.evaluate.ctx_size < self.preprocess.max_length:
+            yield (
+                f"evaluate.ctx_size is {self.evaluate.ctx_size}, less than preprocess.max_length "
+                f"{self.preprocess.max_length}: raise it, or rows don't fit"
+            )
+
+    def _of_models(self) -> Iterator[str]:
         if self.graph == "adapter":
-            known = [
-                sections.BASE,
-                sections.BASE_WITH_ADAPTER,
-                *([sections.ORIGINAL] if self.base.level else []),
-            ]
+            original = [sections.ORIGINAL] if self.base.level else []
+            known = [sections.BASE, sections.BASE_WITH_ADAPTER, *original]
             needed, why = sections.BASE_WITH_ADAPTER, "which is what is served"
             made_by = (
                 f"({sections.BASE}: the GGUF alone, {sections.BASE_WITH_ADAPTER}: with its adapter, "
@@ -86,105 +108,51 @@ class Params(sections.Section):
             known = [sections.UNTUNED + self.convert.type, self.convert.type, *self.quantize.levels]
             needed, why = self.convert.type, "which every level is compared with"
             made_by = "(quantize.levels, spelled as there)"
-        unknown = [model for model in self.evaluate.models if model not in known]
-        if unknown:
-            raise ValueError(
-                f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(known)} {made_by}"
-            )
+        if unknown := [model for model in self.evaluate.models if model not in known]:
+            yield f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(known)} {made_by}"
         if needed not in self.evaluate.models:
-            raise ValueError(f"evaluate.models lacks {needed}, {why}: add it")
-        return self
+            yield f"evaluate.models lacks {needed}, {why}: add it"
 
-    @model_validator(mode="after")
-    def _untuned_base_is_made(self) -> "Params":
-        if self.convert.base or self.graph == "adapter":
-            return self
-        names = [
-            model
-            for model in (*self.evaluate.models, *self.quantize.levels)
-            if model.startswith(sections.UNTUNED)
-        ]
-        wanting = [f"{name} is named" for name in dict.fromkeys(names)] + (
-            ["compare.seeds names seeds"] if self.compare.seeds else []
-        )
-        if wanting:
-            raise ValueError(
+    def _of_levels(self) -> Iterator[str]:
+        named = dict.fromkeys([*self.evaluate.models, *self.quantize.levels])
+        wanting = [f"{model} is named" for model in named if model.startswith(sections.UNTUNED)]
+        wanting += ["compare.seeds names seeds"] if self.compare.seeds else []
+        if wanting and not self.convert.base:
+            yield (
                 "convert.base is false, so there is no GGUF of the untuned base, but "
                 f"{' and '.join(wanting)}: set it to true"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _merged_levels_agree(self) -> "Params":
-        if self.graph == "adapter":
-            return self
         made = {split_level(level)[0] for level in self.quantize.tuned}
         strange = [level for level in self.merge.levels if level.upper() not in made]
         if self.merge.base == "auto" and strange:
-            raise ValueError(
+            yield (
                 f"merge.levels names {', '.join(strange)}, which quantize.levels doesn't make "
                 f"({', '.join(self.quantize.tuned)}): the merge is "
                 "judged at levels that ship, so name one of these, or set merge.base to 16-bit or nf4"
             )
-        wanting = [level for level in self.quantize.tuned if split_level(level)[1]]
-        if wanting and not self.imatrix.tokens:
-            raise ValueError(
-                f"quantize.levels names {', '.join(wanting)} and imatrix.tokens is 0: set it, 100000 for "
-                "example"
+        with_imatrix = [level for level in self.quantize.tuned if split_level(level)[1]]
+        if with_imatrix and not self.imatrix.tokens:
+            yield (
+                f"quantize.levels names {', '.join(with_imatrix)} and imatrix.tokens is 0: set it, 100000 "
+                "for example"
             )
         if (self.merge.dtype, self.convert.type) == ("float16", "BF16"):
-            raise ValueError(
+            yield (
                 "convert.type is BF16 and merge.dtype is float16, which would round the weights twice: set "
                 "merge.dtype to bfloat16"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _distillation_has_a_teacher(self) -> "Params":
-        if self.train.method == "distill" and self.base.level is None:
-            raise ValueError(
-                "train.method is distill and base.level is null, so there is no original to learn from: "
-                "name the level to distill"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _quantized_embeddings_stay(self) -> "Params":
-        if self.train.embeddings_on_cpu and self.graph == "adapter":
-            raise ValueError(
+    def _of_an_adapter(self) -> Iterator[str]:
+        if self.train.embeddings_on_cpu:
+            yield (
                 "train.embeddings_on_cpu is on, but a GGUF's embeddings stay quantized and small: set it to "
                 "false"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _strategies_can_be_compared(self) -> "Params":
-        if self.compare.seeds and self.graph == "adapter":
-            raise ValueError(
+        if self.compare.seeds:
+            yield (
                 "compare.seeds names seeds and base.quantization is gguf: strategies are compared where the "
                 "16-bit base is: set it to nf4"
             )
-        if self.compare.seeds and not self.evaluate.scorers:
-            raise ValueError(
-                "compare.seeds names seeds and evaluate.scorers is []: name a scorer (exact_match scores "
-                "anything), or set the seeds to []"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _lengths_agree(self) -> "Params":
-        if self.curate.max_tokens > self.preprocess.max_length:
-            raise ValueError(
-                f"curate.max_tokens is {self.curate.max_tokens}, more than preprocess.max_length "
-                f"{self.preprocess.max_length}: "
-                "lower it, or conversations that curate lets pass are rejected there"
-            )
-        if self.evaluate.ctx_size < self.preprocess.max_length:
-            raise ValueError(
-                f"evaluate.ctx_size is {self.evaluate.ctx_size}, less than preprocess.max_length "
-                f"{self.preprocess.max_length}: raise it, or rows don't fit"
-            )
-        return self
 
 
 class Read(NamedTuple):
@@ -212,10 +180,11 @@ def read_params(path: Path) -> Read:
     try:
         return Read(Params.model_validate(values), values, lines)
     except ValidationError as error:
-        report = _report(path, [_line(item, lines) for item in error.errors()])
-        if any(_new_name(item) for item in error.errors()):
-            raise ConfigError("Q-CONFIG-004", report) from None
-        raise ConfigError("Q-CONFIG-003", report) from None
+        known = [".".join(place) for place, _ in keys_of(Params)]
+        renamed = any(new_name(item) for item in error.errors())
+        raise ConfigError(
+            "Q-CONFIG-004" if renamed else "Q-CONFIG-003", report(path, error.errors(), lines, known)
+        ) from None
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
@@ -228,72 +197,3 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
         name: section | given[name] for name, section in defaults.items() if isinstance(given.get(name), dict)
     }
     return defaults | given | filled
-
-
-def _report(path: Path, errors: list[str]) -> str:
-    """As many of the errors as can be read at once."""
-    shown = [f"{path} has {plural(len(errors), 'error')}:"]
-    while errors and sum(map(len, shown)) < MOST - LONGEST:
-        shown.append(f"  {errors.pop(0)}")
-    return "\n".join([*shown, *([f"  … and {plural(len(errors), 'error')} more"] if errors else [])])
-
-
-def _line(item: Any, lines: dict[Place, int]) -> str:
-    key = printable(".".join(str(part) for part in item["loc"]) or "params", 120)
-    found = [lines[item["loc"][:end]] for end in range(len(item["loc"]), 0, -1) if item["loc"][:end] in lines]
-    place = f" (line {found[0]})" if found else ""
-    return printable(f"{key}: {_sentence(item)}", LONGEST - len(place)) + place
-
-
-def _sentence(item: Any) -> str:
-    if renamed := _new_name(item):
-        return renamed
-    match item["type"]:
-        case "extra_forbidden":
-            return _unknown(item)
-        case "missing":
-            return (
-                f"missing: add it, as the comment of {'.'.join(map(str, item['loc'][:-1]))} shows "
-                "(`quench params`)"
-            )
-        case "value_error":
-            return str(item["ctx"]["error"])
-        case "model_type":
-            return (
-                f"is {quoted(item['input'])}, and a section with keys is needed (`quench params` shows "
-                "every key)"
-            )
-    return f"is {quoted(item['input'])}, {item['msg'][0].lower()}{item['msg'][1:]}"
-
-
-def _new_name(item: Any) -> str | None:
-    """What became of a key or value of an older version, as a sentence; None for any other error."""
-    key = _dotted(item)
-    if item["type"] == "extra_forbidden" and key in GONE:
-        return GONE[key]
-    if item["type"] == "extra_forbidden" and key in KEYS:
-        return f"is called {KEYS[key]} now: rename it"
-    if new := VALUES.get(key, {}).get(str(item["input"])):
-        return f"{quoted(item['input'])} is called {new} now: write that"
-    return None
-
-
-def _unknown(item: Any) -> str:
-    """An unknown key, with the known one nearest to it."""
-    key = _dotted(item)
-    known = [".".join(place) for place, _ in keys_of(Params)]
-    alike = {
-        name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == key.rpartition(".")[0]
-    }
-    near = [alike[name] for name in difflib.get_close_matches(key.rpartition(".")[2], alike, n=1)]
-    near = (
-        near
-        or [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
-        or difflib.get_close_matches(key, known, n=1)
-    )
-    remedy = f"did you mean {near[0]}? Correct or remove it" if near else "remove it or correct its spelling"
-    return f"unknown key (value {quoted(item['input'])}): {remedy}"
-
-
-def _dotted(item: Any) -> str:
-    return ".".join(part for part in item["loc"] if isinstance(part, str))

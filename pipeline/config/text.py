@@ -11,7 +11,8 @@ from pydantic.fields import FieldInfo
 
 from pipeline.config.params import Params
 from pipeline.config.sections.values import Key, group_of, keys_of
-from pipeline.core.strict_yaml import Place, is_plain_text
+from pipeline.core.strict_yaml import Place
+from pipeline.core.yaml_readers import is_plain_text
 
 COLUMNS = 100
 SMALL = 0.01  # numbers below are written with an exponent: 2.0e-4

@@ -2,7 +2,6 @@
 whole.
 """
 
-import gc
 import json
 import math
 import re
@@ -17,7 +16,6 @@ from pipeline.core.errors import DataError
 from pipeline.core.publish import publishing
 
 MAX_LINE_BYTES = 4 << 20
-LONG = 1 << 18  # bytes
 MAX_DEPTH = 32  # lists and objects inside each other, the row's own object included
 INTEGERS = (
     -(2**63),
@@ -78,14 +76,6 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 def parse_value(line: bytes) -> Any:
     """Any one strict JSON value. Raises `BadLine`."""
-    if len(line) > LONG and gc.isenabled():
-        # JSON has no cycles to collect, and looking for them in a million new lists takes longer than reading
-        # them
-        gc.disable()
-        try:
-            return parse_value(line)
-        finally:
-            gc.enable()
     value = _parse_plain(line)
     return _parse_strictly(line) if value is None else value
 
@@ -159,27 +149,25 @@ def _parse_plain(line: bytes) -> Any:
         written = orjson.dumps(value)
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # it reads deeper nesting than it writes
         return None
-    if line.count(b'"') != written.count(b'"') or b"\\u0022" in line:
-        return None  # a key was written twice (or a quote as an escape, which would hide that)
-    if CONTROL_ESCAPE.search(written) and CONTROL_ESCAPE.search(written.replace(b"\\\\", b"")):
-        return None
-    if b"\x7f" in written or (b"\xc2" in written and C1_CONTROL.search(written)):
-        return None
-    if b"+" in written and BIG_FLOAT.search(written):
-        return None
-    if written.count(b"[") + written.count(b"{") > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
-        return None
-    return value
+    is_doubtful = (
+        # a key was written twice (or a quote as an escape, which would hide that)
+        line.count(b'"') != written.count(b'"')
+        or b"\\u0022" in line
+        # a control character
+        or (CONTROL_ESCAPE.search(written) and CONTROL_ESCAPE.search(written.replace(b"\\\\", b"")))
+        or b"\x7f" in written
+        or (b"\xc2" in written and C1_CONTROL.search(written))
+        # a big integer
+        or (b"+" in written and BIG_FLOAT.search(written))
+        or (written.count(b"[") + written.count(b"{") > MAX_DEPTH and _deeper_than(value, MAX_DEPTH))
+    )
+    return None if is_doubtful else value
 
 
 def _deeper_than(value: Any, depth: int) -> bool:
     """Whether the list or object has more than `depth` levels, itself included."""
-    if depth == 0:
-        return True
-    for item in value.values() if type(value) is dict else value:
-        if type(item) in CONTAINERS and _deeper_than(item, depth - 1):
-            return True
-    return False
+    inner = value.values() if type(value) is dict else value
+    return depth == 0 or any(type(item) in CONTAINERS and _deeper_than(item, depth - 1) for item in inner)
 
 
 def _parse_strictly(line: bytes) -> Any:
@@ -222,12 +210,10 @@ def _parse_json(line: bytes) -> Any:
         raise BadLine("too_deep", f"nested more than {MAX_DEPTH} deep") from None
     except UnicodeEncodeError:
         raise BadLine("lone_surrogate", "a string holds half of a surrogate pair") from None
-    except ValueError as error:
-        if isinstance(error, BadLine):
-            raise
-        raise BadLine(
-            "number_out_of_range", "an integer has thousands of digits"
-        ) from None  # Python reads up to 4,300
+    except BadLine:
+        raise
+    except ValueError:  # Python reads up to 4,300
+        raise BadLine("number_out_of_range", "an integer has thousands of digits") from None
     return value
 
 
@@ -244,6 +230,6 @@ def _no_constant(name: str) -> Any:
 
 def _finite(digits: str) -> float:
     value = float(digits)
-    if not math.isfinite(value):
+    if math.isinf(value):
         raise BadLine("not_finite", "a number is too large")
     return value

@@ -50,6 +50,17 @@ def take(path: Path) -> IO[str]:
         raise Held(_owner(lock))
 
 
+@contextmanager
+def locked(path: Path, kind: int) -> Iterator[IO[str]]:
+    """Wait for the lock of `kind` (`fcntl.LOCK_EX`, or `LOCK_SH` to share it) on a file that is made for it;
+    it ends with the body, or the process.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lock:
+        fcntl.flock(lock, kind)
+        yield lock
+
+
 def holder(path: Path) -> str | None:
     """The id of the process that has this lock; None if it is free, or not there."""
     try:

@@ -119,14 +119,11 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def _line(row: Row) -> str:
-    strict = {key: _word(value) if isinstance(value, float) else value for key, value in row.items()}
+    strict = {
+        key: json.dumps(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in row.items()
+    }
     return json.dumps(strict, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _word(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _drop_torn_line(path: Path) -> None:

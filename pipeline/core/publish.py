@@ -78,10 +78,7 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
     """An empty folder of this name, one of `SCRATCH`, while the body runs; what a killed run left in it is
     deleted first.
     """
-    if not is_scrap(folder.name):
-        raise AssertionError(
-            f"{folder.name} is not in SCRATCH, so nobody would remove what a kill leaves in it"
-        )
+    assert is_scrap(folder.name), f"{folder.name} is not in SCRATCH: nobody would remove what a kill leaves"
     remove(folder)
     folder.mkdir(parents=True)
     try:

@@ -11,15 +11,15 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import ruamel.yaml
-import yaml
+from ruamel.yaml import events
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.resolver import implicit_resolvers
 from ruamel.yaml.scanner import Scanner
 
 from pipeline.core.errors import ConfigError
+from pipeline.core.yaml_readers import dvc_kind, old_kind
 
 MAX_BYTES = 1 << 16  # four times what our own files have, their comments included
 MAX_VALUES, MAX_DEPTH, MAX_TEXT, MAX_NUMBER = 4000, 10, 1000, 40
@@ -33,13 +33,13 @@ CORE: dict[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
     "null": (re.compile("null|Null|NULL|~|"), lambda text: None),
     "bool": (re.compile("true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
     "int": (re.compile("[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+"), lambda text: int(text, 0)),
-    "float": (re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"), float),
-    "infinity": (
-        re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"),
-        lambda text: float(text.replace(".", "")),
+    "float": (
+        re.compile(
+            r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+        ),
+        lambda text: float(text.lower().replace(".inf", "inf").replace(".nan", "nan")),
     ),
 }
-UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)  # what `read_fast` raises of a file that is no YAML
 WORDS = {
     "bool": "true or false",
     "int": "a number",
@@ -48,6 +48,10 @@ WORDS = {
     "null": "nothing",
     "str": "text",
 }
+TOO_DEEP = (
+    f"lists and mappings are nested more than {MAX_DEPTH} deep, and no setting is: remove brackets, or quote "
+    "a text that has them"
+)
 
 
 class Fault(Exception):
@@ -71,13 +75,6 @@ def read_strict(path: Path) -> tuple[Any, dict[Place, int]]:
         ) from error
     except Fault as fault:
         raise ConfigError("Q-CONFIG-002", f"{path}: {fault}") from None
-
-
-def read_fast(file: Path) -> Any:
-    """What DVC wrote into `file`, or somebody into dvc.yaml: read as DVC does, without bounds, in C where
-    PyYAML has it (ten times as fast).
-    """
-    return yaml.load(file.read_bytes(), _Fast)  # noqa: S506 (a SafeLoader)
 
 
 def printable(text: str, longest: int) -> str:
@@ -117,33 +114,21 @@ def _text(path: Path) -> str:
 
 
 class _BoundedScanner(Scanner):
-    """Without the bound, thousands of brackets on one line take the scanner minutes, before it gives the
-    first of them.
-    """
+    """Without the bound, thousands of brackets on one line take the scanner minutes before the first."""
 
     def fetch_more_tokens(self) -> Any:
         try:
             return super().fetch_more_tokens()
-        except (
-            ArithmeticError,
-            LookupError,
-            TypeError,
-            ValueError,
-        ) as error:  # on an escape that can't be, it fails as Python does
+        # on an escape that can't be, it fails as Python does
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise Fault(
                 f"not valid YAML ({printable(str(error), 200)}): correct or quote it", self.reader.get_mark()
             ) from None
 
     def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:
         if len(self.flow_context) >= MAX_DEPTH:
-            raise Fault(_TOO_DEEP, self.reader.get_mark())
+            raise Fault(TOO_DEEP, self.reader.get_mark())
         super().fetch_flow_collection_start(TokenClass, to_push)
-
-
-_TOO_DEEP = (
-    f"lists and mappings are nested more than {MAX_DEPTH} deep, and no setting is: remove brackets, or quote "
-    "a text that has them"
-)
 
 
 class _Reader:
@@ -152,83 +137,76 @@ class _Reader:
     def __init__(self, text: str) -> None:
         loader = ruamel.yaml.YAML(typ="safe", pure=True)
         loader.Scanner = _BoundedScanner
-        self.events = _faults(loader.parse(text))
+        self._events = _faults(loader.parse(text))
         self.lines: dict[Place, int] = {}
         self.values = 0
 
     def document(self) -> tuple[Any, dict[Place, int]]:
         """The only document and its lines; None for a text that holds nothing."""
-        next(self.events)
-        event, value = next(self.events), None
-        if isinstance(event, ruamel.yaml.events.DocumentStartEvent):
+        next(self._events)
+        event, value = next(self._events), None
+        if isinstance(event, events.DocumentStartEvent):
             if event.version or event.tags:
                 raise Fault("directives (%YAML, %TAG) are not read here: remove them", event.start_mark)
-            value = self.value(next(self.events), ())
-            next(self.events)
-            event = next(self.events)
-        if not isinstance(event, ruamel.yaml.events.StreamEndEvent):
+            value = self.value(next(self._events), ())
+            next(self._events)
+            event = next(self._events)
+        if not isinstance(event, events.StreamEndEvent):
             raise Fault("a second document begins here: keep one", event.start_mark)
         return value, self.lines
 
     def value(self, event: Any, place: Place) -> Any:
         """The value that `event` begins."""
         self.values += 1
-        if self.values > MAX_VALUES:
-            raise Fault(
-                f"more than {MAX_VALUES:,} values: this is another file, or lists in it have to be shorter",
-                event.start_mark,
-            )
-        if isinstance(event, ruamel.yaml.events.AliasEvent) or event.anchor is not None:
-            raise Fault(
-                "anchors and aliases (&, *) are not read here: write the value out, or quote it if it is "
-                "text",
-                event.start_mark,
-            )
-        if event.tag is not None:
-            raise Fault(
-                "tags (!) are not read here: remove it, or quote the value if it is text", event.start_mark
-            )
-        if len(place) >= MAX_DEPTH:
-            raise Fault(_TOO_DEEP, event.start_mark)
+        too_many = f"more than {MAX_VALUES:,} values: this is another file, or lists in it have to be shorter"
+        anchored = (
+            "anchors and aliases (&, *) are not read here: write the value out, or quote it if it is text"
+        )
+        tagged = "tags (!) are not read here: remove it, or quote the value if it is text"
+        for refused, words in (
+            (self.values > MAX_VALUES, too_many),
+            (event.anchor is not None, anchored),
+            (getattr(event, "tag", None) is not None, tagged),
+            (len(place) >= MAX_DEPTH, TOO_DEEP),
+        ):
+            if refused:
+                raise Fault(words, event.start_mark)
         self.lines[place] = event.start_mark.line + 1
-        if isinstance(event, ruamel.yaml.events.ScalarEvent):
+        if isinstance(event, events.ScalarEvent):
             return _scalar(event)
-        if isinstance(event, ruamel.yaml.events.MappingStartEvent):
+        if isinstance(event, events.MappingStartEvent):
             return self.mapping(place)
         return [
             self.value(item, (*place, index))
-            for index, item in enumerate(self.until(ruamel.yaml.events.SequenceEndEvent))
+            for index, item in enumerate(self.until(events.SequenceEndEvent))
         ]
 
     def mapping(self, place: Place) -> dict[str, Any]:
         """The rest of a mapping."""
         found: dict[str, Any] = {}
-        lines: dict[str, int] = {}
-        for event in self.until(ruamel.yaml.events.MappingEndEvent):
-            line = event.start_mark.line + 1
+        for event in self.until(events.MappingEndEvent):
             key = self.value(event, (*place, ""))
             if not isinstance(key, str):
                 raise Fault(f"a key has to be text, and this is {quoted(key)}: quote it", event.start_mark)
             if key in found:
                 raise Fault(
-                    f"key {quoted(key)} is written twice, in line {lines[key]} too: keep one",
+                    f"key {quoted(key)} is written twice, in line {self.lines[(*place, key)]} too: keep one",
                     event.start_mark,
                 )
-            lines[key] = line
-            found[key] = self.value(next(self.events), (*place, key))
-            self.lines[(*place, key)] = line
+            found[key] = self.value(next(self._events), (*place, key))
+            self.lines[(*place, key)] = event.start_mark.line + 1  # the key's: a value may begin below it
         return found
 
     def until(self, end: type) -> Iterator[Any]:
         """The events that begin the items up to the event `end`."""
-        while not isinstance(event := next(self.events), end):
+        while not isinstance(event := next(self._events), end):
             yield event
 
 
-def _faults(events: Iterator[Any]) -> Iterator[Any]:
+def _faults(parsed: Iterator[Any]) -> Iterator[Any]:
     """The library's events; what it can't parse is a `Fault`."""
     try:
-        yield from events
+        yield from parsed
     except MarkedYAMLError as error:
         words = ", ".join(part for part in (error.context, error.problem) if part)
         raise Fault(
@@ -253,14 +231,13 @@ def _scalar(event: Any) -> Any:
     kind, made = next(
         ((name, make) for name, (pattern, make) in CORE.items() if pattern.fullmatch(text)), ("str", str)
     )
-    kind = kind.replace("infinity", "float")
     number = kind in ("int", "float")
     if number and len(text) > MAX_NUMBER:
         raise Fault(
             f"a number of {len(text):,} characters, more than {MAX_NUMBER}: quote it if it is text",
             event.start_mark,
         )
-    others = [other for other in (_dvc_kind(text), _old_kind(text) if not number else kind) if other != kind]
+    others = [other for other in (dvc_kind(text), old_kind(text) if not number else kind) if other != kind]
     if others:
         raise Fault(
             f"{quoted(text)} is {WORDS[kind]} to one reader of YAML and {WORDS.get(others[0], 'a command')} "
@@ -269,41 +246,3 @@ def _scalar(event: Any) -> Any:
             event.start_mark,
         )
     return made(text)
-
-
-_DVC = [
-    (tag.rpartition(":")[2], pattern, first)
-    for versions, tag, pattern, first in implicit_resolvers
-    if (1, 2) in versions
-]
-
-
-class _Fast(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """PyYAML's loader with YAML 1.2's scalars: DVC writes 1e-05 for a number and a bare on for a text."""
-
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
-
-
-for _kind, _pattern, _first in _DVC:
-    _Fast.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, _first)
-
-
-def _dvc_kind(text: str) -> str:
-    """What ruamel.yaml, which DVC reads with, takes a bare scalar for."""
-    return next((kind for kind, pattern, first in _DVC if text[:1] in first and pattern.match(text)), "str")
-
-
-def _old_kind(text: str) -> str:
-    """What PyYAML, a reader of YAML 1.1, takes a bare scalar for."""
-    resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], [])
-    return next((tag.rpartition(":")[2] for tag, pattern in resolvers if pattern.match(text)), "str")
-
-
-def is_plain_text(text: str) -> bool:
-    """Whether `text` may be written without quotes: every reader of YAML takes it for text, wherever it
-    stands.
-    """
-    return bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]*", text)) and {
-        _dvc_kind(text),
-        _old_kind(text),
-    } == {"str"}

@@ -10,8 +10,6 @@ built, only source and binding are installed.
     python -m pipeline.llamacpp.build [--check-compiler]
 """
 
-import fcntl
-import hashlib
 import importlib.metadata
 import os
 import re
@@ -20,11 +18,16 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.core.errors import MachineError, QuenchError, ToolError
+from pipeline.core.hardware import usable_cores
+from pipeline.core.hashing import file_hash
+from pipeline.core.locks import Held
+from pipeline.core.locks import take as take_lock
+from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk, publishing, write_json
 from pipeline.llamacpp.cache import cache_folder, keep, take
 from pipeline.llamacpp.compiler import amx_flags, find_compiler
@@ -34,8 +37,6 @@ from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain
 SDIST = f"llama_cpp_python-{VERSION}"
 BUILD_BYTES = 700_000_000  # source distribution, source and build together
 JOB_BYTES = 1_500_000_000  # what the greediest compiler process takes
-
-Tell = Callable[[int, int], None]  # steps done, steps in all
 
 
 def build(home: Path = DEFAULT_HOME) -> None:
@@ -48,7 +49,14 @@ def build(home: Path = DEFAULT_HOME) -> None:
         return
     compiler = find_compiler()
     need_disk(home, BUILD_BYTES)
-    with _alone(home):
+    try:
+        lock = take_lock(home / ".lock")  # two ninjas in one folder would spoil each other's files
+    except Held:
+        raise MachineError(
+            "Q-LLAMACPP-006",
+            f"another process builds llama.cpp in {home}: wait until it is done, then run `make setup` again",
+        ) from None
+    with lock:
         fetch_source(home)
         if take(home, compiler):
             print(
@@ -63,8 +71,8 @@ def build(home: Path = DEFAULT_HOME) -> None:
         log.unlink(missing_ok=True)
         source, folder = str(home / "source" / "vendor" / "llama.cpp"), str(home / "build")
         _logged(["cmake", "-G", "Ninja", "-S", source, "-B", folder, *CMAKE_FLAGS, *amx_flags(compiler)], log)
-        with _progress() as tell:
-            _logged(["ninja", "-C", folder, "-j", str(_jobs()), *TOOLS], log, tell)
+        with progress("building llama.cpp", 100) as advance:
+            _logged(["ninja", "-C", folder, "-j", str(_jobs()), *TOOLS], log, advance)
         if not runs(home):
             server = home / "build" / "bin" / "llama-server"
             raise ToolError(
@@ -112,52 +120,26 @@ def install_binding(home: Path = DEFAULT_HOME) -> None:
     """Install the Python binding without a build of its own; `pipeline.llamacpp.tools.load_binding` gives it
     our libraries.
     """
-    try:
+    with suppress(importlib.metadata.PackageNotFoundError):
         if importlib.metadata.version("llama-cpp-python") == VERSION:
             return
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        str(home / "source"),
-    ]
-    _run(
-        command,
-        {"CMAKE_ARGS": "-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF"},
+    _pip(
+        ["install", str(home / "source")],
         "the Python binding llama-cpp-python did not install",
+        CMAKE_ARGS="-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF",
     )
 
 
 def _download(folder: Path) -> Path:
-    # no build isolation: pip asks for the package's metadata, and an isolated build environment only for that
-    # takes 30 s
     wanted = folder / "wanted.txt"
     wanted.write_text(f"llama-cpp-python=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--require-hashes",
-        "--no-binary",
-        "llama-cpp-python",
-        "--dest",
-        str(folder),
-        "-r",
-        str(wanted),
-    ]
-    _run(command, {}, f"{SDIST}.tar.gz did not arrive whole from the package index that pip is set up for")
+    words = ["download", "--require-hashes", "--no-binary", "llama-cpp-python", "-r", str(wanted)]
+    _pip(
+        [*words, "--dest", str(folder)],
+        f"{SDIST}.tar.gz did not arrive whole from the package index that pip is set up for",
+    )
     archive = folder / f"{SDIST}.tar.gz"
-    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    found = file_hash(archive)
     if found != SDIST_SHA256:
         raise ToolError(
             "Q-LLAMACPP-002",
@@ -167,7 +149,10 @@ def _download(folder: Path) -> Path:
     return archive
 
 
-def _run(command: list[str], environment: dict[str, str], what_failed: str) -> None:
+def _pip(words: list[str], what_failed: str, **environment: str) -> None:
+    # no build isolation: pip asks for the package's metadata, and an isolated build environment only for that
+    # takes 30 s
+    command = [sys.executable, "-m", "pip", *words, "--quiet", "--no-deps", "--no-build-isolation"]
     done = subprocess.run(command, capture_output=True, text=True, env=_environment(environment), check=False)
     if done.returncode != 0:
         last = last_lines(done.stdout + done.stderr)
@@ -176,8 +161,11 @@ def _run(command: list[str], environment: dict[str, str], what_failed: str) -> N
         )
 
 
-def _logged(command: list[str], log: Path, tell: Tell | None = None) -> None:
-    """Run a build step with its output in `log`, `tell` called with every "[done/total]" of ninja."""
+def _logged(command: list[str], log: Path, advance: Callable[[int], None] = lambda percent: None) -> None:
+    """Run a build step with its output in `log`; `advance` gets the percent done with each "[done/total]" of
+    ninja.
+    """
+    done = 0
     try:
         process = subprocess.Popen(
             command,
@@ -195,9 +183,9 @@ def _logged(command: list[str], log: Path, tell: Tell | None = None) -> None:
     with process, log.open("a", encoding="utf-8") as file:
         for line in process.stdout or ():
             file.write(line)
-            step = re.match(r"\[(\d+)/(\d+)\]", line)
-            if step and tell:
-                tell(int(step[1]), int(step[2]))
+            if step := re.match(r"\[(\d+)/(\d+)\]", line):
+                before, done = done, 100 * int(step[1]) // int(step[2])
+                advance(done - before)
     if process.returncode != 0:
         raise ToolError(
             "Q-LLAMACPP-005",
@@ -212,52 +200,11 @@ def _environment(more: dict[str, str]) -> dict[str, str]:
     return {**os.environ, "PATH": path, **more}
 
 
-@contextmanager
-def _alone(home: Path) -> Iterator[None]:
-    """Two ninjas in one folder would spoil each other's files; the lock ends with its process, however that
-    ends.
-    """
-    with (home / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise MachineError(
-                "Q-LLAMACPP-006",
-                f"another process builds llama.cpp in {home}: wait until it is done, then run `make setup` "
-                "again",
-            ) from None
-        yield
-
-
-@contextmanager
-def _progress() -> Iterator[Tell]:
-    """One moving line on a terminal, a plain line per tenth otherwise."""
-    if sys.stdout.isatty():
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        with Progress(
-            TextColumn("building llama.cpp"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        ) as bar:
-            task = bar.add_task("", total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-        return
-    reported = 0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal reported
-        if done * 10 // total > reported:
-            reported = done * 10 // total
-            print(f"building llama.cpp: {reported * 10} % ({done} of {total} steps)", flush=True)
-
-    yield tell
-
-
 def _jobs() -> int:
     """Compilers side by side: one per CPU that this process may use, as far as the free memory goes."""
     import psutil
 
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cpus, psutil.virtual_memory().available // JOB_BYTES))
+    return max(1, min(usable_cores() or 1, psutil.virtual_memory().available // JOB_BYTES))
 
 
 def _forget_foreign_build(home: Path) -> None:

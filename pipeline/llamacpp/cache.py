@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pipeline.core.errors import MachineError
 from pipeline.core.hashing import json_hash, tree_hash
+from pipeline.core.locks import locked
 from pipeline.core.publish import publishing, write_json
 from pipeline.llamacpp.stamp import is_built, read_stamp, stamp
 from pipeline.llamacpp.tools import VERSION
@@ -57,13 +58,13 @@ def entry_name(compiler: str) -> str:
 
 
 def take(home: Path, compiler: str) -> bool:
-    """Copy the build that `compiler` would make into `home` if the cache has it whole; whether it did."""
+    """Copy the build that `compiler` would make into `home` if the cache has all of it; whether it did."""
     folder = cache_folder()
     if folder is None or not folder.is_dir():
         return False
     entry = folder / entry_name(compiler)
-    with _trouble(f"{entry} can't be used"), _locked(folder, fcntl.LOCK_SH):
-        if not _is_whole(entry):
+    with _trouble(f"{entry} can't be used"), locked(folder / ".lock", fcntl.LOCK_SH):
+        if not _is_complete(entry):
             return False
         with publishing(home / "build") as aside:
             shutil.copytree(entry / "build", aside, symlinks=True)
@@ -80,28 +81,19 @@ def keep(home: Path, compiler: str) -> None:
     entry = folder / entry_name(compiler)
     with (
         _trouble(f"{entry} can't be written, so another checkout will compile llama.cpp again"),
-        _locked(folder, fcntl.LOCK_EX),
+        locked(folder / ".lock", fcntl.LOCK_EX),
     ):
-        if not _is_whole(entry):
+        if not _is_complete(entry):
             with publishing(entry) as aside:
                 shutil.copytree(home / "build" / "bin", aside / "build" / "bin", symlinks=True)
                 write_json(aside / "stamp.json", stamp() | {"tree_sha256": tree_hash(aside / "build")})
 
 
-def _is_whole(entry: Path) -> bool:
+def _is_complete(entry: Path) -> bool:
     """Whether an entry is the user's own, holds what was put there, and runs on this machine."""
     if not entry.is_dir() or entry.stat().st_uid != os.getuid():
         return False
     return read_stamp(entry).get("tree_sha256") == tree_hash(entry / "build") and is_built(entry)
-
-
-@contextmanager
-def _locked(folder: Path, kind: int) -> Iterator[None]:
-    """Nobody reads the cache while somebody publishes in it; the lock ends with its process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock:
-        fcntl.flock(lock, kind)
-        yield
 
 
 @contextmanager

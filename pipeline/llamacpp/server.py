@@ -1,8 +1,4 @@
-"""A `llama-server` on 127.0.0.1 with a key, as a context: started, waited for, asked, stopped.
-
-`server_command` is the one place with the hardened command line: `quench serve`, every measurement, the
-report and the bundle take it from here.
-"""
+"""A `llama-server` on 127.0.0.1 with a key, as a context: started, waited for, asked, stopped."""
 
 import os
 import secrets
@@ -21,7 +17,7 @@ import httpx
 
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ToolError
-from pipeline.llamacpp.lora import Lora, lora_arguments
+from pipeline.llamacpp.server_command import server_command
 from pipeline.llamacpp.server_log import LogPump, open_log
 from pipeline.llamacpp.server_process import environment, guarded
 from pipeline.llamacpp.tools import Toolchain
@@ -29,10 +25,6 @@ from pipeline.llamacpp.tools import Toolchain
 START_SECONDS = 300  # a 15 GB file from a slow disk
 STOP_SECONDS = 10
 ASK_SECONDS = 600  # that a measurement's own client waits, and may be waited for
-IDLE_SECONDS = 30  # that a client may take for the next byte of its request, before it loses its thread
-# between two looks at what else is asked; llama-server's own default is 2,048, computed 512 at a time as well
-BATCH_TOKENS = 512
-PROMPT_CACHE_MIB = 512  # of conversations that no slot holds any more; llama-server's own default is 8 GiB
 
 
 @dataclass(frozen=True)
@@ -60,111 +52,6 @@ class Server:
                 "Q-LLAMACPP-013", f"llama-server answered {answer.status_code} to {path}: {answer.text[:300]}"
             )
         return answer.json()
-
-
-def server_command(
-    tools: Toolchain,
-    model: Path,
-    *,
-    port: int,
-    key_file: Path,
-    ctx_size: int,
-    parallel: int,
-    threads: int,
-    n_gpu_layers: int,
-    flash_attn: str = "auto",
-    n_predict: int = -1,
-    lora: Sequence[Lora] = (),
-    alias: str | None = None,
-    idle_seconds: int = IDLE_SECONDS,
-) -> list[str]:
-    """The hardened command line: loopback only, key from a file, no web page, no slot view, nothing fetched,
-    the model's own template.
-
-    No web page may read an answer: the one origin that is allowed is the server's own, where no page is.
-    `ctx_size` is per slot, in tokens; llama-server divides its context among `parallel` slots. `lora` are
-    adapters to apply, `alias` is the model's name (else of the files' names). Raises `ConfigError` for an
-    adapter that can't be said there.
-    """
-    name = alias or "+".join([model.stem, *(file.stem for file, _ in lora)])
-    return [
-        str(tools.tool("llama-server")),
-        "--model",
-        str(model),
-        "--alias",
-        name.replace(",", "_"),  # a comma would make two names of it
-        *lora_arguments(lora),
-        *cache_arguments(len(lora)),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--api-key-file",
-        str(key_file),
-        "--cors-origins",
-        f"http://127.0.0.1:{port}",
-        "--no-cors-credentials",
-        "--timeout",
-        str(idle_seconds),
-        "--no-webui",
-        "--no-slots",
-        "--offline",
-        "--jinja",
-        "--ctx-size",
-        str(ctx_size * parallel),
-        "--parallel",
-        str(parallel),
-        "--threads",
-        str(threads),
-        "--n-gpu-layers",
-        str(n_gpu_layers),
-        "--flash-attn",
-        flash_attn,
-        "--n-predict",
-        str(n_predict),
-        "--cont-batching",
-        "--batch-size",
-        str(BATCH_TOKENS),
-    ]
-
-
-def configured_command(
-    tools: Toolchain,
-    model: Path,
-    settings: Serve,
-    key_file: Path,
-    lora: Sequence[Lora] = (),
-    alias: str | None = None,
-) -> list[str]:
-    """`server_command` as section `serve` says, for `quench serve` and for what is printed and shipped."""
-    return server_command(
-        tools,
-        model,
-        port=settings.port,
-        key_file=key_file,
-        ctx_size=settings.ctx_size,
-        parallel=settings.parallel,
-        threads=settings.threads,
-        n_gpu_layers=settings.n_gpu_layers,
-        flash_attn=settings.flash_attn,
-        n_predict=settings.n_predict,
-        lora=lora,
-        alias=alias,
-    )
-
-
-def cache_arguments(adapters: int) -> list[str]:
-    """How prompts are kept between requests, by the number of adapters that a request can switch.
-
-    llama-server keeps what it computed of a prompt when an adapter's scale changes, and then answers from one
-    adapter's keys with another's weights (llama.cpp's issue 26207). So nothing is kept of several adapters,
-    and of one only what a slot holds, which `pipeline.serve.switching` makes it forget.
-    """
-    return [
-        "--cache-ram",
-        str(0 if adapters else PROMPT_CACHE_MIB),
-        *(["--no-cache-prompt"] if adapters > 1 else []),
-    ]
 
 
 class LoggedProcess(subprocess.Popen[bytes]):
@@ -209,26 +96,23 @@ def serving(
     """Serve `model` on a free port while the body runs, with the adapter `lora` (a GGUF) if given. Raises
     `ToolError` if it doesn't come up.
     """
+    settings = Serve().model_copy(
+        update={
+            "port": free_port(),
+            "ctx_size": ctx_size,
+            "parallel": parallel,
+            "threads": threads,
+            "n_gpu_layers": n_gpu_layers,
+            "flash_attn": flash_attn,
+            "n_predict": -1,  # the request says how much
+        }
+    )
+    adapters = [(lora, 1.0)] if lora else []
     with tempfile.TemporaryDirectory(prefix="quench-server-") as folder:
-        key = secrets.token_urlsafe(24)
+        key, url, log = secrets.token_urlsafe(24), f"http://127.0.0.1:{settings.port}", Path(folder) / "log"
         key_file = write_key(Path(folder) / "key", key)
-        port = free_port()
-        command = server_command(
-            tools,
-            model,
-            port=port,
-            key_file=key_file,
-            ctx_size=ctx_size,
-            parallel=parallel,
-            threads=threads,
-            n_gpu_layers=n_gpu_layers,
-            flash_attn=flash_attn,
-            lora=[(lora, 1.0)] if lora else [],
-            idle_seconds=ASK_SECONDS,
-        )
-        log = Path(folder) / "log"
+        command = server_command(tools, model, settings, key_file, adapters, idle_seconds=ASK_SECONDS)
         with start(command, log) as process:
-            url = f"http://127.0.0.1:{port}"
             wait_for_health(process, url, log)
             with connect(url, key) as client:
                 yield Server(process, url, log, client)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.config.scorers import check_scorers
+from pipeline.config.scorers import scorer_problems
 from pipeline.config.sections import Judge
 from pipeline.core.errors import ConfigError
 from pipeline.metrics import code, judging, own, text
@@ -19,10 +19,8 @@ def parse(spelling: str, judge: Judge | None = None, root: Path = Path()) -> Sco
     Raises `ConfigError` for what is no scorer, a pattern that can't be read, a function that is missing, a
     judge that isn't set.
     """
-    try:
-        check_scorers([spelling], judge is not None)
-    except ValueError as error:
-        raise ConfigError("Q-METRICS-014", f"evaluate.scorers: {error}") from error
+    for problem in scorer_problems([spelling], judge is not None):
+        raise ConfigError("Q-METRICS-014", f"evaluate.scorers: {problem}")
     kind, _, argument = spelling.partition(":")
     match kind:
         case "number":

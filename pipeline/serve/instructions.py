@@ -30,7 +30,8 @@ def how_to_switch(adapters: Sequence[str]) -> str:
         f"  adapters:          quench adapters (shows them); quench adapters {off} (off), {strong} (half)\n"
     )
     if len(adapters) == 1:
-        # prompts are kept then, which a request's own scales don't clear (llamacpp.server.cache_arguments)
+        # prompts are kept then, which a request's own scales don't clear
+        # (llamacpp.server_command.cache_arguments)
         return lines
     ids = ", ".join(f"{number} {name}" for number, name in enumerate(adapters))
     return (

@@ -49,7 +49,7 @@ def set_scales(client: httpx.Client, wanted: Mapping[str, float]) -> list[Loaded
     # all of them: llama-server turns those off that are not named
     scales = [{"id": adapter.id, "scale": wanted.get(adapter.name, adapter.scale)} for adapter in adapters]
     _ask(client, "POST", "/lora-adapters", scales)
-    if len(adapters) == 1:  # of several no prompt is kept (pipeline.llamacpp.server.cache_arguments)
+    if len(adapters) == 1:  # of several no prompt is kept (pipeline.llamacpp.server_command.cache_arguments)
         forget_prompts(client)
     return loaded_adapters(client)
 

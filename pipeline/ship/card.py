@@ -16,7 +16,7 @@ from pipeline.config.sections import BASE_WITH_ADAPTER, ORIGINAL, Serve
 from pipeline.gate.comparison import REFERENCES
 from pipeline.gate.recommend import Recommendation, reference_name
 from pipeline.gate.records import Inputs
-from pipeline.llamacpp.server import configured_command
+from pipeline.llamacpp.server_command import server_command
 from pipeline.llamacpp.server_process import KEPT, KEPT_PREFIXES, STACK_BYTES
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.pages.formats import FILTERS
@@ -116,10 +116,10 @@ def printed_command(
 ) -> list[str]:
     """`quench serve`'s command for the GGUF `file`, with the adapter `lora` (a GGUF) on it if given."""
     if not lora:
-        return configured_command(tools, Path(file), serve, key_file)
+        return server_command(tools, Path(file), serve, key_file)
     # NAME-adapter, as `quench serve` calls it, so that `quench chat` knows it
     alias = f"{Path(lora).stem.removesuffix('-lora')}-{BASE_WITH_ADAPTER}"
-    return configured_command(tools, Path(file), serve, key_file, [(Path(lora), 1.0)], alias)
+    return server_command(tools, Path(file), serve, key_file, [(Path(lora), 1.0)], alias)
 
 
 def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:

@@ -45,25 +45,22 @@ def write_keys(root: Path, modules: Mapping[str, Iterable[str]]) -> list[str]:
 
     Raises `MachineError` if a key can't be written.
     """
+    changed = []
     try:
-        return _write(root, modules)
+        package = Package()
+        for stage, own in modules.items():
+            file, text = root / key_file(stage), package.key(*own)
+            if not file.is_file() or file.read_text(encoding="utf-8") != text:
+                _replace(file, text)
+                changed.append(stage)
+        for file in (root / FOLDER).glob("*.key"):
+            if file.stem not in modules:
+                file.unlink(missing_ok=True)  # of a stage that is no more
     except OSError as error:
         raise MachineError(
             "Q-WORKFLOW-001",
             f"{root / FOLDER} can't be written ({error.strerror}): make room there, or make the folder yours",
         ) from error
-
-
-def _write(root: Path, modules: Mapping[str, Iterable[str]]) -> list[str]:
-    package, changed = Package(), []
-    for stage, own in modules.items():
-        file, text = root / key_file(stage), package.key(*own)
-        if not file.is_file() or file.read_text(encoding="utf-8") != text:
-            _replace(file, text)
-            changed.append(stage)
-    for file in (root / FOLDER).glob("*.key"):
-        if file.stem not in modules:
-            file.unlink(missing_ok=True)  # of a stage that is no more
     return changed
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.config.sections import Graph
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing
-from pipeline.core.strict_yaml import UNREADABLE, read_fast
+from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.code_keys import ROOT, key_file
 from pipeline.workflow.dvc_yaml import dvc_text, is_as_written
 from pipeline.workflow.stages import WORDS, table
@@ -27,13 +27,14 @@ def need_graph(root: Path, graph: Graph) -> None:
     """
     file = root / "dvc.yaml"
     stages = _stages(file)
-    if _is_graph(stages, "merged" if graph == "adapter" else "adapter"):
+    found = _graph_of(stages)
+    if found not in (None, graph):
         raise ConfigError(
             "Q-WORKFLOW-004",
             f"{file} is not the graph of {WORDS[graph]}, which base.quantization in params.yaml asks for: "
             "run `quench graph`, which puts it there",
         )
-    if _is_graph(stages, graph) and _names_code(stages):
+    if found and _names_code(stages):
         raise ConfigError(
             "Q-WORKFLOW-005",
             f"{file} is of an older version and names files of its code: run `quench graph`, which replaces "
@@ -50,12 +51,12 @@ def _stages(file: Path) -> dict[str, Any]:
     return stages if isinstance(stages, dict) else {}
 
 
-def _is_graph(stages: dict[str, Any], graph: Graph) -> bool:
-    """Whether `stages` have the one that only `graph` has, and not the other's; somebody's own stages may
-    stand beside it.
+def _graph_of(stages: dict[str, Any]) -> Graph | None:
+    """The graph that has a stage of `stages` alone, if only one has; somebody's own stages may stand beside
+    them.
     """
-    other: Graph = "merged" if graph == "adapter" else "adapter"
-    return OWN[graph] in stages and OWN[other] not in stages
+    found = [graph for graph, stage in OWN.items() if stage in stages]
+    return found[0] if len(found) == 1 else None
 
 
 def _names_code(stages: dict[str, Any]) -> bool:
@@ -86,8 +87,9 @@ def put_graph(root: Path, graph: Graph, *, force: bool = False, again: bool = Fa
         return False
     edited = there is not None and not is_as_written(there)
     stages = _stages(target)
-    older = edited and _is_graph(stages, graph) and _names_code(stages)
-    if edited and not older and not again and _is_graph(stages, graph):
+    is_this_one = _graph_of(stages) == graph
+    older = edited and is_this_one and _names_code(stages)
+    if edited and not older and not again and is_this_one:
         return False
     if edited and not (force or again or older):
         raise ConfigError(

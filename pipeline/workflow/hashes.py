@@ -9,7 +9,7 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -28,6 +28,7 @@ INT64 = 2**63 - 1  # the largest number that SQLite keeps
 NEVER = -1  # a change time that no file has
 UNREADABLE = "0" * 32  # stands for the md5 of a file that the disk does not give back
 
+Digests = Mapping[Path, str]  # md5 of files
 State = tuple[int, int, int, int]  # inode, size, modification time, change time; both in nanoseconds
 
 

@@ -11,7 +11,6 @@ Both raise `DataError`, and both say nothing about a file that no stage of a DVC
 import hashlib
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,14 +18,12 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import NO_PART
-from pipeline.workflow.hashes import Hashes, files_below
+from pipeline.workflow.dvc_cache import drop_rotten, listing
+from pipeline.workflow.hashes import Digests, Hashes, files_below
 from pipeline.workflow.locked import recorded, stages_of
 from pipeline.workflow.record import is_about, open_project
 
-ASIDE = "rotten"  # folder in DVC's cache for objects that are not what their names say
-RUN = re.compile(r"[0-9a-f]{64}")  # name of a run in DVC's cache
 NAMED = 3  # files of a folder that a sentence names
-Digests = Mapping[Path, str]
 
 
 def verify_inputs(stage: str, root: Path) -> None:
@@ -134,87 +131,6 @@ def learn(repo: Any, hashes: Hashes) -> list[str]:
     )
 
 
-def drop_rotten(out: Any, hashes: Hashes) -> None:
-    """Put aside what DVC's cache holds of `out` under the name of other bytes, so that DVC sees it as
-    missing; says so.
-    """
-    if out.use_cache and out.hash_info:
-        cache, md5 = Path(out.cache.path), out.hash_info.value
-        put_aside(cache, hashes.md5s([place(cache, md5)]))
-        put_aside(cache, hashes.md5s(place(cache, entry["md5"]) for entry in _listing(cache, md5)))
-
-
-def put_aside(cache: Path, digests: Digests) -> list[str]:
-    """Put aside each object of DVC's cache (of `digests`, by path) that is not what its name says; the
-    names.
-    """
-    rotten = {path: path.parent.name + path.name for path, digest in digests.items()}
-    return [
-        _move(path, cache, name)
-        for path, name in rotten.items()
-        if name.removesuffix(".dir") != digests[path]
-    ]
-
-
-def drop_dead_links(repo: Any) -> None:
-    """Remove links of stages' outputs into DVC's cache (its cache type may be symlink) that lead to nothing
-    since; DVC fails on them.
-
-    Raw data without a file would look like an edit: its links stay, and are refused.
-    """
-    for out in (one for one in repo.index.outs if not one.stage.is_data_source):
-        path = Path(out.fs_path)
-        links = (
-            [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-            if path.is_dir()
-            else [path]
-        )
-        for link in links if out.use_cache else ():
-            if link.is_symlink() and not link.exists() and link.readlink().is_relative_to(out.cache.path):
-                link.unlink()
-
-
-def put_runs_aside(repo: Any) -> list[str]:
-    """The same of what DVC's cache remembers of runs (`dvc repro` goes by that)."""
-    from dvc.exceptions import DvcException
-    from dvc.utils import dict_sha256
-    from dvc.utils.serialize import load_yaml
-
-    def is_good(path: Path) -> bool:
-        try:
-            return bool(dict_sha256(load_yaml(path), exclude=["size", "nfiles"]) == path.name)
-        except (DvcException, OSError, ValueError, TypeError, AttributeError):
-            return False
-
-    runs = [path for path in files_below(Path(repo.stage_cache.cache_dir)) if RUN.fullmatch(path.name)]
-    return [_move(path, Path(repo.cache.local.path), path.name) for path in runs if not is_good(path)]
-
-
-def _move(path: Path, cache: Path, name: str) -> str:
-    target = cache.parents[1] / ASIDE / name
-    target.parent.mkdir(exist_ok=True)
-    path.replace(target)
-    print(f"{name} in DVC's cache is damaged: it is not used, and now in {target.parent}", file=sys.stderr)
-    return name
-
-
-def place(cache: Path, md5: str) -> Path:
-    """Where DVC's cache keeps an object."""
-    return cache / md5[:2] / md5[2:]
-
-
-def _listing(cache: Path, md5: str) -> list[dict[str, str]]:
-    """The files of a folder that is in DVC's cache; none if their list is damaged."""
-    path = place(cache, md5)
-    if not md5.endswith(".dir") or not path.is_file():
-        return []
-    try:
-        entries: list[dict[str, str]] = json.loads(path.read_bytes())
-    except ValueError:
-        return []
-    return entries
-
-
 def _digest(path: Path, digests: Digests) -> str | None:
     """The md5 as DVC records it; of a folder that of a list of its files (those that `.dvcignore` names would
     count: DVC itself is asked then).
@@ -233,7 +149,7 @@ def _digest(path: Path, digests: Digests) -> str | None:
 def changed_files(out: Any, hashes: Hashes) -> list[str]:
     """Which files of a folder changed, where DVC's cache knows them."""
     folder = Path(out.fs_path)
-    entries = _listing(Path(out.cache.path), out.hash_info.value)
+    entries = listing(Path(out.cache.path), out.hash_info.value)
     return [entry["relpath"] for entry in entries if hashes.md5(folder / entry["relpath"]) != entry["md5"]]
 
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -13,11 +13,14 @@ import yaml
 
 from pipeline.config.params import with_defaults
 from pipeline.core.errors import DataError, MachineError
-from pipeline.core.strict_yaml import read_fast, read_strict
+from pipeline.core.locks import locked
+from pipeline.core.strict_yaml import read_strict
+from pipeline.core.yaml_readers import read_fast
 from pipeline.workflow.code_keys import CODE
 from pipeline.workflow.stages import filled, items_of, value_at
 
 LARGE = 2**20  # bytes
+RECORD_LOCK = Path(".dvc/tmp/quench-record.lock")
 
 
 class Entry(NamedTuple):
@@ -37,12 +40,9 @@ class Recorded(NamedTuple):
     md5: str
 
 
-@contextmanager
-def recording(root: Path) -> Iterator[IO[str]]:
+def recording(root: Path) -> AbstractContextManager[IO[str]]:
     """Wait until no stage below `root` is being recorded, and keep others from it; gives the lock's file."""
-    with _record_lock(root) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield lock
+    return locked(root / RECORD_LOCK, fcntl.LOCK_EX)
 
 
 @contextmanager
@@ -50,20 +50,10 @@ def reading(root: Path) -> Iterator[None]:
     """The same for who only reads: others may do so too. Where nothing can be written, nothing is being
     recorded.
     """
-    try:
-        lock = _record_lock(root)
-    except OSError:
+    with ExitStack() as held:
+        with suppress(OSError):
+            held.enter_context(locked(root / RECORD_LOCK, fcntl.LOCK_SH))
         yield
-        return
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        yield
-
-
-def _record_lock(root: Path) -> IO[str]:
-    path = root / ".dvc" / "tmp" / "quench-record.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("a")
 
 
 def seems_unchanged(stage: str, root: Path) -> bool:

@@ -71,7 +71,7 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
         write_keys(root, code_of_stages())
         if (root / ".dvc").is_dir():
             settled = settle(root)
-            _tell(settled)
+            _report(settled)
             _refetch(settled.refetch, root)
             # DVC's verdict outdoes Snakemake's memory of jobs cut short
             _empty(root / ".snakemake" / "incomplete")
@@ -155,21 +155,18 @@ def _empty(folder: Path) -> None:
         remove(mark)
 
 
-def _tell(settled: Settled) -> None:
-    if settled.damaged:
-        print(
-            f"changed on disk though the date did not, so it is not used: {', '.join(settled.damaged)}",
-            file=sys.stderr,
-        )
-    if settled.restored:
-        print(f"restored from DVC's cache: {', '.join(settled.restored)}", file=sys.stderr)
-    if settled.absent:
-        count = f"{len(settled.absent)} artifact{'s' if len(settled.absent) > 1 else ''}"
-        print(
-            f"`dvc pull` would bring {count} that dvc.lock names; without it they are built now: "
-            f"{', '.join(settled.absent)}",
-            file=sys.stderr,
-        )
+def _report(settled: Settled) -> None:
+    count = f"{len(settled.absent)} artifact{'s' if len(settled.absent) > 1 else ''}"
+    for sentence, paths in (
+        ("changed on disk though the date did not, so it is not used", settled.damaged),
+        ("restored from DVC's cache", settled.restored),
+        (
+            f"`dvc pull` would bring {count} that dvc.lock names; without it they are built now",
+            settled.absent,
+        ),
+    ):
+        if paths:
+            print(f"{sentence}: {', '.join(paths)}", file=sys.stderr)
 
 
 def _refetch(stages: list[str], root: Path) -> None:

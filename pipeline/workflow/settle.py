@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.workflow.code_keys import CODE, write_keys
+from pipeline.workflow.dvc_cache import drop_dead_links, drop_rotten
 from pipeline.workflow.hashes import Hashes
-from pipeline.workflow.integrity import drop_dead_links, drop_rotten, learn, teach
+from pipeline.workflow.integrity import learn, teach
 from pipeline.workflow.locked import check_no_writer, seems_unchanged, set_aside_if_cut
 from pipeline.workflow.record import open_project
 from pipeline.workflow.stages import code_of_stages

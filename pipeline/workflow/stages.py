@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from pipeline.config.params import Params
 from pipeline.config.sections import Graph
 from pipeline.config.text import value_at as value_of
-from pipeline.core.strict_yaml import read_fast
+from pipeline.core.yaml_readers import read_fast
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.code_keys import key_file, stage_module
 

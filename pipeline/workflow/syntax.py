@@ -5,15 +5,12 @@ that may lead to another file.
 import ast
 import hashlib
 import re
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-IGNORED = {
-    "ctx",
-    "kind",
-    "type_comment",
-    "type_ignores",
-}  # fields of a syntax tree that mean nothing, or nothing in every version of Python
+# fields of a syntax tree that mean nothing, or nothing in every version of Python
+IGNORED = {"ctx", "kind", "type_comment", "type_ignores"}
 NAME = re.compile(r"[\w./-]{1,100}")  # a text that may name a module or a data file
 QUOTED = re.compile(rf"""["']({NAME.pattern})["']""")
 # what declares a key of params.yaml: its last text is the comment above the key, and no code
@@ -43,49 +40,28 @@ def read_source(content: bytes, *, is_python: bool) -> Source:
 
 
 def _read_module(tree: ast.Module) -> Source:
-    parts: list[str] = []
-    names: set[str] = set()
     described = {DESCRIBED[name] for name in _imported(tree) if name in DESCRIBED}
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in described:
+            del node.args[1:]
+        elif isinstance(node, ast.JoinedStr):
+            # Python 3.12 has empty texts in nested formats
+            node.values = [part for part in node.values if getattr(part, "value", None) != ""]
+    names = {name for node in ast.walk(tree) for name in _names(node)}
+    return Source(content_hash(_written(tree).encode("utf-8", errors="surrogatepass")), sorted(names))
 
-    def add(node: object) -> None:
-        if isinstance(node, list):
-            parts.append("[")
-            for item in node:
-                add(item)
-            parts.append("]")
-            return
-        if not isinstance(node, ast.AST):
-            parts.append(f"{node!r},")
-            return
-        _name(node, names)
-        parts.append(f"{type(node).__name__}(")
-        for field in node._fields:
-            value: Any = getattr(node, field, None)
-            if (
-                field == "body"
-                and isinstance(node, DOCUMENTED)
-                and ast.get_docstring(node, clean=False) is not None
-            ):
-                value = value[1:]
-            elif (
-                field == "args"
-                and isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id in described
-            ):
-                value = value[:1]
-            elif isinstance(node, ast.JoinedStr):
-                # Python 3.12 has empty texts in nested formats
-                value = [part for part in value if getattr(part, "value", None) != ""]
-            # versions of Python differ in which empty fields there are
-            if value is None or value == [] or field in IGNORED:
-                continue
-            parts.append(f"{field}=")
-            add(value)
-        parts.append(")")
 
-    add(tree)
-    return Source(content_hash("".join(parts).encode("utf-8", errors="surrogatepass")), sorted(names))
+def _written(node: object) -> str:
+    """A syntax tree as text, the same for every version of Python (`ast.dump` differs in empty fields)."""
+    if isinstance(node, list):
+        return f"[{''.join(map(_written, node))}]"
+    if not isinstance(node, ast.AST):
+        return f"{node!r},"
+    fields = [(name, getattr(node, name, None)) for name in node._fields if name not in IGNORED]
+    inner = "".join(f"{name}={_written(value)}" for name, value in fields if value not in (None, []))
+    return f"{type(node).__name__}({inner})"
 
 
 def _imported(tree: ast.Module) -> set[str]:
@@ -98,16 +74,17 @@ def _imported(tree: ast.Module) -> set[str]:
     }
 
 
-def _name(node: ast.AST, names: set[str]) -> None:
-    """Add what `node` imports, or what its text may name; all imports of the project are absolute (a test
-    sees to that).
+def _names(node: ast.AST) -> Iterator[str]:
+    """What `node` imports, or what its text may name; all imports of the project are absolute (a test sees to
+    that).
     """
-    if isinstance(node, ast.Import):
-        names.update(alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and NAME.fullmatch(node.value):
-        names.add(node.value)
+    match node:
+        case ast.Import():
+            yield from (alias.name for alias in node.names)
+        case ast.ImportFrom():
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        case ast.Constant(value=str(text)) if NAME.fullmatch(text):
+            yield text
 
 
 def content_hash(content: bytes) -> str:

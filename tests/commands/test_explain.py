@@ -41,6 +41,6 @@ def test_the_page_has_the_written_beginning_and_a_row_for_each_error(tmp_path: P
     text = page.read_text(encoding="utf-8")
     assert text.startswith(HEAD.read_text(encoding="utf-8"))
     rows = [line for line in text.splitlines() if line.startswith("| Q-")]
-    assert [line.split(" | ")[:2] for line in rows] == [
-        [f"| {id}", str(getattr(errors, problem.error).exit_code)] for id, problem in catalog().items()
-    ]
+    codes = {id: str(getattr(errors, problem.error).exit_code) for id, problem in catalog().items()}
+    codes["Q-COMPARE-007"] = "2 to 6"  # a failed stage's own
+    assert [line.split(" | ")[:2] for line in rows] == [[f"| {id}", code] for id, code in codes.items()]

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from pipeline.config.params import Params, load_params
 from pipeline.config.sections import renamed
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.errors import ConfigError
-from pipeline.core.strict_yaml import read_fast, read_strict
+from pipeline.core.strict_yaml import read_strict
+from pipeline.core.yaml_readers import read_fast
 from pipeline.llamacpp.tools import PROJECT
 
 DEMO = yaml.safe_load((PROJECT / "params.yaml").read_text(encoding="utf-8"))
@@ -532,6 +534,14 @@ def test_an_older_files_names_are_known_and_the_sentence_has_the_new_one(load, m
         load("train:\n  rank: 8\n  r: many\n")
     with pytest.raises(ConfigError, match=r"Q-CONFIG-003: .* 1 error"):
         load("serve:\n  rank: 8\n")
+
+
+def test_a_key_that_is_gone_says_what_took_its_place(load):
+    with pytest.raises(ConfigError, match=r"Q-CONFIG-004: .* 2 errors") as raised:
+        load("train:\n  load_in_4bit: true\nparity:\n  max_nmse: 1.0e-3\n")
+    assert "train.load_in_4bit: is gone: set base.quantization to nf4" in str(raised.value)
+    named = set(re.findall(r"[a-z]+\.[a-z_]+", " ".join(renamed.GONE.values()))) - {"merge.py"}
+    assert named <= {".".join(place) for place, _ in keys_of(Params)}
 
 
 def test_no_name_of_an_older_version_is_one_of_today():

@@ -5,6 +5,8 @@ import pickle
 import re
 from pathlib import Path
 
+from pipeline.config.params import Params
+from pipeline.config.sections.values import keys_of
 from pipeline.core import errors
 from pipeline.core.catalog import FOLDER, catalog
 
@@ -34,6 +36,18 @@ def test_every_entry_is_raised_and_stands_in_one_file() -> None:
         ids = re.findall(r"^(Q-.*):$", file.read_text(encoding="utf-8"), re.MULTILINE)
         assert len(ids) == len(set(ids)), f"{file} has an id twice"
         assert {catalog()[id].area.lower() for id in ids} == {file.stem}
+
+
+def test_a_key_of_params_yaml_is_marked_as_code() -> None:
+    """So that the test of the docs finds out when a key is gone."""
+    keys = {".".join(place) for place, _ in keys_of(Params) if len(place) > 1}
+    plain = [
+        (id, key)
+        for id, problem in catalog().items()
+        for text in re.sub("`[^`]*`", "", f"{problem.when} {problem.remedy}").split()
+        if (key := text.strip(".,:;()")) in keys
+    ]
+    assert plain == []
 
 
 def test_an_id_names_its_class_where_it_is_raised() -> None:

@@ -24,7 +24,7 @@ from pipeline.config.params import Params, load_params
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.provenance import BASE_FILE
-from pipeline.llamacpp import server as llama_server
+from pipeline.llamacpp import server_command as llama_server
 from pipeline.llamacpp.server import Server, free_port
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.serve import switching

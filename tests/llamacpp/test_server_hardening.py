@@ -32,12 +32,12 @@ from pipeline.llamacpp.server import (
     connect,
     free_port,
     log_end,
-    server_command,
     serving,
     start,
     wait_for_health,
     write_key,
 )
+from pipeline.llamacpp.server_command import server_command
 from pipeline.llamacpp.server_log import kept
 from pipeline.llamacpp.server_process import environment, guarded
 from pipeline.llamacpp.tools import PROJECT, Toolchain
@@ -635,16 +635,8 @@ def test_half_open_connections_are_cut_off(tools: Toolchain, model: Path, tmp_pa
     default: an hour).
     """
     port, log = free_port(), tmp_path / "log"
-    command = server_command(
-        tools,
-        model,
-        port=port,
-        key_file=write_key(tmp_path / "key", "k"),
-        ctx_size=256,
-        parallel=2,
-        threads=1,
-        n_gpu_layers=0,
-    )
+    settings = Serve(port=port, ctx_size=256, parallel=2, threads=1, n_gpu_layers=0)
+    command = server_command(tools, model, settings, write_key(tmp_path / "key", "k"))
     with start(command, log) as process, connect(f"http://127.0.0.1:{port}", "k") as client:
         wait_for_health(process, str(client.base_url), log)
         begun = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(1100)]

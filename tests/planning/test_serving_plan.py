@@ -18,7 +18,7 @@ from pipeline.cli import app
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError
 from pipeline.gguf.file import kv_cache_bytes
-from pipeline.llamacpp.server import PROMPT_CACHE_MIB
+from pipeline.llamacpp.server_command import PROMPT_CACHE_MIB
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.planning.card import Card
 from pipeline.planning.published import published_shape

@@ -18,7 +18,8 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.provenance import BASE_FILE
 from pipeline.llamacpp.lora import lora_arguments
-from pipeline.llamacpp.server import cache_arguments, free_port
+from pipeline.llamacpp.server import free_port
+from pipeline.llamacpp.server_command import cache_arguments
 from pipeline.serve import adapter as adapters
 from pipeline.serve.adapter import Adapter, matching_adapter, matching_adapters, parse_adapter
 

@@ -27,8 +27,10 @@ import yaml
 from pipeline.commands import chat as chatting
 from pipeline.commands.serve import choose_model, how_to_call, model_file, need_port, serve
 from pipeline.config.params import Params, load_params
+from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, ToolError
-from pipeline.llamacpp.server import Server, connect, free_port, server_command
+from pipeline.llamacpp.server import Server, connect, free_port
+from pipeline.llamacpp.server_command import server_command
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.serve.key import KEY_FILE, ensure_key, read_key
 from pipeline.serve.smoke import Reply, held_out_prompts, judge, smoke
@@ -129,14 +131,8 @@ def test_command_is_hardened_and_carries_the_recipe(tools: Toolchain, tmp_path: 
     command = server_command(
         tools,
         tmp_path / "x-Q4.gguf",
-        port=8081,
-        key_file=tmp_path / "key",
-        ctx_size=4096,
-        parallel=2,
-        threads=6,
-        n_gpu_layers=99,
-        flash_attn="on",
-        n_predict=7,
+        Serve(port=8081, ctx_size=4096, parallel=2, threads=6, n_gpu_layers=99, flash_attn="on", n_predict=7),
+        tmp_path / "key",
     )
     for flag in ("--no-webui", "--no-slots", "--offline", "--jinja", "--cont-batching"):
         assert flag in command
@@ -482,18 +478,7 @@ def test_the_command_names_its_adapters_and_keeps_no_prompts_of_several(
     tools: Toolchain, tmp_path: Path
 ) -> None:
     def command(*lora: tuple[Path, float], **more: str) -> dict[str, str]:
-        words = server_command(
-            tools,
-            tmp_path / "x.gguf",
-            port=1,
-            key_file=tmp_path / "key",
-            ctx_size=1,
-            parallel=1,
-            threads=1,
-            n_gpu_layers=0,
-            lora=lora,
-            **more,
-        )
+        words = server_command(tools, tmp_path / "x.gguf", Serve(), tmp_path / "key", lora, **more)
         return dict(zip(words, [*words[1:], ""], strict=True))
 
     one = command((Path("a,b.gguf"), 1))

@@ -30,9 +30,10 @@ from pipeline.core.errors import DataError, MachineError
 from pipeline.core.publish import remove
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.code_keys import CODE, FOLDER
+from pipeline.workflow.dvc_cache import place
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.hashes import Hashes, files_below
-from pipeline.workflow.integrity import place, verify_inputs, verify_outputs
+from pipeline.workflow.integrity import verify_inputs, verify_outputs
 from pipeline.workflow.locked import recorded, stages_of
 from pipeline.workflow.record import running
 from pipeline.workflow.settle import REUSE, reuse, settle

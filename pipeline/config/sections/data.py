@@ -3,6 +3,7 @@
 """
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -83,52 +84,47 @@ class Base(Section):
             )
         return values
 
-    @model_validator(mode="after")
-    def _source_has_what_it_needs(self) -> "Base":
-        if self.source == "hub":
-            if not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
-                raise ValueError(
-                    f"revision is {self.revision!r}: source hub needs a commit, 40 hexadecimal digits (a "
-                    "branch or tag can move)"
-                )
-        elif self.revision is not None:
-            raise ValueError(f"revision is {self.revision!r}, but only source hub has one: set it to null")
+    def problems(self) -> Iterator[str]:
+        """What the source needs and lacks, or has and can't use."""
+        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            yield (
+                f"revision is {self.revision!r}: source hub needs a commit, 40 hexadecimal digits (a "
+                "branch or tag can move)"
+            )
+        if self.source != "hub" and self.revision is not None:
+            yield f"revision is {self.revision!r}, but only source hub has one: set it to null"
         if self.source == "package" and not self.file:
-            raise ValueError("file is missing: source package needs the name of the GGUF inside the package")
+            yield "file is missing: source package needs the name of the GGUF inside the package"
         one_of_many = self.source == "package" or (self.source == "hub" and self.quantization == "gguf")
         if not one_of_many and self.file is not None:
-            raise ValueError(
+            yield (
                 f"file is {self.file!r}, but only source package, and a hub repository of GGUF files, have "
                 "one: set it to null"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _gguf_is_a_file(self) -> "Base":
-        if self.quantization != "gguf":
+        if self.quantization == "gguf":
+            yield from self._of_a_gguf()
+        else:
             for name in ("level", "compare_with"):
                 if (value := getattr(self, name)) is not None:
-                    raise ValueError(
-                        f"{name} is {value!r}, but only quantization gguf has one: set it to null"
-                    )
-            return self
+                    yield f"{name} is {value!r}, but only quantization gguf has one: set it to null"
+
+    def _of_a_gguf(self) -> Iterator[str]:
         if self.source == "path":
-            raise ValueError(
+            yield (
                 "quantization is gguf and source is path, a Hugging Face folder: name a GGUF file with "
                 "source gguf, or set it to nf4"
             )
         if self.source == "hub" and not (self.file or "").endswith(".gguf"):
-            raise ValueError(
+            yield (
                 f"file is {self.file!r}: source hub with quantization gguf needs the name of one GGUF file "
                 "in the repository"
             )
         problem = level_problem(self.level) if self.level is not None else None
         if problem or (self.level is not None and split_level(self.level)[1]):
-            raise ValueError(
+            yield (
                 f"level is {self.level!r} ({problem or 'there is no importance matrix yet'}): name a plain "
                 "one, Q4_K_M for example"
             )
-        return self
 
 
 class Curate(Section):

@@ -1,9 +1,11 @@
 """What is measured of the models: sections `compare`, `parity`, `evaluate`."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
+from pipeline.config.scorers import scorer_problems
 from pipeline.config.sections.values import (
     NAME_PART,
     Count,
@@ -149,12 +151,9 @@ class Evaluate(Section):
         "(answers are greedy all the same)",
     )
 
-    @model_validator(mode="after")
-    def _scorers_are_known(self) -> "Evaluate":
-        from pipeline.config.scorers import check_scorers
-
-        check_scorers(self.scorers, self.judge is not None)
-        return self
+    def problems(self) -> Iterator[str]:
+        """What can't be a list of scorers."""
+        return scorer_problems(self.scorers, self.judge is not None)
 
     @property
     def scorer(self) -> str:

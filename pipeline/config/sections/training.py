@@ -1,8 +1,9 @@
 """How the adapter is trained: section `train`."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from pipeline.config.sections.values import Count, Fraction, ModuleName, Quantization, Section, Seed, key
 from pipeline.core.cpu import ComputeDtype
@@ -122,14 +123,13 @@ class Train(Section):
             raise ValueError("0 steps train nothing: give a number above 0, or -1 for num_train_epochs")
         return value
 
-    @model_validator(mode="after")
-    def _best_adapter_is_saved(self) -> "Train":
+    def problems(self) -> Iterator[str]:
+        """The best adapter can only be kept if it is saved."""
         if self.early_stopping_patience is not None and self.save_steps != self.eval_steps:
-            raise ValueError(
+            yield (
                 "early_stopping_patience is set, so the best adapter has to be kept, but save_steps is "
                 f"{self.save_steps} and eval_steps is {self.eval_steps}: make them equal"
             )
-        return self
 
 
 class Training(Train):

@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic.fields import FieldInfo
 
 from pipeline.config.levels import level_problem, split_level
@@ -79,31 +79,35 @@ def reference_of(model: str, sixteen: str) -> str:
     return untuned if model.startswith(UNTUNED) and model != untuned else sixteen
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _kld_limit(value: Any) -> Any:
-    if value == AUTO or (_is_number(value) and 0 < value <= 1000):
+def _check_limit(least: float, most: float, needed: str, value: Any) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value == AUTO or (is_number and least <= value <= most):
         return value
-    raise ValueError(f"is {value!r}: give a number above 0 and up to 1000, or auto")
-
-
-def _share_limit(value: Any) -> Any:
-    if value == AUTO or (_is_number(value) and 0 <= value <= 1):
-        return value
-    raise ValueError(f"is {value!r}: give a number from 0 to 1, or auto")
+    raise ValueError(f"is {value!r}: give a number {needed}, or auto")
 
 
 # one validator for both kinds of value, so that a wrong one is one error
-KldLimit = Annotated[float | Literal["auto"], PlainValidator(_kld_limit)]
-ShareLimit = Annotated[float | Literal["auto"], PlainValidator(_share_limit)]
+KldLimit = Annotated[
+    float | Literal["auto"],
+    PlainValidator(partial(_check_limit, math.ulp(0), 1000, "above 0 and up to 1000")),
+]
+ShareLimit = Annotated[float | Literal["auto"], PlainValidator(partial(_check_limit, 0, 1, "from 0 to 1"))]
 
 
 class Section(BaseModel):
     """One section of `params.yaml`: frozen, typed strictly, unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def problems(self) -> Iterator[str]:
+        """Sentences on keys that don't fit together; a section with such rules yields them."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _keys_fit_together(self) -> Self:
+        for problem in self.problems():
+            raise ValueError(problem)
+        return self
 
 
 def key(default: Any, comment: str) -> Any:

@@ -20,7 +20,8 @@ import numpy as np
 from pipeline.config.sections import Evaluate, Serve
 from pipeline.core.progress import progress
 from pipeline.llamacpp.logits import GgufModel, open_gguf
-from pipeline.llamacpp.server import BATCH_TOKENS, serving
+from pipeline.llamacpp.server import serving
+from pipeline.llamacpp.server_command import BATCH_TOKENS
 from pipeline.llamacpp.server_process import peak_memory
 from pipeline.llamacpp.tools import Toolchain, bench
 

@@ -1,0 +1,70 @@
+"""What is wrong in a `params.yaml`, in sentences: each error with its key, its line and a remedy."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.sections.renamed import GONE, KEYS, VALUES
+from pipeline.core.strict_yaml import Place, printable, quoted
+from pipeline.core.wording import plural
+
+LONGEST, MOST = 400, 1900  # characters of one error, and of all
+
+
+def report(path: Path, errors: Sequence[Any], lines: Mapping[Place, int], known: Sequence[str]) -> str:
+    """As many of pydantic's `errors` as can be read at once; `known` are the keys that there are."""
+    left = [_line(error, lines, known) for error in errors]
+    shown = [f"{path} has {plural(len(left), 'error')}:"]
+    while left and sum(map(len, shown)) < MOST - LONGEST:
+        shown.append(f"  {left.pop(0)}")
+    return "\n".join([*shown, *([f"  … and {plural(len(left), 'error')} more"] if left else [])])
+
+
+def new_name(error: Any) -> str | None:
+    """What became of a key or value of an older version, as a sentence; None for any other error."""
+    key = _dotted(error)
+    if error["type"] == "extra_forbidden" and (key in GONE or key in KEYS):
+        return GONE.get(key) or f"is called {KEYS[key]} now: rename it"
+    if new := VALUES.get(key, {}).get(str(error["input"])):
+        return f"{quoted(error['input'])} is called {new} now: write that"
+    return None
+
+
+def _line(error: Any, lines: Mapping[Place, int], known: Sequence[str]) -> str:
+    place = error["loc"]
+    key = printable(".".join(map(str, place)) or "params", 120)
+    found = [lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines]
+    where = f" (line {found[0]})" if found else ""
+    return printable(f"{key}: {new_name(error) or _sentence(error, known)}", LONGEST - len(where)) + where
+
+
+def _sentence(error: Any, known: Sequence[str]) -> str:
+    given = quoted(error["input"])
+    match error["type"]:
+        case "extra_forbidden":
+            return f"unknown key (value {given}): {_remedy(_dotted(error), known)}"
+        case "missing":
+            section = ".".join(map(str, error["loc"][:-1]))
+            return f"missing: add it, as the comment of {section} shows (`quench params`)"
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "model_type":
+            return f"is {given}, and a section with keys is needed (`quench params` shows every key)"
+    return f"is {given}, {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _remedy(key: str, known: Sequence[str]) -> str:
+    """The known key nearest to an unknown one: in its section, of its name elsewhere, or alike at all."""
+    section, _, name = key.rpartition(".")
+    beside = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
+    near = (
+        [beside[other] for other in difflib.get_close_matches(name, beside, n=1)]
+        or [other for other in known if other.rpartition(".")[2] == name]
+        or difflib.get_close_matches(key, known, n=1)
+    )
+    return f"did you mean {near[0]}? Correct or remove it" if near else "remove it or correct its spelling"
+
+
+def _dotted(error: Any) -> str:
+    return ".".join(part for part in error["loc"] if isinstance(part, str))

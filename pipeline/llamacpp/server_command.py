@@ -1,0 +1,71 @@
+"""llama-server's command line: the one place that says how it is hardened. `quench serve`, every measurement,
+the report and the bundle take it from here.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.config.sections import Serve
+from pipeline.llamacpp.lora import Lora, lora_arguments
+from pipeline.llamacpp.tools import Toolchain
+
+IDLE_SECONDS = 30  # that a client may take for the next byte of its request, before it loses its thread
+# between two looks at what else is asked; llama-server's own default is 2,048, computed 512 at a time as well
+BATCH_TOKENS = 512
+PROMPT_CACHE_MIB = 512  # of conversations that no slot holds any more; llama-server's own default is 8 GiB
+
+
+def server_command(
+    tools: Toolchain,
+    model: Path,
+    settings: Serve,
+    key_file: Path,
+    lora: Sequence[Lora] = (),
+    alias: str | None = None,
+    idle_seconds: int = IDLE_SECONDS,
+) -> list[str]:
+    """The hardened command line: loopback only, key from a file, no web page, no slot view, nothing fetched,
+    the model's own template.
+
+    No web page may read an answer: the one origin that is allowed is the server's own, where no page is.
+    `settings.ctx_size` is per slot; llama-server divides its context among its slots. `lora` are adapters to
+    apply, `alias` is the model's name (else of the files' names). Raises `ConfigError` for an adapter that
+    can't be said there.
+    """
+    name = alias or "+".join([model.stem, *(file.stem for file, _ in lora)])
+    return [
+        str(tools.tool("llama-server")),
+        *("--model", str(model)),
+        *("--alias", name.replace(",", "_")),  # a comma would make two names of it
+        *lora_arguments(lora),
+        *cache_arguments(len(lora)),
+        *("--host", "127.0.0.1"),
+        *("--port", str(settings.port)),
+        *("--api-key-file", str(key_file)),
+        *("--cors-origins", f"http://127.0.0.1:{settings.port}"),
+        "--no-cors-credentials",
+        *("--timeout", str(idle_seconds)),
+        "--no-webui",
+        "--no-slots",
+        "--offline",
+        "--jinja",
+        *("--ctx-size", str(settings.ctx_size * settings.parallel)),
+        *("--parallel", str(settings.parallel)),
+        *("--threads", str(settings.threads)),
+        *("--n-gpu-layers", str(settings.n_gpu_layers)),
+        *("--flash-attn", settings.flash_attn),
+        *("--n-predict", str(settings.n_predict)),
+        "--cont-batching",
+        *("--batch-size", str(BATCH_TOKENS)),
+    ]
+
+
+def cache_arguments(adapters: int) -> list[str]:
+    """How prompts are kept between requests, by the number of adapters that a request can switch.
+
+    llama-server keeps what it computed of a prompt when an adapter's scale changes, and then answers from one
+    adapter's keys with another's weights (llama.cpp's issue 26207). So nothing is kept of several adapters,
+    and of one only what a slot holds, which `pipeline.serve.switching` makes it forget.
+    """
+    kept = ["--cache-ram", str(0 if adapters else PROMPT_CACHE_MIB)]
+    return [*kept, "--no-cache-prompt"] if adapters > 1 else kept
