@@ -48,9 +48,10 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     from pipeline.workflow.complete import need_all_keys
     from pipeline.workflow.graphs import need_graph
     from pipeline.workflow.integrity import verify_inputs
+    from pipeline.workflow.leftovers import remove_leftovers
     from pipeline.workflow.record import inputs_state, is_about, record, refresh_keys, running
     from pipeline.workflow.settle import reuse
-    from pipeline.workflow.stages import table
+    from pipeline.workflow.stages import items_of, table
 
     name, _, item = stage.partition("@")
     if name not in STAGES:
@@ -79,6 +80,11 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
             f"stage {name} has nothing to do where base.quantization is {params.base.quantization}: "
             "`snakemake` runs those that have",
         )
+    if name.startswith("compare_") and item not in dict(items_of(known.each, params.model_dump(mode="json"))):
+        raise ConfigError(
+            "Q-COMPARE-001",
+            f"compare.seeds and compare.levels ask for no job {stage}: `snakemake -n` lists the jobs",
+        )
     known_to_dvc = is_about(params_file, root)
     if known_to_dvc:
         need_graph(root, params.graph)
@@ -102,6 +108,8 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
                 "run the same command again",
             )
     if known_to_dvc:
+        if name == "compare":
+            remove_leftovers(root, params, finished=True)
         record(stage, root)
 
 

@@ -230,6 +230,13 @@ def _digest(path: Path, digests: Digests) -> str | None:
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest() + ".dir"
 
 
+def is_cached(path: Path, cache: Path, hashes: Hashes) -> bool:
+    """Whether DVC's cache has a file or a folder as it is on disk, to the byte."""
+    digests = hashes.md5s([file for file in files_below(path) if file.name not in NO_PART])
+    wanted = {*digests.values(), _digest(path, digests)}
+    return all(md5 and place(cache, md5).is_file() for md5 in wanted)
+
+
 def changed_files(out: Any, hashes: Hashes) -> list[str]:
     """Which files of a folder changed, where DVC's cache knows them."""
     folder = Path(out.fs_path)
