@@ -49,18 +49,26 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     from pipeline.workflow.complete import need_all_keys
     from pipeline.workflow.graphs import need_graph
     from pipeline.workflow.integrity import verify_inputs
+    from pipeline.workflow.leftovers import remove_leftovers
     from pipeline.workflow.record import inputs_state, is_about, record, refresh_keys, running
     from pipeline.workflow.settle import reuse
-    from pipeline.workflow.stages import table
+    from pipeline.workflow.stages import items_of, table
 
     name = _stage_name(stage, resume)
     need_folder(root)
     read = read_params(params_file or root / "params.yaml")
-    if table().stages[name].only not in (None, read.params.graph):
+    known = table().stages[name]
+    if known.only not in (None, read.params.graph):
         raise ConfigError(
             "Q-WORKFLOW-021",
             f"stage {name} has nothing to do where base.quantization is {read.params.base.quantization}: "
             "`snakemake` runs those that have",
+        )
+    asked = dict(items_of(known.each, read.params.model_dump(mode="json")))
+    if name.startswith("compare_") and stage.partition("@")[2] not in asked:
+        raise ConfigError(
+            "Q-COMPARE-001",
+            f"compare.seeds and compare.levels ask for no job {stage}: `snakemake -n` lists the jobs",
         )
     if not is_about(params_file, root):
         with running(stage, root):
@@ -80,6 +88,8 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
                 f"params.yaml, data/raw or code changed while {stage} ran, so its outputs are not recorded: "
                 "run the same command again",
             )
+    if name == "compare":
+        remove_leftovers(root, read.params, finished=True)
     return record(stage, root)
 
 

@@ -68,24 +68,13 @@ def distillation(evaluations: Evaluations, seed: int) -> list[Recovery]:
     if not (before.get("reference") == after.get("reference") == ORIGINAL):
         return []
     found = []
-    for name, words in PLACES.items():
+    for name, where in PLACES.items():
         one, other = (of if name == "assistant" else of.get(name) or {} for of in (before, after))
-        if one.get("kld_mean") is None or other.get("kld_mean") is None:
-            continue
-        by_row = [(of.get("by_row") or {}).get(name) for of in (before, after)]
-        rows, low, high = interval_of(by_row[0], by_row[1], seed)
-        found.append(
-            Recovery(
-                words,
-                one["kld_mean"],
-                other["kld_mean"],
-                one.get("same_top"),
-                other.get("same_top"),
-                rows,
-                low,
-                high,
-            )
-        )
+        if one.get("kld_mean") is not None and other.get("kld_mean") is not None:
+            by_row = [(of.get("by_row") or {}).get(name) for of in (before, after)]
+            rows, low, high = interval_of(by_row[0], by_row[1], seed)
+            tops = one.get("same_top"), other.get("same_top")
+            found.append(Recovery(where, one["kld_mean"], other["kld_mean"], *tops, rows, low, high))
     return found
 
 

@@ -46,14 +46,13 @@ def task_drop(
         return missing(
             rule, limit, f"{model} and {against} answered other questions, so they can't be compared", again
         )
-    scores = paired_scores(answers, against, model)
+    scores = paired_scores(answers, against, model) or ([], [])
     scored = sum(row["score"] is not None for row in answers[against])
-    if scores is None or len(scores[0]) < (1 - UNSCORED) * scored:
-        compared = len(scores[0]) if scores else 0
+    if not scores[0] or len(scores[0]) < (1 - UNSCORED) * scored:
         return missing(
             rule,
             limit,
-            f"only {compared} of {model}'s answers have a score where {scored} of {against}'s have one",
+            f"only {len(scores[0])} of {model}'s answers have a score where {scored} of {against}'s have one",
             again,
         )
     return _drop(rule, f"{model} scores", *scores, against, limit, seed)

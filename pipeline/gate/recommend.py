@@ -17,7 +17,7 @@ from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, UNTUNED,
 from pipeline.gate.comparison import REFERENCES, Evaluation, Evaluations
 from pipeline.gate.distillation import distillation, is_distillation, sentence
 from pipeline.gate.drops import Answers
-from pipeline.gate.task_scores import Evidence, Gain, Standing, gain_over, scored_rows, task_score
+from pipeline.gate.task_scores import Evidence, Gain, gain_over, scored_rows, task_score
 from pipeline.planning.serving import GB, ServingMemory, prompt_cache
 
 MIN_SAME_TOP = 0.9  # share of positions, used if no task score was measured
@@ -61,44 +61,43 @@ def recommend(
     evidence = Evidence(evaluations, answers or {}, seed)
     memory = {name: memory_of(found, serve) for name, found in evaluations.items() if not is_base(name)}
     gains = tuple(gain_over(name, evidence, untuned_name(evaluations)) for name in memory)
-    arithmetic = {name: str(needed) for name, needed in memory.items()}
     refusals = [f"The gate refuses {name}: {refused[name]}" for name in memory if name in refused]
     fitting = [name for name in memory if memory[name].total <= memory_gb * GB]
-    if not fitting:
-        least = min(memory, key=lambda name: memory[name].total)
-        needs, more = (
-            f"needs {memory[least].total / GB:.2f} GB.",
-            f"or raise report.memory_gb ({memory_gb:g}).",
-        )
-        reason = (
-            f"{WHAT} does not fit in {room}: it {needs}"
-            if unmerged
-            else f"No level fits in {room}: {least}, the smallest, {needs}"
-        )
-        remedy = f"{'Take a smaller base' if unmerged else 'Make a smaller level'}, {more}"
-        return Recommendation(None, reason, (remedy, *refusals), arithmetic, gains)
     allowed = {name: memory[name] for name in fitting if name not in refused}
-    if not allowed and unmerged:
-        return Recommendation(
-            None,
-            f"The gate refuses {WHAT.removesuffix(',')}.",
-            (refused[BASE_WITH_ADAPTER],),
-            arithmetic,
-            gains,
-        )
-    if not allowed:
+    if not fitting:
+        chosen = _nothing_fits(memory, memory_gb, unmerged, refusals)
+    elif not allowed and unmerged:
+        reason = f"The gate refuses {WHAT.removesuffix(',')}."
+        chosen = Recommendation(None, reason, (refused[BASE_WITH_ADAPTER],))
+    elif not allowed:
         reason = f"The gate refuses every level that fits in {room}: {', '.join(fitting)}."
-        return Recommendation(None, reason, tuple(refusals), arithmetic, gains)
-    if unmerged:
-        chosen = _adapter(evidence, f"{_fits(memory[BASE_WITH_ADAPTER])} in {room}", max_task_drop, gains[0])
+        chosen = Recommendation(None, reason, tuple(refusals))
     else:
-        chosen = _level(evidence, allowed, room, max_task_drop)
-    warnings = [
-        gain.sentence for gain in gains if gain.model == chosen.model and gain.beats is False
-    ] + refusals
-    if not memory[str(chosen.model)].known:
-        warnings.append(f"Whether {chosen.model} fits is not known: its KV cache was not measured.")
-    return replace(chosen, warnings=(*warnings, *chosen.warnings), arithmetic=arithmetic, gains=gains)
+        if unmerged:
+            fits = f"{_fits(memory[BASE_WITH_ADAPTER])} in {room}"
+            chosen = _adapter(evidence, fits, max_task_drop, gains[0])
+        else:
+            chosen = _level(evidence, allowed, room, max_task_drop)
+        beaten = [gain.sentence for gain in gains if gain.model == chosen.model and gain.beats is False]
+        unknown = f"Whether {chosen.model} fits is not known: its KV cache was not measured."
+        unsure = [] if memory[str(chosen.model)].known else [unknown]
+        chosen = replace(chosen, warnings=(*beaten, *refusals, *unsure, *chosen.warnings))
+    return replace(chosen, arithmetic={name: str(needed) for name, needed in memory.items()}, gains=gains)
+
+
+def _nothing_fits(
+    memory: Mapping[str, ServingMemory], memory_gb: float, unmerged: bool, refusals: list[str]
+) -> Recommendation:
+    """No model, and what to do so that one fits."""
+    least = min(memory, key=lambda name: memory[name].total)
+    needs = f"needs {memory[least].total / GB:.2f} GB."
+    reason = (
+        f"{WHAT} does not fit in {memory_gb:g} GB: it {needs}"
+        if unmerged
+        else f"No level fits in {memory_gb:g} GB: {least}, the smallest, {needs}"
+    )
+    smaller = "Take a smaller base" if unmerged else "Make a smaller level"
+    return Recommendation(None, reason, (f"{smaller}, or raise report.memory_gb ({memory_gb:g}).", *refusals))
 
 
 def _level(
@@ -108,33 +107,24 @@ def _level(
     evaluations, name_16 = evidence.evaluations, reference_name(evidence.evaluations)
     by_task = task_score(evaluations[name_16]) is not None
     compared = {name: evidence.compare(name, name_16) for name in memory}
-    warnings = _resolution(evaluations[name_16], max_task_drop)
     if by_task:
         standard = f"stays within {max_task_drop:g} points of {name_16}"
-        good = [
-            name for name, found in compared.items() if found and -found.points <= max_task_drop + TOLERANCE
-        ]
+        quality = {name: found.points if found else -math.inf for name, found in compared.items()}
+        good = [name for name in memory if -quality[name] <= max_task_drop + TOLERANCE]
     else:
         standard = f"ranks the same token first as {name_16} at {MIN_SAME_TOP:.0%} of the positions"
-        tops = {name: evaluations[name].get("same_top") or 0.0 for name in compared}
-        good = [name for name in compared if name in REFERENCES or tops[name] >= MIN_SAME_TOP]
+        tops = {name: evaluations[name].get("same_top") for name in memory}
+        quality = {name: -math.inf if top is None else top for name, top in tops.items()}
+        good = [name for name in memory if name in REFERENCES or quality[name] >= MIN_SAME_TOP]
+    warnings = _resolution(evaluations[name_16], max_task_drop)
     if good:
-        chosen, tuned = (
-            min(good, key=lambda name: (evaluations[name]["bytes"], name)),
-            sum(not is_base(name) for name in evaluations),
-        )
-        fits = f"{_fits(memory[chosen])} in {room}"
+        chosen = min(good, key=lambda name: (evaluations[name]["bytes"], name))
+        fits, tuned = f"{_fits(memory[chosen])} in {room}", sum(not is_base(name) for name in evaluations)
         reason = f"Of {tuned} tuned models, {chosen} is the smallest that {fits} and {standard}"
         if chosen in REFERENCES:
             reason = f"{chosen} {fits}, and no smaller level {standard if tuned > 1 else 'was measured'}"
     else:
-        chosen = max(
-            compared,
-            key=lambda name: (
-                _quality(evaluations[name], compared[name], by_task),
-                -evaluations[name]["bytes"],
-            ),
-        )
+        chosen = max(memory, key=lambda name: (quality[name], -evaluations[name]["bytes"]))
         fits, virtue = _fits(memory[chosen]), "score" if by_task else f"divergence from {name_16}"
         reason = (
             f"{chosen} has the best {virtue} of what {fits} in {room}, though nothing that {fits} {standard}"
@@ -142,8 +132,11 @@ def _level(
         warnings.insert(
             0, f"Nothing that {fits} in {room} {standard}: read the answers before you serve {chosen}."
         )
-    reason += f"{_figures(chosen, evaluations[chosen], compared[chosen], by_task)}."
-    return Recommendation(chosen, reason, tuple(warnings), below_standard=not good)
+    if chosen not in REFERENCES:
+        share = "" if by_task or quality[chosen] == -math.inf else f"{quality[chosen]:.1%}; "
+        score = compared[chosen] or "no question has a score of both"
+        reason += f" ({score if by_task else f'{share}there is no task score to judge by'})"
+    return Recommendation(chosen, f"{reason}.", tuple(warnings), below_standard=not good)
 
 
 def _adapter(evidence: Evidence, fits: str, max_task_drop: float, gain: Gain) -> Recommendation:
@@ -197,52 +190,24 @@ def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
     It has the server's own peak (the GPU's with layers on it) if that was measured at this context with the
     same layers on the GPU.
     """
-    context, cache, measured = (
-        serve.ctx_size * serve.parallel,
-        evaluation.get("kv_cache_bytes"),
-        evaluation.get("serving") or {},
-    )
-    scaled = (
-        round(cache * context / evaluation["ctx_size"])
-        if cache is not None and "ctx_size" in evaluation
-        else None
-    )
-    at_this = all(
-        measured.get(key) == getattr(serve, key) for key in ("ctx_size", "parallel", "n_gpu_layers")
-    )
-    peak = (
-        measured.get("gpu_memory_bytes" if serve.n_gpu_layers else "peak_memory_bytes") if at_this else None
-    )
+    context, cache = serve.ctx_size * serve.parallel, evaluation.get("kv_cache_bytes")
+    measured, peak = evaluation.get("serving") or {}, None
+    if cache is not None:
+        cache = round(cache * context / evaluation["ctx_size"]) if "ctx_size" in evaluation else None
+    if all(measured.get(key) == getattr(serve, key) for key in ("ctx_size", "parallel", "n_gpu_layers")):
+        peak = measured.get("gpu_memory_bytes" if serve.n_gpu_layers else "peak_memory_bytes")
     # llama-server keeps nothing of an adapter's (`cache_arguments`)
     kept = 0 if evaluation.get("lora") else prompt_cache(serve)
-    return ServingMemory(evaluation["bytes"], scaled, context, peak, kept)
-
-
-def _quality(found: Evaluation, compared: Standing | None, by_task: bool) -> float:
-    figure = (compared.points if compared else None) if by_task else found.get("same_top")
-    return -math.inf if figure is None else float(figure)
-
-
-def _figures(chosen: str, found: Evaluation, compared: Standing | None, by_task: bool) -> str:
-    if chosen in REFERENCES:
-        return ""
-    if not by_task:
-        share = "" if found.get("same_top") is None else f"{found['same_top']:.1%}; "
-        return f" ({share}there is no task score to judge by)"
-    return f" ({compared})" if compared else " (no question has a score of both)"
+    return ServingMemory(evaluation["bytes"], cache, context, peak, kept)
 
 
 def _resolution(reference: Evaluation, max_task_drop: float) -> list[str]:
     task = reference.get("task")
-    half = (
-        (task["score_high"] - task["score_low"]) / 2 * 100
-        if task and task_score(reference) is not None
-        else 0.0
-    )
-    if not task or half <= max_task_drop:
+    if not task or task_score(reference) is None:
         return []
+    half = (task["score_high"] - task["score_low"]) / 2 * 100
     coarse = (
         f"{scored_rows(task)} rows measure a score to ± {half:.0f} points, coarser than the "
-        f"{max_task_drop:g} allowed"
+        f"{max_task_drop:g} allowed: raise evaluate.task_rows for a firmer choice."
     )
-    return [f"{coarse}: raise evaluate.task_rows for a firmer choice."]
+    return [coarse] if half > max_task_drop else []

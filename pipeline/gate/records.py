@@ -2,8 +2,10 @@
 run again."""
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +60,15 @@ class Inputs:
 def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
     """Every input below `root`. Raises `DataError` with the file and the stage that makes it if one is
     missing or damaged."""
-    needed = {
-        file: what
-        for file, what in NEEDED.items()
-        if what[0] not in ONLY_MERGED or BASE_WITH_ADAPTER not in models
-    }
+    merged = BASE_WITH_ADAPTER not in models
     found = {
-        Path(file).stem: read_record(root, file, shape, stage) for file, (stage, shape) in needed.items()
+        Path(file).stem: read_record(root, file, shape, stage)
+        for file, (stage, shape) in NEEDED.items()
+        if merged or stage not in ONLY_MERGED
     }
     evaluations = {model: read_evaluation(root, model) for model in models}
     scored = [model for model, result in evaluations.items() if result.get("task")]
-    answers = {
-        model: read_answers(root, f"reports/eval/{model}.answers.jsonl", f"evaluate@{model}")
-        for model in scored
-    }
+    answers = {model: read_answers(root, model) for model in scored}
     for model in scored:
         if [row["id"] for row in answers[model]] != [row["id"] for row in answers[scored[0]]]:
             raise DataError(
@@ -79,51 +76,52 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
                 f"reports/eval/{model}.answers.jsonl answers other rows than {scored[0]}.answers.jsonl: run "
                 f"`python -m pipeline evaluate@{model}` again",
             )
-    metrics_log = MetricsLog(
-        root / "reports" / "train.jsonl"
-    ).rows()  # runs of older versions have none: what it holds is then not measured
-    quantization_check = read_quantization_check(
-        root / "reports" / "quantization-check.json", found["base"]["files"]
-    )
     return Inputs(
         merge=found.pop("merge", None),
         strategies=found.pop("strategies", None),
         log=read_curve(root),
-        metrics_log=metrics_log,
+        # runs of older versions have none: what it holds is then not measured
+        metrics_log=MetricsLog(root / "reports/train.jsonl").rows(),
         evaluations=evaluations,
         answers=answers,
-        quantization_check=quantization_check,
+        quantization_check=read_quantization_check(
+            root / "reports/quantization-check.json", found["base"]["files"]
+        ),
         **found,
     )
 
 
-def read_record(root: Path, file: str, shape: type[shapes.Shape], stage: str) -> dict[str, Any]:
-    """One JSON object of this shape. Raises `DataError` that names `stage`, which makes it, and what `absent`
+@contextmanager
+def readable(path: Path, root: Path, stage: str) -> Iterator[None]:
+    """Raise what is wrong with `path` as `DataError` that names `stage`, which makes it, and what `absent`
     gives if it is missing."""
-    path = root / file
+    remedy = f"run `python -m pipeline {stage}` again"
     try:
-        value = parse_record(path.read_bytes())
+        yield
     except FileNotFoundError:
         raise absent(path, root, stage) from None
-    except (OSError, BadLine) as error:
-        raise DataError(
-            "Q-GATE-001", f"{path} can't be read ({error}): run `python -m pipeline {stage}` again"
-        ) from error
-    try:
-        shape.model_validate(value)
     except ValidationError as error:
-        raise DataError(
-            "Q-GATE-001", f"{path} {faults(error)}: run `python -m pipeline {stage}` again"
-        ) from None
+        raise DataError("Q-GATE-001", f"{path}{faults(error)}: {remedy}") from None
+    except (OSError, BadLine, UnicodeDecodeError, csv.Error) as error:
+        raise DataError("Q-GATE-001", f"{path} can't be read ({error}): {remedy}") from error
+
+
+def read_record(root: Path, file: str, shape: type[shapes.Shape], stage: str) -> dict[str, Any]:
+    """One JSON object of this shape, which `stage` makes. Raises as `readable` does."""
+    with readable(root / file, root, stage):
+        value = parse_record((root / file).read_bytes())
+        shape.model_validate(value)
     return value
 
 
-def faults(error: ValidationError, skip: int = 0) -> str:
-    """The first faults, half a sentence: which keys are missing, and what is wrong with others. `skip` drops
-    the first parts of each place."""
+def faults(error: ValidationError) -> str:
+    """The first faults, half a sentence: the row of a list, which keys are missing, what is wrong with
+    others."""
     listed = error.errors(include_url=False, include_input=False, include_context=False)
+    row = next((place for place in listed[0]["loc"][:1] if isinstance(place, int)), None)
+    start = 0 if row is None else 1
     # keys may hold what a terminal would obey
-    found = [(ascii(".".join(map(str, one["loc"][skip:])))[1:-1][:80] or "it", one) for one in listed]
+    found = [(ascii(".".join(map(str, one["loc"][start:])))[1:-1][:80] or "it", one) for one in listed]
     lacking = [place for place, one in found if one["type"] == "missing"]
     wrong = [
         f"{place}: {one['msg'][:1].lower()}{one['msg'][1:]}"
@@ -134,7 +132,7 @@ def faults(error: ValidationError, skip: int = 0) -> str:
     parts = [f"lacks {', '.join(lacking)}"] * bool(lacking) + [
         f"is damaged ({'; '.join(wrong[:SHOWN])}{more})"
     ] * bool(wrong)
-    return " and ".join(parts)
+    return f"{'' if row is None else f', row {row + 1}'} {' and '.join(parts)}"
 
 
 def read_evaluation(root: Path, model: str) -> dict[str, Any]:
@@ -150,36 +148,20 @@ def read_evaluation(root: Path, model: str) -> dict[str, Any]:
     return found
 
 
-def read_answers(root: Path, file: str, stage: str) -> list[dict[str, Any]]:
-    """One model's answers. Raises `DataError` that names `stage`, which makes them, and what `absent` gives
-    if they are missing."""
-    path = root / file
-    if not path.is_file():
-        raise absent(path, root, stage)
-    rows = list(read_rows(path))
-    try:
+def read_answers(root: Path, model: str) -> list[dict[str, Any]]:
+    """One model's answers. Raises as `readable` does."""
+    path = root / f"reports/eval/{model}.answers.jsonl"
+    with readable(path, root, f"evaluate@{model}"):
+        rows = list(read_rows(path))
         shapes.ANSWERS.validate_python(rows)
-    except ValidationError as error:
-        number = int(error.errors()[0]["loc"][0]) + 1
-        raise DataError(
-            "Q-GATE-001",
-            f"{path}, row {number} {faults(error, skip=1)}: run `python -m pipeline {stage}` again",
-        ) from None
     return rows
 
 
 def read_curve(root: Path) -> list[dict[str, Any]]:
-    """The rows of train.csv. Raises `DataError`."""
-    path = root / "reports" / "train.csv"
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
-    except FileNotFoundError:
-        raise absent(path, root, "train") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(
-            "Q-GATE-001", f"{path} can't be read ({error}): run `python -m pipeline train` again"
-        ) from error
+    """The rows of train.csv. Raises as `readable` does."""
+    path = root / "reports/train.csv"
+    with readable(path, root, "train"), path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def read_quantization_check(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] | None:
@@ -190,16 +172,12 @@ def read_quantization_check(path: Path, base_files: Mapping[str, str]) -> dict[s
         return None
     try:
         found = parse_record(path.read_bytes())
-        lines = found["lines"].values()
-        whole = all(
-            {"title", "what", "figure", "limit", "verdict", "detail"} <= line.keys() for line in lines
-        )
-    except (OSError, BadLine, KeyError, TypeError, AttributeError):
-        whole = False
-    if not whole:
+        for line in found["lines"].values():
+            itemgetter("title", "what", "figure", "limit", "verdict", "detail")(line)
+    except (OSError, BadLine, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             "Q-GATE-003",
             f"{path} is not what `quench quantization-check` wrote: run that again, or delete the file",
-        )
+        ) from error
     weights = {name: digest for name, digest in base_files.items() if name.endswith(".safetensors")}
     return dict(found) if found.get("base_weights_sha256") == json_hash(weights) else None

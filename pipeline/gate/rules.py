@@ -29,21 +29,16 @@ def judge(
     `seed` draws the bootstrap's samples.
     """
     found, compared = evaluations[model], comparison(model, evaluations, parity)
-    kld, same_top, drop, stopped, forgotten = (
-        limits.max_kld,
-        limits.min_same_top,
-        limits.max_task_drop,
-        limits.min_stopped,
-        limits.max_forgetting,
-    )
-    reference = evaluations.get(compared.against, found)
+    reference, allowed = evaluations.get(compared.against, found), compared.allowed
+    kld, same_top, drop = limits.max_kld, limits.min_same_top, limits.max_task_drop
+    stopped, forgotten = limits.min_stopped, limits.max_forgetting
     checks = (
         _parity(parity, compared.needed),
         check("reference", "fail", compared.fault) if compared.fault else None,
-        None if kld is None else _divergence("kld", compared.kld, kld, compared.allowed.kld, compared),
+        None if kld is None else _divergence("kld", compared.kld, kld, allowed.kld, compared),
         None
         if same_top is None
-        else _divergence("same_top", compared.same_top, same_top, compared.allowed.same_top, compared),
+        else _divergence("same_top", compared.same_top, same_top, allowed.same_top, compared),
         None if drop is None else task_drop(model, compared.against, evaluations, answers, drop, seed),
         None if stopped is None else _stopped(model, found, reference, stopped, compared.ends),
         None
@@ -57,74 +52,52 @@ def _parity(parity: Mapping[str, Any], needed: Mapping[str, str]) -> Check:
     """Whether no parity check failed, and each that is `needed` (its key, and what it measures) passed."""
     checks = parity["checks"]
     failed = [check["title"] for check in checks.values() if check["verdict"] == "fail"]
+    lacking = [key for key in needed if checks.get(key, {}).get("verdict") != "pass"]
     if failed:
-        sentence = f"{len(failed)} of {len(checks)} parity checks failed, none may: {', '.join(failed)}"
-        return check(
-            "parity", "fail", f"{sentence} (`quench parity` names the cause).", float(len(failed)), 0.0
+        sentence = (
+            f"{len(failed)} of {len(checks)} parity checks failed, none may: {', '.join(failed)} (`quench "
+            "parity` names the cause)."
         )
-    if parity["verdict"] != "pass":
-        return check(
-            "parity",
-            "fail",
-            f"Parity's verdict is {parity['verdict']!r}, not pass: run `snakemake --force parity`.",
-            None,
-            0.0,
-        )
-    lacking = [what for key, what in needed.items() if checks.get(key, {}).get("verdict") != "pass"]
-    if lacking:
-        tried = [
-            checks[key]["detail"]
-            for key in needed
-            if checks.get(key, {}).get("verdict") == "not measured" and checks[key].get("detail")
-        ]
-        remedy = f"{'; '.join(tried)}." if tried else "run `snakemake parity`."
-        return check(
-            "parity", "fail", f"Parity has not measured {' and '.join(lacking)}: {remedy}", None, 0.0
-        )
-    measured = sum(check["verdict"] == "pass" for check in checks.values())
-    return check(
-        "parity",
-        "pass",
-        f"{measured} of {len(checks)} parity checks were measured, and none failed.",
-        0.0,
-        0.0,
-    )
+    elif parity["verdict"] != "pass":
+        sentence = f"Parity's verdict is {parity['verdict']!r}, not pass: run `snakemake --force parity`."
+    elif lacking:
+        details = [checks[key]["detail"] for key in lacking if checks.get(key, {}).get("detail")]
+        remedy = f"{'; '.join(details)}." if details else "run `snakemake parity`."
+        sentence = f"Parity has not measured {' and '.join(needed[key] for key in lacking)}: {remedy}"
+    else:
+        measured = sum(check["verdict"] == "pass" for check in checks.values())
+        sentence = f"{measured} of {len(checks)} parity checks were measured, and none failed."
+        return check("parity", "pass", sentence, 0.0, 0.0)
+    return check("parity", "fail", sentence, float(len(failed)) or None, 0.0)
 
 
 def _divergence(
     rule: str, measured: Measured, given: float | Literal["auto"], automatic: float, compared: Comparison
 ) -> Check:
     limit, why = (automatic, f" (auto: {compared.allowed.source})") if given == AUTO else (given, "")
-    if (figure := measured.figure) is None:
+    figure = measured.figure
+    if figure is None:
         return missing(rule, limit, measured.words, compared.stage)
-    if rule == "kld":
-        return check(
-            rule, figure <= limit, f"{measured.words}; at most {limit:g} are allowed{why}.", figure, limit
-        )
-    return check(
-        rule,
-        figure >= limit,
-        f"{measured.words}; at least {share_text(limit)} are wanted{why}.",
-        figure,
-        limit,
+    passes, bound = (
+        (figure <= limit, f"at most {limit:g} are allowed")
+        if rule == "kld"
+        else (figure >= limit, f"at least {share_text(limit)} are wanted")
     )
+    return check(rule, passes, f"{measured.words}; {bound}{why}.", figure, limit)
 
 
 def _stopped(
     model: str, found: Evaluation, reference: Evaluation, limit: float, ends: Mapping[str, Any] | None
 ) -> Check:
     rule, task = "stopped", found.get("task") or {}
-    # parity asks few questions, but an adapter that never ends a turn must not pass
-    if not task and ends is not None:
-        detail = ends.get("detail") or "parity has not measured it"
-        if ends.get("verdict") == "pass":
-            return check(rule, "pass", f"Parity's questions: {detail}.")
-        return check(
-            rule,
-            "fail",
-            f"Nothing says that {model} ends its answers ({detail}): set evaluate.scorers, or train longer.",
-        )
     figure = task.get("stopped")
+    if not task and ends is not None:
+        # parity asks few questions, but an adapter that never ends a turn must not pass
+        detail, passes = ends.get("detail") or "parity has not measured it", ends.get("verdict") == "pass"
+        sentence = (
+            f"Nothing says that {model} ends its answers ({detail}): set evaluate.scorers, or train longer."
+        )
+        return check(rule, passes, f"Parity's questions: {detail}." if passes else sentence)
     if figure is None and (reference.get("task") or task):
         return missing(
             rule, limit, f"how many answers {model} ends by itself is not in its report", f"evaluate@{model}"
@@ -141,7 +114,9 @@ def _stopped(
         f"{model} ends {share_text(figure)} of its {task['rows']} answers by itself; "
         f"at least {share_text(limit)} are wanted."
     )
-    if figure >= limit:
-        return check(rule, "pass", sentence, figure, limit)
-    remedy = "Where right answers are longer than evaluate.max_new_tokens, raise that"
-    return check(rule, "fail", f"{sentence} {remedy}; else the end of turn was not learned.", figure, limit)
+    if figure < limit:
+        sentence += (
+            " Where right answers are longer than evaluate.max_new_tokens, raise that; else the end of turn "
+            "was not learned."
+        )
+    return check(rule, figure >= limit, sentence, figure, limit)

@@ -129,7 +129,7 @@ class Task(Shape):
     scores: dict[str, TaskScore] | None = None
 
     @model_validator(mode="after")
-    def _whole(self) -> "Task":
+    def _has_interval(self) -> "Task":
         if self.score is not None and (self.score_low is None or self.score_high is None):
             raise ValueError("a score without its interval")
         return self
@@ -166,7 +166,7 @@ class RowSums(Shape):
     same: list[Count]
 
     @model_validator(mode="after")
-    def _even(self) -> "RowSums":
+    def _have_one_length(self) -> "RowSums":
         if not len(self.tokens) == len(self.kld) == len(self.same):
             raise ValueError("lists of different lengths")
         return self

@@ -6,7 +6,7 @@ by the paired test, without answers if the 95 % intervals of both scores do not 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -51,22 +51,24 @@ class Evidence:
         mine, theirs = task_score(found), task_score(base)
         if mine is None or theirs is None:
             return None
-        if one not in self.answers or other not in self.answers:
-            apart = not intervals_overlap(found, base)
-            words = (
-                "the intervals lie apart, so it is more than noise"
-                if apart
-                else noise(scored_rows(found["task"]))
-            )
-            return Standing(mine * 100, theirs * 100, apart, words)
-        scores = paired_scores(self.answers, one, other)
-        if scores is None:
-            return None
-        from pipeline.metrics.paired import compare_scores
+        if one in self.answers and other in self.answers:
+            scores = paired_scores(self.answers, one, other)
+            if scores is None:
+                return None
+            from pipeline.metrics.paired import compare_scores
 
-        p, rows = compare_scores(*scores, self.seed).p_value, len(scores[0])
-        words = f"more than noise, {p_value(p)} on the same {rows} questions" if p < CHANCE else noise(rows)
-        return Standing(fmean(scores[0]) * 100, fmean(scores[1]) * 100, p < CHANCE, words)
+            mine, theirs, rows = fmean(scores[0]), fmean(scores[1]), len(scores[0])
+            p = compare_scores(*scores, self.seed).p_value
+            apart, proof = p < CHANCE, f"more than noise, {p_value(p)} on the same {rows} questions"
+        else:
+            one_task, other_task, rows = found["task"], base["task"], scored_rows(found["task"])
+            apart = (
+                one_task["score_low"] > other_task["score_high"]
+                or other_task["score_low"] > one_task["score_high"]
+            )
+            proof = "the intervals lie apart, so it is more than noise"
+        words = proof if apart else f"the difference is within the noise of {rows} rows"
+        return Standing(mine * 100, theirs * 100, apart, words)
 
 
 @dataclass(frozen=True)
@@ -90,47 +92,35 @@ def gain_over(name: str, evidence: Evidence, untuned: str) -> Gain:
         return Gain(name, None, None, f"Not measured: evaluate.models does not name {untuned}.")
     compared = evidence.compare(name, untuned)
     if compared is None:
-        if found.get("perplexity") is None or base.get("perplexity") is None:
+        before, after = base.get("perplexity"), found.get("perplexity")
+        if before is None or after is None:
             return Gain(name, None, None, "Not measured: there is neither a task score nor a perplexity.")
-        better = found["perplexity"] < base["perplexity"]
-        figures = f"{found['perplexity']:.2f} against {base['perplexity']:.2f}"
+        place = "below" if after < before else "not below"
+        figures = f"{after:.2f} against {before:.2f}"
         return Gain(
             name,
             None,
-            better,
-            f"{name}'s held-out perplexity is {'' if better else 'not '}below the untuned base's "
-            f"({figures}).",
+            after < before,
+            f"{name}'s held-out perplexity is {place} the untuned base's ({figures}).",
         )
-    points, figures = round(compared.points, 1), str(compared)
+    points, figures = round(compared.points, 1), str(compared).removesuffix(", so it is more than noise")
     if not compared.apart:
-        gain = Gain(name, points, False, f"{name} does not measurably beat the untuned base ({figures}).")
-        return (
-            replace(gain, beats=None)
-            if name == BASE_WITH_ADAPTER and is_distillation(evidence.evaluations)
-            else gain
+        recovers = name == BASE_WITH_ADAPTER and is_distillation(evidence.evaluations)
+        return Gain(
+            name,
+            points,
+            None if recovers else False,
+            f"{name} does not measurably beat the untuned base ({figures}).",
         )
-    figures = figures.removesuffix(", so it is more than noise")
-    if compared.points < 0:
-        return Gain(name, points, False, f"{name} is worse than the untuned base ({figures}).")
-    return Gain(name, points, True, f"{name} beats the untuned base by {points:.1f} points ({figures}).")
+    better = compared.points > 0
+    verb = f"beats the untuned base by {points:.1f} points" if better else "is worse than the untuned base"
+    return Gain(name, points, better, f"{name} {verb} ({figures}).")
 
 
 def task_score(evaluation: Evaluation) -> float | None:
     """The task score from 0 to 1, None if none was measured."""
     score = (evaluation.get("task") or {}).get("score")
     return None if score is None else float(score)
-
-
-def intervals_overlap(one: Evaluation, other: Evaluation) -> bool:
-    """Whether the 95 % intervals of two task scores share a point: then the rows can't tell the models
-    apart."""
-    first, second = one["task"], other["task"]
-    return bool(first["score_low"] <= second["score_high"] and second["score_low"] <= first["score_high"])
-
-
-def noise(rows: int) -> str:
-    """The words for a difference that so many rows can't support."""
-    return f"the difference is within the noise of {rows} rows"
 
 
 def scored_rows(task: Mapping[str, Any]) -> int:

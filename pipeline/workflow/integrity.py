@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import NO_PART
-from pipeline.workflow.dvc_cache import drop_rotten, listing
+from pipeline.workflow.dvc_cache import drop_rotten, listing, place
 from pipeline.workflow.hashes import Digests, Hashes, files_below
 from pipeline.workflow.locked import recorded, stages_of
 from pipeline.workflow.record import is_about, open_project
@@ -144,6 +144,13 @@ def _digest(path: Path, digests: Digests) -> str | None:
     }
     text = json.dumps([{"md5": below[name], "relpath": name} for name in sorted(below)])
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest() + ".dir"
+
+
+def is_cached(path: Path, cache: Path, hashes: Hashes) -> bool:
+    """Whether DVC's cache has a file or a folder as it is on disk, to the byte."""
+    digests = hashes.md5s([file for file in files_below(path) if file.name not in NO_PART])
+    wanted = {*digests.values(), _digest(path, digests)}
+    return all(md5 and place(cache, md5).is_file() for md5 in wanted)
 
 
 def changed_files(out: Any, hashes: Hashes) -> list[str]:

@@ -115,7 +115,7 @@ def code_of_stages() -> dict[str, list[str]]:
 def rules(params: Params, cores: int) -> Iterator[Rule]:
     """The rules of the graph that `params` need, with names and levels filled in."""
     values, stages = params.model_dump(mode="json"), stages_in(params.graph)
-    made = [path for stage in stages.values() for path in _each_filled(stage, values)]
+    made = [path for stage in stages.values() for path in filled_outputs(stage, values)]
     for name, stage in stages.items():
         lists = lists_of(stage.each, values)
         if not all(lists.values()):
@@ -173,7 +173,8 @@ def value_at(params: Any, key: str) -> Any:
     return value_of(params, tuple(key.split(".")))
 
 
-def _each_filled(stage: Stage, values: dict[str, Any]) -> Iterator[str]:
+def filled_outputs(stage: Stage, values: dict[str, Any]) -> Iterator[str]:
+    """What all jobs of a stage write under the settings `values`; folders end in a slash."""
     for _, item in items_of(stage.each, values):
         yield from (filled(path, values | {"item": item}) for path in stage.written)
 

@@ -10,21 +10,20 @@ from pathlib import Path
 from pipeline.config.params import Params
 from pipeline.core.publish import remove
 from pipeline.llamacpp.tools import find_toolchain
+from pipeline.stages.compare.processes import run_stage
 from pipeline.stages.compare.projects import (
     TRAINED,
     level_settings,
     open_project,
     quantize_base,
-    run_stage,
-    seed_of,
     train,
 )
 
 
 def main(params: Params, root: Path, item: str) -> None:
     """Run the job for the level and seed `item` on the files below `root`."""
-    level, _, seed = item.partition("-")
-    settings = level_settings(root, item, seed_of(seed, f"compare_level@{item}"))
+    level, seed = item.split("-")
+    settings = level_settings(root, item, int(seed))
     project = open_project(root, item, params, settings, {"data/final": root / "data/final"})
     file = quantize_base(root, params, project, level, find_toolchain(params.llamacpp.home))
     run_stage(project, "base")

@@ -8,42 +8,37 @@ removed at the end. Command: `python -m pipeline compare_measure@merged_16-Q4_K_
 """
 
 import time
-from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 from pipeline.chat.held_out import answerable_rows
 from pipeline.config.params import Params
 from pipeline.config.sections import Evaluate
 from pipeline.config.strategies import FOLDER, STRATEGIES, title
-from pipeline.core.errors import ConfigError, GateError
+from pipeline.core.errors import DataError, GateError
 from pipeline.core.hardware import machine
+from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.publish import read_json, remove, write_json
+from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.provenance import adapter_fields
 from pipeline.llamacpp.converters import base_fields, lora_to_gguf, quantize_gguf
-from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.metrics.answers import answer_rows, score_answers
 from pipeline.metrics.divergence import compare, gguf_speaker
+from pipeline.stages.compare.processes import run_module, run_stage
 from pipeline.stages.compare.projects import (
     TRAINED,
     base_links,
     level_settings,
     open_project,
     quantize_base,
-    run_module,
-    run_stage,
-    seed_of,
     size_of,
     untuned_gguf,
 )
 from pipeline.stages.compare.reference import load_reference
+from pipeline.stages.compare.speed import generation_speed
 
 MEASURED = Path("reports/compare")  # a file for each measurement
-KLD_ROWS = 16  # held-out rows whose logits are compared: 64 positions each at most
-TIMED = 5  # answers whose speed is measured, after one that isn't
-PROMPT, TOKENS = 128, 64  # tokens in front of them, and in each
 
 
 class Made(NamedTuple):
@@ -56,14 +51,8 @@ class Made(NamedTuple):
 
 def main(params: Params, root: Path, item: str) -> None:
     """Run the job for the strategy, level and seed `item` on the files below `root`."""
-    strategy, _, rest = item.partition("-")
-    level, _, seed = rest.partition("-")
-    if strategy not in STRATEGIES:
-        raise ConfigError(
-            "Q-COMPARE-001",
-            f"compare_measure@{item} names none of {', '.join(STRATEGIES)}: `snakemake -n` lists the jobs",
-        )
-    record(params, root, strategy, level, seed_of(seed, f"compare_measure@{item}"), item)
+    strategy, level, seed = item.split("-")
+    record(params, root, strategy, level, int(seed), item)
 
 
 def record(params: Params, root: Path, strategy: str, level: str, seed: int, name: str) -> None:
@@ -73,25 +62,25 @@ def record(params: Params, root: Path, strategy: str, level: str, seed: int, nam
     training = read_json(trained / "train.json", "run `snakemake`")
     tools = find_toolchain(params.llamacpp.home)
     remove(root / FOLDER / name)  # of a killed run
-    settings: dict[str, dict[str, Any]]
+    settings, links = {"merge": {"base": chosen.merge_base or "16-bit"}}, base_links(root)
     if chosen.on_level:
         settings, links = level_settings(root, name, seed), {}
-    else:
-        settings, links = {"merge": {"base": chosen.merge_base or "16-bit"}}, base_links(root)
     project = open_project(root, name, params, settings, links | {"models/adapter": trained / "adapter"})
     make = make_merged if chosen.merge_base else make_on_level if chosen.on_level else make_adapted
     made = make(params, root, project, level, tools)
-    write_reference(params, root, project)
-    took = {
-        key: training[key]
-        for key in ("seconds", "tokens_per_second", "peak_memory_bytes", "steps", "loss_last")
-    }
-    figures = measure(made, project, params, root, tools)
-    figures |= {
+    # a process of its own: the trained model's memory is free after it
+    run_module(
+        "pipeline.stages.compare.reference",
+        str(project),
+        str(root.resolve() / "data/final/test.jsonl"),
+        what=f"asking the trained model of {name}",
+    )
+    took = ("seconds", "tokens_per_second", "peak_memory_bytes", "steps", "loss_last")
+    figures = measure(made, project, params, root, tools) | {
         "strategy": strategy,
         "level": level,
         "seed": seed,
-        "training": took,
+        "training": {key: training[key] for key in took},
         "measuring_seconds": round(time.monotonic() - started, 1),
     }
     write_json(root / MEASURED / f"{name}.json", figures)
@@ -115,8 +104,8 @@ def make_merged(params: Params, root: Path, project: Path, level: str, tools: To
         "merged model": size_of(merged),
         f"{kind} GGUF": size_of(sixteen),
     }
-    for path in (merged, folder / untuned_gguf(root, params).name):
-        remove(path)
+    remove(merged)
+    remove(folder / untuned_gguf(root, params).name)
     if level == kind:
         return Made(sixteen, None, disk)
     made = folder / f"{stem}-{level}.gguf"
@@ -129,12 +118,8 @@ def make_merged(params: Params, root: Path, project: Path, level: str, tools: To
 
 def make_adapted(params: Params, root: Path, project: Path, level: str, tools: Toolchain) -> Made:
     """The base's level, and the adapter that was trained on NF4 as a GGUF, as stage convert makes it."""
-    base, adapter, lora = (
-        project / "models/base",
-        project / "models/adapter",
-        project / f"models/gguf/{params.convert.name}-lora.gguf",
-    )
     gguf = quantize_base(root, params, project, level, tools)
+    base, adapter, lora = project / "models/base", project / "models/adapter", lora_file(params, project)
     fields = {
         **base_fields(project / "models/base.json", tools),
         **adapter_fields(adapter),
@@ -145,33 +130,31 @@ def make_adapted(params: Params, root: Path, project: Path, level: str, tools: T
 
 
 def make_on_level(params: Params, root: Path, project: Path, level: str, tools: Toolchain) -> Made:
-    """The base's level, and the adapter that was trained on it as a GGUF."""
-    gguf, lora = (
-        quantize_base(root, params, project, level, tools),
-        project / f"models/gguf/{params.convert.name}-lora.gguf",
-    )
+    """The base's level, and the adapter that was trained on it as a GGUF.
+
+    Raises `DataError` if the level is no longer the file that was trained on.
+    """
+    gguf = quantize_base(root, params, project, level, tools)
+    lora, trained = lora_file(params, project), (project / "models/adapter").resolve()
+    weights = read_json(trained / "run.json", "run `snakemake`")["base"]["weights_sha256"]
+    if weights != json_hash({MODEL_FILE: file_hash(gguf)}):
+        raise DataError(
+            "Q-COMPARE-008",
+            f"{level} of the base, made again, is another file than {trained.parent} was trained on, as "
+            "another build of llama.cpp may make it: run `python -m pipeline "
+            f"compare_level@{trained.parent.name}`, which trains on this one",
+        )
     run_stage(project, "base")
     run_stage(project, "lora")
     return Made(gguf, lora, {"GGUF": size_of(gguf), "LoRA GGUF": size_of(lora)})
 
 
+def lora_file(params: Params, project: Path) -> Path:
+    """The adapter as a GGUF, in a sub-project."""
+    return project / f"models/gguf/{params.convert.name}-lora.gguf"
+
+
 # ---- its figures
-
-
-def write_reference(params: Params, root: Path, project: Path) -> None:
-    """Keep what the trained model says of held-out rows, by a process of its own: the model's memory is free
-    after it.
-    """
-    evaluate = params.evaluate
-    words = {
-        "--root": project,
-        "--rows": root.resolve() / "data/final/test.jsonl",
-        "--count": KLD_ROWS,
-        "--seed": evaluate.seed,
-        "--ctx-size": evaluate.ctx_size,
-    }
-    flat = [str(word) for pair in words.items() for word in pair]
-    run_module("pipeline.stages.compare.reference", *flat, what=f"asking the trained model of {project.name}")
 
 
 def measure(made: Made, project: Path, params: Params, root: Path, tools: Toolchain) -> dict[str, Any]:
@@ -216,40 +199,3 @@ def divergence(made: Made, project: Path, settings: Evaluate, tools: Toolchain) 
         "kld_rows": len(found.kld_rows),
         "positions": found.positions,
     }
-
-
-def generation_speed(
-    gguf: Path, lora: Path | None, settings: Evaluate, tools: Toolchain
-) -> dict[str, dict[str, float]]:
-    """Tokens per second of generation by llama-server's own timings: "shipped", and "bare" without the
-    adapter if there is one.
-
-    The same prompt, one answer at a time, with and without in turn, so that a machine that slows down slows
-    both. Both servers map one file.
-    """
-    load: dict[str, Any] = {
-        "ctx_size": PROMPT + TOKENS + 64,
-        "threads": settings.threads,
-        "n_gpu_layers": settings.n_gpu_layers,
-    }
-    with ExitStack() as up:
-        servers = {"shipped": up.enter_context(serving(tools, gguf, **load, lora=lora))}
-        if lora:
-            servers["bare"] = up.enter_context(serving(tools, gguf, **load))
-        taken: dict[str, list[float]] = {name: [] for name in servers}
-        for turn in range(TIMED + 1):
-            for name, server in servers.items():
-                speed = answer_speed(server)
-                if turn:
-                    taken[name].append(speed)
-    return {
-        name: {"median": round(median(one), 2), "low": round(min(one), 2), "high": round(max(one), 2)}
-        for name, one in taken.items()
-    }
-
-
-def answer_speed(server: Server) -> float:
-    """Tokens per second in which one answer of `TOKENS` tokens comes."""
-    ids = server.post("/tokenize", {"content": "Hello! " * PROMPT})["tokens"][:PROMPT]
-    asked = {"prompt": ids, "n_predict": TOKENS, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
-    return float(server.post("/completion", asked)["timings"]["predicted_per_second"])

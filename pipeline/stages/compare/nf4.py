@@ -7,11 +7,10 @@ its train.json. Command: `python -m pipeline compare_nf4@42`
 from pathlib import Path
 
 from pipeline.config.params import Params
-from pipeline.stages.compare.projects import TRAINED, base_links, open_project, seed_of, train
+from pipeline.stages.compare.projects import TRAINED, base_links, open_project, train
 
 
 def main(params: Params, root: Path, item: str) -> None:
     """Run the job for the seed `item` on the files below `root`."""
-    name, seed = f"nf4-{item}", seed_of(item, f"compare_nf4@{item}")
-    links = base_links(root) | {"data/tokens": root / "data/tokens"}
-    train(open_project(root, name, params, {"train": {"seed": seed}}, links), root / TRAINED / name)
+    name, links = f"nf4-{item}", base_links(root) | {"data/tokens": root / "data/tokens"}
+    train(open_project(root, name, params, {"train": {"seed": int(item)}}, links), root / TRAINED / name)

@@ -7,50 +7,29 @@ They are scratch. What a killed training left (checkpoints) is used by the next 
 """
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.params import Params
 from pipeline.config.sections import UNTUNED
 from pipeline.config.strategies import FOLDER
-from pipeline.core.child import bound
-from pipeline.core.errors import (
-    ConfigError,
-    DataError,
-    GateError,
-    MachineError,
-    QuenchError,
-    Stopped,
-    ToolError,
-)
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.locks import absent
-from pipeline.core.owner import RUN
 from pipeline.core.publish import need_disk, publishing, remove
 from pipeline.gguf.base_files import DENSE
 from pipeline.llamacpp.converters import quantize_gguf
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.base_header import checked_header
 from pipeline.planning.disk import own_bytes, plan_disk
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.quantized import SCRATCH, quantized_level
 from pipeline.planning.shape import load_shape
-from pipeline.workflow.settle import REUSE
+from pipeline.stages.compare.processes import run_stage
 
 TRAINED = Path("models/compare")  # a folder for each training: the adapter and its report
 LEVEL_FILE = "level.gguf"  # in a sub-project: the untuned base at a level
-# of the run: nothing of a sub-project is in DVC's cache, and its stages end with this process, which hears of
-# the run's end
-OF_THE_RUN = (REUSE, RUN, "DVC_STAGE")
-ERRORS: dict[int, type[QuenchError]] = {
-    kind.exit_code: kind for kind in (ConfigError, DataError, ToolError, GateError, MachineError)
-}
 Settings = dict[str, dict[str, Any]]
 
 
@@ -170,15 +149,6 @@ def size_of(path: Path) -> int:
     return sum(one.stat().st_size for one in files)
 
 
-def seed_of(text: str, job: str) -> int:
-    """The seed in a job's name. Raises `ConfigError` if it is none."""
-    if not text.isdecimal():
-        raise ConfigError(
-            "Q-COMPARE-001", f"{job} is not how this job is named: `snakemake -n` lists the jobs"
-        )
-    return int(text)
-
-
 # ---- whether a job can run at all
 
 
@@ -227,52 +197,3 @@ def scratch_bytes(root: Path, params: Params) -> int:
     return max(own_bytes(sizes), 2 * size_of(root / "models/base")) + 2 * max(
         level_bytes(shape, level) for level in levels
     )
-
-
-# ---- processes
-
-
-def run_stage(root: Path, *words: str) -> None:
-    """Run `python -m pipeline WORDS` on the sub-project `root`. Raises what it ended with, in one sentence
-    (its own stands above it).
-    """
-    run_module(
-        "pipeline",
-        *words,
-        "--root",
-        str(root),
-        "--params",
-        str(root / "params.yaml"),
-        what=f"{words[0]} in {root.name}",
-    )
-
-
-def run_module(module: str, *words: str, what: str) -> None:
-    """Run `python -m MODULE WORDS` to its end; `what` names it in errors. Raises `QuenchError` of the child's
-    exit code, `Stopped` after a signal.
-    """
-    environment = {name: value for name, value in os.environ.items() if name not in OF_THE_RUN}
-    # with SIGTERM a training saves a checkpoint
-    command = bound([sys.executable, "-m", module, *words], signal.SIGTERM)
-    # in a session of its own: Ctrl-C in a terminal reaches an entire group, and a training ends at once at
-    # its second signal
-    process = subprocess.Popen(
-        command, cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        code = process.wait()
-    except BaseException:
-        with suppress(ProcessLookupError):
-            # what it started as well; a training writes its checkpoint
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
-        raise
-    if code < 0 or code - 128 in (signal.SIGINT, signal.SIGTERM):
-        raise Stopped(-code if code < 0 else code - 128)
-    if code:
-        kind = ERRORS.get(code, ToolError)
-        raise kind(
-            "Q-COMPARE-007",
-            f"{what} failed (exit status {code}; its reason stands above): fix that, then run the same "
-            "command again",
-        )

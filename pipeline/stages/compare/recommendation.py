@@ -40,42 +40,29 @@ def recommend(
     strategy is taken if it is measurably better than every other; else, of it and those that it isn't
     measurably better than, the one with the least disk on the way, then the smallest.
     """
-    best = max(
-        strategies, key=lambda strategy: (strategies[strategy].score, -list(STRATEGIES).index(strategy))
-    )
-    equals = [
-        strategy
-        for strategy in strategies
-        if strategy == best or not between(differences, strategy, best).measurable
-    ]
-    chosen = min(
-        equals,
-        key=lambda strategy: (
-            strategies[strategy].on_disk,
-            strategies[strategy].shipped,
-            list(STRATEGIES).index(strategy),
-        ),
-    )
-    worse = [strategy for strategy in strategies if strategy not in equals]
-    decided, remedy = len(equals) == 1, STRATEGIES[chosen].remedy.format(level=level)
-    over = f"over {seeds} seeds" if seeds > 1 else "with one seed"
-    if decided:
-        runner = max(worse, key=lambda strategy: strategies[strategy].score, default=best)
+    order = list(STRATEGIES)
+    best = max(strategies, key=lambda one: (strategies[one].score, -order.index(one)))
+    worse = [one for one in strategies if one != best and between(differences, one, best).measurable]
+    equals = [one for one in strategies if one not in worse]
+    chosen = min(equals, key=lambda one: (strategies[one].on_disk, strategies[one].shipped, order.index(one)))
+    if len(equals) == 1:
+        runner = max(worse, key=lambda one: strategies[one].score, default=best)
         found = between(differences, runner, best)
         why = (
-            f"{over} it scores {100 * strategies[best].score:.1f} points, {found.points:.1f} more than the "
-            f"next strategy ({found.low:.1f} to {found.high:.1f})"
+            f"it scores {100 * strategies[best].score:.1f} points, {found.points:.1f} more than the next "
+            f"strategy ({found.low:.1f} to {found.high:.1f})"
         )
     else:
-        few = (
-            f"{len(equals)} of {len(strategies)} strategies are not measurably below the best one, and "
-            "of these it needs least disk"
-        )
-        all_of_them = (
-            "no strategy scores measurably below the best one, so take the one that needs least disk"
-        )
-        why = f"{over} {few if worse else all_of_them}, {size_text(strategies[chosen].on_disk)} on the way"
-    return Advice(chosen, decided, f"{level}: {title(chosen, level)}: {why}: {remedy}")
+        why = "no strategy scores measurably below the best one, so take the one that needs least disk"
+        if worse:
+            why = (
+                f"{len(equals)} of {len(strategies)} strategies are not measurably below the best one, and "
+                "of these it needs least disk"
+            )
+        why += f", {size_text(strategies[chosen].on_disk)} on the way"
+    over, remedy = f"over {seeds} seeds" if seeds > 1 else "with one seed", STRATEGIES[chosen].remedy
+    sentence = f"{level}: {title(chosen, level)}: {over} {why}: {remedy.format(level=level)}"
+    return Advice(chosen, len(equals) == 1, sentence)
 
 
 def between(differences: Mapping[tuple[str, str], Difference], first: str, second: str) -> Difference:

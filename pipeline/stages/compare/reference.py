@@ -1,23 +1,24 @@
 """What the model that training had says of held-out rows: the logits that what is shipped is compared with.
 
-    python -m pipeline.stages.compare.reference --root FOLDER --rows data/final/test.jsonl --count 16 --seed
-    42 --ctx-size 1024
+    python -m pipeline.stages.compare.reference FOLDER data/final/test.jsonl
 
-reads `models/base` and `models/adapter` below FOLDER and writes `reference/` there. A process of its own: the
-model's memory is free after it.
+reads `params.yaml`, `models/base` and `models/adapter` below FOLDER and writes `reference/` there. A process
+of its own: the model's memory is free after it.
 """
 
-import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from pipeline.config.params import load_params
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.publish import need_disk, publishing, read_json, write_json
 from pipeline.metrics.divergence import Prompt, Reference
 
 FOLDER, LOGITS, PROMPTS = "reference", "logits", "prompts.json"
+KLD_ROWS = 16  # held-out rows whose logits are compared: 64 positions each at most
 
 
 def write_reference(root: Path, rows: Path, count: int, seed: int, ctx_size: int) -> None:
@@ -68,16 +69,12 @@ def load_reference(root: Path) -> Reference:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write the reference of the sub-project that the command line names."""
-    parser = argparse.ArgumentParser(description="Keep what the trained model says of held-out rows.")
-    parser.add_argument("--root", type=Path, required=True, help="the sub-project")
-    parser.add_argument("--rows", type=Path, required=True, help="JSONL of held-out chats")
-    for name in ("--count", "--seed", "--ctx-size"):
-        parser.add_argument(name, type=int, required=True)
-    chosen = parser.parse_args(argv)
+def main(words: Sequence[str]) -> int:
+    """Write the reference of the sub-project and the rows that the command line names."""
+    project, rows = map(Path, words)
     try:
-        write_reference(chosen.root, chosen.rows, chosen.count, chosen.seed, chosen.ctx_size)
+        evaluate = load_params(project / "params.yaml").evaluate
+        write_reference(project, rows, KLD_ROWS, evaluate.seed, evaluate.ctx_size)
     except QuenchError as error:
         print(f"compare: {error}", file=sys.stderr)
         return error.exit_code
@@ -85,4 +82,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -9,16 +9,8 @@ from pathlib import Path
 from pipeline.config.params import Params
 from pipeline.config.strategies import MERGED_16
 from pipeline.stages.compare.measure import record
-from pipeline.stages.compare.projects import seed_of
 
 
 def main(params: Params, root: Path, item: str) -> None:
     """Run the job for the seed `item` on the files below `root`."""
-    record(
-        params,
-        root,
-        MERGED_16,
-        params.convert.type,
-        seed_of(item, f"compare_unquantized@{item}"),
-        f"{MERGED_16}-{item}",
-    )
+    record(params, root, MERGED_16, params.convert.type, int(item), f"{MERGED_16}-{item}")

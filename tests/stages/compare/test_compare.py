@@ -25,9 +25,10 @@ from pipeline.config.strategies import CHANCE, LORA_LEVEL, LORA_NF4, MERGED_16, 
 from pipeline.core.child import become
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, Stopped
 from pipeline.gate.drops import CHANCE as GATES_CHANCE
+from pipeline.llamacpp.tools import find_toolchain
 from pipeline.models.base_header import checked_header
-from pipeline.stages.compare import level, measure, nf4, projects, reference
-from pipeline.stages.compare.projects import open_project, size_of, sub_params
+from pipeline.stages.compare import level, measure, nf4, processes, projects, reference, speed
+from pipeline.stages.compare.projects import level_settings, open_project, size_of, sub_params
 from pipeline.stages.compare.recommendation import Measured, recommend
 from pipeline.stages.compare.stage import main
 from pipeline.stages.compare.statistics import Difference, difference, half_width, mean_of
@@ -250,9 +251,9 @@ def test_all_code_that_a_job_runs_is_in_its_key() -> None:
         "llamacpp/server.py",
         "stages/merge/stage.py",
     } <= measuring
-    assert {"stages/train/stage.py", "stages/train/run.py", "stages/compare/projects.py"} <= training
+    assert {"stages/train/stage.py", "stages/train/run.py", "stages/compare/processes.py"} <= training
     # other code to measure with trains nothing again
-    assert not {"stages/compare/measure.py", "stages/compare/reference.py"} & training
+    assert not {"stages/compare/measure.py", "stages/compare/reference.py", "workflow/settle.py"} & training
 
 
 def test_the_table_of_stages_names_the_strategies() -> None:
@@ -290,9 +291,9 @@ def test_a_stage_that_fails_ends_compare_with_its_exit_status(
         def wait(self) -> int:
             return 5
 
-    monkeypatch.setattr(projects.subprocess, "Popen", Process)
+    monkeypatch.setattr(processes.subprocess, "Popen", Process)
     with pytest.raises(GateError, match="Q-COMPARE-007") as caught:
-        projects.run_stage(tmp_path / "nf4-1", "train")
+        processes.run_stage(tmp_path / "nf4-1", "train")
     assert "train in nf4-1 failed (exit status 5" in caught.value.sentence
     assert REUSE not in seen["env"]  # nothing of a sub-project is in DVC's cache
     assert seen["command"][4:10] == [
@@ -313,7 +314,7 @@ def test_a_real_stage_is_run_and_its_own_error_class_comes_back(
     tiny_params["base"]["model"] = str(tmp_path / "nowhere")
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(tiny_params))
     with pytest.raises(DataError, match="Q-COMPARE-007"):
-        projects.run_stage(tmp_path, "base")
+        processes.run_stage(tmp_path, "base")
     assert "nowhere is no folder" in capfd.readouterr().err
 
 
@@ -328,18 +329,45 @@ def test_ctrl_c_ends_what_a_stage_started_as_well(monkeypatch: pytest.MonkeyPatc
                 raise KeyboardInterrupt
             return super().wait(timeout)
 
-    monkeypatch.setattr(projects.subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(processes.subprocess, "Popen", Interrupted)
     tool = (
         f"import subprocess; one = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'new')!r}, "
         "'w').write(str(one.pid)); "
     )
     tool += f"import os; os.rename({str(tmp_path / 'new')!r}, {str(output)!r}); one.wait()"
     with pytest.raises(KeyboardInterrupt):
-        projects.run_module("timeit", "-n", "1", "-r", "1", tool, what="a stage")
+        processes.run_module("timeit", "-n", "1", "-r", "1", tool, what="a stage")
     process, end = Path("/proc") / output.read_text(), time.monotonic() + 30
     while process.exists() and (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < end, "what the stage had started runs on"
         time.sleep(0.05)
+
+
+def test_what_a_killed_job_had_started_ends_by_itself(tmp_path: Path) -> None:
+    """`kill -9` of a job leaves it no moment to end its stage: the kernel tells the stage, as by SIGTERM."""
+    output, told = tmp_path / "pid", tmp_path / "told"
+    stage = (
+        "import os, signal, sys, time; "
+        f"signal.signal(signal.SIGTERM, lambda *_: (open({str(told)!r}, 'w').close(), sys.exit(0))); "
+        f"open({str(tmp_path / 'new')!r}, 'w').write(str(os.getpid())); "
+        f"os.rename({str(tmp_path / 'new')!r}, {str(output)!r}); time.sleep(600)"
+    )
+    call = f"processes.run_module('timeit', '-n', '1', '-r', '1', {stage!r}, what='a stage')"
+    job = subprocess.Popen(
+        [sys.executable, "-c", f"from pipeline.stages.compare import processes; {call}"],
+        cwd=Path(__file__).parents[3],
+    )
+    end = time.monotonic() + 60
+    while not output.exists():
+        assert time.monotonic() < end, "the stage did not start"
+        time.sleep(0.05)
+    job.kill()
+    job.wait()
+    process = Path("/proc") / output.read_text()
+    while process.exists() and (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < end, "the stage of a killed job runs on"
+        time.sleep(0.05)
+    assert told.exists()  # and is not killed: a training writes its checkpoint first
 
 
 def test_an_orphan_does_not_start() -> None:
@@ -358,10 +386,10 @@ def set_params(root: Path, **changed: Any) -> Params:
 
 def test_without_seeds_nothing_is_measured(tiny_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tiny_root / "models/.compare/nf4-1").mkdir(parents=True)  # an unfinished run's
-    main(load_params(tiny_root / "params.yaml"), tiny_root)
+    assert run_here(["compare", "--root", str(tiny_root)]) == 0
     assert json.loads((tiny_root / "reports/strategies.json").read_text()) == {"seeds": []}
     assert "not measured" in capsys.readouterr().out
-    assert not (tiny_root / "models/.compare").exists()
+    assert not list((tiny_root / "models/.compare").iterdir())
 
 
 def test_what_is_missing_is_named_with_what_makes_it(ready: Path) -> None:
@@ -377,10 +405,21 @@ def test_what_is_missing_is_named_with_what_makes_it(ready: Path) -> None:
 
 @pytest.mark.parametrize(
     "job",
-    ["compare_nf4@x", "compare_level@Q4_K_M", "compare_unquantized@-1", "compare_measure@best-Q4_K_M-1"],
+    [
+        "compare_nf4@x",
+        "compare_level@Q4_K_M",
+        "compare_unquantized@-1",
+        "compare_measure@best-Q4_K_M-1",
+        "compare_nf4@2",
+        "compare_level@Q4_K_M-01",
+        "compare_level@Q6_K-1",
+        "compare_measure@merged_16-Q6_K-1",
+    ],
 )
-def test_a_job_of_another_name_is_refused(ready: Path, job: str, capsys: pytest.CaptureFixture[str]) -> None:
-    set_params(ready, seeds=[1])
+def test_a_job_that_nobody_asks_for_is_refused_before_it_runs(
+    ready: Path, job: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_params(ready, seeds=[1], levels=["Q4_K_M"])
     assert run_here([job, "--root", str(ready)]) == ConfigError.exit_code
     assert "Q-COMPARE-001" in capsys.readouterr().err
 
@@ -531,13 +570,30 @@ def test_checkpoints_of_other_inputs_are_not_gone_on_from(
     assert not project.exists()
 
 
+def test_a_level_that_is_another_file_than_was_trained_on_names_the_job_that_trains_again(
+    ready: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another build of llama.cpp may quantize to other bytes."""
+    adapter = ready / "models/compare/Q4_K_M-1/adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "run.json").write_text(json.dumps({"base": {"weights_sha256": "0" * 64}}))
+    monkeypatch.setattr(measure, "run_stage", lambda *_: pytest.fail("a stage was run"))
+    params, tools = set_params(ready, seeds=[1], levels=["Q4_K_M"]), find_toolchain(None)
+    settings = level_settings(ready, "lora_level-Q4_K_M-1", 1)
+    project = open_project(ready, "lora_level-Q4_K_M-1", params, settings, {"models/adapter": adapter})
+    with pytest.raises(DataError, match="Q-COMPARE-008") as caught:
+        measure.make_on_level(params, ready, project, "Q4_K_M", tools)
+    assert "run `python -m pipeline compare_level@Q4_K_M-1`" in caught.value.sentence
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_way_is_measured_over_two_seeds_and_a_killed_job_goes_on(
     ready: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, small in {"TIMED": 1, "PROMPT": 16, "TOKENS": 8, "KLD_ROWS": 2}.items():
-        monkeypatch.setattr(measure, name, small)
+    for name, small in {"TIMED": 1, "PROMPT": 16, "TOKENS": 8}.items():
+        monkeypatch.setattr(speed, name, small)
+    monkeypatch.setattr(reference, "KLD_ROWS", 2)
     ran: list[tuple[str, str]] = []
     real: Callable[..., None] = projects.run_stage
     stop_at = {"train", "preprocess", "convert", "lora"}  # each once
@@ -599,9 +655,10 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_job_goes_on(
         *(f"reports/compare/{name}.json" for name in ("merged_16-1", "merged_16-2")),
         *(f"reports/compare/{job.partition('@')[2]}.json" for job in jobs_of(params, "compare_measure")),
     }
-    main(set_params(ready, seeds=[2]), ready)  # nothing to train for it, and what is not asked for is gone
+    set_params(ready, seeds=[2])  # nothing to train for it, and what no cache has stays
+    assert run_here(["compare", "--root", str(ready)]) == 0
     assert json.loads((ready / "reports/strategies.json").read_text())["seeds"] == [2]
-    assert sorted(path.name for path in (ready / "models/compare").iterdir()) == ["Q4_K_M-2", "nf4-2"]
+    assert len(list((ready / "models/compare").iterdir())) == 4
     started = {stage for _, stage in ran}
     # whose code is in the jobs' keys
     assert started == {one for job in JOBS for one in table().stages[job].starts}

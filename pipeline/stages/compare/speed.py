@@ -1,0 +1,48 @@
+"""How fast llama-server generates with what is shipped, and what the adapter costs."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pipeline.config.sections import Evaluate
+from pipeline.llamacpp.server import Server, serving
+from pipeline.llamacpp.tools import Toolchain
+
+TIMED = 5  # answers whose speed is measured, after one that isn't
+PROMPT, TOKENS = 128, 64  # tokens in front of them, and in each
+
+
+def generation_speed(
+    gguf: Path, lora: Path | None, settings: Evaluate, tools: Toolchain
+) -> dict[str, dict[str, float]]:
+    """Tokens per second of generation by llama-server's own timings: "shipped", and "bare" without the
+    adapter if there is one.
+
+    The same prompt, one answer at a time, with and without in turn, so that a machine that slows down slows
+    both. Both servers map one file.
+    """
+    load: dict[str, Any] = {
+        "ctx_size": PROMPT + TOKENS + 64,
+        "threads": settings.threads,
+        "n_gpu_layers": settings.n_gpu_layers,
+    }
+    with ExitStack() as up:
+        servers = {"shipped": up.enter_context(serving(tools, gguf, **load, lora=lora))}
+        if lora:
+            servers["bare"] = up.enter_context(serving(tools, gguf, **load))
+        turns = [{name: answer_speed(server) for name, server in servers.items()} for _ in range(TIMED + 1)][
+            1:
+        ]
+    taken = {name: [turn[name] for turn in turns] for name in servers}
+    return {
+        name: {"median": round(median(one), 2), "low": round(min(one), 2), "high": round(max(one), 2)}
+        for name, one in taken.items()
+    }
+
+
+def answer_speed(server: Server) -> float:
+    """Tokens per second in which one answer of `TOKENS` tokens comes."""
+    ids = server.post("/tokenize", {"content": "Hello! " * PROMPT})["tokens"][:PROMPT]
+    asked = {"prompt": ids, "n_predict": TOKENS, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
+    return float(server.post("/completion", asked)["timings"]["predicted_per_second"])

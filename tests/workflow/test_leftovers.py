@@ -1,0 +1,101 @@
+"""leftovers: what compare made for seeds that nobody asks for goes if DVC's cache has it, else it stays."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.params import Params
+from pipeline.core.locks import lock_file, take
+from pipeline.workflow import prepare
+from pipeline.workflow.leftovers import remove_leftovers
+
+MADE = {
+    "models/compare/nf4-1/adapter/adapter_model.safetensors": "first adapter",
+    "models/compare/nf4-1/train.json": "{}",
+    "models/compare/nf4-2/train.json": '{"seed": 2}',
+    "models/compare/Q4_K_M-1/train.json": '{"level": "Q4_K_M"}',
+    "reports/compare/merged_16-1.json": '{"seed": 1}',
+    "reports/compare/merged_16-2.json": '{"seed": 2, "no": 1}',
+}
+RESULTS = {"nf4-1", "nf4-2", "Q4_K_M-1", "merged_16-1.json", "merged_16-2.json"}
+
+
+def asked(*seeds: int, levels: tuple[str, ...] = ("Q4_K_M",)) -> Params:
+    return Params.model_validate({"compare": {"seeds": list(seeds), "levels": list(levels)}})
+
+
+def results(root: Path) -> set[str]:
+    return {path.name for folder in ("models", "reports") for path in (root / folder / "compare").glob("*")}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Results of two seeds, of which DVC's cache has those that a test adds."""
+    for name, text in MADE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    dvc(tmp_path, "init", "--no-scm", "--quiet")
+    return tmp_path
+
+
+def dvc(root: Path, *words: str) -> None:
+    subprocess.run([sys.executable, "-m", "dvc", *words], cwd=root, check=True)
+
+
+def test_results_that_nobody_asks_for_go_if_dvcs_cache_has_them(project: Path) -> None:
+    kept = ("models/compare/nf4-1", "models/compare/nf4-2", "reports/compare/merged_16-1.json")
+    dvc(project, "add", "--quiet", *kept)
+    for file in project.rglob("*-[12]*.dvc"):
+        file.unlink()
+    (project / "models/compare/nf4-1/.snakemake_timestamp").touch()  # Snakemake's mark, which DVC leaves out
+    remove_leftovers(project, asked(1, 2))
+    assert results(project) == RESULTS
+    remove_leftovers(project, asked(2))
+    # Q4_K_M-1 is in no cache
+    assert results(project) == {"nf4-2", "Q4_K_M-1", "merged_16-2.json"}
+    (project / "models/compare/nf4-2/train.json").unlink()
+    (project / "models/compare/nf4-2/train.json").write_text("other bytes than were recorded")
+    remove_leftovers(project, asked())
+    assert results(project) == {"nf4-2", "Q4_K_M-1", "merged_16-2.json"}
+
+
+def test_without_dvc_no_result_is_deleted(tmp_path: Path) -> None:
+    (tmp_path / "models/compare/nf4-1").mkdir(parents=True)
+    remove_leftovers(tmp_path, asked())
+    assert results(tmp_path) == {"nf4-1"}
+
+
+def test_scratch_of_jobs_that_nobody_asks_for_goes_and_that_of_others_stays(tmp_path: Path) -> None:
+    names = ("nf4-1", "nf4-2", "nf4-3", "nf4-4", "merged_nf4-Q4_K_M-1", "merged_nf4-Q6_K-1", "Q4_K_M-1")
+    for name in names:
+        (tmp_path / "models/.compare" / name / "models").mkdir(parents=True)
+
+    def scratch(*seeds: int, **how: Any) -> set[str]:
+        remove_leftovers(tmp_path, asked(*seeds), **how)
+        return {path.name for path in (tmp_path / "models/.compare").iterdir()}
+
+    with take(lock_file("compare_nf4@3", tmp_path)):  # a job that was started by hand
+        assert scratch(1) == {*names}
+    with take(lock_file("train", tmp_path / "models/.compare/nf4-4")):  # a killed job's, which saves its work
+        assert scratch(1) == {"nf4-1", "nf4-4", "merged_nf4-Q4_K_M-1", "Q4_K_M-1"}
+    assert scratch(1) == {"nf4-1", "merged_nf4-Q4_K_M-1", "Q4_K_M-1"}
+    assert scratch(1, finished=True) == set()
+
+
+def test_a_run_sweeps_what_seeds_left_that_were_set_back_and_a_dry_run_does_not(
+    tiny_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """compare.seeds was [1] and is [] again before anything was measured: stage compare has nothing to do."""
+    scratch = tiny_root / "models/.compare/nf4-1/models/checkpoints"
+    scratch.mkdir(parents=True)
+    for name in ("be_the_only_one", "write_keys"):
+        monkeypatch.setattr(prepare, name, lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["snakemake", "-n"])
+    prepare.prepare(root=tiny_root)
+    assert scratch.exists()
+    monkeypatch.setattr("sys.argv", ["snakemake"])
+    prepare.prepare(root=tiny_root)
+    assert not scratch.exists()
