@@ -15,11 +15,16 @@ from pipeline.stages.curate.comparing.duplicates import Clusters
 from pipeline.stages.curate.comparing.splits import SPLITS
 from pipeline.stages.curate.spool import Spool, source_of
 
-Tell = Callable[[int], dict[str, Any]]  # of a contaminated row: `detail`, and `spans` that it shares
+Describe = Callable[[int], dict[str, Any]]  # of a contaminated row: `detail`, and `spans` that it shares
 
 
 def write_rows(
-    spool: Spool, decisions: Decisions, clusters: Clusters, tell: Tell, final: Path, rejects: IO[bytes]
+    spool: Spool,
+    decisions: Decisions,
+    clusters: Clusters,
+    describe: Describe,
+    final: Path,
+    rejects: IO[bytes],
 ) -> dict[str, list[dict[str, Any]]]:
     """Write `final/{train,val,test}.jsonl` in the order in which the rows were read, and what was dropped to
     `rejects`.
@@ -36,14 +41,14 @@ def write_rows(
             if fate == KEPT:
                 files[decisions.split[index]].write(line)
                 continue
-            entry = reject(spool, index, line, decisions, clusters, tell)
+            entry = reject(spool, index, line, decisions, clusters, describe)
             rejects.write(dump_line(entry))
             keep_sample(shown, entry["reason"], entry)
     return shown
 
 
 def reject(
-    spool: Spool, index: int, line: bytes, decisions: Decisions, clusters: Clusters, tell: Tell
+    spool: Spool, index: int, line: bytes, decisions: Decisions, clusters: Clusters, describe: Describe
 ) -> dict[str, Any]:
     """A line of `data/rejects.jsonl` for a row that was clean, but is not used."""
     fate, twin = int(decisions.fate[index]), int(decisions.twin[index])
@@ -67,7 +72,7 @@ def reject(
     elif fate == SAMPLED_OUT:
         entry["detail"] = "left out so that its source or its domain doesn't outweigh the others"
     else:
-        entry |= tell(index)
+        entry |= describe(index)
     return entry
 
 

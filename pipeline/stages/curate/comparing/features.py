@@ -14,7 +14,7 @@ not that of more than half.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -24,20 +24,21 @@ import orjson
 from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
+from pipeline.stages.curate.batches import batches
+from pipeline.stages.curate.comparing.fingerprints import WINDOW, fingerprints
 from pipeline.stages.curate.comparing.minhash import Sketch, bands_for, signatures, sketch
 from pipeline.stages.curate.comparing.row_parts import key_of, parts, quality
 from pipeline.stages.curate.comparing.shingles import (
-    Common,
     Hashes,
     Offsets,
     Tokens,
+    common,
     filtered,
     shingles,
-    spread,
     tokenize,
     word_ngrams,
 )
-from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, offsets_of
+from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill
 
 SHINGLE = 3  # tokens; see benchmarks/near_duplicates.py
 # rows (or requests) of this similarity stay on one side of the split, though only those over the threshold
@@ -49,21 +50,19 @@ TEMPLATE_SHARE = 0.5  # of the sample: what is in more rows is the data set's te
 OWN = 8  # shingles; two words, one asked and one answered, change 6
 LONG_REQUEST = 8  # tokens
 BLOCK_ROWS, BLOCK_CHARACTERS = 256, 1 << 20  # of the sample, read at a time
-WINDOW = 5  # successive n-grams of which winnowing takes the smallest
-_ONE, _TOP = np.uint64(1), np.uint64(63)
 _PART = re.compile(r":\d+#\d+$")
 
 
 @dataclass(frozen=True)
 class Boilerplate:
-    """What is in so many rows that it tells nothing: shingles, n-grams, and whole requests (by their key); of
-    the shingles the template's.
+    """What is in so many rows that it tells nothing: shingles, n-grams, and entire requests (by their key);
+    of the shingles the template's.
     """
 
-    shingles: Common
-    grams: Common
-    requests: Common
-    template: Common
+    shingles: Hashes
+    grams: Hashes
+    requests: Hashes
+    template: Hashes
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def _read(rows: Sequence[Row]) -> _Texts:
     asked: list[bool] = []
     begins, exact, requests = [0], [], []
     for row in rows:
-        pieces = parts(row)
+        pieces = list(parts(row))
         extra = [orjson.dumps(row[field]).decode() for field in ("tools", "label") if field in row]
         exact.append(key_of(chain((row["kind"],), chain.from_iterable(part[:2] for part in pieces), extra)))
         request = [part.text for part in pieces if part.asked]
@@ -135,13 +134,11 @@ def features(
     bands = bands_for(min(threshold, RELATED))
     read = _read(rows)
     # a conversation to learn is no duplicate of one with a thumb down
-    purposes = [f"{row['kind']} {row.get('label', '')}" for row in rows]
-    purpose_keys = {purpose: key_of([purpose]) for purpose in purposes}
-    salt = np.array([purpose_keys[each] for each in purposes], np.uint64)
+    salt = np.array([key_of([f"{row['kind']} {row.get('label', '')}"]) for row in rows], np.uint64)
     whole, family = _sketches(*shingles(*read.documents(), SHINGLE), boilerplate, salt, bands)
     asked, asked_offsets = shingles(*read.request_documents(), SHINGLE)
-    asked, asked_offsets = filtered(asked, asked_offsets, ~boilerplate.shingles.has(asked))
-    known = (read.requests != 0) & ~boilerplate.requests.has(read.requests)
+    asked, asked_offsets = filtered(asked, asked_offsets, ~np.isin(asked, boilerplate.shingles))
+    known = (read.requests != 0) & ~np.isin(read.requests, boilerplate.requests)
     return Features(
         exact=read.exact,
         quality=np.array([quality(row) for row in rows], np.uint32),
@@ -152,7 +149,7 @@ def features(
         ),
         asking=(read.requests[known], np.flatnonzero(known).astype(np.uint32)),
         divided=_divided(rows),
-        fingerprints=fingerprints(read.tokens, read.begins, boilerplate, ngram, guarded=guarded),
+        fingerprints=fingerprints(read.tokens, read.begins, boilerplate.grams, ngram, guarded=guarded),
     )
 
 
@@ -161,12 +158,12 @@ def _sketches(
 ) -> tuple[Sketch, Sketch]:
     """The sketches `whole` and `family` of documents of shingles."""
     total = np.diff(offsets)
-    special = ~boilerplate.shingles.has(hashes)
+    special = ~np.isin(hashes, boilerplate.shingles)
     own = np.diff(filtered(hashes, offsets, special)[1])
     # a row of nothing but boilerplate is compared by it all the same
     whole, whole_offsets = filtered(hashes, offsets, special | np.repeat(own == 0, total))
     little = np.repeat((own < OWN) & (own < total), total)
-    family, family_offsets = filtered(hashes, offsets, little & ~boilerplate.template.has(hashes))
+    family, family_offsets = filtered(hashes, offsets, little & ~np.isin(hashes, boilerplate.template))
     whole_signatures = signatures(whole, whole_offsets)
     family_signatures = whole_signatures.copy()
     some = np.flatnonzero(np.diff(family_offsets))
@@ -184,89 +181,37 @@ def _divided(rows: Sequence[Row]) -> tuple[Keys, Rows]:
     return np.array(keys, np.uint64), np.array(found, np.uint32)
 
 
-def fingerprints(
-    tokens: Tokens, begins: Offsets, boilerplate: Boilerplate, ngram: int, *, guarded: bool = True
-) -> tuple[Keys, Rows]:
-    """(key, row): any two texts that share a run of `ngram` words have a key in common; of runs that are all
-    boilerplate only if `guarded`.
-
-    Winnowing (Schleimer, Wilkerson, Aiken 2003): only some 2/(WINDOW + 1) of the n-grams stand for any run.
-    `begins` is where each row's texts begin; runs don't go from one text into the next.
-    """
-    keys, offsets = run_keys(tokens, boilerplate, ngram)
-    rows = np.repeat(np.arange(len(begins) - 1, dtype=np.uint32), np.diff(offsets[begins]))
-    new = ~of_boilerplate(keys) | guarded
-    new[1:] &= (keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1])
-    return keys[new], rows[new]
-
-
-def run_keys(tokens: Tokens, boilerplate: Boilerplate, ngram: int) -> tuple[Hashes, Offsets]:
-    """For every run of `ngram` words in each text the smallest hash of the `WINDOW` shorter n-grams in it, of
-    boilerplate only if all are.
-
-    The hashes have 63 bits; the lowest bit of a key says that it is of boilerplate.
-    """
-    grams, offsets = word_ngrams(tokens, ngram - WINDOW + 1)
-    common = boilerplate.grams.has(grams).astype(np.uint64)
-    grams >>= _ONE
-    grams |= common << _TOP
-    runs = np.maximum(np.diff(offsets) - (WINDOW - 1), 0)
-    begins = offsets_of(runs)
-    if not begins[-1]:
-        return np.zeros(0, np.uint64), begins
-    smallest = grams[: len(grams) - WINDOW + 1].copy()
-    for i in range(1, WINDOW):
-        np.minimum(smallest, grams[i : len(grams) - WINDOW + 1 + i], out=smallest)
-    return ((smallest << _ONE) | (smallest >> _TOP))[spread(offsets[:-1], runs)], begins
-
-
-def of_boilerplate(keys: Keys) -> NDArray[np.bool_]:
-    """Which keys are of runs that are all boilerplate."""
-    found: NDArray[np.bool_] = (keys & _ONE).astype(np.bool_)
-    return found
-
-
 def boilerplate(rows: Iterable[Row], folder: Path, *, ngram: int) -> Boilerplate:
     """What is common among `rows`, a sample of at most `SAMPLE_ROWS` spread evenly over all; `folder` takes
     temporary files.
     """
-    spills = [Spill(folder) for _ in range(4)]  # shingles, grams, short requests, requests
+    spills = [Spill(folder) for _ in range(4)]  # shingles, grams, requests, short requests
     count = 0
-    for block in _blocks(rows):
+    for block in batches(rows, _characters, BLOCK_CHARACTERS, BLOCK_ROWS):
         read = _read(block)
         grams, text_offsets = word_ngrams(read.tokens, ngram - WINDOW + 1)
-        owners = np.arange(count, count + len(block), dtype=np.uint32)
         requests = (read.requests, np.arange(len(block) + 1))
         short = np.diff(read.request_documents()[1]) < LONG_REQUEST
         found = (
             shingles(*read.documents(), SHINGLE),
             (grams, text_offsets[read.begins]),
-            filtered(*requests, short),
             requests,
+            filtered(*requests, short),
         )
+        owners = np.arange(count, count + len(block), dtype=np.uint32)
         for spill, (hashes, offsets) in zip(spills, found, strict=True):
             spill.add(hashes, np.repeat(owners, np.diff(offsets)))
         count += len(block)
-    least, most = (
-        max(COMMON_ROWS, int(np.ceil(COMMON_SHARE * count))),
-        max(COMMON_ROWS, int(TEMPLATE_SHARE * count) + 1),
-    )
-    common, common_grams, short_requests = (Common.of(spill, least) for spill in spills[:3])
-    template, requests_of_most = (Common.of(spill, most) for spill in (spills[0], spills[3]))
+    least = max(COMMON_ROWS, int(np.ceil(COMMON_SHARE * count)))
+    most = max(COMMON_ROWS, int(TEMPLATE_SHARE * count) + 1)
+    known, known_grams, requests_of_all, short_requests = spills
     return Boilerplate(
-        common, common_grams, Common(np.union1d(short_requests.hashes, requests_of_most.hashes)), template
+        shingles=common(known, least),
+        grams=common(known_grams, least),
+        requests=np.union1d(common(short_requests, least), common(requests_of_all, most)),
+        template=common(known, most),
     )
 
 
-def _blocks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    block: list[Row] = []
-    held = 0
-    for row in rows:
-        size = sum(len(part.text) for part in parts(row))
-        if block and (len(block) == BLOCK_ROWS or held + size > BLOCK_CHARACTERS):
-            yield block
-            block, held = [], 0
-        block.append(row)
-        held += size
-    if block:
-        yield block
+def _characters(row: Row) -> int:
+    return sum(len(part.text) for part in parts(row))
