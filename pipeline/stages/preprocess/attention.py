@@ -66,9 +66,9 @@ def small_model(config: dict[str, Any]) -> Any:
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # some architectures advise to install kernels
-    whole = AutoConfig.for_model(**config).get_text_config()
-    layers = _layers(whole)
-    values = whole.to_dict()
+    full = AutoConfig.for_model(**config).get_text_config()
+    layers = _layers(full)
+    values = full.to_dict()
     small = {key: value for key, value in SMALL.items() if values.get(key)} | {"num_hidden_layers": layers}
     if heads := values.get("num_attention_heads"):
         # kept: rotary frequencies can be listed one by one
@@ -92,7 +92,7 @@ def small_model(config: dict[str, Any]) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(
-            type(whole).from_dict(kept | small | ids), dtype=torch.float32
+            type(full).from_dict(kept | small | ids), dtype=torch.float32
         )
     return model.eval()
 
