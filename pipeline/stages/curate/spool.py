@@ -75,8 +75,7 @@ class Spool:
 def spread_evenly(indices: NDArray[np.int64], most: int) -> list[int]:
     """At most `most` of the indices, spread evenly."""
     places = np.unique(np.linspace(0, max(len(indices) - 1, 0), min(most, len(indices))).astype(np.int64))
-    chosen: list[int] = indices[places].tolist()
-    return chosen
+    return [int(index) for index in indices[places]]
 
 
 def source_of(line: bytes) -> str:
@@ -84,8 +83,7 @@ def source_of(line: bytes) -> str:
     found = _SOURCE.match(line)
     if not found:
         raise RuntimeError(f"a spooled row begins with {line[:60]!r}")  # a bug of ours
-    source: str = orjson.loads(found[1])
-    return source
+    return str(orjson.loads(found[1]))
 
 
 def read_rows_at(path: Path, offset: int, size: int) -> list[Row]:

@@ -98,15 +98,15 @@ class Overlaps:
         the rows, not their pairs.
         """
         train, test = np.append(train, False), np.append(test, False)  # the last entry stands for documents
-        found, fresh = np.zeros(0, CANDIDATE), [np.zeros(0, CANDIDATE)]
+        found = [np.zeros(0, CANDIDATE)]
         for keys, rows in self.spill.groups():
             document = rows >= DOCUMENT
             number = np.where(document, len(train) - 1, rows)
             theirs = (test[number] & ~of_boilerplate(keys)) | document
-            fresh.append(_joined(keys, rows, train[number], theirs))
-            if sum(map(len, fresh)) > len(found) + (1 << 16):
-                found, fresh = _checked(np.concatenate([found, *fresh])), []
-        return _checked(np.concatenate([found, *fresh]))
+            found.append(_joined(keys, rows, train[number], theirs))
+            if sum(map(len, found[1:])) > len(found[0]) + (1 << 16):
+                found = [_checked(np.concatenate(found))]
+        return _checked(np.concatenate(found))
 
     def leaks(
         self, train: NDArray[np.bool_], test: NDArray[np.bool_], row_at: Callable[[int], Row]

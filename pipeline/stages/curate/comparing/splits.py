@@ -37,8 +37,6 @@ def assign_splits(
     """
     leaders, sizes, stratum, lowest = _groups(group, domain, keep, keys)
     taken = np.zeros(len(group), np.uint8)
-    if not len(leaders):
-        return taken
     by_draw = np.argsort(draws(lowest, "split", seed), kind="stable")
     leaders, sizes, stratum = leaders[by_draw], sizes[by_draw], stratum[by_draw]
     rows = np.bincount(stratum, weights=sizes).astype(np.int64)
