@@ -165,11 +165,11 @@ def check_row(row: Row) -> None:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of a row."""
-    dialect = {
+    title = "A line of Quench's data/final/*.jsonl"
+    return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A line of Quench's data/final/*.jsonl",
-    }
-    return dialect | _model().json_schema()
+        "title": title,
+    } | _model().json_schema()
 
 
 def row_id(row: Row) -> str:
@@ -221,9 +221,8 @@ def _edited_turn(turn: dict[str, Any], place: str, edit: Callable[[str, str], st
         if key in turn:
             changed[key] = edit(place if key in ("content", "text") else f"{place} {key}", turn[key])
     if "tool_calls" in turn:
-        changed["tool_calls"] = [
-            _edited_call(call, partial(edit, f"{place} tool_calls")) for call in turn["tool_calls"]
-        ]
+        edit_call = partial(edit, f"{place} tool_calls")
+        changed["tool_calls"] = [_edited_call(call, edit_call) for call in turn["tool_calls"]]
     return changed
 
 

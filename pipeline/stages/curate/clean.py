@@ -138,8 +138,7 @@ class Cleaner:
 
     def block(self, block: Block) -> Cleaned:
         """Every line of a block, accounted for."""
-        size = sum(len(line.data) for line in block.lines if isinstance(line.data, bytes))
-        done = Cleaned(block.file, size, len(block.lines))
+        done = Cleaned(block.file, sum(map(_size, block.lines)), len(block.lines))
         for line in block.lines:
             changes: Changes = []
             try:
@@ -240,7 +239,7 @@ def blocks(file: str, lines: Iterable[RawLine], size: int) -> Iterator[Block]:
 
 
 def _size(line: RawLine) -> int:
-    return len(line.data) if isinstance(line.data, bytes) else 64
+    return len(line.data) if isinstance(line.data, bytes) else 0
 
 
 def keep_sample(samples: dict[str, list[dict[str, Any]]], key: str, entry: dict[str, Any]) -> None:

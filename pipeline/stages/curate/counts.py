@@ -19,11 +19,9 @@ SIZES = {"2": 2, "3": 3, "4-7": 4, "8-15": 8, "16+": 16}
 
 def domain_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
     """Clean rows and rows in each split, by domain."""
-    rows = {"read": np.ones(len(table), np.bool_)}
-    rows |= {
-        split: (decisions.fate == KEPT) & (decisions.split == number) for number, split in enumerate(SPLITS)
-    }
-    return _by_domain(rows, table, domains)
+    kept = decisions.fate == KEPT
+    splits = {split: kept & (decisions.split == number) for number, split in enumerate(SPLITS)}
+    return _by_domain({"read": np.ones(len(table), np.bool_), **splits}, table, domains)
 
 
 def balance_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -79,11 +77,11 @@ def token_counts(tokens: NDArray[np.int64]) -> dict[str, Any]:
         for width in (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 1 << 30)
         if tokens.max() < BARS * width
     )
-    bars = np.bincount(tokens // width)
     return {
         "rows_measured": len(tokens),
         "histogram": [
-            {"from": i * width, "to": (i + 1) * width, "rows": count} for i, count in enumerate(bars.tolist())
+            {"from": i * width, "to": (i + 1) * width, "rows": count}
+            for i, count in enumerate(np.bincount(tokens // width).tolist())
         ],
         "p50": int(np.percentile(tokens, 50)),
         "p95": int(np.percentile(tokens, 95)),

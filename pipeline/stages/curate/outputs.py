@@ -61,8 +61,8 @@ def reject(
         why = {"detail": "left out so that its source or its domain doesn't outweigh the others"}
     else:
         why = describe(index)
-    file, number = place(source_of(line))
-    return reject_entry(file, number, None, *FATES[fate], "", shortened(line)) | why
+    file, _, number = source_of(line).rpartition(":")  # FILE:LINE or FILE:LINE#PART
+    return reject_entry(file, int(number.partition("#")[0]), None, *FATES[fate], "", shortened(line)) | why
 
 
 def write_clusters(spool: Spool, clusters: Clusters, path: Path) -> None:
@@ -81,12 +81,6 @@ def write_clusters(spool: Spool, clusters: Clusters, path: Path) -> None:
                 "similarity": round(float(clusters.similarity[rows].min()), 4),
             }
             file.write(dump_line(entry))
-
-
-def place(source: str) -> tuple[str, int]:
-    """(file, line) of `FILE:LINE` or `FILE:LINE#PART`."""
-    file, _, rest = source.rpartition(":")
-    return file, int(rest.partition("#")[0])
 
 
 def shortened(line: bytes) -> str:

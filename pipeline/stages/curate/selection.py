@@ -125,10 +125,10 @@ def count_tokens(base: Path, spool: Spool, kept: NDArray[np.bool_]) -> dict[str,
     """Lengths of at most `TOKEN_ROWS` kept rows, spread evenly; none if there is no tokenizer to count
     with.
     """
-    if not base.is_dir() or not kept.any():
-        return token_counts(np.zeros(0, np.int64))
-    counter, tokens = TokenCounter(base), list[int]()
-    for index in spread_evenly(np.flatnonzero(kept), TOKEN_ROWS):
-        with suppress(BadRow):  # a template that refuses by content; preprocess counts such rows
-            tokens.append(counter.count_row(spool.row(index)))
+    tokens = list[int]()
+    if base.is_dir() and kept.any():
+        counter = TokenCounter(base)
+        for index in spread_evenly(np.flatnonzero(kept), TOKEN_ROWS):
+            with suppress(BadRow):  # a template that refuses by content; preprocess counts such rows
+                tokens.append(counter.count_row(spool.row(index)))
     return token_counts(np.array(tokens, np.int64))

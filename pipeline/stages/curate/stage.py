@@ -136,10 +136,9 @@ def file_sentences(counts: dict[str, Any]) -> list[str]:
     )
     found = []
     if unread:
-        were = plural(len(unread), "was", "were")
         found.append(
-            f"{plural(counts['files_found'], 'file')}, of which {were} not read: {_first(unread)} (only "
-            f"{READ} are)"
+            f"{plural(counts['files_found'], 'file')}, of which {plural(len(unread), 'was', 'were')} not "
+            f"read: {_first(unread)} (only {READ} are)"
         )
     if empty:
         found.append(f"{plural(len(empty), 'file holds', 'files hold')} no row: {_first(empty)}")

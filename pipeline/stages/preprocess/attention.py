@@ -69,26 +69,22 @@ def small_model(config: dict[str, Any]) -> Any:
     full = AutoConfig.for_model(**config).get_text_config()
     layers = _layers(full)
     values = full.to_dict()
-    small = {key: value for key, value in SMALL.items() if values.get(key)} | {"num_hidden_layers": layers}
+    small = {key: value for key, value in SMALL.items() if values.get(key)}
+    small |= {"num_hidden_layers": layers, "hidden_size": 64}
     if heads := values.get("num_attention_heads"):
         # kept: rotary frequencies can be listed one by one
         head_size = values.get("head_dim") or values["hidden_size"] // heads
         groups = 1 if (values.get("num_key_value_heads") or heads) < heads else 2
         small |= {"num_attention_heads": 2, "num_key_value_heads": groups, "hidden_size": 2 * head_size}
-    else:
-        small |= {"hidden_size": 64}
     if values.get("expand"):
-        small |= {"intermediate_size": int(values["expand"] * small["hidden_size"])}
+        small["intermediate_size"] = int(values["expand"] * small["hidden_size"])
     if values.get("sliding_window"):
-        small |= {"sliding_window": WINDOW}
+        small["sliding_window"] = WINDOW
     if values.get("layer_types"):
-        small |= {"layer_types": values["layer_types"][:layers]}
+        small["layer_types"] = values["layer_types"][:layers]
     ids = {key: 0 for key, value in values.items() if key.endswith("_token_id") and value is not None}
-    kept = {
-        key: value
-        for key, value in values.items()
-        if key not in ("quantization_config", "dtype", "torch_dtype")
-    }
+    left_out = {"quantization_config", "dtype", "torch_dtype"}
+    kept = {key: value for key, value in values.items() if key not in left_out}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(

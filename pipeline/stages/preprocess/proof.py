@@ -8,7 +8,7 @@ text before it.
 import json
 import re
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,10 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
             f"{folder / 'config.json'} names no vocab_size: fetch the base again",
         )
     plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    added = [token for token in plain.get_added_tokens_decoder().values() if not token.single_word]
     control = [
         re.escape(token.content)
-        for token in added
-        if len(token.content) > 1 and token.content.replace("▁", " ").strip()
+        for token in plain.get_added_tokens_decoder().values()
+        if not token.single_word and len(token.content) > 1 and token.content.replace("▁", " ").strip()
     ]
     return Base(tokenizer, plain, sizes[0], re.compile("|".join(control) or "(?!)"))
 
@@ -90,10 +89,10 @@ def prove(path: Path, rows: Path, base: Base, max_length: int, rejected: int) ->
     read = trained_rows = turns = 0
     numbered = enumerate(read_rows(rows), start=1)
     while some := list(islice(numbered, TOGETHER)):
-        claims: list[Claim] = []
-        for number, row in some:
-            mine = list(_claims(row, row_name(row, file, number), written, base))
-            read, trained_rows, claims = read + 1, trained_rows + bool(mine), claims + mine
+        by_row = [list(_claims(row, row_name(row, file, number), written, base)) for number, row in some]
+        claims = list(chain.from_iterable(by_row))
+        read += len(some)
+        trained_rows += sum(map(bool, by_row))
         turns += sum(count for _, _, _, count in claims)
         check_claims(claims, base, file)
     if over := next(written.left(), None):

@@ -32,9 +32,8 @@ def to_table(sequences: Iterable[tuple[str, Encoded]]) -> Any:
     sequences = iter(sequences)
     batches = []
     while some := list(islice(sequences, CHUNK)):
-        columns = [[name for name, _ in some], [one.ids for _, one in some], [one.labels for _, one in some]]
-        arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-        batches.append(pyarrow.record_batch(arrays, schema=schema))
+        rows = [{"row_id": name, "input_ids": one.ids, "labels": one.labels} for name, one in some]
+        batches.append(pyarrow.RecordBatch.from_pylist(rows, schema))
     return pyarrow.Table.from_batches(batches, schema)
 
 

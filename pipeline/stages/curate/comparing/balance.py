@@ -40,9 +40,7 @@ def sample_rows(
     order = _first(order, source[order], quotas)
     rows = np.bincount(domain[order]).astype(np.int64)
     order = _first(order, domain[order], capped(tempered(rows, temperature), max_domain_share))
-    stay = np.zeros(len(train), np.bool_)
-    stay[order] = True
-    return stay
+    return np.isin(np.arange(len(train)), order)
 
 
 def tempered(rows: NDArray[np.int64], temperature: float) -> NDArray[np.int64]:

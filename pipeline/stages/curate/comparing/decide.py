@@ -97,6 +97,4 @@ def leaks_prevented(decisions: Decisions, table: Table, clusters: Clusters, sett
     draw = draws(table.key[kept], "row split", settings.seed) / 2**64
     away = (draw < settings.test_fraction) | (draw >= 1 - settings.val_fraction)
     group = clusters.group[kept]
-    trained = np.zeros(len(clusters.group), np.bool_)
-    trained[group[~away]] = True
-    return int(trained[group[away]].sum())
+    return int(np.isin(group[away], group[~away]).sum())

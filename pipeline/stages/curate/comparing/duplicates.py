@@ -57,7 +57,7 @@ class Index:
 
     def __init__(self, folder: Path, threshold: float) -> None:
         self.exact, self.asking, self.divided = (Spill(folder) for _ in range(3))
-        self.whole, self.family, self.request = (Similar(folder) for _ in range(3))
+        self.entire, self.family, self.request = (Similar(folder) for _ in range(3))
         self.threshold, self.related = threshold, min(threshold, RELATED)
         self.quality = scratch_file(folder)
         self.rows = 0
@@ -66,11 +66,14 @@ class Index:
         """Add the next rows."""
         first, count = np.uint32(self.rows), len(block.exact)
         self.exact.add(block.exact, np.arange(count, dtype=np.uint32) + first)
-        self.asking.add(block.asking[0], block.asking[1] + first)
-        self.divided.add(block.divided[0], block.divided[1] + first)
-        self.whole.add(block.whole, first)
-        self.family.add(block.family, first)
-        self.request.add(block.request, first)
+        for spill, (keys, rows) in ((self.asking, block.asking), (self.divided, block.divided)):
+            spill.add(keys, rows + first)
+        for similar, sketch in (
+            (self.entire, block.entire),
+            (self.family, block.family),
+            (self.request, block.request),
+        ):
+            similar.add(sketch, first)
         self.quality.write(block.quality.data)
         self.rows += count
 
@@ -84,7 +87,7 @@ class Index:
         for same in (self.asking, self.divided):
             for keys, rows in same.groups():
                 unite(group, *_to_first(keys, rows.astype(np.int32)))
-        for similar in (self.whole, self.family):
+        for similar in (self.entire, self.family):
             for a, b, alike in similar.pairs(cluster, first):
                 unite(cluster, a[alike >= self.threshold], b[alike >= self.threshold])
                 unite(group, a[alike >= self.related], b[alike >= self.related])
@@ -121,7 +124,7 @@ class Index:
         for at in range(0, len(rows), _BATCH):
             some = np.flatnonzero(first[rows[at : at + _BATCH]] != first[best[rows[at : at + _BATCH]]]) + at
             pairs = first[rows[some]], first[best[rows[some]]]
-            found[some] = np.maximum(self.whole.similarity(*pairs), self.family.similarity(*pairs))
+            found[some] = np.maximum(self.entire.similarity(*pairs), self.family.similarity(*pairs))
         return found
 
 

@@ -71,8 +71,8 @@ class Features:
 
     exact: Keys  # (rows): rows with the same key have the same normalized content
     quality: NDArray[np.uint32]  # (rows): of near-duplicates the highest is kept
-    whole: Sketch
-    # of rows with little of their own, with their boilerplate; of others the signatures of `whole`, and no
+    entire: Sketch
+    # of rows with little of their own, with their boilerplate; of others the signatures of `entire`, and no
     # bands
     family: Sketch
     request: Sketch
@@ -135,14 +135,14 @@ def features(
     read = _read(rows)
     # a conversation to learn is no duplicate of one with a thumb down
     salt = np.array([key_of([f"{row['kind']} {row.get('label', '')}"]) for row in rows], np.uint64)
-    whole, family = _sketches(*shingles(*read.documents(), SHINGLE), boilerplate, salt, bands)
+    entire, family = _sketches(*shingles(*read.documents(), SHINGLE), boilerplate, salt, bands)
     asked, asked_offsets = shingles(*read.request_documents(), SHINGLE)
     asked, asked_offsets = filtered(asked, asked_offsets, ~np.isin(asked, boilerplate.shingles))
     known = (read.requests != 0) & ~np.isin(read.requests, boilerplate.requests)
     return Features(
         exact=read.exact,
         quality=np.array([quality(row) for row in rows], np.uint32),
-        whole=whole,
+        entire=entire,
         family=family,
         request=sketch(
             signatures(asked, asked_offsets), asked_offsets, np.zeros(len(rows), np.uint64), bands
@@ -156,20 +156,20 @@ def features(
 def _sketches(
     hashes: Hashes, offsets: Offsets, boilerplate: Boilerplate, salt: Keys, bands: tuple[int, int]
 ) -> tuple[Sketch, Sketch]:
-    """The sketches `whole` and `family` of documents of shingles."""
+    """The sketches `entire` and `family` of documents of shingles."""
     total = np.diff(offsets)
     special = ~np.isin(hashes, boilerplate.shingles)
     own = np.diff(filtered(hashes, offsets, special)[1])
     # a row of nothing but boilerplate is compared by it all the same
-    whole, whole_offsets = filtered(hashes, offsets, special | np.repeat(own == 0, total))
+    entire, entire_offsets = filtered(hashes, offsets, special | np.repeat(own == 0, total))
     little = np.repeat((own < OWN) & (own < total), total)
     family, family_offsets = filtered(hashes, offsets, little & ~np.isin(hashes, boilerplate.template))
-    whole_signatures = signatures(whole, whole_offsets)
-    family_signatures = whole_signatures.copy()
+    entire_signatures = signatures(entire, entire_offsets)
+    family_signatures = entire_signatures.copy()
     some = np.flatnonzero(np.diff(family_offsets))
     if len(some):
         family_signatures[some] = signatures(family, np.append(0, family_offsets[some + 1]))
-    return sketch(whole_signatures, whole_offsets, salt, bands), sketch(
+    return sketch(entire_signatures, entire_offsets, salt, bands), sketch(
         family_signatures, family_offsets, salt, bands
     )
 
@@ -187,7 +187,9 @@ def boilerplate(rows: Iterable[Row], folder: Path, *, ngram: int) -> Boilerplate
     """
     spills = [Spill(folder) for _ in range(4)]  # shingles, grams, requests, short requests
     count = 0
-    for block in batches(rows, _characters, BLOCK_CHARACTERS, BLOCK_ROWS):
+    for block in batches(
+        rows, lambda row: sum(len(part.text) for part in parts(row)), BLOCK_CHARACTERS, BLOCK_ROWS
+    ):
         read = _read(block)
         grams, text_offsets = word_ngrams(read.tokens, ngram - WINDOW + 1)
         requests = (read.requests, np.arange(len(block) + 1))
@@ -211,7 +213,3 @@ def boilerplate(rows: Iterable[Row], folder: Path, *, ngram: int) -> Boilerplate
         requests=np.union1d(common(short_requests, least), common(requests_of_all, most)),
         template=common(known, most),
     )
-
-
-def _characters(row: Row) -> int:
-    return sum(len(part.text) for part in parts(row))

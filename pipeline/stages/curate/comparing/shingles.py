@@ -55,10 +55,6 @@ def mix(keys: Hashes) -> Hashes:
     return keys ^ (keys >> np.uint64(31))
 
 
-def _powers(factor: int) -> Hashes:
-    return np.cumprod(np.array([1, *[factor] * BATCH], np.uint64), dtype=np.uint64)
-
-
 def _kind(code: int) -> int:
     character = chr(code)
     if character.isspace():
@@ -86,7 +82,10 @@ def _tables() -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
 
 
 _KINDS, _FOLDED = _tables()
-_POWERS, _INVERSES = _powers(_FACTOR), _powers(pow(_FACTOR, -1, 2**64))
+_POWERS, _INVERSES = (
+    np.cumprod(np.array([1, *[factor] * BATCH], np.uint64), dtype=np.uint64)
+    for factor in (_FACTOR, pow(_FACTOR, -1, 2**64))
+)
 
 
 def tokenize(texts: Sequence[str]) -> Tokens:

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.stages.curate.batches import batches
+
 RUN = 1 << 18  # records, 3 MB
 PARTITION = 1 << 18  # records
 Keys = NDArray[np.uint64]
@@ -48,7 +50,9 @@ class Spill:
         """
         if self.held:
             self._write_run()
-        for first, last in self._partitions():
+        counts = np.diff(sum(self.runs, np.zeros(257, np.int64))).tolist()
+        for bytes_read in batches(np.flatnonzero(counts).tolist(), counts.__getitem__, PARTITION, 256):
+            first, last = bytes_read[0], bytes_read[-1] + 1
             keys = self._read(self.key_file, np.dtype(np.uint64), first, last)
             rows = self._read(self.row_file, np.dtype(np.uint32), first, last)
             likely = _repeated(keys)
@@ -67,18 +71,6 @@ class Spill:
             file.write(column[order].data)
         self.written += len(keys)
         self.pending, self.held = [], 0
-
-    def _partitions(self) -> Iterator[tuple[int, int]]:
-        """Ranges of first bytes, each with at most `PARTITION` records or a single byte."""
-        counts = np.diff(sum(self.runs, np.zeros(257, np.int64)))
-        first, held = 0, 0
-        for byte, count in enumerate(counts.tolist()):
-            if held and held + count > PARTITION:
-                yield first, byte
-                first, held = byte, 0
-            held += count
-        if held:
-            yield first, 256
 
     def _read(self, file: BufferedRandom, kind: np.dtype[Any], first: int, last: int) -> NDArray[Any]:
         """What `file` holds of the records whose keys have a first byte from `first` to `last`."""
