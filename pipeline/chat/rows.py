@@ -138,9 +138,7 @@ TURN_LISTS = ("messages", "chosen", "rejected")
 
 
 class BadRow(BadLine):
-    """A JSON object that is no usable row; `code` is the stable reason, the text says more (never the row's
-    own text).
-    """
+    """An unusable row; `code` is the stable reason, the text says more (never the row's own text)."""
 
 
 @cache
@@ -173,9 +171,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def row_id(row: Row) -> str:
-    """16 hexadecimal digits of the content's SHA-256: equal contents, equal ids. A plain chat's is that of
-    its messages alone.
-    """
+    """16 hexadecimal digits of the SHA-256 of the content, which for a plain chat is its messages alone."""
     content = {key: value for key, value in row.items() if key not in ENVELOPE}
     # compact UTF-8, keys in their order
     canonical = orjson.dumps(content["messages"] if len(content) == 1 else content)

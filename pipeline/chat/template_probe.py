@@ -78,10 +78,8 @@ def probe(messages: list[Message], tools: Tools = None) -> tuple[list[Message], 
     """The same turns, tools and calls with stand-ins for every text; a text that is blank becomes empty."""
     words, arguments, schemas = StandIns("q"), StandIns("a"), StandIns("s")
     bare = [_bare_turn(message, words, arguments) for message in messages]
-    if not tools:
-        return bare, None
     schemas.of.update({word: word for word in KEYWORDS})
-    return bare, [_bare_tool(tool, schemas) for tool in tools]
+    return bare, [_bare_tool(tool, schemas) for tool in tools] if tools else None
 
 
 def shown(messages: list[Message], tools: Tools = None, since: int = 0) -> Iterator[tuple[str, str]]:

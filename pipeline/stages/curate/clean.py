@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, get_args
 
-from pipeline.chat.rows import Row, row_id
+from pipeline.chat.rows import Kind, Row, row_id
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine, dump_line
 from pipeline.stages.curate.batches import batches
@@ -25,6 +25,7 @@ from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.length import Length
 from pipeline.stages.curate.rules.redaction import Redactor
 
+KINDS: tuple[str, ...] = get_args(Kind)
 SAMPLES = 3  # rejects per reason and changes per rule that a block keeps for the page
 WITHHELD = "‹not shown: this row had something to redact›"
 KNOWN_DOMAINS = 10_000  # names that are looked through once
@@ -45,14 +46,9 @@ class Block:
 CleaningStats = Counter[tuple[str, str]]
 
 
-class Facts(NamedTuple):
-    """What the rules that compare rows need to know of one row."""
-
-    id: str
-    domain: str
-    kind: str
-    turns: int  # messages without the system's
-    scored: bool  # whether it has a reward
+# what the rules that compare rows need to know of one: its domain, 64 bits of its id, how many messages it has
+# without the system's, its kind's place among `KINDS`, whether it has a reward
+Facts = tuple[str, int, int, int, bool]
 
 
 @dataclass
@@ -150,7 +146,8 @@ class Cleaner:
             done.rows += map(dump_line, rows)
             for row in rows:
                 turns = min(sum(turn["role"] != "system" for turn in row["messages"]), MOST_TURNS)
-                done.facts.append(Facts(row["id"], row["domain"], row["kind"], turns, "reward" in row))
+                kind = KINDS.index(row["kind"])
+                done.facts.append((row["domain"], int(row["id"], 16), turns, kind, "reward" in row))
                 done.cleaning_stats["kinds", row["kind"]] += 1
             self.note(done, line, rows[0]["id"], changes)
         done.cleaning_stats.update(

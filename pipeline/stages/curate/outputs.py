@@ -37,8 +37,7 @@ def write_rows(
             stack.enter_context((final / f"{split}.jsonl").open("wb", buffering=1 << 20)) for split in SPLITS
         ]
         for index, line in enumerate(spool.lines()):
-            fate = decisions.fate[index]
-            if fate == KEPT:
+            if decisions.fate[index] == KEPT:
                 files[decisions.split[index]].write(line)
                 continue
             entry = reject(spool, index, line, decisions, clusters, describe)

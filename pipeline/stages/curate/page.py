@@ -62,8 +62,8 @@ SAMPLES = ("rejects", "changes", "clusters", "answers", "contamination", "suspec
 
 def render_data_page(stats: Mapping[str, Any], samples: Mapping[str, Any]) -> str:
     """The page as one string of HTML. Whatever `stats` and `samples` lack is shown as none found."""
-    values = page_values(complete(stats), {name: list(samples.get(name) or []) for name in SAMPLES})
-    return fill("data.html.jinja", **values)
+    shown = {name: list(samples.get(name) or []) for name in SAMPLES}
+    return fill("data.html.jinja", **page_values(complete(stats), shown))
 
 
 def complete(stats: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,15 +3,15 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.chat.rows import TRAINED, Kind
+from pipeline.chat.rows import TRAINED
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine
-from pipeline.stages.curate.clean import Cleaned, CleaningStats, file_entry, keep_sample
+from pipeline.stages.curate.clean import KINDS, Cleaned, CleaningStats, file_entry, keep_sample
 from pipeline.stages.curate.comparing.decide import FATES, KEPT, ROW, Decisions, Table
 from pipeline.stages.curate.comparing.duplicates import Clusters
 from pipeline.stages.curate.comparing.splits import SPLITS
@@ -31,7 +31,6 @@ ROW_RULES = (
     "length",
 )
 MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
-KINDS: tuple[str, ...] = get_args(Kind)
 
 
 @dataclass
@@ -87,10 +86,7 @@ class CurationStats:
             for entry in entries:
                 keep_sample(self.samples, key, entry)
         number = self.numbers[done.file]
-        rows = [
-            (number, self._domain(row.domain), int(row.id, 16), row.turns, KINDS.index(row.kind), row.scored)
-            for row in done.facts
-        ]
+        rows = [(number, self._domain(domain), *facts) for domain, *facts in done.facts]
         self.rows.append(np.array(rows, ROW))
 
     def _domain(self, name: str) -> int:

@@ -96,8 +96,7 @@ def small_model(config: dict[str, Any]) -> Any:
 def _layers(config: Any) -> int:
     """How many layers hold at least two, and one of every type."""
     types: list[str] = getattr(config, "layer_types", None) or []
-    layers: int = config.num_hidden_layers
-    return min(layers, max([2, *(types.index(kind) + 1 for kind in set(types))]))
+    return min(int(config.num_hidden_layers), max([2, *(types.index(kind) + 1 for kind in set(types))]))
 
 
 def packed_difference(model: Any) -> float:

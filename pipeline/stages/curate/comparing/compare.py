@@ -68,11 +68,10 @@ class Comparison:
         for keys, rows in self.index.asking.groups():
             for own in pieces(clusters.first[rows], keys):
                 different = np.unique(own)[:ANSWERS_COMPARED].tolist()
-                if len(different) > 1:
-                    answers = {key_of([request_and_answer(self.spool.row(row))[1]]): row for row in different}
-                    if len(answers) > 1:
-                        count += 1
-                        shown.append(sorted(answers.values()))
+                answers = {key_of([request_and_answer(self.spool.row(row))[1]]): row for row in different}
+                if len(answers) > 1:
+                    count += 1
+                    shown.append(sorted(answers.values()))
             shown = sorted(shown)[:most]
         return count, shown
 

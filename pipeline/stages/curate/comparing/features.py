@@ -27,7 +27,7 @@ from pipeline.chat.rows import Row
 from pipeline.stages.curate.batches import batches
 from pipeline.stages.curate.comparing.fingerprints import WINDOW, fingerprints
 from pipeline.stages.curate.comparing.minhash import Sketch, bands_for, signatures, sketch
-from pipeline.stages.curate.comparing.row_parts import key_of, parts, quality
+from pipeline.stages.curate.comparing.row_parts import Part, key_of, parts, quality
 from pipeline.stages.curate.comparing.shingles import (
     Hashes,
     Offsets,
@@ -38,7 +38,7 @@ from pipeline.stages.curate.comparing.shingles import (
     tokenize,
     word_ngrams,
 )
-from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill
+from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, offsets_of
 
 SHINGLE = 3  # tokens; see benchmarks/near_duplicates.py
 # rows (or requests) of this similarity stay on one side of the split, though only those over the threshold
@@ -102,25 +102,22 @@ class _Texts:
 
 
 def _read(rows: Sequence[Row]) -> _Texts:
-    texts: list[str] = []
-    asked: list[bool] = []
-    begins, exact, requests = [0], [], []
-    for row in rows:
-        pieces = list(parts(row))
-        extra = [orjson.dumps(row[field]).decode() for field in ("tools", "label") if field in row]
-        exact.append(key_of(chain((row["kind"],), chain.from_iterable(part[:2] for part in pieces), extra)))
-        request = [part.text for part in pieces if part.asked]
-        requests.append(key_of(request) if request else 0)
-        texts += [part.text for part in pieces if part.role != "system"]
-        asked += [part.asked for part in pieces if part.role != "system"]
-        begins.append(len(texts))
+    every = [list(parts(row)) for row in rows]
+    said = [[part for part in own if part.role != "system"] for own in every]
+    requests = [[part.text for part in own if part.asked] for own in every]
+    exact = [_content_key(row, own) for row, own in zip(rows, every, strict=True)]
     return _Texts(
-        tokenize(texts),
-        np.array(begins),
-        np.array(asked, np.bool_),
+        tokenize([part.text for own in said for part in own]),
+        offsets_of(np.array([len(own) for own in said], np.int64)),
+        np.array([part.asked for own in said for part in own], np.bool_),
         np.array(exact, np.uint64),
-        np.array(requests, np.uint64),
+        np.array([key_of(request) if request else 0 for request in requests], np.uint64),
     )
+
+
+def _content_key(row: Row, own: Sequence[Part]) -> int:
+    extra = [orjson.dumps(row[field]).decode() for field in ("tools", "label") if field in row]
+    return key_of(chain((row["kind"],), chain.from_iterable(part[:2] for part in own), extra))
 
 
 def features(

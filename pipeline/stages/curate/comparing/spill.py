@@ -83,9 +83,7 @@ class Spill:
 
 def scratch_file(folder: Path) -> BufferedRandom:
     """A file without a name in `folder`, which goes with its last reference."""
-    file = TemporaryFile(dir=folder)  # noqa: SIM115 (closed with its last reference)
-    assert isinstance(file, BufferedRandom)
-    return file
+    return TemporaryFile("w+b", dir=folder)  # noqa: SIM115 (closed with its last reference)
 
 
 def offsets_of(counts: NDArray) -> NDArray[np.int64]:

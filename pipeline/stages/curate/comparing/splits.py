@@ -42,9 +42,8 @@ def assign_splits(
     rows = np.bincount(stratum, weights=sizes).astype(np.int64)
     for which, fraction, step, least in ((TEST, test_fraction, 1, 1), (VAL, val_fraction, -1, 0)):
         for number, quota in enumerate(apportion(rows, fraction, least).tolist()):
-            if quota:
-                own = np.flatnonzero(stratum == number)[::step]
-                _take(leaders[own], sizes[own], quota, taken, which)
+            own = np.flatnonzero(stratum == number)[::step]
+            _take(leaders[own], sizes[own], quota, taken, which)
     return taken[group]
 
 
