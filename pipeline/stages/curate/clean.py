@@ -46,8 +46,8 @@ class Block:
 CleaningStats = Counter[tuple[str, str]]
 
 
-# what the rules that compare rows need to know of one: its domain, 64 bits of its id, how many messages it has
-# without the system's, its kind's place among `KINDS`, whether it has a reward
+# what the rules that compare rows need to know of one: its domain, 64 bits of its id, its messages without
+# the system's, its kind's place among `KINDS`, whether it has a reward
 Facts = tuple[str, int, int, int, bool]
 
 

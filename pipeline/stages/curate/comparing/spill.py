@@ -83,7 +83,7 @@ class Spill:
 
 def scratch_file(folder: Path) -> BufferedRandom:
     """A file without a name in `folder`, which goes with its last reference."""
-    return TemporaryFile("w+b", dir=folder)  # noqa: SIM115 (closed with its last reference)
+    return TemporaryFile("w+b", dir=folder)
 
 
 def offsets_of(counts: NDArray) -> NDArray[np.int64]:
