@@ -40,7 +40,7 @@ class Comparison:
         self.overlaps = Overlaps(folder, settings.ngram, self.boilerplate.grams)
 
     def read(self, pool: Workers, advance: Callable[[int], None]) -> None:
-        """Have the workers compute every row's features; `advance` is told the rows."""
+        """Have the workers compute every row's features; `advance` gets the number of rows."""
         work = partial(
             part_features,
             path=self.spool.path,
