@@ -8,9 +8,9 @@ it.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, get_args
 
 import orjson
 from pydantic import ConfigDict, Discriminator, Field, TypeAdapter, ValidationError
@@ -64,23 +64,19 @@ class Segment(TypedDict):
 Tools = list[dict[str, Any]]
 
 
+ID = "the start of the content's SHA-256: equal contents, equal ids"
+SOURCE = "FILE:LINE below data/raw; FILE:LINE#PART for a part of a long conversation or text"
+
+
 class Envelope(TypedDict):
     """What every row says about itself; no part of its content."""
 
-    id: Annotated[
-        str,
-        Field(
-            pattern="^[0-9a-f]{16}$",
-            description="the start of the content's SHA-256: equal contents, equal ids",
-        ),
-    ]
-    source: Annotated[
-        str,
-        Field(
-            description="FILE:LINE below data/raw; FILE:LINE#PART for a part of a long conversation or text"
-        ),
-    ]
+    id: Annotated[str, Field(pattern="^[0-9a-f]{16}$", description=ID)]
+    source: Annotated[str, Field(description=SOURCE)]
     domain: str
+
+
+REWARD = "kept, but not used in training yet: each row counts the same"
 
 
 class Chat(Envelope):
@@ -89,15 +85,7 @@ class Chat(Envelope):
     kind: Literal["chat"]
     messages: list[Message]
     tools: NotRequired[Tools]
-    reward: NotRequired[
-        Annotated[
-            float,
-            Field(
-                allow_inf_nan=False,
-                description="kept, but not used in training yet: each row counts the same",
-            ),
-        ]
-    ]
+    reward: NotRequired[Annotated[float, Field(allow_inf_nan=False, description=REWARD)]]
 
 
 class Preference(Envelope):
@@ -150,9 +138,7 @@ TURN_LISTS = ("messages", "chosen", "rejected")
 
 
 class BadRow(BadLine):
-    """A JSON object that is no usable row; `code` is the stable reason, the text says more (never the row's
-    own text).
-    """
+    """An unusable row; `code` is the stable reason, the text says more (never the row's own text)."""
 
 
 @cache
@@ -169,32 +155,30 @@ def check_row(row: Row) -> None:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = " ".join(str(part + 1 if isinstance(part, int) else part)[:40] for part in first["loc"][1:])
-        words = first["msg"] if place else (f"kind is missing or none of {', '.join(Kind.__args__)}")  # type: ignore[attr-defined]
-        raise BadRow("not_canonical", f"{place or 'row'}: {words}") from None
+        problem = first["msg"] if place else f"kind is missing or none of {', '.join(get_args(Kind))}"
+        raise BadRow("not_canonical", f"{place or 'row'}: {problem}") from None
     if row["id"] != row_id(row):
         raise BadRow("not_canonical", f"id: {row['id']} is not its content's: {row_id(row)}")
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of a row."""
-    dialect = {
+    title = "A line of Quench's data/final/*.jsonl"
+    return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A line of Quench's data/final/*.jsonl",
-    }
-    return dialect | _model().json_schema()
+        "title": title,
+    } | _model().json_schema()
 
 
 def row_id(row: Row) -> str:
-    """16 hexadecimal digits of the content's SHA-256: equal contents, equal ids. A plain chat's is that of
-    its messages alone.
-    """
+    """16 hexadecimal digits of the SHA-256 of the content, which for a plain chat is its messages alone."""
     content = {key: value for key, value in row.items() if key not in ENVELOPE}
     # compact UTF-8, keys in their order
     canonical = orjson.dumps(content["messages"] if len(content) == 1 else content)
     return hashlib.sha256(canonical).hexdigest()[:16]
 
 
-def texts(row: Row) -> Iterator[tuple[str, str]]:
+def texts(row: Row) -> list[tuple[str, str]]:
     """(place, text) of every string that a model may get to see; a place is `messages 2`, `messages 2
     reasoning_content`, `answer` …
     """
@@ -205,7 +189,7 @@ def texts(row: Row) -> Iterator[tuple[str, str]]:
         return text
 
     edit_texts(row, note)
-    yield from found
+    return found
 
 
 def edit_texts(row: Row, edit: Callable[[str, str], str]) -> Row:
@@ -215,32 +199,26 @@ def edit_texts(row: Row, edit: Callable[[str, str], str]) -> Row:
     same.
     """
     changed = dict(row)
-    for field in TURN_LISTS:
+    for field in (*TURN_LISTS, "segments"):
         if field in row:
             changed[field] = [
                 _edited_turn(turn, f"{field} {i}", edit) for i, turn in enumerate(row[field], start=1)
             ]
-    if "segments" in row:
-        changed["segments"] = [
-            {**one, "text": edit(f"segments {i}", one["text"])}
-            for i, one in enumerate(row["segments"], start=1)
-        ]
-    if "tools" in row:
-        changed["tools"] = _edited_tree(row["tools"], partial(edit, "tools"))
-    if "answer" in row:
-        changed["answer"] = edit("answer", row["answer"])
+    for field in ("tools", "answer"):
+        if field in row:
+            changed[field] = _edited_tree(row[field], partial(edit, field))
     return row if changed == row else changed
 
 
 def _edited_turn(turn: dict[str, Any], place: str, edit: Callable[[str, str], str]) -> dict[str, Any]:
-    changed = {**turn, "content": edit(place, turn["content"])}
-    for key in ("reasoning_content", "name", "tool_call_id"):
+    """A turn or segment; its content is what its place names."""
+    changed = dict(turn)
+    for key in ("content", "text", "reasoning_content", "name", "tool_call_id"):
         if key in turn:
-            changed[key] = edit(f"{place} {key}", turn[key])
+            changed[key] = edit(place if key in ("content", "text") else f"{place} {key}", turn[key])
     if "tool_calls" in turn:
-        changed["tool_calls"] = [
-            _edited_call(call, partial(edit, f"{place} tool_calls")) for call in turn["tool_calls"]
-        ]
+        edit_call = partial(edit, f"{place} tool_calls")
+        changed["tool_calls"] = [_edited_call(call, edit_call) for call in turn["tool_calls"]]
     return changed
 
 

@@ -4,6 +4,8 @@ Words become stand-ins, nine letters and digits each (the form that Mistral's te
 Rendered, they show what the template drops; tokenized, which control tokens the turns imply.
 """
 
+import itertools
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,30 +51,24 @@ KEYWORDS = frozenset(
 
 
 class StandIns:
-    """Gives every text a stand-in; `of` gives equal texts equal ones, as an id and what refers to it need."""
+    """Gives every text a stand-in; `of` has equal ones for equal texts, as an id and what refers to it
+    need.
+    """
 
     def __init__(self, letter: str) -> None:
-        self.letter = letter
-        self.count = 0
-        self.known: dict[str, str] = {}
+        self.letter, self.numbers = letter, itertools.count(1)
+        self.of = defaultdict[str, str](self.new)
 
     def new(self) -> str:
         """One that no other text has."""
-        self.count += 1
-        return f"{self.letter}{self.count:08}"
-
-    def of(self, text: str) -> str:
-        """The one of this text."""
-        if text not in self.known:
-            self.known[text] = self.new()
-        return self.known[text]
+        return f"{self.letter}{next(self.numbers):08}"
 
     def tree(self, value: Any) -> Any:
         """A JSON value with stand-ins for its texts, keys too; numbers become 0."""
         if isinstance(value, str):
-            return self.of(value)
+            return self.of[value]
         if isinstance(value, dict):
-            return {self.of(key): self.tree(item) for key, item in value.items()}
+            return {self.of[key]: self.tree(item) for key, item in value.items()}
         if isinstance(value, list):
             return [self.tree(item) for item in value]
         return 0 if isinstance(value, int | float) and not isinstance(value, bool) else value
@@ -82,10 +78,8 @@ def probe(messages: list[Message], tools: Tools = None) -> tuple[list[Message], 
     """The same turns, tools and calls with stand-ins for every text; a text that is blank becomes empty."""
     words, arguments, schemas = StandIns("q"), StandIns("a"), StandIns("s")
     bare = [_bare_turn(message, words, arguments) for message in messages]
-    if not tools:
-        return bare, None
-    schemas.known = {word: word for word in KEYWORDS}
-    return bare, [_bare_tool(tool, schemas) for tool in tools]
+    schemas.of.update({word: word for word in KEYWORDS})
+    return bare, [_bare_tool(tool, schemas) for tool in tools] if tools else None
 
 
 def shown(messages: list[Message], tools: Tools = None, since: int = 0) -> Iterator[tuple[str, str]]:
@@ -105,13 +99,11 @@ def shown(messages: list[Message], tools: Tools = None, since: int = 0) -> Itera
 
 def _bare_turn(message: Message, words: StandIns, arguments: StandIns) -> Message:
     bare = {"role": message["role"], "content": words.new() if message["content"].strip() else ""}
-    if len(message) == 2:
-        return bare
     if message.get("reasoning_content"):
         bare["reasoning_content"] = words.new()
     if "tool_calls" in message:
         bare["tool_calls"] = [_bare_call(call, words, arguments) for call in message["tool_calls"]]
-    return bare | {key: words.of(message[key]) for key in ("tool_call_id", "name") if key in message}
+    return bare | {key: words.of[message[key]] for key in ("tool_call_id", "name") if key in message}
 
 
 def _bare_call(call: dict[str, Any], words: StandIns, arguments: StandIns) -> dict[str, Any]:
@@ -119,7 +111,7 @@ def _bare_call(call: dict[str, Any], words: StandIns, arguments: StandIns) -> di
         "type": "function",
         "function": {"name": words.new(), "arguments": arguments.tree(call["function"]["arguments"])},
     }
-    return bare | {"id": words.of(call["id"])} if "id" in call else bare
+    return bare | {"id": words.of[call["id"]]} if "id" in call else bare
 
 
 def _bare_tool(tool: dict[str, Any], schemas: StandIns) -> dict[str, Any]:

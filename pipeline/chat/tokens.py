@@ -92,10 +92,14 @@ def chats(rows: Iterable[Row]) -> Iterator[Row]:
 
 def chat_request(messages: list[Message], tools: Tools = None) -> dict[str, Any]:
     """The conversation as OpenAI's API takes it: the arguments of calls are text there."""
-    turns = [{key: value for key, value in message.items() if key != "train"} for message in messages]
-    for turn in turns:
-        if "tool_calls" in turn:
-            turn["tool_calls"] = [_as_text(call) for call in turn["tool_calls"]]
+    turns = [
+        {
+            key: [_as_text(call) for call in value] if key == "tool_calls" else value
+            for key, value in message.items()
+            if key != "train"
+        }
+        for message in messages
+    ]
     return {"messages": turns, "tools": tools} if tools else {"messages": turns}
 
 
@@ -153,8 +157,7 @@ def _tokenized(tokenizer: Any, texts: list[str]) -> list[Any]:
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()  # some tokenizer.json files ask for it
     backend.no_padding()
-    encodings: list[Any] = backend.encode_batch(texts, add_special_tokens=False)
-    return encodings
+    return list(backend.encode_batch(texts, add_special_tokens=False))
 
 
 def _labeled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) -> Encoded:

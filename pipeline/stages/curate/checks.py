@@ -15,7 +15,7 @@ def check_stats(counts: Mapping[str, Any], folder: Path, rejects: Path) -> None:
     """Compare the counts with each other and with the files written; a difference is a bug of ours."""
     written = {split: count_lines(folder / f"{split}.jsonl") for split in SPLITS}
     entries = counts["rows_rejected"] + counts["rows_dropped"] + sum(counts["files_rejected"].values())
-    whole = (
+    balanced = (
         counts["rows_read"] == counts["rows_accepted"] + counts["rows_rejected"]
         and counts["rows_accepted"] + counts["parts_added"] == counts["rows_kept"] + counts["rows_dropped"]
         and counts["rules"][-1]["rows_out"] == counts["rows_kept"]
@@ -25,7 +25,7 @@ def check_stats(counts: Mapping[str, Any], folder: Path, rejects: Path) -> None:
         and counts["files_found"] == len(counts["files"]) + len(counts["files_unread"])
         and sum(counts["files_rejected"].values()) == len(counts["files_unread"])
     )
-    if not whole or written != counts["splits"] or count_lines(rejects) != entries:
+    if not balanced or written != counts["splits"] or count_lines(rejects) != entries:
         raise RuntimeError(
             f"curate's statistics do not balance: {counts}, written {written} and {count_lines(rejects)} "
             "rejects"

@@ -6,14 +6,15 @@ Runs in worker processes, on blocks of lines; what a block gives depends on that
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, get_args
 
-from pipeline.chat.rows import Row, row_id
+from pipeline.chat.rows import Kind, Row, row_id
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine, dump_line
+from pipeline.stages.curate.batches import batches
 from pipeline.stages.curate.inputs import by_glob, domain_of
 from pipeline.stages.curate.reading.containers import RawLine, parsed, raw_lines, refusal
 from pipeline.stages.curate.reading.formats import detect, to_row
@@ -24,10 +25,12 @@ from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.length import Length
 from pipeline.stages.curate.rules.redaction import Redactor
 
+KINDS: tuple[str, ...] = get_args(Kind)
 SAMPLES = 3  # rejects per reason and changes per rule that a block keeps for the page
 WITHHELD = "‹not shown: this row had something to redact›"
 KNOWN_DOMAINS = 10_000  # names that are looked through once
 SCRUBBED = 1 << 16  # bytes of a rejected line that are looked through for secrets
+MOST_TURNS = 65535  # that are distinguished
 TEXT_SHOWN = 2000  # characters of a rejected line
 
 
@@ -43,14 +46,9 @@ class Block:
 CleaningStats = Counter[tuple[str, str]]
 
 
-class Facts(NamedTuple):
-    """What the rules that compare rows need to know of one row."""
-
-    id: str
-    domain: str
-    kind: str
-    turns: int  # messages without the system's
-    scored: bool  # whether it has a reward
+# what the rules that compare rows need to know of one: its domain, 64 bits of its id, its messages without
+# the system's, its kind's place among `KINDS`, whether it has a reward
+Facts = tuple[str, int, int, int, bool]
 
 
 @dataclass
@@ -59,8 +57,7 @@ class Cleaned:
 
     file: str
     size: int  # bytes of the raw lines
-    lines: int
-    accepted: int = 0
+    lines: int  # each gives rows or one reject
     cleaning_stats: CleaningStats = field(default_factory=Counter)
     rows: list[bytes] = field(default_factory=list)
     facts: list[Facts] = field(default_factory=list)  # of each row
@@ -137,8 +134,7 @@ class Cleaner:
 
     def block(self, block: Block) -> Cleaned:
         """Every line of a block, accounted for."""
-        size = sum(len(line.data) for line in block.lines if isinstance(line.data, bytes))
-        done = Cleaned(block.file, size, len(block.lines))
+        done = Cleaned(block.file, sum(map(_size, block.lines)), len(block.lines))
         for line in block.lines:
             changes: Changes = []
             try:
@@ -146,12 +142,13 @@ class Cleaner:
             except Rejected as rejected:
                 self.reject(done, line, rejected)
                 continue
-            done.accepted += 1
             rows = [{"id": row_id(row), **row} for row in rows]
             done.rows += map(dump_line, rows)
             for row in rows:
-                turns = sum(turn["role"] != "system" for turn in row["messages"])
-                done.facts.append(Facts(row["id"], row["domain"], row["kind"], turns, "reward" in row))
+                turns = min(sum(turn["role"] != "system" for turn in row["messages"]), MOST_TURNS)
+                kind = KINDS.index(row["kind"])
+                done.facts.append((row["domain"], int(row["id"], 16), turns, kind, "reward" in row))
+                done.cleaning_stats["kinds", row["kind"]] += 1
             self.note(done, line, rows[0]["id"], changes)
         done.cleaning_stats.update(
             {("redactions", kind): count for kind, count in self.redactor.take_counts().items()}
@@ -169,40 +166,42 @@ class Cleaner:
     def entry(self, file: str, line: RawLine, rejected: Rejected) -> dict[str, Any]:
         """A line of `data/rejects.jsonl`; its text is scrubbed of secrets."""
         raw = line.data if isinstance(line.data, bytes) else b""
-        shown = self.redactor.scrub(raw[:SCRUBBED].decode("utf-8", "replace"))
+        text = self.redactor.scrub(raw[:SCRUBBED].decode("utf-8", "replace"))
         if len(raw) > SCRUBBED:
-            shown = shown[: -SCRUBBED // 8]  # a key that was cut in two may not be known as one
-        text = (
-            shown
-            if len(shown) <= TEXT_SHOWN and len(raw) <= SCRUBBED
-            else f"{shown[:TEXT_SHOWN]}… ({len(raw)} bytes)"
-        )
-        return {
-            "file": file,
-            "line": line.number,
-            "offset": line.offset,
-            "rule": rejected.rule,
-            "reason": rejected.why.code,
-            "detail": str(rejected.why),
-            "text": text,
-        }
+            text = text[: -SCRUBBED // 8]  # a key that was cut in two may not be known as one
+        if len(text) > TEXT_SHOWN or len(raw) > SCRUBBED:
+            text = f"{text[:TEXT_SHOWN]}… ({len(raw)} bytes)"
+        rule, why = rejected.rule, rejected.why
+        return reject_entry(file, line.number, line.offset, rule, why.code, str(why), text)
 
     def note(self, done: Cleaned, line: RawLine, identity: str, changes: Changes) -> None:
         """Account for what the rules changed in a row that was accepted."""
         for change in changes:
-            entry = {
-                "id": identity,
-                "file": done.file,
-                "line": line.number,
-                "rule": change.rule,
-                "place": change.place,
-                "before": change.before,
-                "after": change.after,
-            }
+            entry = {"id": identity, "file": done.file, "line": line.number, **asdict(change)}
             done.changes.append(dump_line(entry))
             done.cleaning_stats["changed", change.rule] += 1
             keep_sample(done.samples, f"change {change.rule}", entry)
         done.cleaning_stats.update({("rows_changed", change.rule) for change in changes})
+
+
+def reject_entry(
+    file: str, line: int | None, offset: int | None, rule: str, reason: str, detail: str, text: str
+) -> dict[str, Any]:
+    """A line of `data/rejects.jsonl`."""
+    return {
+        "file": file,
+        "line": line,
+        "offset": offset,
+        "rule": rule,
+        "reason": reason,
+        "detail": detail,
+        "text": text,
+    }
+
+
+def file_entry(file: str, why: BadLine) -> dict[str, Any]:
+    """A line of `data/rejects.jsonl` for a file that isn't read."""
+    return reject_entry(file, None, None, "read", why.code, str(why), "")
 
 
 def check_file(path: Path, name: str, cleaner: Cleaner, found: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -215,7 +214,7 @@ def check_file(path: Path, name: str, cleaner: Cleaner, found: Counter[str]) -> 
     found["files"] += 1
     if why := refusal(path):
         found["unread"] += 1
-        yield cleaner.entry(name, RawLine(0, None, b""), Rejected("read", why)) | {"line": None}
+        yield file_entry(name, why)
         return
     before = found["lines"]
     for line in raw_lines(path, name, max_line_bytes=cleaner.settings.max_line_bytes, notes=Counter()):
@@ -232,16 +231,12 @@ def check_file(path: Path, name: str, cleaner: Cleaner, found: Counter[str]) -> 
 
 
 def blocks(file: str, lines: Iterable[RawLine], size: int) -> Iterator[Block]:
-    """Neighboring lines in blocks of about `size` bytes, never more than 4,096 lines."""
-    block, held = Block(file, []), 0
-    for line in lines:
-        block.lines.append(line)
-        held += len(line.data) if isinstance(line.data, bytes) else 64
-        if held >= size or len(block.lines) >= 4096:
-            yield block
-            block, held = Block(file, []), 0
-    if block.lines:
-        yield block
+    """Neighboring lines in blocks of at most `size` bytes (or one longer line) and 4,096 lines."""
+    return (Block(file, some) for some in batches(lines, _size, size, 4096))
+
+
+def _size(line: RawLine) -> int:
+    return len(line.data) if isinstance(line.data, bytes) else 0
 
 
 def keep_sample(samples: dict[str, list[dict[str, Any]]], key: str, entry: dict[str, Any]) -> None:

@@ -6,20 +6,25 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import orjson
 
 from pipeline.core.jsonl import dump_line
-from pipeline.stages.curate.clean import TEXT_SHOWN, keep_sample
+from pipeline.stages.curate.clean import TEXT_SHOWN, keep_sample, reject_entry
 from pipeline.stages.curate.comparing.decide import EXACT, FATES, KEPT, NEAR, SAMPLED_OUT, Decisions
 from pipeline.stages.curate.comparing.duplicates import Clusters
+from pipeline.stages.curate.comparing.spill import pieces, sizes
 from pipeline.stages.curate.comparing.splits import SPLITS
 from pipeline.stages.curate.spool import Spool, source_of
 
-Tell = Callable[[int], dict[str, Any]]  # of a contaminated row: `detail`, and `spans` that it shares
+Describe = Callable[[int], dict[str, Any]]  # of a contaminated row: `detail`, and `spans` that it shares
 
 
 def write_rows(
-    spool: Spool, decisions: Decisions, clusters: Clusters, tell: Tell, final: Path, rejects: IO[bytes]
+    spool: Spool,
+    decisions: Decisions,
+    clusters: Clusters,
+    describe: Describe,
+    final: Path,
+    rejects: IO[bytes],
 ) -> dict[str, list[dict[str, Any]]]:
     """Write `final/{train,val,test}.jsonl` in the order in which the rows were read, and what was dropped to
     `rejects`.
@@ -32,70 +37,49 @@ def write_rows(
             stack.enter_context((final / f"{split}.jsonl").open("wb", buffering=1 << 20)) for split in SPLITS
         ]
         for index, line in enumerate(spool.lines()):
-            fate = decisions.fate[index]
-            if fate == KEPT:
+            if decisions.fate[index] == KEPT:
                 files[decisions.split[index]].write(line)
                 continue
-            entry = reject(spool, index, line, decisions, clusters, tell)
+            entry = reject(spool, index, line, decisions, clusters, describe)
             rejects.write(dump_line(entry))
             keep_sample(shown, entry["reason"], entry)
     return shown
 
 
 def reject(
-    spool: Spool, index: int, line: bytes, decisions: Decisions, clusters: Clusters, tell: Tell
+    spool: Spool, index: int, line: bytes, decisions: Decisions, clusters: Clusters, describe: Describe
 ) -> dict[str, Any]:
     """A line of `data/rejects.jsonl` for a row that was clean, but is not used."""
     fate, twin = int(decisions.fate[index]), int(decisions.twin[index])
-    rule, reason = FATES[fate]
-    file, number = place(source_of(line))
-    entry = {
-        "file": file,
-        "line": number,
-        "offset": None,
-        "rule": rule,
-        "reason": reason,
-        "detail": "",
-        "text": shortened(line),
-    }
     if fate == EXACT:
-        entry["detail"] = f"the same conversation as {spool.source(twin)}"
+        why = {"detail": f"the same conversation as {spool.source(twin)}"}
     elif fate == NEAR:
-        entry["detail"] = (
-            f"nearly the same (Jaccard {clusters.similarity[index]:.2f}) as {spool.source(twin)}"
-        )
+        alike = f"Jaccard {clusters.similarity[index]:.2f}"
+        why = {"detail": f"nearly the same ({alike}) as {spool.source(twin)}"}
     elif fate == SAMPLED_OUT:
-        entry["detail"] = "left out so that its source or its domain doesn't outweigh the others"
+        why = {"detail": "left out so that its source or its domain doesn't outweigh the others"}
     else:
-        entry |= tell(index)
-    return entry
+        why = describe(index)
+    file, _, number = source_of(line).rpartition(":")  # FILE:LINE or FILE:LINE#PART
+    return reject_entry(file, int(number.partition("#")[0]), None, *FATES[fate], "", shortened(line)) | why
 
 
 def write_clusters(spool: Spool, clusters: Clusters, path: Path) -> None:
     """Write a line per cluster of duplicates: the sources of its rows, the best one, exact copies, the
     smallest similarity to the best.
     """
-    members = np.argsort(clusters.cluster, kind="stable").astype(np.int32)
-    sizes = np.bincount(clusters.cluster, minlength=len(members))
-    ends = np.cumsum(sizes)
+    members = np.argsort(clusters.cluster, kind="stable")
+    members = members[sizes(clusters.cluster[members]) > 1]
     exact = clusters.exact
     with path.open("wb", buffering=1 << 20) as file:
-        for name in np.flatnonzero(sizes > 1).tolist():
-            rows = members[ends[name] - sizes[name] : ends[name]]
-            best = rows[clusters.keep[rows]][0]
+        for rows in pieces(members, clusters.cluster[members]):
             entry = {
                 "rows": [spool.source(row) for row in rows.tolist()],
-                "best": spool.source(int(best)),
+                "best": spool.source(int(rows[clusters.keep[rows]][0])),
                 "exact": int(exact[rows].sum()),
                 "similarity": round(float(clusters.similarity[rows].min()), 4),
             }
-            file.write(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE))
-
-
-def place(source: str) -> tuple[str, int]:
-    """(file, line) of `FILE:LINE` or `FILE:LINE#PART`."""
-    file, _, rest = source.rpartition(":")
-    return file, int(rest.partition("#")[0])
+            file.write(dump_line(entry))
 
 
 def shortened(line: bytes) -> str:

@@ -62,11 +62,11 @@ SAMPLES = ("rejects", "changes", "clusters", "answers", "contamination", "suspec
 
 def render_data_page(stats: Mapping[str, Any], samples: Mapping[str, Any]) -> str:
     """The page as one string of HTML. Whatever `stats` and `samples` lack is shown as none found."""
-    values = page_values(whole(stats), {name: list(samples.get(name) or []) for name in SAMPLES})
-    return fill("data.html.jinja", **values)
+    shown = {name: list(samples.get(name) or []) for name in SAMPLES}
+    return fill("data.html.jinja", **page_values(complete(stats), shown))
 
 
-def whole(stats: Mapping[str, Any]) -> dict[str, Any]:
+def complete(stats: Mapping[str, Any]) -> dict[str, Any]:
     """The statistics with everything in it that the page asks for."""
     given = {key: value for key, value in stats.items() if value is not None}
     nested = {
@@ -79,26 +79,18 @@ def page_values(stats: Mapping[str, Any], samples: Mapping[str, list[Any]]) -> d
     """What the template needs."""
     from markupsafe import Markup
 
-    splits = {
-        split: stats["splits"].get(split, 0)
-        for split in (*SPLITS, *(name for name in stats["splits"] if name not in SPLITS))
-    }
     drawings = {
-        "flow": _flow(stats, samples["rejects"], splits),
+        "flow": _flow(stats, samples["rejects"], stats["splits"]),
         "tokens": _tokens(stats["tokens"]),
         "turns": _turns(stats["turns"]),
         "clusters": _clusters(stats["duplicates"]["histogram"]),
     }
-    rules = {rule["rule"]: rule for rule in stats["rules"]}
-    changes: dict[str, list[Any]] = {}
-    for change in samples["changes"]:
-        changes.setdefault(change["rule"], []).append(change)
     return {
         "shown": SHOWN,
         "stats": stats,
         "samples": samples,
-        "splits": splits,
-        "rules": rules,
+        "splits": stats["splits"],
+        "rules": {rule["rule"]: rule for rule in stats["rules"]},
         "names": {rule: name for rule, (name, _, _) in RULES.items()},
         "off": set(stats["not_measured"]),
         "title": title(stats),
@@ -110,7 +102,7 @@ def page_values(stats: Mapping[str, Any], samples: Mapping[str, list[Any]]) -> d
             for rule in stats["rules"]
             if not _worked(rule) and rule["rule"] not in stats["not_measured"]
         ],
-        "changes": changes,
+        "changes": _grouped(samples["changes"], "rule"),
         "rejects": _by_reason(stats, samples["rejects"]),
         "domains": _domains(stats),
         "balanced": any(domain["before"] != domain["after"] for domain in stats["balance"].values()),
@@ -216,11 +208,17 @@ def _clusters(histogram: Mapping[str, int]) -> str:
     )
 
 
+def _grouped(entries: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[Mapping[str, Any]]]:
+    """The entries by what they have for this key."""
+    return {
+        name: [entry for entry in entries if entry[key] == name]
+        for name in dict.fromkeys(entry[key] for entry in entries)
+    }
+
+
 def _by_reason(stats: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Reasons, commonest first, each with its count and samples."""
-    samples: dict[str, list[Any]] = {}
-    for line in lines:
-        samples.setdefault(line["reason"], []).append(line)
+    samples = _grouped(lines, "reason")
     rule_of = {reason: found[0].get("rule") for reason, found in samples.items()}
     return [
         {"reason": reason, "rows": rows, "rule": rule_of.get(reason), "samples": samples.get(reason, [])}
@@ -231,16 +229,13 @@ def _by_reason(stats: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> 
 def _domains(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Domains, largest share of the training rows first; before and after are the balance's."""
     train = max(1, stats["splits"].get("train", 0))
-    rows = []
-    for name, found in stats["domains"].items():
-        weighed = stats["balance"].get(name, {})
-        rows.append(
-            {
-                "name": name,
-                **{key: found.get(key, 0) for key in ("read", *SPLITS)},
-                "share": found.get("train", 0) / train,
-                "before": weighed.get("before"),
-                "after": weighed.get("after"),
-            }
-        )
+    rows = [
+        {
+            "name": name,
+            **{key: found.get(key, 0) for key in ("read", *SPLITS)},
+            "share": found.get("train", 0) / train,
+            **{key: stats["balance"].get(name, {}).get(key) for key in ("before", "after")},
+        }
+        for name, found in stats["domains"].items()
+    ]
     return sorted(rows, key=lambda row: (-row["share"], row["name"]))

@@ -30,34 +30,26 @@ def cluster_samples(spool: Spool, clusters: Clusters) -> list[dict[str, Any]]:
         name = int(clusters.cluster[row])
         if name in shown or len(shown) < SHOWN:
             shown.setdefault(name, []).append(row)
-    found = []
-    for name, rows in shown.items():
-        best = (
-            name
-            if clusters.keep[name]
-            else int(np.flatnonzero((clusters.cluster == name) & clusters.keep)[0])
-        )
-        dropped = [
-            {
-                "source": spool.source(row),
-                "text": answer_text(spool.row(row)),
-                "similarity": round(float(clusters.similarity[row]), 3),
-            }
-            for row in rows[:ROWS_SHOWN]
-        ]
-        found.append(
-            {"kept": {"source": spool.source(best), "text": answer_text(spool.row(best))}, "dropped": dropped}
-        )
-    return found
+    return [
+        {
+            "kept": _sample(spool, int(np.flatnonzero((clusters.cluster == name) & clusters.keep)[0])),
+            "dropped": [
+                _sample(spool, row) | {"similarity": round(float(clusters.similarity[row]), 3)}
+                for row in rows[:ROWS_SHOWN]
+            ],
+        }
+        for name, rows in shown.items()
+    ]
+
+
+def _sample(spool: Spool, index: int) -> dict[str, Any]:
+    return {"source": spool.source(index), "text": answer_text(spool.row(index))}
 
 
 def answer_samples(spool: Spool, requests: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     """Requests that have several answers."""
-    found = []
-    for rows in requests:
-        pairs = [request_and_answer(spool.row(row)) for row in rows[:4]]
-        found.append({"prompt": _cut(pairs[0][0]), "answers": [_cut(answer) for _, answer in pairs]})
-    return found
+    pairs = [[request_and_answer(spool.row(row)) for row in rows[:4]] for rows in requests]
+    return [{"prompt": _cut(own[0][0]), "answers": [_cut(answer) for _, answer in own]} for own in pairs]
 
 
 def answer_text(row: Row) -> str:

@@ -12,6 +12,7 @@ import orjson
 from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
+from pipeline.stages.curate.batches import batches
 
 BLOCK_ROWS, BLOCK_BYTES = 1024, 1 << 20
 _SOURCE = re.compile(rb'\{"id":"[0-9a-f]{16}","source":("(?:[^"\\]|\\.)*")')
@@ -40,11 +41,13 @@ class Spool:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def size(self, index: int) -> int:
+        """The bytes of one row's line."""
+        return int(self.offsets[index + 1] - self.offsets[index])
+
     def line(self, index: int) -> bytes:
         """One row's line."""
-        return os.pread(
-            self.file.fileno(), int(self.offsets[index + 1] - self.offsets[index]), int(self.offsets[index])
-        )
+        return os.pread(self.file.fileno(), self.size(index), int(self.offsets[index]))
 
     def source(self, index: int) -> str:
         """FILE:LINE of one row."""
@@ -64,19 +67,15 @@ class Spool:
         """(offset, bytes) of neighboring rows, at most `BLOCK_ROWS` and `BLOCK_BYTES` (or one row), for
         `read_rows_at`.
         """
-        first = 0
-        while first < len(self):
-            within = int(np.searchsorted(self.offsets, self.offsets[first] + BLOCK_BYTES, side="right")) - 1
-            last = max(first + 1, min(within, first + BLOCK_ROWS, len(self)))
+        for rows in batches(range(len(self)), self.size, BLOCK_BYTES, BLOCK_ROWS):
+            first, last = rows[0], rows[-1] + 1
             yield int(self.offsets[first]), int(self.offsets[last] - self.offsets[first])
-            first = last
 
 
 def spread_evenly(indices: NDArray[np.int64], most: int) -> list[int]:
     """At most `most` of the indices, spread evenly."""
     places = np.unique(np.linspace(0, max(len(indices) - 1, 0), min(most, len(indices))).astype(np.int64))
-    chosen: list[int] = indices[places].tolist()
-    return chosen
+    return [int(index) for index in indices[places]]
 
 
 def source_of(line: bytes) -> str:
@@ -84,8 +83,7 @@ def source_of(line: bytes) -> str:
     found = _SOURCE.match(line)
     if not found:
         raise RuntimeError(f"a spooled row begins with {line[:60]!r}")  # a bug of ours
-    source: str = orjson.loads(found[1])
-    return source
+    return str(orjson.loads(found[1]))
 
 
 def read_rows_at(path: Path, offset: int, size: int) -> list[Row]:

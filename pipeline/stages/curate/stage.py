@@ -9,17 +9,11 @@ Reads `data/raw/**`, `data/guard/**` (names to redact, texts to keep out of trai
     python -m pipeline curate
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pipeline.chat.rows import BadRow
 from pipeline.config.params import Params
 from pipeline.config.sections import Curate
 from pipeline.core.hardware import usable_cores
@@ -30,34 +24,19 @@ from pipeline.core.special_files import need_plain_files
 from pipeline.core.wording import plural, training_sentences
 from pipeline.stages.curate.checks import check_not_empty, check_stats
 from pipeline.stages.curate.clean import Block, Cleaner, blocks
-from pipeline.stages.curate.comparing.compare import Comparison
-from pipeline.stages.curate.comparing.decide import (
-    CONTAMINATED,
-    KEPT,
-    Decisions,
-    decide_balance,
-    decide_duplicates,
-    decide_splits,
-    leaks_prevented,
-)
-from pipeline.stages.curate.comparing.poison import SAMPLE_ROWS, Suspect, suspects
-from pipeline.stages.curate.comparing.splits import SPLITS, TEST
-from pipeline.stages.curate.inputs import by_glob, check_globs, cleaner_arguments
-from pipeline.stages.curate.outputs import write_clusters, write_rows
+from pipeline.stages.curate.comparing.splits import SPLITS
+from pipeline.stages.curate.inputs import check_globs, cleaner_arguments
 from pipeline.stages.curate.page import render_data_page
 from pipeline.stages.curate.reading.containers import READ, raw_files, raw_lines, refusal, sha256, size
-from pipeline.stages.curate.rules.heuristics import JUDGES
-from pipeline.stages.curate.rules.token_count import TokenCounter
-from pipeline.stages.curate.samples import ROWS_SHOWN, SHOWN, answer_samples, cluster_samples
-from pipeline.stages.curate.spool import Spool, spread_evenly
-from pipeline.stages.curate.stats import CurationStats, group_counts, token_counts, turn_counts
+from pipeline.stages.curate.selection import select_and_write
+from pipeline.stages.curate.spool import Spool
+from pipeline.stages.curate.stats import CurationStats
 from pipeline.stages.curate.workers import Workers, workers
 
 BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
 ALONE_BYTES = 2 << 20  # below that, starting workers takes longer than the work
 DISK_FACTOR = 4  # of the raw bytes: clean rows, features, outputs
 FILES_NAMED = 5  # of those that are not read, on the terminal
-TOKEN_ROWS = 2000  # rows whose tokens are counted for the histogram
 
 
 def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[str, Any]:
@@ -99,7 +78,7 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
             spool, stats = Spool(work / "rows.jsonl"), CurationStats()
             with progress("curate: reading and cleaning", total_bytes) as advance:
                 read_and_clean(files, settings, pool, stats, spool, rejects, changes, advance)
-            counts, samples = compare_and_write(
+            counts, samples = select_and_write(
                 root, settings, pool, stats, spool, work, final, rejects, lists[2]
             )
         check_stats(counts, final, lists[0])
@@ -149,103 +128,6 @@ def read_and_clean(
     spool.finish()
 
 
-def compare_and_write(
-    root: Path,
-    settings: Curate,
-    pool: Workers,
-    stats: CurationStats,
-    spool: Spool,
-    work: Path,
-    final: Path,
-    rejects: IO[bytes],
-    clusters_file: Path,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Everything that compares rows with each other; gives the statistics and the page's samples."""
-    comparison = Comparison(spool, settings, work)
-    with progress("curate: comparing", len(spool)) as advance:
-        comparison.read(pool, advance)
-    pool.close()  # what follows is done by this process alone
-    guarded = comparison.guard(root / "data/guard")
-    table = stats.table()
-    clusters = comparison.clusters()
-    decisions = decide_duplicates(clusters, settings.drop_duplicates)
-    decide_splits(decisions, table, clusters, settings)
-    kept = decisions.fate == KEPT
-    prevented = leaks_prevented(decisions, table, clusters, settings)
-    leaks = comparison.leaks(kept & (decisions.split != TEST), kept & (decisions.split == TEST))
-    decisions.fate[list(leaks)] = CONTAMINATED
-    decide_balance(
-        decisions, table, settings, [by_glob(name, settings.source_weights, 1.0) for name in stats.files]
-    )
-    requests, shown_requests = comparison.several_answers(clusters, SHOWN)
-    suspected = find_suspects(spool, decisions, clusters.group)
-    dropped = write_rows(spool, decisions, clusters, lambda row: comparison.tell(leaks[row]), final, rejects)
-    write_clusters(spool, clusters, clusters_file)
-    kept = decisions.fate == KEPT
-    extra = {
-        "groups": group_counts(clusters.group, kept)
-        | {"requests_with_several_answers": requests, "leaks_prevented": prevented},
-        "contamination": {
-            "rows": len(leaks),
-            "sources": dict(Counter(leak.file or "test" for leak in leaks.values())),
-            "guarded_texts": guarded,
-        },
-        "poison": {"suspects": len(suspected), "rows_looked_at": min(int(kept.sum()), SAMPLE_ROWS)},
-        "tokens": count_tokens(root / "models/base", spool, kept),
-        "turns": turn_counts(table.turns[kept]),
-        "not_measured": not_measured(settings, root / "models/base"),
-    }
-    samples = {
-        "rejects": [
-            *stats.samples_of("reject"),
-            *(entry for entries in dropped.values() for entry in entries),
-        ],
-        "changes": stats.samples_of("change"),
-        "clusters": cluster_samples(spool, clusters) if settings.drop_duplicates == "near" else [],
-        "answers": answer_samples(spool, shown_requests),
-        "contamination": [
-            {"source": spool.source(row), "matched": logged["detail"], "span": logged["spans"][0]["text"]}
-            for row, logged in ((row, comparison.tell(leaks[row])) for row in list(leaks)[:SHOWN])
-        ],
-        "suspects": [asdict(suspect) for suspect in suspected[:SHOWN]],
-        "rows": [spool.row(index) for index in spread_evenly(np.flatnonzero(kept), ROWS_SHOWN)],
-    }
-    return stats.summary(settings, decisions, table, clusters, extra), samples
-
-
-def not_measured(settings: Curate, base: Path) -> list[str]:
-    """The rules that are switched off, or that lack what they need."""
-    off = {
-        "normalize": not settings.normalize,
-        **{name: not judge.wanted(settings) for name, judge in JUDGES.items()},
-        "secrets": settings.secrets == "keep",
-        "personal": not (settings.personal or settings.names),
-        "length": not base.is_dir(),
-        "exact_duplicates": settings.drop_duplicates == "none",
-        "near_duplicates": settings.drop_duplicates != "near",
-    }
-    return [rule for rule, is_off in off.items() if is_off]
-
-
-def count_tokens(base: Path, spool: Spool, kept: NDArray[np.bool_]) -> dict[str, Any]:
-    """Lengths of at most `TOKEN_ROWS` kept rows, spread evenly; none if there is no tokenizer to count
-    with.
-    """
-    if not base.is_dir() or not kept.any():
-        return token_counts(np.zeros(0, np.int64))
-    counter, tokens = TokenCounter(base), []
-    for index in spread_evenly(np.flatnonzero(kept), TOKEN_ROWS):
-        with suppress(BadRow):  # a template that refuses by content; preprocess counts such rows
-            tokens.append(counter.count_row(spool.row(index)))
-    return token_counts(np.array(tokens, np.int64))
-
-
-def find_suspects(spool: Spool, decisions: Decisions, group: NDArray[np.int32]) -> list[Suspect]:
-    """Trigger-like phrases among at most `SAMPLE_ROWS` kept rows."""
-    chosen = spread_evenly(np.flatnonzero(decisions.fate == KEPT), SAMPLE_ROWS)
-    return suspects((spool.row(index) for index in chosen), group[chosen])
-
-
 def file_sentences(counts: dict[str, Any]) -> list[str]:
     """The files that were not read and those without a row, a sentence each that names the first ones."""
     unread, empty = (
@@ -254,10 +136,9 @@ def file_sentences(counts: dict[str, Any]) -> list[str]:
     )
     found = []
     if unread:
-        were = plural(len(unread), "was", "were")
         found.append(
-            f"{plural(counts['files_found'], 'file')}, of which {were} not read: {_first(unread)} (only "
-            f"{READ} are)"
+            f"{plural(counts['files_found'], 'file')}, of which {plural(len(unread), 'was', 'were')} not "
+            f"read: {_first(unread)} (only {READ} are)"
         )
     if empty:
         found.append(f"{plural(len(empty), 'file holds', 'files hold')} no row: {_first(empty)}")

@@ -1,21 +1,21 @@
 """The statistics of every line: what `reports/data.json` holds."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.chat.rows import TRAINED, Kind
+from pipeline.chat.rows import TRAINED
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine
-from pipeline.stages.curate.clean import Cleaned, CleaningStats, keep_sample
-from pipeline.stages.curate.comparing.decide import FATES, KEPT, ROW, SAMPLED_OUT, Decisions, Table
+from pipeline.stages.curate.clean import KINDS, Cleaned, CleaningStats, file_entry, keep_sample
+from pipeline.stages.curate.comparing.decide import FATES, KEPT, ROW, Decisions, Table
 from pipeline.stages.curate.comparing.duplicates import Clusters
-from pipeline.stages.curate.comparing.minhash import ALGORITHM
-from pipeline.stages.curate.comparing.splits import SPLITS, TRAIN
+from pipeline.stages.curate.comparing.splits import SPLITS
+from pipeline.stages.curate.counts import balance_counts, domain_counts, duplicate_counts
 from pipeline.stages.curate.rules.heuristics import JUDGES
 
 ROW_RULES = (
@@ -31,10 +31,6 @@ ROW_RULES = (
     "length",
 )
 MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
-MOST_TURNS = 65535  # that are distinguished
-KINDS: tuple[str, ...] = get_args(Kind)
-BARS = 32  # most bars of the token histogram
-SIZES = ((2, 2), (3, 3), (4, 7), (8, 15), (16, None))  # of clusters, for the histogram
 
 
 @dataclass
@@ -69,15 +65,7 @@ class CurationStats:
 
     def refuse(self, name: str, why: BadLine) -> dict[str, Any]:
         """Account for a complete file that isn't read; gives its line for the rejects."""
-        entry = {
-            "file": name,
-            "line": None,
-            "offset": None,
-            "rule": "read",
-            "reason": why.code,
-            "detail": str(why),
-            "text": "",
-        }
+        entry = file_entry(name, why)
         self.cleaning_stats["files_rejected", why.code] += 1
         self.files_unread[name] = str(why)
         keep_sample(self.samples, f"reject {why.code}", entry)
@@ -85,35 +73,21 @@ class CurationStats:
 
     def add(self, done: Cleaned) -> None:
         """Add one block."""
+        accepted = done.lines - len(done.rejects)
         self.lines += done.lines
-        self.accepted += done.accepted
+        self.accepted += accepted
         self.cleaning_stats.update(done.cleaning_stats)
         file = self.files[done.file]
         file["rows"] += done.lines
-        file["kept"] += done.accepted
-        file["rejected"] += done.lines - done.accepted
+        file["kept"] += accepted
+        file["rejected"] += len(done.rejects)
         file["formats"].update(counted(done.cleaning_stats, "formats"))
         for key, entries in done.samples.items():
             for entry in entries:
                 keep_sample(self.samples, key, entry)
-        self.cleaning_stats.update(("kinds", row.kind) for row in done.facts)
         number = self.numbers[done.file]
-        self.rows.append(
-            np.array(
-                [
-                    (
-                        number,
-                        self._domain(row.domain),
-                        int(row.id, 16),
-                        min(row.turns, MOST_TURNS),
-                        KINDS.index(row.kind),
-                        row.scored,
-                    )
-                    for row in done.facts
-                ],
-                ROW,
-            )
-        )
+        rows = [(number, self._domain(domain), *facts) for domain, *facts in done.facts]
+        self.rows.append(np.array(rows, ROW))
 
     def _domain(self, name: str) -> int:
         if name not in self.domains and len(self.domains) >= MOST_DOMAINS:
@@ -200,83 +174,3 @@ class CurationStats:
 def counted(cleaning_stats: CleaningStats, what: str) -> dict[str, int]:
     """The counts of one kind, by name."""
     return {name: count for (kind, name), count in cleaning_stats.items() if kind == what}
-
-
-def domain_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Clean rows and rows in each split, by domain."""
-    rows = {"read": np.ones(len(table), np.bool_)}
-    rows |= {
-        split: (decisions.fate == KEPT) & (decisions.split == number) for number, split in enumerate(SPLITS)
-    }
-    return _by_domain(rows, table, domains)
-
-
-def balance_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Training rows before and after balancing, by domain."""
-    after = (decisions.fate == KEPT) & (decisions.split == TRAIN)
-    return _by_domain({"before": after | (decisions.fate == SAMPLED_OUT), "after": after}, table, domains)
-
-
-def _by_domain(
-    rows: Mapping[str, NDArray[np.bool_]], table: Table, domains: Sequence[str]
-) -> dict[str, dict[str, int]]:
-    counts = {
-        name: np.bincount(table.domain[some], minlength=len(domains)).tolist() for name, some in rows.items()
-    }
-    return {domain: {name: count[i] for name, count in counts.items()} for i, domain in enumerate(domains)}
-
-
-def duplicate_counts(clusters: Clusters, settings: Curate) -> dict[str, Any]:
-    """Sizes of the clusters, and how many rows are copies."""
-    sizes = np.bincount(clusters.cluster, minlength=1)
-    sizes = sizes[sizes > 1]
-    return {
-        "exact_rows": int(clusters.exact.sum()),
-        "near_rows": int(sizes.sum() - len(sizes) - clusters.exact.sum()),
-        "clusters": len(sizes),
-        "largest_cluster": int(sizes.max(initial=0)),
-        "threshold": settings.near_threshold,
-        "algorithm": ALGORITHM,
-        "histogram": {
-            _size_name(low, high): int(((sizes >= low) & (sizes <= (high or sizes.max(initial=0)))).sum())
-            for low, high in SIZES
-        },
-    }
-
-
-def group_counts(group: NDArray[np.int32], kept: NDArray[np.bool_]) -> dict[str, int]:
-    """Groups of related kept rows, which the split keeps together."""
-    sizes = np.bincount(group[kept], minlength=1)
-    return {"groups": int((sizes > 1).sum()), "rows_in_groups": int(sizes[sizes > 1].sum())}
-
-
-def turn_counts(turns: NDArray[np.uint16]) -> dict[str, int]:
-    """Rows by their number of turns, the system's not counted."""
-    return {
-        str(number): count for number, count in enumerate(np.bincount(turns, minlength=1).tolist()) if count
-    }
-
-
-def token_counts(tokens: NDArray[np.int64]) -> dict[str, Any]:
-    """Quantiles and a histogram of rows' lengths in tokens."""
-    if not len(tokens):
-        return {"rows_measured": 0}
-    width = next(
-        width
-        for width in (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 1 << 30)
-        if tokens.max() < BARS * width
-    )
-    bars = np.bincount(tokens // width)
-    return {
-        "rows_measured": len(tokens),
-        "histogram": [
-            {"from": i * width, "to": (i + 1) * width, "rows": count} for i, count in enumerate(bars.tolist())
-        ],
-        "p50": int(np.percentile(tokens, 50)),
-        "p95": int(np.percentile(tokens, 95)),
-        "max": int(tokens.max()),
-    }
-
-
-def _size_name(low: int, high: int | None) -> str:
-    return f"{low}+" if high is None else str(low) if low == high else f"{low}-{high}"

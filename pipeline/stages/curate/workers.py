@@ -24,29 +24,19 @@ _failure: QuenchError | None = None  # or why it couldn't
 
 
 class Workers:
-    """Maps functions `(state, block) → result` over blocks; `state` is made once per process by
-    `make(*arguments)`.
+    """Maps functions `(state, block) → result` over blocks: in the processes of `pool`, each with a state of
+    its own, or without a pool in this process with the state `own`.
     """
 
-    def __init__(
-        self,
-        pool: ProcessPoolExecutor | None,
-        processes: int,
-        make: Callable[..., Any],
-        arguments: tuple[Any, ...],
-    ) -> None:
-        self.pool, self.processes, self.make, self.arguments = pool, processes, make, arguments
-        self.own: Any = None
+    def __init__(self, pool: ProcessPoolExecutor | None, processes: int, own: Any = None) -> None:
+        self.pool, self.processes, self.own = pool, processes, own
 
     def map(self, work: Callable[[Any, Block], Result], blocks: Iterable[Block]) -> Iterator[Result]:
         """Results in the order of `blocks`, which are asked for only as fast as results are taken. Raises
         `MachineError` if a process is killed.
         """
         if self.pool is None:
-            if self.own is None:
-                self.own = self.make(*self.arguments)
-            for block in blocks:
-                yield work(self.own, block)
+            yield from (work(self.own, block) for block in blocks)
             return
         waiting: deque[Future[Result]] = deque()
         try:
@@ -75,9 +65,9 @@ class Workers:
 
 @contextmanager
 def workers(processes: int, make: Callable[..., Any], *arguments: Any) -> Iterator[Workers]:
-    """`processes` of them; with 1 everything happens in this one. `make` and `arguments` are sent to each."""
+    """`processes` of them, each with the state `make(*arguments)`; with 1 everything happens in this one."""
     if processes <= 1:
-        yield Workers(None, 1, make, arguments)
+        yield Workers(None, 1, make(*arguments))
         return
     # forkserver: workers don't inherit this process's memory, threads and locks
     context = multiprocessing.get_context(
@@ -86,7 +76,7 @@ def workers(processes: int, make: Callable[..., Any], *arguments: Any) -> Iterat
     with ProcessPoolExecutor(
         processes, mp_context=context, initializer=_start, initargs=(make, arguments)
     ) as pool:
-        yield Workers(pool, processes, make, arguments)
+        yield Workers(pool, processes)
 
 
 def _start(make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

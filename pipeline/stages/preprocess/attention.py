@@ -66,33 +66,29 @@ def small_model(config: dict[str, Any]) -> Any:
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # some architectures advise to install kernels
-    whole = AutoConfig.for_model(**config).get_text_config()
-    layers = _layers(whole)
-    values = whole.to_dict()
-    small = {key: value for key, value in SMALL.items() if values.get(key)} | {"num_hidden_layers": layers}
+    full = AutoConfig.for_model(**config).get_text_config()
+    layers = _layers(full)
+    values = full.to_dict()
+    small = {key: value for key, value in SMALL.items() if values.get(key)}
+    small |= {"num_hidden_layers": layers, "hidden_size": 64}
     if heads := values.get("num_attention_heads"):
         # kept: rotary frequencies can be listed one by one
         head_size = values.get("head_dim") or values["hidden_size"] // heads
         groups = 1 if (values.get("num_key_value_heads") or heads) < heads else 2
         small |= {"num_attention_heads": 2, "num_key_value_heads": groups, "hidden_size": 2 * head_size}
-    else:
-        small |= {"hidden_size": 64}
     if values.get("expand"):
-        small |= {"intermediate_size": int(values["expand"] * small["hidden_size"])}
+        small["intermediate_size"] = int(values["expand"] * small["hidden_size"])
     if values.get("sliding_window"):
-        small |= {"sliding_window": WINDOW}
+        small["sliding_window"] = WINDOW
     if values.get("layer_types"):
-        small |= {"layer_types": values["layer_types"][:layers]}
+        small["layer_types"] = values["layer_types"][:layers]
     ids = {key: 0 for key, value in values.items() if key.endswith("_token_id") and value is not None}
-    kept = {
-        key: value
-        for key, value in values.items()
-        if key not in ("quantization_config", "dtype", "torch_dtype")
-    }
+    left_out = {"quantization_config", "dtype", "torch_dtype"}
+    kept = {key: value for key, value in values.items() if key not in left_out}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(
-            type(whole).from_dict(kept | small | ids), dtype=torch.float32
+            type(full).from_dict(kept | small | ids), dtype=torch.float32
         )
     return model.eval()
 
@@ -100,8 +96,7 @@ def small_model(config: dict[str, Any]) -> Any:
 def _layers(config: Any) -> int:
     """How many layers hold at least two, and one of every type."""
     types: list[str] = getattr(config, "layer_types", None) or []
-    layers: int = config.num_hidden_layers
-    return min(layers, max([2, *(types.index(kind) + 1 for kind in set(types))]))
+    return min(int(config.num_hidden_layers), max([2, *(types.index(kind) + 1 for kind in set(types))]))
 
 
 def packed_difference(model: Any) -> float:

@@ -1,6 +1,7 @@
 """Packing: which sequences share a packed row, so that hardly a token of it is empty."""
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Sequence
 
 
@@ -14,25 +15,24 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     empty: nothing is cut here.
     """
     rows: list[list[int]] = []
-    by_space: dict[int, list[int]] = {}  # tokens left: the rows that have so many left
+    by_space = defaultdict[int, list[int]](list)  # tokens left: the rows that have so many left
     spaces: list[int] = []  # its keys, ascending: the smallest that is large enough is the best fit
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         length = lengths[number]
         if not 0 < length <= capacity:
             raise AssertionError(f"sequence {number} has {length} tokens, a packed row takes 1 to {capacity}")
         place = bisect_left(spaces, length)
-        if place == len(spaces):
-            row, left = len(rows), capacity - length
-            rows.append([number])
-        else:
+        if place < len(spaces):
             space = spaces[place]
-            row, left = by_space[space].pop(), space - length
-            rows[row].append(number)
+            row = by_space[space].pop()
             if not by_space[space]:
-                del by_space[space], spaces[place]
-        if left:
-            if left not in by_space:
-                by_space[left] = []
-                insort(spaces, left)
-            by_space[left].append(row)
+                spaces.pop(place)
+        else:
+            space, row = capacity, len(rows)
+            rows.append([])
+        rows[row].append(number)
+        if space > length:
+            if not by_space[space - length]:
+                insort(spaces, space - length)
+            by_space[space - length].append(row)
     return rows

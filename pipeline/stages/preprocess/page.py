@@ -34,6 +34,7 @@ KINDS = {
     "text": ("Text", "Segments without a template; those to be trained are."),
 }
 LONGEST = 600  # tokens that are shown of a sequence
+VISIBLE = str.maketrans({" ": "<u>·</u>", "\t": "<u>→</u>\t", "\n": "<u>↵</u>\n"})  # of white space
 LITTLE = 0.02  # of the tokens trained: hardly worth the reading
 
 
@@ -159,21 +160,14 @@ def tokens_html(pieces: Sequence[Mapping[str, Any]]) -> "Markup":
     from markupsafe import Markup, escape
 
     def token(piece: Mapping[str, Any]) -> str:
-        text = (
-            str(escape(piece["text"]))
-            .replace(" ", "<u>·</u>")
-            .replace("\t", "<u>→</u>\t")
-            .replace("\n", "<u>↵</u>\n")
-        )
         mark = "b" if piece["special"] else "i"
         title = f' title="{piece["tokens"]} tokens"' if piece["tokens"] > 1 else ""
-        return f"<{mark}{title}>{text}</{mark}>"
+        return f"<{mark}{title}>{str(escape(piece['text'])).translate(VISIBLE)}</{mark}>"
 
-    parts = []
-    for trained, stretch in groupby(pieces, key=lambda piece: piece["trained"]):
-        inside = "".join(map(token, stretch))
-        parts.append(f"<mark>{inside}</mark>" if trained else inside)
-    return Markup("".join(parts))  # noqa: S704 (the text in it is escaped, the rest is ours)
+    stretches = groupby(pieces, key=lambda piece: piece["trained"])
+    parts = ((trained, "".join(map(token, stretch))) for trained, stretch in stretches)
+    html = "".join(f"<mark>{part}</mark>" if trained else part for trained, part in parts)
+    return Markup(html)  # noqa: S704 (the text in it is escaped, the rest is ours)
 
 
 def sample(kind: str, name: str, written: Written, plain: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ text before it.
 import json
 import re
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,10 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
             f"{folder / 'config.json'} names no vocab_size: fetch the base again",
         )
     plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    added = [token for token in plain.get_added_tokens_decoder().values() if not token.single_word]
     control = [
         re.escape(token.content)
-        for token in added
-        if len(token.content) > 1 and token.content.replace("▁", " ").strip()
+        for token in plain.get_added_tokens_decoder().values()
+        if not token.single_word and len(token.content) > 1 and token.content.replace("▁", " ").strip()
     ]
     return Base(tokenizer, plain, sizes[0], re.compile("|".join(control) or "(?!)"))
 
@@ -90,10 +89,10 @@ def prove(path: Path, rows: Path, base: Base, max_length: int, rejected: int) ->
     read = trained_rows = turns = 0
     numbered = enumerate(read_rows(rows), start=1)
     while some := list(islice(numbered, TOGETHER)):
-        claims: list[Claim] = []
-        for number, row in some:
-            mine = list(_claims(row, row_name(row, file, number), written, base))
-            read, trained_rows, claims = read + 1, trained_rows + bool(mine), claims + mine
+        by_row = [list(_claims(row, row_name(row, file, number), written, base)) for number, row in some]
+        claims = list(chain.from_iterable(by_row))
+        read += len(some)
+        trained_rows += sum(map(bool, by_row))
         turns += sum(count for _, _, _, count in claims)
         check_claims(claims, base, file)
     if over := next(written.left(), None):
@@ -104,13 +103,12 @@ def prove(path: Path, rows: Path, base: Base, max_length: int, rejected: int) ->
     if read != trained_rows + rejected:
         where = f"{trained_rows} are in {path.name} and {rejected} were rejected with a reason"
         raise DataError("Q-PREPROCESS-014", f"{file} has {plural(read, 'row')}, {where}: rows got lost")
-    trained = int((written.labels != IGNORED).sum())
     return {
         "rows": trained_rows,
         "sequences": len(written.row_ids),
         "packed_rows": len(written.lengths),
         "tokens": len(written.ids),
-        "trained_tokens": trained,
+        "trained_tokens": int((written.labels != IGNORED).sum()),
         "trained_turns": turns,
     }
 
@@ -119,10 +117,10 @@ def _claims(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim
     """(name, what is written, what should be, how many turns are trained) of each sequence of the row; none
     of a row that was left out.
     """
-    whole = written.take(name)
+    entire = written.take(name)
     if row.get("kind", "chat") == "text":
-        if whole is not None:
-            yield name, whole, _of_segments(row["segments"], base), int(row["segments"][-1]["train"])
+        if entire is not None:
+            yield name, entire, _of_segments(row["segments"], base), int(row["segments"][-1]["train"])
         return
     messages, tools = row["messages"], row.get("tools")
     learned = [
@@ -130,8 +128,8 @@ def _claims(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim
         for turn, message in enumerate(messages)
         if message["role"] == "assistant" and message.get("train") is not False
     ]
-    if whole is not None:
-        yield name, whole, _of_turns(messages, tools, learned, base, name), len(learned)
+    if entire is not None:
+        yield name, entire, _of_turns(messages, tools, learned, base, name), len(learned)
         return
     for part, turn in enumerate(learned, start=1):
         one = written.take(f"{name}#{part}")
@@ -166,10 +164,10 @@ def _of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, n
                 "or begin a turn there",
             )
     eos = base.tokenizer.eos_token
-    whole, at, stretches = text(messages), 0, list[Stretch]()
+    shown, at, stretches = text(messages), 0, list[Stretch]()
     for turn in learned:
         before = text(messages[:turn], prompt=True)
-        after = whole if turn + 1 == len(messages) else text(messages[: turn + 1])
+        after = shown if turn + 1 == len(messages) else text(messages[: turn + 1])
         answer = after.removeprefix(before)
         answer = answer[: answer.rfind(eos) + len(eos)]
         stated = messages[turn]["content"].strip()
@@ -179,7 +177,7 @@ def _of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, n
                 f"row {name}: turn {turn + 1} says {short(stated)}, which the template does not show in what "
                 "is trained",
             )
-        if whole[at : len(before)] != before[at:] or not whole.startswith(answer, len(before)):
+        if shown[at : len(before)] != before[at:] or not shown.startswith(answer, len(before)):
             raise DataError(
                 "Q-PREPROCESS-008",
                 f"row {name}: the template shows turn {turn + 1} differently once more turns follow, so it "
@@ -187,7 +185,7 @@ def _of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, n
             )
         stretches += [(False, before[at:]), (True, answer)]
         at = len(before) + len(answer)
-    return [*stretches, (False, whole[at:])]
+    return [*stretches, (False, shown[at:])]
 
 
 def _of_segments(segments: list[Any], base: Base) -> list[Stretch]:

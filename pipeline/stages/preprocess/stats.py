@@ -67,19 +67,18 @@ def kind_of(row: Row, *, unfolded: bool) -> str:
     """What is most worth seeing of a row: unfolded, text, tools, reasoning, untrained turn, several turns or
     one exchange.
     """
-    if unfolded:
-        return "unfolded"
-    if row.get("kind", "chat") == "text":
-        return "text"
     turns = row["messages"]
-    if row.get("tools") or any("tool_calls" in turn for turn in turns):
-        return "tools"
-    if any(turn.get("reasoning_content") for turn in turns):
-        return "reasoning"
     answers = [turn for turn in turns if turn["role"] == "assistant"]
-    if any(turn.get("train") is False for turn in answers):
-        return "untrained turn"
-    return "several turns" if len(answers) > 1 else "one exchange"
+    kinds = {
+        "unfolded": unfolded,
+        "text": row.get("kind", "chat") == "text",
+        "tools": bool(row.get("tools")) or any("tool_calls" in turn for turn in turns),
+        "reasoning": any(turn.get("reasoning_content") for turn in turns),
+        "untrained turn": any(turn.get("train") is False for turn in answers),
+        "several turns": len(answers) > 1,
+        "one exchange": True,
+    }
+    return next(kind for kind, fits in kinds.items() if fits)
 
 
 def histogram(lengths: Sequence[int]) -> list[dict[str, int]]:

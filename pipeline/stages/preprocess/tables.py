@@ -7,6 +7,7 @@ positions there), `row_ids` (the row of data/final that each sequence is of; `ID
 unfolded one).
 """
 
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -31,16 +32,14 @@ def to_table(sequences: Iterable[tuple[str, Encoded]]) -> Any:
     sequences = iter(sequences)
     batches = []
     while some := list(islice(sequences, CHUNK)):
-        columns = [[name for name, _ in some], [one.ids for _, one in some], [one.labels for _, one in some]]
-        arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-        batches.append(pyarrow.record_batch(arrays, schema=schema))
+        rows = [{"row_id": name, "input_ids": one.ids, "labels": one.labels} for name, one in some]
+        batches.append(pyarrow.RecordBatch.from_pylist(rows, schema))
     return pyarrow.Table.from_batches(batches, schema)
 
 
 def token_lengths(table: Any) -> list[int]:
     """The number of tokens of each sequence."""
-    lengths: list[int] = pyarrow.compute.list_value_length(table["input_ids"]).to_pylist()
-    return lengths
+    return list(pyarrow.compute.list_value_length(table["input_ids"]).to_pylist())
 
 
 def write_rows_of(path: Path, table: Any, rows: list[list[int]]) -> None:
@@ -94,18 +93,17 @@ class Written:
                 f"{path.name}: its ids, labels, lengths and row ids don't fit each other, so rows would run "
                 "into each other",
             )
-        self._places: dict[str, list[int]] = {}
-        for place in range(len(self.row_ids) - 1, -1, -1):
-            self._places.setdefault(self.row_ids[place], []).append(place)
+        self._places = defaultdict[str, deque[int]](deque)
+        for place, row_id in enumerate(self.row_ids):
+            self._places[row_id].append(place)
 
     def take(self, row_id: str) -> tuple[Any, Any] | None:
         """(ids, labels) of the next sequence of this row, which is then used up; None if there is none
         (left).
         """
-        places = self._places.get(row_id)
-        if not places:
+        if not self._places[row_id]:
             return None
-        place = places.pop()
+        place = self._places[row_id].popleft()
         part = slice(self.starts[place], self.starts[place + 1])
         return self.ids[part], self.labels[part]
 

@@ -24,20 +24,14 @@ from pipeline.core.jsonl import dump_line
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.stages.curate.comparing.compare import Comparison
 from pipeline.stages.curate.comparing.contamination import DOCUMENT, Leak, Overlaps
-from pipeline.stages.curate.comparing.features import (
-    WINDOW,
-    Boilerplate,
-    boilerplate,
-    features,
-    fingerprints,
-    of_boilerplate,
-)
-from pipeline.stages.curate.comparing.shingles import Common, tokenize, word_ngrams
+from pipeline.stages.curate.comparing.features import Boilerplate, boilerplate, features
+from pipeline.stages.curate.comparing.fingerprints import WINDOW, fingerprints, of_boilerplate
+from pipeline.stages.curate.comparing.shingles import tokenize, word_ngrams
 from pipeline.stages.curate.reading.guarded import read_texts
 from pipeline.stages.curate.spool import Spool
 
 N = 13
-NOTHING = Common(np.zeros(0, np.uint64))
+NOTHING = np.zeros(0, np.uint64)
 PLAIN = Boilerplate(NOTHING, NOTHING, NOTHING, NOTHING)
 WORD = st.sampled_from("a b c d e f".split())  # few, so that n-grams repeat  # noqa: SIM905
 # 20 words
@@ -62,7 +56,7 @@ def leaks(
     """The product's answer; all rows that aren't test rows are trained on."""
     with TemporaryDirectory() as name:
         common = boilerplate(rows, Path(name), ngram=ngram) if look else PLAIN
-        overlaps = Overlaps(Path(name), ngram, common)
+        overlaps = Overlaps(Path(name), ngram, common.grams)
         for at in range(0, len(rows), 16):
             block = rows[at : at + 16]
             overlaps.add(features(block, common, threshold=0.8, ngram=ngram).fingerprints, len(block))
@@ -134,7 +128,7 @@ def test_reasoning_and_tool_calls_count() -> None:
     ]
 
 
-def test_what_is_told_of_a_leak(tmp_path: Path) -> None:
+def test_what_the_rejects_say_of_a_leak(tmp_path: Path) -> None:
     call = {
         "type": "function",
         "function": {
@@ -151,7 +145,7 @@ def test_what_is_told_of_a_leak(tmp_path: Path) -> None:
     spool.finish()
     settings = load_params(PROJECT / "recipes/demo.yaml").curate
     comparison = Comparison(spool, settings, tmp_path)
-    printed = comparison.tell(leak)
+    printed = comparison.describe(leak)
     [span] = printed["spans"]
     assert (printed["detail"], span["place"]) == (
         "shares a run of 13 words or more with test row b.jsonl:2",
@@ -312,9 +306,7 @@ def test_texts_with_a_run_in_common_have_a_fingerprint_in_common(
     tokens = tokenize([" ".join([*a, *run, *b]), ", ".join([*c, *run, *d])])
     grams = word_ngrams(tokenize([" ".join(run)]), ngram - WINDOW + 1)[0]
     common = np.unique(grams[data.draw(st.lists(st.integers(0, len(grams) - 1)))])
-    keys, rows = fingerprints(
-        tokens, np.arange(3), Boilerplate(NOTHING, Common(common), NOTHING, NOTHING), ngram
-    )
+    keys, rows = fingerprints(tokens, np.arange(3), common, ngram)
     shared = np.intersect1d(keys[rows == 0], keys[rows == 1])
     assert len(shared)
     if not np.isin(grams[:WINDOW], common).all():  # the first run of `ngram` words isn't all boilerplate

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import smollm_folder
 
+import pipeline.stages.curate.selection
 import pipeline.stages.curate.stage
 from pipeline.chat.rows import check_row, row_id
 from pipeline.config.params import load_params
@@ -475,14 +476,15 @@ def test_the_report_counts_per_file(tmp_path: Path) -> None:
     assert report == json.loads((tmp_path / "reports/data.json").read_text())
 
 
-def test_progress_is_told_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: dict[str, list[int]] = {}
     files = {"a.jsonl": lines(GOOD) + b"\n\nbad\n", "b.jsonl": b"", "c.jsonl": lines(chat("x"))}
-    monkeypatch.setattr(
-        pipeline.stages.curate.stage,
-        "progress",
-        lambda label, wanted: nullcontext(recorded.setdefault(f"{label} {wanted}", []).append),
-    )
+    for module in (pipeline.stages.curate.stage, pipeline.stages.curate.selection):
+        monkeypatch.setattr(
+            module,
+            "progress",
+            lambda label, wanted: nullcontext(recorded.setdefault(f"{label} {wanted}", []).append),
+        )
     Project(tmp_path, files).run()
     assert {label.split()[1]: sum(amounts) for label, amounts in recorded.items()} == {
         "reading": sum(map(len, files.values())),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.core.wording import RULES, percent, title, verdict, warnings
 from pipeline.pages.differences import clipped, marked
 from pipeline.pages.drawings import Step, bars, flow
-from pipeline.stages.curate.page import render_data_page, whole
+from pipeline.stages.curate.page import complete, render_data_page
 
 # rule → rows in, rows out, rejected, changed
 WORK = {
@@ -378,7 +378,7 @@ def test_the_sections_stand_in_the_order_of_the_story(html: str) -> None:
 
 
 def test_the_headline_says_what_was_lost_and_why() -> None:
-    full = whole(stats())
+    full = complete(stats())
     assert title(full) == "7,312 of 8,000 rows kept"
     assert verdict(full).startswith(
         "Left out: 512 near duplicates, 121 exact duplicates, 48 rows with turns out of order and 25 for "
@@ -447,8 +447,8 @@ def test_huge_and_many_numbers_stay_readable() -> None:
 )
 def test_warnings_come_when_they_should(change: dict[str, Any], sentence: str) -> None:
     calm = stats() | {"poison": {"suspects": 0}, "files_rejected": {}}
-    assert warnings(whole(calm)) == []
-    assert [words for words in warnings(whole(calm | change)) if sentence in words]
+    assert warnings(complete(calm)) == []
+    assert [words for words in warnings(complete(calm | change)) if sentence in words]
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ from pipeline.stages.curate.comparing.minhash import (
     sketch,
 )
 from pipeline.stages.curate.comparing.row_parts import parts, quality
-from pipeline.stages.curate.comparing.shingles import Common, shingles, tokenize
+from pipeline.stages.curate.comparing.shingles import shingles, tokenize
 
-NOTHING = Common(np.zeros(0, np.uint64))
+NOTHING = np.zeros(0, np.uint64)
 PLAIN = Boilerplate(NOTHING, NOTHING, NOTHING, NOTHING)
 WORDS = [
     f"{a}{b}{c}"
@@ -398,7 +398,11 @@ def test_a_long_chain_is_united_quickly() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=30))
 def test_the_best_of_each_cluster(rows: list[tuple[int, int]]) -> None:
     firsts = [next(i for i, (other, _) in enumerate(rows) if other == label) for label, _ in rows]
-    best = best_of(np.array(firsts, np.int32), np.array([score for _, score in rows], np.uint32)).tolist()
+    quality, everyone = (
+        np.array([score for _, score in rows], np.uint32),
+        np.arange(len(rows), dtype=np.int32),
+    )
+    best = best_of(np.array(firsts, np.int32), quality, everyone).tolist()
     for i, first in enumerate(firsts):
         members = [j for j, other in enumerate(firsts) if other == first]
         assert best[i] == max(members, key=lambda j: (rows[j][1], -j))

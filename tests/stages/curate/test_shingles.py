@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.stages.curate.comparing import shingles as module
 from pipeline.stages.curate.comparing.shingles import (
-    Common,
+    common,
     filtered,
     ngrams,
     shingles,
@@ -141,17 +141,10 @@ def test_filtered_documents_keep_their_own(items: list[tuple[int, bool]], data: 
         ]
 
 
-@given(st.sets(st.integers(0, 2**64 - 1)), st.lists(st.integers(0, 2**64 - 1)))
-def test_common_is_a_set(members: set[int], asked: list[int]) -> None:
-    common = Common(np.array(sorted(members), np.uint64))
-    everything = [*asked, *members]
-    assert common.has(np.array(everything, np.uint64)).tolist() == [key in members for key in everything]
-
-
 def test_common_counts_rows_not_occurrences(tmp_path: Path) -> None:
     spill = Spill(tmp_path)
     spill.add(
         np.array([1, 1, 1, 2, 2, 2, 3], np.uint64) << np.uint64(60),
         np.array([0, 0, 0, 0, 1, 2, 0], np.uint32),
     )
-    assert Common.of(spill, 3).hashes.tolist() == [2 << 60]
+    assert common(spill, 3).tolist() == [2 << 60]

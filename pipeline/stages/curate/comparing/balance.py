@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.errors import DataError
+from pipeline.stages.curate.comparing.spill import ranks
 from pipeline.stages.curate.comparing.splits import draws
 
 
@@ -39,18 +40,13 @@ def sample_rows(
     order = _first(order, source[order], quotas)
     rows = np.bincount(domain[order]).astype(np.int64)
     order = _first(order, domain[order], capped(tempered(rows, temperature), max_domain_share))
-    stay = np.zeros(len(train), np.bool_)
-    stay[order] = True
-    return stay
+    return np.isin(np.arange(len(train)), order)
 
 
 def tempered(rows: NDArray[np.int64], temperature: float) -> NDArray[np.int64]:
     """How many rows each domain keeps at this temperature."""
-    present = rows > 0
-    if not present.any():
-        return rows
-    share = np.ones(len(rows))
-    share[present] = (rows[present].min() / rows[present]) ** (1 - temperature)
+    smallest = rows[rows > 0].min(initial=rows.max(initial=0))
+    share: NDArray[np.float64] = (smallest / np.maximum(rows, 1)) ** (1 - temperature)
     return np.ceil(rows * share - 1e-9).astype(np.int64)
 
 
@@ -67,12 +63,9 @@ def capped(rows: NDArray[np.int64], max_share: float) -> NDArray[np.int64]:
             f"{1 / domains:.0%} of the rows: raise it, or name domains in the rows",
         )
     kept = rows
-    while True:
-        limit = int(max_share * int(kept.sum()))
-        smaller = np.minimum(kept, limit)
-        if (smaller == kept).all():
-            return kept
-        kept = smaller
+    while kept.max() > max_share * kept.sum():
+        kept = np.minimum(kept, int(max_share * kept.sum()))
+    return kept
 
 
 def _first(
@@ -80,9 +73,5 @@ def _first(
 ) -> NDArray[np.int64]:
     """Of the rows in `order`, the first `quotas[label]` of every label."""
     by_label = np.argsort(label, kind="stable")
-    sorted_labels = label[by_label]
-    starts = np.searchsorted(sorted_labels, sorted_labels)  # where each one's label begins
-    rank = np.arange(len(order)) - starts
-    stays = np.zeros(len(order), np.bool_)
-    stays[by_label] = rank < quotas[sorted_labels]
-    return order[stays]
+    labels = label[by_label]
+    return order[np.sort(by_label[ranks(labels) < quotas[labels]])]

@@ -3,20 +3,20 @@ here.
 """
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.config.sections import Curate
-from pipeline.stages.curate.comparing.contamination import Leak, Overlaps, Span
+from pipeline.stages.curate.comparing.contamination import Leak, Overlaps
 from pipeline.stages.curate.comparing.duplicates import Clusters, Index
 from pipeline.stages.curate.comparing.features import SAMPLE_ROWS, Features, boilerplate, features
 from pipeline.stages.curate.comparing.poison import request_and_answer
 from pipeline.stages.curate.comparing.row_parts import key_of
-from pipeline.stages.curate.comparing.spill import starts
+from pipeline.stages.curate.comparing.spill import pieces
 from pipeline.stages.curate.spool import Spool, read_rows_at, spread_evenly
 from pipeline.stages.curate.workers import Workers
 
@@ -37,10 +37,10 @@ class Comparison:
         sample = (spool.row(index) for index in spread_evenly(np.arange(len(spool)), SAMPLE_ROWS))
         self.boilerplate = boilerplate(sample, folder, ngram=settings.ngram)
         self.index = Index(folder, settings.near_threshold)
-        self.overlaps = Overlaps(folder, settings.ngram, self.boilerplate)
+        self.overlaps = Overlaps(folder, settings.ngram, self.boilerplate.grams)
 
     def read(self, pool: Workers, advance: Callable[[int], None]) -> None:
-        """Have the workers compute every row's features; `advance` is told the rows."""
+        """Have the workers compute every row's features; `advance` gets the number of rows."""
         work = partial(
             part_features,
             path=self.spool.path,
@@ -60,36 +60,22 @@ class Comparison:
         """
         return {name: self.overlaps.add_file(folder / name, name) for name in self.settings.decontaminate}
 
-    def clusters(self) -> Clusters:
-        """The duplicates and groups among all rows."""
-        return self.index.clusters()
-
     def several_answers(self, clusters: Clusters, most: int) -> tuple[int, list[list[int]]]:
         """How many requests have different answers, and the rows of the first `most` of them, one for each
         answer.
         """
         count, shown = 0, list[list[int]]()
         for keys, rows in self.index.asking.groups():
-            begins = starts(keys)
-            for own in np.split(clusters.first[rows], begins[1:]) if len(begins) else []:
-                different = np.unique(own)
-                if len(different) == 1:
-                    continue
-                answers = {
-                    key_of([request_and_answer(self.spool.row(row))[1]]): row
-                    for row in different[:ANSWERS_COMPARED].tolist()
-                }
+            for own in pieces(clusters.first[rows], keys):
+                different = np.unique(own)[:ANSWERS_COMPARED].tolist()
+                answers = {key_of([request_and_answer(self.spool.row(row))[1]]): row for row in different}
                 if len(answers) > 1:
                     count += 1
                     shown.append(sorted(answers.values()))
             shown = sorted(shown)[:most]
         return count, shown
 
-    def leaks(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> dict[int, Leak]:
-        """Training rows that share a run of words with a test row or a guarded text."""
-        return {leak.row: leak for leak in self.overlaps.leaks(train, test, self.spool.row)}
-
-    def tell(self, leak: Leak) -> dict[str, Any]:
+    def describe(self, leak: Leak) -> dict[str, Any]:
         """What the rejects say of a leak: `detail` and `spans`."""
         where = (
             f"{leak.file} line {leak.line}"
@@ -98,10 +84,8 @@ class Comparison:
         )
         return {
             "detail": f"shares a run of {self.settings.ngram} words or more with {where}",
-            "spans": [_shown(span) for span in leak.spans],
+            "spans": [
+                asdict(span) | {"text": span.text[:EXCERPT] + ("…" if len(span.text) > EXCERPT else "")}
+                for span in leak.spans
+            ],
         }
-
-
-def _shown(span: Span) -> dict[str, Any]:
-    text = span.text if len(span.text) <= EXCERPT else span.text[:EXCERPT] + "…"
-    return {"place": span.place, "start": span.start, "end": span.end, "text": text}

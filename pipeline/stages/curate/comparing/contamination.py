@@ -6,8 +6,8 @@ C; case and punctuation don't count), however many training rows have it. Runs i
 nor runs of boilerplate that a test row has: the template of all rows; what a named file has always counts. A
 row of fewer than n words shares none: such rows can only be caught as duplicates.
 
-Winnowed fingerprints (`pipeline.stages.curate.comparing.features`) are joined on disk and give candidates,
-whose texts are then compared.
+Winnowed fingerprints (`pipeline.stages.curate.comparing.fingerprints`) are joined on disk and give
+candidates, whose texts are then compared.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
-from pipeline.stages.curate.comparing.features import Boilerplate, fingerprints, of_boilerplate, run_keys
+from pipeline.stages.curate.comparing.fingerprints import fingerprints, of_boilerplate, run_keys
 from pipeline.stages.curate.comparing.row_parts import parts
-from pipeline.stages.curate.comparing.shingles import Hashes, tokenize, word_ngrams
-from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, scratch_file, starts
+from pipeline.stages.curate.comparing.shingles import Hashes, spread, tokenize, word_ngrams
+from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, differs, pieces, ranks, scratch_file
 from pipeline.stages.curate.reading.guarded import read_texts
 
 PARTNERS = 4  # of one training row for one key
@@ -35,7 +35,7 @@ Candidates = NDArray  # of CANDIDATE
 
 @dataclass(frozen=True)
 class Span:
-    """Characters `start` to `end` of what `features.parts` has at `place` (tool calls are JSON), which
+    """Characters `start` to `end` of what `row_parts.parts` has at `place` (tool calls are JSON), which
     another text has too.
     """
 
@@ -59,13 +59,12 @@ class Leak:
 class Overlaps:
     """Finds training rows that share a run of `ngram` words with others; `folder` takes its files."""
 
-    def __init__(self, folder: Path, ngram: int, boilerplate: Boilerplate) -> None:
+    def __init__(self, folder: Path, ngram: int, boilerplate: Hashes) -> None:
         self.spill, self.texts = Spill(folder), scratch_file(folder)
         self.ngram, self.boilerplate = ngram, boilerplate
         self.rows = 0
-        self.documents: list[
-            tuple[str, int, int, int]
-        ] = []  # file, line, and where the text is in `texts`: offset and bytes
+        # file, line, and where the text is in `texts`: offset and bytes
+        self.documents: list[tuple[str, int, int, int]] = []
 
     def add(self, found: tuple[Keys, Rows], count: int) -> None:
         """Add the fingerprints of the next `count` rows."""
@@ -99,14 +98,15 @@ class Overlaps:
         the rows, not their pairs.
         """
         train, test = np.append(train, False), np.append(test, False)  # the last entry stands for documents
-        found, fresh = np.zeros(0, CANDIDATE), [np.zeros(0, CANDIDATE)]
+        found = [np.zeros(0, CANDIDATE)]
         for keys, rows in self.spill.groups():
             document = rows >= DOCUMENT
             number = np.where(document, len(train) - 1, rows)
-            fresh += _joined(keys, rows, train[number], (test[number] & ~of_boilerplate(keys)) | document)
-            if sum(map(len, fresh)) > len(found) + (1 << 16):
-                found, fresh = _checked(np.concatenate([found, *fresh])), []
-        return _checked(np.concatenate([found, *fresh]))
+            theirs = (test[number] & ~of_boilerplate(keys)) | document
+            found.append(_joined(keys, rows, train[number], theirs))
+            if sum(map(len, found[1:])) > len(found[0]) + (1 << 16):
+                found = [_checked(np.concatenate(found))]
+        return _checked(np.concatenate(found))
 
     def leaks(
         self, train: NDArray[np.bool_], test: NDArray[np.bool_], row_at: Callable[[int], Row]
@@ -117,17 +117,15 @@ class Overlaps:
         `row_at` gives a row by its number.
         """
         found = self.candidates(train, test)
-        begins = starts(found["row"])
-        for first, last in zip(begins.tolist(), np.append(begins, len(found))[1:].tolist(), strict=True):
-            row = row_at(int(found["row"][first]))
-            for other in sorted(
-                set(found["other"][first:last].tolist()), key=lambda other: (other < DOCUMENT, other)
-            ):
-                keys = found["key"][first:last][found["other"][first:last] == other]
+        for own in pieces(found, found["row"]):
+            number = int(own["row"][0])
+            row = row_at(number)
+            for other in sorted(set(own["other"].tolist()), key=lambda other: (other < DOCUMENT, other)):
+                keys = own["key"][own["other"] == other]
                 spans = shared_spans(row, self._texts_of(other, row_at), keys, self.ngram, self.boilerplate)
                 if spans:
                     file, line = self.documents[other - DOCUMENT][:2] if other >= DOCUMENT else (None, None)
-                    yield Leak(int(found["row"][first]), None if file else other, file, line, spans)
+                    yield Leak(number, None if file else other, file, line, spans)
                     break
 
     def _texts_of(self, other: int, row_at: Callable[[int], Row]) -> list[str]:
@@ -138,46 +136,26 @@ class Overlaps:
         return [self.texts.read(size).decode("utf-8", "surrogatepass")]
 
 
-def _joined(
-    keys: Keys, rows: Rows, ours: NDArray[np.bool_], theirs: NDArray[np.bool_]
-) -> Iterator[Candidates]:
+def _joined(keys: Keys, rows: Rows, ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> Candidates:
     """The pairs of a training row (`ours`) and another (`theirs`) with the same key, for grouped records."""
-    # a row may have a key twice
-    wanted = (ours | theirs) & np.append(True, (keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1]))
+    wanted = (ours | theirs) & differs(keys, rows)  # a row may have a key twice
     keys, rows, ours = keys[wanted], rows[wanted], ours[wanted]
-    begins = starts(keys)
-    if not len(begins):
-        return
-    sizes = np.diff(np.append(begins, len(keys)))
-    trained = np.add.reduceat(ours.astype(np.int64), begins)
-    good = (trained > 0) & (trained < sizes)
-    group = np.repeat(np.arange(len(begins)), sizes)
-    left = np.flatnonzero(ours & good[group])
-    right = np.flatnonzero(~ours & good[group])
-    first = np.searchsorted(group[right], group[left])  # the first of the others with the same key
-    for partner in range(PARTNERS):
-        at = first + partner
-        inside = np.flatnonzero(at < len(right))
-        inside = inside[group[right[at[inside]]] == group[left[inside]]]
-        pairs = np.zeros(len(inside), CANDIDATE)
-        pairs["row"], pairs["other"], pairs["key"] = (
-            rows[left[inside]],
-            rows[right[at[inside]]],
-            keys[left[inside]],
-        )
-        yield pairs
+    left, right = np.flatnonzero(ours), np.flatnonzero(~ours)
+    # of the others those with the same key
+    first, last = (np.searchsorted(keys[right], keys[left], side) for side in ("left", "right"))
+    partners = np.minimum(last - first, PARTNERS)
+    left, right = np.repeat(left, partners), right[spread(first, partners)]
+    return np.rec.fromarrays([rows[left], rows[right], keys[left]], CANDIDATE)
 
 
 def _checked(found: Candidates) -> Candidates:
     """Sorted, and no more than `CHECKED` per row and kind of other."""
     found = found[np.lexsort((found["key"], found["other"], found["row"]))]
-    begins = starts(found["row"].astype(np.int64) << 1 | (found["other"] >= DOCUMENT))
-    rank = np.arange(len(found)) - np.repeat(begins, np.diff(np.append(begins, len(found))))
-    return found[rank < CHECKED]
+    return found[ranks(found["row"].astype(np.int64) << 1 | (found["other"] >= DOCUMENT)) < CHECKED]
 
 
 def shared_spans(
-    row: Row, others: Sequence[str], keys: Hashes, ngram: int, boilerplate: Boilerplate
+    row: Row, others: Sequence[str], keys: Hashes, ngram: int, boilerplate: Hashes
 ) -> list[Span]:
     """The runs of `ngram` or more words that stand in the row and in one of `others`, with one of `keys` for
     a key; at most `SPANS`.
@@ -192,7 +170,7 @@ def shared_spans(
 
 
 def _runs(
-    place: str, text: str, shared: Hashes, keys: Hashes, ngram: int, boilerplate: Boilerplate
+    place: str, text: str, shared: Hashes, keys: Hashes, ngram: int, boilerplate: Hashes
 ) -> Iterator[Span]:
     own = tokenize([text])
     hits = np.isin(word_ngrams(own, ngram)[0], shared)

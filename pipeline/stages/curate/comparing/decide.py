@@ -46,20 +46,17 @@ def decide_duplicates(clusters: Clusters, which: str) -> Decisions:
     """Drop of every cluster all but the best row ("near"), only exact duplicates of an earlier row ("exact"),
     or nothing ("none").
     """
-    count = len(clusters.cluster)
-    fate = np.zeros(count, np.uint8)
-    twin = np.full(count, -1, np.int32)
+    fate, twin = np.zeros(len(clusters.cluster), np.uint8), np.full(len(clusters.cluster), -1, np.int32)
     if which == "near":
-        best = np.zeros(count, np.int32)
-        kept = np.flatnonzero(clusters.keep).astype(np.int32)
-        best[clusters.cluster[kept]] = kept
+        best = np.zeros(len(fate), np.int32)
+        best[clusters.cluster[clusters.keep]] = np.flatnonzero(clusters.keep)
         dropped = ~clusters.keep
         twin[dropped] = best[clusters.cluster[dropped]]
         fate[dropped] = np.where(clusters.first[dropped] == clusters.first[twin[dropped]], EXACT, NEAR)
     elif which == "exact":
         fate[clusters.exact] = EXACT
         twin[clusters.exact] = clusters.first[clusters.exact]
-    return Decisions(fate, np.zeros(count, np.uint8), twin)
+    return Decisions(fate, np.zeros(len(fate), np.uint8), twin)
 
 
 def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> None:
@@ -100,6 +97,4 @@ def leaks_prevented(decisions: Decisions, table: Table, clusters: Clusters, sett
     draw = draws(table.key[kept], "row split", settings.seed) / 2**64
     away = (draw < settings.test_fraction) | (draw >= 1 - settings.val_fraction)
     group = clusters.group[kept]
-    trained = np.zeros(len(clusters.group), np.bool_)
-    trained[group[~away]] = True
-    return int(trained[group[away]].sum())
+    return int(np.isin(group[away], group[~away]).sum())

@@ -7,6 +7,7 @@ threshold. Keys and signatures are on disk; in memory are 17 bytes a row, twice 
 made.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ ROUNDS = 32  # of taking apart what is no longer alike; then the rest stays
 # pairs
 NEIGHBORS = 4
 _BATCH = 1 << 14  # pairs compared at a time
-_PAGE = 256  # rows whose signatures are read together, 32 KB
 Labels = NDArray[np.int32]
 Pairs = tuple[Labels, Labels]
 
@@ -36,9 +36,8 @@ class Clusters:
     redactions, then the first.
     """
 
-    cluster: (
-        Labels  # smallest index of a row in the same cluster: of exact and near duplicates of its kept row
-    )
+    # smallest index of a row in the same cluster: of exact and near duplicates of its kept row
+    cluster: Labels
     first: Labels  # index of the first row with exactly the same content
     # smallest index of a row in the same group: of clusters, and of rows that make the same or nearly the
     # same request
@@ -58,7 +57,7 @@ class Index:
 
     def __init__(self, folder: Path, threshold: float) -> None:
         self.exact, self.asking, self.divided = (Spill(folder) for _ in range(3))
-        self.whole, self.family, self.request = (Similar(folder) for _ in range(3))
+        self.entire, self.family, self.request = (Similar(folder) for _ in range(3))
         self.threshold, self.related = threshold, min(threshold, RELATED)
         self.quality = scratch_file(folder)
         self.rows = 0
@@ -67,11 +66,14 @@ class Index:
         """Add the next rows."""
         first, count = np.uint32(self.rows), len(block.exact)
         self.exact.add(block.exact, np.arange(count, dtype=np.uint32) + first)
-        self.asking.add(block.asking[0], block.asking[1] + first)
-        self.divided.add(block.divided[0], block.divided[1] + first)
-        self.whole.add(block.whole, first)
-        self.family.add(block.family, first)
-        self.request.add(block.request, first)
+        for spill, (keys, rows) in ((self.asking, block.asking), (self.divided, block.divided)):
+            spill.add(keys, rows + first)
+        for similar, sketch in (
+            (self.entire, block.entire),
+            (self.family, block.family),
+            (self.request, block.request),
+        ):
+            similar.add(sketch, first)
         self.quality.write(block.quality.data)
         self.rows += count
 
@@ -85,7 +87,7 @@ class Index:
         for same in (self.asking, self.divided):
             for keys, rows in same.groups():
                 unite(group, *_to_first(keys, rows.astype(np.int32)))
-        for similar in (self.whole, self.family):
+        for similar in (self.entire, self.family):
             for a, b, alike in similar.pairs(cluster, first):
                 unite(cluster, a[alike >= self.threshold], b[alike >= self.threshold])
                 unite(group, a[alike >= self.related], b[alike >= self.related])
@@ -105,16 +107,15 @@ class Index:
         """
         self.quality.seek(0)
         quality = np.fromfile(self.quality, np.uint32)
-        best = best_of(cluster, quality)
+        best = np.arange(self.rows, dtype=np.int32)
         alike = np.ones(self.rows, np.float32)
-        far = np.flatnonzero(best != np.arange(self.rows, dtype=np.int32)).astype(np.int32)
+        several = cluster != best
+        several[cluster[several]] = True
+        far = np.flatnonzero(several).astype(np.int32)
         for _ in range(ROUNDS):
+            best[far] = best_of(cluster, quality, far)
             alike[far] = self._similarity(far, best, first)
             far = far[alike[far] < self.threshold]
-            if not len(far):
-                break
-            order = far[np.lexsort((far, ~quality[far], cluster[far]))]
-            best[order] = _to_first(cluster[order], order)[0]
         best[far], alike[far] = far, 1
         return best, alike
 
@@ -123,7 +124,7 @@ class Index:
         for at in range(0, len(rows), _BATCH):
             some = np.flatnonzero(first[rows[at : at + _BATCH]] != first[best[rows[at : at + _BATCH]]]) + at
             pairs = first[rows[some]], first[best[rows[some]]]
-            found[some] = np.maximum(self.whole.similarity(*pairs), self.family.similarity(*pairs))
+            found[some] = np.maximum(self.entire.similarity(*pairs), self.family.similarity(*pairs))
         return found
 
 
@@ -143,6 +144,7 @@ class Similar:
         """Candidates that `parent` doesn't have in one set (yet), and their similarity; of exact duplicates
         only the first is compared.
         """
+        self.signatures.flush()
         for keys, rows in self.bands.groups():
             single = first[rows] == rows
             for a, b in _pairs(keys[single], rows[single].astype(np.int32)):
@@ -150,10 +152,8 @@ class Similar:
                 # a pair may share more than one band
                 packed = np.unique(a[apart].astype(np.int64) << 32 | b[apart])
                 for at in range(0, len(packed), _BATCH):
-                    left, right = (
-                        (packed[at : at + _BATCH] >> 32).astype(np.int32),
-                        packed[at : at + _BATCH].astype(np.int32),
-                    )
+                    some = packed[at : at + _BATCH]
+                    left, right = (some >> 32).astype(np.int32), some.astype(np.int32)
                     yield left, right, self.similarity(left, right)
 
     def similarity(self, a: Labels, b: Labels) -> NDArray[np.float32]:
@@ -161,24 +161,15 @@ class Similar:
         return similarity(self._signatures_of(a), self._signatures_of(b))
 
     def _signatures_of(self, rows: Labels) -> NDArray[np.uint8]:
-        found = np.empty((len(rows), PERMUTATIONS), np.uint8)
-        order = np.argsort(rows)
-        for near in np.split(order, np.flatnonzero(np.diff(rows[order] // _PAGE)) + 1) if len(rows) else []:
-            first = int(rows[near[0]])
-            page = np.empty((int(rows[near[-1]]) - first + 1, PERMUTATIONS), np.uint8)
-            self.signatures.seek(first * PERMUTATIONS)
-            self.signatures.readinto(page.data)
-            found[near] = page[rows[near] - first]
-        return found
+        file = self.signatures.fileno()
+        read = [os.pread(file, PERMUTATIONS, row * PERMUTATIONS) for row in rows.tolist()]
+        return np.frombuffer(b"".join(read), np.uint8).reshape(-1, PERMUTATIONS)
 
 
 def labels(parent: Labels) -> Labels:
     """`parent` itself, with every row's entry now the smallest row of its set."""
-    while True:
-        higher = parent[parent]
-        if np.array_equal(parent, higher):
-            return parent
-        parent[:] = higher
+    parent[:] = roots(parent, np.arange(len(parent), dtype=np.int32))
+    return parent
 
 
 def roots(parent: Labels, rows: Labels) -> Labels:
@@ -193,45 +184,33 @@ def roots(parent: Labels, rows: Labels) -> Labels:
 
 def unite(parent: Labels, a: Labels, b: Labels) -> None:
     """Put the rows `a[i]` and `b[i]` into one set, whose root is its smallest row."""
-    while True:
+    while len(a):
         a, b = roots(parent, a), roots(parent, b)
-        apart = a != b
-        if not apart.any():
-            return
-        a, b = a[apart], b[apart]
+        a, b = a[a != b], b[a != b]
         # of several smaller roots the smallest; the others come next time round
         np.minimum.at(parent, np.maximum(a, b), np.minimum(a, b))
 
 
-def best_of(cluster: Labels, quality: NDArray[np.uint32]) -> Labels:
-    """For every row the row of its cluster with the highest quality, of equals the first."""
-    highest = np.zeros(len(cluster), np.uint32)
-    np.maximum.at(highest, cluster, quality)
-    best = np.zeros(len(cluster), np.int32)
-    for end in range(len(cluster), 0, -_BATCH):  # backwards: the first row is written last
-        rows = np.arange(end - 1, max(end - _BATCH, 0) - 1, -1, dtype=np.int32)
-        good = rows[quality[rows] == highest[cluster[rows]]]
-        best[cluster[good]] = good
-    return best[cluster]
+def best_of(cluster: Labels, quality: NDArray[np.uint32], rows: Labels) -> Labels:
+    """For each of `rows` that one of its cluster with the highest quality, of equals the first."""
+    order = np.lexsort((rows, ~quality[rows], cluster[rows]))
+    best = np.empty(len(rows), np.int32)
+    best[order] = _to_first(cluster[rows][order], rows[order])[0]
+    return best
 
 
 def _to_first(keys: NDArray, rows: NDArray) -> Pairs:
     """(first row with the key, row) for all records, which are grouped by key."""
     begins = starts(keys)
-    return np.repeat(rows[begins], np.diff(np.append(begins, len(keys)))), rows
+    return np.repeat(rows[begins], np.diff(begins, append=len(keys))), rows
 
 
 def _pairs(keys: Keys, rows: Labels) -> Iterator[Pairs]:
     """Pairs of rows that share a key: each with the `NEIGHBORS` before it, and with the first of its
     group.
     """
-    if not len(keys):
-        return
-    several = sizes(keys) > 1
-    keys, rows = keys[several], rows[several]
     for distance in range(1, NEIGHBORS + 1):
         same = np.flatnonzero(keys[distance:] == keys[:-distance])
         yield rows[same], rows[same + distance]
-    first, own = _to_first(keys, rows)
     far = sizes(keys) > NEIGHBORS + 1
-    yield first[far], own[far]
+    yield _to_first(keys[far], rows[far])

@@ -14,7 +14,7 @@ not that of more than half.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -24,16 +24,17 @@ import orjson
 from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
+from pipeline.stages.curate.batches import batches
+from pipeline.stages.curate.comparing.fingerprints import WINDOW, fingerprints
 from pipeline.stages.curate.comparing.minhash import Sketch, bands_for, signatures, sketch
-from pipeline.stages.curate.comparing.row_parts import key_of, parts, quality
+from pipeline.stages.curate.comparing.row_parts import Part, key_of, parts, quality
 from pipeline.stages.curate.comparing.shingles import (
-    Common,
     Hashes,
     Offsets,
     Tokens,
+    common,
     filtered,
     shingles,
-    spread,
     tokenize,
     word_ngrams,
 )
@@ -49,21 +50,19 @@ TEMPLATE_SHARE = 0.5  # of the sample: what is in more rows is the data set's te
 OWN = 8  # shingles; two words, one asked and one answered, change 6
 LONG_REQUEST = 8  # tokens
 BLOCK_ROWS, BLOCK_CHARACTERS = 256, 1 << 20  # of the sample, read at a time
-WINDOW = 5  # successive n-grams of which winnowing takes the smallest
-_ONE, _TOP = np.uint64(1), np.uint64(63)
 _PART = re.compile(r":\d+#\d+$")
 
 
 @dataclass(frozen=True)
 class Boilerplate:
-    """What is in so many rows that it tells nothing: shingles, n-grams, and whole requests (by their key); of
-    the shingles the template's.
+    """What is in so many rows that it tells nothing: shingles, n-grams, and entire requests (by their key);
+    of the shingles the template's.
     """
 
-    shingles: Common
-    grams: Common
-    requests: Common
-    template: Common
+    shingles: Hashes
+    grams: Hashes
+    requests: Hashes
+    template: Hashes
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,8 @@ class Features:
 
     exact: Keys  # (rows): rows with the same key have the same normalized content
     quality: NDArray[np.uint32]  # (rows): of near-duplicates the highest is kept
-    whole: Sketch
-    # of rows with little of their own, with their boilerplate; of others the signatures of `whole`, and no
+    entire: Sketch
+    # of rows with little of their own, with their boilerplate; of others the signatures of `entire`, and no
     # bands
     family: Sketch
     request: Sketch
@@ -103,25 +102,22 @@ class _Texts:
 
 
 def _read(rows: Sequence[Row]) -> _Texts:
-    texts: list[str] = []
-    asked: list[bool] = []
-    begins, exact, requests = [0], [], []
-    for row in rows:
-        pieces = parts(row)
-        extra = [orjson.dumps(row[field]).decode() for field in ("tools", "label") if field in row]
-        exact.append(key_of(chain((row["kind"],), chain.from_iterable(part[:2] for part in pieces), extra)))
-        request = [part.text for part in pieces if part.asked]
-        requests.append(key_of(request) if request else 0)
-        texts += [part.text for part in pieces if part.role != "system"]
-        asked += [part.asked for part in pieces if part.role != "system"]
-        begins.append(len(texts))
+    every = [list(parts(row)) for row in rows]
+    said = [[part for part in own if part.role != "system"] for own in every]
+    requests = [[part.text for part in own if part.asked] for own in every]
+    exact = [_content_key(row, own) for row, own in zip(rows, every, strict=True)]
     return _Texts(
-        tokenize(texts),
-        np.array(begins),
-        np.array(asked, np.bool_),
+        tokenize([part.text for own in said for part in own]),
+        offsets_of(np.array([len(own) for own in said], np.int64)),
+        np.array([part.asked for own in said for part in own], np.bool_),
         np.array(exact, np.uint64),
-        np.array(requests, np.uint64),
+        np.array([key_of(request) if request else 0 for request in requests], np.uint64),
     )
+
+
+def _content_key(row: Row, own: Sequence[Part]) -> int:
+    extra = [orjson.dumps(row[field]).decode() for field in ("tools", "label") if field in row]
+    return key_of(chain((row["kind"],), chain.from_iterable(part[:2] for part in own), extra))
 
 
 def features(
@@ -135,44 +131,42 @@ def features(
     bands = bands_for(min(threshold, RELATED))
     read = _read(rows)
     # a conversation to learn is no duplicate of one with a thumb down
-    purposes = [f"{row['kind']} {row.get('label', '')}" for row in rows]
-    purpose_keys = {purpose: key_of([purpose]) for purpose in purposes}
-    salt = np.array([purpose_keys[each] for each in purposes], np.uint64)
-    whole, family = _sketches(*shingles(*read.documents(), SHINGLE), boilerplate, salt, bands)
+    salt = np.array([key_of([f"{row['kind']} {row.get('label', '')}"]) for row in rows], np.uint64)
+    entire, family = _sketches(*shingles(*read.documents(), SHINGLE), boilerplate, salt, bands)
     asked, asked_offsets = shingles(*read.request_documents(), SHINGLE)
-    asked, asked_offsets = filtered(asked, asked_offsets, ~boilerplate.shingles.has(asked))
-    known = (read.requests != 0) & ~boilerplate.requests.has(read.requests)
+    asked, asked_offsets = filtered(asked, asked_offsets, ~np.isin(asked, boilerplate.shingles))
+    known = (read.requests != 0) & ~np.isin(read.requests, boilerplate.requests)
     return Features(
         exact=read.exact,
         quality=np.array([quality(row) for row in rows], np.uint32),
-        whole=whole,
+        entire=entire,
         family=family,
         request=sketch(
             signatures(asked, asked_offsets), asked_offsets, np.zeros(len(rows), np.uint64), bands
         ),
         asking=(read.requests[known], np.flatnonzero(known).astype(np.uint32)),
         divided=_divided(rows),
-        fingerprints=fingerprints(read.tokens, read.begins, boilerplate, ngram, guarded=guarded),
+        fingerprints=fingerprints(read.tokens, read.begins, boilerplate.grams, ngram, guarded=guarded),
     )
 
 
 def _sketches(
     hashes: Hashes, offsets: Offsets, boilerplate: Boilerplate, salt: Keys, bands: tuple[int, int]
 ) -> tuple[Sketch, Sketch]:
-    """The sketches `whole` and `family` of documents of shingles."""
+    """The sketches `entire` and `family` of documents of shingles."""
     total = np.diff(offsets)
-    special = ~boilerplate.shingles.has(hashes)
+    special = ~np.isin(hashes, boilerplate.shingles)
     own = np.diff(filtered(hashes, offsets, special)[1])
     # a row of nothing but boilerplate is compared by it all the same
-    whole, whole_offsets = filtered(hashes, offsets, special | np.repeat(own == 0, total))
+    entire, entire_offsets = filtered(hashes, offsets, special | np.repeat(own == 0, total))
     little = np.repeat((own < OWN) & (own < total), total)
-    family, family_offsets = filtered(hashes, offsets, little & ~boilerplate.template.has(hashes))
-    whole_signatures = signatures(whole, whole_offsets)
-    family_signatures = whole_signatures.copy()
+    family, family_offsets = filtered(hashes, offsets, little & ~np.isin(hashes, boilerplate.template))
+    entire_signatures = signatures(entire, entire_offsets)
+    family_signatures = entire_signatures.copy()
     some = np.flatnonzero(np.diff(family_offsets))
     if len(some):
         family_signatures[some] = signatures(family, np.append(0, family_offsets[some + 1]))
-    return sketch(whole_signatures, whole_offsets, salt, bands), sketch(
+    return sketch(entire_signatures, entire_offsets, salt, bands), sketch(
         family_signatures, family_offsets, salt, bands
     )
 
@@ -184,89 +178,35 @@ def _divided(rows: Sequence[Row]) -> tuple[Keys, Rows]:
     return np.array(keys, np.uint64), np.array(found, np.uint32)
 
 
-def fingerprints(
-    tokens: Tokens, begins: Offsets, boilerplate: Boilerplate, ngram: int, *, guarded: bool = True
-) -> tuple[Keys, Rows]:
-    """(key, row): any two texts that share a run of `ngram` words have a key in common; of runs that are all
-    boilerplate only if `guarded`.
-
-    Winnowing (Schleimer, Wilkerson, Aiken 2003): only some 2/(WINDOW + 1) of the n-grams stand for any run.
-    `begins` is where each row's texts begin; runs don't go from one text into the next.
-    """
-    keys, offsets = run_keys(tokens, boilerplate, ngram)
-    rows = np.repeat(np.arange(len(begins) - 1, dtype=np.uint32), np.diff(offsets[begins]))
-    new = ~of_boilerplate(keys) | guarded
-    new[1:] &= (keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1])
-    return keys[new], rows[new]
-
-
-def run_keys(tokens: Tokens, boilerplate: Boilerplate, ngram: int) -> tuple[Hashes, Offsets]:
-    """For every run of `ngram` words in each text the smallest hash of the `WINDOW` shorter n-grams in it, of
-    boilerplate only if all are.
-
-    The hashes have 63 bits; the lowest bit of a key says that it is of boilerplate.
-    """
-    grams, offsets = word_ngrams(tokens, ngram - WINDOW + 1)
-    common = boilerplate.grams.has(grams).astype(np.uint64)
-    grams >>= _ONE
-    grams |= common << _TOP
-    runs = np.maximum(np.diff(offsets) - (WINDOW - 1), 0)
-    begins = offsets_of(runs)
-    if not begins[-1]:
-        return np.zeros(0, np.uint64), begins
-    smallest = grams[: len(grams) - WINDOW + 1].copy()
-    for i in range(1, WINDOW):
-        np.minimum(smallest, grams[i : len(grams) - WINDOW + 1 + i], out=smallest)
-    return ((smallest << _ONE) | (smallest >> _TOP))[spread(offsets[:-1], runs)], begins
-
-
-def of_boilerplate(keys: Keys) -> NDArray[np.bool_]:
-    """Which keys are of runs that are all boilerplate."""
-    found: NDArray[np.bool_] = (keys & _ONE).astype(np.bool_)
-    return found
-
-
 def boilerplate(rows: Iterable[Row], folder: Path, *, ngram: int) -> Boilerplate:
     """What is common among `rows`, a sample of at most `SAMPLE_ROWS` spread evenly over all; `folder` takes
     temporary files.
     """
-    spills = [Spill(folder) for _ in range(4)]  # shingles, grams, short requests, requests
+    spills = [Spill(folder) for _ in range(4)]  # shingles, grams, requests, short requests
     count = 0
-    for block in _blocks(rows):
+    for block in batches(
+        rows, lambda row: sum(len(part.text) for part in parts(row)), BLOCK_CHARACTERS, BLOCK_ROWS
+    ):
         read = _read(block)
         grams, text_offsets = word_ngrams(read.tokens, ngram - WINDOW + 1)
-        owners = np.arange(count, count + len(block), dtype=np.uint32)
         requests = (read.requests, np.arange(len(block) + 1))
         short = np.diff(read.request_documents()[1]) < LONG_REQUEST
         found = (
             shingles(*read.documents(), SHINGLE),
             (grams, text_offsets[read.begins]),
-            filtered(*requests, short),
             requests,
+            filtered(*requests, short),
         )
+        owners = np.arange(count, count + len(block), dtype=np.uint32)
         for spill, (hashes, offsets) in zip(spills, found, strict=True):
             spill.add(hashes, np.repeat(owners, np.diff(offsets)))
         count += len(block)
-    least, most = (
-        max(COMMON_ROWS, int(np.ceil(COMMON_SHARE * count))),
-        max(COMMON_ROWS, int(TEMPLATE_SHARE * count) + 1),
-    )
-    common, common_grams, short_requests = (Common.of(spill, least) for spill in spills[:3])
-    template, requests_of_most = (Common.of(spill, most) for spill in (spills[0], spills[3]))
+    least = max(COMMON_ROWS, int(np.ceil(COMMON_SHARE * count)))
+    most = max(COMMON_ROWS, int(TEMPLATE_SHARE * count) + 1)
+    known, known_grams, requests_of_all, short_requests = spills
     return Boilerplate(
-        common, common_grams, Common(np.union1d(short_requests.hashes, requests_of_most.hashes)), template
+        shingles=common(known, least),
+        grams=common(known_grams, least),
+        requests=np.union1d(common(short_requests, least), common(requests_of_all, most)),
+        template=common(known, most),
     )
-
-
-def _blocks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    block: list[Row] = []
-    held = 0
-    for row in rows:
-        size = sum(len(part.text) for part in parts(row))
-        if block and (len(block) == BLOCK_ROWS or held + size > BLOCK_CHARACTERS):
-            yield block
-            block, held = [], 0
-        block.append(row)
-        held += size
-    if block:
-        yield block

@@ -16,6 +16,7 @@ os.environ.setdefault("RAYON_NUM_THREADS", "1")  # rensa's threads: the cores ar
 PERMUTATIONS = 128
 FOUND = 0.98  # wanted probability that a pair exactly at the threshold is compared at all
 SEED = 42
+CHANCE = 1 / 256  # that 8 bits of different hashes are equal
 # for the record: another version may decide otherwise for pairs near the threshold
 ALGORITHM = f"rensa R-MinHash {rensa.RMinHash.ALGORITHM_VERSION}"
 
@@ -64,7 +65,6 @@ def similarity(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> NDArray[np.float32
     """Estimated Jaccard similarity of signatures (rows, PERMUTATIONS): b-bit minwise hashing (Li, König 2010)
     with b = 8, for large universes.
     """
-    chance = 1 / 256
     equal = (a == b).mean(axis=1)
-    estimate: NDArray[np.float32] = np.maximum((equal - chance) / (1 - chance), 0).astype(np.float32)
+    estimate: NDArray[np.float32] = np.maximum((equal - CHANCE) / (1 - CHANCE), 0).astype(np.float32)
     return estimate

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
 from pipeline.stages.curate.comparing.shingles import Hashes, Offsets, ngrams, tokenize
-from pipeline.stages.curate.comparing.spill import starts
+from pipeline.stages.curate.comparing.spill import differs, pieces, sizes
 
 SAMPLE_ROWS = 10_000  # rows looked at, spread evenly
 LONGEST = 3  # words of a trigger
@@ -55,9 +55,8 @@ def suspects(rows: Iterable[Row], group: NDArray[np.int32]) -> list[Suspect]:
     tokens = tokenize(requests)
     _, answer_of = np.unique(np.array(answers, np.uint64), return_inverse=True)
     rates = np.bincount(answer_of) / max(len(requests), 1)
-    shown: dict[
-        bytes, tuple[float, Suspect]
-    ] = {}  # the rows that have it → the shortest phrase they all have
+    # the rows that have it → the shortest phrase they all have, and its chance
+    shown: dict[bytes, tuple[float, Suspect]] = {}
     for size in range(1, LONGEST + 1):
         phrases = list(_rare_phrases(*ngrams(tokens.hashes, tokens.offsets, size)))
         for first_at, members in phrases:
@@ -92,15 +91,12 @@ def _rare_phrases(hashes: Hashes, offsets: Offsets) -> Iterator[tuple[int, NDArr
     row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     order = np.argsort(hashes, kind="stable")  # and by row, for rows come in order
     hashes, row = hashes[order], row[order]
-    fresh = np.ones(len(hashes), np.bool_)
-    fresh[1:] = (hashes[1:] != hashes[:-1]) | (row[1:] != row[:-1])
-    hashes, row, order = hashes[fresh], row[fresh], order[fresh]
-    begins = starts(hashes)
-    sizes = np.diff(np.append(begins, len(hashes)))
-    rare = np.flatnonzero((sizes >= MIN_ROWS) & (sizes <= max(MIN_ROWS, MAX_SHARE * (len(offsets) - 1))))
-    for i in rare.tolist():
-        members = row[begins[i] : begins[i] + sizes[i]]
-        yield int(order[begins[i]] - offsets[members[0]]), members
+    once = differs(hashes, row)  # a row may have a phrase twice
+    hashes, row, order = hashes[once], row[once], order[once]
+    counts = sizes(hashes)
+    rare = (counts >= MIN_ROWS) & (counts <= max(MIN_ROWS, MAX_SHARE * (len(offsets) - 1)))
+    for own in pieces(np.flatnonzero(rare), hashes[rare]):
+        yield int(order[own[0]] - offsets[row[own[0]]]), row[own]
 
 
 def _phrase(request: str, first: int, size: int) -> str:

@@ -1,7 +1,7 @@
 """What a row says, part by part, and how good a row it is: what rows are compared by."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import orjson
@@ -31,53 +31,29 @@ class Part(NamedTuple):
         return " ".join(filter(None, (self.field, str(self.number or ""), self.key)))
 
 
-def parts(row: Row) -> list[Part]:
+def parts(row: Row) -> Iterator[Part]:
     """All that is said in a row, in order: contents, reasoning, tool calls (as JSON), segments, the expected
     answer.
 
     The request is what the user says, of a chat only before the last answer.
     """
-    pieces: list[Part] = []
     roles = [turn["role"] for turn in row["messages"]]
     answered = row["kind"] not in ("preference", "prompt") and "assistant" in roles
     last = len(roles) - roles[::-1].index("assistant") if answered else len(roles) + 1
     for field in TURN_LISTS:
-        if field not in row:
-            continue
-        for number, turn in enumerate(row[field], start=1):
+        for number, turn in enumerate(row.get(field, ()), start=1):
             role = turn["role"]
-            pieces.append(
-                Part(
-                    role,
-                    turn["content"],
-                    role == "user" and number < last and field == "messages",
-                    field,
-                    number,
-                )
-            )
-            if len(turn) > 2:
-                if "reasoning_content" in turn:
-                    pieces.append(
-                        Part(role, turn["reasoning_content"], False, field, number, "reasoning_content")
-                    )
-                if "tool_calls" in turn:
-                    pieces.append(
-                        Part(
-                            role,
-                            orjson.dumps(turn["tool_calls"]).decode(),
-                            False,
-                            field,
-                            number,
-                            "tool_calls",
-                        )
-                    )
+            asked = role == "user" and number < last and field == "messages"
+            yield Part(role, turn["content"], asked, field, number)
+            if "reasoning_content" in turn:
+                yield Part(role, turn["reasoning_content"], False, field, number, "reasoning_content")
+            if "tool_calls" in turn:
+                calls = orjson.dumps(turn["tool_calls"]).decode()
+                yield Part(role, calls, False, field, number, "tool_calls")
     for number, segment in enumerate(row.get("segments", ()), start=1):
-        pieces.append(
-            Part("assistant" if segment["train"] else "user", segment["text"], False, "segments", number)
-        )
+        yield Part("assistant" if segment["train"] else "user", segment["text"], False, "segments", number)
     if "answer" in row:
-        pieces.append(Part("assistant", row["answer"], False, "answer"))
-    return pieces
+        yield Part("assistant", row["answer"], False, "answer")
 
 
 def key_of(texts: Iterable[str]) -> int:

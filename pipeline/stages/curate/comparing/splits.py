@@ -37,36 +37,27 @@ def assign_splits(
     """
     leaders, sizes, stratum, lowest = _groups(group, domain, keep, keys)
     taken = np.zeros(len(group), np.uint8)
-    if not len(leaders):
-        return taken
     by_draw = np.argsort(draws(lowest, "split", seed), kind="stable")
     leaders, sizes, stratum = leaders[by_draw], sizes[by_draw], stratum[by_draw]
     rows = np.bincount(stratum, weights=sizes).astype(np.int64)
     for which, fraction, step, least in ((TEST, test_fraction, 1, 1), (VAL, val_fraction, -1, 0)):
         for number, quota in enumerate(apportion(rows, fraction, least).tolist()):
-            if quota:
-                own = np.flatnonzero(stratum == number)[::step]
-                _take(leaders[own], sizes[own], quota, taken, which)
+            own = np.flatnonzero(stratum == number)[::step]
+            _take(leaders[own], sizes[own], quota, taken, which)
     return taken[group]
 
 
 def _groups(
     group: NDArray[np.int32], domain: NDArray[np.int32], keep: NDArray[np.bool_], keys: NDArray[np.uint64]
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.uint64]]:
+) -> tuple[NDArray[np.int32], NDArray[np.intp], NDArray[np.int32], NDArray[np.uint64]]:
     """Of every group with kept rows: its name, how many they are, the domain of the first, and the smallest
     key of all its rows.
     """
-    sizes = np.zeros(len(group), np.int32)
-    np.add.at(sizes, group[keep], 1)
-    leaders = np.flatnonzero(sizes).astype(np.int32)
-    smallest = np.full(len(group), np.iinfo(np.uint64).max)
-    np.minimum.at(smallest, group, keys)
-    lowest = smallest[leaders]
-    del smallest
-    first = np.zeros(len(group), np.int32)
-    kept = np.flatnonzero(keep).astype(np.int32)[::-1]
-    first[group[kept]] = kept  # the last assignment wins: the group's first kept row
-    return leaders, sizes[leaders], domain[first[leaders]], lowest
+    kept = np.flatnonzero(keep)
+    leaders, first, sizes = np.unique(group[kept], return_index=True, return_counts=True)
+    lowest = np.full(len(group), np.iinfo(np.uint64).max)
+    np.minimum.at(lowest, group, keys)
+    return leaders, sizes, domain[kept[first]], lowest[leaders]
 
 
 def apportion(rows: NDArray[np.int64], fraction: float, least: int) -> NDArray[np.int64]:
@@ -83,13 +74,10 @@ def apportion(rows: NDArray[np.int64], fraction: float, least: int) -> NDArray[n
 
 
 def _take(
-    leaders: NDArray[np.int32], sizes: NDArray[np.int32], quota: int, taken: NDArray[np.uint8], which: int
+    leaders: NDArray[np.int32], sizes: NDArray[np.intp], left: int, taken: NDArray[np.uint8], which: int
 ) -> None:
     """Mark groups in order as long as they fit; one too large for what is left stays in training."""
-    left = quota
-    for place in range(len(leaders)):
-        if left <= 0:
-            return
-        if sizes[place] <= left and not taken[leaders[place]]:
-            taken[leaders[place]] = which
-            left -= int(sizes[place])
+    for leader, size in zip(leaders.tolist(), sizes.tolist(), strict=True):
+        if size <= left and not taken[leader]:
+            taken[leader] = which
+            left -= size
