@@ -22,6 +22,7 @@ PARAGRAPH, SENTENCE, LINE = range(3)  # places to cut, the best first
 SPACED = ".!?…"  # these end a sentence only in front of white space: 3.14, example.org
 
 Size = Callable[[int, int], int]  # tokens of text[start:end] as a part
+Span = tuple[int, int, int]  # start, end and tokens of a part
 
 
 class Unbreakable(Exception):
@@ -34,7 +35,7 @@ class Unbreakable(Exception):
         self.place = place
 
 
-def text_parts(text: str, size: Size, most: int) -> Iterator[tuple[int, int, int]]:
+def text_parts(text: str, size: Size, most: int) -> Iterator[Span]:
     """(start, end, tokens) of every part, in order, each of at most `most` tokens by `size`. Raises
     `Unbreakable`.
     """
