@@ -123,7 +123,7 @@ def test_parts_are_the_conversation_without_what_is_noted_as_lost(
     system, exchanges = exchanges_of(row["messages"])
 
     def tokens(turns: list[dict[str, Any]]) -> int:
-        return counter.count_whole(counter.template.render(turns, row.get("tools")))
+        return counter.count_by_tokenizer(counter.template.render(turns, row.get("tools")))
 
     try:
         parts = rule.parts(row, changes)
@@ -212,7 +212,7 @@ def test_no_row_raises_anything_but_bad_row(
 def test_counting_words_is_counting(rules: dict[str, Length], text: str) -> None:
     for rule in rules.values():
         assert rule.counter.words is not None
-        assert rule.counter.count(text) == rule.counter.count_whole(text)
+        assert rule.counter.count(text) == rule.counter.count_by_tokenizer(text)
 
 
 @pytest.mark.parametrize("name", ["qwen", "smollm"])
@@ -494,7 +494,7 @@ def test_a_tokenizer_that_cuts_is_made_to_count_all(folders: dict[str, Path], tm
     tokenizer.enable_padding(length=16)
     tokenizer.save(str(folder / "tokenizer.json"))
     counter = TokenCounter(folder)
-    assert (counter.count_whole("word " * 99), counter.count_whole("word")) == (100, 1)
+    assert (counter.count_by_tokenizer("word " * 99), counter.count_by_tokenizer("word")) == (100, 1)
 
 
 def test_other_tokenizers_are_counted_whole(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -521,7 +521,7 @@ def test_other_tokenizers_are_counted_whole(folders: dict[str, Path], tmp_path: 
         counter = TokenCounter(folder)
         assert (counter.bounded, counter.words) == (bounded, None)
         assert (counter.bound(long_chat(1)) is not None) == bounded
-        assert counter.count("a b <|im_end|> c") == counter.count_whole("a b <|im_end|> c")
+        assert counter.count("a b <|im_end|> c") == counter.count_by_tokenizer("a b <|im_end|> c")
 
 
 LINE = 2 << 20  # bytes; the longest line has twice as many, what is quadratic then takes four times as long
@@ -627,7 +627,7 @@ def test_no_line_takes_long(rules: dict[str, Length], name: str) -> None:
 )
 def test_counting_stops_only_above_what_is_asked_for(rules: dict[str, Length], text: str, most: int) -> None:
     for rule in rules.values():
-        tokens = rule.counter.count_whole(text)
+        tokens = rule.counter.count_by_tokenizer(text)
         assert rule.counter.at_least(text) <= tokens
         assert rule.counter.count(text, most) == tokens or most < rule.counter.count(text, most) <= tokens
 
@@ -642,7 +642,9 @@ def test_what_is_remembered_has_an_end(folders: dict[str, Path], monkeypatch: py
         bound = counter.bound(row)
         assert bound is not None
         assert (
-            bound >= counter.count_row(row) == counter.count_whole(counter.template.render(row["messages"]))
+            bound
+            >= counter.count_row(row)
+            == counter.count_by_tokenizer(counter.template.render(row["messages"]))
         )
         assert counter.overhead.cache_info().currsize <= 4
     assert 0 < sum(map(len, counter.words[1])) <= 120

@@ -44,7 +44,7 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
     if keys is None:
         needs = " or ".join(map(" + ".join, groups))
         raise BadRow("wrong_format", f"curate.formats says {name}, which needs {needs}")
-    if lost := sorted(key for key in LOST & there if value[key]):
+    if lost := sorted(filter(value.get, LOST & there)):
         raise BadRow("unsupported_field", f"{lost[0]} would be lost")
     kind, content = FORMATS[name].read(value, *keys)
     return {"source": source, "kind": kind, "domain": domain_of(value, domain), **content}

@@ -19,7 +19,7 @@ from pipeline.stages.curate.rules.token_count import MOST_DEAR, TokenCounter
 EXACT = 4  # a row of more than so many budgets is not counted to its end
 MOST_TURNS = 20_000  # of a row that is split
 MOST_PARTS = 2000  # of one row, with those that are lost
-LISTED = 20  # parts whose sizes are told
+LISTED = 20  # parts whose sizes are listed
 # what splitting may cost, in characters counted: for a row of ordinary turns three quarters of it are enough
 WORK, WORK_PER_CHARACTER = 1 << 20, 4
 REPEATED = 1 << 16  # characters of system turns and tools that parts may repeat, above their own length
@@ -46,7 +46,7 @@ class Length:
         `#2` …
 
         A chat is split in front of a user's turn only. Each part starts with the chat's system turn and takes
-        as many whole exchanges as fit; so what is asked and answered stays together, but a part doesn't see
+        as many exchanges as fit; so what is asked and answered stays together, but a part doesn't see
         the parts before it. An exchange that is too long by itself, or a part in which nothing is trained, is
         left out and goes to `changes`. A text is split where `text_parts` says; of its parts only the last
         one ends in an end of text that is learned. Raises `BadRow` (`over_budget`) if no part is left, if a

@@ -100,10 +100,10 @@ def last_cut(text: str, start: int, reach: int) -> int | None:
     A paragraph's end and mere space count only if they leave a part that is half full.
     """
     best: dict[int, int] = dict(cuts(text, start, reach))  # of each kind the last
-    whole = [best[kind] for kind in (PARAGRAPH, SENTENCE, LINE) if kind in best]
+    ends = [best[kind] for kind in (PARAGRAPH, SENTENCE, LINE) if kind in best]
     half = (start + reach) // 2
-    if whole:
-        return next((place for place in whole if place >= half), max(whole))
+    if ends:
+        return next((place for place in ends if place >= half), max(ends))
     words = (
         place for place in range(reach, half, -1) if text[place - 1].isspace() and not text[place].isspace()
     )

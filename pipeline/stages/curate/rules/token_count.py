@@ -32,9 +32,7 @@ KINDS = "aBéжß東ا9½_-'’\"()<>|#$&+.,!?:;@/\\~*{}[]=🙂\u0301\u200d£\uf
 
 
 class TokenCounter:
-    """The tokenizer and the template of a Hugging Face folder. Raises `DataError` if they are missing or
-    broken.
-    """
+    """The tokenizer and the template of a Hugging Face folder. Raises `DataError` if they can't be read."""
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
@@ -60,7 +58,9 @@ class TokenCounter:
         self.normalized = _state(self.tokenizer.normalizer).get("type")
         self.bounded = self._is_bounded()
         self.words = (
-            [_Words(before, self.count_whole) for before in ("", " ")] if self._cuts_at_spaces() else None
+            [_Words(before, self.count_by_tokenizer) for before in ("", " ")]
+            if self._cuts_at_spaces()
+            else None
         )
         self.longest = self._longest()
         self.overhead = lru_cache(CACHED_SHAPES)(self._overhead)
@@ -72,7 +72,7 @@ class TokenCounter:
         if most is not None and (least := self.at_least(text)) > most:
             return least
         if self.words is None:
-            return self.count_whole(text)
+            return self.count_by_tokenizer(text)
         # words repeat, and looking them up is many times faster than merging them again
         sections = self.marks.split(text)
         tokens = len(sections) - 1
@@ -86,20 +86,17 @@ class TokenCounter:
         return tokens
 
     def at_least(self, text: str) -> int:
-        """A number of tokens that the text can't go below, from its length alone: 0 where nothing is
-        known.
-        """
+        """A number of tokens that the text can't go below, by its length alone; 0 where none is known."""
         if self.longest is None:
             return 0
         shrinks = NFC_SHRINKS if self.normalized and not text.isascii() else 1
         return len(text) // (self.longest * shrinks)
 
     def dear(self, text: str) -> int:
-        """What counting costs, in units of about a microsecond: one for each character, but `NEW_WORD` more
-        and only once for each word.
+        """What counting costs, in microseconds, about: one for each character, but `NEW_WORD` more and only
+        once for each word; two for each character where words are no short cut.
 
-        Where there is no short cut by words, two for each character. Not above `MOST_DEAR` means: a second at
-        most.
+        Not above `MOST_DEAR` means: a second at most.
         """
         if self.words is None:
             return 2 * len(text)
@@ -108,7 +105,7 @@ class TokenCounter:
         words = set(chain.from_iterable(map(LONE_SPACE.split, self.marks.split(text))))
         return sum(map(len, words)) + NEW_WORD * len(words)
 
-    def count_whole(self, text: str) -> int:
+    def count_by_tokenizer(self, text: str) -> int:
         """The number of tokens, by the tokenizer alone."""
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
 

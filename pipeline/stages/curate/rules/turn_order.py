@@ -50,19 +50,17 @@ def check_turns(row: Row) -> None:
     `tool_calls` one or more tool turns, then the assistant. A chat ends with the assistant, a prompt with the
     user (or a tool), and an answer of a preference goes on from its prompt as a chat does.
     """
-    kind = row["kind"]
-    if kind == "text":
-        return _check_segments(row["segments"])
-    messages = row["messages"]
-    if kind in ("chat", "feedback"):
-        return _check_answer(messages, "messages", "start")
-    last = _walk(messages, "messages", "start")
-    if last not in ASKED:
-        raise BadRow("bad_order", "the last turn of the prompt is neither the user's nor a tool's")
-    for field in ("chosen", "rejected"):
-        if field in row:
-            _check_answer(row[field], field, last)
-    return None
+    if row["kind"] == "text":
+        _check_segments(row["segments"])
+    elif row["kind"] in ("chat", "feedback"):
+        _check_answer(row["messages"], "messages", "start")
+    else:
+        last = _walk(row["messages"], "messages", "start")
+        if last not in ASKED:
+            raise BadRow("bad_order", "the last turn of the prompt is neither the user's nor a tool's")
+        for field in ("chosen", "rejected"):
+            if field in row:
+                _check_answer(row[field], field, last)
 
 
 def _check_answer(turns: Turns, field: str, before: str) -> None:
