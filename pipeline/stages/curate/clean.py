@@ -19,11 +19,12 @@ from pipeline.stages.curate.inputs import by_glob, domain_of
 from pipeline.stages.curate.reading.containers import RawLine, parsed, raw_lines, refusal
 from pipeline.stages.curate.reading.formats import detect, to_row
 from pipeline.stages.curate.rules.changes import Change, Changes
-from pipeline.stages.curate.rules.cleaning import normalize, reasoning, turns
+from pipeline.stages.curate.rules.cleaning import normalize, reasoning
 from pipeline.stages.curate.rules.control_tokens import ControlTokens
 from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.length import Length
 from pipeline.stages.curate.rules.redaction import Redactor
+from pipeline.stages.curate.rules.turn_order import turns
 
 KINDS: tuple[str, ...] = get_args(Kind)
 SAMPLES = 3  # rejects per reason and changes per rule that a block keeps for the page

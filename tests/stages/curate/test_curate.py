@@ -411,13 +411,16 @@ def test_training_shares_no_long_run_with_test_or_with_guarded_files(tmp_path: P
     assert seen == {True, False}
 
 
-def test_two_runs_and_any_number_of_workers_give_the_same_bytes(tmp_path: Path) -> None:
+def test_two_runs_and_any_number_of_workers_give_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline.stages.curate.stage, "BLOCK_BYTES", 20_000)  # so that each worker gets some
     rows = [
         chat(
-            f"question {i % 700} of thing{i % 700 * 31}",
+            f"question {i % 190} of thing{i % 190 * 31}",
             f"answer {i} mail{i % 50}@firm{i % 50}.com " + "word " * (i % 40),
         )
-        for i in range(3000)
+        for i in range(800)
     ]
     files = {"b.jsonl": lines(*rows) + b"bad\n", "a/c.JSON": lines(chat("2"), GOOD), "notes.txt": b"hello"}
     outputs = []

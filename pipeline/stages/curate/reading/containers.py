@@ -166,10 +166,9 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str]) -> Iterato
     kind, packing = _suffixes(name)
     layout = _layout(path, packing, max_bytes, notes) if kind == ".json" else kind
     with opened(path) as packed, unpacked(packed, packing) as file:
-        if layout == ".parquet":
-            yield from parquet_rows(file, max_bytes)
-        elif layout == ".csv":
-            yield from csv_rows(file, max_bytes, notes)
+        if layout in (".parquet", ".csv"):
+            records = csv_rows(file, max_bytes, notes) if layout == ".csv" else parquet_rows(file, max_bytes)
+            yield from ((number, None, row) for number, row in enumerate(records, start=1))
         elif layout == "array":
             yield from array_rows(file, max_bytes)
         elif layout == "object":
@@ -180,17 +179,13 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str]) -> Iterato
 
 
 def _lines(file: BinaryIO, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
-    row: bytes | BadLine | None
-    for number, offset, row in read_raw_lines(file, max_bytes):
-        if row is None:
-            row = BadLine("too_long", f"longer than {max_bytes} bytes")
-        else:
-            if row.endswith(b"\r"):
-                notes["crlf"] += 1
-                row = row[:-1]
-            if not row or row.isspace():
-                row = BadLine("blank", "nothing on this line")
-        yield number, offset, row
+    for number, offset, line in read_raw_lines(file, max_bytes):
+        if line is None:
+            yield number, offset, BadLine("too_long", f"longer than {max_bytes} bytes")
+            continue
+        notes["crlf"] += line.endswith(b"\r")
+        row = line.removesuffix(b"\r")
+        yield number, offset, row if row.strip() else BadLine("blank", "nothing on this line")
 
 
 def _layout(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> str:
@@ -204,24 +199,17 @@ def _layout(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> st
             head = head.removeprefix(BYTE_ORDER_MARK).lstrip(JSON_SPACE)
             if not head.startswith((b"[", b"{")):
                 return "lines"
-            line, newline, rest = head.partition(b"\n")
-            if not newline:
-                line, rest = head + file.readline(max_bytes), b""
-            whole_line = _is_json(line)
+            line = head[: head.find(b"\n") + 1] or head + file.readline(max_bytes)
+            rest = head[len(line) :]
+            if _is_json(line):
+                alone = head.startswith(b"[") and not (rest + file.read(SNIFFED)).strip(JSON_SPACE)
+                return "array" if alone else "lines"
             if head.startswith(b"["):
-                if whole_line:
-                    return "lines" if (rest + file.read(SNIFFED)).strip(JSON_SPACE) else "array"
-                ended = newline or line.endswith(b"\n")
-                return (
-                    "array"
-                    if BEGINS_ARRAY.match(line) and not (ended and _is_row(rest + file.read(max_bytes)))
-                    else "lines"
-                )
-            if whole_line:
-                return "lines"
-            text = head + (b"" if newline else line[len(head) :]) + file.read(max_bytes)
+                row_follows = line.endswith(b"\n") and _is_row(rest + file.read(max_bytes))
+                return "array" if BEGINS_ARRAY.match(line) and not row_follows else "lines"
+            text = line + rest + file.read(max_bytes)
             return "object" if len(text) <= max_bytes and _is_json(text) else "lines"
-    except BadLine:  # it is met again, and told, when the rows are read
+    except BadLine:  # it is met again, and reported, when the rows are read
         return "lines"
 
 

@@ -5,11 +5,10 @@ Whether turns alternate or say anything is left to a cleaning rule; here only wh
 refused.
 """
 
-import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 from pipeline.chat.rows import BadRow, Kind, Row
 from pipeline.stages.curate.reading.turns import Turn, items, read_tools, read_turns, text, turn
@@ -24,8 +23,9 @@ SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")  # transcripts of Anthropic's 
 
 def detect(value: Value) -> str:
     """The name of the row's format, judged by its keys alone. Raises `BadRow` if it has none."""
+    there = _filled(value)
     for keys, name in GROUPS:
-        if _has(value, keys):
+        if there.issuperset(keys):
             return name
     raise BadRow(
         "unknown_format", f"has none of the keys {'; '.join(' + '.join(keys) for keys, _ in GROUPS)}"
@@ -39,58 +39,58 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
     itself.
     """
     name = detect(value) if format == "auto" else format
-    if name == format and not FORMATS[name].fits(value):
-        needs = " or ".join(" + ".join(keys) for keys in FORMATS[name].keys)
+    groups, there = FORMATS[name].keys, _filled(value)
+    keys = next(filter(there.issuperset, groups), None)
+    if keys is None:
+        needs = " or ".join(map(" + ".join, groups))
         raise BadRow("wrong_format", f"curate.formats says {name}, which needs {needs}")
-    if not LOST.isdisjoint(value) and (lost := sorted(key for key in LOST if value.get(key))):
+    if lost := sorted(filter(value.get, LOST & there)):
         raise BadRow("unsupported_field", f"{lost[0]} would be lost")
-    kind, content = FORMATS[name].read(value)
+    kind, content = FORMATS[name].read(value, *keys)
     return {"source": source, "kind": kind, "domain": domain_of(value, domain), **content}
 
 
-def _messages(value: Value) -> Content:
-    return _chat(value, read_turns(value["messages"], "messages"))
+def _filled(value: Value) -> set[str]:
+    """The keys that are not null."""
+    return {key for key, item in value.items() if item is not None}
 
 
-def _sharegpt(value: Value) -> Content:
-    field = _first(value, "conversations", "conversation")
+def _conversation(value: Value, field: str) -> Content:
     return _chat(value, read_turns(value[field], field))
 
 
-def _alpaca(value: Value) -> Content:
-    return _chat(value, _pair(value, "instruction", _first(value, "output", "response")))
+def _exchange(value: Value, asked: str, answered: str) -> Content:
+    """History, question (its input or context after an empty line) and answer."""
+    turns = []
+    for number, pair in enumerate(items(value.get("history") or [], "history"), start=1):
+        where = f"history {number}"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise BadRow("bad_shape", f"{where} is not a pair of question and answer")
+        turns += [turn("user", pair[0], where), turn("assistant", pair[1], where)]
+    more = [field for field in ("input", "context") if field != asked and value.get(field)]
+    question = "\n\n".join(filter(None, (text(value[field], field) for field in (asked, *more))))
+    return _chat(value, [*turns, turn("user", question, asked), turn("assistant", value[answered], answered)])
 
 
-def _query_response(value: Value) -> Content:
-    return _chat(value, _pair(value, *next(keys for keys in QUERY_RESPONSE if _has(value, keys))))
+def _prompt_completion(value: Value, asked: str, answered: str) -> Content:
+    return _chat(value, _turns(value, asked, "user") + _turns(value, answered, "assistant"))
 
 
-def _prompt_completion(value: Value) -> Content:
-    return _chat(value, _turns(value, "prompt", "user") + _turns(value, "completion", "assistant"))
-
-
-def _kto(value: Value) -> Content:
+def _kto(value: Value, *_: str) -> Content:
     """TRL's (`label`) and LLaMA-Factory's (`kto_tag`) unpaired preferences."""
-    read = (
-        _prompt_completion
-        if _has(value, ("prompt", "completion"))
-        else _messages
-        if _has(value, ("messages",))
-        else _sharegpt
-    )
-    thumb = thumb_of(value, _first(value, "kto_tag", "label"))
-    return read({key: value[key] for key in value if key not in ("kto_tag", "label")} | {"label": thumb})
+    thumb = thumb_of(value, "label" if value.get("kto_tag") is None else "kto_tag")
+    plain = {key: value[key] for key in value if key not in ("kto_tag", "label")} | {"label": thumb}
+    fields = next(keys for *keys, _ in KTO if _filled(plain).issuperset(keys))
+    return _conversation(plain, *fields) if len(fields) == 1 else _prompt_completion(plain, *fields)
 
 
-def _prompt(value: Value) -> Content:
-    field = _first(value, "prompt", "question", "messages")
-    messages = _system(value) + (
-        _turns(value, field, "user") if field != "messages" else read_turns(value[field], field)
-    )
-    return "prompt", _with_tools(value, messages) | {"answer": answer_of(value["answer"])}
+def _prompt(value: Value, field: str, answer: str) -> Content:
+    messages = _system(value)
+    messages += read_turns(value[field], field) if field == "messages" else _turns(value, field, "user")
+    return "prompt", _with_tools(value, messages) | {"answer": answer_of(value[answer])}
 
 
-def _preference(value: Value) -> Content:
+def _preference(value: Value, *sides: str) -> Content:
     """What both conversations share is the prompt, after the row's own prompt if it is not already in
     there.
     """
@@ -98,34 +98,29 @@ def _preference(value: Value) -> Content:
     field = next((key for key in ("prompt", "messages", "conversations") if value.get(key) is not None), None)
     if field:
         asked += _turns(value, field, "user")
-    sides = [
+    chosen, rejected = (
         _transcript(value[key], key)
         if not asked and isinstance(value[key], str)
         else _turns(value, key, "assistant")
-        for key in SIDES
-    ]
-    chosen, rejected = sides
+        for key in sides
+    )
     if chosen == rejected:
         raise BadRow("no_preference", "chosen and rejected are the same")
-    most, shared = min(len(chosen), len(rejected)) - 1, 0
-    while shared < most and chosen[shared] == rejected[shared]:
-        shared += 1
-    common = chosen[:shared]
+    both = zip(chosen[:-1], rejected[:-1], strict=False)  # each side keeps a turn
+    common = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], both)]
     stated = [turn for turn in asked if turn["role"] != "system"]
-    if [turn for turn in common if turn["role"] != "system"][
-        : len(stated)
-    ] == stated:  # both sides are complete conversations
-        known = {json.dumps(turn) for turn in common if turn["role"] == "system"}
-        asked = [turn for turn in asked if turn["role"] == "system" and json.dumps(turn) not in known]
+    repeated = [turn for turn in common if turn["role"] != "system"][: len(stated)]
+    if repeated == stated:  # both sides are complete conversations
+        asked = [turn for turn in asked if turn["role"] == "system" and turn not in common]
     return "preference", _with_tools(value, asked + common) | {
-        "chosen": chosen[shared:],
-        "rejected": rejected[shared:],
+        "chosen": chosen[len(common) :],
+        "rejected": rejected[len(common) :],
     }
 
 
-def _input_output(value: Value) -> Content:
+def _input_output(value: Value, field: str) -> Content:
     segments = []
-    for number, item in enumerate(items(value["segments"], "segments"), start=1):
+    for number, item in enumerate(items(value[field], field), start=1):
         train = item.get("label", item.get("train")) if isinstance(item, dict) else None
         if not isinstance(train, bool):
             raise BadRow("bad_shape", f"segments {number} is no object with text and label (true or false)")
@@ -133,23 +128,20 @@ def _input_output(value: Value) -> Content:
     return _text_row(value, segments)
 
 
-def _text(value: Value) -> Content:
-    return _text_row(value, [{"text": text(value["text"], "text"), "train": True}])
+def _text(value: Value, field: str) -> Content:
+    return _text_row(value, [{"text": text(value[field], field), "train": True}])
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """How rows of one format are told (one of these groups of keys is there, none of them null) and read."""
+class Format(NamedTuple):
+    """How rows of one format are told (one of these groups of keys is there, none of them null), and the
+    function that reads one by that group.
+    """
 
     keys: tuple[tuple[str, ...], ...]
-    read: Callable[[Value], Content]
-
-    def fits(self, value: Value) -> bool:
-        """Whether a row can be read as this format."""
-        return any(_has(value, keys) for keys in self.keys)
+    read: Callable[..., Content]
 
 
-SIDES = ("chosen", "rejected")
+KTO = (("prompt", "completion", "label"), ("messages", "kto_tag"), ("conversations", "kto_tag"))
 QUERY_RESPONSE = (
     ("query", "response"),
     ("query", "answer"),
@@ -161,16 +153,14 @@ QUERY_RESPONSE = (
 # what says more about the row comes first: a label before prompt and completion, both of them before a prompt
 # alone
 FORMATS = {
-    "preference": Format((SIDES,), _preference),
+    "preference": Format((("chosen", "rejected"),), _preference),
     "input_output": Format((("segments",),), _input_output),
-    "kto": Format(
-        (("prompt", "completion", "label"), ("messages", "kto_tag"), ("conversations", "kto_tag")), _kto
-    ),
-    "messages": Format((("messages",),), _messages),
-    "sharegpt": Format((("conversations",), ("conversation",)), _sharegpt),
-    "alpaca": Format((("instruction", "output"), ("instruction", "response")), _alpaca),
+    "kto": Format(KTO, _kto),
+    "messages": Format((("messages",),), _conversation),
+    "sharegpt": Format((("conversations",), ("conversation",)), _conversation),
+    "alpaca": Format((("instruction", "output"), ("instruction", "response")), _exchange),
     "prompt_completion": Format((("prompt", "completion"),), _prompt_completion),
-    "query_response": Format(QUERY_RESPONSE, _query_response),
+    "query_response": Format(QUERY_RESPONSE, _exchange),
     "prompt": Format((("prompt", "answer"), ("question", "answer"), ("messages", "answer")), _prompt),
     "text": Format((("text",),), _text),
 }
@@ -203,19 +193,6 @@ def _text_row(value: Value, segments: list[dict[str, Any]]) -> Content:
     return "text", {"messages": [], "segments": segments}
 
 
-def _pair(value: Value, asked: str, answered: str) -> list[Turn]:
-    """History, question (its input or context after an empty line) and answer."""
-    turns = []
-    for number, pair in enumerate(items(value.get("history") or [], "history"), start=1):
-        where = f"history {number}"
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise BadRow("bad_shape", f"{where} is not a pair of question and answer")
-        turns += [turn("user", pair[0], where), turn("assistant", pair[1], where)]
-    more = [field for field in ("input", "context") if field != asked and value.get(field)]
-    question = "\n\n".join(filter(None, (text(value[field], field) for field in (asked, *more))))
-    return [*turns, turn("user", question, asked), turn("assistant", value[answered], answered)]
-
-
 def _turns(value: Value, field: str, role: str) -> list[Turn]:
     """The turns of a field that is a list of them, a single one, or the text of one by `role`."""
     stated = value[field]
@@ -237,15 +214,3 @@ def _transcript(words: str, where: str) -> list[Turn]:
 def _system(value: Value) -> list[Turn]:
     system = value.get("system") or value.get("system_prompt")
     return [turn("system", system, "system")] if system else []
-
-
-def _has(value: Value, keys: tuple[str, ...]) -> bool:
-    for key in keys:  # noqa: SIM110 (all() is four times as slow, and this runs ten times a row)
-        if value.get(key) is None:
-            return False
-    return True
-
-
-def _first(value: Value, *keys: str) -> str:
-    """The first of `keys` that the row has (one is there: the format fitted)."""
-    return next(key for key in keys if value.get(key) is not None)

@@ -33,54 +33,35 @@ SEPARATORS = {b";": "semicolons", b"\t": "tabs", b"|": "vertical bars"}
 BATCH = 32  # rows of a Parquet file that are unpacked at a time
 READ_AHEAD = 1 << 20  # bytes of each column
 
-Record = tuple[int, None, bytes | BadLine]
+Row = bytes | BadLine  # a JSON object's bytes, or why there are none
 
 
-def csv_rows(file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Iterator[Record]:
-    """(number from 1, None, a JSON object's bytes) of each record below the header.
+def csv_rows(file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Iterator[Row]:
+    """Each record below the header. Raises `BadLine` where the rest of the file can't be read.
 
     A record ends at a line break with an even number of quotes before it, so a bad record of one line leaves
     the others alone. Of one that is bad over several lines the quotes are in doubt: the rest of the file is
     not read.
     """
     csv.field_size_limit(max(csv.field_size_limit(), max_bytes))
-    header: list[str] = []
-    cells: list[str] = []
     records = _records(file, max_bytes)
-    for number, (text, lines) in enumerate(records):
-        row: bytes | BadLine
-        in_doubt = False
+    first = next(records, None)
+    if first is None:
+        return
+    header = _header(first[0], max_bytes, notes)
+    for text, lines in records:
         try:
-            if text is None or len(text.rstrip(b"\r\n")) > max_bytes:
-                raise BadLine("too_long", f"longer than {max_bytes} bytes")
-            if not number:
-                notes["bom"] += text.startswith(BYTE_ORDER_MARK)
-                text = text.removeprefix(BYTE_ORDER_MARK)
-            notes["crlf"] += text.endswith(b"\r\n")  # of records, not of the lines inside a cell
-            if text.isspace():
-                raise BadLine("blank", "nothing on this line")
-            cells = _cells(text)
-            row = orjson.dumps(_object(header, cells)) if number else b""
+            yield orjson.dumps(_object(header, _cells(text, max_bytes, notes)))
         except BadLine as error:
-            row, in_doubt = error, lines > 1 and error.code in ("too_long", "not_csv")
-        if not number:
-            if why := _header_fault(text or b"", row if isinstance(row, BadLine) else None, cells):
-                yield 1, None, BadLine("bad_header", f"the first line must name the columns: {why}")
-                return
-            header = cells
-            continue
-        yield number, None, row
-        if in_doubt and next(records, None):
-            yield (
-                number + 1,
-                None,
-                BadLine("not_csv", "it can't be told where records begin: the rest of the file isn't read"),
-            )
-            return
+            yield error
+            if lines > 1 and error.code in ("too_long", "not_csv") and next(records, None):
+                raise BadLine(
+                    "not_csv", "it can't be told where records begin: the rest of the file isn't read"
+                ) from None
 
 
-def parquet_rows(file: BufferedReader, max_bytes: int) -> Iterator[Record]:
-    """(number from 1, None, a JSON object's bytes) of each row. What JSON has no type for becomes text.
+def parquet_rows(file: BufferedReader, max_bytes: int) -> Iterator[Row]:
+    """Each row; what JSON has no type for becomes text. Raises `BadLine` where the file can't be read on.
 
     Bytes that are no text become an object with their number, so that no format takes them for anything (or
     for nothing).
@@ -88,8 +69,7 @@ def parquet_rows(file: BufferedReader, max_bytes: int) -> Iterator[Record]:
     import pyarrow  # takes a while, and most have no use for it
     from pyarrow.parquet import ParquetFile
 
-    number = unpacked_bytes = 0
-    limit = growth_limit(file)
+    unpacked_bytes, limit = 0, growth_limit(file)
     try:
         table = ParquetFile(file, buffer_size=READ_AHEAD, pre_buffer=False)
         names = table.schema_arrow.names
@@ -99,17 +79,13 @@ def parquet_rows(file: BufferedReader, max_bytes: int) -> Iterator[Record]:
             unpacked_bytes += batch.nbytes
             if unpacked_bytes > limit:
                 raise BadLine("expands_too_much", f"unpacks to more than {limit >> 20} MiB: it isn't read on")
-            for row in _batch_rows(batch, max_bytes):
-                number += 1
-                yield number, None, row
-    except BadLine as error:
-        yield number + 1, None, error
+            yield from _batch_rows(batch, max_bytes)
+    except BadLine:
+        raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        yield (
-            number + 1,
-            None,
-            BadLine("broken_container", f"Arrow can't read this Parquet file on ({type(error).__name__})"),
-        )
+        raise BadLine(
+            "broken_container", f"Arrow can't read this Parquet file on ({type(error).__name__})"
+        ) from None
 
 
 def _records(file: BufferedReader, max_bytes: int) -> Iterator[tuple[bytes | None, int]]:
@@ -131,19 +107,32 @@ def _records(file: BufferedReader, max_bytes: int) -> Iterator[tuple[bytes | Non
         yield b"".join(parts) or None, lines + 1
 
 
-def _header_fault(text: bytes, error: BadLine | None, names: list[str]) -> str | None:
-    """What is wrong with the first line, if anything; `error` is what its reader found."""
-    separators = [name for byte, name in SEPARATORS.items() if byte in text and b"," not in text]
-    if separators and (error is None or error.code == "not_csv"):
-        return f"they look separated by {separators[0]}: write commas"
-    if error:
-        return str(error)
-    if not all(names):
-        return "one has no name"
-    return "two have the same name" if len(set(names)) < len(names) else None
+def _header(text: bytes | None, max_bytes: int, notes: Counter[str]) -> list[str]:
+    """The columns' names. Raises `BadLine` (`bad_header`) if the first line does not name them."""
+    line = text or b""
+    notes["bom"] += line.startswith(BYTE_ORDER_MARK)
+    names, why, code = [""], "one has no name", "not_csv"
+    try:
+        names = _cells(text and text.removeprefix(BYTE_ORDER_MARK), max_bytes, notes)
+    except BadLine as error:
+        why, code = str(error), error.code
+    separators = [name for byte, name in SEPARATORS.items() if byte in line and b"," not in line]
+    if separators and code == "not_csv":
+        why = f"they look separated by {separators[0]}: write commas"
+    elif all(names):
+        if len(set(names)) == len(names):
+            return names
+        why = "two have the same name"
+    raise BadLine("bad_header", f"the first line must name the columns: {why}")
 
 
-def _cells(record: bytes) -> list[str]:
+def _cells(record: bytes | None, max_bytes: int, notes: Counter[str]) -> list[str]:
+    """The cells of a record; None stands for one that is too long."""
+    if record is None or len(record.rstrip(b"\r\n")) > max_bytes:
+        raise BadLine("too_long", f"longer than {max_bytes} bytes")
+    notes["crlf"] += record.endswith(b"\r\n")  # of records, not of the lines inside a cell
+    if record.isspace():
+        raise BadLine("blank", "nothing on this line")
     text = record.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
     try:
         cells = next(csv.reader([text], strict=True))
@@ -178,78 +167,60 @@ def _value(name: str, cell: str) -> Any:
     return cell
 
 
-def _batch_rows(batch: Any, max_bytes: int) -> Iterator[bytes | BadLine]:
-    """Of each row of an Arrow record batch."""
+def _batch_rows(batch: Any, max_bytes: int) -> Iterator[Row]:
+    """Each row of an Arrow record batch."""
     try:
         rows = batch.to_pylist()
     except (ValueError, OverflowError):  # one cell is enough: text that is not UTF-8, a year 10,000
-        if len(batch) > 1:
-            for at in range(len(batch)):
-                yield from _batch_rows(batch.slice(at, 1), max_bytes)
-            return
+        rows = [None] * len(batch)
+    for at, row in enumerate(rows):
         try:
-            rows = [
-                {
-                    name: _only_cell(column)
-                    for name, column in zip(batch.schema.names, batch.columns, strict=True)
-                }
-            ]
-        except (ValueError, OverflowError):
-            yield BadLine(
-                "bad_shape", "a cell holds what has no form in JSON, such as text that is not UTF-8"
-            )
-            return
-    for row in rows:
-        try:
+            if row is None:
+                columns = zip(batch.schema.names, batch.columns, strict=True)
+                row = {name: _python_value(column[at]) for name, column in columns}
+            values = _json_value(row, MAX_DEPTH).items()
             text = orjson.dumps(
-                {
-                    name: _value(name, cell) if type(cell) is str else cell
-                    for name, cell in _json_value(row, MAX_DEPTH).items()
-                }
+                {name: _value(name, cell) if type(cell) is str else cell for name, cell in values}
             )
             yield text if len(text) <= max_bytes else BadLine("too_long", f"longer than {max_bytes} bytes")
         except BadLine as error:
             yield error
 
 
-def _only_cell(column: Any) -> Any:
-    """The value of a column of one; None if it is a time that Python can't tell."""
+def _python_value(cell: Any) -> Any:
+    """An Arrow scalar's value; None if it is a time that Python can't tell."""
     from pyarrow.types import is_temporal
 
     try:
-        return column.to_pylist()[0]
+        return cell.as_py()
     except (ValueError, OverflowError):
-        if is_temporal(column.type):
+        if is_temporal(cell.type):
             return None
-        raise
+        raise BadLine(
+            "bad_shape", "a cell holds what has no form in JSON, such as text that is not UTF-8"
+        ) from None
 
 
 def _json_value(value: Any, depth: int) -> Any:
     """The value without the nulls of its objects. Raises `BadLine` for one that JSON doesn't have."""
-    kind = type(value)
-    if (
-        kind is str
-        or kind is bool
-        or kind is int
-        or value is None
-        or (kind is float and math.isfinite(value))
-    ):
+    if value is None or isinstance(value, str | int):
         return value
-    if kind is float:
-        raise BadLine("not_finite", "a cell holds NaN or infinity")
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise BadLine("not_finite", "a cell holds NaN or infinity")
+        return value
     if depth == 0:
         raise BadLine("too_deep", f"nested more than {MAX_DEPTH} deep")
-    if kind is dict:
-        return {key: _json_value(item, depth - 1) for key, item in value.items() if item is not None}
-    if kind is list or kind is tuple:  # an entry of a map
-        return [_json_value(item, depth - 1) for item in value]
-    if isinstance(value, date | time):
-        return value.isoformat()
-    if isinstance(value, Decimal | UUID | timedelta):
-        return str(value)
-    if kind is bytes:
-        try:
-            return value.decode("utf-8")
-        except UnicodeDecodeError:
-            return {"bytes": len(value)}
-    raise BadLine("bad_shape", f"a cell of type {kind.__name__} has no form in JSON")
+    match value:
+        case dict():
+            return {key: _json_value(item, depth - 1) for key, item in value.items() if item is not None}
+        case list() | tuple():  # a tuple is an entry of a map
+            return [_json_value(item, depth - 1) for item in value]
+        case date() | time():
+            return value.isoformat()
+        case Decimal() | UUID() | timedelta():
+            return str(value)
+        case bytes():
+            text = value.decode("utf-8", "replace")
+            return text if text.encode() == value else {"bytes": len(value)}
+    raise BadLine("bad_shape", f"a cell of type {type(value).__name__} has no form in JSON")

@@ -6,11 +6,12 @@ itself.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.chat.rows import BadRow
 from pipeline.core.jsonl import BadLine, parse_value
 
+T = TypeVar("T")
 Turn = dict[str, Any]  # a `pipeline.chat.rows.Message`
 
 ROLES = (
@@ -38,6 +39,15 @@ LOST = (
     "train_detail",
     "training_detail",
 )  # would be, and change the turn
+KINDS = {
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    type(None): "null or missing",
+}
 
 
 def read_turns(value: Any, field: str) -> list[Turn]:
@@ -85,9 +95,7 @@ def items(value: Any, where: str) -> list[Any]:
     """`value` if it is a list, or the list that its text is as JSON (tables have nothing but text)."""
     if isinstance(value, str):
         value = from_json(value, where, "bad_shape")
-    if not isinstance(value, list):
-        raise BadRow("bad_shape", f"{where} is {kind(value)}, not a list")
-    return value
+    return _need(list, value, where, "bad_shape")
 
 
 def from_json(words: str, where: str, code: str) -> Any:
@@ -100,24 +108,20 @@ def from_json(words: str, where: str, code: str) -> Any:
 
 def kind(value: Any) -> str:
     """What JSON calls it."""
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "text",
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        type(None): "null or missing",
-    }
-    return names[type(value)]
+    return KINDS[type(value)]
+
+
+def _need(wanted: type[T], value: Any, where: str, code: str) -> T:
+    """`value` if it is an object (or a list). Raises `BadRow` with `code` if it is not."""
+    if not isinstance(value, wanted):
+        raise BadRow(code, f"{where} is {kind(value)}, not {KINDS[wanted]}")
+    return value
 
 
 def _turn(item: Any, where: str) -> Turn:
-    if not isinstance(item, dict):
-        raise BadRow("bad_shape", f"{where} is {kind(item)}, not an object")
-    for key in LOST:
-        if item.get(key):
-            raise BadRow("unsupported_field", f"{where}: {key} would be lost")
+    _need(dict, item, where, "bad_shape")
+    if lost := [key for key in LOST if item.get(key)]:
+        raise BadRow("unsupported_field", f"{where}: {lost[0]} would be lost")
     given = item.get("role", item.get("from"))
     given = given if not isinstance(given, str) or given in ROLES else given.strip().lower().replace("-", "_")
     if not isinstance(given, str) or (given not in ROLES and given not in CALLERS):
@@ -136,9 +140,7 @@ def _turn(item: Any, where: str) -> Turn:
         result["reasoning_content"] = text(reasoning, f"{where} reasoning_content")
     if calls:
         result["tool_calls"] = calls
-    for key in ("tool_call_id", "name"):
-        if item.get(key):
-            result[key] = text(item[key], f"{where} {key}")
+    result |= {key: text(item[key], f"{where} {key}") for key in ("tool_call_id", "name") if item.get(key)}
     if not _trained(item, role, where):
         result["train"] = False
     return result
@@ -161,13 +163,10 @@ def _trained(item: Mapping[str, Any], role: str, where: str) -> bool:
 
 def _calls(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """The calls of a turn in OpenAI's form, `tool_calls` or the older `function_call`."""
-    calls, single = item.get("tool_calls") or [], item.get("function_call")
-    if single:
-        if calls:
-            raise BadRow("bad_tool_call", f"{where} has both tool_calls and function_call")
-        calls = [single]
-    if not isinstance(calls, list):
-        raise BadRow("bad_tool_call", f"{where} tool_calls is {kind(calls)}, not a list")
+    calls, single = item.get("tool_calls"), item.get("function_call")
+    if calls and single:
+        raise BadRow("bad_tool_call", f"{where} has both tool_calls and function_call")
+    calls = _need(list, calls or ([single] if single else []), f"{where} tool_calls", "bad_tool_call")
     return [_call(call, f"{where} tool_calls {number}") for number, call in enumerate(calls, start=1)]
 
 
@@ -181,8 +180,7 @@ def _parse_calls(content: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
-    if not isinstance(call, dict):
-        raise BadRow("bad_tool_call", f"{where} is {kind(call)}, not an object")
+    _need(dict, call, where, "bad_tool_call")
     function, identity = call.get("function", call), call.get("id")
     if call.get("type", "function") not in ("function", None) or not isinstance(function, dict):
         raise BadRow("bad_tool_call", f"{where} is no call of a function")
@@ -200,9 +198,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
-    if not isinstance(tool, dict):
-        raise BadRow("bad_shape", f"{where} is {kind(tool)}, not an object")
-    function = tool.get("function", tool)
+    function = _need(dict, tool, where, "bad_shape").get("function", tool)
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name or tool.get("type", "function") != "function":
         raise BadRow("bad_shape", f"{where} is no function with a name")

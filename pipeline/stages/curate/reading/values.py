@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from pipeline.chat.rows import BadRow
@@ -21,8 +20,7 @@ def label_of(value: Value) -> bool | None:
     """
     if value.get("kto_tag") is not None:
         return thumb_of(value, "kto_tag")
-    label = value.get("label")
-    label = label.strip().lower() if isinstance(label, str) else label
+    label = _lower(value.get("label"))
     if isinstance(label, bool) or label in ("true", "false"):
         return label in (True, "true")
     if label in (0, 1, -1, "0", "1", "-1"):  # trained as a good answer, a thumb down would do harm
@@ -35,18 +33,14 @@ def label_of(value: Value) -> bool | None:
 
 def thumb_of(value: Value, field: str) -> bool:
     """The field's thumb, true or false, as text or a number too."""
-    label = value[field].strip().lower() if isinstance(value[field], str) else value[field]
-    thumbs = {
-        True: True,
-        False: False,
-        "true": True,
-        "false": False,
-        "1": True,
-        "0": False,
-    }  # True == 1 == 1.0
-    if isinstance(label, list | dict) or label not in thumbs:
+    label = _lower(value[field])
+    if label not in (True, False, "true", "false", "1", "0"):  # True == 1 == 1.0
         raise BadRow("bad_shape", f"{field} is neither true nor false")
-    return thumbs[label]
+    return label in (True, "true", "1")
+
+
+def _lower(label: Any) -> Any:
+    return label.strip().lower() if isinstance(label, str) else label
 
 
 def answer_of(value: Any) -> str:
@@ -58,12 +52,8 @@ def answer_of(value: Any) -> str:
 
 def number_of(value: Any, field: str) -> float:
     """A finite number, also as text (tables have nothing but text)."""
-    number = math.nan
-    if not isinstance(value, bool) and (
-        isinstance(value, int | float) or (isinstance(value, str) and NUMBER.fullmatch(value))
-    ):
-        with suppress(OverflowError):
-            number = float(value)
+    digits = str(value)
+    number = float(digits) if NUMBER.fullmatch(digits) else math.nan
     if not math.isfinite(number):
         raise BadRow("bad_shape", f"{field} is no finite number")
     return number

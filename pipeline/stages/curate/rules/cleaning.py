@@ -1,36 +1,18 @@
-"""The rules that bring a row into shape: composed Unicode, reasoning in its own field, turns in the order
-that a chat template expects.
+"""The rules that bring a row's texts into shape: composed Unicode, and reasoning in its own field.
 
 Reasoning inside the answer, `<think>…</think>` at its beginning, goes to where templates look for it. Only
 for a base whose tokenizer has these tokens: there they would be control tokens inside text, and its template
 writes them itself around `reasoning_content`. For other bases they are plain text and stay.
 """
 
-import json
 import re
 import unicodedata
 from collections.abc import Iterable
-from typing import Any, Literal
+from itertools import groupby
 
 from pipeline.chat.rows import TURN_LISTS, BadRow, Row, edit_texts
-from pipeline.core.wording import plural
 from pipeline.stages.curate.rules.changes import Change, Changes, Rule, excerpts
 
-Turn = dict[str, Any]
-Turns = list[Turn]
-
-# what may follow what; a "call" is an assistant's turn with `tool_calls`. The last one named is the one an
-# error asks for.
-FOLLOWERS = {
-    "start": ("system", "user"),
-    "system": ("user",),
-    "user": ("assistant",),
-    "assistant": ("user",),
-    "call": ("tool",),
-    "tool": ("tool", "assistant"),
-}
-ANSWERED = ("assistant", "call")  # how a conversation to learn from ends
-ASKED = ("user", "tool")  # how a prompt ends
 MOST_MARKS = 64  # Unicode's own limit for text streams is 30 (UAX #15, Stream-Safe Text Format)
 THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 MARKS_BY_PARTS = "\u0f73\u0f75\u0f81"  # of class 0 themselves, made of marks
@@ -64,15 +46,10 @@ def has_endless_marks(text: str) -> bool:
     `MOST_MARKS` places.
     """
     for hit in range(0, len(text), MOST_MARKS):
-        if not _is_mark(text[hit]):
-            continue
-        first, end = hit, hit + 1
-        while first > 0 and end - first < MOST_MARKS and _is_mark(text[first - 1]):
-            first -= 1
-        while end < len(text) and end - first < MOST_MARKS and _is_mark(text[end]):
-            end += 1
-        if end - first >= MOST_MARKS:
-            return True
+        if _is_mark(text[hit]):
+            around = text[max(0, hit - MOST_MARKS) : hit + MOST_MARKS]
+            if any(marks and len(list(run)) >= MOST_MARKS for marks, run in groupby(around, _is_mark)):
+                return True
     return False
 
 
@@ -104,154 +81,3 @@ def move_reasoning(row: Row, changes: Changes) -> Row:
             moved = {**moved, field: [*moved[field][: number - 1], new, *moved[field][number:]]}
             changes.append(Change("reasoning", f"{field} {number}", *excerpts(turn["content"], answer)))
     return moved
-
-
-def turns(mode: Literal["repair", "reject"]) -> Rule:
-    """The rule that puts turns into the canonical order: what that is, `check_turns` says; `repair_turns`,
-    what is repaired.
-    """
-
-    def rule(row: Row, changes: Changes) -> Row:
-        try:
-            check_turns(row)
-        except BadRow:
-            if mode == "reject":
-                raise
-            row = repair_turns(row, changes)
-            check_turns(row)
-        return row
-
-    return rule
-
-
-def check_turns(row: Row) -> None:
-    """Raise `BadRow` unless the turns are in order and something is said in each of them.
-
-    In order: at most one system turn, first; then user and assistant in turn; after an assistant's
-    `tool_calls` one or more tool turns, then the assistant. A chat ends with the assistant, a prompt with the
-    user (or a tool), and an answer of a preference goes on from its prompt as a chat does.
-    """
-    kind = row["kind"]
-    if kind == "text":
-        return _check_segments(row["segments"])
-    messages = row["messages"]
-    if kind in ("chat", "feedback"):
-        return _check_answer(messages, "messages", "start")
-    last = _walk(messages, "messages", "start")
-    if last not in ASKED:
-        raise BadRow("bad_order", "the last turn of the prompt is neither the user's nor a tool's")
-    for field in ("chosen", "rejected"):
-        if field in row:
-            _check_answer(row[field], field, last)
-    return None
-
-
-def _check_answer(turns: Turns, field: str, before: str) -> None:
-    answers = [turn for turn in turns if turn["role"] == "assistant"]
-    if not answers:
-        raise BadRow("no_assistant", f"{field} has no assistant's turn")
-    if _walk(turns, field, before) not in ANSWERED:
-        raise BadRow("bad_order", f"the last turn of {field} is not the assistant's")
-    if not any(turn.get("train", True) for turn in answers):
-        raise BadRow("nothing_to_train", f"every assistant's turn of {field} is kept out of training")
-
-
-def _walk(turns: Turns, field: str, state: str) -> str:
-    """Where a walk along the turns from `state` ends (a key of `FOLLOWERS`). Raises `BadRow` at the first
-    turn out of place.
-    """
-    for number, turn in enumerate(turns, start=1):
-        role = turn["role"]
-        if role not in FOLLOWERS[state]:
-            raise BadRow("bad_order", f"{field} {number} is {role}, where {FOLLOWERS[state][-1]} is due")
-        calls = role == "assistant" and bool(turn.get("tool_calls"))
-        if not calls and role in ("user", "assistant") and not turn["content"].strip():
-            raise BadRow("empty_turn", f"{field} {number} ({role}) is empty")
-        state = "call" if calls else role
-    return state
-
-
-def _check_segments(segments: list[dict[str, Any]]) -> None:
-    if not any(segment["text"].strip() for segment in segments):
-        raise BadRow("empty_turn", "no segment holds any text")
-    if not any(segment["train"] and segment["text"] for segment in segments):
-        raise BadRow("nothing_to_train", "every segment is kept out of training")
-
-
-def repair_turns(row: Row, changes: Changes) -> Row:
-    """The row without what follows its last answer, and with neighboring turns of one side joined by an empty
-    line.
-
-    Nothing is put in and nothing reordered; whatever is joined or dropped goes to `changes`, by its place in
-    the row as it came.
-    """
-    answers = ("messages",) if row["kind"] in ("chat", "feedback") else ("chosen", "rejected")
-    repaired = dict(row)
-    for field in ("messages", "chosen", "rejected"):
-        if field in row:
-            kept = _drop_tail(row[field], field, changes) if field in answers else row[field]
-            repaired[field] = _join_neighbors(kept, field, changes)
-    return repaired
-
-
-def _drop_tail(turns: Turns, field: str, changes: Changes) -> Turns:
-    """The turns up to the last one in which the assistant says or calls something; all of them if there is
-    none.
-    """
-    end = next(
-        (
-            i
-            for i in range(len(turns), 0, -1)
-            if turns[i - 1]["role"] == "assistant" and _text_of(turns[i - 1]).strip()
-        ),
-        len(turns),
-    )
-    for number, turn in enumerate(turns[end:], start=end + 1):
-        changes.append(Change("turns", f"{field} {number}", *excerpts(_text_of(turn), "")))
-    return turns[:end]
-
-
-def _join_neighbors(turns: Turns, field: str, changes: Changes) -> Turns:
-    """The turns with each run of one side's made one; a run gives one note, at the place of its first
-    turn.
-    """
-    joined: Turns = []
-    runs: list[list[str]] = []  # what is said in each of `joined`
-    for turn in turns:
-        if joined and _same_side(joined[-1], turn):
-            runs[-1].append(turn["content"])
-        else:
-            joined.append(turn)
-            runs.append([turn["content"]])
-    number = 1
-    for i, run in enumerate(runs):
-        if len(run) > 1:
-            joined[i] = {**joined[i], "content": "\n\n".join(text for text in run if text.strip())}
-            before, after = excerpts(run[0], joined[i]["content"])
-            changes.append(
-                Change(
-                    "turns",
-                    f"{field} {number}",
-                    f"{before} ‹and {plural(len(run) - 1, 'more turn')}›",
-                    after,
-                )
-            )
-        number += len(run)
-    return joined
-
-
-def _same_side(one: Turn, other: Turn) -> bool:
-    """Whether two turns differ in what they say only: same role, name and training, no tools and no
-    reasoning.
-    """
-    if one["role"] == "tool" or any(
-        turn.get("tool_calls") or turn.get("reasoning_content") for turn in (one, other)
-    ):
-        return False
-    return {**one, "content": ""} == {**other, "content": ""}
-
-
-def _text_of(turn: Turn) -> str:
-    """What a turn says: its text, or its calls."""
-    calls = turn.get("tool_calls")
-    return str(turn["content"]) or (json.dumps(calls, ensure_ascii=False) if calls else "")

@@ -17,7 +17,8 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any, Literal
+from itertools import groupby
+from typing import Literal
 
 from pipeline.chat.rows import BadRow, Row, edit_texts
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
@@ -74,7 +75,7 @@ class ControlTokens:
         ]
         folded = [*plain, *barred]
         self.opening, self.ascii_opening = _openings(
-            {word[0] for word in folded}, {word[1] for word in folded}
+            frozenset(word[0] for word in folded), frozenset(word[1] for word in folded)
         )
 
     def __call__(self, row: Row, changes: Changes) -> Row:
@@ -123,22 +124,22 @@ class _Family:
     def __init__(self, words: dict[str, str], fold: Fold, loose: bool) -> None:
         self.fold, self.loose = fold, loose  # loose: whatever the case, with white space inside
         self.spellings: list[str] = []  # by the number of the pattern's group
-        self.pattern = re.compile(self._regex(_trie(words), 0))
+        self.pattern = re.compile(self._regex(sorted(words.items()), 0))
 
-    def _regex(self, node: dict[str, Any], depth: int) -> str:
-        """A pattern for the words below a node of the trie; the number of its empty group says which word it
-        was.
+    def _regex(self, words: list[tuple[str, str]], depth: int) -> str:
+        """A pattern for what follows the `depth` characters that all these words share; the number of its
+        empty group says which word it was.
         """
+        longer = [(word, spelling) for word, spelling in words if len(word) > depth]
         ahead = [
-            _one_of(_cases(char) if self.loose else {char}) + self._regex(node[char], depth + 1)
-            for char in sorted(node)
-            if char
+            _one_of(_cases(char) if self.loose else {char}) + self._regex(list(group), depth + 1)
+            for char, group in groupby(longer, key=lambda each: each[0][depth])
         ]
         # a space behind the first character is what breaks a token
         gap = r"\s*+" if self.loose and depth > 1 else ""
         branches = [f"{gap}(?:{'|'.join(ahead)})"] if ahead else []
-        if "" in node:
-            self.spellings.append(node[""])
+        if len(longer) < len(words):  # the first of them ends here
+            self.spellings.append(words[0][1])
             branches.append("()")
         return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
@@ -185,17 +186,8 @@ def _apart(token: str) -> str:
     return f"{token[0]} {token[1:-1]} {token[-1]}" if len(token) > 2 else " ".join(token)
 
 
-def _trie(words: dict[str, str]) -> dict[str, Any]:
-    root: dict[str, Any] = {}
-    for word, spelling in words.items():
-        node = root
-        for char in word:
-            node = node.setdefault(char, {})
-        node[""] = spelling
-    return root
-
-
-def _openings(firsts: set[str], seconds: set[str]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+@cache
+def _openings(firsts: frozenset[str], seconds: frozenset[str]) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """What a token's first two characters look like in a text that is not folded yet, whatever it is or
     ASCII: what rules out nearly all texts.
     """
@@ -208,7 +200,7 @@ def _openings(firsts: set[str], seconds: set[str]) -> tuple[re.Pattern[str], re.
     return re.compile(whatever), re.compile("".join(map(_one_of, pair)))
 
 
-def _variants(chars: set[str], anywhere: bool = False) -> set[str]:
+def _variants(chars: frozenset[str], anywhere: bool = False) -> set[str]:
     """All that folds to one of `chars` in either case, or to several characters that start with one (or hold
     one `anywhere`).
     """

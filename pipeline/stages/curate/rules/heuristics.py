@@ -30,14 +30,15 @@ def refusals(mode: Literal["reject", "keep"]) -> Rule | None:
     def rule(row: Row, changes: Changes) -> Row:
         field = "chosen" if row["kind"] == "preference" else "messages"
         last = row[field][-1] if row[field] else {}
+        trained = last.get("train", True) and row.get("label", True) and not last.get("tool_calls")
         if (
             row["kind"] in ("chat", "feedback", "preference")
             and last.get("role") == "assistant"
             and len(last["content"]) <= LONGEST_REFUSAL
+            and trained
+            and is_refusal(last["content"])
         ):
-            trained = last.get("train", True) and row.get("label", True) and not last.get("tool_calls")
-            if trained and is_refusal(last["content"]):
-                raise BadRow("refusal", f"{field} {len(row[field])} is nothing but a stock refusal")
+            raise BadRow("refusal", f"{field} {len(row[field])} is nothing but a stock refusal")
         return row
 
     return rule

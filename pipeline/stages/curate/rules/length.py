@@ -2,27 +2,24 @@
 silence.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pipeline.chat.rows import BadRow, Row, row_id
 from pipeline.core.jsonl import dump_line
 from pipeline.core.wording import plural
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
-from pipeline.stages.curate.rules.text_parts import CHARACTERS_PER_TOKEN, Unbreakable, farthest, text_parts
+from pipeline.stages.curate.rules.exchanges import exchanges_of, spans, text_of, weight_of
+from pipeline.stages.curate.rules.text_parts import Size, Span, Unbreakable, text_parts
 from pipeline.stages.curate.rules.token_count import MOST_DEAR, TokenCounter
-
-Turns = list[dict[str, Any]]
 
 EXACT = 4  # a row of more than so many budgets is not counted to its end
 MOST_TURNS = 20_000  # of a row that is split
 MOST_PARTS = 2000  # of one row, with those that are lost
-LISTED = 20  # parts whose sizes are told
-MARKUP = 24  # characters that a template adds to a turn, about
+LISTED = 20  # parts whose sizes are listed
 # what splitting may cost, in characters counted: for a row of ordinary turns three quarters of it are enough
 WORK, WORK_PER_CHARACTER = 1 << 20, 4
 REPEATED = 1 << 16  # characters of system turns and tools that parts may repeat, above their own length
@@ -49,7 +46,7 @@ class Length:
         `#2` …
 
         A chat is split in front of a user's turn only. Each part starts with the chat's system turn and takes
-        as many whole exchanges as fit; so what is asked and answered stays together, but a part doesn't see
+        as many exchanges as fit; so what is asked and answered stays together, but a part doesn't see
         the parts before it. An exchange that is too long by itself, or a part in which nothing is trained, is
         left out and goes to `changes`. A text is split where `text_parts` says; of its parts only the last
         one ends in an end of text that is learned. Raises `BadRow` (`over_budget`) if no part is left, if a
@@ -62,21 +59,19 @@ class Length:
             return [row]
         if self.mode == "split" and len(row.get("segments", ())) == 1:
             return self._text_parts(row, changes)
-        # a turn has at least one token, so there is no need to count
-        many = len(row["messages"]) > self.max_tokens
-        if not many:
+        splits = self.mode == "split" and row["kind"] == "chat" and "reward" not in row
+        described = f"more than {self.max_tokens:,} tokens"
+        if len(row["messages"]) <= self.max_tokens:
             bound = self.counter.bound(row, self.max_tokens)
             if bound is not None and bound <= self.max_tokens:
                 return [row]
-        splits = self.mode == "split" and row["kind"] == "chat" and "reward" not in row
-        described = f"more than {self.max_tokens:,} tokens"
-        if not many:
             tokens = self._count(row, splits)
             if tokens <= self.max_tokens:
                 return [row]
-            described = f"{tokens:,} tokens" if tokens <= EXACT * self.max_tokens else described
-        elif splits:
-            self._check_cost([" ".join(map(_text_of, row["messages"]))])
+            if tokens <= EXACT * self.max_tokens:
+                described = f"{tokens:,} tokens"
+        elif splits:  # there is no need to count: a turn has at least one token
+            self._check_cost([" ".join(map(text_of, row["messages"]))])
         if not splits:
             raise BadRow("over_budget", f"{described}, the budget is {self.max_tokens:,}")
         return self._split(row, described, changes)
@@ -105,7 +100,7 @@ class Length:
             and count.count_row(row, most) <= most
         ):
             return [row]
-        described, work = plural(len(text), "character"), WORK + WORK_PER_CHARACTER * len(text)
+        described = plural(len(text), "character")
 
         def part(start: int, end: int) -> Row:
             segments = [row["segments"][0] | {"text": text[start:end]}]
@@ -114,134 +109,97 @@ class Length:
                 "segments": segments if end == len(text) else [*segments, {"text": "", "train": False}]
             }
 
-        def size(start: int, end: int) -> int:
-            nonlocal work
-            work -= end - start
-            if work < 0:
-                raise BadRow("over_budget", f"{described}: too much work to split")
-            return count.count_row(part(start, end), most)
-
-        parts: list[Row] = []
-        sizes: list[int] = []
+        size = self._limited_size(part, lambda start, end: end - start, len(text), described)
         try:
-            for start, end, tokens in text_parts(text, size, most):
-                parts.append(part(start, end) | {"source": f"{row['source']}#{len(parts) + 1}"})
-                sizes.append(tokens)
-                if len(parts) > MOST_PARTS:
-                    raise BadRow(
-                        "over_budget",
-                        f"{described}: too long to split, it would come in more than "
-                        f"{plural(MOST_PARTS, 'part')}",
-                    )
+            parts = [
+                (part(start, end), tokens)
+                for start, end, tokens in _not_too_many(text_parts(text, size, most), described)
+            ]
         except Unbreakable as stretch:
             where = (
                 f"the stretch from character {stretch.place + 1:,} on has no place to cut within the "
                 f"budget of {plural(most, 'token')}"
             )
             raise BadRow("over_budget", f"{described}: {where}") from None
-        if len(parts) == 1:
-            return [row]
-        changes.append(Change("length", "segments 1", described, f"in parts of {_listed(sizes)} tokens"))
-        return [part | {"id": row_id(part)} if "id" in row else part for part in parts]
+        return [row] if len(parts) == 1 else _numbered(row, parts, "segments 1", described, changes)
 
     def _split(self, row: Row, described: str, changes: Changes) -> list[Row]:
         system, exchanges = exchanges_of(row["messages"])
         described = f"{described} in {plural(len(exchanges), 'exchange')}"
+        none_fits = f"{described}, none of which fits the budget of {self.max_tokens:,}"
         if len(row["messages"]) > MOST_TURNS:
             raise BadRow("over_budget", f"{described}: too long to split, {MOST_TURNS:,} turns are the most")
-        starts = [*accumulate(map(len, exchanges), initial=len(system))]  # in the row's messages
-        weights = [*accumulate((sum(map(_weight, exchange)) for exchange in exchanges), initial=0)]
-        repeated = sum(map(_weight, system)) + len(dump_line({"tools": row.get("tools")}))
-        work = WORK + WORK_PER_CHARACTER * (weights[-1] + repeated)
-
-        def turns_of(first: int, end: int) -> Turns:
-            turns: Turns = row["messages"][starts[first] : starts[end]]
-            return turns
-
-        def size(first: int, end: int) -> int:
-            nonlocal work
-            work -= repeated + weights[end] - weights[first]
-            if work < 0:
-                raise BadRow("over_budget", f"{described}: too much work to split")
-            return self.counter.count_row(row | {"messages": system + turns_of(first, end)}, self.max_tokens)
-
         if sum(self.counter.count(turn["content"], self.max_tokens) for turn in system) >= self.max_tokens:
-            raise BadRow(
-                "over_budget",
-                f"{described}, none of which fits the budget of {self.max_tokens:,} behind the system turn",
-            )
-        parts: list[Row] = []
-        sizes: list[int] = []
-        for number, (first, end, tokens) in enumerate(spans(weights, size, self.max_tokens)):
-            if number >= MOST_PARTS:
-                raise BadRow(
-                    "over_budget",
-                    f"{described}: too long to split, it would come in more than {MOST_PARTS:,} parts",
-                )
-            turns = turns_of(first, end)
-            if tokens <= self.max_tokens and any(
+            raise BadRow("over_budget", f"{none_fits} behind the system turn")
+        starts = [*accumulate(map(len, exchanges), initial=len(system))]  # in the row's messages
+        weights = [*accumulate((sum(map(weight_of, exchange)) for exchange in exchanges), initial=0)]
+        repeated = sum(map(weight_of, system)) + len(dump_line({"tools": row.get("tools")}))
+
+        def part(first: int, end: int) -> Row:
+            return row | {"messages": system + row["messages"][starts[first] : starts[end]]}
+
+        def weight(first: int, end: int) -> int:
+            return repeated + weights[end] - weights[first]
+
+        size = self._limited_size(part, weight, weight(0, len(exchanges)), described)
+        parts: list[tuple[Row, int]] = []
+        for first, end, tokens in _not_too_many(spans(weights, size, self.max_tokens), described):
+            turns = row["messages"][starts[first] : starts[end]]
+            if tokens > self.max_tokens or not any(
                 turn["role"] == "assistant" and turn.get("train", True) for turn in turns
             ):
-                parts.append(
-                    row | {"source": f"{row['source']}#{len(parts) + 1}", "messages": system + turns}
-                )
-                sizes.append(tokens)
-                if repeated * len(parts) > REPEATED + weights[-1]:
-                    raise BadRow(
-                        "over_budget",
-                        f"{described}: the parts would hold more of the repeated system turn and tools than "
-                        "of the conversation",
-                    )
+                text = "\n".join(turn["content"] for turn in turns)
+                place = f"messages {starts[first] + 1} to {starts[end]}"
+                changes.append(Change("length", place, *excerpts(text, "")))
                 continue
-            text = "\n".join(turn["content"] for turn in turns)
-            changes.append(
-                Change("length", f"messages {starts[first] + 1} to {starts[end]}", *excerpts(text, ""))
-            )
+            parts.append((part(first, end), tokens))
+            if repeated * len(parts) > REPEATED + weights[-1]:
+                raise BadRow(
+                    "over_budget",
+                    f"{described}: the parts would hold more of the repeated system turn and tools than "
+                    "of the conversation",
+                )
         if not parts:
-            raise BadRow("over_budget", f"{described}, none of which fits the budget of {self.max_tokens:,}")
-        changes.append(Change("length", "messages", described, f"in parts of {_listed(sizes)} tokens"))
-        return [part | {"id": row_id(part)} if "id" in row else part for part in parts]
+            raise BadRow("over_budget", none_fits)
+        return _numbered(row, parts, "messages", described, changes)
+
+    def _limited_size(
+        self, part: Callable[[int, int], Row], weight: Callable[[int, int], int], total: int, described: str
+    ) -> Size:
+        """Counts the tokens of a part. Raises `BadRow` once the parts it was asked for weigh far more than
+        `total`, the entire row.
+        """
+        left = WORK + WORK_PER_CHARACTER * total
+
+        def size(first: int, end: int) -> int:
+            nonlocal left
+            left -= weight(first, end)
+            if left < 0:
+                raise BadRow("over_budget", f"{described}: too much work to split")
+            return self.counter.count_row(part(first, end), self.max_tokens)
+
+        return size
 
 
-def spans(
-    weights: Sequence[int], size: Callable[[int, int], int], most: int
-) -> Iterator[tuple[int, int, int]]:
-    """(first, one past the last, tokens) of neighboring exchanges, in each as many as `size` finds within
-    `most` tokens.
-
-    An exchange that doesn't fit comes alone. `weights`: their running sum, one more than there are exchanges
-    (see `farthest`).
-    """
-    exchanges, first, rate = len(weights) - 1, 0, CHARACTERS_PER_TOKEN
-    while first < exchanges:
-        end, tokens, rate = farthest(weights, size, most, first, rate, enough=math.inf)
-        yield first, max(end, first + 1), tokens if end > first else most + 1
-        first = max(end, first + 1)
+def _not_too_many(found: Iterable[Span], described: str) -> Iterator[Span]:
+    """The spans, as long as they are at most `MOST_PARTS`."""
+    for number, span in enumerate(found):
+        if number >= MOST_PARTS:
+            raise BadRow(
+                "over_budget",
+                f"{described}: too long to split, it would come in more than {MOST_PARTS:,} parts",
+            )
+        yield span
 
 
-def exchanges_of(messages: Turns) -> tuple[Turns, list[Turns]]:
-    """The leading system turns, and the rest cut in front of each user's turn that follows another side's."""
-    start = next((i for i, turn in enumerate(messages) if turn["role"] != "system"), len(messages))
-    exchanges: list[Turns] = []
-    for before, turn in zip([None, *messages[start:]], messages[start:], strict=False):
-        if before is None or (turn["role"] == "user" and before["role"] != "user"):
-            exchanges.append([])
-        exchanges[-1].append(turn)
-    return messages[:start], exchanges
-
-
-def _text_of(turn: dict[str, Any]) -> str:
-    """All that a template may show of a turn."""
-    content: str = turn["content"]
-    if len(turn) == 2:
-        return content
-    calls = dump_line({"": turn["tool_calls"]}).decode() if "tool_calls" in turn else ""
-    return f"{content} {turn.get('reasoning_content', '')} {calls}"
-
-
-def _weight(turn: dict[str, Any]) -> int:
-    """What a turn costs, in characters."""
-    return len(_text_of(turn)) + MARKUP
+def _numbered(
+    row: Row, parts: list[tuple[Row, int]], place: str, described: str, changes: Changes
+) -> list[Row]:
+    """The parts (each with its tokens) with sources and ids of their own, and a note of the change."""
+    sizes = _listed([tokens for _, tokens in parts])
+    changes.append(Change("length", place, described, f"in parts of {sizes} tokens"))
+    named = [part | {"source": f"{row['source']}#{i}"} for i, (part, _) in enumerate(parts, start=1)]
+    return [part | {"id": row_id(part)} if "id" in row else part for part in named]
 
 
 def _listed(sizes: list[int]) -> str:

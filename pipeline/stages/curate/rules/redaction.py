@@ -9,53 +9,24 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from html import unescape
+from functools import cache
+from itertools import chain
 from typing import Any, Literal
-from urllib.parse import unquote
 
 from ahocorasick_rs import AhoCorasick
 
 from pipeline.chat.rows import TURN_LISTS, BadRow, Row, edit_texts, texts
 from pipeline.stages.curate.rules.changes import Change, Changes
+from pipeline.stages.curate.rules.escapes import blanked, decodings
 from pipeline.stages.curate.rules.personal import KINDS, find_personal, identity
-from pipeline.stages.curate.rules.secrets import FORMATS, Span, find_private_keys, find_secrets
+from pipeline.stages.curate.rules.secrets import Span, find_private_keys, find_secrets
 
 PASSES = 10  # a placeholder can lay bare what its neighbor hid; two passes are the rule
 SHOWN = 5  # finds that the change of one text names
-# in JSON and code: the `n` of `\nghp_…` is no letter before the key
-_ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
-# `\u0040` and `\/`, with all the backslashes that escaping twice puts before them (`\\u0040`, `\u005cu0040`);
-# surrogate pairs are one character
-_SLASHES = r"\\++(?:u005[cC])*"
-_JSON = re.compile(
-    rf"(?<!\\){_SLASHES}(?:(?:u(?P<high>[dD][89abAB][0-9a-fA-F]{{2}}){_SLASHES}(?=u[dD][c-fC-F]))?u(?P<unit>[0-9a-fA-F]{{4}})|/)"
-)
-_JSON_URL_HTML = re.compile(  # `%40` and `%C3%AB`, `&#64;`, `&#x40;` and `&euml;` as well
-    rf"{_JSON.pattern}|%(?:[0-7][0-9a-fA-F]|[c-fC-F][0-9a-fA-F](?:%[89abAB][0-9a-fA-F]){{1,3}})"
-    r"|&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8}[0-9]{0,2});"
-)
 _WORD = frozenset(string.ascii_letters + string.digits + "_")
 _BEFORE = _WORD | {"["}  # perhaps a placeholder
 _NUMBERED = re.compile(r"\[([A-Z][A-Z0-9_]*)_(\d{1,9})\]")
 Namer = Callable[[str, str], str]  # (kind, value) → placeholder
-
-
-def kinds() -> list[tuple[str, str, str]]:
-    """(rule, kind, what it goes by: who published its form, or what checks it) of every kind that can be
-    redacted.
-    """
-    checks = (
-        "its form",
-        "phonenumbers",
-        "ipaddress",
-        "its country's form and checksum (stdnum)",
-        "issuer's digits and Luhn's checksum (stdnum)",
-    )
-    secrets = {each.kind: each.source for each in FORMATS}
-    personal = {**dict(zip(KINDS, checks, strict=True)), "name": "the list in params.yaml"}
-    return [("secrets", *each) for each in sorted(secrets.items())] + [
-        ("personal", *each) for each in personal.items()
-    ]
 
 
 class Redactor:
@@ -87,13 +58,13 @@ class Redactor:
         secrets = self._settings[0] != "keep"
         pairs = list(_argument_pairs(row)) if secrets else []
         content = [text for _, text in texts(row)] + pairs
-        whole = "\n".join(content)
-        if next(self._found(whole, secrets), None) is None:
+        together = "\n".join(content)
+        if next(self._found(together, secrets), None) is None:
             return row
         if self._settings[0] == "reject":
             self._check(row, pairs)
         repeats = _repeats(content if secrets else ())
-        name = _namer(whole)
+        name = _namer(together)
         counts: Counter[str] = Counter()
 
         def edit(place: str, text: str) -> str:
@@ -133,19 +104,12 @@ class Redactor:
 
     def _found_escaped(self, text: str) -> Iterator[Span]:
         """What is to be scrubbed: found in the text as it is, and with its escapes decoded."""
-        yield from self._found_cut(text)
-        for pattern in (_JSON, _JSON_URL_HTML) if "%" in text or "&" in text else (_JSON,):
-            if pattern.search(text):
-                decoded, origin = _decoded(text, pattern)
-                for span in self._found_cut(decoded):
-                    yield span._replace(start=origin[span.start], end=origin[span.end])
-
-    def _found_cut(self, text: str) -> Iterator[Span]:
-        yield from self._found(text, secrets=True)
-        yield from find_private_keys(text)
+        for shown, origin in [(text, range(len(text) + 1)), *decodings(text)]:
+            for span in chain(self._found(shown, secrets=True), find_private_keys(shown)):
+                yield span._replace(start=origin[span.start], end=origin[span.end])
 
     def _found(self, text: str, secrets: bool) -> Iterator[Span]:
-        text = _unescaped(text)
+        text = blanked(text)
         if secrets:
             yield from find_secrets(text)
         if self._settings[1]:
@@ -163,36 +127,8 @@ class Redactor:
 
     def _check(self, row: Row, pairs: list[str]) -> None:
         for place, text in [*texts(row), *(("tool_calls", pair) for pair in pairs)]:
-            for span in find_secrets(_unescaped(text)):
+            for span in find_secrets(blanked(text)):
                 raise BadRow("secret", f"{place} holds a secret of kind {span.kind}")
-
-
-def _unescaped(text: str) -> str:
-    """The text with blanks for escapes: as long as before."""
-    return _ESCAPE.sub(lambda match: " " * len(match[0]), text) if "\\" in text else text
-
-
-def _decoded(text: str, pattern: re.Pattern[str]) -> tuple[str, list[int]]:
-    """The text with one character for every escape, and where in `text` each of its characters, and its end,
-    began.
-    """
-    pieces: list[str] = []
-    origin: list[int] = []
-    end = 0
-    for match in pattern.finditer(text):
-        character = _character(match)
-        pieces += [text[end : match.start()], character]
-        origin += range(end, match.start() + len(character))
-        end = match.end()
-    return "".join([*pieces, text[end:]]), [*origin, *range(end, len(text) + 1)]
-
-
-def _character(escape: re.Match[str]) -> str:
-    if escape["unit"]:
-        return bytes.fromhex((escape["high"] or "") + escape["unit"]).decode("utf-16-be", "replace")
-    if escape[0][0] == "\\":
-        return "/"
-    return (unquote(escape[0]) if escape[0][0] == "%" else unescape(escape[0]))[:1]
 
 
 def _one_word(edge: str, beyond: str) -> bool:
@@ -223,7 +159,7 @@ def _repeats(content: Iterable[str]) -> Callable[[str], list[Span]]:
     they are repeated.
     """
     found = {
-        text[span.start : span.end]: span.kind for text in content for span in find_secrets(_unescaped(text))
+        text[span.start : span.end]: span.kind for text in content for span in find_secrets(blanked(text))
     }
     kinds = {
         value: kind
@@ -234,12 +170,11 @@ def _repeats(content: Iterable[str]) -> Callable[[str], list[Span]]:
 
     def find(text: str) -> list[Span]:
         hits = values.find_matches_as_indexes(text, overlapping=True) if values else []
-        whole = [
-            (start, end)
+        return [
+            Span(start, end, kinds[text[start:end]], 1)
             for _, start, end in hits
             if text[start - 1 : start] not in _BEFORE and text[end : end + 1] not in _WORD
         ]
-        return [Span(start, end, kinds[text[start:end]], 1) for start, end in whole]
 
     return find
 
@@ -260,23 +195,20 @@ def _precedence(span: Span) -> tuple[bool, int, int]:
     return span.rank > 0, span.end - span.start, span.rank
 
 
-def _namer(whole: str) -> Namer:
+def _namer(text: str) -> Namer:
     """Numbers the values of a row per kind, from 1 or after the highest number that its text already
     holds.
     """
     last: Counter[str] = Counter()
-    for kind, number in _NUMBERED.findall(whole):
+    for kind, number in _NUMBERED.findall(text):
         last[kind] = max(last[kind], int(number))
-    placeholders: dict[tuple[str, str], str] = {}
 
-    def name(kind: str, value: str) -> str:
-        key = (kind, identity(kind, value))
-        if key not in placeholders:
-            last[kind.upper()] += 1
-            placeholders[key] = f"[{kind.upper()}_{last[kind.upper()]}]"
-        return placeholders[key]
+    @cache
+    def placeholder(kind: str, value: str) -> str:
+        last[kind] += 1
+        return f"[{kind}_{last[kind]}]"
 
-    return name
+    return lambda kind, value: placeholder(kind.upper(), identity(kind, value))
 
 
 def _replaced(text: str, spans: list[Span], name: Namer) -> str:

@@ -5,7 +5,7 @@ is tried only at a needle, so a text without any costs microseconds and no text 
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -23,10 +23,19 @@ from detect_secrets.plugins.stripe import StripeDetector
 from detect_secrets.plugins.telegram_token import TelegramBotTokenDetector
 from detect_secrets.plugins.twilio import TwilioKeyDetector
 
+from pipeline.stages.curate.rules.secret_format import (
+    Format,
+    context,
+    key,
+    library,
+    mixed,
+    password_looking,
+    real_pem,
+    url_password,
+)
+
 # two scanners whose tables of formats are public and kept: gitleaks.toml, and pkg/detectors
 GITLEAKS, TRUFFLEHOG = "github.com/gitleaks/gitleaks", "github.com/trufflesecurity/trufflehog"
-PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*\]")  # what redaction leaves: no part of a secret
-_SWITCH = re.compile(r"[A-Za-z](?=[0-9])|[0-9](?=[A-Za-z])")
 
 
 class Span(NamedTuple):
@@ -36,97 +45,6 @@ class Span(NamedTuple):
     end: int
     kind: str
     rank: int  # 2: a key of a known format · 1: a secret by its surroundings · 0: personal data
-
-
-def _mixed(value: str) -> bool:
-    """Neither `xxxxxxxx` nor an example from a vendor's documentation?"""
-    return len(set(value)) > 7 and "EXAMPLE" not in value
-
-
-def _random_looking(value: str) -> bool:
-    """Is this a generated key rather than a word, a path or a variable's name?"""
-    return _mixed(value) and len(_SWITCH.findall(value)) > 2
-
-
-class Format(NamedTuple):
-    """What a kind of secret looks like."""
-
-    kind: str
-    needles: tuple[str, ...]  # no such secret without one of these in the text
-    pattern: re.Pattern[str]  # its group `value` is the secret where there is one, else the entire match
-    source: str  # where the format is published
-    before: tuple[int, ...] = (0,)  # characters that a match may begin before its needle
-    valid: Callable[[str], bool] = _mixed
-    rank: int = 2
-
-
-def _key(kind: str, prefixes: str, tail: str, source: str) -> Format:
-    """A key that is one of the prefixes and then `tail`; it goes on to the end of its run of letters and
-    digits.
-    """
-    needles = tuple(prefixes.split())
-    return Format(
-        kind,
-        needles,
-        re.compile(
-            rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, needles))})(?:{tail})[A-Za-z0-9]*+", re.ASCII
-        ),
-        source,
-    )
-
-
-def _library(
-    kind: str, needles: str, rules: Iterable[re.Pattern[str]], before: tuple[int, ...] = (0,)
-) -> Format:
-    """A key by rules of detect-secrets, with a bound on the left and its entire run on the right: some of the
-    rules stop within the key.
-    """
-    either = "|".join(
-        f"(?{'i' * bool(rule.flags & re.I)}{'x' * bool(rule.flags & re.X)}:{rule.pattern})" for rule in rules
-    )
-    return Format(
-        kind,
-        tuple(needles.split()),
-        re.compile(rf"(?<![A-Za-z0-9])(?:{either})[\w-]*+", re.ASCII),
-        "detect-secrets",
-        before,
-    )
-
-
-_NO_PASSWORD = re.compile(  # a word, a hole of a template, a variable
-    r"(?i:pass(?:w(?:or)?d)?\d*|change_?me\w*|test\d*|\w*secret|example\w*|[*x.]+|[<{$%].*)|(?:my|your)[a-z_-]*|(?:MY|YOUR)[A-Z_-]*|(?:My|Your)[A-Za-z]*"
-)
-
-
-def _password_looking(value: str) -> bool:
-    """Is this a real password, not a word, a template's hole, a variable, or a call?"""
-    mixed = re.search(r"[A-Za-z]", value) and re.search(r"[0-9!@#^&*+?]", value)
-    return bool(
-        mixed and len(set(value)) > 4 and not _NO_PASSWORD.fullmatch(value) and not PLACEHOLDER.search(value)
-    )
-
-
-def _url_password(value: str) -> bool:
-    return len(value) > 2 and not _NO_PASSWORD.fullmatch(value) and not PLACEHOLDER.search(value)
-
-
-def _real_pem(value: str) -> bool:
-    return bool(re.search(r"[A-Za-z0-9+/=]{30}", value))
-
-
-def _context(
-    kind: str, needles: str, pattern: str, valid: Callable[[str], bool] = _random_looking, rank: int = 1
-) -> Format:
-    """A secret that only its surroundings give away; the pattern begins at the needle."""
-    return Format(
-        kind,
-        tuple(needles.split("|")),
-        re.compile(pattern, re.ASCII),
-        "name of a variable, header or field",
-        (0,),
-        valid,
-        rank,
-    )
 
 
 # after a telling name: what may follow in the name, then `=`, `:` or `=>`; no `token_type=`, `password_file:`
@@ -144,78 +62,78 @@ _PEM = (
 _PEM_EDGE = re.compile(r"-----(?:(?P<begin>BEGIN)|END) [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 
 FORMATS = (
-    _library("aws_access_key", "AKIA ASIA ABIA ACCA A3T", AWSKeyDetector.denylist[:1]),
-    _library("azure_storage_key", "AccountKey=", AzureStorageKeyDetector.denylist),
+    library("aws_access_key", "AKIA ASIA ABIA ACCA A3T", AWSKeyDetector.denylist[:1]),
+    library("azure_storage_key", "AccountKey=", AzureStorageKeyDetector.denylist),
     # base64 of a digit and the next
-    _library("discord_token", "MT Mj Mz ND NT Nj Nz OD OT", DiscordBotTokenDetector.denylist),
-    _library("github_token", "ghp_ gho_ ghu_ ghs_ ghr_", GitHubTokenDetector.denylist),
-    _library("mailchimp_key", "-us", MailchimpDetector.denylist, before=(32,)),
-    _library("pypi_token", "pypi-AgE", PypiTokenDetector.denylist),
-    _library("sendgrid_key", "SG.", SendGridDetector.denylist),
-    _library("slack_token", "xoxa- xoxb- xoxp- xoxo- xoxs- xoxr-", SlackDetector.denylist[:1]),
-    _library("slack_webhook", "https://hooks.slack.com/", SlackDetector.denylist[1:2]),
-    _library("square_token", "sq0csp-", SquareOAuthDetector.denylist),
-    _library("stripe_key", "sk_live_ rk_live_", StripeDetector.denylist),
-    _library("telegram_token", ":AA", TelegramBotTokenDetector.denylist, before=(10, 9, 8)),
-    _library("twilio_key", "AC SK", TwilioKeyDetector.denylist),
-    _key("adobe_secret", "p8e-", r"[A-Za-z0-9]{32}", GITLEAKS),
-    _key("age_key", "AGE-SECRET-KEY-1", r"[A-Z0-9]{58}", GITLEAKS),
-    _key("airtable_token", "pat", r"[A-Za-z0-9]{14}\.[a-f0-9]{64}", GITLEAKS),
-    _key("alibaba_key", "LTAI", r"[A-Za-z0-9]{16,20}", GITLEAKS),
-    _key("anthropic_key", "sk-ant-", r"[\w-]{80,}+", GITLEAKS),
-    _key("atlassian_token", "ATATT3 ATCTT3", r"[\w=-]{60,}+", GITLEAKS),
-    _key("brevo_key", "xkeysib- xsmtpsib-", r"[a-f0-9]{64}-[A-Za-z0-9]{16}", GITLEAKS),
-    _key("databricks_token", "dapi", r"[a-f0-9]{32}(?:-\d)?", GITLEAKS),
-    _key("digitalocean_token", "dop_v1_ doo_v1_ dor_v1_", r"[a-f0-9]{64}", GITLEAKS),
-    _key(
+    library("discord_token", "MT Mj Mz ND NT Nj Nz OD OT", DiscordBotTokenDetector.denylist),
+    library("github_token", "ghp_ gho_ ghu_ ghs_ ghr_", GitHubTokenDetector.denylist),
+    library("mailchimp_key", "-us", MailchimpDetector.denylist, before=(32,)),
+    library("pypi_token", "pypi-AgE", PypiTokenDetector.denylist),
+    library("sendgrid_key", "SG.", SendGridDetector.denylist),
+    library("slack_token", "xoxa- xoxb- xoxp- xoxo- xoxs- xoxr-", SlackDetector.denylist[:1]),
+    library("slack_webhook", "https://hooks.slack.com/", SlackDetector.denylist[1:2]),
+    library("square_token", "sq0csp-", SquareOAuthDetector.denylist),
+    library("stripe_key", "sk_live_ rk_live_", StripeDetector.denylist),
+    library("telegram_token", ":AA", TelegramBotTokenDetector.denylist, before=(10, 9, 8)),
+    library("twilio_key", "AC SK", TwilioKeyDetector.denylist),
+    key("adobe_secret", "p8e-", r"[A-Za-z0-9]{32}", GITLEAKS),
+    key("age_key", "AGE-SECRET-KEY-1", r"[A-Z0-9]{58}", GITLEAKS),
+    key("airtable_token", "pat", r"[A-Za-z0-9]{14}\.[a-f0-9]{64}", GITLEAKS),
+    key("alibaba_key", "LTAI", r"[A-Za-z0-9]{16,20}", GITLEAKS),
+    key("anthropic_key", "sk-ant-", r"[\w-]{80,}+", GITLEAKS),
+    key("atlassian_token", "ATATT3 ATCTT3", r"[\w=-]{60,}+", GITLEAKS),
+    key("brevo_key", "xkeysib- xsmtpsib-", r"[a-f0-9]{64}-[A-Za-z0-9]{16}", GITLEAKS),
+    key("databricks_token", "dapi", r"[a-f0-9]{32}(?:-\d)?", GITLEAKS),
+    key("digitalocean_token", "dop_v1_ doo_v1_ dor_v1_", r"[a-f0-9]{64}", GITLEAKS),
+    key(
         "discord_webhook",
         "https://discord.com/api/webhooks/ https://discordapp.com/api/webhooks/",
         r"\d{17,20}/[\w-]{60,}+",
         TRUFFLEHOG,
     ),
-    _key("docker_token", "dckr_pat_ dckr_oat_", r"[\w-]{27,}+", TRUFFLEHOG),
-    _key("doppler_token", "dp.pt. dp.st. dp.ct.", r"[\w.-]{40,}+", GITLEAKS),
-    _key("dynatrace_token", "dt0c01. dt0s01.", r"[A-Z0-9]{24}\.[A-Z0-9]{64}", GITLEAKS),
-    _key("figma_token", "figd_ figo_", r"[\w-]{40,}+", TRUFFLEHOG),
-    _key("flyio_token", "fm2_ fm1r_ fm1a_", r"[A-Za-z0-9+/=]{100,}+", GITLEAKS),
-    _key("github_token", "github_pat_", r"\w{60,}+", GITLEAKS),
-    _key(
+    key("docker_token", "dckr_pat_ dckr_oat_", r"[\w-]{27,}+", TRUFFLEHOG),
+    key("doppler_token", "dp.pt. dp.st. dp.ct.", r"[\w.-]{40,}+", GITLEAKS),
+    key("dynatrace_token", "dt0c01. dt0s01.", r"[A-Z0-9]{24}\.[A-Z0-9]{64}", GITLEAKS),
+    key("figma_token", "figd_ figo_", r"[\w-]{40,}+", TRUFFLEHOG),
+    key("flyio_token", "fm2_ fm1r_ fm1a_", r"[A-Za-z0-9+/=]{100,}+", GITLEAKS),
+    key("github_token", "github_pat_", r"\w{60,}+", GITLEAKS),
+    key(
         "gitlab_token",
         "glpat- gldt- glft- glsoat- glrt- glcbt- glimt- glptt- glagent- gloas- glffct- GR1348941",
         r"[\w-]{20,}+(?:\.[a-z0-9]{2}\.[a-z0-9]{9}|\.[a-z0-9]{9})?",
         GITLEAKS,
     ),
-    _key("google_api_key", "AIza", r"[\w-]{35,}+", GITLEAKS),
-    _key("google_oauth", "ya29. GOCSPX-", r"[\w.-]{28,}+", TRUFFLEHOG),
-    _key("grafana_token", "glsa_ glc_", r"[\w+/=]{32,}+", GITLEAKS),
-    _key("groq_key", "gsk_", r"[A-Za-z0-9]{48,}+", TRUFFLEHOG),
-    _key("heroku_key", "HRKU-", r"[\w-]{36,}+", GITLEAKS),
-    _key("huggingface_token", "hf_ api_org_", r"[A-Za-z0-9]{30,}+", GITLEAKS),
-    _key("jwt", "eyJ", r"(?<![\w-]eyJ)[\w-]{8,}+\.eyJ[\w-]{8,}+(?:\.[\w-]*+)?", "RFC 7519"),
-    _key("langsmith_key", "lsv2_pt_ lsv2_sk_", r"[a-f0-9]{32}_[a-f0-9]{10}", TRUFFLEHOG),
-    _key("linear_key", "lin_api_ lin_oauth_", r"[A-Za-z0-9]{40}", GITLEAKS),
-    _key("mailgun_key", "key-", r"[a-f0-9]{32}\b", GITLEAKS),
-    _key("newrelic_key", "NRAK- NRII- NRJS-", r"[A-Za-z0-9-]{19,}+", GITLEAKS),
-    _key("notion_token", "ntn_ secret_", r"[A-Za-z0-9]{43,}+", GITLEAKS),
-    _key("npm_token", "npm_", r"[A-Za-z0-9]{36}", GITLEAKS),
-    _key("nvidia_key", "nvapi-", r"[\w-]{60,}+", TRUFFLEHOG),
-    _key("onepassword_token", "ops_eyJ", r"[\w+/=]{200,}+", GITLEAKS),
-    _key("openai_key", "sk-", r"(?:proj|svcacct|admin|None|or-v1)-[\w-]{40,}+|[A-Za-z0-9]{32,}+", GITLEAKS),
-    _key("perplexity_key", "pplx-", r"[A-Za-z0-9]{40,}+", GITLEAKS),
-    _key("planetscale_token", "pscale_tkn_ pscale_oauth_ pscale_pw_", r"[\w=.-]{32,}+", GITLEAKS),
-    _key("postman_key", "PMAK-", r"[a-f0-9]{24}-[a-f0-9]{34}", GITLEAKS),
-    _key("pulumi_token", "pul-", r"[a-f0-9]{40}", GITLEAKS),
-    _key("replicate_token", "r8_", r"[\w-]{37,}+", TRUFFLEHOG),
-    _key("rubygems_key", "rubygems_", r"[a-f0-9]{48}", GITLEAKS),
-    _key("sentry_token", "sntrys_ sntryu_", r"[\w+/=-]{60,}+", GITLEAKS),
-    _key("shopify_token", "shpat_ shpca_ shppa_ shpss_", r"[a-fA-F0-9]{32}", GITLEAKS),
-    _key("slack_token", "xapp- xoxe- xoxe.xox xoxb- xoxp-", r"[A-Za-z0-9-]{20,}+", GITLEAKS),
-    _key("slack_webhook", "https://hooks.slack.com/", r"(?:workflows|triggers)/[A-Za-z0-9/]{40,}+", GITLEAKS),
-    _key("square_token", "EAAA sq0atp-", r"[\w-]{22,}+", GITLEAKS),
-    _key("stripe_key", "sk_test_ rk_test_ whsec_", r"[A-Za-z0-9]{24,}+", GITLEAKS),
-    _key("supabase_token", "sbp_ sb_secret_", r"[\w-]{31,}+", TRUFFLEHOG),
-    _key("vault_token", "hvs. hvb. hvr.", r"[\w-]{24,}+", GITLEAKS),
-    _key("xai_key", "xai-", r"\w{60,}+", TRUFFLEHOG),
+    key("google_api_key", "AIza", r"[\w-]{35,}+", GITLEAKS),
+    key("google_oauth", "ya29. GOCSPX-", r"[\w.-]{28,}+", TRUFFLEHOG),
+    key("grafana_token", "glsa_ glc_", r"[\w+/=]{32,}+", GITLEAKS),
+    key("groq_key", "gsk_", r"[A-Za-z0-9]{48,}+", TRUFFLEHOG),
+    key("heroku_key", "HRKU-", r"[\w-]{36,}+", GITLEAKS),
+    key("huggingface_token", "hf_ api_org_", r"[A-Za-z0-9]{30,}+", GITLEAKS),
+    key("jwt", "eyJ", r"(?<![\w-]eyJ)[\w-]{8,}+\.eyJ[\w-]{8,}+(?:\.[\w-]*+)?", "RFC 7519"),
+    key("langsmith_key", "lsv2_pt_ lsv2_sk_", r"[a-f0-9]{32}_[a-f0-9]{10}", TRUFFLEHOG),
+    key("linear_key", "lin_api_ lin_oauth_", r"[A-Za-z0-9]{40}", GITLEAKS),
+    key("mailgun_key", "key-", r"[a-f0-9]{32}\b", GITLEAKS),
+    key("newrelic_key", "NRAK- NRII- NRJS-", r"[A-Za-z0-9-]{19,}+", GITLEAKS),
+    key("notion_token", "ntn_ secret_", r"[A-Za-z0-9]{43,}+", GITLEAKS),
+    key("npm_token", "npm_", r"[A-Za-z0-9]{36}", GITLEAKS),
+    key("nvidia_key", "nvapi-", r"[\w-]{60,}+", TRUFFLEHOG),
+    key("onepassword_token", "ops_eyJ", r"[\w+/=]{200,}+", GITLEAKS),
+    key("openai_key", "sk-", r"(?:proj|svcacct|admin|None|or-v1)-[\w-]{40,}+|[A-Za-z0-9]{32,}+", GITLEAKS),
+    key("perplexity_key", "pplx-", r"[A-Za-z0-9]{40,}+", GITLEAKS),
+    key("planetscale_token", "pscale_tkn_ pscale_oauth_ pscale_pw_", r"[\w=.-]{32,}+", GITLEAKS),
+    key("postman_key", "PMAK-", r"[a-f0-9]{24}-[a-f0-9]{34}", GITLEAKS),
+    key("pulumi_token", "pul-", r"[a-f0-9]{40}", GITLEAKS),
+    key("replicate_token", "r8_", r"[\w-]{37,}+", TRUFFLEHOG),
+    key("rubygems_key", "rubygems_", r"[a-f0-9]{48}", GITLEAKS),
+    key("sentry_token", "sntrys_ sntryu_", r"[\w+/=-]{60,}+", GITLEAKS),
+    key("shopify_token", "shpat_ shpca_ shppa_ shpss_", r"[a-fA-F0-9]{32}", GITLEAKS),
+    key("slack_token", "xapp- xoxe- xoxe.xox xoxb- xoxp-", r"[A-Za-z0-9-]{20,}+", GITLEAKS),
+    key("slack_webhook", "https://hooks.slack.com/", r"(?:workflows|triggers)/[A-Za-z0-9/]{40,}+", GITLEAKS),
+    key("square_token", "EAAA sq0atp-", r"[\w-]{22,}+", GITLEAKS),
+    key("stripe_key", "sk_test_ rk_test_ whsec_", r"[A-Za-z0-9]{24,}+", GITLEAKS),
+    key("supabase_token", "sbp_ sb_secret_", r"[\w-]{31,}+", TRUFFLEHOG),
+    key("vault_token", "hvs. hvb. hvr.", r"[\w-]{24,}+", GITLEAKS),
+    key("xai_key", "xai-", r"\w{60,}+", TRUFFLEHOG),
     Format(
         "terraform_token",
         (".atlasv1.",),
@@ -223,47 +141,47 @@ FORMATS = (
         GITLEAKS,
         (14,),
     ),
-    Format("private_key", ("-----BEGIN ",), re.compile(_PEM), "RFC 7468", (0,), _real_pem),
+    Format("private_key", ("-----BEGIN ",), re.compile(_PEM), "RFC 7468", (0,), real_pem),
     Format(
         "url_password",
         ("://",),
         re.compile(r"://[^\s/?#@:\"'`<>]{0,64}+:(?P<value>[^\s/?#@:\"'`<>]{1,128}+)@"),
         "RFC 3986",
         (0,),
-        _url_password,
+        url_password,
     ),
-    _context(
+    context(
         "aws_secret_key",
         "secret|Secret|SECRET",
         r"(?i:secret[_ -]?(?:access)?[_ -]?key)[\\\"'`\]]{0,4}\s{0,4}[:=]>?\s{0,4}[\\\"'`]{0,2}"
         r"(?P<value>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])",
-        _mixed,
+        mixed,
         rank=2,
     ),
-    _context(
+    context(
         "bearer_token",
         "uthorization|UTHORIZATION",
         r"(?i:uthorization)[\\\"'`]{0,2}\s{0,3}[:=]\s{0,3}[\\\"'`]{0,2}(?i:bearer|basic|token|key)"
         r"\s{1,3}(?P<value>[\w.~+/=-]{16,}+)",
-        _mixed,
+        mixed,
     ),
-    _context(
+    context(
         "npm_token",
         ":_authToken",
         r":_authToken\s{0,2}=\s{0,2}[\"']?(?P<value>[A-Za-z0-9-]{36}+)",
-        _mixed,
+        mixed,
         rank=2,
     ),
-    _context(
+    context(
         "password",
         "passw|Passw|PASS|passphrase|Passphrase|_pass|pwd|Pwd|PWD",
         r"(?i:_?pass(?:w(?:or)?d|phrase)?|pwd)"
         + _ASSIGNED
         + r"\\?(?:(?P<q>[\"'`])(?P<quoted>[^\s\"'`\\]{6,128}+)\\?(?P=q)"
         r"|(?P<bare>[^\s\"'`\\<>(){}\[\],;&$|]{6,64}+)(?=[\s,;&\"'`\\|]|$))",
-        _password_looking,
+        password_looking,
     ),
-    _context(
+    context(
         "secret",
         "secret|Secret|SECRET|token|Token|TOKEN|api_key|apikey|apiKey|ApiKey|API_KEY|APIKEY|api-key|Api-Key|API-Key|api key|API key|"  # noqa: E501
         "access_key|ACCESS_KEY|accessKey|AccessKey|auth_key|AUTH_KEY|authKey|credential|CREDENTIAL",
@@ -313,5 +231,5 @@ def find_private_keys(text: str) -> Iterator[Span]:
         if edge["begin"]:
             closed = following is not None and not following["begin"]
             end = len(text) if following is None else following.end() if closed else following.start()
-            if not closed or _real_pem(text[edge.start() : end]):
+            if not closed or real_pem(text[edge.start() : end]):
                 yield Span(edge.start(), end, "private_key", 2)

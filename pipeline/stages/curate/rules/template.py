@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.rows import BadRow
+from pipeline.core.errors import DataError
 
 # a template may print the day: always this one, a Wednesday in September, so that no count depends on when it
 # is made
@@ -20,8 +21,8 @@ SPECIAL = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", 
 
 
 class ChatTemplate:
-    """The template in a Hugging Face folder. Raises `ValueError`, `OSError` or jinja2's errors where it is
-    missing or broken.
+    """The template in a Hugging Face folder. Raises `DataError` where there is none; `ValueError`, `OSError`
+    or jinja2's errors where it is broken.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -57,9 +58,7 @@ class ChatTemplate:
             raise BadRow(
                 "template_refuses", f"the chat template says: {' '.join(str(error).split())[:200]}"
             ) from error
-        except (
-            Exception
-        ) as error:  # a template is a program of the model's author and can stumble over anything
+        except Exception as error:  # a template is a program, which can stumble over anything
             raise BadRow(
                 "template_refuses", f"the chat template fails on it ({type(error).__name__})"
             ) from error
@@ -73,7 +72,7 @@ def _sources(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     if isinstance(named, list):
         return {entry["name"]: entry["template"] for entry in named}
     if not isinstance(named, str):
-        raise ValueError("there is no chat template")
+        raise DataError("Q-CHAT-001", f"{folder} has no chat template: choose an instruct model as base")
     return {"default": named}
 
 

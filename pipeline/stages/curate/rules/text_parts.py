@@ -22,6 +22,7 @@ PARAGRAPH, SENTENCE, LINE = range(3)  # places to cut, the best first
 SPACED = ".!?…"  # these end a sentence only in front of white space: 3.14, example.org
 
 Size = Callable[[int, int], int]  # tokens of text[start:end] as a part
+Span = tuple[int, int, int]  # start, end and tokens of a part
 
 
 class Unbreakable(Exception):
@@ -34,7 +35,7 @@ class Unbreakable(Exception):
         self.place = place
 
 
-def text_parts(text: str, size: Size, most: int) -> Iterator[tuple[int, int, int]]:
+def text_parts(text: str, size: Size, most: int) -> Iterator[Span]:
     """(start, end, tokens) of every part, in order, each of at most `most` tokens by `size`. Raises
     `Unbreakable`.
     """
@@ -99,10 +100,10 @@ def last_cut(text: str, start: int, reach: int) -> int | None:
     A paragraph's end and mere space count only if they leave a part that is half full.
     """
     best: dict[int, int] = dict(cuts(text, start, reach))  # of each kind the last
-    whole = [best[kind] for kind in (PARAGRAPH, SENTENCE, LINE) if kind in best]
+    ends = [best[kind] for kind in (PARAGRAPH, SENTENCE, LINE) if kind in best]
     half = (start + reach) // 2
-    if whole:
-        return next((place for place in whole if place >= half), max(whole))
+    if ends:
+        return next((place for place in ends if place >= half), max(ends))
     words = (
         place for place in range(reach, half, -1) if text[place - 1].isspace() and not text[place].isspace()
     )

@@ -4,43 +4,35 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import lru_cache
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat.rows import Row
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, QuenchError
 from pipeline.stages.curate.rules.cleaning import has_endless_marks
 from pipeline.stages.curate.rules.template import ChatTemplate
 
-Messages = list[dict[str, Any]]
-Shape = Sequence[tuple[str, str]]  # roles, each with a letter where the turn says something
+Shape = tuple[tuple[str, str], ...]  # roles, each with a letter where the turn says something
 
-LONE_SPACE = re.compile(r"(?<=\S) (?=\S)")
+LONE_SPACE = re.compile(r" (?<=\S )(?=\S)")  # what is looked for first is a character: the fastest way
 NFC_GROWTH = 3  # NFC makes no text longer than this in UTF-8 bytes (unicode.org/faq/normalization.html)
 NFC_SHRINKS = 4  # so many characters can become one (Greek letters with three marks)
-CACHED_WORDS, CACHED_CHARACTERS = (
-    1 << 17,
-    1 << 20,
-)  # words whose tokens are remembered, and their length together
-MOST_DEAR, NEW_WORD = (
-    1 << 19,
-    4,
-)  # units of what counting a row may cost, and what a word costs above its characters
-CACHED_SHAPE, CACHED_SHAPES = (
-    64,
-    1 << 13,
-)  # turns of the longest order of roles that is remembered, and how many are
+# words whose tokens are remembered, and their length together
+CACHED_WORDS, CACHED_CHARACTERS = 1 << 17, 1 << 20
+# units of what counting a row may cost, and what a word costs above its characters
+MOST_DEAR, NEW_WORD = 1 << 19, 4
+# turns of the longest order of roles that is remembered, and how many are
+CACHED_SHAPE, CACHED_SHAPES = 64, 1 << 13
 STRETCH = 4096  # words between two looks at whether it is enough
 # one of each kind of character that the rules before merging treat differently
 KINDS = "aBéжß東ا9½_-'’\"()<>|#$&+.,!?:;@/\\~*{}[]=🙂\u0301\u200d£\ufe0f"
 
 
 class TokenCounter:
-    """The tokenizer and the template of a Hugging Face folder. Raises `DataError` if they are missing or
-    broken.
-    """
+    """The tokenizer and the template of a Hugging Face folder. Raises `DataError` if they can't be read."""
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
@@ -48,6 +40,8 @@ class TokenCounter:
         try:
             self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             self.template = ChatTemplate(folder)
+        except QuenchError:  # there is no chat template
+            raise
         except Exception as error:  # tokenizers raises bare Exception on a broken file
             why = " ".join(str(error).split())[:200]
             raise DataError(
@@ -64,10 +58,12 @@ class TokenCounter:
         self.normalized = _state(self.tokenizer.normalizer).get("type")
         self.bounded = self._is_bounded()
         self.words = (
-            [_Words("", self.count_whole), _Words(" ", self.count_whole)] if self._cuts_at_spaces() else None
+            [_Words(before, self.count_by_tokenizer) for before in ("", " ")]
+            if self._cuts_at_spaces()
+            else None
         )
         self.longest = self._longest()
-        self.overheads: dict[Shape, int] = {}
+        self.overhead = lru_cache(CACHED_SHAPES)(self._overhead)
 
     def count(self, text: str, most: int | None = None) -> int:
         """The number of tokens, exactly; of a text with more than `most`, just some number above it, which
@@ -76,7 +72,7 @@ class TokenCounter:
         if most is not None and (least := self.at_least(text)) > most:
             return least
         if self.words is None:
-            return self.count_whole(text)
+            return self.count_by_tokenizer(text)
         # words repeat, and looking them up is many times faster than merging them again
         sections = self.marks.split(text)
         tokens = len(sections) - 1
@@ -90,20 +86,17 @@ class TokenCounter:
         return tokens
 
     def at_least(self, text: str) -> int:
-        """A number of tokens that the text can't go below, from its length alone: 0 where nothing is
-        known.
-        """
+        """A number of tokens that the text can't go below, by its length alone; 0 where none is known."""
         if self.longest is None:
             return 0
         shrinks = NFC_SHRINKS if self.normalized and not text.isascii() else 1
         return len(text) // (self.longest * shrinks)
 
     def dear(self, text: str) -> int:
-        """What counting costs, in units of about a microsecond: one for each character, but `NEW_WORD` more
-        and only once for each word.
+        """What counting costs, in microseconds, about: one for each character, but `NEW_WORD` more and only
+        once for each word; two for each character where words are no short cut.
 
-        Where there is no short cut by words, two for each character. Not above `MOST_DEAR` means: a second at
-        most.
+        Not above `MOST_DEAR` means: a second at most.
         """
         if self.words is None:
             return 2 * len(text)
@@ -112,7 +105,7 @@ class TokenCounter:
         words = set(chain.from_iterable(map(LONE_SPACE.split, self.marks.split(text))))
         return sum(map(len, words)) + NEW_WORD * len(words)
 
-    def count_whole(self, text: str) -> int:
+    def count_by_tokenizer(self, text: str) -> int:
         """The number of tokens, by the tokenizer alone."""
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -174,14 +167,8 @@ class TokenCounter:
             size += len(text) if text.isascii() else self._bytes(text)
         if size > most:
             return None
-        if len(shape) > CACHED_SHAPE:
-            return size + self._overhead(shape)
-        key = tuple(shape)
-        if key not in self.overheads:
-            if len(self.overheads) >= CACHED_SHAPES:
-                self.overheads.clear()
-            self.overheads[key] = self._overhead(shape)
-        return size + self.overheads[key]
+        overhead = self.overhead if len(shape) <= CACHED_SHAPE else self._overhead
+        return size + overhead(tuple(shape))
 
     def _overhead(self, shape: Shape) -> int:
         """The most tokens that the template can add to such turns: one for each added token, else one for
@@ -201,20 +188,24 @@ class TokenCounter:
         """Whether no byte can become two tokens: byte-level BPE on text that is at most normalized to NFC."""
         from tokenizers.models import BPE
 
-        before = _state(self.tokenizer.pre_tokenizer)
-        steps = before.get("pretokenizers", [before])
-        byte_level = any(step.get("type") == "ByteLevel" and not step["add_prefix_space"] for step in steps)
+        byte_level = any(
+            step.get("type") == "ByteLevel" and not step["add_prefix_space"] for step in self._steps()
+        )
         return isinstance(self.tokenizer.model, BPE) and byte_level and self.normalized in (None, "NFC")
+
+    def _steps(self) -> list[dict[str, Any]]:
+        """The steps of the pre-tokenizer."""
+        before = _state(self.tokenizer.pre_tokenizer)
+        return list(before.get("pretokenizers", [before]))
 
     def _longest(self) -> int | None:
         """The most characters that one token can stand for; None if that is not known."""
         from tokenizers.pre_tokenizers import ByteLevel
 
-        words, before = self.tokenizer.get_vocab(), _state(self.tokenizer.pre_tokenizer)
-        steps = before.get("pretokenizers", [before])
+        words = self.tokenizer.get_vocab()
         keeps = all(
-            step["type"] in ("ByteLevel", "Digits") or step.get("behavior", "Removed") != "Removed"
-            for step in steps
+            step.get("type") in ("ByteLevel", "Digits") or step.get("behavior", "Removed") != "Removed"
+            for step in self._steps()
         )
         if not self.bounded or not keeps or any(token.lstrip or token.rstrip for token in self.added):
             return None
@@ -224,28 +215,32 @@ class TokenCounter:
         """Whether a space between two other characters always starts a new piece, so that pieces can be
         counted one by one.
         """
-        if not self.bounded or any(token.lstrip or token.rstrip or token.single_word for token in self.added):
-            return False
-        if any(token.content == " " or " " in token.content.strip() for token in self.added):
+        if not self.bounded or any(
+            token.lstrip
+            or token.rstrip
+            or token.single_word
+            or token.content == " "
+            or " " in token.content.strip()
+            for token in self.added
+        ):
             return False
         cut = self.tokenizer.pre_tokenizer.pre_tokenize_str
-        return all(
-            any(start == 1 for _, (start, _) in cut(f"{one} {other}")) for one, other in product(KINDS, KINDS)
-        )
+        pairs = map(" ".join, product(KINDS, KINDS))
+        return all(any(start == 1 for _, (start, _) in cut(pair)) for pair in pairs)
 
 
 class _Words(dict[str, int]):
     """Tokens of each word behind `before`, counted once."""
 
     def __init__(self, before: str, count: Callable[[str], int]) -> None:
-        self.before, self.of, self.characters = before, count, 0
+        self.before, self.count, self.characters = before, count, 0
 
     def __missing__(self, word: str) -> int:
         if len(self) >= CACHED_WORDS or self.characters >= CACHED_CHARACTERS:
             self.clear()
             self.characters = 0
         self.characters += len(word)
-        self[word] = tokens = self.of(self.before + word)
+        self[word] = tokens = self.count(self.before + word)
         return tokens
 
 

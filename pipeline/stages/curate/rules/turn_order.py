@@ -1,0 +1,160 @@
+"""The rule that puts turns into the order that a chat template expects."""
+
+import json
+from itertools import groupby
+from typing import Any, Literal
+
+from pipeline.chat.rows import TURN_LISTS, BadRow, Row
+from pipeline.core.wording import plural
+from pipeline.stages.curate.rules.changes import Change, Changes, Rule, excerpts
+
+Turn = dict[str, Any]
+Turns = list[Turn]
+
+# what may follow what; a "call" is an assistant's turn with `tool_calls`. The last one named is the one an
+# error asks for.
+FOLLOWERS = {
+    "start": ("system", "user"),
+    "system": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user",),
+    "call": ("tool",),
+    "tool": ("tool", "assistant"),
+}
+ANSWERED = ("assistant", "call")  # how a conversation to learn from ends
+ASKED = ("user", "tool")  # how a prompt ends
+
+
+def turns(mode: Literal["repair", "reject"]) -> Rule:
+    """The rule that puts turns into the canonical order: what that is, `check_turns` says; `repair_turns`,
+    what is repaired.
+    """
+
+    def rule(row: Row, changes: Changes) -> Row:
+        try:
+            check_turns(row)
+        except BadRow:
+            if mode == "reject":
+                raise
+            row = repair_turns(row, changes)
+            check_turns(row)
+        return row
+
+    return rule
+
+
+def check_turns(row: Row) -> None:
+    """Raise `BadRow` unless the turns are in order and something is said in each of them.
+
+    In order: at most one system turn, first; then user and assistant in turn; after an assistant's
+    `tool_calls` one or more tool turns, then the assistant. A chat ends with the assistant, a prompt with the
+    user (or a tool), and an answer of a preference goes on from its prompt as a chat does.
+    """
+    if row["kind"] == "text":
+        _check_segments(row["segments"])
+    elif row["kind"] in ("chat", "feedback"):
+        _check_answer(row["messages"], "messages", "start")
+    else:
+        last = _walk(row["messages"], "messages", "start")
+        if last not in ASKED:
+            raise BadRow("bad_order", "the last turn of the prompt is neither the user's nor a tool's")
+        for field in ("chosen", "rejected"):
+            if field in row:
+                _check_answer(row[field], field, last)
+
+
+def _check_answer(turns: Turns, field: str, before: str) -> None:
+    answers = [turn for turn in turns if turn["role"] == "assistant"]
+    if not answers:
+        raise BadRow("no_assistant", f"{field} has no assistant's turn")
+    if _walk(turns, field, before) not in ANSWERED:
+        raise BadRow("bad_order", f"the last turn of {field} is not the assistant's")
+    if not any(turn.get("train", True) for turn in answers):
+        raise BadRow("nothing_to_train", f"every assistant's turn of {field} is kept out of training")
+
+
+def _walk(turns: Turns, field: str, state: str) -> str:
+    """Where a walk along the turns from `state` ends (a key of `FOLLOWERS`). Raises `BadRow` at the first
+    turn out of place.
+    """
+    for number, turn in enumerate(turns, start=1):
+        role = turn["role"]
+        if role not in FOLLOWERS[state]:
+            raise BadRow("bad_order", f"{field} {number} is {role}, where {FOLLOWERS[state][-1]} is due")
+        calls = role == "assistant" and bool(turn.get("tool_calls"))
+        if not calls and role in ("user", "assistant") and not turn["content"].strip():
+            raise BadRow("empty_turn", f"{field} {number} ({role}) is empty")
+        state = "call" if calls else role
+    return state
+
+
+def _check_segments(segments: list[dict[str, Any]]) -> None:
+    if not any(segment["text"].strip() for segment in segments):
+        raise BadRow("empty_turn", "no segment holds any text")
+    if not any(segment["train"] and segment["text"] for segment in segments):
+        raise BadRow("nothing_to_train", "every segment is kept out of training")
+
+
+def repair_turns(row: Row, changes: Changes) -> Row:
+    """The row without what follows its last answer, and with neighboring turns of one side joined by an empty
+    line.
+
+    Nothing is put in and nothing reordered; whatever is joined or dropped goes to `changes`, by its place in
+    the row as it came.
+    """
+    answers = ("messages",) if row["kind"] in ("chat", "feedback") else ("chosen", "rejected")
+    repaired = dict(row)
+    for field in filter(row.__contains__, TURN_LISTS):
+        kept = _drop_tail(row[field], field, changes) if field in answers else row[field]
+        repaired[field] = _join_neighbors(kept, field, changes)
+    return repaired
+
+
+def _drop_tail(turns: Turns, field: str, changes: Changes) -> Turns:
+    """The turns up to the last one in which the assistant says or calls something; all of them if there is
+    none.
+    """
+    end = next(
+        (
+            i
+            for i in range(len(turns), 0, -1)
+            if turns[i - 1]["role"] == "assistant" and _text_of(turns[i - 1]).strip()
+        ),
+        len(turns),
+    )
+    for number, turn in enumerate(turns[end:], start=end + 1):
+        changes.append(Change("turns", f"{field} {number}", *excerpts(_text_of(turn), "")))
+    return turns[:end]
+
+
+def _join_neighbors(turns: Turns, field: str, changes: Changes) -> Turns:
+    """The turns with each run of one side's made one; a run gives one note, at the place of its first
+    turn.
+    """
+    joined: Turns = []
+    for _, run in groupby(enumerate(turns, start=1), key=lambda numbered: _side(numbered[1])):
+        (number, first), *others = run
+        if others:
+            contents = [first["content"], *(turn["content"] for _, turn in others)]
+            together = "\n\n".join(filter(str.strip, contents))
+            before, after = excerpts(first["content"], together)
+            before += f" ‹and {plural(len(others), 'more turn')}›"
+            changes.append(Change("turns", f"{field} {number}", before, after))
+            first = {**first, "content": together}
+        joined.append(first)
+    return joined
+
+
+def _side(turn: Turn) -> object:
+    """What neighboring turns must have in common to be joined: all but what they say.
+
+    A tool's turn, and one with tool calls or reasoning, has it in common with no other.
+    """
+    alone = turn["role"] == "tool" or turn.get("tool_calls") or turn.get("reasoning_content")
+    return object() if alone else {**turn, "content": ""}
+
+
+def _text_of(turn: Turn) -> str:
+    """What a turn says: its text, or its calls."""
+    calls = turn.get("tool_calls")
+    return str(turn["content"]) or (json.dumps(calls, ensure_ascii=False) if calls else "")
