@@ -89,11 +89,13 @@ def stage_side(base: Any, rows: list[dict[str, Any]], folder: Path) -> Callable[
     """All of one split: reading, rendering, ids, labels, packing, writing, proof."""
     from pipeline.core.jsonl import write_rows
     from pipeline.stages.preprocess.stage import write_split
-    from pipeline.stages.preprocess.stats import Tally
+    from pipeline.stages.preprocess.stats import SplitStats
 
     write_rows(folder / "train.jsonl", rows)
+    rows_file, table = folder / "train.jsonl", folder / "train.parquet"
+    write_rows(rows_file, rows)
     longest = 1 << 16  # nothing is too long here: TRL's side leaves out nothing either
-    return lambda: write_split(folder / "train.jsonl", folder / "train.parquet", base, longest, True, Tally())
+    return lambda: write_split(rows_file, table, base, longest, True, SplitStats())
 
 
 def timed(run: Callable[[], Any]) -> tuple[float, Any]:

@@ -1,12 +1,16 @@
 """The one Jinja set-up: every page and text that Quench writes is a template of `templates/`."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.core.checks import figure_text
 from pipeline.core.wording import count, most, percent, plural, words
 from pipeline.pages.differences import clipped, marked
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 TEMPLATES = Path(__file__).parent / "templates"
 DATA_FILTERS: dict[str, Callable[..., Any]] = {
@@ -28,6 +32,11 @@ def fill(
     Raises jinja2's `UndefinedError` if a text that is not HTML (Markdown, shell, INI) uses a value that is
     missing.
     """
+    return str(_environment(tuple(filters.items()), html).get_template(template).render(**values))
+
+
+@cache  # it compiles a template once: that takes longer than to fill it
+def _environment(filters: tuple[tuple[str, Callable[..., Any]], ...], html: bool) -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 
     environment = Environment(
@@ -38,5 +47,5 @@ def fill(
         autoescape=html,  # noqa: S701 (a Modelfile or a Markdown card is no HTML)
         undefined=Undefined if html else StrictUndefined,
     )
-    environment.filters.update({"figure_text": figure_text, **filters})
-    return environment.get_template(template).render(**values)
+    environment.filters.update({"figure_text": figure_text, **dict(filters)})
+    return environment
