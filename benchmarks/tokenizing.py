@@ -91,7 +91,6 @@ def stage_side(base: Any, rows: list[dict[str, Any]], folder: Path) -> Callable[
     from pipeline.stages.preprocess.stage import write_split
     from pipeline.stages.preprocess.stats import SplitStats
 
-    write_rows(folder / "train.jsonl", rows)
     rows_file, table = folder / "train.jsonl", folder / "train.parquet"
     write_rows(rows_file, rows)
     longest = 1 << 16  # nothing is too long here: TRL's side leaves out nothing either
