@@ -2,7 +2,6 @@
 is.
 """
 
-import fnmatch
 import hashlib
 import json
 import math
@@ -11,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import yaml
+from yaml import YAMLError
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.core.errors import DataError, QuenchError
@@ -48,30 +47,24 @@ DTYPES = {
 }  # safetensors' name: torch's
 
 
-def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a file name fits one of the shell patterns."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def choose_files(names: list[str], source: str) -> list[str]:
     """The files to take out of a model's top folder, in order.
 
     Raises `DataError` unless they are a complete model with safetensors weights, a config and a fast
     tokenizer.
     """
-    kept = sorted(
-        name for name in names if "/" not in name and matches(name, KEPT) and not matches(name, (DOUBLED,))
-    )
+    from huggingface_hub.utils import filter_repo_objects
+
+    top = [name for name in names if "/" not in name]
+    kept = sorted(filter_repo_objects(top, allow_patterns=list(KEPT), ignore_patterns=DOUBLED))
     if not any(name.endswith(".safetensors") for name in kept):
-        pickles = sorted(name for name in names if matches(name, PICKLES))
-        if pickles:
-            raise DataError(
-                "Q-BASE-006",
-                f"{source} has only pickle weights ({pickles[0]}), and reading a pickle can run code: take "
-                "one with safetensors",
-            )
+        pickles = sorted(filter_repo_objects(names, allow_patterns=list(PICKLES)))
         raise DataError(
-            "Q-BASE-006", f"{source} has no safetensors weights: choose a folder or repository that has them"
+            "Q-BASE-006",
+            f"{source} has only pickle weights ({pickles[0]}), and reading a pickle can run code: take one "
+            "with safetensors"
+            if pickles
+            else f"{source} has no safetensors weights: choose a folder or repository that has them",
         )
     for name in ("config.json", "tokenizer.json"):
         if name not in kept:
@@ -86,26 +79,23 @@ def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
     """The GGUF `file`, all parts where it is the first of several, and what says how it may be used. Raises
     `DataError` if one is missing.
     """
-    parts = gguf_parts(file)
+    from huggingface_hub.utils import filter_repo_objects
+
+    parts, top = gguf_parts(file), [name for name in names if "/" not in name]
     if "/" in file and file in names:
         raise DataError(
             "Q-BASE-008",
             f"{file!r} is in a subfolder of {source}, which is not fetched: download it and name it as "
             "base.model, with base.source gguf",
         )
-    if missing := [part for part in parts if part not in names or "/" in part]:
-        file = missing[0]
+    if missing := [part for part in parts if part not in top]:
         there = ", ".join(sorted(name for name in names if name.endswith(".gguf"))) or "none"
         raise DataError(
             "Q-BASE-009",
-            f"{source} has no file {file!r} (its GGUF files: {there}): correct base.file in params.yaml",
+            f"{source} has no file {missing[0]!r} (its GGUF files: {there}): correct base.file in "
+            "params.yaml",
         )
-    return [
-        *parts,
-        *sorted(
-            name for name in names if "/" not in name and matches(name, ("LICENSE*", "NOTICE*", "README.md"))
-        ),
-    ]
+    return [*parts, *sorted(filter_repo_objects(top, allow_patterns=["LICENSE*", "NOTICE*", "README.md"]))]
 
 
 def gguf_parts(file: str) -> list[str]:
@@ -199,9 +189,7 @@ def agree_on_end_of_turn(folder: Path, tokenizer: Any, config: dict[str, Any]) -
     """
     path = folder / "generation_config.json"
     if not path.exists():
-        special = {
-            name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-        }
+        special = special_ids(tokenizer)
         path.write_text(
             json.dumps({name: value for name, value in special.items() if value is not None}, indent=2)
             + "\n",
@@ -217,22 +205,19 @@ def agree_on_end_of_turn(folder: Path, tokenizer: Any, config: dict[str, Any]) -
         )
 
 
+def special_ids(tokenizer: Any) -> dict[str, int | None]:
+    """The ids of the control tokens that a configuration names too."""
+    return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+
 def complete_weights(folder: Path) -> None:
     """Raise `DataError` if a shard that `model.safetensors.index.json` names is missing."""
     index = folder / "model.safetensors.index.json"
-    if index.exists():
-        missing = sorted(
-            {
-                name
-                for name in read_object(index).get("weight_map", {}).values()
-                if not (folder / name).exists()
-            }
+    named = read_object(index).get("weight_map", {}).values() if index.exists() else ()
+    if missing := sorted({name for name in named if not (folder / name).exists()}):
+        raise DataError(
+            "Q-BASE-015", f"{folder} lacks {len(missing)} of its weight files ({missing[0]} …): complete it"
         )
-        if missing:
-            raise DataError(
-                "Q-BASE-015",
-                f"{folder} lacks {len(missing)} of its weight files ({missing[0]} …): complete it",
-            )
 
 
 def count_parameters(folder: Path, *, tied: bool) -> tuple[int, str]:
@@ -269,14 +254,13 @@ def count_quantized(file: Path) -> tuple[int, str]:
 
 def read_license(readme: Path) -> str | None:
     """The license that a model card's front matter names, if there is one."""
-    if not readme.exists():
-        return None
-    parts = readme.read_text(encoding="utf-8", errors="replace").split("---\n")
+    from huggingface_hub import metadata_load
+
     try:
-        card = yaml.safe_load(parts[1]) if len(parts) > 2 and not parts[0].strip() else None
-    except yaml.YAMLError:
+        card = metadata_load(readme) or {}
+    except (OSError, ValueError, YAMLError):  # anybody may have written it
         return None
-    return str(card["license"]) if isinstance(card, dict) and card.get("license") else None
+    return str(card["license"]) if card.get("license") else None
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -18,9 +18,9 @@ def finite_eval_loss(run: Run) -> Check:
     if math.isfinite(loss):
         return passed(f"a number in all {len(run.evaluations)} evaluations")
     return failure(
-        "Q-TRAIN-009",
         f"the loss on the held-out rows is {loss}",
         "a forward fault: lower train.learning_rate, or use bfloat16 as train.bnb_4bit_compute_dtype",
+        "Q-TRAIN-009",
     )
 
 
