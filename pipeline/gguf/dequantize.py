@@ -8,7 +8,6 @@ eight at a time, as int64 words: torch moves and shifts those several times as f
 neither Q5_0 nor Q5_1, that of gguf 6.9 and 4.6 ms. Training runs it twice a matrix and step.
 """
 
-from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -244,13 +243,4 @@ def library(blocks: Tensor, out: Tensor, ggml_type: int) -> None:
     out.copy_(dequantize(blocks, ggml_type).view_as(out))
 
 
-FORMULAS: dict[int, Callable[[Tensor, Tensor, int], None]] = {
-    2: q4_0,
-    3: q4_1,
-    6: q5_0,
-    7: q5_1,
-    8: q8_0,
-    12: q4_k,
-    13: q5_k,
-    14: q6_k,
-}
+FORMULAS = {2: q4_0, 3: q4_1, 6: q5_0, 7: q5_1, 8: q8_0, 12: q4_k, 13: q5_k, 14: q6_k}

@@ -49,8 +49,7 @@ class GgufTensor:
         """ggml's name of the type: F16, Q4_K …"""
         from gguf import GGMLQuantizationType
 
-        name: str = GGMLQuantizationType(self.ggml_type).name
-        return name
+        return str(GGMLQuantizationType(self.ggml_type).name)
 
     @property
     def block(self) -> int:

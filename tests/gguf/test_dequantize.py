@@ -188,10 +188,10 @@ import re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from pipeline.gguf.kernels import FORMULAS, TILE, whole
+from pipeline.gguf.kernels import FORMULAS, TILE, write_values
 
 for formula, size in FORMULAS.values():
-    source = ASTSource(whole, {"quantized": "*u8", "out": "*bf16", "weights": "i64"}, {"formula": formula, "size": size, "tile": TILE})
+    source = ASTSource(write_values, {"quantized": "*u8", "out": "*bf16", "weights": "i64"}, {"formula": formula, "size": size, "tile": TILE})
     code = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
     print(*sorted(set(re.findall(r"cvt\\.\\w+\\.bf16\\w*\\.f32", code))))
 """  # noqa: E501

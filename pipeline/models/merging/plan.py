@@ -44,7 +44,7 @@ def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: boo
     updates = _updates(base, adapter, model)
     changed = {
         name: Job(name, entry, base[name].file.name if name in base else "")
-        for name, entry in adapter.whole.items()
+        for name, entry in adapter.full.items()
     }
     for name, update in updates.items():
         source = changed[name].source if name in changed else base.get(name)
@@ -182,8 +182,7 @@ def _check(
 ) -> None:
     """Raise `DataError` if a target is missing or has another shape."""
     known = base.keys() | ({model.head} if model.tied else set())
-    missing = sorted((updates.keys() | adapter.whole.keys()) - known)
-    if missing:
+    if missing := sorted((updates.keys() | adapter.full.keys()) - known):
         shapes = ", ".join(f"{name} {_shape(updates, adapter, name)}" for name in missing[:3])
         raise DataError(
             "Q-MODELS-018",
@@ -207,7 +206,7 @@ def _check(
 
 
 def _shape(updates: dict[str, Update], adapter: Adapter, name: str) -> tuple[int, ...]:
-    return updates[name].shape if name in updates else adapter.whole[name].shape
+    return updates[name].shape if name in updates else adapter.full[name].shape
 
 
 def _resized(jobs: list[Job], base: dict[str, Entry], model: Structure) -> dict[str, Any]:

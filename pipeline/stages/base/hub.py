@@ -14,7 +14,8 @@ from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchErr
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk
 from pipeline.models.experts import check_no_experts
-from pipeline.stages.base.hf_folder import check_config, choose_files, choose_gguf, read_object
+from pipeline.stages.base.file_choice import choose_files, choose_gguf
+from pipeline.stages.base.hf_folder import check_config, read_object
 
 
 def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None = None) -> None:

@@ -21,8 +21,9 @@ from pipeline.gguf.sources import KNOWN
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.models.base_header import checked_header
+from pipeline.stages.base.file_choice import gguf_parts
 from pipeline.stages.base.gguf_import import from_gguf, load_tokenizer_of, same_ids_as_llama_cpp
-from pipeline.stages.base.hf_folder import gguf_parts, special_ids
+from pipeline.stages.base.hf_folder import special_ids
 
 ARRIVED = ".arrived.gguf"  # a download, in the folder that it belongs in
 COMPARED = (

@@ -21,8 +21,9 @@ from pipeline.gguf.header import Header
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.models.base_header import checked_header
 from pipeline.models.runtime import silence_libraries
+from pipeline.stages.base.file_choice import choose_files
 from pipeline.stages.base.gguf_import import unpack_gguf
-from pipeline.stages.base.hf_folder import check_config, choose_files, examine, read_object
+from pipeline.stages.base.hf_folder import check_config, examine, read_object
 from pipeline.stages.base.hub import download
 from pipeline.stages.base.quantized_gguf import QuantizedGguf, compare_with_folder
 

@@ -81,7 +81,7 @@ def imatrix(
 def measure(
     folder: Path, text: str, model: Path, chunk: int, threads: int, n_gpu_layers: int, tools: Toolchain
 ) -> int:
-    """Write `imatrix.gguf` of `model` on `text` to `folder`, `chunk` tokens at a time; the number of chunks."""
+    """Write `imatrix.gguf` of `model` on `text` to `folder`, `chunk` tokens at a time; how many chunks."""
     given, made = folder / "train.txt", folder / "imatrix.gguf"
     given.write_text(text, encoding="utf-8", newline="")
     options = {

@@ -24,7 +24,7 @@ from pipeline.models.merging.sums import Rows
 from pipeline.models.runtime import one_thread
 from pipeline.stages.merge.diagnostics import ChangeStats, figures, nf4_error
 
-WHOLE = {
+COPIED_TYPES = {
     "BOOL",
     "U8",
     "I8",
@@ -79,7 +79,7 @@ def kind_of(job: Job, dtype: str) -> str:
     """The type, in safetensors' names, that a job's tensor has in the merged model. Raises `DataError` for
     8-bit weights.
     """
-    if job.source.dtype in WHOLE:
+    if job.source.dtype in COPIED_TYPES:
         return job.source.dtype
     if job.source.dtype.startswith("F8"):
         raise DataError("Q-GGUF-009", f"{job.name} is in {job.source.dtype}: take a base in 16 or 32 bit")

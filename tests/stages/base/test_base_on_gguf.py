@@ -21,8 +21,8 @@ from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.models.base_header import checked_header
+from pipeline.stages.base.file_choice import choose_gguf
 from pipeline.stages.base.gguf_import import unpack_gguf
-from pipeline.stages.base.hf_folder import choose_gguf
 from pipeline.stages.base.quantized_gguf import QuantizedGguf, copy_file
 from pipeline.stages.base.stage import base
 
