@@ -114,7 +114,7 @@ def _start(source: Entry, nf4: Nf4 | None, scales: Any, first: int, last: int) -
         maxima, used = scales
         begin, end = first * source.columns // nf4.block, -(-last * source.columns // nf4.block)
         found = codes(values.to(nf4.dtype).view(-1), maxima[begin:end], nf4.block)
-        values = values_of(found, used.used[begin:end], nf4.block, nf4.dtype).view(values.shape)
+        values = values_of(found, used[begin:end], nf4.block, nf4.dtype).view(values.shape)
     return values.double()
 
 

@@ -22,9 +22,8 @@ class Rows:
         self.factors: Any = None  # of the columns, where DoRA gives them a length
         if self.nf4:
             blocks = (read_rows(job.source, *span).view(-1) for span in self.spans())
-            self.maxima, scales = tensor_scales(blocks, self.nf4)
+            self.maxima, self.used = tensor_scales(blocks, self.nf4)
             check_finite(self.maxima, job.name)
-            self.used = scales.used
         if job.update and job.update.magnitude is not None and job.update.by_column:
             sums = (self.start(*span) + job.update.rows(*span) for span in self.spans())
             self.factors = job.update.magnitude / sum(rows.square().sum(dim=0) for rows in sums).sqrt()

@@ -14,14 +14,8 @@ from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
+from pipeline.gguf.safetensors_rows import DTYPES, read_folder
 from pipeline.models.experts import check_no_experts
-
-DTYPES = {
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-}  # safetensors' name: torch's
 
 
 def check_config(config: dict[str, Any], source: str) -> None:
@@ -56,7 +50,6 @@ def examine(folder: Path) -> dict[str, Any]:
 
     config = read_object(folder / "config.json")
     check_config(config, str(folder))
-    complete_weights(folder)
     try:
         tokenizer = load_tokenizer(folder)
         template = str(tokenizer.get_chat_template())
@@ -124,36 +117,19 @@ def special_ids(tokenizer: Any) -> dict[str, int | None]:
     return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
-def complete_weights(folder: Path) -> None:
-    """Raise `DataError` if a shard that `model.safetensors.index.json` names is missing."""
-    index = folder / "model.safetensors.index.json"
-    named = read_object(index).get("weight_map", {}).values() if index.exists() else ()
-    if missing := sorted({name for name in named if not (folder / name).exists()}):
-        raise DataError(
-            "Q-BASE-015", f"{folder} lacks {len(missing)} of its weight files ({missing[0]} …): complete it"
-        )
-
-
 def count_parameters(folder: Path, *, tied: bool) -> tuple[int, str]:
     """Parameters in the safetensors files of `folder` (a tied head that is stored all the same is not
-    counted) and their usual type.
+    counted) and their usual type. Raises `DataError` if a file is missing or damaged.
     """
-    from safetensors import SafetensorError, safe_open
-
+    try:
+        entries = read_folder(folder).values()
+    except DataError as error:
+        raise DataError("Q-BASE-015", error.sentence) from error
     counts: Counter[str] = Counter()
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="np") as weights:
-                for name in weights.keys():  # noqa: SIM118 (safe_open is no mapping)
-                    tensor = weights.get_slice(name)
-                    if not (tied and name == "lm_head.weight"):
-                        counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
-        except SafetensorError as error:
-            raise DataError(
-                "Q-BASE-015", f"{file} is not a complete safetensors file ({error}): fetch it again"
-            ) from error
-    usual = counts.most_common(1)[0][0]
-    return counts.total(), DTYPES.get(usual, usual)
+    for entry in entries:
+        if not (tied and entry.name == "lm_head.weight"):
+            counts[entry.dtype] += math.prod(entry.shape)
+    return counts.total(), DTYPES[counts.most_common(1)[0][0]][1]
 
 
 def count_quantized(file: Path) -> tuple[int, str]:

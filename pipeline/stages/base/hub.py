@@ -2,7 +2,6 @@
 runs.
 """
 
-import hashlib
 import os
 import shutil
 import sys
@@ -136,10 +135,11 @@ def _damaged(path: Path, listed: Any) -> bool:
     """Whether a file differs from the hub's listing: by SHA-256 for large files, by git's blob hash for small
     ones.
     """
+    from huggingface_hub.utils.sha import git_hash
+
     if listed.lfs is not None:
         return file_hash(path) != str(listed.lfs.sha256)
-    data = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() != str(listed.blob_id)  # noqa: S324 (git's own hash)
+    return git_hash(path.read_bytes()) != str(listed.blob_id)
 
 
 def _link(source: Path, target: Path) -> None:

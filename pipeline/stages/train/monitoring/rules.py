@@ -78,18 +78,13 @@ def zero_loss(run: Run) -> Check:
     """A loss of exactly 0, which no text has."""
     if run.losses[-1] != 0.0:
         return passed("never exactly 0")
-    if run.distillation:
-        return failure(
-            "the loss is exactly 0",
-            "the level answers just as the file it was made from: name a lower one as base.level",
-            "Q-TRAIN-011",
-        )
-    return failure(
-        "the loss is exactly 0",
-        "a masking or packing fault: nothing is trained, or a row sees its own answer: look at "
-        "reports/labels.html",
-        "Q-TRAIN-011",
+    cause = (
+        "the level answers just as the file it was made from: name a lower one as base.level"
+        if run.distillation
+        else "a masking or packing fault: nothing is trained, or a row sees its own answer: look at "
+        "reports/labels.html"
     )
+    return failure("the loss is exactly 0", cause, "Q-TRAIN-011")
 
 
 def trained_tokens(run: Run) -> Check:
