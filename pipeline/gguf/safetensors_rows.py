@@ -76,7 +76,7 @@ def read_rows(entry: Entry, first: int = 0, last: int | None = None) -> Any:
     import torch
 
     last = entry.rows if last is None else last
-    rows = torch.empty(last - first, entry.columns, dtype=getattr(torch, DTYPES[entry.dtype][1]))
+    rows: Any = torch.empty(last - first, entry.columns, dtype=getattr(torch, DTYPES[entry.dtype][1]))
     with entry.file.open("rb") as file:
         file.seek(entry.start + first * entry.columns * entry.width)
         if file.readinto(rows.view(-1).view(torch.uint8).numpy()) < rows.nbytes:

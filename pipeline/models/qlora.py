@@ -193,4 +193,4 @@ def check_adapter(model: Any, train: Training) -> int:
     expected = sum(train.r * (layer.in_features + layer.out_features) for layer in matched.values())
     if trainable != expected:
         raise AssertionError(f"{trainable} parameters are trainable, {expected} by the formula")
-    return trainable
+    return int(trainable)

@@ -2,7 +2,7 @@
 
 import re
 
-from huggingface_hub.utils import filter_repo_objects
+from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
 from pipeline.core.errors import DataError
 

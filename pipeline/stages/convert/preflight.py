@@ -44,7 +44,7 @@ def preflight(*, base: Path, merged: Path, kind: str, tools: Toolchain) -> Found
     if reasons:
         count = "1 reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
         raise DataError("Q-CONVERT-002", f"{merged} can't be converted for {count}: {'; '.join(reasons)}")
-    return Found(*found, differing)
+    return Found(found[0], found[1], differing)
 
 
 def differing_files(base: Path, merged: Path) -> tuple[str, ...]:

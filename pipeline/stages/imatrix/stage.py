@@ -94,7 +94,7 @@ def measure(
         "--n-gpu-layers": n_gpu_layers,
         "--flash-attn": "off",
     }
-    command = [
+    command: list[str | Path] = [
         tools.tool("llama-imatrix").resolve(),
         *(str(part) for option in options.items() for part in option),
         *("--no-ppl", "--parse-special", "--no-escape", "--offline"),

@@ -59,7 +59,8 @@ def make_trainer(
     arguments = training_arguments(settings, checkpoints, rows=len(rows), held_out=len(held_out))
     model, loss = load_model(base, settings)
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    learning = monitoring = Collator(padding)
+    learning: Any = Collator(padding)
+    monitoring: Any = learning
     kind: Any = QuenchTrainer
     if teacher:
         learning, monitoring = (
