@@ -2,8 +2,6 @@
 
 import re
 
-from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
-
 from pipeline.core.errors import DataError
 
 # everything a model needs and nothing that runs: no pickles, no Python
@@ -34,6 +32,8 @@ def choose_files(names: list[str], source: str) -> list[str]:
     Raises `DataError` unless they are a complete model with safetensors weights, a config and a fast
     tokenizer.
     """
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
+
     top = [name for name in names if "/" not in name]
     kept = sorted(filter_repo_objects(top, allow_patterns=list(KEPT), ignore_patterns=DOUBLED))
     if not any(name.endswith(".safetensors") for name in kept):
@@ -58,6 +58,8 @@ def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
     """The GGUF `file`, all parts where it is the first of several, and what says how it may be used. Raises
     `DataError` if one is missing.
     """
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
+
     parts, top = gguf_parts(file), [name for name in names if "/" not in name]
     if "/" in file and file in names:
         raise DataError(

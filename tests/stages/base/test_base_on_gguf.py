@@ -4,6 +4,7 @@ or refused in one sentence.
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -120,7 +121,9 @@ def test_a_folder_of_the_same_model_agrees_and_another_is_told_apart(
     bring(gguf_file, compare_with=other)  # llama.cpp has one architecture for both
 
 
-@pytest.mark.parametrize("damage", ["no settings", "settings cut off", "an unknown model", "no tokenizer"])
+@pytest.mark.parametrize(
+    "damage", ["no settings", "settings cut off", "an unknown model", "no tokenizer", "no template"]
+)
 def test_a_folder_that_can_not_be_read_is_one_sentence(
     gguf_file: Path, bring: Bring, tmp_path: Path, tools: Toolchain, damage: str
 ) -> None:
@@ -135,8 +138,11 @@ def test_a_folder_that_can_not_be_read_is_one_sentence(
             (other / "config.json").write_text('{"model_type": "nobody-knows"}')
         case "no tokenizer":
             (other / "tokenizer.json").unlink()
-    with pytest.raises(DataError, match="Q-BASE-024"):
+        case "no template":
+            (other / "chat_template.jinja").unlink()
+    with pytest.raises(DataError) as raised:
         bring(gguf_file, compare_with=other)
+    assert re.findall(r"Q-\w+-\d+", str(raised.value)) == ["Q-BASE-024"]  # one fault, one id
     assert not (tmp_path / "models/base").exists()
 
 
