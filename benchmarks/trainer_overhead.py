@@ -68,7 +68,7 @@ def ours(base: Path, rows: Path, settings: Training, folder: Path) -> list[float
     from pipeline.chat.tokens import load_tokenizer
     from pipeline.core.interruption import Interruption
     from pipeline.core.metrics_log import MetricsLog
-    from pipeline.stages.train.stage import make_trainer
+    from pipeline.stages.train.assembly import make_trainer
 
     ends: list[float] = []
 

@@ -6,7 +6,7 @@ such counts and can loop for hours on a file of 43 bytes. So a foreign file is r
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,15 @@ class NotGguf(ValueError):
 class Header:
     """What a GGUF says about itself: its metadata, and per tensor (shape, fastest dimension first; ggml type
     number).
+
+    A tensor's first byte is at `start` + its entry in `offsets`; both are multiples of `alignment`.
     """
 
     fields: dict[str, Any]
     tensors: dict[str, tuple[tuple[int, ...], int]]
+    offsets: dict[str, int] = field(default_factory=dict)
+    start: int = 0
+    alignment: int = 32
 
     @property
     def parameters(self) -> int:
@@ -102,6 +107,7 @@ def read_header(file: Path) -> Header:
             raise NotGguf(f"field {name} is written twice")
         fields[name] = cursor.value(cursor.scalars("I", 1)[0])
     tensors: dict[str, tuple[tuple[int, ...], int]] = {}
+    offsets: dict[str, int] = {}
     end = 0
     for _ in range(tensor_count):
         name = cursor.texts(1)[0]
@@ -109,24 +115,23 @@ def read_header(file: Path) -> Header:
         if dimensions > 4 or name in tensors:
             raise NotGguf(f"tensor {name} has {dimensions} dimensions or is written twice")
         shape = cursor.scalars("Q", dimensions)
-        (ggml_type,), (offset,) = cursor.scalars("I", 1), cursor.scalars("Q", 1)
+        (ggml_type,), (offsets[name],) = cursor.scalars("I", 1), cursor.scalars("Q", 1)
         tensors[name] = (shape, ggml_type)
-        end = max(end, offset + tensor_bytes(name, shape, ggml_type))
+        end = max(end, offsets[name] + tensor_bytes(name, shape, ggml_type))
     alignment = fields.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise NotGguf(f"general.alignment is {alignment!r}")
-    wanted, size = -(-cursor.at // alignment) * alignment + end, file.stat().st_size
-    if tensors and wanted > size:
-        raise NotGguf(f"its tensors end at byte {wanted:,}, the file at {size:,}: it is cut off")
-    return Header(fields, tensors)
+    start, size = -(-cursor.at // alignment) * alignment, file.stat().st_size
+    if tensors and start + end > size:
+        raise NotGguf(f"its tensors end at byte {start + end:,}, the file at {size:,}: it is cut off")
+    return Header(fields, tensors, offsets, start, alignment)
 
 
 def tensor_bytes(name: str, shape: tuple[int, ...], ggml_type: int) -> int:
     """Bytes of a tensor of this shape and ggml type. Raises `NotGguf` for a type that is not known."""
     from gguf import GGML_QUANT_SIZES
 
-    sizes = {int(number): pair for number, pair in GGML_QUANT_SIZES.items()}
-    if ggml_type not in sizes:
+    if ggml_type not in GGML_QUANT_SIZES:
         raise NotGguf(f"tensor {name} has type number {ggml_type}, which is not known")
-    block, block_bytes = sizes[ggml_type]
+    block, block_bytes = GGML_QUANT_SIZES[ggml_type]
     return -(-math.prod(shape) // int(block)) * int(block_bytes)

@@ -75,7 +75,7 @@ def q8_0(block: tl.tensor, at: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def whole(
+def write_values(
     quantized: tl.tensor,
     out: tl.tensor,
     weights: tl.tensor,
@@ -111,4 +111,4 @@ def dequantize_blocks(blocks: Tensor, kind: int, out: Tensor) -> None:
         return
     # Triton launches on the current device, which may be another than the tensor's
     with torch.cuda.device_of(blocks):
-        whole[(programs,)](blocks, out, out.numel(), formula, size, TILE)
+        write_values[(programs,)](blocks, out, out.numel(), formula, size, TILE)

@@ -1,25 +1,23 @@
 """Safetensors files read and written in row blocks, so that memory holds a block of a tensor, never a model.
 
 Format: github.com/huggingface/safetensors, README: 8 bytes header length (little endian), JSON header, then
-the tensors' bytes without holes.
-Plain reads, not `mmap`: mapped pages count as the process's own memory.
+the tensors' bytes without holes. The package safetensors checks a header; it maps the tensors, and mapped
+pages count as the process's own memory, so they are read and written here, with plain reads and writes.
 """
 
 import json
-import os
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pipeline.core.errors import DataError
+from pipeline.core.jsonl import parse_object
 
 INDEX = "model.safetensors.index.json"
-HEADER_LIMIT = 100_000_000  # the format's own limit, in bytes
 # the format's names of types: bytes of a number and torch's name
 DTYPES = {
     "BOOL": (1, "bool"),
@@ -78,24 +76,27 @@ def read_rows(entry: Entry, first: int = 0, last: int | None = None) -> Any:
     import torch
 
     last = entry.rows if last is None else last
-    size, name = DTYPES[entry.dtype]
-    width = entry.columns * size
-    buffer = torch.empty((last - first) * width, dtype=torch.uint8)
-    with entry.file.open("rb", buffering=0) as file:
-        fill(file, buffer, entry.start + first * width)
-    return buffer.view(getattr(torch, name)).view(last - first, entry.columns)
+    rows: Any = torch.empty(last - first, entry.columns, dtype=getattr(torch, DTYPES[entry.dtype][1]))
+    with entry.file.open("rb") as file:
+        file.seek(entry.start + first * entry.columns * entry.width)
+        if file.readinto(rows.view(-1).view(torch.uint8).numpy()) < rows.nbytes:
+            raise DataError("Q-GGUF-006", f"{entry.file} ended while it was read: {REMEDY}")
+    return rows
 
 
-def fill(file: Any, buffer: Any, start: int) -> None:
-    """Read `buffer` (uint8 tensor) full from byte `start`; one read stops at 2 GiB, so there may be
-    several.
+def spans(entry: Entry, numbers: int, together: int = 1) -> Iterator[tuple[int, int]]:
+    """(first, last) row of runs of about `numbers` numbers that cover a tensor; the number of their rows is a
+    multiple of `together`, but for the last.
     """
-    view, at = memoryview(buffer.numpy()), 0
-    while at < len(view):
-        count = os.preadv(file.fileno(), [view[at:]], start + at)
-        if not count:
-            raise DataError("Q-GGUF-006", f"{file.name} ended while it was read: {REMEDY}")
-        at += count
+    step = max(1, numbers // max(entry.columns, 1) // together) * together
+    return ((first, min(first + step, entry.rows)) for first in range(0, entry.rows, step))
+
+
+def same_values(one: Entry, other: Entry) -> bool:
+    """Whether two tensors have the same shape and numbers, whatever their types; a NaN is like no other."""
+    return one.shape == other.shape and all(
+        bool((read_rows(one, *span) == read_rows(other, *span)).all()) for span in spans(one, 1 << 22)
+    )
 
 
 def read_folder(folder: Path) -> dict[str, Entry]:
@@ -138,7 +139,7 @@ def _read_index(folder: Path) -> dict[str, str]:
     if not (folder / INDEX).exists():
         return {}
     try:
-        weights: dict[str, str] = _unique_json((folder / INDEX).read_bytes())["weight_map"]
+        weights: dict[str, str] = parse_object((folder / INDEX).read_bytes())["weight_map"]
         if all("/" not in name for name in weights.values()):
             return weights
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -150,76 +151,40 @@ def read_header(file: Path) -> list[Entry]:
     """The tensors of one file in the order of their bytes. Raises `DataError` unless the header describes the
     file exactly.
     """
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        start = opened.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else HEADER_LIMIT
-        if length > min(size - 8, HEADER_LIMIT):
-            raise DataError("Q-GGUF-006", f"{file} is cut or no safetensors file: {REMEDY}")
-        try:
-            header = _unique_json(opened.read(length))
-            header.pop("__metadata__", None)
-            described = [_described(name, one) for name, one in header.items()]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(
-                "Q-GGUF-006", f"{file} has a header that can't be read ({error}): {REMEDY}"
-            ) from None
-    end, entries = 0, []
-    for name, dtype, shape, first, last in sorted(described, key=lambda one: (one[3], one[4])):
-        if dtype not in DTYPES:
-            raise DataError(
-                "Q-GGUF-009",
-                f"{name} in {file} has the type {dtype}, which can't be merged: take a base in 16 or 32 bit",
-            )
-        if first != end or min(shape, default=0) < 0 or last - first != prod(shape) * DTYPES[dtype][0]:
-            raise DataError(
-                "Q-GGUF-006",
-                f"{name} in {file} lies at bytes {first} to {last}, which its shape or its neighbors "
-                f"contradict: {REMEDY}",
-            )
-        entries.append(Entry(name, dtype, shape, file, 8 + length + first))
-        end = last
-    if 8 + length + end != size:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np"), file.open("rb") as opened:
+            start = 8 + int.from_bytes(opened.read(8), "little")
+            header = parse_object(opened.read(start - 8))
+    except (SafetensorError, ValueError) as error:
+        raise DataError("Q-GGUF-006", f"{file} is cut or no safetensors file ({error}): {REMEDY}") from None
+    header.pop("__metadata__", None)
+    if odd := next((name for name, one in header.items() if one["dtype"] not in DTYPES), None):
         raise DataError(
-            "Q-GGUF-006", f"{file} has {size} bytes and its header describes {8 + length + end}: {REMEDY}"
+            "Q-GGUF-009",
+            f"{odd} in {file} has the type {header[odd]['dtype']}, which can't be merged: take a base in 16 "
+            "or 32 bit",
         )
-    return entries
+    entries = [
+        Entry(name, one["dtype"], tuple(one["shape"]), file, start + one["data_offsets"][0])
+        for name, one in header.items()
+    ]
+    return sorted(entries, key=lambda one: (one.start, one.nbytes))
 
 
-def _described(name: str, one: dict[str, Any]) -> tuple[str, str, tuple[int, ...], int, int]:
-    first, last = one["data_offsets"]
-    return name, str(one["dtype"]), tuple(map(int, one["shape"])), int(first), int(last)
+def append_rows(file: BinaryIO, rows: Any) -> None:
+    """Write the bytes of a torch tensor to a file of `writing_shard`."""
+    import torch
 
-
-def _unique_json(text: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(pairs) != len(dict(pairs)):
-            raise ValueError("a name occurs twice")
-        return dict(pairs)
-
-    value: dict[str, Any] = json.loads(text, object_pairs_hook=unique)
-    return value
-
-
-class Shard:
-    """A file being written: its tensors' bytes must be given in the order of its header."""
-
-    def __init__(self, file: FileIO) -> None:
-        self.file = file
-
-    def write(self, rows: Any) -> None:
-        """Append the bytes of a contiguous torch tensor."""
-        import torch
-
-        left = memoryview(rows.contiguous().view(-1).view(torch.uint8).numpy())
-        while left:
-            left = left[self.file.write(left) :]  # one write stops at 2 GiB
+    file.write(rows.contiguous().view(-1).view(torch.uint8).numpy())
 
 
 @contextmanager
-def writing_shard(file: Path, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Iterator[Shard]:
-    """A file with the header of `tensors` (name, type, shape), to be filled in that order; an
-    `AssertionError` if too much or too little came.
+def writing_shard(file: Path, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Iterator[BinaryIO]:
+    """A file with the header of `tensors` (name, type, shape), to be filled in that order by `append_rows`.
+
+    Raises `AssertionError` if too much or too little came.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -228,9 +193,9 @@ def writing_shard(file: Path, tensors: Iterable[tuple[str, str, tuple[int, ...]]
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [first, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # so that the first tensor starts at a multiple of 8
-    with file.open("wb", buffering=0) as opened:
+    with file.open("wb") as opened:
         opened.write(struct.pack("<Q", len(text)) + text)
-        yield Shard(opened)
+        yield opened
         if opened.tell() != 8 + len(text) + end:
             raise AssertionError(
                 f"{file} got {opened.tell() - 8 - len(text)} bytes of tensors where its header says {end}"

@@ -7,7 +7,7 @@ of a layer into one tensor.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,9 +55,8 @@ class Piece:
         for first in range(self.first, self.last, step):
             yield self._read(first, min(first + step, self.last)).reshape(-1)
 
-    def _read(self, first: int, last: int) -> Floats:
-        values: Floats = read_rows(self.entry, first, last).float().numpy()
-        return values
+    def _read(self, first: int, last: int) -> Any:
+        return read_rows(self.entry, first, last).float().numpy()
 
 
 def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list[Piece]]:
@@ -66,23 +65,32 @@ def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list
 
     A tensor whose name has no place in this architecture is under its own name.
     """
-    import gguf
-
     architecture = KNOWN[config["architectures"][0]]
-    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
-    heads = {
-        "q_proj": config["num_attention_heads"],
-        "k_proj": config.get("num_key_value_heads") or config["num_attention_heads"],
-    }
+    names, heads = name_map(architecture, config["num_hidden_layers"]), reordered_heads(architecture, config)
     found: dict[str, list[Piece]] = {}
     for name in sorted(entries, key=_expert_number):
         if name.endswith(NOT_CONVERTED):
             continue
-        for original, pieces in _parts(name, entries[name], heads if architecture == "llama" else {}):
+        for original, pieces in _parts(name, entries[name], heads):
             mapped = names.get_name(original, try_suffixes=(".weight", ".bias")) or original
             found.setdefault(mapped, []).extend(pieces)
     return found
+
+
+def name_map(architecture: str, layers: int) -> Any:
+    """The package gguf's map from transformers' names of tensors to llama.cpp's."""
+    import gguf
+
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    return gguf.get_tensor_name_map(number, layers)
+
+
+def reordered_heads(architecture: str, config: Mapping[str, Any]) -> dict[str, int]:
+    """Attention heads by linear whose rows llama.cpp puts in another order."""
+    if architecture != "llama":
+        return {}
+    count = config["num_attention_heads"]
+    return {"q_proj": count, "k_proj": config.get("num_key_value_heads") or count}
 
 
 def _parts(name: str, entry: Entry, heads: dict[str, int]) -> Iterator[tuple[str, list[Piece]]]:
@@ -127,11 +135,9 @@ def rope_factors(merged: Path) -> Floats | None:
         return None
     slowed = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].numpy()
     plain = rope["rope_theta"] ** (-np.arange(len(slowed)) / len(slowed))
-    factors: Floats = (plain / slowed).astype(np.float32)
-    return factors
+    return np.asarray(plain / slowed, np.float32)
 
 
 def read_config(merged: Path) -> dict[str, Any]:
     """config.json of a Hugging Face folder."""
-    config: dict[str, Any] = read_json(merged / "config.json", "run `snakemake --force merge`")
-    return config
+    return dict(read_json(merged / "config.json", "run `snakemake --force merge`"))

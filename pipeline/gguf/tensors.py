@@ -3,8 +3,6 @@ memory.
 """
 
 import math
-import mmap
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import dropwhile
@@ -15,7 +13,7 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.file import check_gguf
-from pipeline.gguf.header import MAX_HEADER_BYTES, Header, tensor_bytes
+from pipeline.gguf.header import Header, tensor_bytes
 
 BLOCK = 1 << 16  # weights that are read at a time: 256 kB as float32, which stay in a core's cache
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -51,8 +49,7 @@ class GgufTensor:
         """ggml's name of the type: F16, Q4_K …"""
         from gguf import GGMLQuantizationType
 
-        name: str = GGMLQuantizationType(self.ggml_type).name
-        return name
+        return str(GGMLQuantizationType(self.ggml_type).name)
 
     @property
     def block(self) -> int:
@@ -111,45 +108,18 @@ class GgufTensor:
 
 
 def gguf_tensors(path: Path) -> tuple[Header, dict[str, GgufTensor]]:
-    """(header, {name: tensor}) of a GGUF. Raises `DataError` if it is not whole.
-
-    The places follow from sizes: llama.cpp loads no file whose tensors don't lie behind each other in the
-    header's order, each padded to the alignment.
+    """(header, {name: tensor}) of a GGUF. Raises `DataError` if it is not complete, or its tensors don't lie
+    behind each other in the header's order, each padded to the alignment: llama.cpp loads no such file.
     """
     header = check_gguf(path)
-    alignment = header.fields.get("general.alignment", 32)
-    offsets, end = {}, 0
+    tensors, end = {}, 0
     for name, (shape, ggml_type) in header.tensors.items():
-        offsets[name] = end
-        end += -(-tensor_bytes(name, shape, ggml_type) // alignment) * alignment
-    start = data_start(path, header, next(reversed(offsets.values())), alignment)
-    return header, {
-        name: GgufTensor(
-            name,
-            tuple(dropwhile(lambda size: size == 1, reversed(shape))),
-            ggml_type,
-            path,
-            start + offsets[name],
-        )
-        for name, (shape, ggml_type) in header.tensors.items()
-    }
-
-
-def data_start(path: Path, header: Header, last_offset: int, alignment: int) -> int:
-    """The byte where tensor data begins: behind the last tensor's entry, which must say `last_offset`. Raises
-    `DataError`.
-    """
-    name, (shape, ggml_type) = next(reversed(header.tensors.items()))
-    entry = (
-        name.encode()
-        + struct.pack(f"<I{len(shape)}QI", len(shape), *shape, ggml_type)
-        + struct.pack("<Q", last_offset)
-    )
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        place = mapped.find(entry, 0, MAX_HEADER_BYTES)  # reads no further than the entry
-    if place < 0:
-        raise DataError(
-            "Q-GGUF-003",
-            f"{path} doesn't hold its tensors one behind the other: run the stage that makes it again",
-        )
-    return -(-(place + len(entry)) // alignment) * alignment
+        if header.offsets[name] != end:
+            raise DataError(
+                "Q-GGUF-003",
+                f"{path} doesn't hold its tensors one behind the other: run the stage that makes it again",
+            )
+        dimensions = tuple(dropwhile(lambda size: size == 1, reversed(shape)))
+        tensors[name] = GgufTensor(name, dimensions, ggml_type, path, header.start + end)
+        end += -(-tensor_bytes(name, shape, ggml_type) // header.alignment) * header.alignment
+    return header, tensors

@@ -1,5 +1,5 @@
-"""Mixtures of experts: told by a model's configuration, and refused, for adapters are trained on dense models
-only.
+"""Mixtures of experts: recognized by a model's configuration, and refused, for adapters are trained on dense
+models only.
 
 transformers keeps a layer's routed experts in one parameter, which no LoRA on linears reaches and
 bitsandbytes leaves in 16 bit.

@@ -2,45 +2,22 @@
 its linears' outputs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from pipeline.core.errors import GateError
 
-
-def dequantization_is_finite(model: Any) -> int:
-    """How many NF4 linears there are, each proven to give finite weights; `GateError` names the first that
-    doesn't.
-
-    One linear's weights are in memory at a time. Cheap enough to do before a run's first step.
-    """
-    from bitsandbytes.functional import dequantize_4bit
-
-    linears = nf4_linears(model)
-    for name, linear in linears.items():
-        if not dequantize_4bit(linear.weight.data, linear.weight.quant_state).isfinite().all():
-            raise GateError(
-                "Q-MODELS-008",
-                f"{name} holds weights that are not finite once dequantized: run stage base again, its file "
-                "or this copy is damaged",
-            )
-    return len(linears)
-
-
-def adapter_is_finite(model: Any) -> int:
-    """How many matrices the adapter has, each proven finite; `GateError` names the first that isn't. Cheap at
-    any step.
-    """
-    matrices = {name: weight for name, weight in model.named_parameters() if "lora_" in name}
-    for name, weight in matrices.items():
-        if not weight.isfinite().all():
-            raise GateError(
-                "Q-MODELS-011",
-                f"{name} is not finite: lower train.learning_rate, and start again with `python -m pipeline "
-                "train --no-resume`",
-            )
-    return len(matrices)
+DAMAGED = (
+    "Q-MODELS-008",
+    "holds weights that are not finite once dequantized: run stage base again, its file or this copy is "
+    "damaged",
+)
+DIVERGED = (
+    "Q-MODELS-011",
+    "is not finite: lower train.learning_rate, and start again with `python -m pipeline train --no-resume`",
+)
 
 
 def finite_record(model: Any) -> dict[str, int]:
@@ -52,6 +29,27 @@ def finite_record(model: Any) -> dict[str, int]:
     }
 
 
+def dequantization_is_finite(model: Any) -> int:
+    """How many NF4 linears there are, each proven to give finite weights; `GateError` names the first that
+    doesn't.
+
+    One linear's weights are in memory at a time. Cheap enough to do before a run's first step.
+    """
+    from bitsandbytes.functional import dequantize_4bit
+
+    linears = nf4_linears(model).items()
+    weights = ((name, dequantize_4bit(one.weight.data, one.weight.quant_state)) for name, one in linears)
+    return _count_finite(weights, *DAMAGED)
+
+
+def adapter_is_finite(model: Any) -> int:
+    """How many matrices the adapter has, each proven finite; `GateError` names the first that isn't. Cheap at
+    any step.
+    """
+    matrices = ((name, weight) for name, weight in model.named_parameters() if "lora_" in name)
+    return _count_finite(matrices, *DIVERGED)
+
+
 def quantized_is_finite(model: Any) -> int:
     """How many quantized linears and tables there are, each proven finite block by block; `GateError` names
     the first that isn't.
@@ -59,21 +57,27 @@ def quantized_is_finite(model: Any) -> int:
     from pipeline.gguf.dequantize import dequantize
     from pipeline.models.quantized_linear import row_blocks
 
-    quantized = {
+    modules = {
         id(module.weight): (name, module)
         for name, module in model.named_modules()
         if hasattr(module, "logical")
     }  # a tied head once
-    for name, module in quantized.values():
-        rows = module.weight.shape[0]
-        for first, last in row_blocks(rows, module.logical // rows):
-            if not dequantize(module.weight[first:last], module.ggml_type).isfinite().all():
-                raise GateError(
-                    "Q-MODELS-008",
-                    f"{name} holds weights that are not finite once dequantized: run stage base again, its "
-                    "file or this copy is damaged",
-                )
-    return len(quantized)
+    blocks = (
+        (name, dequantize(module.weight[first:last], module.ggml_type))
+        for name, module in modules.values()
+        for first, last in row_blocks(len(module.weight), module.logical // len(module.weight))
+    )
+    return _count_finite(blocks, *DAMAGED)
+
+
+def _count_finite(values: Iterable[tuple[str, Any]], id: str, fault: str) -> int:
+    """How many names `values` has, all of them finite."""
+    names = set()
+    for name, tensor in values:
+        if not tensor.isfinite().all():
+            raise GateError(id, f"{name} {fault}")
+        names.add(name)
+    return len(names)
 
 
 def nf4_linears(model: Any) -> dict[str, Any]:
@@ -100,20 +104,16 @@ def outputs_watched(model: Any) -> Iterator[list[int]]:
 
     seen = [0]
 
-    def look(name: str) -> Any:
-        def hook(module: Any, inputs: Any, output: Any) -> None:
-            seen[0] += 1
-            if not output.isfinite().all():
-                raise GateError(
-                    "Q-MODELS-012",
-                    f"{name} gives numbers that are not finite: its base or its adapter is damaged, train "
-                    "again",
-                )
-
-        return hook
+    def look(name: str, module: Any, inputs: Any, output: Any) -> None:
+        seen[0] += 1
+        if not output.isfinite().all():
+            raise GateError(
+                "Q-MODELS-012",
+                f"{name} gives numbers that are not finite: its base or its adapter is damaged, train again",
+            )
 
     handles = [
-        module.register_forward_hook(look(name))
+        module.register_forward_hook(partial(look, name))
         for name, module in model.named_modules()
         if isinstance(module, LoraLayer)
     ]

@@ -2,6 +2,8 @@
 proofs that it is that.
 """
 
+from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -167,38 +169,28 @@ def check_adapter(model: Any, train: Training) -> int:
             f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take "
             f"names of its linears, as {hit[0]}",
         )
-    for number in range(len(layers)):
-        for target in train.target_modules:
-            found = [
-                name
-                for name in matched
-                if name.startswith(f"layers.{number}.") and name.endswith(f".{target}")
-            ]
-            if len(found) != 1:
-                raise ConfigError(
-                    "Q-MODELS-026",
-                    f"layer {number} has {len(found)} adapters named {target}, and each layer must have 1: "
-                    "take targets that all its layers have",
-                )
-    everywhere = [name for name, module in model.named_modules() if isinstance(module, LoraLayer)]
-    if len(everywhere) != len(matched):
-        outside = next(name for name in everywhere if ".layers." not in name)
+    # by layer and target: "layers.3.self_attn.q_proj" is q_proj of layer 3
+    counts = Counter((int(name.split(".")[1]), name.rpartition(".")[2]) for name in matched)
+    for number, target in product(range(len(layers)), train.target_modules):
+        if counts[number, target] != 1:
+            raise ConfigError(
+                "Q-MODELS-026",
+                f"layer {number} has {counts[number, target]} adapters named {target}, and each layer must "
+                "have 1: take targets that all its layers have",
+            )
+    inside = set(matched.values())
+    adapted = ((name, one) for name, one in model.named_modules() if isinstance(one, LoraLayer))
+    if outside := next((name for name, one in adapted if one not in inside), None):
         raise ConfigError(
             "Q-MODELS-026",
             f"{outside} got an adapter, and only the layers' linears can have one: take it out of "
             "train.target_modules",
         )
-    if other := next(
-        (
-            name
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad and ".lora_" not in name
-        ),
-        None,
-    ):
+    training = {name: one.numel() for name, one in model.named_parameters() if one.requires_grad}
+    if other := next((name for name in training if ".lora_" not in name), None):
         raise AssertionError(f"{other} is trainable, and only the adapter should be")
+    trainable = sum(training.values())
     expected = sum(train.r * (layer.in_features + layer.out_features) for layer in matched.values())
-    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if trainable != expected:
         raise AssertionError(f"{trainable} parameters are trainable, {expected} by the formula")
     return int(trainable)

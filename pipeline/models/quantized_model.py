@@ -14,7 +14,7 @@ import torch
 from pipeline.core.errors import DataError
 from pipeline.gguf.base_files import DENSE, MODEL_FILE
 from pipeline.gguf.header import Header
-from pipeline.gguf.sources import KNOWN
+from pipeline.gguf.sources import KNOWN, name_map, reordered_heads
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
 
@@ -64,7 +64,7 @@ def load_gguf(
     names = tensor_names(config, header, file)
     model = empty_model(folder, config, compute_dtype, device)
     fill(model, tensors, names, compute_dtype, device, dense)
-    prove_whole(model, tensors, names)
+    prove_complete(model, tensors, names)
     model.config.use_cache = False  # as for NF4: with a cache, packed rows leak into each other
     return model.requires_grad_(False).eval()
 
@@ -73,8 +73,6 @@ def tensor_names(config: Any, header: Header, file: Path) -> Names:
     """The names for this model's architecture. Raises `DataError` if it is not one that can be trained
     quantized, or not the file's.
     """
-    import gguf
-
     found = (getattr(config, "architectures", None) or ["model without architectures"])[0]
     architecture = KNOWN.get(found)
     if architecture not in DENSE:
@@ -84,8 +82,7 @@ def tensor_names(config: Any, header: Header, file: Path) -> Names:
             f"{file.parent} is a {found}, and only {can} can be trained on a GGUF's weights: set "
             "base.quantization to nf4",
         )
-    if header.fields.get("general.architecture") != architecture:
-        stated = header.fields.get("general.architecture")
+    if (stated := header.fields.get("general.architecture")) != architecture:
         raise DataError(
             "Q-MODELS-029",
             f"{file} is of architecture {stated} and config.json beside it of {architecture}: run `snakemake "
@@ -97,13 +94,8 @@ def tensor_names(config: Any, header: Header, file: Path) -> Names:
             f"{file} has scaled rotary positions (rope_freqs.weight), which training would not see: set "
             "base.quantization to nf4",
         )
-    heads = (
-        {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        if architecture == "llama"
-        else {}
-    )
-    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    return Names(file, gguf.get_tensor_name_map(number, config.num_hidden_layers), heads)
+    heads = reordered_heads(architecture, config.to_dict())
+    return Names(file, name_map(architecture, config.num_hidden_layers), heads)
 
 
 def empty_model(folder: Path, config: Any, dtype: torch.dtype, device: str) -> Any:
@@ -131,25 +123,21 @@ def fill(
     for path, module in list(model.named_modules()):
         for leaf, parameter in list(module.named_parameters(recurse=False)):
             if leaf == "weight" and isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-                continue
-            tensor = find(tensors, names, f"{path}.{leaf}", parameter)
-            values = in_order(floats(tensor)[:, None], names.reordered(f"{path}.{leaf}"))[:, 0]
-            setattr(
-                module,
-                leaf,
-                torch.nn.Parameter(rounded(values, dtype, tensor).to(device), requires_grad=False),
-            )
+                continue  # below
+            name = f"{path}.{leaf}"
+            values = vector(find(tensors, names, name, parameter), names.reordered(name), dtype)
+            setattr(module, leaf, torch.nn.Parameter(values.to(device), requires_grad=False))
     tied = model.config.tie_word_embeddings
     for path, module in list(model.named_modules()):
         if not isinstance(module, torch.nn.Linear | torch.nn.Embedding) or (tied and path == "lm_head"):
             continue
         tensor = find(tensors, names, f"{path}.weight", module.weight)
         quantized = quantized_rows(tensor, mapped, names.reordered(f"{path}.weight")).to(device)
-        made: Any
-        if isinstance(module, torch.nn.Linear):
-            made = QuantizedLinear(quantized, tensor.ggml_type, module.bias, compute_dtype=dtype)
-        else:
-            made = QuantizedEmbedding(quantized, tensor.ggml_type, module.padding_idx, compute_dtype=dtype)
+        made = (
+            QuantizedLinear(quantized, tensor.ggml_type, module.bias, compute_dtype=dtype)
+            if isinstance(module, torch.nn.Linear)
+            else QuantizedEmbedding(quantized, tensor.ggml_type, module.padding_idx, compute_dtype=dtype)
+        )
         model.set_submodule(path, made.densify() if dense else made)
     if tied:
         model.lm_head = tied_head(model.get_input_embeddings(), dtype)
@@ -182,9 +170,9 @@ def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: tor
     return tensors[name]
 
 
-def floats(tensor: GgufTensor) -> torch.Tensor:
-    """A norm or bias as float32. Raises `DataError` if it is stored in blocks, which no file of llama.cpp's
-    tools has.
+def vector(tensor: GgufTensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
+    """A norm or bias in transformers' order and the compute type. Raises `DataError` if that can't hold one
+    of its values, or it is stored in blocks, which no file of llama.cpp's tools has.
     """
     if tensor.type not in FLOATS:
         raise DataError(
@@ -192,19 +180,14 @@ def floats(tensor: GgufTensor) -> torch.Tensor:
             f"{tensor.file}: {tensor.name} is a vector in {tensor.type}, not in floats: take another file "
             "of this model",
         )
-    return torch.from_numpy(tensor.values(0, 1).copy()).reshape(-1)
-
-
-def rounded(values: torch.Tensor, dtype: torch.dtype, tensor: GgufTensor) -> torch.Tensor:
-    """Float32 values in the compute type. Raises `DataError` if it can't hold one of them."""
-    made = values.to(dtype)
-    if not bool(made.isfinite().all()):
+    values = in_order(torch.from_numpy(tensor.values(0, 1).copy()).reshape(-1, 1), heads)[:, 0].to(dtype)
+    if not bool(values.isfinite().all()):
         raise DataError(
             "Q-MODELS-031",
             f"{tensor.file}: {tensor.name} has values that {dtype} can't hold: set "
             "train.bnb_4bit_compute_dtype to bfloat16",
         )
-    return made
+    return values
 
 
 def quantized_rows(tensor: GgufTensor, mapped: torch.Tensor, heads: int) -> torch.Tensor:
@@ -231,7 +214,7 @@ def in_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
     return rows.reshape(heads, size // 2, 2, -1).transpose(1, 2).reshape(len(rows), -1).contiguous()
 
 
-def prove_whole(model: Any, tensors: dict[str, GgufTensor], names: Names) -> None:
+def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: Names) -> None:
     """Raise `DataError` unless the file's tensors and the model's parameters are one to one, and nothing is
     left without values.
     """

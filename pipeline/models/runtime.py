@@ -2,7 +2,6 @@
 memory they take.
 """
 
-import os
 import resource
 import sys
 import warnings
@@ -10,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import getLogger
 from pathlib import Path
+
+from pipeline.core.hardware import usable_cores
 
 
 def silence_libraries() -> None:
@@ -32,9 +33,7 @@ def use_all_cores() -> None:
     """
     import torch
 
-    torch.set_num_threads(
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    torch.set_num_threads(usable_cores() or 1)
 
 
 @contextmanager

@@ -110,30 +110,30 @@ def adapter_on_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """PEFT puts the adapter on one layer of two."""
     from peft import LoraConfig
 
-    from pipeline.models import qlora
+    from pipeline.stages.train import assembly
 
-    real: Callable[[Any], LoraConfig] = qlora.lora_config
+    real: Callable[[Any], LoraConfig] = assembly.lora_config
 
     def one_layer(settings: Any) -> LoraConfig:
         config = real(settings)
         config.layers_to_transform = [0]
         return config
 
-    monkeypatch.setattr(qlora, "lora_config", one_layer)
+    monkeypatch.setattr(assembly, "lora_config", one_layer)
 
 
 def more_than_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The base's norms train too."""
-    import peft
+    from pipeline.stages.train import assembly
 
-    real = peft.get_peft_model
+    real = assembly.get_peft_model
 
     def wrap(model: Any, *rest: Any, **more: Any) -> Any:
         adapted = real(model, *rest, **more)
         adapted.base_model.model.model.norm.weight.requires_grad_(True)
         return adapted
 
-    monkeypatch.setattr(peft, "get_peft_model", wrap)
+    monkeypatch.setattr(assembly, "get_peft_model", wrap)
 
 
 def positions_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

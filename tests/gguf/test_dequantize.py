@@ -15,7 +15,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from pipeline.core.errors import DataError
 from pipeline.gguf import dequantize as module
-from pipeline.gguf.dequantize import FLOATS, TRAINABLE_TYPES, columns_of, dequantize, row_bytes
+from pipeline.gguf.dequantize import FLOATS, TRAINABLE_TYPES, columns_of, dequantize
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.tools import PROJECT, Toolchain, run_tool
 from pipeline.stages.base.stage import find_in_package
@@ -101,7 +101,7 @@ def test_the_types_are_ggmls() -> None:
     for ggml_type, (name, weights, size) in TRAINABLE_TYPES.items():
         known = GGMLQuantizationType(ggml_type)
         assert (known.name, GGML_QUANT_SIZES[known]) == (name, (weights, size))
-        assert (row_bytes(ggml_type, 3 * weights), columns_of(ggml_type, 3 * size)) == (3 * size, 3 * weights)
+        assert columns_of(ggml_type, 3 * size) == 3 * weights
     assert set(TRAINABLE_TYPES) == set(SCALES) | set(FLOATS)
 
 
@@ -115,7 +115,6 @@ def test_a_type_that_is_not_known_is_refused(ggml_type: int, name: str) -> None:
     )
     for ask in (
         lambda: dequantize(torch.zeros(2, 66, dtype=torch.uint8), ggml_type),
-        lambda: row_bytes(ggml_type, 256),
         lambda: columns_of(ggml_type, 66),
     ):
         with pytest.raises(DataError) as error:
@@ -124,8 +123,6 @@ def test_a_type_that_is_not_known_is_refused(ggml_type: int, name: str) -> None:
 
 
 def test_rows_that_are_no_whole_blocks_are_refused() -> None:
-    with pytest.raises(DataError, match="Q-GGUF-002"):
-        row_bytes(12, 576)
     with pytest.raises(DataError, match="Q-GGUF-002"):
         dequantize(torch.zeros(2, 100, dtype=torch.uint8), 12)
 
@@ -191,10 +188,10 @@ import re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from pipeline.gguf.kernels import FORMULAS, TILE, whole
+from pipeline.gguf.kernels import FORMULAS, TILE, write_values
 
 for formula, size in FORMULAS.values():
-    source = ASTSource(whole, {"quantized": "*u8", "out": "*bf16", "weights": "i64"}, {"formula": formula, "size": size, "tile": TILE})
+    source = ASTSource(write_values, {"quantized": "*u8", "out": "*bf16", "weights": "i64"}, {"formula": formula, "size": size, "tile": TILE})
     code = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
     print(*sorted(set(re.findall(r"cvt\\.\\w+\\.bf16\\w*\\.f32", code))))
 """  # noqa: E501

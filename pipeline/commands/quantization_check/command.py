@@ -40,7 +40,7 @@ from pipeline.models.qlora import check_adapter, load_quantized, lora_config
 from pipeline.models.runtime import silence_libraries, use_all_cores
 from pipeline.planning.shape import KNOWN, Shape, load_shape
 from pipeline.stages.parity.check import KEYS
-from pipeline.stages.train.input_files import whole_base
+from pipeline.stages.train.input_files import complete_base
 from pipeline.stages.train.run import base_hashes
 
 LONGEST = 256  # tokens of a prompt
@@ -171,7 +171,7 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
     base, adapter = root / "models/base", root / "models/adapter"
     if not (base / "config.json").is_file():
         raise DataError("Q-CORE-001", f"{base} has no config.json: run `snakemake base`, which writes it")
-    refuse([whole_base(base)])
+    refuse([complete_base(base)])
     trained = adapter if (adapter / "adapter_config.json").is_file() else None
     if trained:
         check_settings(trained, params.training)

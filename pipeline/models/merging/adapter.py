@@ -83,7 +83,7 @@ class Adapter:
     folder: Path
     config: dict[str, Any]
     modules: list[Module]
-    whole: dict[str, Entry]
+    full: dict[str, Entry]
 
     def rank(self, key: str) -> int:
         """The rank for a module or parameter by its full name: PEFT's patterns, else `r`."""
@@ -118,7 +118,7 @@ def read_adapter(folder: Path) -> Adapter:
         folder / "adapter_config.json", "run `snakemake --force train`, or copy the adapter's folder whole"
     )
     modules: dict[str, Module] = {}
-    whole: dict[str, Entry] = {}
+    full: dict[str, Entry] = {}
     strange = []
     for entry in read_header(weights_of(folder)):
         found = PART.fullmatch(entry.name)
@@ -131,7 +131,7 @@ def read_adapter(folder: Path) -> Adapter:
             )
             module.parts[found["part"]] = entry
         else:
-            whole[
+            full[
                 entry.name.removeprefix(PREFIX).replace(".base_layer", "").replace(".modules_to_save", "")
             ] = entry
     reasons = [*_unsupported(config), *(f"{name} is no tensor that a merge knows" for name in strange[:3])]
@@ -142,9 +142,9 @@ def read_adapter(folder: Path) -> Adapter:
     reasons += [
         f"modules_to_save names {name} and there is no tensor of it"
         for name in saved
-        if not any(f".{name}." in f".{key}" for key in whole)
+        if not any(f".{name}." in f".{key}" for key in full)
     ]
-    if not modules and not whole:
+    if not modules and not full:
         reasons.append("it holds no tensor")
     if reasons:
         raise DataError(
@@ -152,7 +152,7 @@ def read_adapter(folder: Path) -> Adapter:
             f"{folder} can't be merged ({'; '.join(reasons)}): train it without that, or merge it with the "
             "tool that made it",
         )
-    return Adapter(folder, config, list(modules.values()), whole)
+    return Adapter(folder, config, list(modules.values()), full)
 
 
 def _unsupported(config: dict[str, Any]) -> list[str]:

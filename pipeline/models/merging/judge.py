@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.gguf.safetensors_rows import DTYPES, NAMES, Entry, read_rows
+from pipeline.gguf.safetensors_rows import DTYPES, NAMES, Entry, read_rows, spans
 from pipeline.models.merging.nf4 import Nf4, codes, tensor_scales, values_of
 from pipeline.models.merging.plan import Job
 from pipeline.models.merging.rounding import round_once
@@ -105,8 +105,7 @@ def _copy_error(source: Entry, found: Entry) -> float:
 
 
 def _spans(entry: Entry) -> Iterator[tuple[int, int]]:
-    step = max(ROWS, (1 << 18) // entry.columns // ROWS * ROWS)
-    return ((first, min(first + step, entry.rows)) for first in range(0, entry.rows, step))
+    return spans(entry, 1 << 18, ROWS)
 
 
 def _start(source: Entry, nf4: Nf4 | None, scales: Any, first: int, last: int) -> Any:
@@ -115,7 +114,7 @@ def _start(source: Entry, nf4: Nf4 | None, scales: Any, first: int, last: int) -
         maxima, used = scales
         begin, end = first * source.columns // nf4.block, -(-last * source.columns // nf4.block)
         found = codes(values.to(nf4.dtype).view(-1), maxima[begin:end], nf4.block)
-        values = values_of(found, used.used[begin:end], nf4.block, nf4.dtype).view(values.shape)
+        values = values_of(found, used[begin:end], nf4.block, nf4.dtype).view(values.shape)
     return values.double()
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.core.errors import DataError
-from pipeline.gguf.safetensors_rows import Entry, read_rows
+from pipeline.gguf.safetensors_rows import Entry, same_values
 from pipeline.models.merging.adapter import Adapter, Module
 from pipeline.models.merging.structure import Structure
 from pipeline.models.merging.updates import Update, bias, lookup, low_rank
@@ -44,7 +44,7 @@ def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: boo
     updates = _updates(base, adapter, model)
     changed = {
         name: Job(name, entry, base[name].file.name if name in base else "")
-        for name, entry in adapter.whole.items()
+        for name, entry in adapter.full.items()
     }
     for name, update in updates.items():
         source = changed[name].source if name in changed else base.get(name)
@@ -73,28 +73,25 @@ def _updates(base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict
     have.
     """
     targets = tuple(f".{name}" for name in adapter.config.get("target_parameters") or ())
-    parameters: dict[
-        str, list[str]
-    ] = {}  # by the module that holds them, in the order in which it declares them
-    for name in model.shapes if targets else ():
+    # by the module that holds them, in the order in which it declares them
+    parameters: dict[str, list[str]] = {}
+    for name in model.shapes:
         if f".{name}".endswith(targets):
             parameters.setdefault(name.rpartition(".")[0], []).append(name)
     found: dict[str, Update] = {}
-    wrapped: dict[str, list[Module]] = {}
     for module in adapter.modules:
-        if module.path in parameters:
-            wrapped.setdefault(module.path, []).append(module)
-        else:
+        if module.path not in parameters:
             found |= _linear(module, adapter, model)
-    for path, group in wrapped.items():
+    for path in dict.fromkeys(module.path for module in adapter.modules if module.path in parameters):
+        # PEFT wraps a module once a parameter, the parameter that is declared first innermost
+        group = sorted((one for one in adapter.modules if one.path == path), key=lambda one: -one.depth)
         if len(group) != len(parameters[path]):
             raise DataError(
                 "Q-MODELS-017",
                 f"{path} has {len(group)} adapters in {adapter.folder} for its {len(parameters[path])} "
                 "target parameters: train it again",
             )
-        # PEFT wraps a module once a parameter, the parameter that is declared first innermost
-        for name, module in zip(parameters[path], sorted(group, key=lambda one: -one.depth), strict=True):
+        for name, module in zip(parameters[path], group, strict=True):
             found |= _parameter(name, module, base, adapter, model)
     return found
 
@@ -163,7 +160,8 @@ def _settle_tied(base: dict[str, Entry], changed: dict[str, Job], model: Structu
         and head is not None
         and not embedding.update
         and not head.update
-        and _equal(embedding.source, head.source)
+        and embedding.source.dtype == head.source.dtype
+        and same_values(embedding.source, head.source)
     )
     if same or (resized and head is None):
         changed.pop(model.head, None)
@@ -175,19 +173,6 @@ def _settle_tied(base: dict[str, Entry], changed: dict[str, Job], model: Structu
     return {"tie_word_embeddings": False}
 
 
-def _equal(one: Entry, other: Entry) -> bool:
-    import torch
-
-    step = max(1, (1 << 22) // one.columns)
-    return (one.shape, one.dtype) == (other.shape, other.dtype) and all(
-        torch.equal(
-            read_rows(one, first, min(first + step, one.rows)),
-            read_rows(other, first, min(first + step, one.rows)),
-        )
-        for first in range(0, one.rows, step)
-    )
-
-
 def _check(
     base: dict[str, Entry],
     changed: dict[str, Job],
@@ -197,8 +182,7 @@ def _check(
 ) -> None:
     """Raise `DataError` if a target is missing or has another shape."""
     known = base.keys() | ({model.head} if model.tied else set())
-    missing = sorted((updates.keys() | adapter.whole.keys()) - known)
-    if missing:
+    if missing := sorted((updates.keys() | adapter.full.keys()) - known):
         shapes = ", ".join(f"{name} {_shape(updates, adapter, name)}" for name in missing[:3])
         raise DataError(
             "Q-MODELS-018",
@@ -222,7 +206,7 @@ def _check(
 
 
 def _shape(updates: dict[str, Update], adapter: Adapter, name: str) -> tuple[int, ...]:
-    return updates[name].shape if name in updates else adapter.whole[name].shape
+    return updates[name].shape if name in updates else adapter.full[name].shape
 
 
 def _resized(jobs: list[Job], base: dict[str, Entry], model: Structure) -> dict[str, Any]:

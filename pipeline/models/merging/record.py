@@ -27,8 +27,7 @@ TOKENIZER_FILES = (
 def read_run(adapter: Path) -> dict[str, Any]:
     """Training's own record of the adapter; empty where another tool trained it."""
     file = adapter / "run.json"
-    record: dict[str, Any] = read_json(file, "run `snakemake --force train`") if file.exists() else {}
-    return record
+    return dict(read_json(file, "run `snakemake --force train`")) if file.exists() else {}
 
 
 def trained_nf4(run: dict[str, Any]) -> Nf4 | None:

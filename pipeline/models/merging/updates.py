@@ -1,6 +1,5 @@
 """What an adapter adds to a weight, as two thin matrices from which any run of rows is computed."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,12 +73,3 @@ def bias(module: Module, scale: float) -> Update:
 def _magnitude(module: Module) -> Any:
     entry = module.parts.get("lora_magnitude_vector")
     return None if entry is None else read_rows(entry).double().view(-1)
-
-
-def column_factors(magnitude: Any, sums: Iterator[Any]) -> Any:
-    """magnitude ÷ length of each column (float64), the columns coming in blocks of rows."""
-    squares = None
-    for rows in sums:
-        part = rows.square().sum(dim=0)
-        squares = part if squares is None else squares + part
-    return magnitude / squares.sqrt() if squares is not None else magnitude

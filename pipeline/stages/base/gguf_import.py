@@ -15,6 +15,7 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.header import Header
 from pipeline.llamacpp.quick_reader import quick_reader
 from pipeline.llamacpp.tools import Toolchain, run_tool
+from pipeline.stages.base.hf_folder import special_ids
 
 
 def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> None:
@@ -29,19 +30,28 @@ def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> N
 
     tokenizer, model = load_tokenizer_of(file, header), load_gguf(file, header)
     check_weights(model, header, file)
-    special = special_ids(tokenizer)
-    for name, value in special.items():
-        setattr(model.config, name, value)
-    model.generation_config = GenerationConfig(**special)
+    model.config.update(special_ids(tokenizer))
+    model.generation_config = GenerationConfig(**special_ids(tokenizer))
     with redirect_stderr(io.StringIO()):
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     same_ids_as_llama_cpp(file, folder, tools)
 
 
-def special_ids(tokenizer: Any) -> dict[str, int | None]:
-    """The ids of the control tokens that a configuration names too."""
-    return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+def from_gguf(kind: Any, file: Path, header: Header, **settings: Any) -> Any:
+    """What transformers' class `kind` reads out of a GGUF. Raises `DataError` if it can't."""
+    try:
+        # progress bars come from several hands, some deaf to logging's switch
+        with redirect_stderr(io.StringIO()), quick_reader():
+            return kind.from_pretrained(
+                file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False, **settings
+            )
+    except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
+        reason, architecture = " ".join(str(error).split())[:300], header.fields["general.architecture"]
+        raise DataError(
+            "Q-BASE-002",
+            f"transformers can't read {file} (architecture {architecture}): {reason}: take another model",
+        ) from error
 
 
 def load_tokenizer_of(file: Path, header: Header) -> Any:
@@ -50,13 +60,7 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
     """
     from transformers import AutoTokenizer
 
-    try:
-        with redirect_stderr(io.StringIO()), quick_reader():
-            tokenizer = AutoTokenizer.from_pretrained(
-                file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
-            )
-    except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
-        raise _unreadable(file, header, error) from error
+    tokenizer = from_gguf(AutoTokenizer, file, header)
     set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
     tokenizer.chat_template = header.fields["tokenizer.chat_template"]
     if tokenizer.eos_token_id is None:
@@ -66,14 +70,6 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
             "model",
         )
     return tokenizer
-
-
-def _unreadable(file: Path, header: Header, error: Exception) -> DataError:
-    reason, architecture = " ".join(str(error).split())[:300], header.fields["general.architecture"]
-    return DataError(
-        "Q-BASE-002",
-        f"transformers can't read {file} (architecture {architecture}): {reason}: take another model",
-    )
 
 
 def load_gguf(file: Path, header: Header) -> Any:
@@ -86,24 +82,15 @@ def load_gguf(file: Path, header: Header) -> Any:
 
     kinds = {kind for _, kind in header.tensors.values()}
     dtype = torch.bfloat16 if int(GGMLQuantizationType.BF16) in kinds else torch.float16
-    try:
-        with (
-            redirect_stderr(io.StringIO()),
-            quick_reader(),
-        ):  # progress bars come from several hands, some deaf to logging's switch
-            model, loaded = AutoModelForCausalLM.from_pretrained(
-                file.parent,
-                gguf_file=file.name,
-                local_files_only=True,
-                trust_remote_code=False,
-                dtype=dtype,
-                quantization_config=GgufConfig(dequantize=True),
-                output_loading_info=True,
-            )
-    except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
-        raise _unreadable(file, header, error) from error
-    odd = [f"{len(names)} {kind}" for kind, names in loaded.items() if names]
-    if odd:
+    model, loaded = from_gguf(
+        AutoModelForCausalLM,
+        file,
+        header,
+        dtype=dtype,
+        quantization_config=GgufConfig(dequantize=True),
+        output_loading_info=True,
+    )
+    if odd := [f"{len(names)} {kind}" for kind, names in loaded.items() if names]:
         raise DataError(
             "Q-BASE-003",
             f"{file} does not match its architecture in transformers ({', '.join(odd)}): take this model "

@@ -1,123 +1,21 @@
-"""A Hugging Face model folder: which of its files are safe to take, whether they agree, and what the model
-is.
-"""
+"""A Hugging Face model folder: whether its files agree, and what the model is."""
 
-import fnmatch
 import hashlib
 import json
 import math
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import yaml
+from yaml import YAMLError
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
+from pipeline.gguf.safetensors_rows import DTYPES, read_folder
 from pipeline.models.experts import check_no_experts
-
-# everything a model needs and nothing that runs: no pickles, no Python
-KEPT = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.*",
-    "LICENSE*",
-    "NOTICE*",
-    "README.md",
-)
-DOUBLED = "consolidated*"  # some repositories hold the weights twice, once in the author's own format
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
-DTYPES = {
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-}  # safetensors' name: torch's
-
-
-def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a file name fits one of the shell patterns."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def choose_files(names: list[str], source: str) -> list[str]:
-    """The files to take out of a model's top folder, in order.
-
-    Raises `DataError` unless they are a complete model with safetensors weights, a config and a fast
-    tokenizer.
-    """
-    kept = sorted(
-        name for name in names if "/" not in name and matches(name, KEPT) and not matches(name, (DOUBLED,))
-    )
-    if not any(name.endswith(".safetensors") for name in kept):
-        pickles = sorted(name for name in names if matches(name, PICKLES))
-        if pickles:
-            raise DataError(
-                "Q-BASE-006",
-                f"{source} has only pickle weights ({pickles[0]}), and reading a pickle can run code: take "
-                "one with safetensors",
-            )
-        raise DataError(
-            "Q-BASE-006", f"{source} has no safetensors weights: choose a folder or repository that has them"
-        )
-    for name in ("config.json", "tokenizer.json"):
-        if name not in kept:
-            raise DataError(
-                "Q-BASE-007",
-                f"{source} has no {name}: choose a complete Hugging Face model with a fast tokenizer",
-            )
-    return kept
-
-
-def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
-    """The GGUF `file`, all parts where it is the first of several, and what says how it may be used. Raises
-    `DataError` if one is missing.
-    """
-    parts = gguf_parts(file)
-    if "/" in file and file in names:
-        raise DataError(
-            "Q-BASE-008",
-            f"{file!r} is in a subfolder of {source}, which is not fetched: download it and name it as "
-            "base.model, with base.source gguf",
-        )
-    if missing := [part for part in parts if part not in names or "/" in part]:
-        file = missing[0]
-        there = ", ".join(sorted(name for name in names if name.endswith(".gguf"))) or "none"
-        raise DataError(
-            "Q-BASE-009",
-            f"{source} has no file {file!r} (its GGUF files: {there}): correct base.file in params.yaml",
-        )
-    return [
-        *parts,
-        *sorted(
-            name for name in names if "/" not in name and matches(name, ("LICENSE*", "NOTICE*", "README.md"))
-        ),
-    ]
-
-
-def gguf_parts(file: str) -> list[str]:
-    """The names of all parts of a GGUF by its first one's (llama-gguf-split: NAME-00001-of-00002.gguf); of
-    any other file, itself.
-    """
-    match = re.fullmatch(r"(.*-)00001-of-(\d{5})\.gguf", file)
-    return (
-        [f"{match[1]}{part:05}-of-{match[2]}.gguf" for part in range(1, int(match[2]) + 1)]
-        if match
-        else [file]
-    )
 
 
 def check_config(config: dict[str, Any], source: str) -> None:
@@ -152,7 +50,6 @@ def examine(folder: Path) -> dict[str, Any]:
 
     config = read_object(folder / "config.json")
     check_config(config, str(folder))
-    complete_weights(folder)
     try:
         tokenizer = load_tokenizer(folder)
         template = str(tokenizer.get_chat_template())
@@ -199,9 +96,7 @@ def agree_on_end_of_turn(folder: Path, tokenizer: Any, config: dict[str, Any]) -
     """
     path = folder / "generation_config.json"
     if not path.exists():
-        special = {
-            name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-        }
+        special = special_ids(tokenizer)
         path.write_text(
             json.dumps({name: value for name, value in special.items() if value is not None}, indent=2)
             + "\n",
@@ -217,44 +112,24 @@ def agree_on_end_of_turn(folder: Path, tokenizer: Any, config: dict[str, Any]) -
         )
 
 
-def complete_weights(folder: Path) -> None:
-    """Raise `DataError` if a shard that `model.safetensors.index.json` names is missing."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        missing = sorted(
-            {
-                name
-                for name in read_object(index).get("weight_map", {}).values()
-                if not (folder / name).exists()
-            }
-        )
-        if missing:
-            raise DataError(
-                "Q-BASE-015",
-                f"{folder} lacks {len(missing)} of its weight files ({missing[0]} …): complete it",
-            )
+def special_ids(tokenizer: Any) -> dict[str, int | None]:
+    """The ids of the control tokens that a configuration names too."""
+    return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
 def count_parameters(folder: Path, *, tied: bool) -> tuple[int, str]:
     """Parameters in the safetensors files of `folder` (a tied head that is stored all the same is not
-    counted) and their usual type.
+    counted) and their usual type. Raises `DataError` if a file is missing or damaged.
     """
-    from safetensors import SafetensorError, safe_open
-
+    try:
+        entries = read_folder(folder).values()
+    except DataError as error:
+        raise DataError("Q-BASE-015", error.sentence) from error
     counts: Counter[str] = Counter()
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="np") as weights:
-                for name in weights.keys():  # noqa: SIM118 (safe_open is no mapping)
-                    tensor = weights.get_slice(name)
-                    if not (tied and name == "lm_head.weight"):
-                        counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
-        except SafetensorError as error:
-            raise DataError(
-                "Q-BASE-015", f"{file} is not a complete safetensors file ({error}): fetch it again"
-            ) from error
-    usual = counts.most_common(1)[0][0]
-    return counts.total(), DTYPES.get(usual, usual)
+    for entry in entries:
+        if not (tied and entry.name == "lm_head.weight"):
+            counts[entry.dtype] += math.prod(entry.shape)
+    return counts.total(), DTYPES[counts.most_common(1)[0][0]][1]
 
 
 def count_quantized(file: Path) -> tuple[int, str]:
@@ -269,14 +144,13 @@ def count_quantized(file: Path) -> tuple[int, str]:
 
 def read_license(readme: Path) -> str | None:
     """The license that a model card's front matter names, if there is one."""
-    if not readme.exists():
-        return None
-    parts = readme.read_text(encoding="utf-8", errors="replace").split("---\n")
+    from huggingface_hub import metadata_load
+
     try:
-        card = yaml.safe_load(parts[1]) if len(parts) > 2 and not parts[0].strip() else None
-    except yaml.YAMLError:
+        card = metadata_load(readme) or {}
+    except (OSError, ValueError, YAMLError):  # anybody may have written it
         return None
-    return str(card["license"]) if isinstance(card, dict) and card.get("license") else None
+    return str(card["license"]) if card.get("license") else None
 
 
 def read_object(path: Path) -> dict[str, Any]:

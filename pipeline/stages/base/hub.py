@@ -2,7 +2,6 @@
 runs.
 """
 
-import hashlib
 import os
 import shutil
 import sys
@@ -10,11 +9,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.core.errors import ConfigError, DataError, MachineError
+from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk
 from pipeline.models.experts import check_no_experts
-from pipeline.stages.base.hf_folder import check_config, choose_files, choose_gguf, read_object
+from pipeline.stages.base.file_choice import choose_files, choose_gguf
+from pipeline.stages.base.hf_folder import check_config, read_object
 
 
 def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None = None) -> None:
@@ -52,34 +52,10 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
         print(f"base: fetching {len(wanted)} files of {repo}, {missing / 1e9:.2f} GB to go", flush=True)
         for file in wanted:
             fetch_file(repo, commit, file, cache)
-    except errors.HFValidationError as error:
-        raise ConfigError(
-            "Q-BASE-017", f"base.model is {repo!r}, which is no name of a hub repository: write OWNER/NAME"
-        ) from error
-    except errors.GatedRepoError as error:
-        raise DataError(
-            "Q-BASE-018",
-            f"{repo} is gated: accept its terms on its page on the hub and log in with `hf auth login`",
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise DataError(
-            "Q-BASE-019",
-            f"the hub shows no model {repo}: correct base.model, or log in with `hf auth login` if the model "
-            "is private",
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise DataError(
-            "Q-BASE-020",
-            f"{repo} has no commit {commit}: copy base.revision from the model's list of commits on the hub",
-        ) from error
-    except (OSError, httpx2.HTTPError) as error:
+    except (errors.HFValidationError, OSError, httpx2.HTTPError) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # the disk's, not the network's
-        raise MachineError(
-            "Q-BASE-021",
-            f"{repo} can't be fetched from the hub ({_first_line(error)}): check the network and "
-            "HF_ENDPOINT, then run the same command again; it goes on where it stopped",
-        ) from error
+        raise _refusal(error, repo, commit) from error
     for file in wanted:
         arrived = cache / file.rfilename
         if _damaged(arrived, file):
@@ -90,6 +66,37 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
                 "to fetch it again",
             )
         _link(arrived, folder / file.rfilename)
+
+
+def _refusal(error: Exception, repo: str, commit: str) -> QuenchError:
+    """What an error of the hub's client means to the user."""
+    from huggingface_hub import errors
+
+    reason = ": ".join([type(error).__name__, *str(error.__cause__ or error).strip().splitlines()[:1]])
+    known: dict[type[Exception], QuenchError] = {  # a kind before those that it is one of
+        errors.HFValidationError: ConfigError(
+            "Q-BASE-017", f"base.model is {repo!r}, which is no name of a hub repository: write OWNER/NAME"
+        ),
+        errors.GatedRepoError: DataError(
+            "Q-BASE-018",
+            f"{repo} is gated: accept its terms on its page on the hub and log in with `hf auth login`",
+        ),
+        errors.RepositoryNotFoundError: DataError(
+            "Q-BASE-019",
+            f"the hub shows no model {repo}: correct base.model, or log in with `hf auth login` if the model "
+            "is private",
+        ),
+        errors.RevisionNotFoundError: DataError(
+            "Q-BASE-020",
+            f"{repo} has no commit {commit}: copy base.revision from the model's list of commits on the hub",
+        ),
+        Exception: MachineError(
+            "Q-BASE-021",
+            f"{repo} can't be fetched from the hub ({reason[:200]}): check the network and HF_ENDPOINT, then "
+            "run the same command again; it goes on where it stopped",
+        ),
+    }
+    return next(refusal for kind, refusal in known.items() if isinstance(error, kind))
 
 
 def fetch_file(repo: str, commit: str, file: Any, cache: Path) -> None:
@@ -128,10 +135,11 @@ def _damaged(path: Path, listed: Any) -> bool:
     """Whether a file differs from the hub's listing: by SHA-256 for large files, by git's blob hash for small
     ones.
     """
+    from huggingface_hub.utils.sha import git_hash
+
     if listed.lfs is not None:
         return file_hash(path) != str(listed.lfs.sha256)
-    data = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() != str(listed.blob_id)  # noqa: S324 (git's own hash)
+    return git_hash(path.read_bytes()) != str(listed.blob_id)
 
 
 def _link(source: Path, target: Path) -> None:
@@ -140,8 +148,3 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error.__cause__ or error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -4,10 +4,9 @@ Nothing is dequantized: weights stay in `model.gguf`. Configuration, tokenizer a
 file's own metadata; a Hugging Face folder of the same model, where the user has one, is compared with them.
 """
 
-import io
+import math
 import os
 import shutil
-from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
 from pipeline.gguf.sources import KNOWN
 from pipeline.llamacpp.converters import quantize_gguf
-from pipeline.llamacpp.quick_reader import quick_reader
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.models.base_header import checked_header
-from pipeline.stages.base.gguf_import import load_tokenizer_of, same_ids_as_llama_cpp, special_ids
-from pipeline.stages.base.hf_folder import gguf_parts
+from pipeline.stages.base.file_choice import gguf_parts
+from pipeline.stages.base.gguf_import import from_gguf, load_tokenizer_of, same_ids_as_llama_cpp
+from pipeline.stages.base.hf_folder import special_ids
 
 ARRIVED = ".arrived.gguf"  # a download, in the folder that it belongs in
 COMPARED = (
@@ -50,13 +49,9 @@ class QuantizedGguf:
     level: str | None = None
     compare_with: str | None = None
 
-    def keep(self, file: Path, folder: Path, tools: Toolchain) -> str | None:
-        """Put `file`, or all parts of which it is the first, into `folder` as the base; the license that it
-        names.
-        """
-        keep_gguf(joined(file, folder, tools), folder, self.level, tools)
-        named = check_gguf(folder / MODEL_FILE).fields.get("general.license")
-        return named if isinstance(named, str) else None
+    def keep(self, file: Path, folder: Path, tools: Toolchain) -> Header:
+        """Put `file`, or all parts of which it is the first, into `folder` as the base; its header."""
+        return keep_gguf(joined(file, folder, tools), folder, self.level, tools)
 
 
 def joined(file: Path, folder: Path, tools: Toolchain) -> Path:
@@ -83,14 +78,18 @@ def joined(file: Path, folder: Path, tools: Toolchain) -> Path:
     return folder / ARRIVED
 
 
-def keep_gguf(file: Path, folder: Path, level: str | None, tools: Toolchain) -> None:
+def keep_gguf(file: Path, folder: Path, level: str | None, tools: Toolchain) -> Header:
     """Put `file` into `folder` as `model.gguf`, at `level` if one is named (then the original stays beside
-    it), with config and tokenizer.
+    it), with config and tokenizer; the header of `model.gguf`.
 
     A file that has arrived in `folder` is moved, one of the user's is copied. Raises `DataError` if the file
     is not whole, can't be trained on, has no template, or its tokenizer differs from llama.cpp's; `ToolError`
     if llama-quantize fails, `MachineError` where the disk is too small.
     """
+    import torch
+
+    from pipeline.models.quantized_model import load_gguf
+
     checked_header(file)
     original = folder / (SOURCE_FILE if level else MODEL_FILE)
     if file.parent == folder:
@@ -106,23 +105,12 @@ def keep_gguf(file: Path, folder: Path, level: str | None, tools: Toolchain) -> 
     check_trainable(header, file)
     tokenizer = load_tokenizer_of(model, header)
     tokenizer.save_pretrained(folder)
-    write_config(model, header, folder, special_ids(tokenizer), file)
+    write_config(model, header, folder, special_ids(tokenizer))
     same_ids_as_llama_cpp(model, folder, tools)
-    prove_loadable(folder)
-
-
-def prove_loadable(folder: Path) -> None:
-    """Raise `DataError` unless every tensor of the file fills exactly one weight of the model that
-    config.json describes.
-
-    The file is mapped, so that this reads little more than its header; better here than after the data was
-    curated.
-    """
-    import torch
-
-    from pipeline.models.quantized_model import load_gguf
-
+    # every tensor fills exactly one weight, or this raises; the file is mapped, so it reads little more than
+    # the header, and better here than after the data was curated
     load_gguf(folder, compute_dtype=torch.float32, device="cpu")
+    return header
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -161,38 +149,24 @@ def check_trainable(header: Header, file: Path) -> None:
             raise DataError("Q-GGUF-001", f"{name} of {file}: {error.sentence}") from None
 
 
-def write_config(
-    model: Path, header: Header, folder: Path, special: dict[str, int | None], file: Path
-) -> None:
+def write_config(model: Path, header: Header, folder: Path, special: dict[str, int | None]) -> None:
     """`config.json` and `generation_config.json` as transformers reads them out of the GGUF. Raises
     `DataError` if it can't.
     """
     from transformers import AutoConfig, GenerationConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    try:
-        with redirect_stderr(io.StringIO()), quick_reader():
-            config = AutoConfig.from_pretrained(
-                model.parent, gguf_file=model.name, local_files_only=True, trust_remote_code=False
-            )
-    except (ValueError, KeyError, OSError) as error:
-        raise DataError(
-            "Q-BASE-002",
-            f"transformers can't read the settings of {file} ({' '.join(str(error).split())[:300]}): take "
-            "another model",
-        ) from error
-    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
-    config.tie_word_embeddings = "output.weight" not in header.tensors
-    config.vocab_size = header.tensors["token_embd.weight"][0][1]
-    if width := header.fields.get(f"{header.fields['general.architecture']}.attention.key_length"):
-        config.head_dim = width  # which transformers 5.23 doesn't read for Qwen3, and takes for 128
-    if (
-        hasattr(config, "sliding_window")
-        and f"{header.fields['general.architecture']}.attention.sliding_window" not in header.fields
-    ):
-        config.sliding_window = None  # llama.cpp has none then, and transformers would take Mistral's 4,096
-    for name, value in special.items():
-        setattr(config, name, value)
+    config, architecture = from_gguf(AutoConfig, model, header), header.fields["general.architecture"]
+    known = {
+        "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]],
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "vocab_size": header.tensors["token_embd.weight"][0][1],
+    }
+    if width := header.fields.get(f"{architecture}.attention.key_length"):
+        known["head_dim"] = width  # which transformers 5.23 doesn't read for Qwen3, and takes for 128
+    if f"{architecture}.attention.sliding_window" not in header.fields and hasattr(config, "sliding_window"):
+        known["sliding_window"] = None  # llama.cpp has none then, and transformers would take Mistral's 4,096
+    config.update(known | special)
     config.save_pretrained(folder)
     GenerationConfig(**special).save_pretrained(folder)
 
@@ -208,42 +182,36 @@ def compare_with_folder(folder: Path, other: Path) -> None:
             "Q-BASE-024",
             f"{other} is no folder: base.compare_with names a Hugging Face folder of the same model, or null",
         )
+
+    def read(path: Path) -> tuple[Any, Any]:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return config, load_tokenizer(path)
+
+    ours, mine = read(folder)
     try:
-        ours, theirs = (
-            AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-            for path in (folder, other)
-        )
-        mine, yours = load_tokenizer(folder), load_tokenizer(other)
+        theirs, yours = read(other)
     except (
         Exception
-    ) as error:  # of files that anybody may have written; the libraries raise whatever they stumble over
-        reason = " ".join(str(error).split())[:300]
+    ) as error:  # anybody may have written its files: the libraries raise what they stumble over
+        # of an error with an id only the sentence: one fault has one id
+        reason = " ".join(str(getattr(error, "sentence", error)).split())[:300]
         raise DataError(
             "Q-BASE-024",
             f"{other} can't be read as a Hugging Face folder ({reason}): base.compare_with names one of the "
             "same model, or null",
         ) from error
-    differing = [
-        f"{key} ({setting(ours, key)} and {setting(theirs, key)})"
-        for key in COMPARED
-        if _differ(setting(ours, key), setting(theirs, key))
-    ]
-    for key in ("eos_token", "bos_token"):  # of Qwen's two forms, one names no beginning of text
-        one, other_one = getattr(mine, key), getattr(yours, key)
-        if one != other_one and (key == "eos_token" or (one and other_one)):
-            differing.append(f"{key} ({one!r} and {other_one!r})")
+    pairs = [(key, setting(ours, key), setting(theirs, key)) for key in COMPARED]
+    pairs.append(("eos_token", mine.eos_token, yours.eos_token))
+    if mine.bos_token and yours.bos_token:  # of Qwen's two forms, one names no beginning of text
+        pairs.append(("bos_token", mine.bos_token, yours.bos_token))
+    differing = [f"{key} ({one!r} and {two!r})" for key, one, two in pairs if _differ(one, two)]
     if mine.get_chat_template() != yours.get_chat_template():
         differing.append("the chat template")
-    text = next(
-        (
-            text
-            for text in PROBES
-            if mine.encode(text, add_special_tokens=False) != yours.encode(text, add_special_tokens=False)
-        ),
-        None,
-    )
-    if text is not None:
-        differing.append(f"the token ids of {text[:30]!r}")
+    differing += [
+        f"the token ids of {text[:30]!r}"
+        for text in PROBES
+        if mine.encode(text, add_special_tokens=False) != yours.encode(text, add_special_tokens=False)
+    ][:1]
     if differing:
         raise DataError(
             "Q-BASE-025",
@@ -265,5 +233,5 @@ def setting(config: Any, key: str) -> Any:
 
 def _differ(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, float) and isinstance(theirs, float):
-        return abs(ours - theirs) > 1e-6 * abs(theirs)  # GGUF keeps float32
+        return not math.isclose(ours, theirs, rel_tol=1e-6)  # GGUF keeps float32
     return bool(ours != theirs)

@@ -17,11 +17,13 @@ from pipeline.config.params import Params
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, remove, write_json
+from pipeline.gguf.header import Header
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.models.base_header import checked_header
 from pipeline.models.runtime import silence_libraries
+from pipeline.stages.base.file_choice import choose_files
 from pipeline.stages.base.gguf_import import unpack_gguf
-from pipeline.stages.base.hf_folder import check_config, choose_files, examine, read_object
+from pipeline.stages.base.hf_folder import check_config, examine, read_object
 from pipeline.stages.base.hub import download
 from pipeline.stages.base.quantized_gguf import QuantizedGguf, compare_with_folder
 
@@ -97,29 +99,21 @@ def base(
     """
     silence_libraries()
     unfinished = target.with_name(f".{target.name}.download")
-    license_name = None
+    origin, header = root / Path(model).expanduser(), None
     with publishing(target) as aside:
         aside.mkdir()
-        match source:
-            case "hub":
-                download(
-                    model, revision or "", unfinished / (revision or ""), aside, file if quantized else None
-                )
-                if quantized:
-                    license_name = quantized.keep(aside / (file or ""), aside, find_toolchain(llamacpp_home))
-            case "path":
-                copy_folder(root / Path(model).expanduser(), aside)
-            case "gguf" | "package":
-                origin = (
-                    find_in_package(model, file or "")
-                    if source == "package"
-                    else root / Path(model).expanduser()
-                )
-                license_name = (
-                    quantized.keep(origin, aside, find_toolchain(llamacpp_home))
-                    if quantized
-                    else convert_gguf(origin, aside, llamacpp_home)
-                )
+        if source == "hub":
+            cache = unfinished / (revision or "")
+            download(model, revision or "", cache, aside, file if quantized else None)
+            origin = aside / (file or "")
+        elif source == "package":
+            origin = find_in_package(model, file or "")
+        if quantized:
+            header = quantized.keep(origin, aside, find_toolchain(llamacpp_home))
+        elif source == "path":
+            copy_folder(origin, aside)
+        elif source != "hub":
+            header = convert_gguf(origin, aside, llamacpp_home)
         if quantized and quantized.compare_with:
             compare_with_folder(aside, root / Path(quantized.compare_with).expanduser())
         try:
@@ -127,6 +121,7 @@ def base(
         except DataError as error:  # the user knows the source, not the folder that is not published yet
             raise DataError(error.id, error.sentence.replace(str(aside), model)) from error
         files = {path.name: file_hash(path) for path in sorted(aside.iterdir())}
+    named = header.fields.get("general.license") if header else None
     facts |= {
         "source": source,
         "model": model,
@@ -134,7 +129,7 @@ def base(
         "file": file,
         "level": quantized.level if quantized else None,
         "files": files,
-        "license": facts["license"] or license_name,
+        "license": facts["license"] or (named if isinstance(named, str) else None),
     }
     write_json(record, facts)
     remove(unfinished)
@@ -145,14 +140,13 @@ def base(
     return facts
 
 
-def convert_gguf(file: Path, folder: Path, llamacpp_home: str | None) -> str | None:
-    """Unpack a GGUF file into `folder`; the license that it names."""
+def convert_gguf(file: Path, folder: Path, llamacpp_home: str | None) -> Header:
+    """Unpack a GGUF file into `folder`; its header."""
     header = checked_header(file)
     need_disk(folder.parent, 2 * header.parameters)
     print(f"base: unpacking {file.name} to 16 bit", flush=True)
     unpack_gguf(file, header, folder, find_toolchain(llamacpp_home))
-    named = header.fields.get("general.license")
-    return named if isinstance(named, str) else None
+    return header
 
 
 def main(params: Params, root: Path) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
-from pipeline.gguf.safetensors_rows import Entry, read_folder, read_rows
+from pipeline.gguf.safetensors_rows import Entry, read_folder, read_rows, same_values, spans
 from pipeline.planning.shape import KNOWN, read_shape
 
 LAYER = re.compile(r"^(?:model\.|transformer\.|language_model\.)*(?:layers|h)\.(\d+)\.")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
-BLOCK = 1 << 26  # bytes of a tensor that are looked at together
+BLOCK = 1 << 25  # numbers of a tensor that are looked at together
 # whether llama.cpp divides the chosen experts' weights by their sum (`build_moe_ffn` in its src/models): no
 # GGUF key tells it otherwise
 NORMALIZED = {"qwen2_moe": False, "qwen3_moe": True}
@@ -56,17 +56,14 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def head(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Iterator[str]:
     """A tied head is the embedding and stored once; another one is stored."""
+    from transformers import AutoConfig
+
     stored, embedding = tensors.get("lm_head.weight"), _embedding(tensors)
     tied = config.get("tie_word_embeddings")
     if tied is None:  # transformers leaves out what is the architecture's default
-        from transformers import AutoConfig
-
-        tied = (
-            AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            .get_text_config()
-            .tie_word_embeddings
-        )
-    if tied and stored and embedding and not _equal(stored, embedding):
+        complete = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tied = complete.get_text_config().tie_word_embeddings
+    if tied and stored and embedding and not same_values(stored, embedding):
         yield (
             "tie_word_embeddings is true, but lm_head.weight is stored and differs from the embedding: set "
             "it to false in the base's config.json, or leave the head out"
@@ -122,20 +119,20 @@ def shapes(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
     """Weights and biases of all linears, where the architecture is one whose shapes are known."""
     if config.get("model_type") not in KNOWN:
         return
-    shape = read_shape(config)
-    wrong = []
+    wanted: dict[str, tuple[int, ...] | None] = {}
+    linears = read_shape(config).linears
     for number in sorted({int(match[1]) for name in tensors if (match := LAYER.match(name))}):
-        for linear in shape.linears:
+        for linear in linears:
             part = "mlp" if linear.name in ("gate_proj", "up_proj", "down_proj") else "self_attn"
             stem = f"model.layers.{number}.{part}.{linear.name}"
-            wanted = {
-                f"{stem}.weight": (linear.outputs, linear.inputs),
-                f"{stem}.bias": (linear.outputs,) if linear.bias else None,
-            }
-            for name, size in wanted.items():
-                found = tensors[name].shape if name in tensors else None
-                if found != size:
-                    wrong.append(f"{name} is {_size(found)} and should be {_size(size)}")
+            wanted[f"{stem}.weight"] = (linear.outputs, linear.inputs)
+            wanted[f"{stem}.bias"] = (linear.outputs,) if linear.bias else None
+    found = {name: tensors[name].shape if name in tensors else None for name in wanted}
+    wrong = [
+        f"{name} is {_size(found[name])} and should be {_size(size)}"
+        for name, size in wanted.items()
+        if found[name] != size
+    ]
     if wrong:
         yield f"{wrong[0]} ({len(wrong)} tensors so): merge again from a base whose config.json is its own"
 
@@ -175,24 +172,13 @@ def _embedding(tensors: dict[str, Entry]) -> Entry | None:
     return next((entry for name, entry in tensors.items() if name.endswith(EMBEDDINGS)), None)
 
 
-def _blocks(entry: Entry) -> Iterator[tuple[int, int]]:
-    step = max(1, BLOCK * entry.rows // max(entry.nbytes, 1))
-    return ((first, min(first + step, entry.rows)) for first in range(0, entry.rows, step))
-
-
-def _equal(one: Entry, other: Entry) -> bool:
-    return one.shape == other.shape and all(
-        bool((read_rows(one, *block) == read_rows(other, *block)).all()) for block in _blocks(one)
-    )
-
-
 def _largest(entry: Entry) -> float:
     """The largest absolute value; NaN where there is one."""
     import torch
 
     if not prod(entry.shape):
         return 0.0
-    ends = [torch.stack(read_rows(entry, *block).aminmax()).float() for block in _blocks(entry)]
+    ends = [torch.stack(read_rows(entry, *span).aminmax()).float() for span in spans(entry, BLOCK)]
     return float(torch.stack(ends).abs().amax())
 
 

@@ -66,15 +66,12 @@ def convert(
 
 def remark(pre: PreTokenizer) -> str:
     """How the pre-tokenizer was found, in a few words."""
-    match pre.found_by:
-        case "hash":
-            return f"pre-tokenizer {pre.name}"
-        case "structure":
-            return (
-                f"pre-tokenizer {pre.name} (llama.cpp does not list this vocabulary; normalizer, "
-                f"patterns and merges are those of {pre.name})"
-            )
-    return "pre-tokenizer as the converter finds it"
+    known = {
+        "hash": f"pre-tokenizer {pre.name}",
+        "structure": f"pre-tokenizer {pre.name} (llama.cpp does not list this vocabulary; normalizer, "
+        f"patterns and merges are those of {pre.name})",
+    }
+    return known.get(pre.found_by, "pre-tokenizer as the converter finds it")
 
 
 def main(params: Params, root: Path) -> None:

@@ -8,6 +8,7 @@ is above 0. Command: `python -m pipeline imatrix`
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -47,74 +48,60 @@ def imatrix(
     Raises `DataError` where the rows are too few, `ToolError` if llama-imatrix fails.
     """
     assert rows.name == "train.jsonl", f"{rows} is not the training split"
+    record: dict[str, Any] = {"tokens": 0}
     loaded = load_tokenizer(tokenizer) if tokens and check_gguf(model) else None
     with publishing(folder) as aside:
         aside.mkdir()
-        record: dict[str, Any] = {"tokens": 0}
         if loaded:
-            record = _measured(rows, loaded, model, aside, tokens, threads, n_gpu_layers, tools)
+            texts = list(calibration_texts(loaded, spread(rows, tokens), tokens))
+            text = "".join(texts)
+            count = len(loaded(text, add_special_tokens=False)["input_ids"])
+            chunk = min(CHUNK, count // 2)
+            if chunk < FEWEST:
+                raise DataError(
+                    "Q-IMATRIX-001",
+                    f"{rows} has {count} tokens of chats, an importance matrix needs {2 * FEWEST}: add rows, "
+                    "or set imatrix.tokens to 0",
+                )
+            chunks = measure(aside, text, model, chunk, threads, n_gpu_layers, tools)
+            record = {
+                "tokens": count,
+                "rows": len(texts),
+                "chunk_tokens": chunk,
+                "chunks": chunks,
+                "split": "train",
+                "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+                "data_sha256": file_hash(rows),
+                "model_sha256": file_hash(model),
+            }
         write_json(aside / "imatrix.json", record)
     return record
 
 
-def _measured(
-    rows: Path,
-    tokenizer: Any,
-    model: Path,
-    folder: Path,
-    tokens: int,
-    threads: int,
-    n_gpu_layers: int,
-    tools: Toolchain,
-) -> dict[str, Any]:
-    texts = list(calibration_texts(tokenizer, spread(rows, tokens), tokens))
-    text = "".join(texts)
-    count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    chunk = min(CHUNK, count // 2)
-    if chunk < FEWEST:
-        raise DataError(
-            "Q-IMATRIX-001",
-            f"{rows} has {count} tokens of chats, an importance matrix needs {2 * FEWEST}: add rows, or set "
-            "imatrix.tokens to 0",
-        )
+def measure(
+    folder: Path, text: str, model: Path, chunk: int, threads: int, n_gpu_layers: int, tools: Toolchain
+) -> int:
+    """Write `imatrix.gguf` of `model` on `text` to `folder`, `chunk` tokens at a time; how many chunks."""
     given, made = folder / "train.txt", folder / "imatrix.gguf"
     given.write_text(text, encoding="utf-8", newline="")
-    # run in its folder: llama-imatrix writes the text's path into the file
+    options = {
+        "--model": model.resolve(),
+        "--file": given.name,
+        "--output-file": made.name,
+        "--ctx-size": chunk,
+        "--batch-size": chunk,
+        "--threads": threads,
+        "--n-gpu-layers": n_gpu_layers,
+        "--flash-attn": "off",
+    }
     command: list[str | Path] = [
         tools.tool("llama-imatrix").resolve(),
-        "--model",
-        model.resolve(),
-        "--file",
-        given.name,
-        "--output-file",
-        made.name,
-        "--no-ppl",
-        "--parse-special",
-        "--no-escape",
-        "--ctx-size",
-        str(chunk),
-        "--batch-size",
-        str(chunk),
-        "--threads",
-        str(threads),
-        "--n-gpu-layers",
-        str(n_gpu_layers),
-        "--flash-attn",
-        "off",
-        "--offline",
+        *(str(part) for option in options.items() for part in option),
+        *("--no-ppl", "--parse-special", "--no-escape", "--offline"),
     ]
-    run_tool(command, cwd=folder)
+    run_tool(command, cwd=folder)  # in its folder: llama-imatrix writes the text's path into the file
     given.unlink()
-    return {
-        "tokens": count,
-        "rows": len(texts),
-        "chunk_tokens": chunk,
-        "chunks": check_gguf(made).fields["imatrix.chunk_count"],
-        "split": "train",
-        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
-        "data_sha256": file_hash(rows),
-        "model_sha256": file_hash(model),
-    }
+    return int(check_gguf(made).fields["imatrix.chunk_count"])
 
 
 def spread(rows: Path, tokens: int) -> Iterator[Row]:
@@ -134,20 +121,15 @@ def calibration_texts(tokenizer: Any, rows: Iterator[Row], tokens: int) -> Itera
     for row in rows:
         if left <= 0:
             return
-        match row.get("kind", "chat"):
-            case "chat":
-                try:
-                    text = renderings(tokenizer, row["messages"], row.get("tools"))[
-                        -1
-                    ].text  # the last one holds all turns
-                except Unrenderable:
-                    continue  # preprocess has counted it
-            case "text":
-                text = "".join(segment["text"] for segment in row["segments"]) + tokenizer.eos_token
-            case _:
-                continue
-        left -= len(tokenizer(text, add_special_tokens=False)["input_ids"])
-        yield text
+        kind, text = row.get("kind", "chat"), ""
+        if kind == "chat":
+            with suppress(Unrenderable):  # preprocess has counted it; the last rendering holds all turns
+                text = renderings(tokenizer, row["messages"], row.get("tools"))[-1].text
+        elif kind == "text":
+            text = "".join(segment["text"] for segment in row["segments"]) + tokenizer.eos_token
+        if text:
+            left -= len(tokenizer(text, add_special_tokens=False)["input_ids"])
+            yield text
 
 
 def main(params: Params, root: Path) -> None:
@@ -162,10 +144,5 @@ def main(params: Params, root: Path) -> None:
         n_gpu_layers=params.evaluate.n_gpu_layers,
         tools=find_toolchain(params.llamacpp.home),
     )
-    if record["tokens"]:
-        print(
-            f"imatrix: {record['tokens']:,} tokens of {record['rows']:,} training rows, {record['chunks']} "
-            "chunks"
-        )
-    else:
-        print("imatrix: none (imatrix.tokens is 0)")
+    measured = "{tokens:,} tokens of {rows:,} training rows, {chunks} chunks"
+    print(f"imatrix: {measured.format(**record) if record['tokens'] else 'none (imatrix.tokens is 0)'}")

@@ -11,7 +11,7 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Evaluate, Merge
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk, publishing, remove, scratch_folder
-from pipeline.llamacpp.converters import FloatType, quantize_gguf, to_gguf
+from pipeline.llamacpp.converters import quantize_gguf, to_gguf
 from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answers import answer_rows, score_answers
@@ -35,22 +35,6 @@ class Choice:
     reason: str
     level: str | None = None  # the deciding one
     candidates: Mapping[MergeBase, Mapping[str, Any]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Judge:
-    """What both merges are judged on: held-out prompts, the trained model's logits there (a context's value),
-    rows of the task.
-    """
-
-    reference: Any
-    prompts: Sequence[Prompt]
-    task_rows: Sequence[Row]
-    evaluate: Evaluate
-    type: FloatType
-    tensor_types: Mapping[str, str]
-    tools: Toolchain
-    root: Path = Path()  # of the project: scorers of the user's own and the judge's key lie below it
 
 
 def merge_the_better(
@@ -77,21 +61,11 @@ def merge_the_better(
     with scratch_folder(merged.with_name(SCRATCH)) as scratch:
         first, last = MERGE_BASES
         with trained_logits(base=base, adapter=adapter, prompts=prompts, scratch=scratch) as reference:
-            judge = Judge(
-                reference,
-                prompts,
-                task_rows,
-                params.evaluate,
-                params.convert.type,
-                params.quantize.tensor_types,
-                tools,
-                root,
-            )
             make(first, scratch / first)
-            found = {first: measure(scratch / first, params.merge.levels, judge, scratch)}
+            found = {first: measure(scratch / first, reference, task_rows, params, tools, root)}
             remove(scratch / first)
             record = make(last, scratch / last)
-            found[last] = measure(scratch / last, params.merge.levels, judge, scratch)
+            found[last] = measure(scratch / last, reference, task_rows, params, tools, root)
         choice = choose(found, params.merge.levels, params.evaluate)
         if choice.merge_base == first:
             remove(scratch / last)
@@ -117,32 +91,27 @@ def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tup
     return prompts, answerable_rows(rows, merge.task_rows, evaluate.seed) if scored else []
 
 
-def measure(merged: Path, levels: Sequence[str], judge: Judge, scratch: Path) -> Found:
+def measure(
+    merged: Path, reference: Any, task_rows: list[Row], params: Params, tools: Toolchain, root: Path
+) -> Found:
     """{16-bit type and each level: (divergence from the trained model, the task's points by row)}; the task
     is scored at the first level only.
 
-    The GGUFs are made in `scratch`, one level at a time, and deleted.
+    `reference` has the trained model's logits on held-out prompts. The GGUFs are made beside `merged`, one
+    level at a time, and deleted. `root` is the project's: scorers of the user's own and the judge's key lie
+    below it.
     """
-    evaluate = judge.evaluate
-    found: Found = {}
-    source = scratch / f"{merged.name}-{judge.type}.gguf"
-    to_gguf(
-        judge.tools, merged, source, judge.type, merged.name, find_pre_tokenizer(merged, judge.tools).name
-    )
-    found[judge.type] = (
-        gguf_divergence(judge.reference, source, threads=evaluate.threads, tools=judge.tools),
-        None,
-    )
-    for place, level in enumerate(levels):
-        gguf = scratch / f"{merged.name}-{level}.gguf"
-        quantize_gguf(judge.tools, source, gguf, level, evaluate.threads, tensor_types=judge.tensor_types)
-        divergence, points = (
-            gguf_divergence(judge.reference, gguf, threads=evaluate.threads, tools=judge.tools),
-            None,
-        )
-        if judge.task_rows and place == 0:
-            answers = answer_rows(gguf, list(judge.task_rows), evaluate, judge.tools)
-            score_answers(answers, evaluate.scorer, evaluate.seed, judge=evaluate.judge, root=judge.root)
+    evaluate, kind = params.evaluate, params.convert.type
+    source = merged.with_name(f"{merged.name}-{kind}.gguf")
+    to_gguf(tools, merged, source, kind, merged.name, find_pre_tokenizer(merged, tools).name)
+    found: Found = {kind: (gguf_divergence(reference, source, threads=evaluate.threads, tools=tools), None)}
+    for place, level in enumerate(params.merge.levels):
+        gguf = merged.with_name(f"{merged.name}-{level}.gguf")
+        quantize_gguf(tools, source, gguf, level, evaluate.threads, tensor_types=params.quantize.tensor_types)
+        divergence, points = gguf_divergence(reference, gguf, threads=evaluate.threads, tools=tools), None
+        if task_rows and place == 0:
+            answers = answer_rows(gguf, task_rows, evaluate, tools)
+            score_answers(answers, evaluate.scorer, evaluate.seed, judge=evaluate.judge, root=root)
             points = [answer["score"] for answer in answers]
         found[level] = (divergence, points)
         remove(gguf)

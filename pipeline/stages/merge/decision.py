@@ -38,32 +38,21 @@ def decide(sixteen_bit: Measured, nf4: Measured, level: str, seed: int) -> tuple
     """
     pairs = zip(sixteen_bit.points or (), nf4.points or (), strict=True)
     better = [100 * (a - b) for a, b in pairs if a is not None and b is not None]
-    if len(better) >= FEWEST:
-        low, high = interval(better, seed)
+    closer = [b - a for a, b in zip(sixteen_bit.klds, nf4.klds, strict=True)]
+    task = ", and the task's scores can't be told apart" if better else ""
+    measures = (
+        (better, "does the task better by {:.1f} to {:.1f} points, {} rows"),
+        (closer, f"is closer to the trained model by {{:.4f}} to {{:.4f}} nats, {{}} rows{task}"),
+    )
+    for differences, verdict in measures:
+        low, high = interval(differences, seed) if len(differences) >= FEWEST else (0.0, 0.0)
         if low > 0 or high < 0:
             merge_base: MergeBase = "16-bit" if low > 0 else "nf4"
-            span = f"{_range(low, high, merge_base)} points, {len(better)} rows"
-            return (
-                merge_base,
-                f"At {level} the merge into the {NAMES[merge_base]} does the task better by {span}",
-            )
-    closer = [b - a for a, b in zip(sixteen_bit.klds, nf4.klds, strict=True)]
-    low, high = interval(closer, seed)
-    if len(closer) >= FEWEST and (low > 0 or high < 0):
-        merge_base = "16-bit" if low > 0 else "nf4"
-        task = "" if not better else ", and the task's scores can't be told apart"
-        return merge_base, (
-            f"At {level} the merge into the {NAMES[merge_base]} is closer to the trained model by "
-            f"{_range(low, high, merge_base, 4)} nats, {len(closer)} rows{task}"
-        )
+            ends = (low, high) if low > 0 else (-high, -low)  # as seen from the winner: both positive
+            what = verdict.format(*ends, len(differences))
+            return merge_base, f"At {level} the merge into the {NAMES[merge_base]} {what}"
     return (
         "16-bit",
         f"At {level} {len(closer)} rows can't tell the two merges apart, so it is the base's own 16-bit "
         "weights",
     )
-
-
-def _range(low: float, high: float, merge_base: MergeBase, digits: int = 1) -> str:
-    """The interval as seen from the winner: both ends positive."""
-    ends = (low, high) if merge_base == "16-bit" else (-high, -low)
-    return f"{ends[0]:.{digits}f} to {ends[1]:.{digits}f}"

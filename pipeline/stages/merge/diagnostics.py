@@ -89,9 +89,9 @@ def nf4_error(entry: Entry, nf4: Nf4) -> float:
     count = max(1, SAMPLE // (entry.columns * whole))
     places = sorted({int(place) // whole * whole for place in torch.linspace(0, entry.rows - 1, count)})
     values = torch.cat([read_rows(entry, place, min(place + whole, entry.rows)).view(-1) for place in places])
-    maxima, scales = tensor_scales([values], nf4)
+    maxima, used = tensor_scales([values], nf4)
     exact = values.double()
-    lost = round_trip(values, maxima, scales.used, nf4).double() - exact
+    lost = round_trip(values, maxima, used, nf4).double() - exact
     size = float(torch.linalg.vector_norm(exact))
     return float(torch.linalg.vector_norm(lost)) / size if size else 0.0
 

@@ -1,11 +1,19 @@
 """The merge itself: shard by shard, tensor by tensor, a block of rows in memory at a time."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pipeline.core.errors import DataError
 from pipeline.core.publish import write_json
-from pipeline.gguf.safetensors_rows import DTYPES, INDEX, NAMES, Shard, read_folder, read_rows, writing_shard
+from pipeline.gguf.safetensors_rows import (
+    DTYPES,
+    INDEX,
+    NAMES,
+    append_rows,
+    read_folder,
+    read_rows,
+    writing_shard,
+)
 from pipeline.models.merging.adapter import read_adapter
 from pipeline.models.merging.nf4 import Nf4
 from pipeline.models.merging.plan import Job, plan
@@ -16,7 +24,7 @@ from pipeline.models.merging.sums import Rows
 from pipeline.models.runtime import one_thread
 from pipeline.stages.merge.diagnostics import ChangeStats, figures, nf4_error
 
-WHOLE = {
+COPIED_TYPES = {
     "BOOL",
     "U8",
     "I8",
@@ -71,14 +79,14 @@ def kind_of(job: Job, dtype: str) -> str:
     """The type, in safetensors' names, that a job's tensor has in the merged model. Raises `DataError` for
     8-bit weights.
     """
-    if job.source.dtype in WHOLE:
+    if job.source.dtype in COPIED_TYPES:
         return job.source.dtype
     if job.source.dtype.startswith("F8"):
         raise DataError("Q-GGUF-009", f"{job.name} is in {job.source.dtype}: take a base in 16 or 32 bit")
     return NAMES[dtype]
 
 
-def write_tensor(shard: Shard, job: Job, kind: str, nf4: Nf4 | None) -> list[dict[str, Any]]:
+def write_tensor(shard: BinaryIO, job: Job, kind: str, nf4: Nf4 | None) -> list[dict[str, Any]]:
     """Write a job's tensor; the diagnostics of its update, if it has one. A block of rows is in memory at a
     time.
     """
@@ -97,7 +105,7 @@ def write_tensor(shard: Shard, job: Job, kind: str, nf4: Nf4 | None) -> list[dic
         else:
             values = read_rows(job.source, first, last)
         check_finite(values, job.name)
-        shard.write(values)
+        append_rows(shard, values)
     if not job.update:
         return []
     lost = nf4_error(job.source, nf4) if nf4 and job.source.columns > 1 else None

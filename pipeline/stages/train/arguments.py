@@ -13,33 +13,14 @@ def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_ou
     """`TrainingArguments` for `rows` (packed) training rows and `held_out` rows to evaluate on.
 
     transformers 5 has no `warmup_ratio` any more: it becomes steps here. Every step is logged, or a
-    checkpoint between two lines of the log would lose part of a mean. Raises `ToolError` for an optimizer
-    that needs a GPU if there is none, `ConfigError` for settings that transformers refuses, `DataError` for
-    early stopping without rows to watch.
+    checkpoint between two lines of the log would lose part of a mean. Raises what `check_settings` does, and
+    `ConfigError` for settings that transformers refuses.
     """
     import torch
     from transformers import TrainingArguments
 
-    cuda = torch.cuda.is_available()
-    if needs_gpu(settings.optim) and not cuda:
-        raise ToolError(
-            "Q-TRAIN-014",
-            f"train.optim is {settings.optim}, which needs a GPU, and this machine has none: set it to "
-            "adamw_torch",
-        )
-    stops_early = settings.early_stopping_patience is not None
-    if stops_early and not held_out:
-        raise DataError(
-            "Q-TRAIN-015",
-            "train.early_stopping_patience is set, but no rows are kept for monitoring: raise "
-            "curate.val_fraction, or set it to null",
-        )
-    if total_steps(settings, rows) <= warmup_steps(settings, rows):
-        raise ConfigError(
-            "Q-TRAIN-016",
-            f"{total_steps(settings, rows)} optimizer steps are all warm-up, in which nothing is learned: "
-            "give it more rows or passes, or set train.warmup_ratio to 0",
-        )
+    cuda, stops_early = torch.cuda.is_available(), settings.early_stopping_patience is not None
+    check_settings(settings, rows=rows, held_out=held_out, cuda=cuda)
     try:
         return TrainingArguments(
             output_dir=str(checkpoints),
@@ -80,3 +61,27 @@ def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_ou
         raise ConfigError(
             "Q-TRAIN-017", f"train: the trainer refuses these settings: {' '.join(str(error).split())[:300]}"
         ) from error
+
+
+def check_settings(settings: Train, *, rows: int, held_out: int, cuda: bool) -> None:
+    """Raise `ToolError` for an optimizer that needs a GPU if there is none, `DataError` for early stopping
+    without rows to watch, `ConfigError` where every step would be warm-up.
+    """
+    if needs_gpu(settings.optim) and not cuda:
+        raise ToolError(
+            "Q-TRAIN-014",
+            f"train.optim is {settings.optim}, which needs a GPU, and this machine has none: set it to "
+            "adamw_torch",
+        )
+    if settings.early_stopping_patience is not None and not held_out:
+        raise DataError(
+            "Q-TRAIN-015",
+            "train.early_stopping_patience is set, but no rows are kept for monitoring: raise "
+            "curate.val_fraction, or set it to null",
+        )
+    if total_steps(settings, rows) <= warmup_steps(settings, rows):
+        raise ConfigError(
+            "Q-TRAIN-016",
+            f"{total_steps(settings, rows)} optimizer steps are all warm-up, in which nothing is learned: "
+            "give it more rows or passes, or set train.warmup_ratio to 0",
+        )

@@ -15,7 +15,8 @@ from pipeline.models.runtime import memory_used
 from pipeline.stages.train.monitoring.monitor import Monitor
 from pipeline.stages.train.monitoring.tensorboard import Board
 from pipeline.stages.train.randomness import random_state
-from pipeline.stages.train.trainer import QuenchTrainer, StepStats
+from pipeline.stages.train.step_stats import StepStats
+from pipeline.stages.train.trainer import QuenchTrainer
 
 SAME_LOSS = 1e-4  # relative; float32 sums in another order
 

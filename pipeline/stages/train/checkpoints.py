@@ -6,13 +6,13 @@ name when all of it is on the disk: files, then the marker with their hashes, fs
 disk that lies, a hand that deletes) is set aside, never resumed and never deleted in silence.
 """
 
-import json
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.hashing import file_hash
+from pipeline.core.jsonl import parse_object
 from pipeline.core.publish import publishing, remove, write_json
 
 MARKER = "complete.json"
@@ -64,10 +64,7 @@ def read_notes(checkpoint: Path) -> dict[str, Any]:
     """The marker: `files` with their hashes, and the notes it was sealed with. Raises `OSError` or
     `ValueError`.
     """
-    marker = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
-    if not isinstance(marker, dict):
-        raise ValueError(f"{checkpoint / MARKER} is no object")
-    return marker
+    return parse_object((checkpoint / MARKER).read_bytes())
 
 
 def newest_verified(folder: Path) -> Path | None:

@@ -1,5 +1,6 @@
 """The tokenized rows as the trainer takes them: batches without padding, each of which knows its rows."""
 
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,9 @@ class Collator:
 
 def sequences(rows: Any, count: int) -> list[tuple[list[int], list[int]]]:
     """(ids, labels) of the first `count` conversations in packed rows."""
-    found: list[tuple[list[int], list[int]]] = []
-    for row in rows:
-        start = 0
-        for length in row["seq_lengths"]:
-            if len(found) == count:
-                return found
-            found.append((row["input_ids"][start : start + length], row["labels"][start : start + length]))
-            start += length
-    return found
+    conversations = (
+        (row["input_ids"][end - length : end], row["labels"][end - length : end])
+        for row in rows
+        for length, end in zip(row["seq_lengths"], accumulate(row["seq_lengths"]), strict=True)
+    )
+    return list(islice(conversations, count))

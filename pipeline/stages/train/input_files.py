@@ -1,17 +1,19 @@
 """Preflight's checks of the files that training reads: the rows, and every shard of the base."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.core.checks import Check
+from pipeline.core.errors import DataError
 from pipeline.core.units import disk_gb
 from pipeline.gguf.base_files import MODEL_FILE
-from pipeline.gguf.header import NotGguf, read_header
+from pipeline.gguf.header import NotGguf
+from pipeline.gguf.header import read_header as read_gguf_header
+from pipeline.gguf.safetensors_rows import INDEX, read_header
 from pipeline.models.experts import sign_of_experts
 
-CONFIG = "config.json"
-JSON_OBJECTS = CONFIG, "tokenizer.json"  # without which no base can be loaded
+JSON_OBJECTS = "config.json", "tokenizer.json"  # without which no base can be loaded
 
 
 def data(tokens: Path) -> Check:
@@ -21,12 +23,10 @@ def data(tokens: Path) -> Check:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    def fails(finding: str) -> Check:
-        return Check("data", "fail", finding, "run `snakemake --force preprocess`", "Q-TRAIN-001")
-
+    found = {}
+    fault = ""
     try:
         expected = json.loads((tokens / "manifest.json").read_text(encoding="utf-8"))["splits"]
-        found = {}
         for split in ("train", "val"):
             table = pq.read_table(tokens / f"{split}.parquet", columns=["seq_lengths"])
             lengths = pc.sum(pc.list_flatten(table["seq_lengths"])).as_py() or 0
@@ -36,114 +36,66 @@ def data(tokens: Path) -> Check:
                 for key, count in found[split].items()
                 if count != expected[split][key]
             ]
-            if wrong:
-                return fails(f"{split}.parquet has {' and '.join(wrong)}")
+            if wrong and not fault:
+                fault = f"{split}.parquet has {' and '.join(wrong)}"
+        if not fault and not found["train"]["packed_rows"]:
+            fault = "there is no row to train on"
     except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's own errors are among these
-        return fails(f"{tokens} is not what stage preprocess writes ({' '.join(str(error).split())[:120]})")
-    if not found["train"]["packed_rows"]:
-        return fails("there is no row to train on")
-    return Check(
-        "data",
-        "pass",
-        ", ".join(
-            f"{split} {count['packed_rows']:,} rows of {count['tokens']:,} tokens"
-            for split, count in found.items()
-        ),
+        fault = f"{tokens} is not what stage preprocess writes ({' '.join(str(error).split())[:120]})"
+    if fault:
+        return Check("data", "fail", fault, "run `snakemake --force preprocess`", "Q-TRAIN-001")
+    counts = (
+        f"{split} {count['packed_rows']:,} rows of {count['tokens']:,} tokens"
+        for split, count in found.items()
     )
+    return Check("data", "pass", ", ".join(counts))
 
 
-def whole_base(base: Path) -> Check:
+def complete_base(base: Path) -> Check:
     """Configuration, tokenizer and every shard of weights are there, and each shard is as long as its header
     says.
     """
     missing = [name for name in JSON_OBJECTS if not (base / name).is_file()]
+    torn = []
     try:
-        for name in JSON_OBJECTS:
-            if name not in missing and not isinstance(
-                json.loads((base / name).read_text(encoding="utf-8")), dict
-            ):
-                raise ValueError(f"{name} is no JSON object")
-        if CONFIG not in missing and (
-            sign := sign_of_experts(json.loads((base / CONFIG).read_text(encoding="utf-8")))
-        ):
-            return Check(
-                "base",
-                "fail",
-                f"a mixture of experts ({sign})",
-                "take a dense model as base.model",
-                "Q-TRAIN-003",
-            )
-        if (quantized := base / MODEL_FILE).is_file():
-            return quantized_base(quantized, missing)
-        index = base / "model.safetensors.index.json"
-        names = (
-            sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-            if index.is_file()
-            else ["model.safetensors"]
-        )
-        missing += [name for name in names if not (base / name).is_file()]
-        torn = [
-            name
-            for name in names
-            if name not in missing and (base / name).stat().st_size != safetensors_length(base / name)
-        ]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        return Check(
-            "base",
-            "fail",
-            f"{base} can't be read ({' '.join(str(error).split())[:120]})",
-            "run `snakemake --force base`",
-            "Q-TRAIN-002",
-        )
-    if missing or torn:
+        objects = {name: _json_object(base / name) for name in JSON_OBJECTS if name not in missing}
+        if sign := sign_of_experts(objects.get("config.json", {})):
+            finding = f"a mixture of experts ({sign})"
+            return Check("base", "fail", finding, "take a dense model as base.model", "Q-TRAIN-003")
+        if (base / MODEL_FILE).is_file():
+            names = [MODEL_FILE]
+            held = f"{MODEL_FILE}, {len(read_gguf_header(base / MODEL_FILE).tensors)} tensors"
+        else:
+            index = _json_object(base / INDEX)["weight_map"] if (base / INDEX).is_file() else {}
+            names = sorted({*index.values()}) or ["model.safetensors"]
+            held = f"{len(names)} file{'s' if len(names) > 1 else ''}"
+            missing += [name for name in names if not (base / name).is_file()]
+            torn = [name for name in names if name not in missing and _is_torn(base / name)]
         finding = "; ".join(
             f"{', '.join(which)} {what}"
-            for which, what in ((missing, "missing"), (torn, "cut short"))
+            for which, what in ((missing, "missing"), (torn, "cut short or damaged"))
             if which
         )
+    except NotGguf as error:
+        finding = f"{base / MODEL_FILE} is not a complete GGUF ({error})"
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        finding = f"{base} can't be read ({' '.join(str(error).split())[:120]})"
+    if finding:
         return Check("base", "fail", finding, "run `snakemake --force base`", "Q-TRAIN-002")
     size = sum((base / name).stat().st_size for name in names)
-    return Check(
-        "base", "pass", f"{disk_gb(size)} of weights in {len(names)} file{'s' if len(names) > 1 else ''}"
-    )
+    return Check("base", "pass", f"{disk_gb(size)} of weights in {held}")
 
 
-def quantized_base(file: Path, missing: Sequence[str]) -> Check:
-    """The same of a GGUF, whose header says how long it must be."""
+def _json_object(path: Path) -> dict[str, Any]:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} is no JSON object")
+    return value
+
+
+def _is_torn(shard: Path) -> bool:
     try:
-        header = read_header(file)
-    except (NotGguf, OSError) as error:
-        return Check(
-            "base",
-            "fail",
-            f"{file} is not a complete GGUF ({error})",
-            "run `snakemake --force base`",
-            "Q-TRAIN-002",
-        )
-    if missing:
-        return Check(
-            "base", "fail", f"{', '.join(missing)} missing", "run `snakemake --force base`", "Q-TRAIN-002"
-        )
-    return Check(
-        "base",
-        "pass",
-        f"{disk_gb(file.stat().st_size)} of weights in {file.name}, {len(header.tensors)} tensors",
-    )
-
-
-def safetensors_length(path: Path) -> int:
-    """Bytes that a safetensors file must have by its header: 8, the header, the end of the last tensor.
-    Raises `ValueError`.
-    """
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size > 100_000_000:  # the format's own limit
-            raise ValueError(f"{path.name} has no safetensors header")
-        header = json.loads(file.read(size))
-    return (
-        8
-        + size
-        + max(
-            (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0
-        )
-    )
+        read_header(shard)
+    except DataError:
+        return True
+    return False

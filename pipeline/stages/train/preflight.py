@@ -17,7 +17,7 @@ from pipeline.planning.disk import CACHE, own_bytes
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.quantized import quantized_in
 from pipeline.planning.shape import Shape, load_shape
-from pipeline.stages.train.input_files import data, whole_base
+from pipeline.stages.train.input_files import complete_base, data
 from pipeline.stages.train.probes import arithmetic, bitsandbytes_works, gpu, room, this_card, triton_works
 
 NF4_BLOCK = 64  # weights that share a scale
@@ -43,7 +43,7 @@ def preflight(
     card = this_card()
     checks = [
         data(tokens),
-        whole_base(base),
+        complete_base(base),
         *gpu(card),
         arithmetic(card, settings),
         bitsandbytes_works(settings),
@@ -91,49 +91,28 @@ def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
         found = dequantize_4bit(torch.zeros(NF4_BLOCK * width // 2, 1, dtype=torch.uint8), state)
         if not torch.equal(found.view(-1, NF4_BLOCK), -scales[:, None].expand(-1, NF4_BLOCK)):
             wrong.append(width)
+    of = f"linears of {' and '.join(map(str, wrong or widths))} inputs"
     if wrong:
-        finding = (
-            f"bitsandbytes dequantizes linears of {' and '.join(map(str, wrong))} inputs wrongly on this CPU"
-        )
-        return [
-            Check(
-                "NF4 widths",
-                "fail",
-                finding,
-                "set base.quantization to none, or train on a GPU",
-                "Q-TRAIN-004",
-            )
-        ]
-    return [
-        Check(
-            "NF4 widths",
-            "pass",
-            f"linears of {' and '.join(map(str, widths))} inputs are dequantized as they should be",
-        )
-    ]
+        finding = f"bitsandbytes dequantizes {of} wrongly on this CPU"
+        remedy = "set base.quantization to none, or train on a GPU"
+        return [Check("NF4 widths", "fail", finding, remedy, "Q-TRAIN-004")]
+    return [Check("NF4 widths", "pass", f"{of} are dequantized as they should be")]
 
 
 def memory_plan(plan: Plan, free: int) -> Check:
     """The memory plan against what is free on the device, and against all that it has."""
-    if plan.card is None:
-        raise AssertionError("a preflight always knows its device")
+    card = plan.card
+    assert card is not None, "a preflight always knows its device"
     needed = f"training needs {memory_gb(plan.memory.total)} by the plan"
-    whole, name = plan.card.memory, plan.card.name
-    if plan.memory.total > whole:
-        return Check(
-            "memory plan", "fail", f"{needed} and {name} has {memory_gb(whole)}", plan.remedy, "Q-TRAIN-005"
-        )
+    if plan.memory.total > card.memory:
+        finding = f"{needed} and {card.name} has {memory_gb(card.memory)}"
+        return Check("memory plan", "fail", finding, plan.remedy, "Q-TRAIN-005")
     if plan.memory.total > free:
         # main memory can be freed and swapped
-        verdict: Verdict = "fail" if plan.card.device == "cuda" else "warn"
-        return Check(
-            "memory plan",
-            verdict,
-            f"{needed} and {memory_gb(free)} of {name} are free",
-            "end the programs that hold it",
-            "Q-TRAIN-005",
-        )
-    return Check("memory plan", "pass", f"{needed}, {memory_gb(free)} of {name} are free")
+        verdict: Verdict = "fail" if card.device == "cuda" else "warn"
+        finding = f"{needed} and {memory_gb(free)} of {card.name} are free"
+        return Check("memory plan", verdict, finding, "end the programs that hold it", "Q-TRAIN-005")
+    return Check("memory plan", "pass", f"{needed}, {memory_gb(free)} of {card.name} are free")
 
 
 def disk_plan(sizes: dict[str, int], free: int) -> Check:
@@ -144,10 +123,6 @@ def disk_plan(sizes: dict[str, int], free: int) -> Check:
     if own > free:
         return Check("disk", "fail", finding, "make room", "Q-TRAIN-006")
     if own + copies > free:
-        return Check(
-            "disk",
-            "warn",
-            f"{finding}, {CACHE} may take {disk_gb(copies, 1)} more",
-            "make room, or put the cache on another disk",
-        )
+        more = f"{finding}, {CACHE} may take {disk_gb(copies, 1)} more"
+        return Check("disk", "warn", more, "make room, or put the cache on another disk")
     return Check("disk", "pass", finding)

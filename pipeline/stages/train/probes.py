@@ -137,8 +137,8 @@ def bitsandbytes_works(settings: Training) -> Check:
         ) / weights.float().abs().amax(dim=1)  # a row is a block
         return float(error.max())
 
-    words = "an NF4 round trip errs by {:.3f} of a block's largest weight"
-    return probe("bitsandbytes", round_trip, LARGEST_NF4_ERROR, words, "run `make setup`", "Q-TRAIN-007")
+    sentence = "an NF4 round trip errs by {:.3f} of a block's largest weight"
+    return probe("bitsandbytes", round_trip, LARGEST_NF4_ERROR, sentence, "run `make setup`", "Q-TRAIN-007")
 
 
 def triton_works(card: Card, settings: Train) -> Check:
@@ -157,13 +157,15 @@ def triton_works(card: Card, settings: Train) -> Check:
         ours = LigerSiLUMulFunction.apply(gate, up)
         return float((ours - torch.nn.functional.silu(gate) * up).abs().max())
 
-    words = "Liger's SwiGLU differs from torch's by {:.1e}"
+    sentence = "Liger's SwiGLU differs from torch's by {:.1e}"
     return probe(
-        "Triton", swiglu, 1e-4, words, "set train.loss to chunked, or run `make setup`", "Q-TRAIN-008"
+        "Triton", swiglu, 1e-4, sentence, "set train.loss to chunked, or run `make setup`", "Q-TRAIN-008"
     )
 
 
-def probe(name: str, measure: Callable[[], float], limit: float, words: str, remedy: str, id: str) -> Check:
+def probe(
+    name: str, measure: Callable[[], float], limit: float, sentence: str, remedy: str, id: str
+) -> Check:
     """A figure that must be at most `limit`; whatever keeps it from being measured fails the check by
     name.
     """
@@ -174,5 +176,5 @@ def probe(name: str, measure: Callable[[], float], limit: float, words: str, rem
             name, "fail", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", remedy, id
         )
     if figure <= limit:
-        return Check(name, "pass", words.format(figure), figure=figure, limit=limit)
-    return Check(name, "fail", words.format(figure), remedy, id, figure=figure, limit=limit)
+        return Check(name, "pass", sentence.format(figure), figure=figure, limit=limit)
+    return Check(name, "fail", sentence.format(figure), remedy, id, figure=figure, limit=limit)

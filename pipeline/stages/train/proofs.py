@@ -108,15 +108,13 @@ def check_learned(model: Any, steps: list[dict[str, Any]]) -> None:
     norms = {
         name: float(weight.detach().norm()) for name, weight in model.named_parameters() if "lora_" in name
     }
-    broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
-    if broken:
+    if broken := [name for name, norm in norms.items() if not math.isfinite(norm)]:
         raise GateError(
             "Q-TRAIN-024",
             f"{len(broken)} of {len(norms)} adapter matrices are not finite ({broken[0]}): lower "
             "train.learning_rate",
         )
-    dead = [name for name, norm in norms.items() if "lora_B" in name and norm == 0.0]
-    if dead:
+    if dead := [name for name, norm in norms.items() if "lora_B" in name and norm == 0.0]:
         raise GateError(
             "Q-TRAIN-025",
             f"{len(dead)} of {len(norms)} adapter matrices learned nothing ({dead[0]}): raise "

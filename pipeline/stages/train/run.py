@@ -7,7 +7,7 @@ on would mix two runs, and starting again would lose the first one. So neither h
 import json
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hardware import cpu_name
 from pipeline.core.hashing import file_hash, json_hash, tree_hash
+from pipeline.core.jsonl import parse_object
 from pipeline.core.publish import remove, write_json
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
 from pipeline.stages.train.checkpoints import (
@@ -41,7 +42,7 @@ LIBRARIES = (
     "tokenizers",
     "liger-kernel",
 )
-WORDS = {
+NAMES = {
     "tokens_sha256": "the training rows (data/tokens)",
     "base.weights_sha256": "the base's weights",
     "base.config_sha256": "the base's config.json",
@@ -54,13 +55,21 @@ MACHINE = ("device", "threads")
 
 
 def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
-    """What the adapter depends on: the same record gives the same bytes on the same kind of machine."""
+    """What the adapter depends on: the same record gives the same bytes on the same kind of machine. Raises
+    `DataError` if the file that is learned from is missing.
+    """
     import torch
 
-    teacher = {"teacher_sha256": teacher_hash(base)} if settings.method == "distill" else {}
+    source, distilled = base / SOURCE_FILE, settings.method == "distill"
+    if distilled and not source.is_file():
+        raise DataError(
+            "Q-TRAIN-027",
+            f"{source}, the original that train.method distill learns from, is missing: run `snakemake "
+            "--force base`",
+        )
     return {
         "tokens_sha256": tree_hash(tokens),
-        **teacher,
+        **({"teacher_sha256": file_hash(source)} if distilled else {}),
         "base": base_hashes(base),
         "settings": settings.model_dump(mode="json"),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
@@ -73,34 +82,17 @@ def base_hashes(base: Path) -> dict[str, str]:
     """sha256 of the base's weights, configuration, tokenizer and chat template, so that a change has a
     name.
     """
-    weights = {
-        path.name: file_hash(path) for path in sorted([*base.glob("*.safetensors"), *base.glob(MODEL_FILE)])
-    }
-    files = [base / name for name in ("tokenizer.json", "tokenizer_config.json") if (base / name).is_file()]
+
+    def together(files: Iterable[Path]) -> str:
+        return json_hash({path.name: file_hash(path) for path in files})
+
     template = base / "chat_template.jinja"
     return {
-        "weights_sha256": json_hash(weights),
-        "config_sha256": json_hash(
-            {
-                path.name: file_hash(path)
-                for path in sorted(base.glob("*config.json"))
-                if "tokenizer" not in path.name
-            }
-        ),
-        "tokenizer_sha256": json_hash({path.name: file_hash(path) for path in files}),
+        "weights_sha256": together([*base.glob("*.safetensors"), *base.glob(MODEL_FILE)]),
+        "config_sha256": together(path for path in base.glob("*config.json") if "tokenizer" not in path.name),
+        "tokenizer_sha256": together([*base.glob("tokenizer.json"), *base.glob("tokenizer_config.json")]),
         "template_sha256": file_hash(template) if template.is_file() else "",
     }
-
-
-def teacher_hash(base: Path) -> str:
-    """sha256 of the file that the base was made from. Raises `DataError` if it is missing any more."""
-    if not (base / SOURCE_FILE).is_file():
-        raise DataError(
-            "Q-TRAIN-027",
-            f"{base / SOURCE_FILE}, the original that train.method distill learns from, is missing: run "
-            "`snakemake --force base`",
-        )
-    return file_hash(base / SOURCE_FILE)
 
 
 def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> Path | None:
@@ -119,41 +111,34 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> 
             "version's?): start again with `python -m pipeline train --no-resume`, which deletes them",
         )
     changed = list(differences(known["record"], record)) if known else []
+    hard = [text for key, text in changed if key not in MACHINE]
     if isinstance(resume, Path):
-        return _go_on(folder, record, _chosen(folder, resume, record, changed), changed)
-    if known and not known["finished"] and (hard := [words for key, words in changed if key not in MACHINE]):
-        start = newest_verified(folder)
-        if start is not None:
+        start: Path | None = _chosen(folder, resume, record, hard)
+    else:
+        start = newest_verified(folder) if known and not (hard and known["finished"]) else None
+        if start is not None and hard:
             raise ConfigError(
                 "Q-TRAIN-029",
                 f"{folder} holds an unfinished run (step {step_of(start)}), and since then "
                 f"{'; '.join(hard)} changed: "
                 "put that back to go on with it, or start again with `python -m pipeline train --no-resume`",
             )
-    start = newest_verified(folder) if known and all(key in MACHINE for key, _ in changed) else None
     if start is None:
         # the original's answers know what they are of, and are used for nothing else
         kept = {TORN, TEACHER} if record["settings"].get("method") == "distill" else {TORN}
         for path in folder.glob("*"):
             if path.name not in kept or not resume:
                 remove(path)
-    return _go_on(folder, record, start, changed)
-
-
-def _go_on(
-    folder: Path, record: dict[str, Any], start: Path | None, changed: list[tuple[str, str]]
-) -> Path | None:
-    """Make `folder` the run's that goes on from `start`."""
-    for _, words in changed if start else []:
+    for _, text in changed if start else []:
         print(
-            f"train: {words} changed: the run goes on, but not to the very bytes of an unbroken one",
+            f"train: {text} changed: the run goes on, but not to the very bytes of an unbroken one",
             file=sys.stderr,
         )
     write_json(folder / RUN, {"record": record, "finished": False})
     return start
 
 
-def _chosen(folder: Path, given: Path, record: dict[str, Any], changed: list[tuple[str, str]]) -> Path:
+def _chosen(folder: Path, given: Path, record: dict[str, Any], hard: list[str]) -> Path:
     """The checkpoint that a user named (its path, or its name in `folder`), proven whole and this run's;
     later ones are set aside.
 
@@ -171,7 +156,7 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], changed: list[tup
         raise ConfigError("Q-TRAIN-030", f"{given} is no checkpoint in {folder}: {others}")
     if trouble := defect(start):
         raise DataError("Q-TRAIN-031", f"{start} is torn ({trouble}), so no run can go on from it: {others}")
-    if hard := [words for key, words in changed if key not in MACHINE]:
+    if hard:
         raise ConfigError(
             "Q-TRAIN-029",
             f"{start} is of a run before {'; '.join(hard)} changed: put that back to go on from it",
@@ -218,7 +203,7 @@ def finish(folder: Path, record: dict[str, Any]) -> None:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(key, words) of everything in which two records differ."""
+    """(key, sentence) of everything in which two records differ."""
     for key in sorted({*old, *new}):
         name, before, after = f"{prefix}{key}", old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
@@ -226,17 +211,17 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> I
         elif before != after:
             shown = name.replace("settings.", "train.").replace("versions.", "library ")
             why = "; auto is what the machine is fast in" if name == "settings.bnb_4bit_compute_dtype" else ""
-            yield name, WORDS.get(name) or f"{shown} ({before} → {after}{why})"
+            yield name, NAMES.get(name) or f"{shown} ({before} → {after}{why})"
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return None
+    try:
+        known = parse_object(path.read_bytes())
     except ValueError:
-        known = None
-    if not isinstance(known, dict) or not isinstance(known.get("record"), dict) or "finished" not in known:
+        known = {}
+    if not isinstance(known.get("record"), dict) or "finished" not in known:
         raise DataError(
             "Q-TRAIN-033",
             f"{path} can't be read, so nobody knows whose checkpoints these are: start again with `python "

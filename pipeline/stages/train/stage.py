@@ -9,7 +9,6 @@ and `reports/train.jsonl` (every step); TensorBoard events in `reports/tensorboa
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,15 @@ from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog, write_rows
 from pipeline.core.publish import publishing, remove, write_json
+from pipeline.models.finite import finite_record
+from pipeline.models.qlora import check_adapter, float32_cast_bytes
 from pipeline.models.runtime import silence_libraries, use_all_cores
 from pipeline.stages.train.checkpoints import METRICS_LOG, TEACHER, read_notes, step_of
+from pipeline.stages.train.dataset import sequences
 from pipeline.stages.train.figures import curve, summary, write_curve
-from pipeline.stages.train.monitoring.monitor import Monitor
 from pipeline.stages.train.monitoring.run_record import run_record
+from pipeline.stages.train.preflight import preflight
+from pipeline.stages.train.proofs import check_learned, check_no_leaks, check_rows
 from pipeline.stages.train.run import describe, find_start, finish
 
 
@@ -49,6 +52,9 @@ def train(
     `ConfigError` where an unfinished run of other inputs is in the way, `Stopped` after a signal.
     """
     silence_libraries()
+    from pipeline.stages.train.assembly import make_trainer
+    from pipeline.stages.train.distill.teacher import ask_teacher
+
     use_all_cores()
     tokenizer = load_tokenizer(base)
     check_manifest(tokens, base, tokenizer)
@@ -62,7 +68,9 @@ def train(
             remove(tensorboard)
         else:
             print(f"train: going on from {start}", file=sys.stderr)
-        teacher = find_teacher(tokens, base, checkpoints, settings, record)
+        teacher = None
+        if settings.method == "distill":
+            teacher = ask_teacher(tokens, base, checkpoints, settings, record)
         trainer, monitor = make_trainer(
             tokens,
             base,
@@ -78,7 +86,8 @@ def train(
         proven = prove_beforehand(trainer, settings)
         trainer.train(resume_from_checkpoint=str(start) if start else None)
         rows = metrics_log.rows()
-        prove_afterwards(trainer, rows)
+        check_rows(rows, len(trainer.train_dataset))
+        check_learned(trainer.model, rows)
         publish_adapter(trainer.model, trainer.processing_class, record, adapter)
         finish(checkpoints, record)
         remove(checkpoints / TEACHER)
@@ -93,129 +102,18 @@ def train(
     }
 
 
-def find_teacher(
-    tokens: Path, base: Path, checkpoints: Path, settings: Training, record: dict[str, Any]
-) -> Any:
-    """`train.method` distill: the original's answers to every row, a
-    `pipeline.stages.train.distill.cache.Teacher`; None for sft.
-    """
-    if settings.method != "distill":
-        return None
-    from pipeline.stages.train.distill.teacher import ask_teacher
-
-    return ask_teacher(tokens, base, checkpoints, settings, record)
-
-
-def make_trainer(
-    tokens: Path,
-    base: Path,
-    tokenizer: Any,
-    checkpoints: Path,
-    tensorboard: Path,
-    settings: Training,
-    metrics_log: MetricsLog,
-    start: Path | None,
-    interruption: Interruption,
-    teacher: Any = None,
-) -> tuple[Any, Monitor]:
-    """The trainer over the quantized base with its adapter, and the monitor that judges its steps; with a
-    `teacher`, the level is distilled.
-    """
-    from peft import get_peft_model
-    from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
-
-    from pipeline.models.chunked_loss import check_head
-    from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss
-    from pipeline.models.qlora import load_quantized, lora_config
-    from pipeline.planning.steps import total_steps
-    from pipeline.stages.train.arguments import training_arguments
-    from pipeline.stages.train.callbacks import MetricsCallback
-    from pipeline.stages.train.dataset import Collator, load_rows, sequences
-    from pipeline.stages.train.distill.trainer import DistillCollator, DistillTrainer
-    from pipeline.stages.train.monitoring.samples import sample
-    from pipeline.stages.train.monitoring.tensorboard import Board
-    from pipeline.stages.train.trainer import QuenchTrainer
-
-    loss = choose_loss(settings.loss)
-    if loss == "liger":
-        apply_liger(base)  # before the model is loaded
-    rows, held_out = load_rows(tokens, "train"), load_rows(tokens, "val")
-    arguments = training_arguments(settings, checkpoints, rows=len(rows), held_out=len(held_out))
-    set_seed(settings.seed)  # the trainer does so too, but the adapter's start is drawn before there is one
-    # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from its
-    # first step on
-    model = get_peft_model(load_quantized(base, settings), lora_config(settings), autocast_adapter_dtype=True)
-    if loss == "liger":
-        check_liger(model.get_base_model())
-    check_head(model.get_base_model())
-    collate = Collator(
-        tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    )
-    learning, monitoring = (
-        (DistillCollator(collate, teacher.train), DistillCollator(collate, teacher.val))
-        if teacher
-        else (collate, collate)
-    )
-    kind = partial(DistillTrainer, sft_weight=settings.distill_sft_weight) if teacher else QuenchTrainer
-    questions = sequences(held_out, settings.sample_rows)
-    monitor = Monitor(total_steps(settings, len(rows)), settings)
-    monitor.restore(metrics_log.rows())
-    callback = MetricsCallback(
-        metrics_log, Board(tensorboard, step_of(start) + 1 if start else None), monitor
-    )
-    trainer = kind(
-        model=model,
-        args=arguments,
-        processing_class=tokenizer,
-        train_dataset=rows,
-        eval_dataset=held_out if len(held_out) else None,
-        data_collator=learning,
-        callbacks=[callback],
-        loss=loss,
-        keep=settings.save_total_limit,
-        held_out=[monitoring([row]) for row in held_out],
-        answer=lambda model: sample(model, tokenizer, questions, settings.sample_tokens),
-        interruption=interruption,
-        start=start,
-        metrics_log=metrics_log,
-    )
-    callback.trainer = trainer
-    trainer.remove_callback(PrinterCallback)
-    if settings.early_stopping_patience is not None:
-        trainer.add_callback(EarlyStoppingCallback(settings.early_stopping_patience))
-    return trainer, monitor
-
-
 def prove_beforehand(trainer: Any, settings: Training) -> dict[str, Any]:
     """What is proven of the model before its first step, with figures: targets, trainable parameters, finite
     weights, packing.
     """
-    from pipeline.models.finite import finite_record
-    from pipeline.models.qlora import check_adapter, float32_cast_bytes
-    from pipeline.stages.train.dataset import sequences
-    from pipeline.stages.train.proofs import check_no_leaks
-
-    trainable = check_adapter(trainer.model, settings)
     # what is packed here has no teacher's answers
     plain = getattr(trainer.data_collator, "plain", trainer.data_collator)
-    leak = check_no_leaks(trainer.model, plain, sequences(trainer.train_dataset, 2))
-    saved = float32_cast_bytes(trainer.model.get_base_model())
     return {
-        "trainable_parameters": trainable,
-        "packing_nmse": leak,
-        "float32_cast_bytes_saved": saved,
+        "trainable_parameters": check_adapter(trainer.model, settings),
+        "packing_nmse": check_no_leaks(trainer.model, plain, sequences(trainer.train_dataset, 2)),
+        "float32_cast_bytes_saved": float32_cast_bytes(trainer.model.get_base_model()),
         **finite_record(trainer.model),
     }
-
-
-def prove_afterwards(trainer: Any, rows: list[dict[str, Any]]) -> None:
-    """Raise `GateError` unless every row was trained as planned and every matrix of the adapter has
-    changed.
-    """
-    from pipeline.stages.train.proofs import check_learned, check_rows
-
-    check_rows(rows, len(trainer.train_dataset))
-    check_learned(trainer.model, rows)
 
 
 def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter: Path) -> None:
@@ -243,12 +141,9 @@ def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter:
         write_json(aside / "run.json", record)
 
 
-def check_beforehand(root: Path, params: Params) -> None:
-    """Print what must hold before the first weight is loaded. Raises what failed, as its own kind of
-    error.
-    """
-    from pipeline.stages.train.preflight import preflight
-
+def main(params: Params, root: Path, resume: bool | Path = True) -> None:
+    """Run the stage on the files below `root`."""
+    silence_libraries()
     checks = preflight(
         tokens=root / "data/tokens",
         base=root / "models/base",
@@ -261,12 +156,6 @@ def check_beforehand(root: Path, params: Params) -> None:
     )
     print("train: before it starts", *(f"  {check}" for check in checks), sep="\n", flush=True)
     refuse(checks)
-
-
-def main(params: Params, root: Path, resume: bool | Path = True) -> None:
-    """Run the stage on the files below `root`."""
-    silence_libraries()
-    check_beforehand(root, params)
     report = train(
         tokens=root / "data/tokens",
         base=root / "models/base",

@@ -31,28 +31,9 @@ from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.proofs import check_not_repacked
 from pipeline.stages.train.randomness import random_state, random_state_of
 from pipeline.stages.train.run import run_in
+from pipeline.stages.train.step_stats import Batch, StepStats
 
-Batch = dict[str, Any]
 FULL = 1 << 20  # bytes free on a disk that is taken for full
-
-
-class StepStats:
-    """What one optimizer step was made of, micro-batch by micro-batch."""
-
-    def __init__(self) -> None:
-        self.rows: list[int] = []
-        self.row_ids: list[str] = []
-        self.tokens = self.trained_tokens = 0
-        self.loss_sum: Any = 0.0  # of the cross entropies of all trained tokens
-        self.started = time.monotonic()
-
-    def add(self, batch: Batch, loss_sum: torch.Tensor) -> None:
-        """Count a micro-batch; `loss_sum` is a scalar."""
-        self.rows += batch["rows"]
-        self.row_ids += batch["row_ids"]
-        self.tokens += batch["input_ids"].numel()
-        self.trained_tokens += batch["trained_tokens"]
-        self.loss_sum = self.loss_sum + loss_sum.detach()  # stays on the device: no wait for the GPU here
 
 
 class QuenchTrainer(Trainer):  # type: ignore[misc]
@@ -125,8 +106,8 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
     # --- evaluation -----------------------------------------------------------------------------------------
 
     def evaluate(self, *arguments: Any, **more: Any) -> dict[str, float]:
-        """Mean loss over the trained tokens of all held-out rows, with sample answers; told to the
-        callbacks.
+        """Mean loss over the trained tokens of all held-out rows, with sample answers; the callbacks
+        get both.
         """
         started, step = time.monotonic(), self.state.global_step
         self.heed_signal()
@@ -163,8 +144,8 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
             super()._run_epoch(*arguments, **more)
 
     def _finalize_training(self, *arguments: Any, **more: Any) -> Any:
-        self.make_up_for_evaluation()  # where whole epochs were done, no epoch has
-        best = self._checkpoint(self.state.best_global_step) if self.state.best_global_step else None
+        self.make_up_for_evaluation()  # where all epochs were done, no epoch has
+        best = self._best()
         if best is not None and self.args.load_best_model_at_end:
             if trouble := defect(best):
                 raise DataError(
@@ -186,16 +167,12 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         """Whether the step that was gone on from was the last one: the library would do another before it
         looks.
         """
-        stopping = [
-            callback
-            for callback in self.callback_handler.callbacks
-            if isinstance(callback, EarlyStoppingCallback)
-        ]
-        patient = all(
-            callback.early_stopping_patience_counter < callback.early_stopping_patience
-            for callback in stopping
+        out_of_patience = any(
+            one.early_stopping_patience_counter >= one.early_stopping_patience
+            for one in self.callback_handler.callbacks
+            if isinstance(one, EarlyStoppingCallback)
         )
-        return self.state.global_step >= self.state.max_steps or not patient
+        return self.state.global_step >= self.state.max_steps or out_of_patience
 
     # --- checkpoints ----------------------------------------------------------------------------------------
 
@@ -207,15 +184,13 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
     def save_and_stop(self) -> None:
         """Publish a checkpoint of the newest optimizer step, unless there is one, and raise `Stopped`."""
         step, number = self.state.global_step, self.interruption.received
-        if number is None:
-            raise AssertionError("no signal has come")
+        assert number is not None, "no signal has come"
         if not step:
             raise Stopped(number, "not one step was done")
-        if not (self._checkpoint(step).is_dir() and defect(self._checkpoint(step)) is None):
+        newest = self._checkpoint(step)
+        if defect(newest):
             self._save_checkpoint(self.model, None)
-        raise Stopped(
-            number, f"{self._checkpoint(step).name} is complete, and the same command goes on from it"
-        )
+        raise Stopped(number, f"{newest.name} is complete, and the same command goes on from it")
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         step, folder = self.state.global_step, Path(self.args.output_dir)
@@ -243,7 +218,7 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         self.metrics_log.sync()
         publish_checkpoint(folder / WRITING / f"checkpoint-{step}", self._checkpoint(step), notes)
         remove(folder / WRITING)
-        best = self._checkpoint(self.state.best_global_step) if self.state.best_global_step else None
+        best = self._best()
         if best is not None:
             self.state.best_model_checkpoint = str(best)
         prune(folder, self.keep, best)
@@ -265,3 +240,6 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
 
     def _checkpoint(self, step: int) -> Path:
         return Path(self.args.output_dir) / f"checkpoint-{step}"
+
+    def _best(self) -> Path | None:
+        return self._checkpoint(self.state.best_global_step) if self.state.best_global_step else None

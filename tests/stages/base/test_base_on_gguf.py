@@ -4,6 +4,7 @@ or refused in one sentence.
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,8 @@ from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.models.base_header import checked_header
+from pipeline.stages.base.file_choice import choose_gguf
 from pipeline.stages.base.gguf_import import unpack_gguf
-from pipeline.stages.base.hf_folder import choose_gguf
 from pipeline.stages.base.quantized_gguf import QuantizedGguf, copy_file
 from pipeline.stages.base.stage import base
 
@@ -120,7 +121,9 @@ def test_a_folder_of_the_same_model_agrees_and_another_is_told_apart(
     bring(gguf_file, compare_with=other)  # llama.cpp has one architecture for both
 
 
-@pytest.mark.parametrize("damage", ["no settings", "settings cut off", "an unknown model", "no tokenizer"])
+@pytest.mark.parametrize(
+    "damage", ["no settings", "settings cut off", "an unknown model", "no tokenizer", "no template"]
+)
 def test_a_folder_that_can_not_be_read_is_one_sentence(
     gguf_file: Path, bring: Bring, tmp_path: Path, tools: Toolchain, damage: str
 ) -> None:
@@ -135,8 +138,11 @@ def test_a_folder_that_can_not_be_read_is_one_sentence(
             (other / "config.json").write_text('{"model_type": "nobody-knows"}')
         case "no tokenizer":
             (other / "tokenizer.json").unlink()
-    with pytest.raises(DataError, match="Q-BASE-024"):
+        case "no template":
+            (other / "chat_template.jinja").unlink()
+    with pytest.raises(DataError) as raised:
         bring(gguf_file, compare_with=other)
+    assert re.findall(r"Q-\w+-\d+", str(raised.value)) == ["Q-BASE-024"]  # one fault, one id
     assert not (tmp_path / "models/base").exists()
 
 

@@ -32,11 +32,12 @@ def test_one_merge_is_there_at_a_time(
         calls.append(merge_base)
         return {"merge_base": merge_base}
 
-    def measure(merged: Path, levels: Any, judge: Any, scratch: Path) -> choose.Found:
+    def measure(merged: Path, *_: Any) -> choose.Found:
         assert (merged / "weights").read_text() == merged.name
         kld = [0.1 if merged.name == better else 0.3] * 40
         return {
-            level: (Divergence(kld, kld[0], 1.0, 0.9, 0.1, 40, 0, (5, 5)), None) for level in ("F16", *levels)
+            level: (Divergence(kld, kld[0], 1.0, 0.9, 0.1, 40, 0, (5, 5)), None)
+            for level in ("F16", *PARAMS.merge.levels)
         }
 
     @contextmanager

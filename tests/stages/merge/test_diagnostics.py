@@ -77,9 +77,9 @@ def test_what_nf4_costs_is_measured_on_a_sample(
     values = torch.randn(shape, generator=RANDOM).bfloat16()
     save_file({"w": values}, file)
     nf4 = Nf4("bfloat16", True)
-    maxima, scales = tensor_scales([values.view(-1)], nf4)
+    maxima, used = tensor_scales([values.view(-1)], nf4)
     exact = (
-        round_trip(values.view(-1), maxima, scales.used, nf4).double() - values.view(-1).double()
+        round_trip(values.view(-1), maxima, used, nf4).double() - values.view(-1).double()
     ).norm() / values.double().norm()
     found = nf4_error(read_header(file)[0], nf4)
     assert found == pytest.approx(float(exact), rel=0.02 if values.numel() > SAMPLE else 1e-9)

@@ -135,7 +135,7 @@ def test_no_row_to_train_on_fails(tokens: Path) -> None:
                 (8).to_bytes(8, "little") + b'{"a":12}'
             ),
             "fail",
-            "can't be read",
+            "model.safetensors cut short",
         ),
         (lambda folder: (folder / "model.safetensors").unlink(), "fail", "model.safetensors missing"),
         (
@@ -146,7 +146,7 @@ def test_no_row_to_train_on_fails(tokens: Path) -> None:
         (
             lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 64),
             "fail",
-            "no safetensors header",
+            "model.safetensors cut short",
         ),
         (lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "fail", "can't be read"),
         (
@@ -163,7 +163,7 @@ def test_the_base_must_be_whole(
 ) -> None:
     base = Path(shutil.copytree(tiny_qwen2, tmp_path / "base"))
     damage(base)
-    check = checks.whole_base(base)
+    check = checks.complete_base(base)
     assert check.verdict == state and finding in check.sentence
 
 

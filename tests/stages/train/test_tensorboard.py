@@ -53,7 +53,7 @@ def written(folder: Path, steps: range, purge_step: int | None, shift: float = 0
 
 
 def test_every_curve_is_there_with_its_plain_name(tmp_path: Path) -> None:
-    written(tmp_path, range(1, 4), None).close()
+    written(tmp_path, range(1, 4), None)
     found = points(tmp_path)
     assert set(found) == {*STEP_CURVES.values(), "eval_loss"}
     assert found["loss"] == [(1, 1.9), (2, 1.8), (3, 1.7)]
@@ -86,13 +86,11 @@ def test_a_killed_board_has_lost_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("checkpoint", [0, 2, 4, 6])
 def test_a_resumed_run_has_no_point_twice(tmp_path: Path, checkpoint: int) -> None:
-    killed = written(tmp_path, range(1, 7), None, shift=5.0)
+    written(tmp_path, range(1, 7), None, shift=5.0)
     # event files are read in the order of their names: by second, then by a counter as text, where 10 comes
     # before 9; no resume is that quick
     time.sleep(1.01 - time.time() % 1)
-    resumed = written(tmp_path, range(checkpoint + 1, 9), checkpoint + 1)
-    resumed.close()
-    killed.close()
+    written(tmp_path, range(checkpoint + 1, 9), checkpoint + 1)
     found = points(tmp_path)
     shifts = [5.0 if step <= checkpoint else 0.0 for step in range(1, 9)]
     assert found["loss"] == [

@@ -22,10 +22,11 @@ from pipeline.core.metrics_log import MetricsLog
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.planning.steps import total_steps, warmup_steps
 from pipeline.stages.train.arguments import training_arguments
+from pipeline.stages.train.assembly import make_trainer
 from pipeline.stages.train.callbacks import check_mean
 from pipeline.stages.train.figures import CURVE, curve
 from pipeline.stages.train.proofs import check_learned, check_no_leaks, check_rows
-from pipeline.stages.train.stage import make_trainer, train
+from pipeline.stages.train.stage import train
 
 RECIPES = PROJECT / "recipes"
 

@@ -1,4 +1,4 @@
-"""what the original answers at every position, kept on the disk: its likeliest tokens' probabilities, and
+"""What the original answers at every position, kept on the disk: its likeliest tokens' probabilities, and
 that of all others together.
 
 Writes `models/checkpoints/teacher/`: per split `SPLIT-ids.npy`, int32 (P, k), and `SPLIT-logs.npy`, float16
@@ -7,8 +7,6 @@ Writes `models/checkpoints/teacher/`: per split `SPLIT-ids.npy`, int32 (P, k), a
 order, after which a token follows in the same conversation. That is 6 k + 2 bytes a position.
 """
 
-import json
-import math
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pipeline.core.publish import write_json
+from pipeline.core.jsonl import parse_object
 
 RECORD = "teacher.json"
 FORMAT = 1  # to be raised when the files' meaning changes
@@ -103,11 +101,6 @@ def cache_bytes(positions: int, top_k: int) -> int:
     return positions * (top_k * IDS.itemsize + (top_k + 1) * LOGS.itemsize)
 
 
-def starts_of(counts: list[int]) -> np.ndarray[Any, Any]:
-    """Where each packed row's positions start, and where the last one's end."""
-    return np.concatenate([[0], np.cumsum(np.asarray(counts, np.int64))]).astype(np.int64)
-
-
 @contextmanager
 def writing(folder: Path, split: str, positions: int, top_k: int) -> Iterator[Writer]:
     """A writer for one split's files in `folder`. Raises `AssertionError` where it was given fewer or more
@@ -123,11 +116,6 @@ def writing(folder: Path, split: str, positions: int, top_k: int) -> Iterator[Wr
             raise AssertionError(f"{split}: {writer.left} of {positions} positions have no answer")
 
 
-def write_record(folder: Path, key: Key, figures: dict[str, Any]) -> None:
-    """The note without which the files are nobody's."""
-    write_json(folder / RECORD, {"key": key, "figures": figures})
-
-
 def open_teacher(folder: Path, key: Key, counts: dict[str, list[int]]) -> Teacher | None:
     """The answers in `folder`, None if there are none, or they are another run's or not whole; why is said on
     stderr.
@@ -137,15 +125,13 @@ def open_teacher(folder: Path, key: Key, counts: dict[str, list[int]]) -> Teache
     if not folder.is_dir():
         return None
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = parse_object((folder / RECORD).read_bytes())
         if changed := [
             name for name in sorted({*key, *record["key"]}) if key.get(name) != record["key"].get(name)
         ]:
             raise ValueError(f"{', '.join(changed)} changed")
-        splits = {
-            split: _open(folder, split, starts_of(counts[split]), key["top_k"]) for split in ("train", "val")
-        }
-        figures = dict(record["figures"])
+        splits = {split: _open(folder, split, counts[split], key["top_k"]) for split in ("train", "val")}
+        return Teacher(**splits, figures=dict(record["figures"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(
             f"train: the original's answers in {folder} can't be used "
@@ -153,10 +139,10 @@ def open_teacher(folder: Path, key: Key, counts: dict[str, list[int]]) -> Teache
             file=sys.stderr,
         )
         return None
-    return Teacher(**splits, figures=figures)
 
 
-def _open(folder: Path, split: str, starts: np.ndarray[Any, Any], top_k: int) -> Answers:
+def _open(folder: Path, split: str, counts: list[int], top_k: int) -> Answers:
+    starts = np.cumsum([0, *counts], dtype=np.int64)
     arrays = {}
     for part, kind, width in (("ids", IDS, top_k), ("logs", LOGS, top_k + 1)):
         # "c": torch wants a writable array; what is written there never reaches the file
@@ -169,8 +155,3 @@ def _open(folder: Path, split: str, starts: np.ndarray[Any, Any], top_k: int) ->
             )
         arrays[part] = array
     return Answers(starts, **arrays)
-
-
-def covered(rest_sum: float, positions: int) -> float:
-    """Mean probability of the kept tokens; NaN never: without positions it is 1."""
-    return 1 - rest_sum / positions if positions and math.isfinite(rest_sum) else 1.0

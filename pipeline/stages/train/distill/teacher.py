@@ -16,7 +16,7 @@ import torch
 from pipeline.config.sections import Training
 from pipeline.core.errors import GateError
 from pipeline.core.progress import progress
-from pipeline.core.publish import need_disk, publishing
+from pipeline.core.publish import need_disk, publishing, write_json
 from pipeline.gguf.base_files import SOURCE_FILE
 from pipeline.models.distill_loss import followed
 from pipeline.models.loss_parts import logit_rule
@@ -25,14 +25,13 @@ from pipeline.models.quantized_model import load_gguf
 from pipeline.stages.train.checkpoints import TEACHER
 from pipeline.stages.train.dataset import Collator, load_rows
 from pipeline.stages.train.distill.cache import (
+    RECORD,
     Key,
     Teacher,
     cache_bytes,
-    covered,
     key_of,
     open_teacher,
     position_counts,
-    write_record,
     writing,
 )
 
@@ -47,24 +46,18 @@ def ask_teacher(
     small for 6 k + 2 bytes a position, `DataError` where the file can't be loaded, `GateError` where its
     answers are no numbers.
     """
+    from transformers import AutoConfig
+
     folder, rows = checkpoints / TEACHER, {split: load_rows(tokens, split) for split in ("train", "val")}
     counts = {split: position_counts(found["seq_lengths"]) for split, found in rows.items()}
-    top_k = min(settings.distill_top_k, vocabulary(base))
-    key = key_of(record, top_k)
+    config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
+    key = key_of(record, min(settings.distill_top_k, config.vocab_size))
     if (found := open_teacher(folder, key, counts)) is not None:
         return found
     make(folder, key, rows, counts, base, settings)
     made = open_teacher(folder, key, counts)
-    if made is None:
-        raise AssertionError(f"{folder} does not read back as it was written")
+    assert made is not None, f"{folder} does not read back as it was written"
     return made
-
-
-def vocabulary(base: Path) -> int:
-    """Rows of the base's head."""
-    from transformers import AutoConfig
-
-    return int(AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False).vocab_size)
 
 
 def make(
@@ -107,9 +100,9 @@ def make(
             "top_k": top_k,
             "positions": positions,
             "bytes": size,
-            "covered": covered(rest, positions),
+            "covered": 1 - rest / positions if positions else 1.0,  # mean probability of the kept tokens
         }
-        write_record(aside, key, figures)
+        write_json(aside / RECORD, {"key": key, "figures": figures})
     del model
     gc.collect()
     if torch.cuda.is_available():

@@ -13,7 +13,8 @@ from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL, Collator
 from pipeline.stages.train.distill.cache import Answers
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.proofs import check_not_repacked
-from pipeline.stages.train.trainer import Batch, QuenchTrainer
+from pipeline.stages.train.step_stats import Batch
+from pipeline.stages.train.trainer import QuenchTrainer
 
 
 class DistillCollator:

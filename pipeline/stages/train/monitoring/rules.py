@@ -10,6 +10,7 @@ and its gradient with it: no range is usual there, only falling is.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.curves import WINDOW, Run, median
@@ -25,24 +26,11 @@ OVERFLOWS = 5  # in a row: float16's loss scale finds its size by overflowing a 
 HISTORY = 200  # steps that the usual speed is taken from
 
 
-def passed(sentence: str, note: str = "") -> Check:
-    """A rule's finding, whose name the monitor adds."""
-    return Check("", "pass", sentence, note)
-
-
-def warning(sentence: str, remedy: str) -> Check:
-    """What a run can go on with."""
-    return Check("", "warn", sentence, remedy)
-
-
-def failure(id: str, sentence: str, remedy: str) -> Check:
-    """What ends a run."""
-    return Check("", "fail", sentence, remedy, id)
-
-
-def unknown(sentence: str) -> Check:
-    """What can't be told yet."""
-    return Check("", "not measured", sentence)
+# a rule's finding, whose name the monitor adds: sentence, then remedy and id
+passed = partial(Check, "", "pass")
+warning = partial(Check, "", "warn")  # what a run can go on with
+failure = partial(Check, "", "fail")  # what ends a run
+unknown = partial(Check, "", "not measured")
 
 
 def finite_loss(run: Run) -> Check:
@@ -52,9 +40,9 @@ def finite_loss(run: Run) -> Check:
         return passed(f"a number in all {len(run.losses)} steps")
     if len(run.gradients) > 1 and not math.isfinite(run.gradients[-2]):
         return failure(
-            "Q-TRAIN-009",
             f"the loss is {loss}, the gradient before it was {run.gradients[-2]}",
             "a backward fault in the step before: see finite gradient",
+            "Q-TRAIN-009",
         )
     sane = (
         f"after a sane gradient norm of {run.gradients[-2]:.3g}"
@@ -65,7 +53,7 @@ def finite_loss(run: Run) -> Check:
         f"a forward fault: an overflow in the base or in this step's rows ({_rows(run)}): use bfloat16 "
         "as train.bnb_4bit_compute_dtype"
     )
-    return failure("Q-TRAIN-009", f"the loss is {loss} {sane}", cause)
+    return failure(f"the loss is {loss} {sane}", cause, "Q-TRAIN-009")
 
 
 def finite_gradient(run: Run) -> Check:
@@ -74,17 +62,15 @@ def finite_gradient(run: Run) -> Check:
     # the gradient of a NaN is NaN: that is the loss's fault
     if math.isfinite(norm) or not math.isfinite(run.losses[-1]):
         return passed(f"a number in all {len(run.gradients)} steps")
-    overflowing = run.settings.bnb_4bit_compute_dtype == "float16" and any(
-        map(math.isfinite, run.gradients[-OVERFLOWS:])
-    )
-    if overflowing or (run.settings.bnb_4bit_compute_dtype == "float16" and len(run.gradients) < OVERFLOWS):
+    finding_its_scale = len(run.gradients) < OVERFLOWS or any(map(math.isfinite, run.gradients[-OVERFLOWS:]))
+    if run.settings.bnb_4bit_compute_dtype == "float16" and finding_its_scale:
         return passed(f"float16's loss scale overflowed ({norm}) and was lowered")
     cause = (
         "a backward fault: an overflow in the gradients: lower train.learning_rate, or use bfloat16 as "
         "train.bnb_4bit_compute_dtype"
     )
     return failure(
-        "Q-TRAIN-010", f"the gradient norm is {norm} under a sane loss of {run.losses[-1]:.3g}", cause
+        f"the gradient norm is {norm} under a sane loss of {run.losses[-1]:.3g}", cause, "Q-TRAIN-010"
     )
 
 
@@ -92,18 +78,13 @@ def zero_loss(run: Run) -> Check:
     """A loss of exactly 0, which no text has."""
     if run.losses[-1] != 0.0:
         return passed("never exactly 0")
-    if run.distillation:
-        return failure(
-            "Q-TRAIN-011",
-            "the loss is exactly 0",
-            "the level answers just as the file it was made from: name a lower one as base.level",
-        )
-    return failure(
-        "Q-TRAIN-011",
-        "the loss is exactly 0",
-        "a masking or packing fault: nothing is trained, or a row sees its own answer: look at "
-        "reports/labels.html",
+    cause = (
+        "the level answers just as the file it was made from: name a lower one as base.level"
+        if run.distillation
+        else "a masking or packing fault: nothing is trained, or a row sees its own answer: look at "
+        "reports/labels.html"
     )
+    return failure("the loss is exactly 0", cause, "Q-TRAIN-011")
 
 
 def trained_tokens(run: Run) -> Check:
@@ -111,9 +92,9 @@ def trained_tokens(run: Run) -> Check:
     if run.newest["trained_tokens"] > 0:
         return passed("every step trains some")
     return failure(
-        "Q-TRAIN-012",
         f"no token is trained in {_rows(run)}",
         "the labels are masked throughout: look at reports/labels.html and run preprocess again",
+        "Q-TRAIN-012",
     )
 
 
@@ -128,9 +109,9 @@ def frozen(run: Run) -> Check:
             "float16",
         )
     return failure(
-        "Q-TRAIN-013",
         "the gradient norm is exactly 0 from the start",
         "frozen weights: no adapter matrix gets a gradient: look at train.target_modules",
+        "Q-TRAIN-013",
     )
 
 

@@ -18,9 +18,9 @@ def finite_eval_loss(run: Run) -> Check:
     if math.isfinite(loss):
         return passed(f"a number in all {len(run.evaluations)} evaluations")
     return failure(
-        "Q-TRAIN-009",
         f"the loss on the held-out rows is {loss}",
         "a forward fault: lower train.learning_rate, or use bfloat16 as train.bnb_4bit_compute_dtype",
+        "Q-TRAIN-009",
     )
 
 
@@ -54,17 +54,14 @@ def falling(run: Run) -> Check:
     text = f"from {first:.3g} to {last:.3g} (medians of the first and the last steps)"
     if last < first * FALLEN:
         return passed(text)
-    if run.distillation:
-        return warning(
-            text,
-            "nothing is recovered: raise train.r, train.learning_rate or the steps, or the level is as near "
-            "to its original as it gets",
-        )
-    return warning(
-        text,
-        "nothing is learned: raise train.learning_rate or the steps, or the model knows these answers "
-        "already",
+    cause = (
+        "nothing is recovered: raise train.r, train.learning_rate or the steps, or the level is as near to "
+        "its original as it gets"
+        if run.distillation
+        else "nothing is learned: raise train.learning_rate or the steps, or the model knows these answers "
+        "already"
     )
+    return warning(text, cause)
 
 
 def end_loss(run: Run) -> Check:

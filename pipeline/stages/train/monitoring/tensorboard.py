@@ -43,10 +43,6 @@ class Board:
             self._writer.add_text(f"sample_{number}", words, row["step"])
         self._writer.flush()
 
-    def close(self) -> None:
-        """Write what is left."""
-        self._writer.close()
-
 
 def _verbatim(text: str) -> str:
     """As a Markdown code block: what a model says is shown, never rendered."""

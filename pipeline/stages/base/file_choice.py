@@ -1,0 +1,89 @@
+"""Which files of a repository or folder are taken: all that a model needs, and nothing that runs."""
+
+import re
+
+from pipeline.core.errors import DataError
+
+# everything a model needs and nothing that runs: no pickles, no Python
+KEPT = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.*",
+    "LICENSE*",
+    "NOTICE*",
+    "README.md",
+)
+DOUBLED = "consolidated*"  # some repositories hold the weights twice, once in the author's own format
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+
+
+def choose_files(names: list[str], source: str) -> list[str]:
+    """The files to take out of a model's top folder, in order.
+
+    Raises `DataError` unless they are a complete model with safetensors weights, a config and a fast
+    tokenizer.
+    """
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
+
+    top = [name for name in names if "/" not in name]
+    kept = sorted(filter_repo_objects(top, allow_patterns=list(KEPT), ignore_patterns=DOUBLED))
+    if not any(name.endswith(".safetensors") for name in kept):
+        pickles = sorted(filter_repo_objects(names, allow_patterns=list(PICKLES)))
+        raise DataError(
+            "Q-BASE-006",
+            f"{source} has only pickle weights ({pickles[0]}), and reading a pickle can run code: take one "
+            "with safetensors"
+            if pickles
+            else f"{source} has no safetensors weights: choose a folder or repository that has them",
+        )
+    for name in ("config.json", "tokenizer.json"):
+        if name not in kept:
+            raise DataError(
+                "Q-BASE-007",
+                f"{source} has no {name}: choose a complete Hugging Face model with a fast tokenizer",
+            )
+    return kept
+
+
+def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
+    """The GGUF `file`, all parts where it is the first of several, and what says how it may be used. Raises
+    `DataError` if one is missing.
+    """
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
+
+    parts, top = gguf_parts(file), [name for name in names if "/" not in name]
+    if "/" in file and file in names:
+        raise DataError(
+            "Q-BASE-008",
+            f"{file!r} is in a subfolder of {source}, which is not fetched: download it and name it as "
+            "base.model, with base.source gguf",
+        )
+    if missing := [part for part in parts if part not in top]:
+        there = ", ".join(sorted(name for name in names if name.endswith(".gguf"))) or "none"
+        raise DataError(
+            "Q-BASE-009",
+            f"{source} has no file {missing[0]!r} (its GGUF files: {there}): correct base.file in "
+            "params.yaml",
+        )
+    return [*parts, *sorted(filter_repo_objects(top, allow_patterns=["LICENSE*", "NOTICE*", "README.md"]))]
+
+
+def gguf_parts(file: str) -> list[str]:
+    """The names of all parts of a GGUF by its first one's (llama-gguf-split: NAME-00001-of-00002.gguf); of
+    any other file, itself.
+    """
+    match = re.fullmatch(r"(.*-)00001-of-(\d{5})\.gguf", file)
+    return (
+        [f"{match[1]}{part:05}-of-{match[2]}.gguf" for part in range(1, int(match[2]) + 1)]
+        if match
+        else [file]
+    )

@@ -1,0 +1,96 @@
+"""The trainer put together: rows, arguments, the quantized base with its adapter, what watches it."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from peft import get_peft_model
+from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
+
+from pipeline.config.sections import Training
+from pipeline.core.interruption import Interruption
+from pipeline.core.metrics_log import MetricsLog
+from pipeline.models.chunked_loss import check_head
+from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss
+from pipeline.models.qlora import load_quantized, lora_config
+from pipeline.planning.steps import total_steps
+from pipeline.stages.train.arguments import training_arguments
+from pipeline.stages.train.callbacks import MetricsCallback
+from pipeline.stages.train.checkpoints import step_of
+from pipeline.stages.train.dataset import Collator, load_rows, sequences
+from pipeline.stages.train.distill.trainer import DistillCollator, DistillTrainer
+from pipeline.stages.train.monitoring.monitor import Monitor
+from pipeline.stages.train.monitoring.samples import sample
+from pipeline.stages.train.monitoring.tensorboard import Board
+from pipeline.stages.train.trainer import QuenchTrainer
+
+
+def load_model(base: Path, settings: Training) -> tuple[Any, str]:
+    """The quantized base with a new adapter, drawn from the seed, and the loss that it is trained with."""
+    loss = choose_loss(settings.loss)
+    if loss == "liger":
+        apply_liger(base)  # before the model is loaded
+    set_seed(settings.seed)  # the trainer does so too, but the adapter's start is drawn before there is one
+    # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from its
+    # first step on
+    model = get_peft_model(load_quantized(base, settings), lora_config(settings), autocast_adapter_dtype=True)
+    if loss == "liger":
+        check_liger(model.get_base_model())
+    check_head(model.get_base_model())
+    return model, loss
+
+
+def make_trainer(
+    tokens: Path,
+    base: Path,
+    tokenizer: Any,
+    checkpoints: Path,
+    tensorboard: Path,
+    settings: Training,
+    metrics_log: MetricsLog,
+    start: Path | None,
+    interruption: Interruption,
+    teacher: Any = None,
+) -> tuple[Any, Monitor]:
+    """The trainer over the quantized base with its adapter, and the monitor that judges its steps; with a
+    `teacher`, the level is distilled.
+    """
+    rows, held_out = load_rows(tokens, "train"), load_rows(tokens, "val")
+    arguments = training_arguments(settings, checkpoints, rows=len(rows), held_out=len(held_out))
+    model, loss = load_model(base, settings)
+    padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    learning: Any = Collator(padding)
+    monitoring: Any = learning
+    kind: Any = QuenchTrainer
+    if teacher:
+        learning, monitoring = (
+            DistillCollator(learning, answers) for answers in (teacher.train, teacher.val)
+        )
+        kind = partial(DistillTrainer, sft_weight=settings.distill_sft_weight)
+    questions = sequences(held_out, settings.sample_rows)
+    monitor = Monitor(total_steps(settings, len(rows)), settings)
+    monitor.restore(metrics_log.rows())
+    callback = MetricsCallback(
+        metrics_log, Board(tensorboard, step_of(start) + 1 if start else None), monitor
+    )
+    trainer = kind(
+        model=model,
+        args=arguments,
+        processing_class=tokenizer,
+        train_dataset=rows,
+        eval_dataset=held_out if len(held_out) else None,
+        data_collator=learning,
+        callbacks=[callback],
+        loss=loss,
+        keep=settings.save_total_limit,
+        held_out=[monitoring([row]) for row in held_out],
+        answer=lambda model: sample(model, tokenizer, questions, settings.sample_tokens),
+        interruption=interruption,
+        start=start,
+        metrics_log=metrics_log,
+    )
+    callback.trainer = trainer
+    trainer.remove_callback(PrinterCallback)
+    if settings.early_stopping_patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(settings.early_stopping_patience))
+    return trainer, monitor
