@@ -534,7 +534,7 @@ def test_many_system_turns_take_linear_time() -> None:
         source="a.jsonl:1",
         domain="a",
     )
-    assert time.process_time() - start < 20
+    assert time.process_time() - start < 3  # linear: 0.3 s
     assert row["messages"] == systems + more
     row = to_row(
         {"prompt": [SYSTEM, *systems[:2]], "chosen": [*systems, ANSWER], "rejected": [*systems, WRONG]},

@@ -5,6 +5,7 @@ Whether turns alternate or say anything is left to a cleaning rule; here only wh
 refused.
 """
 
+import json
 import re
 from collections.abc import Callable
 from itertools import takewhile
@@ -111,7 +112,8 @@ def _preference(value: Value, *sides: str) -> Content:
     stated = [turn for turn in asked if turn["role"] != "system"]
     repeated = [turn for turn in common if turn["role"] != "system"][: len(stated)]
     if repeated == stated:  # both sides are complete conversations
-        asked = [turn for turn in asked if turn["role"] == "system" and turn not in common]
+        known = {json.dumps(turn) for turn in common if turn["role"] == "system"}  # `in` a list has its square
+        asked = [turn for turn in asked if turn["role"] == "system" and json.dumps(turn) not in known]
     return "preference", _with_tools(value, asked + common) | {
         "chosen": chosen[len(common) :],
         "rejected": rejected[len(common) :],
