@@ -112,7 +112,8 @@ def _preference(value: Value, *sides: str) -> Content:
     stated = [turn for turn in asked if turn["role"] != "system"]
     repeated = [turn for turn in common if turn["role"] != "system"][: len(stated)]
     if repeated == stated:  # both sides are complete conversations
-        known = {json.dumps(turn) for turn in common if turn["role"] == "system"}  # `in` a list has its square
+        # a set, because `in` on a list takes quadratic time
+        known = {json.dumps(turn) for turn in common if turn["role"] == "system"}
         asked = [turn for turn in asked if turn["role"] == "system" and json.dumps(turn) not in known]
     return "preference", _with_tools(value, asked + common) | {
         "chosen": chosen[len(common) :],
