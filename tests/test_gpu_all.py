@@ -80,6 +80,7 @@ def test_a_side_that_fails_costs_the_other_neither_figures_nor_a_round(
     )
 
 
+@pytest.mark.slow
 def test_tests_that_take_too_long_are_counted_as_far_as_they_came(tmp_path: Path) -> None:
     tests = tmp_path / "test_some.py"
     tests.write_text("import time\ndef test_one():\n    pass\ndef test_two():\n    time.sleep(300)\n")

@@ -258,8 +258,8 @@ def test_killed_three_times(project: Path, unbroken: Path, tmp_path: Path) -> No
     ("death", "done"),
     [
         pytest.param(Death("signal", 12), 5, id="mid-step"),
-        pytest.param(Death("signal", 15), 7, id="step's start"),
-        pytest.param(Death("logged", 4), 3, id="just after an evaluation"),
+        pytest.param(Death("signal", 15), 7, id="step's start", marks=pytest.mark.slow),
+        pytest.param(Death("logged", 4), 3, id="just after an evaluation", marks=pytest.mark.slow),
         pytest.param(Death("evaluation", 2), 6, id="evaluating"),
     ],
 )
@@ -282,6 +282,7 @@ def test_a_signal_leaves_a_whole_checkpoint(
     same_as(unbroken, root)
 
 
+@pytest.mark.slow
 def test_early_stopping_survives_a_kill(project: Path, tmp_path: Path) -> None:
     """Best at step 2, no better at 3 and 4, and far better later: patience counts through a kill, and the
     best adapter is published.

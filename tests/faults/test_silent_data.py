@@ -337,9 +337,15 @@ CLEAN = {
     "Qwen3, with tools and reasoning": ("qwen3", [*SIMPLE, CALLS, THOUGHT], True),
     "the same row twice": ("qwen3", [*SIMPLE, SIMPLE[0], THOUGHT, THOUGHT], True),
 }
+QUICK = (
+    "SmolLM2, not packed",
+    "Qwen3, with tools and reasoning",
+)  # between them: both ways to pack, every kind of row
 
 
-@pytest.mark.parametrize("run", CLEAN)
+@pytest.mark.parametrize(
+    "run", [run if run in QUICK else pytest.param(run, marks=pytest.mark.slow) for run in CLEAN]
+)
 def test_a_clean_run_says_nothing(
     run: str, bases: dict[str, Path], tmp_path: Path, capsys: Any, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -36,7 +36,7 @@ def root(prepared: Path, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 def test_a_clean_run_raises_nothing(seed: int, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = yaml.safe_load((root / "params.yaml").read_text())
     params["train"] |= {

@@ -85,6 +85,7 @@ def write_config(folder: Path, model_type: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_loaded_models_are_made_of_ligers_parts(tmp_path: Path) -> None:
     folders = [
         write_config(tmp_path / model_type, model_type)
@@ -142,7 +143,8 @@ def test_the_loss_is_what_the_machine_can_do(
         assert choose_loss(wanted) == chosen
 
 
-@pytest.mark.parametrize("scaling", [pytest.param("1", marks=pytest.mark.slow), "0.25"])
+@pytest.mark.slow
+@pytest.mark.parametrize("scaling", ["1", "0.25"])
 def test_the_fused_loss_is_cross_entropy_in_tritons_interpreter(scaling: str) -> None:
     """Without a softcap, which the interpreter can't pass to the kernel: tests/gpu has that case."""
     assert run(COMPARE, "cpu", "0", scaling, TRITON_INTERPRET="1").startswith("equal")

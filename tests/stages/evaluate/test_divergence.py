@@ -246,6 +246,7 @@ def wide_gguf(file: Path, words: int) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_streamed_row_is_the_row_and_takes_no_more_memory_than_a_piece(
     tools: Toolchain, tmp_path: Path
 ) -> None:

@@ -343,7 +343,7 @@ def test_what_is_watched_is_the_divergence_itself(project: Path, tmp_path: Path)
             assert row["eval_loss"] == pytest.approx(divergence_of_the_level(project), rel=5e-3)
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.4])
+@pytest.mark.parametrize("weight", [0.4, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_rows_at_once_are_rows_one_by_one(project: Path, tmp_path: Path, weight: float) -> None:
     losses = [
         [
@@ -372,7 +372,7 @@ def test_with_a_weight_of_one_it_is_sft(project: Path, tmp_path: Path) -> None:
     assert tuned["method"] == "sft" and "teacher" not in tuned
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.4])
+@pytest.mark.parametrize("weight", [0.0, pytest.param(0.4, marks=pytest.mark.slow)])
 def test_a_run_that_was_broken_off_ends_in_the_same_bytes(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: float
 ) -> None:
