@@ -41,7 +41,7 @@ def zero_blocks(path: Path, share: float, seed: int = 0) -> int:
 
     dice, zeroed = np.random.default_rng(seed), 0
     for tensor in gguf_tensors(path)[1].values():
-        weights, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
+        weights, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.ggml_type)]
         if weights == 1:
             continue
         blocks = tensor.rows * tensor.columns // int(weights)

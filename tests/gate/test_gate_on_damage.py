@@ -5,7 +5,6 @@ reason, and a clean level passes.
 import json
 import runpy
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from pipeline.gate.judgment import Judgment
 from pipeline.gate.rules import judge
 from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.stages.parity.check import KEYS
 from pipeline.stages.parity.level_weights import level_weights
 
 pytestmark = pytest.mark.slow
@@ -95,7 +95,7 @@ def judged(bench: Any, case: str, model: Path, sixteen: Path) -> Judgment:
     params = load_params(bench.root / "params.yaml")
     check, _ = level_weights(sixteen, model, LEVEL, params.parity.rmse_slack, {})
     evaluations = {"F16": reference[0], LEVEL: found[0] | {"reference": "F16"}}
-    parity = {"verdict": check.verdict, "checks": {f"weights_{LEVEL.lower()}": asdict(check)}}
+    parity = {"verdict": check.verdict, "checks": {f"weights_{LEVEL.lower()}": check.record(KEYS)}}
     return judge(LEVEL, evaluations, {"F16": reference[1], LEVEL: found[1]}, parity, params.report.gate, 0)
 
 

@@ -319,4 +319,4 @@ def test_the_benchmark_of_it_runs() -> None:
         [sys.executable, str(script), "--quick"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "packed ÷ NF4: peak " in done.stdout
+    assert "quantized ÷ NF4: peak " in done.stdout
