@@ -72,25 +72,27 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
         )
     if not is_about(params_file, root):
         with running(stage, root):
-            return _work(stage, read.params, root, resume)
+            _work(stage, read.params, root, resume)
+        return
     need_graph(root, read.params.graph)
     need_all_keys(root, read)
     with running(stage, root):
         refresh_keys(stage, root)
-        if reuse(stage, root):
-            return None
-        verify_inputs(stage, root)
-        before = inputs_state(stage, root)
-        _work(stage, read.params, root, resume)
-        if inputs_state(stage, root) != before:
-            raise MachineError(
-                "Q-WORKFLOW-022",
-                f"params.yaml, data/raw or code changed while {stage} ran, so its outputs are not recorded: "
-                "run the same command again",
-            )
+        reused = reuse(stage, root)
+        if not reused:
+            verify_inputs(stage, root)
+            before = inputs_state(stage, root)
+            _work(stage, read.params, root, resume)
+            if inputs_state(stage, root) != before:
+                raise MachineError(
+                    "Q-WORKFLOW-022",
+                    f"params.yaml, data/raw or code changed while {stage} ran, so its outputs are not "
+                    "recorded: run the same command again",
+                )
+    if not reused:
+        record(stage, root)
     if name == "compare":
-        remove_leftovers(root, read.params, finished=True)
-    return record(stage, root)
+        remove_leftovers(root, read.params)
 
 
 def _stage_name(stage: str, resume: bool | Path) -> str:

@@ -147,10 +147,11 @@ def _digest(path: Path, digests: Digests) -> str | None:
 
 
 def is_cached(path: Path, cache: Path, hashes: Hashes) -> bool:
-    """Whether DVC's cache has a file or a folder as it is on disk, to the byte."""
+    """Whether DVC's cache has a file or a folder as it is on disk, to the byte; its objects are read too."""
     digests = hashes.md5s([file for file in files_below(path) if file.name not in NO_PART])
-    wanted = {*digests.values(), _digest(path, digests)}
-    return all(md5 and place(cache, md5).is_file() for md5 in wanted)
+    objects = {place(cache, md5): md5 for md5 in (*digests.values(), _digest(path, digests) or "")}
+    found = hashes.md5s(one for one in objects if one.is_file())
+    return all(md5 and found.get(one) == md5.removesuffix(".dir") for one, md5 in objects.items())
 
 
 def changed_files(out: Any, hashes: Hashes) -> list[str]:

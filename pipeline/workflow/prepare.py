@@ -23,7 +23,6 @@ from pipeline.core.strict_yaml import printable
 from pipeline.workflow.code_keys import write_keys
 from pipeline.workflow.complete import need_all_keys
 from pipeline.workflow.graphs import need_graph
-from pipeline.workflow.leftovers import remove_leftovers
 from pipeline.workflow.scraps import working
 from pipeline.workflow.settle import REUSE, Settled, settle
 from pipeline.workflow.stages import code_of_stages
@@ -66,8 +65,6 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
         need_all_keys(root, read)
         with working(root):
             pass  # what killed runs left is swept
-        if not _is_dry_run(sys.argv[1:]):  # who only looks loses no checkpoint
-            remove_leftovers(root, params)
         _need_plain_files(root)
         _empty(root / ".snakemake" / "locks")  # nobody can be alive behind them: the project's lock is ours
         _allow_reuse(sys.argv[1:])

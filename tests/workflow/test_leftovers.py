@@ -1,15 +1,16 @@
 """leftovers: what compare made for seeds that nobody asks for goes if DVC's cache has it, else it stays."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipeline.config.params import Params
 from pipeline.core.locks import lock_file, take
-from pipeline.workflow import prepare
+from pipeline.workflow import leftovers
 from pipeline.workflow.leftovers import remove_leftovers
 
 MADE = {
@@ -68,34 +69,46 @@ def test_without_dvc_no_result_is_deleted(tmp_path: Path) -> None:
     assert results(tmp_path) == {"nf4-1"}
 
 
-def test_scratch_of_jobs_that_nobody_asks_for_goes_and_that_of_others_stays(tmp_path: Path) -> None:
-    names = ("nf4-1", "nf4-2", "nf4-3", "nf4-4", "merged_nf4-Q4_K_M-1", "merged_nf4-Q6_K-1", "Q4_K_M-1")
-    for name in names:
+def test_an_object_of_the_cache_that_is_damaged_is_no_copy(project: Path) -> None:
+    dvc(project, "config", "cache.type", "copy")
+    dvc(project, "add", "--quiet", "models/compare/nf4-1")
+    for stored in (project / ".dvc/cache/files/md5").glob("*/*[!r]"):
+        stored.chmod(0o644)
+        stored.write_text("rotten")
+    remove_leftovers(project, asked())
+    assert "nf4-1" in results(project)
+
+
+def test_scratch_goes_unless_somebody_may_still_need_it(tmp_path: Path) -> None:
+    for name in ("nf4-1", "nf4-4", "merged_nf4-Q4_K_M-1"):
         (tmp_path / "models/.compare" / name / "models").mkdir(parents=True)
 
-    def scratch(*seeds: int, **how: Any) -> set[str]:
-        remove_leftovers(tmp_path, asked(*seeds), **how)
+    def scratch() -> set[str]:
+        remove_leftovers(tmp_path, asked(1))
         return {path.name for path in (tmp_path / "models/.compare").iterdir()}
 
     with take(lock_file("compare_nf4@3", tmp_path)):  # a job that was started by hand
-        assert scratch(1) == {*names}
+        assert scratch() == {"nf4-1", "nf4-4", "merged_nf4-Q4_K_M-1"}
     with take(lock_file("train", tmp_path / "models/.compare/nf4-4")):  # a killed job's, which saves its work
-        assert scratch(1) == {"nf4-1", "nf4-4", "merged_nf4-Q4_K_M-1", "Q4_K_M-1"}
-    assert scratch(1) == {"nf4-1", "merged_nf4-Q4_K_M-1", "Q4_K_M-1"}
-    assert scratch(1, finished=True) == set()
+        assert scratch() == {"nf4-4"}
+    assert scratch() == set()
 
 
-def test_a_run_sweeps_what_seeds_left_that_were_set_back_and_a_dry_run_does_not(
-    tiny_root: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_job_at_work_keeps_the_results_that_it_reads(project: Path) -> None:
+    dvc(project, "add", "--quiet", "models/compare/nf4-1")
+    with take(lock_file("compare_measure@merged_nf4-Q4_K_M-1", project)):
+        remove_leftovers(project, asked())
+    assert "nf4-1" in results(project)
+
+
+def test_what_can_not_be_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """compare.seeds was [1] and is [] again before anything was measured: stage compare has nothing to do."""
-    scratch = tiny_root / "models/.compare/nf4-1/models/checkpoints"
-    scratch.mkdir(parents=True)
-    for name in ("be_the_only_one", "write_keys"):
-        monkeypatch.setattr(prepare, name, lambda *_: None)
-    monkeypatch.setattr("sys.argv", ["snakemake", "-n"])
-    prepare.prepare(root=tiny_root)
-    assert scratch.exists()
-    monkeypatch.setattr("sys.argv", ["snakemake"])
-    prepare.prepare(root=tiny_root)
-    assert not scratch.exists()
+    (tmp_path / "models/.compare/nf4-1").mkdir(parents=True)
+
+    def busy(path: Path) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(leftovers, "remove", busy)
+    remove_leftovers(tmp_path, asked())
+    assert "nf4-1 can't be removed" in capsys.readouterr().err
