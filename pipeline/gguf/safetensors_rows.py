@@ -139,7 +139,7 @@ def _read_index(folder: Path) -> dict[str, str]:
     if not (folder / INDEX).exists():
         return {}
     try:
-        weights: dict[str, str] = parse_object((folder / INDEX).read_bytes())["weight_map"]
+        weights: dict[str, str] = json.loads((folder / INDEX).read_bytes())["weight_map"]
         if all("/" not in name for name in weights.values()):
             return weights
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -158,7 +158,7 @@ def read_header(file: Path) -> list[Entry]:
             start = 8 + int.from_bytes(opened.read(8), "little")
             header = parse_object(opened.read(start - 8))
     except (SafetensorError, ValueError) as error:
-        raise DataError("Q-GGUF-006", f"{file} is cut or no safetensors file ({error}): {REMEDY}") from None
+        raise DataError("Q-GGUF-006", f"{file} can't be read as safetensors ({error}): {REMEDY}") from None
     header.pop("__metadata__", None)
     if odd := next((name for name, one in header.items() if one["dtype"] not in DTYPES), None):
         raise DataError(

@@ -77,6 +77,7 @@ def _count_finite(values: Iterable[tuple[str, Any]], id: str, fault: str) -> int
         if not tensor.isfinite().all():
             raise GateError(id, f"{name} {fault}")
         names.add(name)
+        del tensor  # before the next is made
     return len(names)
 
 

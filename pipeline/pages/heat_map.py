@@ -62,13 +62,14 @@ def heat_map(figures: Figures, shown: Shown) -> dict[str, Any] | None:
         )
     means = ", ".join(f"{row['module']} {row['mean']}" for row in rows)
     least, most = shown(min(known)), shown(high)
+    steps = range(STEPS + 1 if high > low else 1)
     return {
         "rows": rows,
         "layers": len(layers),
         # layers under one number, which needs some room
         "every": next(step for step in (1, 5, 10, 20, 50, 100) if len(layers) <= 24 * step or step == 100),
         # the figures between the steps
-        "bounds": [shown(low * (high / low) ** (step / STEPS)) for step in range(STEPS + 1)],
+        "bounds": [shown(low * (high / low) ** (step / STEPS)) for step in steps],
         "marks": {"nothing learned": 0 in known, "not measured": not all(cells.values())},
         "description": f"{len(layers)} layers, {least} to {most}; means by module: {means}.",
     }
@@ -81,7 +82,7 @@ def by_cell(figures: Figures) -> dict[tuple[int, str], list[float]]:
     cells: dict[tuple[int, str], list[float]] = {}
     for (layer, module), values in figures.items():
         cells.setdefault((layer, EXPERT.sub("experts", module)), []).extend(
-            value for value in values if value is not None
+            value for value in values if value is not None and math.isfinite(value)
         )
     return cells
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from yaml import YAMLError
+import yaml
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.core.errors import DataError, QuenchError
@@ -144,13 +144,14 @@ def count_quantized(file: Path) -> tuple[int, str]:
 
 def read_license(readme: Path) -> str | None:
     """The license that a model card's front matter names, if there is one."""
-    from huggingface_hub import metadata_load
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-    try:
-        card = metadata_load(readme) or {}
-    except (OSError, ValueError, YAMLError):  # anybody may have written it
+    try:  # anybody may have written it, in any encoding
+        block = REGEX_YAML_BLOCK.search(readme.read_text(encoding="utf-8-sig", errors="replace"))
+        card = yaml.safe_load(block[2]) if block else None
+    except (OSError, yaml.YAMLError, RecursionError):
         return None
-    return str(card["license"]) if card.get("license") else None
+    return str(card["license"]) if isinstance(card, dict) and card.get("license") else None
 
 
 def read_object(path: Path) -> dict[str, Any]:

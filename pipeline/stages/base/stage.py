@@ -99,7 +99,7 @@ def base(
     """
     silence_libraries()
     unfinished = target.with_name(f".{target.name}.download")
-    origin, header = root / Path(model).expanduser(), None
+    header = None
     with publishing(target) as aside:
         aside.mkdir()
         if source == "hub":
@@ -108,15 +108,17 @@ def base(
             origin = aside / (file or "")
         elif source == "package":
             origin = find_in_package(model, file or "")
-        if quantized:
-            header = quantized.keep(origin, aside, find_toolchain(llamacpp_home))
-        elif source == "path":
-            copy_folder(origin, aside)
-        elif source != "hub":
-            header = convert_gguf(origin, aside, llamacpp_home)
-        if quantized and quantized.compare_with:
-            compare_with_folder(aside, root / Path(quantized.compare_with).expanduser())
+        else:
+            origin = root / Path(model).expanduser()
         try:
+            if quantized:
+                header = quantized.keep(origin, aside, find_toolchain(llamacpp_home))
+            elif source == "path":
+                copy_folder(origin, aside)
+            elif source != "hub":
+                header = convert_gguf(origin, aside, llamacpp_home)
+            if quantized and quantized.compare_with:
+                compare_with_folder(aside, root / Path(quantized.compare_with).expanduser())
             facts = examine(aside)
         except DataError as error:  # the user knows the source, not the folder that is not published yet
             raise DataError(error.id, error.sentence.replace(str(aside), model)) from error

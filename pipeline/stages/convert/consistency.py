@@ -18,7 +18,7 @@ from pipeline.planning.shape import KNOWN, read_shape
 
 LAYER = re.compile(r"^(?:model\.|transformer\.|language_model\.)*(?:layers|h)\.(\d+)\.")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
-BLOCK = 1 << 25  # numbers of a tensor that are looked at together
+BLOCK = 1 << 26  # bytes of a tensor that are looked at together
 # whether llama.cpp divides the chosen experts' weights by their sum (`build_moe_ffn` in its src/models): no
 # GGUF key tells it otherwise
 NORMALIZED = {"qwen2_moe": False, "qwen3_moe": True}
@@ -178,7 +178,9 @@ def _largest(entry: Entry) -> float:
 
     if not prod(entry.shape):
         return 0.0
-    ends = [torch.stack(read_rows(entry, *span).aminmax()).float() for span in spans(entry, BLOCK)]
+    ends = [
+        torch.stack(read_rows(entry, *span).aminmax()).float() for span in spans(entry, BLOCK // entry.width)
+    ]
     return float(torch.stack(ends).abs().amax())
 
 
