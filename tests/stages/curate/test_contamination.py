@@ -212,7 +212,7 @@ def test_guarded_files(tmp_path: Path) -> None:
     assert [(leak.row, leak.file, leak.line) for leak in leaks(rows, set(), notes)] == [(7, "notes.txt", 3)]
     assert [line for line, _ in read_texts(notes)] == [1, 3, 8]
     with TemporaryDirectory() as folder:
-        overlaps = Overlaps(Path(folder), N, PLAIN)
+        overlaps = Overlaps(Path(folder), N, NOTHING)
         assert [overlaps.add_file(file, "x") for file in (benchmark, notes)] == [
             3,
             3,
@@ -327,7 +327,7 @@ def test_candidates_are_those_of_a_plain_join(rows: list[tuple[list[int], str]])
     rows = sorted(rows, key=lambda row: row[1] == "document")
     known = [row for row in rows if row[1] != "document"]
     with TemporaryDirectory() as folder:
-        overlaps = Overlaps(Path(folder), N, PLAIN)
+        overlaps = Overlaps(Path(folder), N, NOTHING)
         for i, (keys, role) in enumerate(rows):
             spelled = np.array([key * 0x9E3779B97F4A7C15 % 2**64 for key in keys], np.uint64)
             number = i if role != "document" else DOCUMENT + i - len(known)

@@ -3,6 +3,7 @@ template.
 """
 
 import importlib.util
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,11 +22,12 @@ from hypothesis import strategies as st
 
 import pipeline.stages.curate.comparing.features
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.stages.curate.comparing.duplicates import Clusters, Index, best_of, labels, unite
+from pipeline.stages.curate.comparing.duplicates import Clusters, Index, Similar, best_of, labels, unite
 from pipeline.stages.curate.comparing.features import COMMON_ROWS, OWN, Boilerplate, boilerplate, features
 from pipeline.stages.curate.comparing.minhash import (
     FOUND,
     PERMUTATIONS,
+    Sketch,
     bands_for,
     signatures,
     similarity,
@@ -398,14 +401,23 @@ def test_a_long_chain_is_united_quickly() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=30))
 def test_the_best_of_each_cluster(rows: list[tuple[int, int]]) -> None:
     firsts = [next(i for i, (other, _) in enumerate(rows) if other == label) for label, _ in rows]
-    quality, everyone = (
-        np.array([score for _, score in rows], np.uint32),
-        np.arange(len(rows), dtype=np.int32),
-    )
-    best = best_of(np.array(firsts, np.int32), quality, everyone).tolist()
+    best = best_of(np.array(firsts, np.int32), np.array([score for _, score in rows], np.uint32)).tolist()
     for i, first in enumerate(firsts):
         members = [j for j, other in enumerate(firsts) if other == first]
         assert best[i] == max(members, key=lambda j: (rows[j][1], -j))
+
+
+def test_signatures_are_read_a_page_at_a_time(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    written = rng.integers(256, size=(1000, PERMUTATIONS), dtype=np.uint8)
+    similar = Similar(tmp_path)
+    similar.add(Sketch(written, np.zeros((1000, 1), np.uint64), np.zeros(1000, np.bool_)), np.uint32(0))
+    similar.signatures.flush()
+    rows = rng.integers(1000, size=500).astype(np.int32)
+    with patch("os.pread", wraps=os.pread) as read:
+        assert (similar._signatures_of(rows) == written[rows]).all()
+    assert read.call_count == 4
+    assert similar._signatures_of(rows[:0]).shape == (0, PERMUTATIONS)
 
 
 def jaccards() -> Iterator[tuple[str, str]]:

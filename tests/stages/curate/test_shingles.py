@@ -14,6 +14,7 @@ from pipeline.stages.curate.comparing import shingles as module
 from pipeline.stages.curate.comparing.shingles import (
     common,
     filtered,
+    is_in,
     ngrams,
     shingles,
     tokenize,
@@ -29,6 +30,16 @@ def output(text: str) -> list[str]:
     """The tokens of a text, spelled out."""
     at = [*tokenize([text]).at.tolist(), len(text)]
     return [text[start:end].strip() for start, end in pairwise(at)]
+
+
+HASHES = st.lists(st.integers(0, 9) | st.integers(2**64 - 9, 2**64 - 1), max_size=20)
+
+
+@given(HASHES, HASHES)
+def test_what_is_in_a_sorted_set(asked: list[int], known: list[int]) -> None:
+    found = is_in(np.array(asked, np.uint64), np.unique(np.array(known, np.uint64)))
+    assert found.dtype == np.bool_
+    assert found.tolist() == [each in known for each in asked]
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,19 @@ def test_a_partition_is_no_larger_than_asked(tmp_path: Path) -> None:
     assert max(read) <= 2000
 
 
+def test_memory_holds_no_more_than_a_run(tmp_path: Path) -> None:
+    with patch.object(spill, "RUN", 100):
+        it = Spill(tmp_path)
+        for count in (0, 30, 250, 0, 90):
+            it.add(np.arange(count, dtype=np.uint64), np.arange(count))  # 64-bit rows as well
+        assert (it.held, it.written) == (70, 300)
+        assert [len(it.keys), len(it.rows)] == [100, 100]
+        assert np.diff([*(run[0] for run in it.runs), it.written]).tolist() == [100, 100, 100]
+        found = [(keys, rows) for keys, rows in it.groups(3)]
+    assert [rows.tolist() for _, rows in found] == [np.repeat(np.arange(30), 3).tolist()]
+    assert [rows.dtype for _, rows in found] == [np.uint32]
+
+
 def test_no_file_is_left(tmp_path: Path) -> None:
     it = Spill(tmp_path)
     it.add(np.ones(3, np.uint64), np.arange(3, dtype=np.uint32))

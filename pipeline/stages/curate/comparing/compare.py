@@ -67,8 +67,13 @@ class Comparison:
         count, shown = 0, list[list[int]]()
         for keys, rows in self.index.asking.groups():
             for own in pieces(clusters.first[rows], keys):
-                different = np.unique(own)[:ANSWERS_COMPARED].tolist()
-                answers = {key_of([request_and_answer(self.spool.row(row))[1]]): row for row in different}
+                different = np.unique(own)
+                if len(different) == 1:  # exact duplicates of each other: nothing has to be read
+                    continue
+                answers = {
+                    key_of([request_and_answer(self.spool.row(row))[1]]): row
+                    for row in different[:ANSWERS_COMPARED].tolist()
+                }
                 if len(answers) > 1:
                     count += 1
                     shown.append(sorted(answers.values()))

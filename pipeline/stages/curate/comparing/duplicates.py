@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from pipeline.stages.curate.comparing.features import RELATED, Features
 from pipeline.stages.curate.comparing.minhash import PERMUTATIONS, Sketch, similarity
-from pipeline.stages.curate.comparing.spill import Keys, Spill, scratch_file, sizes, starts
+from pipeline.stages.curate.comparing.spill import Keys, Spill, pieces, scratch_file, sizes, starts
 
 ROUNDS = 32  # of taking apart what is no longer alike; then the rest stays
 # in a band's bucket a row is compared with so many before it and with the first: work grows with rows, not
 # pairs
 NEIGHBORS = 4
 _BATCH = 1 << 14  # pairs compared at a time
+_PAGE = 256  # rows whose signatures are read together, 32 KB
 Labels = NDArray[np.int32]
 Pairs = tuple[Labels, Labels]
 
@@ -107,15 +108,14 @@ class Index:
         """
         self.quality.seek(0)
         quality = np.fromfile(self.quality, np.uint32)
-        best = np.arange(self.rows, dtype=np.int32)
+        best = best_of(cluster, quality)
         alike = np.ones(self.rows, np.float32)
-        several = cluster != best
-        several[cluster[several]] = True
-        far = np.flatnonzero(several).astype(np.int32)
+        far = np.flatnonzero(best != np.arange(self.rows, dtype=np.int32)).astype(np.int32)
         for _ in range(ROUNDS):
-            best[far] = best_of(cluster, quality, far)
             alike[far] = self._similarity(far, best, first)
             far = far[alike[far] < self.threshold]
+            order = far[np.lexsort((far, ~quality[far], cluster[far]))]
+            best[order] = _to_first(cluster[order], order)[0]
         best[far], alike[far] = far, 1
         return best, alike
 
@@ -161,15 +161,22 @@ class Similar:
         return similarity(self._signatures_of(a), self._signatures_of(b))
 
     def _signatures_of(self, rows: Labels) -> NDArray[np.uint8]:
-        file = self.signatures.fileno()
-        read = [os.pread(file, PERMUTATIONS, row * PERMUTATIONS) for row in rows.tolist()]
-        return np.frombuffer(b"".join(read), np.uint8).reshape(-1, PERMUTATIONS)
+        found = np.empty((len(rows), PERMUTATIONS), np.uint8)
+        order = np.argsort(rows)
+        for near in pieces(order, rows[order] // _PAGE):
+            first, last = int(rows[near[0]]), int(rows[near[-1]])
+            page = os.pread(self.signatures.fileno(), (last - first + 1) * PERMUTATIONS, first * PERMUTATIONS)
+            found[near] = np.frombuffer(page, np.uint8).reshape(-1, PERMUTATIONS)[rows[near] - first]
+        return found
 
 
 def labels(parent: Labels) -> Labels:
     """`parent` itself, with every row's entry now the smallest row of its set."""
-    parent[:] = roots(parent, np.arange(len(parent), dtype=np.int32))
-    return parent
+    while True:
+        higher = parent[parent]
+        if np.array_equal(parent, higher):
+            return parent
+        parent[:] = higher
 
 
 def roots(parent: Labels, rows: Labels) -> Labels:
@@ -191,12 +198,16 @@ def unite(parent: Labels, a: Labels, b: Labels) -> None:
         np.minimum.at(parent, np.maximum(a, b), np.minimum(a, b))
 
 
-def best_of(cluster: Labels, quality: NDArray[np.uint32], rows: Labels) -> Labels:
-    """For each of `rows` that one of its cluster with the highest quality, of equals the first."""
-    order = np.lexsort((rows, ~quality[rows], cluster[rows]))
-    best = np.empty(len(rows), np.int32)
-    best[order] = _to_first(cluster[rows][order], rows[order])[0]
-    return best
+def best_of(cluster: Labels, quality: NDArray[np.uint32]) -> Labels:
+    """For every row the row of its cluster with the highest quality, of equals the first."""
+    highest = np.zeros(len(cluster), np.uint32)
+    np.maximum.at(highest, cluster, quality)
+    best = np.zeros(len(cluster), np.int32)
+    for end in range(len(cluster), 0, -_BATCH):  # backwards: the first row is written last
+        rows = np.arange(end - 1, max(end - _BATCH, 0) - 1, -1, dtype=np.int32)
+        good = rows[quality[rows] == highest[cluster[rows]]]
+        best[cluster[good]] = good
+    return best[cluster]
 
 
 def _to_first(keys: NDArray, rows: NDArray) -> Pairs:

@@ -34,6 +34,7 @@ from pipeline.stages.curate.comparing.shingles import (
     Tokens,
     common,
     filtered,
+    is_in,
     shingles,
     tokenize,
     word_ngrams,
@@ -56,7 +57,7 @@ _PART = re.compile(r":\d+#\d+$")
 @dataclass(frozen=True)
 class Boilerplate:
     """What is in so many rows that it tells nothing: shingles, n-grams, and entire requests (by their key);
-    of the shingles the template's.
+    of the shingles the template's. All are sorted.
     """
 
     shingles: Hashes
@@ -134,8 +135,8 @@ def features(
     salt = np.array([key_of([f"{row['kind']} {row.get('label', '')}"]) for row in rows], np.uint64)
     entire, family = _sketches(*shingles(*read.documents(), SHINGLE), boilerplate, salt, bands)
     asked, asked_offsets = shingles(*read.request_documents(), SHINGLE)
-    asked, asked_offsets = filtered(asked, asked_offsets, ~np.isin(asked, boilerplate.shingles))
-    known = (read.requests != 0) & ~np.isin(read.requests, boilerplate.requests)
+    asked, asked_offsets = filtered(asked, asked_offsets, ~is_in(asked, boilerplate.shingles))
+    known = (read.requests != 0) & ~is_in(read.requests, boilerplate.requests)
     return Features(
         exact=read.exact,
         quality=np.array([quality(row) for row in rows], np.uint32),
@@ -155,12 +156,12 @@ def _sketches(
 ) -> tuple[Sketch, Sketch]:
     """The sketches `entire` and `family` of documents of shingles."""
     total = np.diff(offsets)
-    special = ~np.isin(hashes, boilerplate.shingles)
+    special = ~is_in(hashes, boilerplate.shingles)
     own = np.diff(filtered(hashes, offsets, special)[1])
     # a row of nothing but boilerplate is compared by it all the same
     entire, entire_offsets = filtered(hashes, offsets, special | np.repeat(own == 0, total))
     little = np.repeat((own < OWN) & (own < total), total)
-    family, family_offsets = filtered(hashes, offsets, little & ~np.isin(hashes, boilerplate.template))
+    family, family_offsets = filtered(hashes, offsets, little & ~is_in(hashes, boilerplate.template))
     entire_signatures = signatures(entire, entire_offsets)
     family_signatures = entire_signatures.copy()
     some = np.flatnonzero(np.diff(family_offsets))

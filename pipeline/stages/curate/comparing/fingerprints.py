@@ -7,7 +7,7 @@ some 2/(WINDOW + 1) of them are kept.
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.stages.curate.comparing.shingles import Hashes, Offsets, Tokens, spread, word_ngrams
+from pipeline.stages.curate.comparing.shingles import Hashes, Offsets, Tokens, is_in, spread, word_ngrams
 from pipeline.stages.curate.comparing.spill import Keys, Rows, differs, offsets_of
 
 WINDOW = 5  # successive n-grams of which winnowing takes the smallest
@@ -36,7 +36,7 @@ def run_keys(tokens: Tokens, boilerplate: Hashes, ngram: int) -> tuple[Hashes, O
     The hashes have 63 bits; the lowest bit of a key says that it is of boilerplate.
     """
     grams, offsets = word_ngrams(tokens, ngram - WINDOW + 1)
-    grams = grams >> _ONE | np.isin(grams, boilerplate).astype(np.uint64) << _TOP
+    grams = grams >> _ONE | is_in(grams, boilerplate).astype(np.uint64) << _TOP
     runs = np.maximum(np.diff(offsets) - (WINDOW - 1), 0)
     begins = offsets_of(runs)
     if not begins[-1]:

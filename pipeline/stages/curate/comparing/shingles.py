@@ -175,6 +175,15 @@ def filtered(hashes: Hashes, offsets: Offsets, keep: NDArray[np.bool_]) -> tuple
     return hashes[keep], offsets_of(keep)[offsets]
 
 
+def is_in(asked: Hashes, known: Hashes) -> NDArray[np.bool_]:
+    """Which of `asked` are in `known`, which is sorted: `np.isin` would sort it again for each question."""
+    if not len(known):
+        return np.zeros(len(asked), np.bool_)
+    at = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+    found: NDArray[np.bool_] = known[at] == asked
+    return found
+
+
 def common(spill: Spill, least: int) -> Hashes:
     """The keys that at least `least` different rows have, sorted."""
     kept = [np.zeros(0, np.uint64)]

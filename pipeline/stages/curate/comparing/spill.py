@@ -1,10 +1,9 @@
 """Records of a 64-bit key and a row, kept on disk and given back grouped by key: equality joins over any
 number of rows in flat memory.
 
-Records are gathered to runs of `RUN` records or more; each run is written ordered by the first byte of its
-keys, with a directory of where each first byte begins. To read, neighboring first bytes are taken together
-until they hold about `PARTITION` records: all records of a key are then in memory at once, whatever the
-number of runs.
+Records are gathered to runs of `RUN` records; each run is written ordered by the first byte of its keys, with
+a directory of where each first byte begins. To read, neighboring first bytes are taken together until they
+hold about `PARTITION` records: all records of a key are then in memory at once, whatever the number of runs.
 """
 
 import os
@@ -34,15 +33,20 @@ class Spill:
     def __init__(self, folder: Path) -> None:
         self.key_file, self.row_file = scratch_file(folder), scratch_file(folder)
         self.runs: list[NDArray[np.int64]] = []  # of each: the record with which each first byte begins
-        self.pending: list[tuple[Keys, Rows]] = []
-        self.held = self.written = 0  # records
+        self.keys, self.rows = np.empty(RUN, np.uint64), np.empty(RUN, np.uint32)
+        self.held = self.written = 0  # records in memory, and in the files
 
     def add(self, keys: Keys, rows: Rows) -> None:
         """Append records; those of one key come back in the order in which they were added."""
-        self.pending.append((keys, rows))
-        self.held += len(keys)
-        if self.held >= RUN:
-            self._write_run()
+        at = 0
+        while at < len(keys):
+            size = min(len(self.keys) - self.held, len(keys) - at)
+            self.keys[self.held : self.held + size] = keys[at : at + size]
+            self.rows[self.held : self.held + size] = rows[at : at + size]
+            self.held += size
+            at += size
+            if self.held == len(self.keys):
+                self._write_run()
 
     def groups(self, least: int = 2) -> Iterator[tuple[Keys, Rows]]:
         """The records of every key that has `least` of them or more (2 at least), a partition at a time: by
@@ -62,15 +66,15 @@ class Spill:
             yield keys[enough], rows[enough]
 
     def _write_run(self) -> None:
-        keys, rows = (np.concatenate(column) for column in zip(*self.pending, strict=True))
+        keys, rows = self.keys[: self.held], self.rows[: self.held]
         first_byte = (keys >> np.uint64(56)).astype(np.uint8)
         order = np.argsort(first_byte, kind="stable")  # of bytes: a radix sort
         self.runs.append(offsets_of(np.bincount(first_byte, minlength=256)) + self.written)
         for file, column in ((self.key_file, keys), (self.row_file, rows)):
             file.seek(0, os.SEEK_END)
             file.write(column[order].data)
-        self.written += len(keys)
-        self.pending, self.held = [], 0
+        self.written += self.held
+        self.held = 0
 
     def _read(self, file: BufferedRandom, kind: np.dtype[Any], first: int, last: int) -> NDArray[Any]:
         """What `file` holds of the records whose keys have a first byte from `first` to `last`."""

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import compress, count
-from operator import ne
 
 from pipeline.chat.rows import Row
 
@@ -37,4 +35,13 @@ def excerpts(before: str, after: str) -> tuple[str, str]:
 
 def first_difference(one: str, other: str) -> int:
     """Where two texts begin to differ; the length of the shorter one where it starts the other."""
-    return next(compress(count(), map(ne, one, other)), min(len(one), len(other)))
+    same, end = 0, min(len(one), len(other))
+    if one[:end] == other[:end]:
+        return end
+    while end - same > 1:  # halving: comparing slices is many times faster than comparing characters
+        middle = (same + end) // 2
+        if one[same:middle] == other[same:middle]:
+            same = middle
+        else:
+            end = middle
+    return same

@@ -8,7 +8,6 @@ writes them itself around `reasoning_content`. For other bases they are plain te
 import re
 import unicodedata
 from collections.abc import Iterable
-from itertools import groupby
 
 from pipeline.chat.rows import TURN_LISTS, BadRow, Row, edit_texts
 from pipeline.stages.curate.rules.changes import Change, Changes, Rule, excerpts
@@ -46,10 +45,15 @@ def has_endless_marks(text: str) -> bool:
     `MOST_MARKS` places.
     """
     for hit in range(0, len(text), MOST_MARKS):
-        if _is_mark(text[hit]):
-            around = text[max(0, hit - MOST_MARKS) : hit + MOST_MARKS]
-            if any(marks and len(list(run)) >= MOST_MARKS for marks, run in groupby(around, _is_mark)):
-                return True
+        if not _is_mark(text[hit]):
+            continue
+        first, end = hit, hit + 1
+        while first > 0 and end - first < MOST_MARKS and _is_mark(text[first - 1]):
+            first -= 1
+        while end < len(text) and end - first < MOST_MARKS and _is_mark(text[end]):
+            end += 1
+        if end - first >= MOST_MARKS:
+            return True
     return False
 
 
