@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from typer.testing import CliRunner, Result
 
 from pipeline.chat.rows import row_id
 from pipeline.cli import app
-from pipeline.commands.data import diff
 from pipeline.commands.data.check import files
 from pipeline.commands.recipes import recipe_text
 from pipeline.core.errors import DataError
@@ -129,7 +129,7 @@ def test_diff_says_the_summary_before_it_reads_examples(
     def unread(*_: object) -> None:
         raise DataError("Q-CORE-006", "cut: run it again")
 
-    monkeypatch.setattr(diff, "_fetched", unread)
+    monkeypatch.setattr(import_module("pipeline.commands.data.diff"), "_fetched", unread)
     shown = quench(versions, "diff", "one", "--rows", "1")
     assert shown.exit_code == 3
     assert "rows: 2 added" in shown.stdout
