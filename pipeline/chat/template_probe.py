@@ -56,12 +56,9 @@ class StandIns:
     """
 
     def __init__(self, letter: str) -> None:
-        self.letter, self.numbers = letter, itertools.count(1)
+        # `new` gives one that no other text has; no method, which would make a cycle for every conversation
+        self.new = map(f"{letter}{{:08}}".format, itertools.count(1)).__next__
         self.of = defaultdict[str, str](self.new)
-
-    def new(self) -> str:
-        """One that no other text has."""
-        return f"{self.letter}{next(self.numbers):08}"
 
     def tree(self, value: Any) -> Any:
         """A JSON value with stand-ins for its texts, keys too; numbers become 0."""
@@ -78,8 +75,10 @@ def probe(messages: list[Message], tools: Tools = None) -> tuple[list[Message], 
     """The same turns, tools and calls with stand-ins for every text; a text that is blank becomes empty."""
     words, arguments, schemas = StandIns("q"), StandIns("a"), StandIns("s")
     bare = [_bare_turn(message, words, arguments) for message in messages]
+    if not tools:
+        return bare, None
     schemas.of.update({word: word for word in KEYWORDS})
-    return bare, [_bare_tool(tool, schemas) for tool in tools] if tools else None
+    return bare, [_bare_tool(tool, schemas) for tool in tools]
 
 
 def shown(messages: list[Message], tools: Tools = None, since: int = 0) -> Iterator[tuple[str, str]]:

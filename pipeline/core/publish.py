@@ -78,7 +78,8 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
     """An empty folder of this name, one of `SCRATCH`, while the body runs; what a killed run left in it is
     deleted first.
     """
-    assert is_scrap(folder.name), f"{folder.name} is not in SCRATCH: nobody would remove what a kill leaves"
+    if not is_scrap(folder.name):
+        raise AssertionError(f"{folder.name} is not in SCRATCH: nobody would remove what a kill leaves")
     remove(folder)
     folder.mkdir(parents=True)
     try:

@@ -185,7 +185,7 @@ class _Reader:
         """The rest of a mapping."""
         found: dict[str, Any] = {}
         for event in self.until(events.MappingEndEvent):
-            key = self.value(event, (*place, ""))
+            key = self.value(event, (*place, -1))  # a place that no value has
             if not isinstance(key, str):
                 raise Fault(f"a key has to be text, and this is {quoted(key)}: quote it", event.start_mark)
             if key in found:

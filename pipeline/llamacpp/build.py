@@ -183,8 +183,11 @@ def _logged(command: list[str], log: Path, advance: Callable[[int], None] = lamb
     with process, log.open("a", encoding="utf-8") as file:
         for line in process.stdout or ():
             file.write(line)
-            if step := re.match(r"\[(\d+)/(\d+)\]", line):
-                before, done = done, 100 * int(step[1]) // int(step[2])
+            step = re.match(r"\[(\d+)/(\d+)\]", line)
+            if (
+                step and step[2] != "1"
+            ):  # where ninja runs CMake again first, that is "[1/1]", before its plan
+                before, done = done, max(done, 100 * int(step[1]) // int(step[2]))
                 advance(done - before)
     if process.returncode != 0:
         raise ToolError(

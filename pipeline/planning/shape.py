@@ -1,5 +1,6 @@
 """The shape of a Qwen-, Llama- or Mistral-like model, read from its config.json."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.models.experts import check_no_experts
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")
@@ -145,16 +145,20 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
 def load_shape(path: Path) -> Shape:
     """`read_shape` of a file; `DataError` where it can't be read."""
     try:
-        config = parse_record(path.read_bytes())
+        config = json.loads(path.read_text(encoding="utf-8"))  # NaN, Infinity: not ours to refuse
     except OSError as error:
         raise DataError(
             "Q-PLANNING-006",
             f"{path} can't be read ({error.strerror}): run `snakemake base`, or name a config.json with "
             "--config",
         ) from error
-    except BadLine as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
             "Q-PLANNING-006",
             f"{path} is no valid JSON ({error}): take the file that the model was published with",
         ) from error
+    if not isinstance(config, dict):
+        raise DataError(
+            "Q-PLANNING-006", f"{path} is no JSON object: take the file that the model was published with"
+        )
     return read_shape(config, str(path))

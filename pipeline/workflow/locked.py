@@ -5,7 +5,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -45,15 +45,17 @@ def recording(root: Path) -> AbstractContextManager[IO[str]]:
     return locked(root / RECORD_LOCK, fcntl.LOCK_EX)
 
 
-@contextmanager
-def reading(root: Path) -> Iterator[None]:
+def reading(root: Path) -> AbstractContextManager[object]:
     """The same for who only reads: others may do so too. Where nothing can be written, nothing is being
     recorded.
     """
-    with ExitStack() as held:
-        with suppress(OSError):
-            held.enter_context(locked(root / RECORD_LOCK, fcntl.LOCK_SH))
-        yield
+    path = root / RECORD_LOCK
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError:
+        return nullcontext()
+    return locked(path, fcntl.LOCK_SH)
 
 
 def seems_unchanged(stage: str, root: Path) -> bool:

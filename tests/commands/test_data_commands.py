@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pipeline.chat.rows import row_id
 from pipeline.cli import app
 from pipeline.commands.data.check import files
 from pipeline.commands.recipes import recipe_text
+from pipeline.core.errors import DataError
 from pipeline.core.wording import one_line, plain
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 
@@ -119,6 +121,18 @@ def test_diff_shows_examples(versions: Path) -> None:
         "words, all the rest the same yes"
     ) in shown
     assert "moved\n  > a.jsonl:2: train → test" in shown
+
+
+def test_diff_says_the_summary_before_it_reads_examples(
+    versions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unread(*_: object) -> None:
+        raise DataError("Q-CORE-006", "cut: run it again")
+
+    monkeypatch.setattr(import_module("pipeline.commands.data.diff"), "_fetched", unread)
+    shown = quench(versions, "diff", "one", "--rows", "1")
+    assert shown.exit_code == 3
+    assert "rows: 2 added" in shown.stdout
 
 
 def test_diff_backwards_and_with_itself(versions: Path) -> None:

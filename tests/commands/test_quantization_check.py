@@ -19,7 +19,7 @@ from tiny import untied_qwen2
 from typer.testing import CliRunner
 
 from pipeline.cli import app
-from pipeline.commands.quantization_check.adapters import random_adapter, saved_adapters
+from pipeline.commands.quantization_check.adapters import put_adapter, random_adapter, saved_adapters
 from pipeline.commands.quantization_check.memory import (
     PARTS,
     measure_training,
@@ -296,8 +296,21 @@ def test_an_adapter_of_another_base_is_one_sentence(base: Path, tmp_path: Path) 
     settings = json.loads((adapter / "adapter_config.json").read_text())
     # the saved matrices have another shape
     (adapter / "adapter_config.json").write_text(json.dumps(settings | {"r": 3}))
-    with pytest.raises(DataError, match=r"Q-COMMANDS-029: .*adapter "):
+    with pytest.raises(DataError, match=r"Q-COMMANDS-029: .*adapter .*with --adapter"):
         swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
+    with pytest.raises(DataError, match=r"Q-COMMANDS-027: .*adapter .*: run `snakemake --force train`"):
+        put_adapter(load_quantized(base, NF4), adapter, lora_config(NF4), "default", 0, trained=True)
+
+
+def test_full_memory_is_no_fault_of_the_adapter(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft import PeftModel
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(PeftModel, "from_pretrained", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        put_adapter(None, base, None, "default", 0)
 
 
 def test_a_switch_that_does_nothing_is_seen(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

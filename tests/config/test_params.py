@@ -216,6 +216,7 @@ def test_one_mistake_is_one_line_with_its_path_and_the_reason(load, sections, pa
             "line 3, column 1: key 'base' is written twice, in line 1 too",
         ),
         ("train:\n  r: 8\n  s: 1\n  r: 16\n", "line 4, column 3: key 'r' is written twice, in line 2"),
+        ('"": 1\n"": 2\n', "line 2, column 1: key '' is written twice, in line 1 too"),
         ("train: [1, 2\n", "line 2, column 1: not valid YAML"),
         ("base: !!python/object/apply:os.system ['true']\n", "line 1, column 7: tags"),
         ("a: &x [1]\nb: *x\n", "line 1, column 4: anchors and aliases"),

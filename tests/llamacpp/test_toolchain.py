@@ -84,6 +84,13 @@ def test_builds_stamps_and_reuses(
     assert capsys.readouterr().out == ""
 
 
+def test_progress_starts_with_the_plan_and_never_goes_back(tmp_path: Path) -> None:
+    steps: list[int] = []
+    lines = "[1/1] Re-running CMake\n[1/4] a\n[3/4] b\n[3/6] c\n[6/6] d\n"
+    toolchain._logged(["printf", lines], tmp_path / "log", steps.append)
+    assert steps == [25, 50, 0, 25]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -230,14 +237,14 @@ def test_set_ups_at_once_share_the_cache(home: Path, kept: Path, fake_tools: Pat
     homes = [with_source(home.with_name(f"other{number}")) for number in range(3)]
     again = (
         "import sys; from pathlib import Path; from pipeline.llamacpp import cache, compiler; "
-        "cache._is_whole = lambda entry: False\n"
+        "assert hasattr(cache, '_is_complete'); cache._is_complete = lambda entry: False\n"
         "print(flush=True)\nwhile True: cache.keep(Path(sys.argv[1]), compiler.find_compiler())"
     )
     with subprocess.Popen(
         [Path(sys.prefix) / "bin" / "python", "-c", again, home], stdout=subprocess.PIPE
     ) as publisher:
         assert publisher.stdout
-        publisher.stdout.readline()
+        assert publisher.stdout.readline()
         for one in homes:
             toolchain.build(one)
         assert publisher.poll() is None

@@ -288,6 +288,13 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str | None, w
         load_shape(tmp_path / "config.json")
 
 
+def test_a_published_config_may_hold_what_strict_json_has_not(tmp_path: Path) -> None:
+    config = json.dumps({"model_type": "qwen2", "vocab_size": 301, "num_hidden_layers": 2, **TINY["qwen2"]})
+    path = tmp_path / "config.json"
+    path.write_text(f'{config[:-1]}, "vocab_size": 302, "a": Infinity, "b": NaN}}')
+    assert load_shape(path).vocabulary == 302
+
+
 @pytest.mark.parametrize(("changed", "words"), [({"target_modules": ["q_proj", "c_attn"]}, "Q-PLANNING-007")])
 def test_what_cant_be_planned_is_said(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -2,6 +2,7 @@
 where DVC has its outputs.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -14,7 +15,7 @@ import yaml
 
 import pipeline.stages.curate.stage
 from pipeline.__main__ import main
-from pipeline.workflow.locked import seems_unchanged
+from pipeline.workflow.locked import reading, seems_unchanged
 from pipeline.workflow.record import inputs_state
 
 DVC_YAML = """
@@ -186,3 +187,14 @@ def test_a_level_that_is_no_name_makes_no_file(
     assert main([f"quantize@{item}", "--root", str(project)]) == 2
     assert item[:3] in capsys.readouterr().err.replace("\\x1b", "\x1b")
     assert not (project / ".quench").exists()
+
+
+def test_a_lock_that_fails_is_no_project_that_can_only_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", failing)
+    with pytest.raises(OSError, match="No locks"), reading(tmp_path):
+        pass

@@ -10,6 +10,7 @@ differ.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,8 @@ def main(root: Path, first: str, second: str | None, rows: int) -> None:
     before = revision(root, first)
     after = revision(root, second) if second else workspace(root)
     found = compare(before, after)
-    print(*summary(before, after, found), *examples(before, after, found, rows), sep="\n")
+    for line in chain(summary(before, after, found), examples(before, after, found, rows)):
+        print(line)  # one by one: the summary is there even if the examples can't be read
 
 
 def _table(title: str, before: Counter[str], after: Counter[str]) -> Iterable[str]:

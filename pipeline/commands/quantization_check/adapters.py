@@ -31,10 +31,13 @@ def random_adapter(model: Any, config: Any, name: str, seed: int) -> Any:
     return model
 
 
-def put_adapter(model: Any, folder: Path | None, config: Any, name: str, seed: int) -> Any:
+def put_adapter(
+    model: Any, folder: Path | None, config: Any, name: str, seed: int, *, trained: bool = False
+) -> Any:
     """`model` with the adapter of `folder` as `name`, the first one ready to train on; with a random one
-    without a folder. Raises `DataError` if it does not fit.
+    without a folder. Raises `DataError` if it does not fit; `trained` says that it is the project's own.
     """
+    import torch
     from peft import PeftModel
 
     if folder is None:
@@ -43,11 +46,14 @@ def put_adapter(model: Any, folder: Path | None, config: Any, name: str, seed: i
         if not isinstance(model, PeftModel):
             return PeftModel.from_pretrained(model, str(folder), adapter_name=name, is_trainable=True)
         model.load_adapter(str(folder), adapter_name=name)
+    except torch.OutOfMemoryError:
+        raise  # a RuntimeError, and the adapter may fit
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        misfit = f"{folder} does not fit this base ({str(error).splitlines()[0]})"
+        if trained:
+            raise DataError("Q-COMMANDS-027", f"{misfit}: run `snakemake --force train`") from error
         raise DataError(
-            "Q-COMMANDS-029",
-            f"{folder} does not fit this base ({str(error).splitlines()[0]}): name adapters that were "
-            "trained on it",
+            "Q-COMMANDS-029", f"{misfit}: name two that were trained on it with --adapter"
         ) from error
     return model
 

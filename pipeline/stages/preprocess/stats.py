@@ -67,7 +67,7 @@ def kind_of(row: Row, *, unfolded: bool) -> str:
     """What is most worth seeing of a row: unfolded, text, tools, reasoning, untrained turn, several turns or
     one exchange.
     """
-    turns = row["messages"]
+    turns = row.get("messages", [])
     answers = [turn for turn in turns if turn["role"] == "assistant"]
     kinds = {
         "unfolded": unfolded,

@@ -2,9 +2,11 @@
 
 import re
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any
+
+import numpy as np
 
 from pipeline.chat.tokens import IGNORED
 from pipeline.core.errors import DataError
@@ -68,8 +70,9 @@ def check_claims(claims: list[Claim], base: Base, file: str) -> None:
 
 def _stretches(ids: Any, labels: Any) -> list[tuple[bool, list[int]]]:
     """Runs of trained and of masked tokens, in order."""
-    tokens = zip((labels != IGNORED).tolist(), ids.tolist(), strict=True)
-    return [(trained, [token for _, token in run]) for trained, run in groupby(tokens, key=itemgetter(0))]
+    trained = labels != IGNORED
+    edges = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(ids)]
+    return [(bool(trained[start]), ids[start:end].tolist()) for start, end in pairwise(edges) if end > start]
 
 
 def _joined(stretches: list[Stretch]) -> list[Stretch]:

@@ -7,7 +7,6 @@ positions there), `row_ids` (the row of data/final that each sequence is of; `ID
 unfolded one).
 """
 
-from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -93,17 +92,18 @@ class Written:
                 f"{path.name}: its ids, labels, lengths and row ids don't fit each other, so rows would run "
                 "into each other",
             )
-        self._places = defaultdict[str, deque[int]](deque)
-        for place, row_id in enumerate(self.row_ids):
-            self._places[row_id].append(place)
+        self._places: dict[str, list[int]] = {}  # of each row the last sequence first
+        for place in range(len(self.row_ids) - 1, -1, -1):
+            self._places.setdefault(self.row_ids[place], []).append(place)
 
     def take(self, row_id: str) -> tuple[Any, Any] | None:
         """(ids, labels) of the next sequence of this row, which is then used up; None if there is none
         (left).
         """
-        if not self._places[row_id]:
+        places = self._places.get(row_id)
+        if not places:
             return None
-        place = self._places[row_id].popleft()
+        place = places.pop()
         part = slice(self.starts[place], self.starts[place + 1])
         return self.ids[part], self.labels[part]
 

@@ -21,6 +21,7 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
         ({"messages": [USER, ANSWER | {"tool_calls": []}]}, "tools"),
         ({"messages": [USER, ANSWER], "tools": [{}]}, "tools"),
         ({"messages": [], "kind": "text", "segments": []}, "text"),
+        ({"kind": "text", "segments": []}, "text"),
     ],
 )
 def test_kinds(row: dict[str, Any], kind: str) -> None:
