@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -50,6 +51,8 @@ def test_a_clean_run_raises_nothing(seed: int, root: Path, capsys: pytest.Captur
     assert "warn" not in output.out + output.err
     findings = json.loads((root / "reports/train.json").read_text())["monitoring"]
     assert {finding["level"] for finding in findings} <= {"ok", "not measured"}
+    opened = [file.path for file in psutil.Process().open_files()]
+    assert not [path for path in opened if Path(path).is_relative_to(root)]
 
 
 def mean_of_means(monkeypatch: pytest.MonkeyPatch) -> None:

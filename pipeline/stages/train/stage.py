@@ -9,6 +9,7 @@ and `reports/train.jsonl` (every step); TensorBoard events in `reports/tensorboa
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,9 @@ def train(
     use_all_cores()
     tokenizer = load_tokenizer(base)
     check_manifest(tokens, base, tokenizer)
-    with Interruption() as interruption:
+    with Interruption() as interruption, closing(MetricsLog(checkpoints / METRICS_LOG)) as metrics_log:
         record = describe(tokens, base, settings)
         start = find_start(checkpoints, record, resume=resume)
-        metrics_log = MetricsLog(checkpoints / METRICS_LOG)
         pending = start is not None and read_notes(start).get("pending_evaluation", False)
         metrics_log.truncate(after_step=step_of(start) if start else 0, evaluated=not pending)
         if start is None:
