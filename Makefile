@@ -31,7 +31,7 @@ demo-gguf: setup  ## the short way: train on a GGUF as it is and serve that file
 test: setup  ## run the tests (not the slow ones, not those that need a GPU)
 	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_dag.py tests
 
-unit: setup  ## run the tests that need no PyTorch, no Transformers and no process of their own
+unit: setup  ## run the tests that need no PyTorch, Transformers, DVC or Snakemake and no process of their own
 	pytest --unit -m "not gpu and not slow" --numprocesses 2 --dist loadfile tests
 
 lint: setup  ## check style, types and the layers of imports

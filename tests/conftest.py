@@ -97,11 +97,11 @@ hear_signals()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`pytest --unit` runs what needs no PyTorch, no Transformers and no process."""
+    """`pytest --unit` runs what needs no PyTorch, Transformers, DVC or Snakemake and no process."""
     parser.addoption(
         "--unit",
         action="store_true",
-        help="skip every test that imports PyTorch or Transformers or starts a process",
+        help="skip every test that imports PyTorch, Transformers, DVC or Snakemake or starts a process",
     )
 
 

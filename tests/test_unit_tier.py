@@ -1,4 +1,4 @@
-"""`pytest --unit`: whatever imports PyTorch or starts a process is left out at that moment, however it does
+"""`pytest --unit`: whatever imports PyTorch or DVC or starts a process is left out at that moment, however it does
 it; the rest runs.
 """
 
@@ -30,6 +30,9 @@ def test_part_of_torch():
 
 def test_transformers():
     from transformers import AutoTokenizer
+
+def test_dvc():
+    from dvc.repo import Repo
 
 def test_process():
     subprocess.run(["true"])
@@ -68,6 +71,6 @@ def test_torch_and_processes_leave_the_unit_tier(tmp_path: Path) -> None:
         check=False,
         cwd=tmp_path,
     )
-    assert "1 passed, 7 skipped" in done.stdout, done.stdout
+    assert "1 passed, 8 skipped" in done.stdout, done.stdout
     assert "test_plain PASSED" in done.stdout
     assert done.stdout.count("it imports torch") >= 2 and "it starts a process (os.fork)" in done.stdout

@@ -1,7 +1,7 @@
-"""`pytest --unit` (`make unit`): every test that needs no PyTorch, no Transformers and no process of its own.
-Nobody lists them.
+"""`pytest --unit` (`make unit`): every test that needs no PyTorch, Transformers, DVC or Snakemake and no
+process of its own. Nobody lists them.
 
-A test, or a file of tests, is skipped at the moment when it imports one of the two or starts a process; what
+A test, or a file of tests, is skipped at the moment when it imports one of them or starts a process; what
 is not skipped has run without.
 """
 
@@ -23,7 +23,7 @@ EVENTS = {
     "os.system",
     "os.exec",
 }  # of `sys.addaudithook`
-SLOW_TO_IMPORT = ("torch", "transformers")
+SLOW_TO_IMPORT = ("torch", "transformers", "dvc", "snakemake")
 
 
 def _leave(why: str) -> NoReturn:
