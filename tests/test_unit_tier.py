@@ -1,5 +1,5 @@
-"""`pytest --unit`: whatever imports PyTorch or DVC or starts a process is left out at that moment, however it does
-it; the rest runs.
+"""`pytest --unit`: whatever imports PyTorch or DVC or starts a process is left out at that moment, however it
+does it; the rest runs.
 """
 
 import subprocess
