@@ -1,10 +1,9 @@
 """Prints the strategies to ship from figures that stage compare saved, by its own statistics; strategies that
 were not measured are left out.
 
-python benchmarks/strategies_table.py benchmarks/results/2026-11-21-strategies.jsonl
-python benchmarks/strategies_table.py models/.compare/records --save FILE.jsonl     # a project's figures into
-such a file, a line each python benchmarks/strategies_table.py benchmarks/results/2026-11-21-strategies.jsonl
---draw docs/strategies.svg     # the report's drawings, where all was measured
+    python benchmarks/strategies_table.py benchmarks/results/2026-11-21-strategies.jsonl
+    python benchmarks/strategies_table.py reports/compare --save FILE.jsonl  # a project's, a line each
+    python benchmarks/strategies_table.py FILE.jsonl --draw docs/strategies.svg  # the report's drawings
 """
 
 import argparse
@@ -35,11 +34,9 @@ WIDTH, MARGIN = 548, 12
 
 
 def read(place: Path) -> list[dict[str, Any]]:
-    """The figures of a folder of records or of a file of lines."""
+    """The figures of a folder of measurements or of a file of lines."""
     if place.is_dir():
-        return [
-            json.loads(path.read_text(encoding="utf-8"))["figures"] for path in sorted(place.glob("*.json"))
-        ]
+        return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(place.glob("*.json"))]
     return [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
 
 
