@@ -353,10 +353,10 @@ def test_a_clean_run_says_nothing(
     root = project(tmp_path / "project", bases[name], rows, packing=packing, max_length=400)
     assert main(["preprocess", "--root", str(root)]) == 0
     assert capsys.readouterr().err == ""
-    said = [(warning.category, str(warning.message)) for warning in recwarn]
+    warned = [(warning.category, str(warning.message)) for warning in recwarn]
     # a file that another test left open is found by the garbage collector in this one
-    foreign = [(kind, text) for kind, text in said if kind is ResourceWarning and str(root) not in text]
-    assert [one for one in said if one not in foreign and one[0] is not DeprecationWarning] == []
+    foreign = [(kind, text) for kind, text in warned if kind is ResourceWarning and str(root) not in text]
+    assert [one for one in warned if one not in foreign and one[0] is not DeprecationWarning] == []
     train = json.loads((root / "reports/labels.json").read_text(encoding="utf-8"))["splits"]["train"]
     assert train["rejected"] == {}
     assert train["rows"] == train["rows_read"] == len(rows)
