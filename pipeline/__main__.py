@@ -54,7 +54,7 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     from pipeline.workflow.settle import reuse
     from pipeline.workflow.stages import items_of, table
 
-    name = _stage_name(stage, resume)
+    name, item = _parsed(stage, resume)
     need_folder(root)
     read = read_params(params_file or root / "params.yaml")
     known = table().stages[name]
@@ -64,15 +64,16 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
             f"stage {name} has nothing to do where base.quantization is {read.params.base.quantization}: "
             "`snakemake` runs those that have",
         )
-    asked = dict(items_of(known.each, read.params.model_dump(mode="json")))
-    if name.startswith("compare_") and stage.partition("@")[2] not in asked:
+    if name.startswith("compare_") and item not in dict(
+        items_of(known.each, read.params.model_dump(mode="json"))
+    ):
         raise ConfigError(
             "Q-COMPARE-001",
             f"compare.seeds and compare.levels ask for no job {stage}: `snakemake -n` lists the jobs",
         )
     if not is_about(params_file, root):
         with running(stage, root):
-            _work(stage, read.params, root, resume)
+            _work(name, item, read.params, root, resume)
         return
     need_graph(root, read.params.graph)
     need_all_keys(root, read)
@@ -82,7 +83,7 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
         if not reused:
             verify_inputs(stage, root)
             before = inputs_state(stage, root)
-            _work(stage, read.params, root, resume)
+            _work(name, item, read.params, root, resume)
             if inputs_state(stage, root) != before:
                 raise MachineError(
                     "Q-WORKFLOW-022",
@@ -95,9 +96,9 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
         remove_leftovers(root, read.params)
 
 
-def _stage_name(stage: str, resume: bool | Path) -> str:
-    """The name without the level or model behind its "@". Raises `ConfigError` for what is no stage, or
-    can't be resumed.
+def _parsed(stage: str, resume: bool | Path) -> tuple[str, str]:
+    """The stage's name, and the level or model behind its "@" ("" without). Raises `ConfigError` for what is
+    no stage, or can't be resumed.
     """
     from pipeline.core.strict_yaml import printable
     from pipeline.workflow.stages import table
@@ -120,15 +121,14 @@ def _stage_name(stage: str, resume: bool | Path) -> str:
             "Q-WORKFLOW-020",
             f"{option} is about checkpoints, and only train has any: leave it out for {name}",
         )
-    return name
+    return name, item
 
 
-def _work(stage: str, params: "Params", root: Path, resume: bool | Path) -> None:
+def _work(name: str, item: str, params: "Params", root: Path, resume: bool | Path) -> None:
     """Call the stage's `main`."""
     from pipeline.core.locks import inputs_below
     from pipeline.workflow.code_keys import stage_module
 
-    name, _, item = stage.partition("@")
     extra = {"resume": resume} if name == "train" else {}
     module = importlib.import_module(stage_module(name))
     with inputs_below(root):
