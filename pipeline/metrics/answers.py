@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,21 @@ def answer_rows(
     """Each row's last assistant turn as `llama-server` answers it, greedily, `settings.parallel` rows at a
     time; `lora` is put on the model.
     """
-    up = serving(
+    up = evaluated_server(model, settings, tools, lora)
+    answers = []
+    bar = progress(f"{(lora or model).name}: answers", len(rows))
+    with up as server, ThreadPoolExecutor(settings.parallel) as pool, bar as advance:
+        for answer in pool.map(lambda row: answer_row(server, row, settings), rows):
+            answers.append(answer)
+            advance(1)
+    return answers
+
+
+def evaluated_server(
+    model: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None
+) -> AbstractContextManager[Server]:
+    """`llama-server` with `model` as section evaluate says; `lora` is put on the model."""
+    return serving(
         tools,
         model,
         ctx_size=settings.ctx_size,
@@ -32,13 +47,6 @@ def answer_rows(
         n_gpu_layers=settings.n_gpu_layers,
         lora=lora,
     )
-    answers = []
-    bar = progress(f"{(lora or model).name}: answers", len(rows))
-    with up as server, ThreadPoolExecutor(settings.parallel) as pool, bar as advance:
-        for answer in pool.map(lambda row: answer_row(server, row, settings), rows):
-            answers.append(answer)
-            advance(1)
-    return answers
 
 
 def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[str, Any]:

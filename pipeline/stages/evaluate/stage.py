@@ -24,9 +24,8 @@ from pipeline.core.jsonl import write_rows
 from pipeline.core.publish import write_json
 from pipeline.gguf.file import describe, kv_cache_bytes
 from pipeline.llamacpp.logits import open_gguf
-from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
-from pipeline.metrics.answers import answer_rows, score_answers
+from pipeline.metrics.answers import answer_rows, evaluated_server, score_answers
 from pipeline.stages.evaluate.divergence import Row, divergence_of
 from pipeline.stages.evaluate.files import compared_with, model_files
 from pipeline.stages.evaluate.speed import serving_figures, speed, speed_in_process
@@ -174,15 +173,7 @@ def harness(
         return None
     from pipeline.stages.evaluate.harness import run_harness
 
-    with serving(
-        tools,
-        model,
-        ctx_size=settings.ctx_size,
-        parallel=settings.parallel,
-        threads=settings.threads,
-        n_gpu_layers=settings.n_gpu_layers,
-        lora=lora,
-    ) as server:
+    with evaluated_server(model, settings, tools, lora) as server:
         return run_harness(server, settings.harness, root / "data/evaluation/harness")
 
 
