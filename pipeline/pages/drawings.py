@@ -5,9 +5,12 @@ same bytes.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.pages.plots import ACCENT, GOOD, INK, LINE, MUTED, WARM, axes_of, canvas, cut, svg_of
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 # the flow, in points: names end at LEFT, branches end at BRANCH, their words begin at WORDS
 LEFT, WIDTH, BRANCH, WORDS, RIGHT = 132, 170, 350, 360, 700
@@ -41,7 +44,9 @@ class Step:
         return self.lost or self.added
 
 
-def flow(description: str, ends: tuple[str, str], steps: Sequence[Step], splits: Mapping[str, int]) -> str:
+def flow(
+    description: str, ends: tuple[str, str], steps: Sequence[Step], splits: Mapping[str, int]
+) -> "Markup":
     """A stream from top to bottom, as wide as it has rows; what a step takes out branches off to the right,
     at the end it parts into `splits`.
 
@@ -75,7 +80,7 @@ def bars(
     *,
     edges: bool = False,
     marks: Sequence[tuple[str, float]] = (),
-) -> str:
+) -> "Markup | str":
     """A bar for each (label, count). `edges`: a label stands at its bar's left edge, as in a histogram.
 
     `marks` are (label, place) of upright lines, a place counted in bars from the left. Returns SVG, ""
