@@ -80,10 +80,8 @@ def merge_with_peft(base: Path, adapter: Path, folder: Path) -> None:
         base, dtype=torch.bfloat16, local_files_only=True, trust_remote_code=False
     )
     PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(folder)
-    for name in (
-        "config.json",
-        "generation_config.json",
-    ):  # transformers writes its own version and defaults into them
+    # transformers writes its own version and defaults into them
+    for name in ("config.json", "generation_config.json"):
         (folder / name).unlink(missing_ok=True)
     copy_settings(base, adapter, folder, "bfloat16", {})
 

@@ -62,14 +62,8 @@ def render(
                 messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt, **recorded
             )
         )
-    except (
-        TemplateError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:  # a template is a program
+    # a template is a program
+    except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise Unrenderable("template_refuses", f"the chat template says: {error}") from error
 
 

@@ -184,9 +184,8 @@ def _logged(command: list[str], log: Path, advance: Callable[[int], None] = lamb
         for line in process.stdout or ():
             file.write(line)
             step = re.match(r"\[(\d+)/(\d+)\]", line)
-            if (
-                step and step[2] != "1"
-            ):  # where ninja runs CMake again first, that is "[1/1]", before its plan
+            # where ninja runs CMake again first, that is "[1/1]", before its plan
+            if step and step[2] != "1":
                 before, done = done, max(done, 100 * int(step[1]) // int(step[2]))
                 advance(done - before)
     if process.returncode != 0:

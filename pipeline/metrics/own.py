@@ -37,10 +37,8 @@ def function(name: str, folder: Path) -> Measure:
         try:
             points = score(reference, answer, dict(row))
             points = points.item() if hasattr(points, "item") else points  # a number of numpy's or torch's
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # whatever it is, it is the user's, and the row is what he needs to find it
+        # whatever it is, it is the user's, and the row is what he needs to find it
+        except (Exception, SystemExit) as error:
             raise DataError(
                 "Q-METRICS-009",
                 f"{where}: it raised {type(error).__name__}: {error}: correct the function in "
@@ -74,10 +72,8 @@ def _load(file: Path, name: str) -> Callable[[str, str, dict[str, Any]], Any]:
     )  # the graph watches the folder: no __pycache__ in it
     try:
         spec.loader.exec_module(module)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # a script's sys.exit() would end the evaluation as if it had gone well
+    # a script's sys.exit() would end the evaluation as if it had gone well
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             "Q-METRICS-011", f"{file} can't be loaded ({type(error).__name__}: {error}): correct it"
         ) from error

@@ -77,6 +77,7 @@ def _render(jinja: str, messages: list[dict[str, str]]) -> str | None:
         return environment.from_string(jinja).render(
             messages=messages, add_generation_prompt=True, tools=None, **tokens
         )
+    # a foreign template may do anything
     except (
         TemplateError,
         TypeError,
@@ -85,5 +86,5 @@ def _render(jinja: str, messages: list[dict[str, str]]) -> str | None:
         AttributeError,
         ArithmeticError,
         RecursionError,
-    ):  # a foreign template may do anything
+    ):
         return None

@@ -129,11 +129,8 @@ def test_the_tests_of_a_row() -> None:
 @pytest.mark.usefixtures("_here")
 def test_right_answers_pass_and_wrong_ones_fail(tests: str) -> None:
     helped = f"WIDE = 2\ndef wide(x): return add(x, WIDE)\n{tests}\nassert wide(1) == 3"
-    for reference in (
-        tests,
-        f"```python\n{ADD}\n```\n\n```python\n{tests}\n```",
-        helped,
-    ):  # tests alone, with a solution, with a helper
+    # tests alone, with a solution, with a helper
+    for reference in (tests, f"```python\n{ADD}\n```\n\n```python\n{tests}\n```", helped):
         assert score(reference, f"```python\n{ADD}\n```") == Score(1.0, True)
         assert score(reference, "add = int.__add__\nx = total = seen = None") in (
             Score(1.0, True),

@@ -848,10 +848,8 @@ def test_killed_while_outputs_come_back(toy: Toy) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    for wanted in (
-        lambda: not adapter.exists(),
-        lambda: len(list(adapter.glob("*"))) > 50,
-    ):  # Snakemake deletes it; it comes back
+    # Snakemake deletes it; it comes back
+    for wanted in (lambda: not adapter.exists(), lambda: len(list(adapter.glob("*"))) > 50):
         while not wanted() and run.poll() is None:
             time.sleep(0.002)
     os.killpg(run.pid, signal.SIGKILL)

@@ -190,9 +190,8 @@ def compare_with_folder(folder: Path, other: Path) -> None:
     ours, mine = read(folder)
     try:
         theirs, yours = read(other)
-    except (
-        Exception
-    ) as error:  # anybody may have written its files: the libraries raise what they stumble over
+    # anybody may have written its files: the libraries raise what they stumble over
+    except Exception as error:
         # of an error with an id only the sentence: one fault has one id
         reason = " ".join(str(getattr(error, "sentence", error)).split())[:300]
         raise DataError(

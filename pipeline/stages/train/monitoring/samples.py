@@ -23,10 +23,8 @@ def sample(
     that it goes on. The model and the random numbers are left as they were (`undisturbed`).
     """
     found = []
-    with (
-        undisturbed(model),
-        one_thread(),
-    ):  # the work of a single token is too small to be shared: threads wait longer than it takes
+    # the work of a single token is too small to be shared: threads wait longer than it takes
+    with undisturbed(model), one_thread():
         for ids, labels in sequences:
             start, end = _first_turn(labels)
             answer = _greedy(model, ids[:start], tokenizer.eos_token_id, max_new_tokens)
