@@ -29,7 +29,7 @@ from pipeline.stages.train.checkpoints import MARKER, checkpoints_in, defect, re
 EPOCHS, ACCUMULATION, SAVE_STEPS, EVAL_STEPS = 3, 2, 2, 3
 # the first QUICK (one of every kind among them) are in every run of the tests, those up to OFTEN in CI, all
 # in `pytest -m slow`
-KILLS, OFTEN, QUICK = 50, 10, 4
+KILLS, OFTEN, QUICK = 50, 10, 2
 CHANGES = {
     "num_train_epochs": float(EPOCHS),
     "max_steps": -1,
@@ -257,7 +257,7 @@ def test_killed_three_times(project: Path, unbroken: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("death", "done"),
     [
-        pytest.param(Death("signal", 12), 5, id="mid-step"),
+        pytest.param(Death("signal", 12), 5, id="mid-step", marks=pytest.mark.slow),
         pytest.param(Death("signal", 15), 7, id="step's start", marks=pytest.mark.slow),
         pytest.param(Death("logged", 4), 3, id="just after an evaluation", marks=pytest.mark.slow),
         pytest.param(Death("evaluation", 2), 6, id="evaluating"),

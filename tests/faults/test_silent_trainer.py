@@ -173,12 +173,17 @@ def weights_repacked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("plant", "exit_code", "words"),
     [
-        (mean_of_means, 5, "gradient accumulation weighs rows by their number"),
+        pytest.param(
+            mean_of_means,
+            5,
+            "gradient accumulation weighs rows by their number",
+            marks=pytest.mark.slow,
+        ),
         (no_number, 5, "the loss is nan"),
-        (loss_of_nothing, 5, "the loss is exactly 0"),
+        pytest.param(loss_of_nothing, 5, "the loss is exactly 0", marks=pytest.mark.slow),
         (frozen, 5, "the gradient norm is exactly 0 from the start"),
         (adapter_on_fewer, 2, "layer 1 has 0 adapters named q_proj"),
-        (positions_go_on, 2, "packed rows see each other"),
+        pytest.param(positions_go_on, 2, "packed rows see each other", marks=pytest.mark.slow),
         (weights_repacked, 5, "was repacked for inference, and its gradient is lost"),
     ],
 )

@@ -55,7 +55,13 @@ def write_model(name: str, folder: Path, tools: Toolchain, tied: bool) -> Path:
 
 @pytest.fixture(
     scope="module",
-    params=[("llama", False), ("llama", True), ("qwen2", True), ("qwen2", False), ("qwen3", False)],
+    params=[
+        pytest.param(("llama", False), marks=pytest.mark.slow),
+        ("llama", True),
+        ("qwen2", True),
+        ("qwen2", False),
+        ("qwen3", False),
+    ],
     ids=lambda param: f"{param[0]}-{'tied' if param[1] else 'untied'}",
 )
 def levels(

@@ -46,7 +46,7 @@ def settings(**changed: Any) -> Training:
 
 @pytest.fixture(
     scope="module",
-    params=[(True, "Q4_K_M"), (False, "Q5_K_M"), (False, "Q8_0")],
+    params=[(True, "Q4_K_M"), (False, "Q5_K_M"), pytest.param((False, "Q8_0"), marks=pytest.mark.slow)],
     ids=["tied", "untied", "q8_0"],
 )
 def base(
@@ -98,7 +98,7 @@ def test_a_ggufs_shape_is_that_of_its_config(base: tuple[Path, str]) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"keep_quantized": False},
         {"bnb_4bit_compute_dtype": "float32", "target_modules": ["q_proj", "down_proj"]},
     ],
@@ -118,8 +118,15 @@ def test_tensors_after_a_step_are_the_plan_to_the_byte(
     )
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("dropout", [0.0, 0.05])
+@pytest.mark.parametrize(
+    ("dropout", "checkpointing"),
+    [
+        (0.0, True),
+        (0.05, False),
+        pytest.param(0.0, False, marks=pytest.mark.slow),
+        pytest.param(0.05, True, marks=pytest.mark.slow),
+    ],
+)
 def test_what_autograd_keeps_is_as_with_nf4(
     base: tuple[Path, str], checkpointing: bool, dropout: float
 ) -> None:

@@ -352,8 +352,12 @@ MERGED = set(stages_in("merged"))
 
 @pytest.mark.parametrize(
     ("number", "planned"),
-    [(0, set()), (3, MERGED), (4, MERGED - {"base"}), (9, {"report"})],
-    ids=["comment", "publish", "curation", "template"],
+    [
+        pytest.param(0, set(), id="comment"),
+        pytest.param(3, MERGED, id="publish"),
+        pytest.param(4, MERGED - {"base"}, id="curation", marks=pytest.mark.slow),
+        pytest.param(9, {"report"}, id="template", marks=pytest.mark.slow),
+    ],
 )
 def test_both_tools_run_the_same_stages_after_an_edit(
     project: Project, edited: Any, number: int, planned: set[str]

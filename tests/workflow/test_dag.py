@@ -571,11 +571,12 @@ def test_changed_raw_data_is_recorded(toy: Toy) -> None:
     assert list(toy.status()) == ["train"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "finisher"),
     [
         (["snakemake"], ["dvc", "repro"]),
-        pytest.param(["dvc", "repro"], ["snakemake"], marks=pytest.mark.slow),
+        (["dvc", "repro"], ["snakemake"]),
     ],
 )
 @pytest.mark.usefixtures("whole_processes")
@@ -609,7 +610,7 @@ def test_killed_run_is_finished_by_the_other_tool(
     clone.agree()
 
 
-@pytest.mark.parametrize("victim", [["snakemake"], ["dvc", "repro"]])
+@pytest.mark.parametrize("victim", [["snakemake"], pytest.param(["dvc", "repro"], marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("whole_processes")
 def test_a_killed_run_takes_its_jobs_along(toy: Toy, victim: list[str]) -> None:
     """kill -9 of the tool alone: its stage, and the tool that this runs, are gone in seconds; the next run

@@ -514,8 +514,15 @@ def refused(root: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize("find", [verify, refused])
-@pytest.mark.parametrize("kind", ["symlink", "hardlink"])
+@pytest.mark.parametrize(
+    ("kind", "find"),
+    [
+        ("symlink", verify),
+        ("hardlink", refused),
+        pytest.param("symlink", refused, marks=pytest.mark.slow),
+        pytest.param("hardlink", verify, marks=pytest.mark.slow),
+    ],
+)
 def test_where_file_and_cache_are_one_damage_is_in_both_and_snakemake_recovers_it(
     project: Path, kind: str, find: Callable[[Path], object]
 ) -> None:

@@ -198,7 +198,10 @@ def test_answers_of_other_settings_are_not_used(
     assert f"can't be used ({name} changed): they are made again" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("what", ["source", "tokens", "cut", "record", "gone"])
+@pytest.mark.parametrize(
+    "what",
+    ["source", "cut", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tokens", "record", "gone"))],
+)
 def test_answers_of_other_files_or_damaged_ones_are_not_used(
     project: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -363,6 +366,7 @@ def test_rows_at_once_are_rows_one_by_one(project: Path, tmp_path: Path, weight:
     assert len(losses[0]) == 6 and max(abs(one - other) for one, other in zip(*losses, strict=True)) <= 1e-5
 
 
+@pytest.mark.slow
 def test_with_a_weight_of_one_it_is_sft(project: Path, tmp_path: Path) -> None:
     recovered = run(project, tmp_path, distill_sft_weight=1.0, gradient_accumulation_steps=2, max_steps=3)
     tuned = run(project, tmp_path, method="sft", gradient_accumulation_steps=2, max_steps=3)
