@@ -1,4 +1,6 @@
-"""Commands that make files to give away, or check them: export-lora, split, ship, verify-bundle."""
+"""Commands that make files to give away, or check them: export-lora, split, diff, apply, ship,
+verify-bundle.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -54,6 +56,30 @@ def split(
 
     with working(root):
         main(load(params, root), root, model, max_size, to)
+
+
+@app.command(epilog="example: quench diff base-Q4_0.gguf tuned-Q4_0.gguf tuned.patch")
+def diff(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="The GGUF that others have already.")],
+    other: Annotated[Path, typer.Argument(metavar="OTHER", help="The GGUF that was made from it.")],
+    patch: Annotated[Path, typer.Argument(metavar="PATCH", help="The file to write.")],
+) -> None:
+    """Write what makes one GGUF of another as a small patch, bound to the first one's sha256."""
+    from pipeline.commands.patch import diff
+
+    diff(base, other, patch)
+
+
+@app.command(epilog="example: quench apply base-Q4_0.gguf tuned.patch tuned-Q4_0.gguf")
+def apply(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="The GGUF that the patch was made for.")],
+    patch: Annotated[Path, typer.Argument(metavar="PATCH", help="What `quench diff` wrote.")],
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="The GGUF to write.")],
+) -> None:
+    """Make a GGUF of another one and a patch, proven by its sha256."""
+    from pipeline.commands.patch import apply
+
+    apply(base, patch, target)
 
 
 @app.command(epilog="example: quench ship Q4_K_M")

@@ -1,0 +1,210 @@
+"""What makes one GGUF of another, as a small file that belongs to the first one's sha256.
+
+Both files hold the same tensors, some with other values. A tuned level differs from the level that it was
+made from in its blocks' scales: then only those are in the patch. A patch is a safetensors file: there is no
+code in it, and what is made with it is proven by the sha256 of the file that it was taken from.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import file_hash
+from pipeline.core.publish import need_disk, publishing
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.header import Header, tensor_bytes
+from pipeline.gguf.tensors import SCALES, Bytes, GgufTensor, gguf_tensors
+
+FORMAT = "quench patch 1"
+COUNTS = 24  # bytes a GGUF begins with: letters, version, number of tensors and of fields
+HEADER = "header"  # the patch's own entry; a tensor's is its name behind WHOLE or CHANGED
+WHOLE, CHANGED = "tensor:", "scales:"
+KEYS = {"base_sha256", "sha256", "bytes", "header_kept"}
+Patch = dict[str, Any]  # the safetensors file's metadata, and its arrays under "arrays"
+
+
+def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
+    """Publish as `target` what makes `other` of `base`; how many tensors differ in scales alone, and how many
+    in more.
+
+    Proven before it is published: `base` with the patch has `other`'s sha256. Raises `DataError` for files
+    that are not whole or don't hold the same tensors.
+    """
+    (old, before), (new, after) = gguf_tensors(base), gguf_tensors(other)
+    if different := _other_tensors(old, new):
+        raise DataError(
+            "Q-GGUF-016",
+            f"{different} is not the same in {base} and {other}, and a patch changes values alone: give a "
+            "file that was made from the other one",
+        )
+    arrays: dict[str, Bytes] = {}
+    for name, tensor in after.items():
+        if (found := _changed(before[name], tensor)) is not None:
+            arrays[found[0] + name] = found[1]
+    kept, arrays[HEADER] = _header_change(_head(base, old), _head(other, new))
+    details = {
+        "format": FORMAT,
+        "base_sha256": file_hash(base),
+        "sha256": file_hash(other),
+        "bytes": str(other.stat().st_size),
+        "header_kept": ",".join(map(str, kept)),
+    }
+    need_disk(target.parent, sum(one.nbytes for one in arrays.values()))
+    with publishing(target) as aside:
+        save_file(arrays, aside, details)
+        _prove(_patched(base, read_patch(aside)), details["sha256"], other)
+    scales = sum(key.startswith(CHANGED) for key in arrays)
+    return {"scales": scales, "tensors": len(arrays) - 1 - scales}
+
+
+def apply_patch(base: Path, patch: Path, target: Path) -> None:
+    """Publish as `target` what `patch` makes of `base`, proven to be the file that the patch was taken from.
+
+    Raises `DataError` for a patch that is not whole or belongs to another file.
+    """
+    read = read_patch(patch)
+    if (found := file_hash(base)) != read["base_sha256"]:
+        raise DataError(
+            "Q-GGUF-017",
+            f"{patch} belongs to the file with sha256 {read['base_sha256'][:12]}…, and {base} has "
+            f"{found[:12]}…: give the file that it was made for",
+        )
+    need_disk(target.parent, base.stat().st_size)
+    with publishing(target, check_gguf) as aside, aside.open("wb") as file:
+        _prove(_written(_patched(base, read), file), read["sha256"], patch)
+
+
+def read_patch(patch: Path) -> Patch:
+    """The patch in the file `patch`. Raises `DataError` if it is none, or cut off."""
+    try:
+        with safe_open(patch, framework="numpy") as file:
+            details = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+    except (SafetensorError, OSError) as error:
+        raise DataError(
+            "Q-GGUF-018",
+            f"{patch} can't be read as a patch ({error}): fetch it again, or make it with `quench diff`",
+        ) from error
+    if details.get("format") != FORMAT or KEYS - details.keys() or HEADER not in arrays:
+        raise DataError("Q-GGUF-018", f"{patch} is no patch that `quench diff` writes: make it again")
+    return {**details, "arrays": arrays}
+
+
+def _other_tensors(old: Header, new: Header) -> str | None:
+    """What keeps a patch from being one: a tensor that is not in both or not of one shape and type, another
+    order or alignment.
+    """
+    if list(old.tensors) == list(new.tensors):
+        unlike = (f"tensor {name}" for name, what in new.tensors.items() if old.tensors[name] != what)
+        return next(unlike, "the alignment" if old.alignment != new.alignment else None)
+    extra = sorted(old.tensors.keys() ^ new.tensors.keys())
+    return f"tensor {extra[0]}" if extra else "the order of the tensors"
+
+
+def _changed(before: GgufTensor, after: GgufTensor) -> tuple[str, Bytes] | None:
+    """How `after` differs from `before`: None if not at all, else what the patch holds of it."""
+    rows = list(after.blocks())
+    if all(np.array_equal(before.stored(*part), after.stored(*part)) for part in rows):
+        return None
+    scales: list[Bytes] = []
+    for part in rows:
+        some = after.stored(*part)
+        values = _scale_bytes(some, after.ggml_type)
+        if values is None or not np.array_equal(
+            _with_scales(before.stored(*part), after.ggml_type, values), some
+        ):
+            return WHOLE, after.stored(0, after.rows)
+        scales.append(values)
+    # safetensors writes an array's memory, whatever its strides
+    return CHANGED, np.ascontiguousarray(np.concatenate(scales))
+
+
+def _scale_bytes(rows: Bytes, ggml_type: int) -> Bytes | None:
+    """The bytes of all scales, (rows, blocks of a row, 2 · scales of a block); None for a type without."""
+    places = [at + byte for at in SCALES.get(ggml_type, ()) for byte in (0, 1)]
+    return _blocks(rows, ggml_type)[..., places] if places else None
+
+
+def _with_scales(rows: Bytes, ggml_type: int, values: Bytes) -> Bytes:
+    """`rows` with the scales `values` in their places."""
+    places = [at + byte for at in SCALES[ggml_type] for byte in (0, 1)]
+    _blocks(rows, ggml_type)[..., places] = values
+    return rows
+
+
+def _blocks(rows: Bytes, ggml_type: int) -> Bytes:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    size = int(GGML_QUANT_SIZES[GGMLQuantizationType(ggml_type)][1])
+    return rows.reshape(len(rows), -1, size)
+
+
+def _head(path: Path, header: Header) -> bytes:
+    """The bytes of a file before its tensors."""
+    with path.open("rb") as file:
+        return file.read(header.start)
+
+
+def _header_change(old: bytes, new: bytes) -> tuple[tuple[int, int], Bytes]:
+    """((bytes of `old` that stay behind its counts, bytes that stay at its end), the others of `new`)."""
+    room = min(len(old), len(new)) - COUNTS
+    one, other = (np.frombuffer(text, np.uint8)[COUNTS:] for text in (old, new))
+    differs = np.flatnonzero(one[:room] != other[:room])
+    first = int(differs[0]) if len(differs) else room
+    differs = np.flatnonzero(one[::-1][: room - first] != other[::-1][: room - first])
+    last = int(differs[0]) if len(differs) else room - first
+    own = new[:COUNTS] + new[COUNTS + first : len(new) - last]
+    return (first, last), np.frombuffer(own, np.uint8)
+
+
+def _patched(base: Path, patch: Patch) -> Iterator[bytes]:
+    """The bytes of the file that `patch` makes of `base`, in parts."""
+    header, tensors = gguf_tensors(base)
+    head, arrays = _head(base, header), patch["arrays"]
+    first, last = map(int, patch["header_kept"].split(","))
+    own = arrays[HEADER].tobytes()
+    yield (start := own[:COUNTS] + head[COUNTS : COUNTS + first] + own[COUNTS:] + head[len(head) - last :])
+    left = int(patch["bytes"]) - len(start)
+    for name, tensor in tensors.items():
+        if WHOLE + name in arrays:
+            yield arrays[WHOLE + name].tobytes()
+        else:
+            values = arrays.get(CHANGED + name)
+            for part in tensor.blocks():
+                rows = tensor.stored(*part)
+                if values is not None:
+                    rows = _with_scales(rows, tensor.ggml_type, values[slice(*part)])
+                yield rows.tobytes()
+        size = tensor_bytes(name, *header.tensors[name])
+        left -= size + (padding := min(-size % header.alignment, left - size))  # the last one may have none
+        yield bytes(padding)
+
+
+def _written(parts: Iterator[bytes], file: Any) -> Iterator[bytes]:
+    for part in parts:
+        file.write(part)
+        yield part
+
+
+def _prove(parts: Iterator[bytes], wanted: str, file: Path) -> None:
+    """Raise `DataError` unless the bytes have the sha256 `wanted`."""
+    digest = hashlib.sha256()
+    try:
+        for part in parts:
+            digest.update(part)
+    except (ValueError, KeyError, IndexError) as error:
+        raise DataError(
+            "Q-GGUF-018", f"{file} does not fit its base ({error}): make it again with `quench diff`"
+        ) from error
+    if digest.hexdigest() != wanted:
+        raise DataError(
+            "Q-GGUF-019",
+            f"{file}: the result has sha256 {digest.hexdigest()[:12]}…, {wanted[:12]}… was announced: make "
+            "the patch again with `quench diff`",
+        )

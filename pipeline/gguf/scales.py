@@ -1,0 +1,79 @@
+"""The float16 scales and minima in a GGUF's blocks: read, and written into a copy of the bytes.
+
+A block's weights are a sum over its scales, each times a number that the codes alone give (ggml-quants.c):
+d · q for Q4_0, d · q + m for Q4_1, d · (scale · q) − dmin · minimum for Q4_K. So a weight's derivative by a
+scale is the weight with that scale at 1 and the others at 0, whatever the type.
+"""
+
+import torch
+from torch import Tensor
+
+from pipeline.core.errors import DataError
+from pipeline.gguf.dequantize import dequantize, layout
+from pipeline.gguf.tensors import SCALES
+
+SMALLEST, LARGEST = 2.0**-14, 65504.0  # of float16's normal numbers
+
+
+def scale_places(ggml_type: int) -> tuple[int, ...]:
+    """First byte of each scale in a block of this type. Raises `DataError` for a type that has none."""
+    if ggml_type not in SCALES:
+        raise DataError(
+            "Q-GGUF-015",
+            f"tensor type {layout(ggml_type).name} has no scales that could be trained: take a file whose "
+            "linears are Q4_0 to Q8_0, Q2_K to Q6_K or IQ4, or train an adapter",
+        )
+    return SCALES[ggml_type]
+
+
+def _blocks(quantized: Tensor, ggml_type: int) -> Tensor:
+    """Bytes (rows, row bytes) as (rows, blocks, bytes of a block)."""
+    return quantized.view(len(quantized), -1, layout(ggml_type).bytes)
+
+
+def stored_scales(quantized: Tensor, ggml_type: int) -> Tensor:
+    """The scales of `quantized`, uint8 (rows, row bytes), as float16 (scales of a block, rows, blocks of a
+    row).
+    """
+    blocks = _blocks(quantized, ggml_type)
+    return torch.stack(
+        [
+            blocks[:, :, at : at + 2].clone(memory_format=torch.contiguous_format).view(torch.float16)[..., 0]
+            for at in scale_places(ggml_type)
+        ]
+    )
+
+
+def with_scales(quantized: Tensor, ggml_type: int, scales: Tensor) -> Tensor:
+    """A copy of `quantized` with `scales`, float16 in the shape of `stored_scales`; every other byte
+    stays.
+    """
+    written = quantized.clone(memory_format=torch.contiguous_format)
+    blocks = _blocks(written, ggml_type)
+    for at, values in zip(scale_places(ggml_type), scales, strict=True):
+        blocks[:, :, at : at + 2] = values[..., None].contiguous().view(torch.uint8)
+    return written
+
+
+def changed_scales(stored: Tensor, change: Tensor) -> Tensor:
+    """`stored` · (1 + `change`), rounded once to float16: never with another sign, and never too large or too
+    small for all its bits.
+
+    Of float16's subnormal numbers only those stay that are in the file already: they go no lower. `stored` is
+    float16, `change` float32 of the same shape. At a change of 0 the bytes are the file's.
+    """
+    exact = stored.float()
+    magnitude = exact.abs()
+    wanted = magnitude * (1 + change)
+    held = torch.minimum(torch.maximum(wanted, magnitude.clamp(max=SMALLEST)), wanted.new_tensor(LARGEST))
+    return torch.copysign(held, exact).half()
+
+
+def per_scale(quantized: Tensor, ggml_type: int, number: int) -> Tensor:
+    """The derivative of each weight by its block's scale `number`: float32 (rows, columns), from the codes
+    alone.
+    """
+    shape = (len(scale_places(ggml_type)), *_blocks(quantized, ggml_type).shape[:2])
+    unit = torch.zeros(shape, dtype=torch.float16, device=quantized.device)
+    unit[number] = 1
+    return dequantize(with_scales(quantized, ggml_type, unit), ggml_type)

@@ -1,0 +1,141 @@
+"""A linear whose weight stays as a GGUF's quantized bytes and learns by its blocks' scales: every code stays,
+each scale is multiplied by 1 + its trained change.
+
+The forward rounds the scales to float16 as the file will hold them, so that what is trained is what is
+served; the gradient goes straight through that rounding (Bengio et al., arXiv:1308.3432) to float32 changes.
+To tune the scales alone is what PEQA does (arXiv:2305.14152) and mlx-lm's DWQ, there on other formats.
+"""
+
+from typing import Any
+
+import torch
+
+from pipeline.gguf.dequantize import columns_of, layout
+from pipeline.gguf.scales import changed_scales, per_scale, scale_places, stored_scales, with_scales
+from pipeline.models.quantized_linear import QuantizedLinear, passing
+
+# weights whose gradient is dense at a time: 32 MB in float32, and as many for their derivatives
+BLOCK_WEIGHTS = 8 << 20
+
+
+class ScaledMatmul(torch.autograd.Function):
+    """y = x Wᵀ + b with W quantized and its scales changed. The gradient of a matrix is never held: it is
+    made by blocks of rows and summed up per scale.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        quantized: torch.Tensor,
+        change: torch.Tensor,
+        bias: torch.Tensor | None,
+        ggml_type: int,
+    ) -> torch.Tensor:
+        """(T, out) for x (T, in), quantized (out, row_bytes), change (scales, out, blocks of a row) in
+        float32, bias (out,) in x's type.
+        """
+        ctx.save_for_backward(x, quantized, change)
+        ctx.ggml_type = ggml_type
+        y = x.new_empty(len(x), len(quantized))
+        for rows in row_parts(quantized, ggml_type):
+            weights = rescaled(quantized[rows], ggml_type, change[:, rows])
+            part = None if bias is None else bias[rows]
+            y[:, rows] = torch.nn.functional.linear(x, passing(weights, ggml_type, x.dtype), part)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(
+        ctx: Any, upstream: torch.Tensor
+    ) -> tuple[torch.Tensor | None, None, torch.Tensor | None, torch.Tensor | None, None]:
+        """The gradients of x, of the changes (Σ over a block of upstreamᵀ x · ∂weight/∂scale, times the
+        file's scale) and of the bias if it trains.
+        """
+        x, quantized, change = ctx.saved_tensors
+        of_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
+        of_change = torch.empty_like(change) if ctx.needs_input_grad[2] else None
+        for rows in row_parts(quantized, ctx.ggml_type):
+            some, above = quantized[rows], upstream[:, rows]
+            if of_x is not None:
+                weights = rescaled(some, ctx.ggml_type, change[:, rows])
+                of_x.addmm_(above, passing(weights, ctx.ggml_type, above.dtype))
+            if of_change is not None:
+                of_weights = (above.T @ x).float()
+                for number, stored in enumerate(stored_scales(some, ctx.ggml_type).float()):
+                    by_scale = per_scale(some, ctx.ggml_type, number).mul_(of_weights)
+                    of_change[number, rows] = by_scale.view(*stored.shape, -1).sum(-1) * stored
+        return of_x, None, of_change, upstream.sum(0) if ctx.needs_input_grad[3] else None, None
+
+
+def row_parts(quantized: torch.Tensor, ggml_type: int) -> list[slice]:
+    """Slices of at most `BLOCK_WEIGHTS` weights (at least a row) that cover the rows of `quantized`."""
+    step = max(1, BLOCK_WEIGHTS // columns_of(ggml_type, quantized.shape[1]))
+    return [slice(first, min(first + step, len(quantized))) for first in range(0, len(quantized), step)]
+
+
+def rescaled(quantized: torch.Tensor, ggml_type: int, change: torch.Tensor) -> torch.Tensor:
+    """The bytes (rows, row_bytes) as the tuned file holds them."""
+    scales = changed_scales(stored_scales(quantized, ggml_type), change)
+    return with_scales(quantized, ggml_type, scales)
+
+
+class ScaledLinear(QuantizedLinear):
+    """A `QuantizedLinear` with a trained parameter `change`, float32 (scales of a block, out_features, blocks
+    of a row), 0 at the start: then it computes what the file does.
+    """
+
+    def __init__(
+        self,
+        quantized: torch.Tensor,
+        ggml_type: int,
+        bias: torch.Tensor | None = None,
+        *,
+        compute_dtype: torch.dtype,
+    ) -> None:
+        super().__init__(quantized, ggml_type, bias, compute_dtype=compute_dtype)
+        shape = (
+            len(scale_places(ggml_type)),
+            self.out_features,
+            self.in_features // layout(ggml_type).weights,
+        )
+        self.change = torch.nn.Parameter(torch.zeros(shape, device=quantized.device))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """(…, out_features) for (…, in_features), in the input's type."""
+        with torch.autocast(input.device.type, enabled=False):
+            x = input.reshape(-1, self.in_features).to(self.compute_dtype)
+            bias = None if self.bias is None else self.bias.to(self.compute_dtype)
+            y: torch.Tensor = ScaledMatmul.apply(x, self.weight, self.change, bias, self.ggml_type)  # type: ignore[no-untyped-call]
+            return y.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
+
+    def tuned(self) -> QuantizedLinear:
+        """The same linear as the tuned file holds it, frozen."""
+        with torch.no_grad():
+            weights = rescaled(self.weight, self.ggml_type, self.change)
+        return QuantizedLinear(weights, self.ggml_type, self.bias, compute_dtype=self.compute_dtype)
+
+    def rows(self, first: int, last: int) -> torch.Tensor:
+        """Rows [first, last) of the tuned weight; see `QuantizedLinear.rows`."""
+        return self.tuned().rows(first, last)
+
+    def densify(self) -> torch.nn.Linear:
+        """The tuned linear, frozen, in the compute type."""
+        return self.tuned().densify()
+
+
+def put_scales(model: Any, target_modules: list[str]) -> dict[str, ScaledLinear]:
+    """Replace the linears of `model`'s layers (a model of `load_gguf`) whose names are in `target_modules` by
+    ones whose scales train; they, by name.
+
+    Raises `DataError` for a type without scales.
+    """
+    made = {}
+    for path, module in list(model.named_modules()):
+        wanted = ".layers." in path and path.rpartition(".")[2] in target_modules
+        if wanted and isinstance(module, QuantizedLinear):
+            made[path] = ScaledLinear(
+                module.weight, module.ggml_type, module.bias, compute_dtype=module.compute_dtype
+            )
+            model.set_submodule(path, made[path])
+    return made

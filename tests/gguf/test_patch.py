@@ -1,0 +1,171 @@
+"""Patches: what one GGUF differs from another in, applied to the same bytes; a wrong base and damage are
+named.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as GgmlType
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from pipeline.cli import app
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.patch import apply_patch, read_patch, write_patch
+from pipeline.gguf.tensors import SCALES, gguf_tensors
+
+TYPES = {"blk.0.a": GgmlType.Q4_0, "blk.0.b": GgmlType.Q4_K, "blk.1.a": GgmlType.Q6_K, "norm": GgmlType.F32}
+
+
+def write(path: Path, fields: dict[str, str] | None = None, seed: int = 0, **changed: Any) -> Path:
+    """A GGUF of random bytes; `changed` tensors get what the function makes of theirs."""
+    random = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("tokenizer.ggml.tokens", [f"word {number}" for number in range(300)])
+    for key, value in (fields or {}).items():
+        writer.add_string(key, value)
+    for name, kind in TYPES.items():
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        rows = random.integers(0, 256, (5, 512 // block * size), dtype=np.uint8)
+        if name in changed:
+            rows = changed[name](rows.reshape(5, -1, size)).reshape(5, -1)
+        writer.add_tensor(name, rows, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def tuned(kind: GgmlType) -> Any:
+    """Other scales in all blocks of this type."""
+
+    def change(blocks: Any) -> Any:
+        for at in SCALES[int(kind)]:
+            blocks[:, :, at : at + 2] ^= 3
+        return blocks
+
+    return change
+
+
+def zeroed(blocks: Any) -> Any:
+    return blocks * 0
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return write(tmp_path / "base.gguf")
+
+
+def both_ways(base: Path, other: Path, patch: Path) -> dict[str, int]:
+    """A patch of the two files, applied; what it says is in it."""
+    found = write_patch(base, other, patch)
+    made = patch.with_suffix(".made")
+    apply_patch(base, patch, made)
+    assert made.read_bytes() == other.read_bytes()
+    return found
+
+
+def test_a_tuned_file_is_its_scales(base: Path, tmp_path: Path) -> None:
+    other = write(
+        tmp_path / "other.gguf",
+        {"quench.tuned": "yes", "quench.base": "x" * 100},
+        **{"blk.0.a": tuned(GgmlType.Q4_0), "blk.0.b": tuned(GgmlType.Q4_K), "blk.1.a": tuned(GgmlType.Q6_K)},
+    )
+    assert both_ways(base, other, tmp_path / "patch") == {"scales": 3, "tensors": 0}
+    arrays = read_patch(tmp_path / "patch")["arrays"]
+    assert arrays["scales:blk.0.b"].shape == (5, 2, 4)
+    assert arrays["header"].nbytes < 600  # not the vocabulary
+
+
+def test_what_differs_in_more_than_scales_is_there_as_a_tensor(base: Path, tmp_path: Path) -> None:
+    other = write(
+        tmp_path / "other.gguf", **{"blk.0.a": zeroed, "norm": zeroed, "blk.1.a": tuned(GgmlType.Q6_K)}
+    )
+    assert both_ways(base, other, tmp_path / "patch") == {"scales": 1, "tensors": 2}
+
+
+def test_equal_files_have_an_empty_patch(base: Path, tmp_path: Path) -> None:
+    assert both_ways(base, write(tmp_path / "same.gguf"), tmp_path / "patch") == {"scales": 0, "tensors": 0}
+
+
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.text("xyz", max_size=40)),
+    st.dictionaries(st.sampled_from("abc"), st.text("xyz", max_size=40)),
+)
+def test_any_metadata_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, old: dict[str, str], new: dict[str, str]
+) -> None:
+    folder = tmp_path_factory.mktemp("patch")
+    both_ways(write(folder / "base.gguf", old), write(folder / "other.gguf", new), folder / "patch")
+
+
+def test_other_tensors_are_refused(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TYPES, "blk.0.a", GgmlType.Q8_0)
+    with pytest.raises(DataError, match=r"Q-GGUF-016: tensor blk\.0\.a"):
+        write_patch(base, write(tmp_path / "other.gguf"), tmp_path / "patch")
+    monkeypatch.setitem(TYPES, "more", GgmlType.Q8_0)
+    with pytest.raises(DataError, match="Q-GGUF-016: tensor more"):
+        write_patch(base, write(tmp_path / "more.gguf"), tmp_path / "patch")
+    assert not (tmp_path / "patch").exists()
+
+
+def test_a_wrong_base_is_named_before_anything_is_written(base: Path, tmp_path: Path) -> None:
+    write_patch(base, write(tmp_path / "other.gguf", norm=zeroed), tmp_path / "patch")
+    wrong = write(tmp_path / "wrong.gguf", seed=1)
+    with pytest.raises(DataError, match=f"Q-GGUF-017: .*{file_hash(base)[:12]}"):
+        apply_patch(wrong, tmp_path / "patch", tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("left", [0, 5, 200, -1])
+def test_a_patch_that_is_cut_off_is_named(base: Path, tmp_path: Path, left: int) -> None:
+    patch = tmp_path / "patch"
+    write_patch(base, write(tmp_path / "other.gguf", norm=zeroed), patch)
+    patch.write_bytes(patch.read_bytes()[:left])
+    with pytest.raises(DataError, match="Q-GGUF-018"):
+        apply_patch(base, patch, tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+def test_every_flipped_byte_is_found(base: Path, tmp_path: Path) -> None:
+    patch = tmp_path / "patch"
+    write_patch(base, write(tmp_path / "other.gguf", **{"blk.1.a": tuned(GgmlType.Q6_K)}), patch)
+    whole = patch.read_bytes()
+    for at in range(8, len(whole)):
+        patch.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            apply_patch(base, patch, tmp_path / "made")
+        except DataError:
+            assert not (tmp_path / "made").exists()
+        else:  # a space in the patch's own header, say: what was made is right all the same
+            assert file_hash(tmp_path / "made") == file_hash(tmp_path / "other.gguf")
+            (tmp_path / "made").unlink()
+
+
+def test_another_safetensors_file_is_no_patch(base: Path, tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"x": np.zeros(3)}, tmp_path / "patch")
+    with pytest.raises(DataError, match="Q-GGUF-018"):
+        apply_patch(base, tmp_path / "patch", tmp_path / "made")
+
+
+def test_the_commands(base: Path, tmp_path: Path) -> None:
+    other, patch, made = (
+        write(tmp_path / "other.gguf", norm=zeroed),
+        tmp_path / "patch",
+        tmp_path / "made.gguf",
+    )
+    for words in (["diff", base, other, patch], ["apply", base, patch, made]):
+        done = CliRunner().invoke(app, [str(word) for word in words])
+        assert done.exit_code == 0, done.output
+    assert made.read_bytes() == other.read_bytes() and list(gguf_tensors(made)[1]) == list(TYPES)
+    done = CliRunner().invoke(app, ["apply", str(base), str(patch), str(base)])
+    assert done.exit_code == 2 and "Q-COMMANDS-034" in done.output
+    assert gguf_tensors(base)
