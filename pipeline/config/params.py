@@ -61,10 +61,12 @@ class Params(sections.Section):
 
     @property
     def graph(self) -> sections.Graph:
-        """Which of the two graphs of stages these settings need: an adapter beside the base's own GGUF, or a
-        merged model and its levels.
+        """Which graph of stages these settings need: a merged model and its levels, an adapter beside the
+        base's own GGUF, or that GGUF with trained scales.
         """
-        return "adapter" if self.base.quantization == "gguf" else "merged"
+        if self.base.quantization != "gguf":
+            return "merged"
+        return "tuned" if self.train.tuner == "scales" else "adapter"
 
     def problems(self) -> Iterator[str]:
         """Sentences on settings of different sections that don't fit together."""
@@ -73,6 +75,16 @@ class Params(sections.Section):
             yield from self._of_levels()
         else:
             yield from self._of_an_adapter()
+        if self.train.tuner == "scales" and self.graph != "tuned":
+            yield (
+                "train.tuner is scales and base.quantization is "
+                f"{self.base.quantization}, which has no blocks of a GGUF: set it to gguf, or the tuner to lora"
+            )
+        if self.graph == "tuned" and not self.train.keep_quantized:
+            yield (
+                "train.tuner is scales and train.keep_quantized is false, so there would be no blocks to train: "
+                "set it to true"
+            )
         if self.train.method == "distill" and self.base.level is None:
             yield (
                 "train.method is distill and base.level is null, so there is no original to learn from: "

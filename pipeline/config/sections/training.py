@@ -37,6 +37,11 @@ class Train(Section):
     distill_sft_weight: Fraction = key(
         0.0, "distill only: share of the usual loss on what the assistant says, 0 (only distill) to 1"
     )
+    tuner: Literal["lora", "scales"] = key(
+        "lora",
+        "what trains: lora (an adapter) | scales (the scales of a GGUF's blocks: what ships is one GGUF of the "
+        "same size and speed as the base's; needs base.quantization gguf)",
+    )
     bnb_4bit_use_double_quant: bool = key(True, "quantize NF4's scales too: saves 0.37 bit per parameter")
     bnb_4bit_compute_dtype: ComputeDtype | Literal["auto"] = key(
         "auto",
@@ -49,14 +54,14 @@ class Train(Section):
         "base.quantization gguf: keep the linears quantized and dequantize them at every use (little "
         "memory); false: once, in the memory of what they are multiplied in",
     )
-    r: Annotated[int, Field(ge=1, le=4096)] = key(16, "LoRA rank: 8 to 64")
-    lora_alpha: Annotated[int, Field(ge=1, le=1 << 16)] = key(32, "LoRA scale is lora_alpha / r")
+    r: Annotated[int, Field(ge=1, le=4096)] = key(16, "lora only: LoRA rank, 8 to 64")
+    lora_alpha: Annotated[int, Field(ge=1, le=1 << 16)] = key(32, "lora only: LoRA scale is lora_alpha / r")
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.05, "share of LoRA inputs dropped while training, 0 to 1"
+        0.05, "lora only: share of LoRA inputs dropped while training, 0 to 1"
     )
     target_modules: Annotated[list[ModuleName], Field(min_length=1, max_length=1000)] = key(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        "linears that get an adapter",
+        "linears that get an adapter, or whose scales train",
     )
     num_train_epochs: Annotated[float, Field(gt=0, le=10_000)] = key(
         3.0, "passes over the training rows; max_steps wins if it is above 0"
@@ -77,7 +82,9 @@ class Train(Section):
     lr_scheduler_type: Literal["cosine", "linear", "constant", "constant_with_warmup"] = key(
         "cosine", "cosine | linear | constant | constant_with_warmup"
     )
-    weight_decay: Annotated[float, Field(ge=0, lt=1)] = key(0.01, "decay of the adapter's weights, 0 to 0.1")
+    weight_decay: Annotated[float, Field(ge=0, lt=1)] = key(
+        0.01, "decay of the adapter's weights or of the scales' change, 0 to 0.1"
+    )
     max_grad_norm: Annotated[float, Field(gt=0, le=10**6)] = key(
         1.0, "gradients are scaled down to this norm"
     )

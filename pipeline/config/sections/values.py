@@ -53,10 +53,10 @@ Format = Literal[
     "prompt",
 ]
 UNTUNED = "base-"  # what the names of the untuned base's models begin with
-# models of the graph without a merge: the base's GGUF alone, the same with the adapter's GGUF on it, and the
-# file that base.level was made from
-BASE, BASE_WITH_ADAPTER, ORIGINAL = "base", "adapter", "source"
-Graph = Literal["merged", "adapter"]
+# models of the graphs without a merge: the base's GGUF alone, the same with the adapter's GGUF on it or with
+# trained scales, and the file that base.level was made from
+BASE, BASE_WITH_ADAPTER, TUNED, ORIGINAL = "base", "adapter", "tuned", "source"
+Graph = Literal["merged", "adapter", "tuned"]
 NAME_PART = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}"  # of a path, not hidden
 INSIDE = rf"(?=.{{1,400}}\Z){NAME_PART}(/{NAME_PART})*"
 # a file below data/guard or data/evaluation, which the graph watches; so it can't lead out of there
