@@ -77,8 +77,8 @@ class Params(sections.Section):
             yield from self._of_an_adapter()
         if self.train.tuner == "scales" and self.graph != "tuned":
             yield (
-                f"train.tuner is scales and base.quantization is {self.base.quantization}, which has no blocks "
-                "of a GGUF: set it to gguf, or the tuner to lora"
+                f"train.tuner is scales and base.quantization is {self.base.quantization}, which has no "
+                "blocks of a GGUF: set it to gguf, or the tuner to lora"
             )
         if self.graph == "tuned" and not self.train.keep_quantized:
             yield (
