@@ -1,5 +1,5 @@
-"""Which stages there are: the graph of merged models, or the shorter ones of a base's own GGUF, which is served
-with an adapter or with trained scales.
+"""Which stages there are: the graph of merged models, or the shorter ones of a base's own GGUF, which is
+served with an adapter or with trained scales.
 
 Snakemake asks `params.yaml` for the one it needs (`Snakefile`). DVC can't: `quench use` and `quench graph`
 write `dvc.yaml` from the table of stages (`pipeline.workflow.stages`), and every stage refuses it if it is
@@ -33,8 +33,8 @@ def need_graph(root: Path, graph: Graph) -> None:
     if found not in (None, graph):
         raise ConfigError(
             "Q-WORKFLOW-004",
-            f"{file} is not the graph of {WORDS[graph]}, which base.quantization and train.tuner in params.yaml "
-            "ask for: run `quench graph`, which puts it there",
+            f"{file} is not the graph of {WORDS[graph]}, which base.quantization and train.tuner in "
+            "params.yaml ask for: run `quench graph`, which puts it there",
         )
     if found and _names_code(stages):
         raise ConfigError(

@@ -81,8 +81,8 @@ def reference_of(model: str, sixteen: str) -> str:
 
 
 def served_of(models: Container[str]) -> str | None:
-    """What is served of `models` (of `evaluate.models`) if nothing is merged: "adapter" or "tuned"; None for the
-    graph of merged models.
+    """Which of `evaluate.models` is served if nothing is merged: "adapter" or "tuned"; None if models are
+    merged.
     """
     return next((model for model in SERVED.values() if model in models), None)
 
