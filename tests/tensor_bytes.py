@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Training
+from pipeline.models.tuners import causal_model
 from pipeline.planning.memory import plan_memory
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
@@ -12,11 +13,10 @@ from pipeline.planning.shape import Shape
 
 def adapted(base: Path, train: Training) -> Any:
     """The model as training has it."""
-    from peft import get_peft_model
+    from pipeline.models.qlora import load_quantized
+    from pipeline.models.tuners import put_tuner
 
-    from pipeline.models.qlora import load_quantized, lora_config
-
-    return get_peft_model(load_quantized(base, train), lora_config(train), autocast_adapter_dtype=True)
+    return put_tuner(load_quantized(base, train), train)
 
 
 def hidden_states(model: Any, tokens: int) -> Any:
@@ -25,7 +25,7 @@ def hidden_states(model: Any, tokens: int) -> Any:
 
     ids = torch.arange(tokens)[None] % model.config.vocab_size
     positions = torch.cat([torch.arange(tokens // 3), torch.arange(tokens - tokens // 3)])[None]
-    return model.get_base_model().model(input_ids=ids, position_ids=positions, use_cache=False)[0]
+    return causal_model(model).model(input_ids=ids, position_ids=positions, use_cache=False)[0]
 
 
 def quant_tensors(module: Any) -> Iterator[Any]:
@@ -52,7 +52,7 @@ def measured(model: Any, optimizer: Any) -> dict[str, int]:
         if isinstance(m, torch.nn.Linear) and "lora_" not in name and "lm_head" not in name
     ]
     quantized = [layer for layer in layers if hasattr(layer.weight, "quant_state")]
-    base = model.get_base_model()
+    base = causal_model(model)
     tables = {
         id(table): table
         for table in (base.get_input_embeddings().weight, base.get_output_embeddings().weight)
@@ -82,7 +82,8 @@ def planned(shape: Shape, train: Training, packed: QuantizedBase | None = None) 
     """The same by the planner: what stays, whatever the sequence."""
     parts = {part.name: part.bytes for part in plan_memory(shape, train, 64, "cpu", "chunked", packed).parts}
     linears = next(name for name in parts if "linears" in name)
-    names = (linears, "embeddings and head", "norms and biases", "LoRA", "gradients", "optimizer")
+    trained = next(name for name in parts if name in ("LoRA", "scales"))
+    names = (linears, "embeddings and head", "norms and biases", trained, "gradients", "optimizer")
     return dict(
         zip(
             ("linears", "tables", "small", "lora", "gradients", "optimizer"),

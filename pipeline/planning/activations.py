@@ -14,13 +14,14 @@ from pipeline.config.sections import Training
 from pipeline.core.cpu import Device
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Linear, Shape
-from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters
+from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters, tunes_scales
 
 Loss = Literal["liger", "chunked", "plain"]  # plain: transformers' own, with all logits; for comparison
 CHUNK_LOGITS = 5 << 20  # `pipeline.models.chunked_loss`'s, which imports torch; a test keeps them equal
 LOSS_BYTES = 3 * FLOAT  # per logit alive: log-softmax and two gradients
 # `pipeline.gguf.base_files`'s, which import torch too: dense at a time of a linear, of the head
 BLOCK_WEIGHTS, BLOCK_HEAD = 32 << 20, 8 << 20
+BLOCK_SCALED = 8 << 20  # `pipeline.models.scaled_linear`'s
 CUBLAS_WORKSPACE = 8_519_680  # torch's default for a stream, :4096:2:16:8
 
 
@@ -63,11 +64,13 @@ def lora_kept(step: Step, without_mask: tuple[str, ...] = ()) -> int:
     """Bytes kept by one layer's LoRA branches: dropout's mask and output (or the input), and A's output.
 
     Without dropout, linears that read the same tensor share it, unless each makes its own float32 copy.
-    Inputs named in `without_mask` need no gradient, so their dropout keeps no mask.
+    Inputs named in `without_mask` need no gradient, so their dropout keeps no mask. Linears whose scales
+    train keep their inputs alone.
     """
     targets = [linear for linear in step.shape.linears if linear.name in step.train.target_modules]
-    kept = len(targets) * step.train.r * step.lora_element
-    if step.train.lora_dropout:
+    scaled = tunes_scales(step.train)
+    kept = 0 if scaled else len(targets) * step.train.r * step.lora_element
+    if step.train.lora_dropout and not scaled:
         mask = (
             1 if step.device == "cuda" else step.lora_element
         )  # a bool on CUDA, on the CPU the noise itself
@@ -75,7 +78,7 @@ def lora_kept(step: Step, without_mask: tuple[str, ...] = ()) -> int:
             linear.inputs * (step.lora_element + (0 if linear.reads in without_mask else mask))
             for linear in targets
         )
-    elif step.lora_element != step.element:
+    elif step.lora_element != step.element and not scaled:
         kept += sum(linear.inputs * step.lora_element for linear in targets)
     else:
         # attention keeps its output anyway
@@ -141,7 +144,7 @@ def autocast_copies(step: Step) -> int:
     """Autocast's 16-bit copies of the adapter, which a forward holds to its end."""
     return (
         lora_parameters(step.shape, step.train) * step.element
-        if step.device == "cuda" and step.element < FLOAT
+        if step.device == "cuda" and step.element < FLOAT and not tunes_scales(step.train)
         else 0
     )
 
@@ -195,15 +198,20 @@ def workspace_bytes(step: Step, quantized: QuantizedBase | None = None) -> int:
 
     NF4: the largest one dequantized, with its scales in float32 twice. A GGUF's: rows of at most
     `BLOCK_WEIGHTS` weights of the largest one
-    (`pipeline.models.quantized_linear`), and what the dequantizer takes beside.
+    (`pipeline.models.quantized_linear`), and what the dequantizer takes beside. If its scales train: of
+    `BLOCK_SCALED` weights also the gradient, and copies of the bytes (`pipeline.models.scaled_linear`).
     """
     cublas = CUBLAS_WORKSPACE if step.device == "cuda" else 0
     if quantized and step.quantized:
+        at_once = BLOCK_SCALED if tunes_scales(step.train) else BLOCK_WEIGHTS
         block = max(
-            min(linear.outputs, max(1, BLOCK_WEIGHTS // linear.inputs)) * linear.inputs
+            min(linear.outputs, max(1, at_once // linear.inputs)) * linear.inputs
             for linear in step.shape.linears
         )
-        return cublas + block * step.element + quantized.scratch(step.device, block)
+        dense = block * step.element
+        if tunes_scales(step.train):  # its gradient too, and in float32, and the derivatives by a scale
+            dense += block * (step.element + 2 * FLOAT) + 2 * block
+        return cublas + dense + quantized.scratch(step.device, block)
     if step.train.quantization != "nf4":
         return cublas
     largest: Linear = max(step.shape.linears, key=lambda linear: linear.weights)

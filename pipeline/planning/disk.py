@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.config.sections import UNTUNED, LoraType, Training
 from pipeline.planning.level_bytes import level_bytes
+from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
 from pipeline.planning.strategies import lora_bytes
-from pipeline.planning.weights import lora_parameters, optimizer_bytes
+from pipeline.planning.weights import optimizer_bytes, trained_tensors, tunes_scales
 
 CACHE = "copies in DVC's cache"
 BASE = "base"
@@ -22,21 +23,28 @@ def plan_disk(
     *,
     untuned: bool = True,
     base: int | None = None,
+    quantized: QuantizedBase | None = None,
 ) -> dict[str, int]:
     """Bytes on disk by artifact: checkpoints (one above `save_total_limit` while it is written), adapter,
     merged model, GGUFs.
 
     Trained on a GGUF (`train.quantization` gguf) nothing is merged: what comes is the adapter, in its folder
-    and as a GGUF of type `lora`. `untuned` says whether the untuned base's 16-bit GGUF is made. `BASE` is
+    and as a GGUF of type `lora`, or the base's file with trained scales (`quantized`).
+    `untuned` says whether the untuned base's 16-bit GGUF is made. `BASE` is
     what is there before (`base` bytes, by default its 16-bit weights). DVC's cache holds one more copy of
     each but the checkpoints; none where the file system shares blocks (Btrfs, XFS). Of the base it has none.
     """
-    adapter = 4 * lora_parameters(shape, train)
-    checkpoint = adapter + optimizer_bytes(shape, train) + STATE
+    adapter = 4 * sum(trained_tensors(shape, train, quantized))
+    checkpoint = adapter + optimizer_bytes(shape, train, quantized) + STATE
+    if tunes_scales(train):
+        assert quantized  # else `trained_tensors` would have said so
+        made = {"tuned GGUF": quantized.file}
+    else:
+        made = {"LoRA GGUF": lora_bytes(shape, train, lora)}
     sizes = {
         "checkpoints": checkpoint * (train.save_total_limit + 1),
         "adapter": adapter + TOKENIZER,
-        "LoRA GGUF": lora_bytes(shape, train, lora),
+        **made,
     }
     if train.quantization != "gguf":
         sizes["merged model"] = 2 * shape.parameters + TOKENIZER

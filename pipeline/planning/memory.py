@@ -72,7 +72,7 @@ def plan_memory(
     """
     tokens = max_length * train.per_device_train_batch_size
     step = Step(shape, train, device, loss, tokens)
-    adapter = 4 * weights.lora_parameters(shape, train)
+    trained, scaled = 4 * sum(weights.trained_tensors(shape, train, quantized)), weights.tunes_scales(train)
     held = held_quantized(train, quantized)
     linears, how, dequantized = _storage(train, held)
     table = weights.table_bytes(shape, train, quantized)
@@ -103,9 +103,9 @@ def plan_memory(
         Part(linears, weights.linear_bytes(shape, train, quantized), how),
         Part("embeddings and head", table - off_card, ", ".join(filter(None, tables))),
         Part("norms and biases", weights.small_bytes(shape, train), train.bnb_4bit_compute_dtype),
-        Part("LoRA", adapter, f"{adapter // 4:,} parameters, float32"),
-        Part("gradients", adapter, "float32"),
-        Part("optimizer", weights.optimizer_bytes(shape, train), train.optim),
+        Part("scales" if scaled else "LoRA", trained, f"{trained // 4:,} parameters, float32"),
+        Part("gradients", trained, "float32"),
+        Part("optimizer", weights.optimizer_bytes(shape, train, quantized), train.optim),
         kept,
         Part(moment, in_layer, source, in_backward),
         Part("workspace", workspace, takes, in_backward),

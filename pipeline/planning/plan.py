@@ -122,6 +122,7 @@ def make_plan(
             lora,
             untuned=untuned,
             base=quantized.file + quantized.made_from if quantized else None,
+            quantized=quantized,
         ),
         work,
         flops_per_token(shape, train, max_length),

@@ -12,7 +12,7 @@ from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
 from pipeline.models.experts import check_no_experts_of
-from pipeline.planning.level_bytes import NAMES, level_bytes, matrices
+from pipeline.planning.level_bytes import NAMES, TYPES, level_bytes, matrices
 from pipeline.planning.shape import Shape, read_shape
 
 # in models/base: what is trained on, and the one that it was made from
@@ -36,6 +36,7 @@ SCRATCH = {
     **dict.fromkeys(("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q5_0", "Q5_1", "Q4_0", "Q4_1"), 8),
     **dict.fromkeys(("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"), 18),
 }
+WITH_MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")  # two scales a block (a test compares)
 KERNELS = ("Q8_0", "Q6_K", "Q5_K", "Q4_K")  # on a GPU these have a kernel, which takes nothing beside
 AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights
 LEVEL_NAMES = "|".join(sorted((*LEVELS, "F16", "BF16", "F32")))
@@ -56,6 +57,8 @@ class QuantizedBase:
     source: str  # "as in the file", "computed for Q4_K_M"
     # bytes of the GGUF that it is quantized from here (`base.level`), 0 where it is fetched as it is
     made_from: int = 0
+    # (attn_q, how many scales and minima its blocks have) for every linear of every layer
+    scales: tuple[tuple[str, int], ...] = ()
 
     @property
     def tables(self) -> int:
@@ -79,6 +82,7 @@ def quantized_file(file: Path) -> QuantizedBase:
         name: tensor_bytes(name, shape, ggml_type) for name, (shape, ggml_type) in header.tensors.items()
     }
     linears = [name for name in sizes if LINEAR.fullmatch(name)]
+    types = {name: GGMLQuantizationType(header.tensors[name][1]).name for name in linears}
     tables = [name for name in ("token_embd.weight", "output.weight") if name in sizes]
     ggml_types = frozenset(GGMLQuantizationType(header.tensors[name][1]).name for name in (*linears, *tables))
     return QuantizedBase(
@@ -88,7 +92,14 @@ def quantized_file(file: Path) -> QuantizedBase:
         file.stat().st_size,
         ggml_types,
         "as in the file",
+        scales=tuple((name.split(".")[2], scales_of(types[name], sizes[name])) for name in linears),
     )
+
+
+def scales_of(ggml_type: str, stored: int) -> int:
+    """How many float16 scales and minima the blocks in `stored` bytes of a type have; floats have none."""
+    weights, size = TYPES[ggml_type]
+    return stored // size * (2 if ggml_type in WITH_MINIMA else 1) if weights > 1 else 0
 
 
 def quantized_level(shape: Shape, level: str) -> QuantizedBase:
@@ -96,7 +107,10 @@ def quantized_level(shape: Shape, level: str) -> QuantizedBase:
     it.
     """
     sizes, ggml_types = {"linears": 0, "token_embd": 0, "output": 0}, set()
+    scales = []
     for tensor, ggml_type, size in matrices(shape, level):
+        if tensor not in sizes:
+            scales.append((tensor, scales_of(ggml_type, size)))
         sizes[tensor if tensor in sizes else "linears"] += size
         ggml_types.add(ggml_type)
     return QuantizedBase(
@@ -106,6 +120,7 @@ def quantized_level(shape: Shape, level: str) -> QuantizedBase:
         level_bytes(shape, level),
         frozenset(ggml_types),
         f"computed for {level}",
+        scales=tuple(scales),
     )
 
 

@@ -6,6 +6,7 @@ from math import ceil
 
 from pipeline.config.sections import Train, Training
 from pipeline.core.errors import ConfigError
+from pipeline.planning.level_bytes import NAMES
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
 
@@ -102,15 +103,34 @@ def lora_parameters(shape: Shape, train: Train) -> int:
     return sum(lora_shapes(shape, train))
 
 
-def optimizer_bytes(shape: Shape, train: Train) -> int:
-    """Bytes of the optimizer's states for the adapter, as torch's and bitsandbytes' `init_state` allocate
+def tunes_scales(train: Train) -> bool:
+    """Whether the scales of a GGUF's blocks train, not an adapter."""
+    return train.tuner == "scales" and getattr(train, "quantization", None) == "gguf"
+
+
+def trained_tensors(shape: Shape, train: Train, quantized: QuantizedBase | None = None) -> list[int]:
+    """Elements of every tensor that trains: the adapter's matrices, or the scales of each targeted linear.
+
+    Raises `ConfigError` for a target that the layers don't have, `AssertionError` if scales train and nobody
+    has said how many there are.
+    """
+    matrices = lora_shapes(shape, train)
+    if not tunes_scales(train):
+        return matrices
+    assert quantized, "the scales of a GGUF train, and nobody has said how many it has"
+    targets = {NAMES[name] for name in train.target_modules}
+    return [count for name, count in quantized.scales if name in targets]
+
+
+def optimizer_bytes(shape: Shape, train: Train, quantized: QuantizedBase | None = None) -> int:
+    """Bytes of the optimizer's states for what trains, as torch's and bitsandbytes' `init_state` allocate
     them.
 
     An 8-bit state has a float32 scale per 256 elements and shares one table per state; a matrix below 4,096
     elements keeps 32-bit states. A paged one counts as on the card: it leaves it only when memory runs short.
     """
     states, eight_bit, step = OPTIMIZERS[train.optim]
-    matrices = lora_shapes(shape, train)
+    matrices = trained_tensors(shape, train, quantized)
     if not eight_bit:
         return states * FLOAT * sum(matrices) + (FLOAT * len(matrices) if step else 0)
     large = [size for size in matrices if size >= SMALLEST_EIGHT_BIT]

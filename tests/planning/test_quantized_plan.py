@@ -101,6 +101,8 @@ def test_a_ggufs_shape_is_that_of_its_config(base: tuple[Path, str]) -> None:
         pytest.param({}, marks=pytest.mark.slow),
         {"keep_quantized": False},
         {"bnb_4bit_compute_dtype": "float32", "target_modules": ["q_proj", "down_proj"]},
+        {"tuner": "scales"},
+        {"tuner": "scales", "target_modules": ["v_proj", "up_proj"]},
     ],
 )
 def test_tensors_after_a_step_are_the_plan_to_the_byte(
@@ -116,6 +118,13 @@ def test_tensors_after_a_step_are_the_plan_to_the_byte(
     assert measured(model, optimizer) == planned(
         load_shape(folder / "config.json"), train, quantized_file(folder / "model.gguf")
     )
+
+
+def test_what_autograd_keeps_of_scales_that_train(base: tuple[Path, str]) -> None:
+    train = settings(tuner="scales", lora_dropout=0.05)
+    step = Step(load_shape(base[0] / "config.json"), train, "cpu", "chunked", TOKENS)
+    model = adapted(base[0], train).train()
+    assert kept_bytes(model, lambda: hidden_states(model, TOKENS)) == activations.all_kept(step)
 
 
 @pytest.mark.parametrize(
@@ -146,11 +155,16 @@ def test_what_autograd_keeps_is_as_with_nf4(
 
 def test_figures_are_those_of_the_code_that_trains() -> None:
     from pipeline.gguf.dequantize import KERNELS, TRAINABLE_TYPES
+    from pipeline.gguf.tensors import SCALES
     from pipeline.models import quantized_head as head
     from pipeline.models import quantized_linear as linear
+    from pipeline.models import scaled_linear
 
     assert (activations.BLOCK_WEIGHTS, activations.BLOCK_HEAD) == (linear.BLOCK_WEIGHTS, head.BLOCK_HEAD)
     assert set(quantized.SCRATCH) == {layout.name for layout in TRAINABLE_TYPES.values()}
+    names = {ggml_type: layout.name for ggml_type, layout in TRAINABLE_TYPES.items()}
+    assert set(quantized.WITH_MINIMA) == {names[one] for one, places in SCALES.items() if len(places) == 2}
+    assert activations.BLOCK_SCALED == scaled_linear.BLOCK_WEIGHTS
     assert set(quantized.KERNELS) == {TRAINABLE_TYPES[ggml_type].name for ggml_type in KERNELS}
 
 
