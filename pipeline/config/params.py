@@ -77,13 +77,13 @@ class Params(sections.Section):
             yield from self._of_one_gguf()
         if self.train.tuner == "scales" and self.graph != "tuned":
             yield (
-                "train.tuner is scales and base.quantization is "
-                f"{self.base.quantization}, which has no blocks of a GGUF: set it to gguf, or the tuner to lora"
+                f"train.tuner is scales and base.quantization is {self.base.quantization}, which has no "
+                "blocks of a GGUF: set it to gguf, or the tuner to lora"
             )
         if self.graph == "tuned" and not self.train.keep_quantized:
             yield (
-                "train.tuner is scales and train.keep_quantized is false, so there would be no blocks to train: "
-                "set it to true"
+                "train.tuner is scales and train.keep_quantized is false, so there would be no blocks to "
+                "train: set it to true"
             )
         if self.train.method == "distill" and self.base.level is None:
             yield (

@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.publish import read_json
+from pipeline.gguf.base_files import trained_file
 from pipeline.gguf.file import check_gguf
 
 OWN = "quench."

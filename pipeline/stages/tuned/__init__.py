@@ -1,1 +1,1 @@
-"""The base's GGUF with trained scales."""
+"""The GGUF with the scales that were trained in it."""
