@@ -118,12 +118,12 @@ def main(params: Params, root: Path, asked: str | None, given: str | None, type:
     """Export and say what was written; `ConfigError` if more than the project's or the one named adapter
     would be merged.
     """
-    usual = BASE if params.graph == "adapter" else f"base-{params.convert.type}"
+    usual = f"base-{params.convert.type}" if params.graph == "merged" else BASE
     model = choose_model(params, root, asked or usual)
     (adapter,) = chosen_adapters(
         params,
         root,
-        BASE if params.graph == "adapter" else model,
+        model if params.graph == "merged" else BASE,
         lora=not given,
         given=[given] if given else [],
     )

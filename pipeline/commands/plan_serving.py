@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import Params
-from pipeline.config.sections import BASE_WITH_ADAPTER, Serve
+from pipeline.config.sections import BASE_WITH_ADAPTER, TUNED, Serve
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.publish import read_json
 from pipeline.core.units import MEMORY_GB, MEMORY_UNIT, memory_gb
@@ -114,10 +114,12 @@ def plan_levels(
 
 def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Path], int]]:
     """(name, files, bytes as computed) of what can be served: the tuned levels and the 16-bit model, or the
-    base's own GGUF with its adapter.
+    base's own GGUF with its adapter or with trained scales.
     """
     name, ggufs = params.convert.name, root / "models" / "gguf"
     if quantized := find_quantized(params, shape, root):
+        if params.graph == "tuned":
+            return [(TUNED, [ggufs / f"{name}-{TUNED}.gguf"], quantized.file)]
         files = [root / "models" / "base" / MODEL_FILE, ggufs / f"{name}-lora.gguf"]
         return [
             (BASE_WITH_ADAPTER, files, quantized.file + lora_bytes(shape, params.train, params.lora.type))

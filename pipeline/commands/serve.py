@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.config.params import Params
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, SERVED, TUNED
 from pipeline.config.sections import Serve as ServeSettings
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.llamacpp.lora import Lora
@@ -43,16 +43,17 @@ def choose_model(params: Params, root: Path, asked: str | None) -> str:
     """The model to serve, spelled as in `params.yaml`: what was asked for (any case), else the recommended
     one, else the first level.
 
-    If base.quantization is gguf there are two: "adapter" (the base's file with its adapter beside it) and
-    "base" (the file alone). Raises `ConfigError` for a name that the recipe doesn't make.
+    If base.quantization is gguf there are two: "adapter" (the base's file with its adapter beside it) or
+    "tuned" (that file with trained scales), and "base" (the file alone). Raises `ConfigError` for a name that
+    the recipe doesn't make.
     """
-    if params.graph == "adapter":
-        model = (asked or BASE_WITH_ADAPTER).lower()
-        if model not in (BASE_WITH_ADAPTER, BASE):
+    if served := SERVED.get(params.graph):
+        model = (asked or served).lower()
+        if model not in (served, BASE):
             raise ConfigError(
                 "Q-SERVE-001",
-                f"no model is called {asked!r}: with base.quantization gguf there are {BASE_WITH_ADAPTER} "
-                f"(the base with its adapter) and {BASE}",
+                f"no model is called {asked!r}: with base.quantization gguf there are {served} "
+                f"(the base with {'trained scales' if served == TUNED else 'its adapter'}) and {BASE}",
             )
         return model
     untuned = [f"base-{params.convert.type}"] if params.convert.base else []
@@ -74,8 +75,8 @@ def model_file(params: Params, root: Path, model: str) -> Path:
     path = model_files(params, root, model).gguf
     if not path.exists():
         stage = "convert" if model.endswith(params.convert.type) else f"quantize@{model}"
-        if params.graph == "adapter":
-            stage = "base"
+        if params.graph != "merged":
+            stage = "tuned" if model == TUNED else "base"
         raise DataError(
             "Q-SERVE-002",
             f"{path} is missing: stage {stage} makes it, so run `snakemake` (everything) or `python -m "
@@ -88,7 +89,13 @@ def chosen_adapters(
     params: Params, root: Path, model: str, *, lora: bool, given: Sequence[str]
 ) -> list[Adapter]:
     """The adapters to serve on `model`: the project's own if `lora` or the model says so, then the `given`
-    ones (FILE or FILE=SCALE)."""
+    ones (FILE or FILE=SCALE). Raises `ConfigError` if the project's own is wanted and it trains scales."""
+    if lora and params.graph == "tuned":
+        raise ConfigError(
+            "Q-SERVE-022",
+            f"train.tuner is scales, so there is no adapter: {params.convert.name}-{TUNED}.gguf holds what was "
+            "trained; name another adapter's GGUF with --adapter, or leave the option out",
+        )
     chosen = [*map(parse_adapter, given)]
     if lora or (params.graph == "adapter" and model == BASE_WITH_ADAPTER):
         chosen.insert(0, Adapter(root / "models" / "gguf" / f"{params.convert.name}-lora.gguf"))

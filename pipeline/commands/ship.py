@@ -3,7 +3,7 @@ bundle.
 
 Reads `models/gguf/NAME-LEVEL.gguf`, the adapter, the merged model and every report. Writes
 `models/bundle/NAME-LEVEL/`. If base.quantization is gguf, the one thing to ship is `adapter`: the base's GGUF
-and the adapter's.
+and the adapter's; if train.tuner is scales too, `tuned`: the base's GGUF with trained scales.
 
     quench ship Q4_K_M
     quench ship Q4_K_M --to /mnt/share --sign quench.key
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline.commands.serve import model_file
 from pipeline.config.params import Params
-from pipeline.config.sections import BASE_WITH_ADAPTER, UNTUNED
+from pipeline.config.sections import SERVED, TUNED, UNTUNED
 from pipeline.core.errors import ConfigError, GateError
 from pipeline.gate.advice import advise
 from pipeline.gate.records import load_inputs
@@ -67,14 +67,15 @@ def main(
 def shippable(params: Params, asked: str) -> str:
     """The level as spelled in params.yaml. Raises `ConfigError` for one that is not made, not tuned or not
     evaluated."""
-    if params.graph == "adapter":
-        if asked.lower() != BASE_WITH_ADAPTER:
+    if served := SERVED.get(params.graph):
+        if asked.lower() != served:
+            means = "trained scales" if served == TUNED else "the adapter's beside it"
             raise ConfigError(
                 "Q-SHIP-011",
-                f"{asked} can't be shipped: with base.quantization gguf there is {BASE_WITH_ADAPTER}, the "
-                "base's GGUF with the adapter's beside it",
+                f"{asked} can't be shipped: with base.quantization gguf and train.tuner {params.train.tuner} "
+                f"there is {served}, the base's GGUF with {means}",
             )
-        return BASE_WITH_ADAPTER
+        return served
     if asked.lower().startswith(UNTUNED):
         raise ConfigError(
             "Q-SHIP-011",

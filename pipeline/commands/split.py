@@ -2,8 +2,8 @@
 the way.
 
 Reads one GGUF of `models/gguf/`. Writes `models/split/NAME-LEVEL/NAME-LEVEL-00001-of-0000N.gguf` …; llama.cpp
-is given the first one and finds the others beside it. Where base.quantization is gguf:
-`models/base/model.gguf`, `models/split/NAME-base/`.
+is given the first one and finds the others beside it. If base.quantization is gguf:
+`models/base/model.gguf`, `models/split/NAME-base/`, or the tuned file.
 
     quench split [MODEL] [--max-size 4G] [--to DIR]
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.commands.serve import choose_model, model_file
 from pipeline.config.params import Params
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, TUNED
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.publish import need_disk, publishing
 from pipeline.gguf.file import check_gguf
@@ -121,7 +121,7 @@ def main(params: Params, root: Path, model: str | None, max_size: str, to: Path 
     chosen = choose_model(params, root, model)
     source = model_file(params, root, chosen)
     folder = (to or root / "models" / "split") / (
-        f"{params.convert.name}-{BASE}" if params.graph == "adapter" else source.stem
+        source.stem if params.graph == "merged" or chosen == TUNED else f"{params.convert.name}-{BASE}"
     )
     parts = split(source=source, folder=folder, max_size=max_size, tools=find_toolchain(params.llamacpp.home))
     print(

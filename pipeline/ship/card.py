@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from pipeline import __version__
-from pipeline.config.sections import BASE_WITH_ADAPTER, ORIGINAL, Serve
+from pipeline.config.sections import BASE_WITH_ADAPTER, ORIGINAL, TUNED, Serve, served_of
 from pipeline.gate.comparison import REFERENCES
 from pipeline.gate.recommend import Recommendation, reference_name
 from pipeline.gate.records import Inputs
@@ -71,7 +71,8 @@ def text_values(
         "checks": [{"name": key, **check} for key, check in inputs.parity["checks"].items()],
         "architecture": ", ".join(kinds),
         "bundle": None,
-        "unmerged": level == BASE_WITH_ADAPTER,
+        "unmerged": served_of(inputs.evaluations) is not None,
+        "scales": level == TUNED,
         "lora": (inputs.evaluations.get(level) or {}).get("lora"),
         "ORIGINAL": ORIGINAL,
     }
@@ -92,8 +93,9 @@ def front_matter(base: Mapping[str, Any], level: str = "", languages: Sequence[s
             if level in REFERENCES
             else "quantized",
         }
+    tags = ["gguf", "llama.cpp", *([] if level == TUNED else ["lora"]), "quench"]
     return yaml.safe_dump(
-        values | {"pipeline_tag": "text-generation", "tags": ["gguf", "llama.cpp", "lora", "quench"]},
+        values | {"pipeline_tag": "text-generation", "tags": tags},
         sort_keys=False,
     ).rstrip()
 

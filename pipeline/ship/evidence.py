@@ -1,8 +1,8 @@
 """Are the reports about these very files? A report of yesterday's model says nothing about today's.
 
 Of a level: it, the 16-bit model that it is compared with and the untuned one that forgetting is measured
-from, a GGUF each. Of an adapter: the base's GGUF with the adapter's GGUF on it, and the base's alone. Reads
-these and `models/base.json`, `models/adapter/`, `models/merged/`, `reports/eval/` and `reports/parity.json`.
+from, a GGUF each. Of an adapter: the base's GGUF with the adapter's GGUF on it, and the base's alone. Of a
+file with trained scales: it, and the base's GGUF. Reads these and `models/base.json`, `models/adapter/`, `models/merged/`, `reports/eval/` and `reports/parity.json`.
 Writes nothing.
 """
 
@@ -11,11 +11,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, UNTUNED
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, TUNED, UNTUNED
 from pipeline.core.hashing import file_hash
 from pipeline.gate.comparison import REFERENCES, Evaluations
 from pipeline.gate.records import read_record
 from pipeline.gate.shapes import Base
+from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.provenance import BASE_FILE, IMATRIX, provenance
 from pipeline.ship.lineage import provenance_faults
 
@@ -30,8 +31,11 @@ def mismatches(
     models/base.json cannot be read.
     """
     sixteen = next((name for name in REFERENCES if name in evaluations), None)
+    base = gguf if lora else root / "models/base" / MODEL_FILE if model == TUNED else None
     if lora:
         made_of = {BASE_WITH_ADAPTER: [gguf, lora], BASE: [gguf]}
+    elif base:
+        made_of = {TUNED: [gguf], BASE: [base]}
     else:
         name = gguf.name.removesuffix(f"-{model}.gguf")
         made_of = {
@@ -52,9 +56,10 @@ def mismatches(
     if not {gguf, own} <= hashes.keys():
         return
     fields = provenance(own)
-    if lora:
-        yield from _base_faults(gguf, hashes[gguf], lora, fields, root)
-    yield from provenance_faults(fields, own.name, root, merged=not lora)
+    if base and base.is_file():
+        yield from _base_faults(base, hashes.get(base) or file_hash(base), own, fields, root)
+    inherited = provenance(base) if base and base.is_file() and not lora else None
+    yield from provenance_faults(fields, own.name, root, merged=not base, inherited=inherited)
     beside = made_of.get(sixteen or "", [own])[0]  # the 16-bit GGUF
     if beside != own and beside in hashes and _common(fields) != _common(provenance(beside)):
         yield (
@@ -98,12 +103,14 @@ def _parity_faults(files: list[Path], hashes: Mapping[Path, str], parity: Mappin
         yield f"reports/parity.json is about another file than {' and '.join(other)}: {again}."
 
 
-def _base_faults(gguf: Path, sha256: str, lora: Path, fields: Mapping[str, Any], root: Path) -> Iterator[str]:
-    """If the base's GGUF is not the one that models/base.json names, or that the adapter was made for."""
+def _base_faults(gguf: Path, sha256: str, own: Path, fields: Mapping[str, Any], root: Path) -> Iterator[str]:
+    """If the base's GGUF is not the one that models/base.json names, or that `own` (the adapter's GGUF, or the
+    tuned one) was made for."""
     if read_record(root, "models/base.json", Base, "base")["files"].get(gguf.name) != sha256:
         yield f"models/base.json names another {gguf.name} than this one: run `snakemake --force base`."
     if fields.get(BASE_FILE) != sha256:
-        yield f"{lora.name} was made for another file than {gguf.name}: run `snakemake --force lora`."
+        stage = "tuned" if own.name.endswith(f"-{TUNED}.gguf") else "lora"
+        yield f"{own.name} was made for another file than {gguf.name}: run `snakemake --force {stage}`."
 
 
 def _common(fields: Mapping[str, Any]) -> dict[str, Any]:

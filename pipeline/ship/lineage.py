@@ -13,11 +13,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from pipeline.chat.manifest import NAME
+from pipeline.config.sections import TUNED
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.gate.records import Inputs, read_record
 from pipeline.gate.shapes import Name, Number, Sha256, Shape
-from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fields
+from pipeline.gguf.provenance import ADAPTER as ADAPTER_FIELD
+from pipeline.gguf.provenance import LORA, SCALES, adapter_fields, folder_fields, lineage_fields, trained_file
 
 ADAPTER, BASE, MERGED, TOKENS = "models/adapter", "models/base.json", "models/merged", "data/tokens"
 ROWS = {split: f"data/final/{split}.jsonl" for split in ("train", "val", "test")}
@@ -60,9 +62,10 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
     """sha256 of the rows by title. Raises `DataError` unless adapter, tokens and rows below `root` are what
     training and evaluating `model` saw."""
     adapter = root / ADAPTER
-    if not (adapter / "adapter_model.safetensors").is_file():
+    if not trained_file(adapter).is_file():
         raise DataError(
-            "Q-SHIP-004", f"{adapter} has no adapter_model.safetensors: {_back(ADAPTER, 'train')}"
+            "Q-SHIP-004",
+            f"{adapter} has no {SCALES if model == TUNED else LORA}: {_back(ADAPTER, 'train')}",
         )
     run = read_record(root, f"{ADAPTER}/run.json", Run, "train")
     _need(
@@ -102,12 +105,29 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
     return {f"{split} rows": sha256 for split, sha256 in found.items()}
 
 
-def provenance_faults(found: Mapping[str, Any], name: str, root: Path, *, merged: bool) -> Iterator[str]:
+def provenance_faults(
+    found: Mapping[str, Any],
+    name: str,
+    root: Path,
+    *,
+    merged: bool,
+    inherited: Mapping[str, Any] | None = None,
+) -> Iterator[str]:
     """A sentence if the provenance `found` of the GGUF `name` names another base, adapter, data, settings or
-    merge than those below `root`."""
+    merge than those below `root`.
+
+    `inherited` is the provenance of the base's own GGUF if `name` is a copy of it with trained scales: what it
+    has from there is about the base, and of the rest it need only name the scales.
+    """
     parts = [(BASE, lineage_fields(root / BASE)), (ADAPTER, adapter_fields(root / ADAPTER))]
     if merged:
         parts.append((MERGED, folder_fields(root / MERGED)))
+    if inherited is not None:
+        found = {key: value for key, value in found.items() if inherited.get(key) != value}
+        needed = {*found, ADAPTER_FIELD}
+        parts = [
+            (place, {key: value for key, value in fields.items() if key in needed}) for place, fields in parts
+        ]
     known = {key for _, fields in parts for key in fields}
     differ = {
         place: [key for key, value in fields.items() if found.get(key) != value] for place, fields in parts

@@ -53,7 +53,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="Q4_K_M, F16, base-F16, … in any case; with base.quantization gguf: adapter, base. "
+        help="Q4_K_M, F16, base-F16, … in any case; with base.quantization gguf: adapter or tuned, base. "
         "Default: the recommended one.",
     ),
 ]

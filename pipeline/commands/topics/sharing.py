@@ -87,7 +87,8 @@ def ship(
     level: Annotated[
         str,
         typer.Argument(
-            metavar="LEVEL", help="Q4_K_M, F16, … in any case; with base.quantization gguf: adapter."
+            metavar="LEVEL",
+            help="Q4_K_M, F16, … in any case; with base.quantization gguf: adapter or tuned.",
         ),
     ],
     to: Annotated[

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 
-from pipeline.config.sections import BASE_WITH_ADAPTER
+from pipeline.config.sections import BASE_WITH_ADAPTER, TUNED, served_of
 
 WORDS = {
     "base": "the base model: source, revision, hashes, license",
@@ -12,6 +12,7 @@ WORDS = {
     "train": "the adapter, its curves and the run record",
     "merge": "the merge, how far it moved the weights",
     "lora": "the adapter as a GGUF",
+    "tuned": "the base's GGUF with the trained scales",
     "compare": "the sum of the comparison of strategies (its jobs: `snakemake -n`)",
     "parity": "the parity checks, and how much each level rounds a weight",
     "report": "this page: the recommendation, the gate, the paired tests (from the answers), the data files",
@@ -23,11 +24,13 @@ def command_list(models: Iterable[str]) -> Mapping[str, str]:
     `evaluate` per model.
     """
     models = list(models)
-    unmerged = BASE_WITH_ADAPTER in models
+    served = served_of(models)
     words = WORDS | (
-        {"parity": "the parity checks between the trained model and what is served"} if unmerged else {}
+        {"parity": "the parity checks between the trained model and what is served"} if served else {}
     )
-    left_out = ("merge", "compare") if unmerged else ("lora",)
+    own = {None: ("merge", "compare"), BASE_WITH_ADAPTER: ("lora",), TUNED: ("tuned",)}
+    words |= {"train": words["train"].replace("the adapter", "the scales")} if served == TUNED else {}
+    left_out = [stage for model, stages in own.items() if model != served for stage in stages]
     return (
         {name: stated for name, stated in words.items() if name not in (*left_out, "report")}
         | {

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, UNTUNED
+from pipeline.config.sections import BASE, ORIGINAL, SERVED, UNTUNED
 from pipeline.gate.drops import CHANCE
 from pipeline.gate.recommend import is_base
 from pipeline.pages.formats import p_value, signed
@@ -99,8 +99,8 @@ def against_reference(
 ) -> list[Comparison]:
     """Each level against the 16-bit model that it is made from: tuned against tuned, base against base.
 
-    Where nothing is merged (`reference` is the base's file): that file, alone and with the adapter, against
-    the one that it was made from.
+    Where nothing is merged (`reference` is the base's file): that file, alone and tuned, against the one that
+    it was made from.
     """
     return _each(
         [
@@ -114,11 +114,11 @@ def against_reference(
 
 def against_base(scores: Mapping[str, Sequence[float | None]], seed: int) -> list[Comparison]:
     """Each tuned model against the untuned base at the same level, where both were measured; the adapter
-    against the base's file alone.
+    or the tuned file against the base's file alone.
     """
     return _each(
         [
-            (BASE if model == BASE_WITH_ADAPTER else UNTUNED + model, model)
+            (BASE if model in SERVED.values() else UNTUNED + model, model)
             for model in scores
             if not is_base(model)
         ],

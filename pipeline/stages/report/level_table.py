@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, TUNED
 from pipeline.core.wording import count
 from pipeline.gate.comparison import REFERENCES
 from pipeline.gate.judgment import Judgment
@@ -112,7 +112,7 @@ def across(found: Found) -> bool:
 
     Without a merge every divergence is from another kind of model, and which one is always said.
     """
-    if found.get("model") in (BASE_WITH_ADAPTER, BASE):
+    if found.get("model") in (BASE_WITH_ADAPTER, TUNED, BASE):
         return found.get("reference") not in (None, found["model"])
     return is_base(found.get("model", "")) and "reference" in found and not is_base(found["reference"])
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, UNTUNED
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, TUNED, UNTUNED, served_of
 from pipeline.gate.distillation import distillation, is_distillation
 from pipeline.gate.distillation import sentence as recovery_sentence
 from pipeline.gate.recommend import Recommendation, is_base, reference_name
@@ -61,7 +61,7 @@ def page_values(
 
     from pipeline.stages.report.training_plots import training_plots
 
-    reference, unmerged = reference_name(inputs.evaluations), BASE_WITH_ADAPTER in inputs.evaluations
+    reference, served = reference_name(inputs.evaluations), served_of(inputs.evaluations)
     scores = task_scores(inputs.answers)
     values = compared_values(inputs, advice, scores, reference, seed) | {
         "inputs": inputs,
@@ -74,14 +74,16 @@ def page_values(
         "rows": level_rows(inputs.evaluations, verdicts, advice),
         "curves": training_plots(inputs.log, inputs.metrics_log, inputs.train.get("eval_loss")),
         "domains": domain_rows(inputs.evaluations, inputs.answers),
-        "unmerged": unmerged,
+        "unmerged": served is not None,
+        "scales": served == TUNED,
+        "served": served,
         "BASE": BASE,
         "ORIGINAL": ORIGINAL,
         "lora": (inputs.evaluations.get(BASE_WITH_ADAPTER) or {}).get("lora"),
         "distillation": distillation(inputs.evaluations, seed),
         "distills": is_distillation(inputs.evaluations),
         "recovery_sentence": recovery_sentence,
-        "quantizing": None if unmerged else quantizing_values(inputs.evaluations, scores, reference, seed),
+        "quantizing": None if served else quantizing_values(inputs.evaluations, scores, reference, seed),
         "thresholds": {"RECOVERED": RECOVERED, "PARTLY": PARTLY, "WORSE": WORSE},
         "forgetting": forgetting_values(inputs.evaluations, seed),
         "browser": browser_values(inputs.answers),
@@ -114,22 +116,22 @@ def compared_values(
     """Models against each other: each level against its reference, each tuned model against its base."""
     from pipeline.stages.report.quality_plot import quality_plot
 
-    unmerged = BASE_WITH_ADAPTER in inputs.evaluations
+    served = served_of(inputs.evaluations)
     levels, gains = against_reference(scores, reference, seed), against_base(scores, seed)
     return {
         "against": {one.second: one for one in levels},
         "gained": {one.second: one for one in gains},
         "quality": quality_plot(inputs.evaluations, advice.model),
         "levels_drawn": differences_plot(
-            levels if unmerged else [one for one in levels if not is_base(one.second)],
+            levels if served else [one for one in levels if not is_base(one.second)],
             "levels-drawn",
-            f"Against {ORIGINAL}" if unmerged else "Levels against the 16-bit model",
+            f"Against {ORIGINAL}" if served else "Levels against the 16-bit model",
         ),
         "gains_drawn": differences_plot(
             gains,
             "gains-drawn",
-            "The adapter against the base alone"
-            if unmerged
+            f"The {'tuned file' if served == TUNED else 'adapter'} against the base alone"
+            if served
             else "Tuned models against the untuned base at the same level",
         ),
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.sections import BASE_WITH_ADAPTER
+from pipeline.config.sections import served_of
 from pipeline.gate.recommend import is_base
 from pipeline.gate.task_scores import task_score
 from pipeline.pages.plots import ACCENT, CARD, INK, MUTED, panels_of, svg_of
@@ -40,8 +40,7 @@ def quality_plot(evaluations: Mapping[str, Mapping[str, Any]], recommended: str 
     if not places:
         return ""
     same_top_label = (
-        "same top token as "
-        f"{'what it was made from' if BASE_WITH_ADAPTER in evaluations else 'the 16-bit model'}, %"
+        f"same top token as {'what it was made from' if served_of(evaluations) else 'the 16-bit model'}, %"
     )
     label = "task score, points" if scored else same_top_label
     unit, divisor = ("GB", 1e9) if max(place.size for place in places) >= 1e9 else ("MB", 1e6)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.sections import BASE_WITH_ADAPTER
+from pipeline.config.sections import served_of
 from pipeline.gate.recommend import Recommendation
 from pipeline.pages.formats import number, percent, points, size
 from pipeline.stages.report.level_table import across
@@ -47,7 +47,7 @@ def show(
     # a narrower terminal wraps the table rather than losing figures
     console = Console(highlight=False, width=max(80, Console().width))
     console.print(table)
-    if afar and BASE_WITH_ADAPTER in evaluations:
+    if afar and served_of(evaluations):
         pairs = [f"{model} against {evaluations[model]['reference']}" for model in afar]
         console.print(f"* {', '.join(pairs)}.")
     elif afar:
@@ -55,7 +55,7 @@ def show(
             f"* {', '.join(afar)} against the tuned {evaluations[afar[0]]['reference']}: what fine-tuning "
             "changed."
         )
-    nothing = "nothing" if BASE_WITH_ADAPTER in evaluations else "no level"
+    nothing = "nothing" if served_of(evaluations) else "no level"
     passed = [model for model, verdict in verdicts.items() if verdict.verdict == "pass"]
     for line in (
         advice.reason,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.sections import BASE_WITH_ADAPTER
+from pipeline.config.sections import BASE_WITH_ADAPTER, TUNED
 from pipeline.gate.recommend import Recommendation
 from pipeline.pages.parity_summary import counts
 
@@ -18,11 +18,9 @@ def headline(parity: Mapping[str, Any], advice: Recommendation, verdicts: Mappin
         return "Ship nothing: parity failed"
     if advice.model is None:
         refused = verdicts and all(verdict.verdict == "fail" for verdict in verdicts.values())
-        what = (
-            ("the adapter", "The model does not fit")
-            if BASE_WITH_ADAPTER in verdicts
-            else ("every level", "No level fits")
-        )
+        what = ("every level", "No level fits")
+        for model, name in ((BASE_WITH_ADAPTER, "the adapter"), (TUNED, "the tuned file")):
+            what = (name, "The model does not fit") if model in verdicts else what
         return f"Ship nothing: the gate refuses {what[0]}" if refused else what[1]
     if any(gain.model == advice.model and gain.beats is False for gain in advice.gains):
         return f"{advice.model}, but no better than the base"
