@@ -51,8 +51,8 @@ UNMERGED_WORDS = (
     "on it."
 )
 TUNED_WORDS = (
-    "Nothing was merged: the base's own GGUF was trained on, and what is served is that file with other scales "
-    "in its blocks."
+    "Nothing was merged: the base's own GGUF was trained on, and what is served is that file with other "
+    "scales in its blocks."
 )
 MERGE_BASES = {
     "16-bit": "the base's 16-bit weights",
