@@ -22,6 +22,7 @@ STAGES = (
     "preprocess",
     "train",
     "lora",
+    "tuned",
     "merge",
     "convert",
     "imatrix",
@@ -61,8 +62,8 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     if known.only not in (None, read.params.graph):
         raise ConfigError(
             "Q-WORKFLOW-021",
-            f"stage {name} has nothing to do where base.quantization is {read.params.base.quantization}: "
-            "`snakemake` runs those that have",
+            f"stage {name} has nothing to do if base.quantization is {read.params.base.quantization} and "
+            f"train.tuner is {read.params.train.tuner}: `snakemake` runs those that have",
         )
     if name.startswith("compare_") and item not in dict(
         items_of(known.each, read.params.model_dump(mode="json"))

@@ -89,8 +89,8 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
 
 
 def graph(root: Path, force: bool = False) -> None:
-    """Make `root`/dvc.yaml the graph that its params.yaml needs: after `base.quantization` was changed by
-    hand, or with `force` after an update.
+    """Make `root`/dvc.yaml the graph that its params.yaml needs: after `base.quantization` or `train.tuner`
+    was changed by hand, or with `force` after an update.
 
     Raises `ConfigError` if it has edits and is another graph, unless `force` is set; they are kept beside it.
     """

@@ -74,16 +74,16 @@ class Params(sections.Section):
         if self.graph == "merged":
             yield from self._of_levels()
         else:
-            yield from self._of_an_adapter()
+            yield from self._of_one_gguf()
         if self.train.tuner == "scales" and self.graph != "tuned":
             yield (
-                "train.tuner is scales and base.quantization is "
-                f"{self.base.quantization}, which has no blocks of a GGUF: set it to gguf, or the tuner to lora"
+                f"train.tuner is scales and base.quantization is {self.base.quantization}, which has no "
+                "blocks of a GGUF: set it to gguf, or the tuner to lora"
             )
         if self.graph == "tuned" and not self.train.keep_quantized:
             yield (
-                "train.tuner is scales and train.keep_quantized is false, so there would be no blocks to train: "
-                "set it to true"
+                "train.tuner is scales and train.keep_quantized is false, so there would be no blocks to "
+                "train: set it to true"
             )
         if self.train.method == "distill" and self.base.level is None:
             yield (
@@ -108,12 +108,13 @@ class Params(sections.Section):
             )
 
     def _of_models(self) -> Iterator[str]:
-        if self.graph == "adapter":
+        if served := sections.SERVED.get(self.graph):
             original = [sections.ORIGINAL] if self.base.level else []
-            known = [sections.BASE, sections.BASE_WITH_ADAPTER, *original]
-            needed, why = sections.BASE_WITH_ADAPTER, "which is what is served"
+            known = [sections.BASE, served, *original]
+            needed, why = served, "which is what is served"
+            means = "with its adapter" if served == sections.BASE_WITH_ADAPTER else "with trained scales"
             made_by = (
-                f"({sections.BASE}: the GGUF alone, {sections.BASE_WITH_ADAPTER}: with its adapter, "
+                f"({sections.BASE}: the GGUF alone, {served}: {means}, "
                 f"{sections.ORIGINAL}: what base.level is made from)"
             )
         else:
@@ -154,7 +155,7 @@ class Params(sections.Section):
                 "merge.dtype to bfloat16"
             )
 
-    def _of_an_adapter(self) -> Iterator[str]:
+    def _of_one_gguf(self) -> Iterator[str]:
         if self.train.embeddings_on_cpu:
             yield (
                 "train.embeddings_on_cpu is on, but a GGUF's embeddings stay quantized and small: set it to "

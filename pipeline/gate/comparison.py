@@ -1,10 +1,10 @@
-"""What a model of either graph is compared with, and the figures of that: the data that `pipeline.gate.rules`
+"""What a model of each graph is compared with, and the figures of that: the data that `pipeline.gate.rules`
 judges.
 
 A level of a merged model is compared with the 16-bit model. It may lose by rounding, so its divergence is
-what `evaluate` measured. An adapter beside the GGUF that it was trained on loses nothing by rounding. Its
-divergence is that of llama.cpp's arithmetic from training's own, which parity measures; its task score and
-general ability are compared with the base's file alone.
+what `evaluate` measured. An adapter beside the GGUF that it was trained on, or that GGUF with trained scales,
+loses nothing by rounding. Its divergence is that of llama.cpp's arithmetic from training's own, which parity
+measures; its task score and general ability are compared with the base's file alone.
 """
 
 import math
@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.levels import level_key
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, UNTUNED, reference_of
+from pipeline.config.sections import (
+    BASE,
+    BASE_WITH_ADAPTER,
+    ORIGINAL,
+    UNTUNED,
+    reference_of,
+    served_of,
+)
 from pipeline.metrics.level_limits import LevelLimit, level_limit, served_limit
 
 REFERENCES = ("F16", "BF16")
@@ -22,6 +29,11 @@ OF_ADAPTER = {
     "weights_file": "which file the base is",
     "weights_lora": "the weights of the adapter's GGUF",
     SERVED: "what base and adapter say in llama.cpp",
+}
+OF_TUNED = {
+    "weights_file": "which file the base is",
+    "weights_tuned": "the scales of the tuned file",
+    SERVED: "what the tuned file says in llama.cpp",
 }
 Evaluation = Mapping[str, Any]  # one reports/eval/MODEL.json
 Evaluations = Mapping[str, Evaluation]
@@ -60,8 +72,8 @@ class Comparison:
 def comparison(model: str, evaluations: Evaluations, parity: Mapping[str, Any]) -> Comparison:
     """What `model` of `evaluations` is compared with, and how far it is from that."""
     return (
-        _adapter(evaluations[BASE_WITH_ADAPTER], parity["checks"])
-        if model == BASE_WITH_ADAPTER
+        _served(model, evaluations[model], parity["checks"])
+        if model == served_of(evaluations)
         else _level(model, evaluations)
     )
 
@@ -110,21 +122,26 @@ def _level(model: str, evaluations: Evaluations) -> Comparison:
     )
 
 
-def _adapter(found: Evaluation, checks: Mapping[str, Any]) -> Comparison:
-    named, served = found.get("reference"), checks.get(SERVED) or {}
+def _served(model: str, found: Evaluation, checks: Mapping[str, Any]) -> Comparison:
+    """What is compared with the base's file: that file with its adapter, or with trained scales."""
+    named, served, beside = found.get("reference"), checks.get(SERVED) or {}, model == BASE_WITH_ADAPTER
+    needed, what = (OF_ADAPTER, "base and adapter") if beside else (OF_TUNED, "the tuned file")
     fault = (
-        f"The report of {BASE_WITH_ADAPTER} compares it with {named or 'nothing'} or names no adapter's "
-        f"GGUF: run `python -m pipeline evaluate@{BASE_WITH_ADAPTER}`."
+        f"The report of {model} compares it with {named or 'nothing'} or names "
+        f"{'no' if beside else 'an'} adapter's GGUF: run `python -m pipeline evaluate@{model}`."
     )
     nats, top = (
         figure_of(served, "figure") if served.get("unit") == "nats" else None,
         figure_of(served.get("figures"), "same_top"),
     )
-    kld = Measured(None, "how far base and adapter are from the trained model is not in parity's report")
+    kld = Measured(
+        None, f"how far {what} {'are' if beside else 'is'} from the trained model is not in parity's report"
+    )
     if nats is not None:
         kld = Measured(
             nats,
-            f"Base and adapter in llama.cpp are {nats:.2g} nats (mean KL divergence) from the trained model",
+            f"{what.capitalize()} in llama.cpp {'are' if beside else 'is'} {nats:.2g} nats (mean KL "
+            "divergence) from the trained model",
         )
     same_top = Measured(
         None, "how often llama.cpp ranks the trained model's token first is not in parity's report"
@@ -132,14 +149,14 @@ def _adapter(found: Evaluation, checks: Mapping[str, Any]) -> Comparison:
     if top is not None and top <= 1:
         same_top = Measured(
             top,
-            f"Base and adapter in llama.cpp rank the trained model's token first at {share_text(top)} of "
-            "the positions",
+            f"{what.capitalize()} in llama.cpp {'rank' if beside else 'ranks'} the trained model's token "
+            f"first at {share_text(top)} of the positions",
         )
     return Comparison(
         BASE,
         BASE,
-        OF_ADAPTER,
-        "" if named in (BASE, ORIGINAL) and found.get("lora") else fault,
+        needed,
+        "" if named in (BASE, ORIGINAL) and bool(found.get("lora")) == beside else fault,
         "parity",
         served_limit(),
         kld,

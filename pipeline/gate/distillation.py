@@ -1,5 +1,5 @@
-"""How much of the loss by quantizing the base the adapter repairs: both against the file that the base was
-made from.
+"""How much of the loss by quantizing the base the adapter or the trained scales repair: base and tuned model
+against the file that the base was made from.
 
 The share recovered is 1 − KLD after ÷ KLD before. Its 95 % interval is a percentile bootstrap over rows
 (`pipeline.metrics.intervals`) of the quotient of both sums: the same rows are drawn for both, so what makes a
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, served_of
 from pipeline.gate.comparison import Evaluations
 from pipeline.pages.formats import percent
 
@@ -31,6 +31,7 @@ class Recovery:
     rows: int
     low: float | None = None
     high: float | None = None
+    by: str = "The adapter"  # what recovers
 
     @property
     def share(self) -> float | None:
@@ -57,14 +58,15 @@ class Recovery:
 
 
 def is_distillation(evaluations: Evaluations) -> bool:
-    """Whether the adapter was trained by distillation: then `evaluate` compares it with that file."""
-    return (evaluations.get(BASE_WITH_ADAPTER) or {}).get("reference") == ORIGINAL
+    """Whether what is served was trained by distillation: then `evaluate` compares it with that file."""
+    return (evaluations.get(served_of(evaluations) or "") or {}).get("reference") == ORIGINAL
 
 
 def distillation(evaluations: Evaluations, seed: int) -> list[Recovery]:
-    """Before (the base) and after (with the adapter), at the assistant's tokens and at all; empty if one was
-    not compared with the source."""
-    before, after = (evaluations.get(model) or {} for model in (BASE, BASE_WITH_ADAPTER))
+    """Before (the base) and after (with the adapter, or tuned), at the assistant's tokens and at all; empty
+    if one was not compared with the source."""
+    served = served_of(evaluations) or ""
+    before, after = (evaluations.get(model) or {} for model in (BASE, served))
     if not (before.get("reference") == after.get("reference") == ORIGINAL):
         return []
     found = []
@@ -74,7 +76,8 @@ def distillation(evaluations: Evaluations, seed: int) -> list[Recovery]:
             by_row = [(of.get("by_row") or {}).get(name) for of in (before, after)]
             rows, low, high = interval_of(by_row[0], by_row[1], seed)
             tops = one.get("same_top"), other.get("same_top")
-            found.append(Recovery(where, one["kld_mean"], other["kld_mean"], *tops, rows, low, high))
+            by = "The adapter" if served == BASE_WITH_ADAPTER else "The tuned file"
+            found.append(Recovery(where, one["kld_mean"], other["kld_mean"], *tops, rows, low, high, by))
     return found
 
 
@@ -113,5 +116,5 @@ def sentence(found: Recovery) -> str:
         else ""
     )
     done = "recovers {} of" if found.share >= 0 else "adds {} to"
-    done = f"The adapter {done.format(percent(abs(found.share), 0))} the damage"
+    done = f"{found.by} {done.format(percent(abs(found.share), 0))} the damage"
     return f"{done} {found.where} ({figures}{interval}): {found.words}."

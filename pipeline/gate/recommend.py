@@ -4,8 +4,9 @@ Of the tuned models that fit in memory and that the gate does not refuse:
 - levels of a merged model: the smallest whose task score is at most `max_task_drop` points below that of the
   16-bit model (F16 or BF16); without a task score, the smallest that ranks the same token first as that model
   at `MIN_SAME_TOP` of the positions.
-- an adapter beside its base is the only one. It is below the standard if it scores more than `max_task_drop`
-  points below the base alone, or if it was trained to recover the base and recovers nothing.
+- an adapter beside its base, or the base with trained scales, is the only one. It is below the standard if it
+  scores more than `max_task_drop` points below the base alone, or if it was trained to recover the base and
+  recovers nothing.
 How scores are compared: `pipeline.gate.task_scores`.
 """
 
@@ -13,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, UNTUNED, Serve
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, TUNED, UNTUNED, Serve, served_of
 from pipeline.gate.comparison import REFERENCES, Evaluation, Evaluations
 from pipeline.gate.distillation import distillation, is_distillation, sentence
 from pipeline.gate.drops import Answers
@@ -22,7 +23,10 @@ from pipeline.planning.serving import GB, ServingMemory, prompt_cache
 
 MIN_SAME_TOP = 0.9  # share of positions, used if no task score was measured
 TOLERANCE = 1e-9  # points: 75.0 - 70.0 may come out as 5.000000000000004
-WHAT = f"{BASE_WITH_ADAPTER}, the base GGUF with the adapter's GGUF on it,"
+WHAT = {
+    BASE_WITH_ADAPTER: f"{BASE_WITH_ADAPTER}, the base GGUF with the adapter's GGUF on it,",
+    TUNED: f"{TUNED}, the base GGUF with trained scales,",
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ def recommend(
     context and how many are served at once. `refused` has the gate's reason for each model that it refuses.
     `answers` (rows of MODEL.answers.jsonl by model) let scores be compared on the same questions.
     """
-    refused, unmerged, room = refused or {}, BASE_WITH_ADAPTER in evaluations, f"{memory_gb:g} GB"
+    refused, unmerged, room = refused or {}, served_of(evaluations), f"{memory_gb:g} GB"
     evidence = Evidence(evaluations, answers or {}, seed)
     memory = {name: memory_of(found, serve) for name, found in evaluations.items() if not is_base(name)}
     gains = tuple(gain_over(name, evidence, untuned_name(evaluations)) for name in memory)
@@ -67,15 +71,15 @@ def recommend(
     if not fitting:
         chosen = _nothing_fits(memory, memory_gb, unmerged, refusals)
     elif not allowed and unmerged:
-        reason = f"The gate refuses {WHAT.removesuffix(',')}."
-        chosen = Recommendation(None, reason, (refused[BASE_WITH_ADAPTER],))
+        reason = f"The gate refuses {WHAT[unmerged].removesuffix(',')}."
+        chosen = Recommendation(None, reason, (refused[unmerged],))
     elif not allowed:
         reason = f"The gate refuses every level that fits in {room}: {', '.join(fitting)}."
         chosen = Recommendation(None, reason, tuple(refusals))
     else:
         if unmerged:
-            fits = f"{_fits(memory[BASE_WITH_ADAPTER])} in {room}"
-            chosen = _adapter(evidence, fits, max_task_drop, gains[0])
+            fits = f"{_fits(memory[unmerged])} in {room}"
+            chosen = _served(unmerged, evidence, fits, max_task_drop, gains[0])
         else:
             chosen = _level(evidence, allowed, room, max_task_drop)
         beaten = [gain.sentence for gain in gains if gain.model == chosen.model and gain.beats is False]
@@ -86,13 +90,13 @@ def recommend(
 
 
 def _nothing_fits(
-    memory: Mapping[str, ServingMemory], memory_gb: float, unmerged: bool, refusals: list[str]
+    memory: Mapping[str, ServingMemory], memory_gb: float, unmerged: str | None, refusals: list[str]
 ) -> Recommendation:
     """No model, and what to do so that one fits."""
     least = min(memory, key=lambda name: memory[name].total)
     needs = f"needs {memory[least].total / GB:.2f} GB."
     reason = (
-        f"{WHAT} does not fit in {memory_gb:g} GB: it {needs}"
+        f"{WHAT[unmerged]} does not fit in {memory_gb:g} GB: it {needs}"
         if unmerged
         else f"No level fits in {memory_gb:g} GB: {least}, the smallest, {needs}"
     )
@@ -139,27 +143,27 @@ def _level(
     return Recommendation(chosen, f"{reason}.", tuple(warnings), below_standard=not good)
 
 
-def _adapter(evidence: Evidence, fits: str, max_task_drop: float, gain: Gain) -> Recommendation:
-    """The adapter on its base, and whether it is worth serving."""
+def _served(model: str, evidence: Evidence, fits: str, max_task_drop: float, gain: Gain) -> Recommendation:
+    """The adapter on its base, or the base with trained scales, and whether it is worth serving."""
     below = gain.points is not None and -gain.points > max_task_drop + TOLERANCE
-    compared, warnings = evidence.compare(BASE_WITH_ADAPTER, BASE), []
+    compared, warnings = evidence.compare(model, BASE), []
     if compared:
         score = (
             f"; on the task it has {compared.mine:.1f} points, {BASE} alone {compared.theirs:.1f} "
             f"({compared.words})"
         )
-    elif task_score(evidence.evaluations[BASE_WITH_ADAPTER]) is None:
+    elif task_score(evidence.evaluations[model]) is None:
         score = "; there is no task score to judge by"
     else:
         score = f"; its score can't be compared, since no question has one of {BASE} too"
-    reason = f"{WHAT} {fits}, and the gate lets it pass{score}."
+    reason = f"{WHAT[model]} {fits}, and the gate lets it pass{score}."
     if is_distillation(evidence.evaluations):
         recovered = distillation(evidence.evaluations, evidence.seed)
         below = below or any(one.verdict in ("worse", "noise") for one in recovered[:1])
         warnings = [sentence(one) for one in recovered if one.verdict in ("worse", "noise")]
         unknown = f"How much it recovers was not measured: evaluate.models does not name {BASE}."
         reason += f" {sentence(recovered[0]) if recovered else unknown}"
-    return Recommendation(BASE_WITH_ADAPTER, reason, tuple(warnings), below_standard=below)
+    return Recommendation(model, reason, tuple(warnings), below_standard=below)
 
 
 def _fits(memory: ServingMemory) -> str:
@@ -169,14 +173,12 @@ def _fits(memory: ServingMemory) -> str:
 def reference_name(evaluations: Evaluations) -> str:
     """The model that the tuned ones are compared with: which of `REFERENCES` was evaluated, without a merge
     the base's file alone."""
-    return (
-        BASE if BASE_WITH_ADAPTER in evaluations else next(name for name in REFERENCES if name in evaluations)
-    )
+    return BASE if served_of(evaluations) else next(name for name in REFERENCES if name in evaluations)
 
 
 def untuned_name(evaluations: Evaluations) -> str:
     """The untuned model that what was forgotten is measured from."""
-    return BASE if BASE_WITH_ADAPTER in evaluations else UNTUNED + reference_name(evaluations)
+    return BASE if served_of(evaluations) else UNTUNED + reference_name(evaluations)
 
 
 def is_base(model: str) -> bool:

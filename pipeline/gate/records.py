@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.config.sections import BASE_WITH_ADAPTER
+from pipeline.config.sections import served_of
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
 from pipeline.core.jsonl import BadLine, parse_record, read_rows
@@ -60,7 +60,7 @@ class Inputs:
 def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
     """Every input below `root`. Raises `DataError` with the file and the stage that makes it if one is
     missing or damaged."""
-    merged = BASE_WITH_ADAPTER not in models
+    merged = served_of(models) is None
     found = {
         Path(file).stem: read_record(root, file, shape, stage)
         for file, (stage, shape) in NEEDED.items()

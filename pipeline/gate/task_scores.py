@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pipeline.config.sections import BASE_WITH_ADAPTER
+from pipeline.config.sections import served_of
 from pipeline.gate.comparison import Evaluation, Evaluations
 from pipeline.gate.distillation import is_distillation
 from pipeline.gate.drops import CHANCE, Answers, paired_scores
@@ -85,7 +85,7 @@ class Gain:
 def gain_over(name: str, evidence: Evidence, untuned: str) -> Gain:
     """What the tuned model `name` scores above the model `untuned`, by perplexity if there are no scores.
 
-    An adapter that was trained to recover must be no worse than the base; it need not beat it.
+    What was trained to recover must be no worse than the base; it need not beat it.
     """
     found, base = evidence.evaluations[name], evidence.evaluations.get(untuned)
     if base is None:
@@ -105,7 +105,7 @@ def gain_over(name: str, evidence: Evidence, untuned: str) -> Gain:
         )
     points, figures = round(compared.points, 1), str(compared).removesuffix(", so it is more than noise")
     if not compared.apart:
-        recovers = name == BASE_WITH_ADAPTER and is_distillation(evidence.evaluations)
+        recovers = name == served_of(evidence.evaluations) and is_distillation(evidence.evaluations)
         return Gain(
             name,
             points,

@@ -1,7 +1,35 @@
-"""A base that is a GGUF: the names of its files in models/base, and the architectures that can be trained on
-one.
+"""A base that is a GGUF: the names of its files in models/base, the architectures that can be trained on one,
+and whether a training was on it.
 """
+
+from pathlib import Path
+
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import file_hash, json_hash
+from pipeline.core.publish import read_json
 
 # what is trained on and served, and, if base.level is set, the file that it was quantized from
 MODEL_FILE, SOURCE_FILE = "model.gguf", "source.gguf"
 DENSE = ("llama", "qwen2", "qwen3")  # the architectures of `gguf.sources` without experts
+
+
+def file_trained_on(base: Path, adapter: Path, lineage: Path) -> str:
+    """sha256 of the GGUF in the folder `base`, proven to be the one that `lineage` (models/base.json) names
+    and that what is in the folder `adapter` was trained on. Raises `DataError` if it is not.
+    """
+    model = base / MODEL_FILE
+    found, recorded = file_hash(model), read_json(lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
+    if found != recorded:
+        raise DataError(
+            "Q-GGUF-021",
+            f"{model} is not the file that {lineage} names ({found[:12]}… and {str(recorded)[:12]}…): run "
+            "`snakemake --force base`",
+        )
+    run = read_json(adapter / "run.json", "run `snakemake --force train`")
+    if run["base"]["weights_sha256"] != json_hash({MODEL_FILE: found}):
+        raise DataError(
+            "Q-GGUF-022",
+            f"{adapter} was trained on another file than {model}: run `snakemake --force train`, or put the "
+            "file that it belongs to back",
+        )
+    return found

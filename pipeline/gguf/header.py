@@ -34,6 +34,9 @@ class Header:
     offsets: dict[str, int] = field(default_factory=dict)
     start: int = 0
     alignment: int = 32
+    # first and last byte of each field, and the last byte of the list of tensors
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    end: int = 0
 
     @property
     def parameters(self) -> int:
@@ -101,11 +104,13 @@ def read_header(file: Path) -> Header:
     if version not in (2, 3):
         raise NotGguf(f"it has GGUF version {version}; versions 2 and 3 are known")
     fields: dict[str, Any] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for _ in range(field_count):  # ends with the bytes: a field takes at least 13
-        name = cursor.texts(1)[0]
+        first, name = cursor.at, cursor.texts(1)[0]
         if name in fields:
             raise NotGguf(f"field {name} is written twice")
         fields[name] = cursor.value(cursor.scalars("I", 1)[0])
+        spans[name] = (first, cursor.at)
     tensors: dict[str, tuple[tuple[int, ...], int]] = {}
     offsets: dict[str, int] = {}
     end = 0
@@ -124,7 +129,7 @@ def read_header(file: Path) -> Header:
     start, size = -(-cursor.at // alignment) * alignment, file.stat().st_size
     if tensors and start + end > size:
         raise NotGguf(f"its tensors end at byte {start + end:,}, the file at {size:,}: it is cut off")
-    return Header(fields, tensors, offsets, start, alignment)
+    return Header(fields, tensors, offsets, start, alignment, spans, cursor.at)
 
 
 def tensor_bytes(name: str, shape: tuple[int, ...], ggml_type: int) -> int:

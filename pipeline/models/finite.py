@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from pipeline.core.errors import GateError
+from pipeline.models.tuners import trained_numbers
 
 DAMAGED = (
     "Q-MODELS-008",
@@ -43,10 +44,10 @@ def dequantization_is_finite(model: Any) -> int:
 
 
 def adapter_is_finite(model: Any) -> int:
-    """How many matrices the adapter has, each proven finite; `GateError` names the first that isn't. Cheap at
-    any step.
+    """How many tensors were trained, of an adapter or of scales, each proven finite; `GateError` names the
+    first that isn't. Cheap at any step.
     """
-    matrices = ((name, weight) for name, weight in model.named_parameters() if "lora_" in name)
+    matrices = ((name, weight) for name, weight, _ in trained_numbers(model))
     return _count_finite(matrices, *DIVERGED)
 
 

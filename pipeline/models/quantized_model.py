@@ -214,6 +214,14 @@ def in_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
     return rows.reshape(heads, size // 2, 2, -1).transpose(1, 2).reshape(len(rows), -1).contiguous()
 
 
+def in_file_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """The inverse of `in_order`: rows (R, …) of transformers' q or k in the order of a GGUF."""
+    if not heads:
+        return rows
+    size = len(rows) // heads
+    return rows.reshape(heads, 2, size // 2, -1).transpose(1, 2).reshape(len(rows), -1).contiguous()
+
+
 def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: Names) -> None:
     """Raise `DataError` unless the file's tensors and the model's parameters are one to one, and nothing is
     left without values.

@@ -1,60 +1,155 @@
-"""The trained scales of a GGUF's blocks, as stage `train` publishes them (scales.safetensors): put into a
-model for its forward, or made a file's.
+"""What trains on a frozen base (`train.tuner`): a LoRA adapter by PEFT, or the scales of a GGUF's blocks.
+
+Both leave a folder with what was trained: PEFT's for an adapter, `scales.safetensors` for scales, by the
+linear's name the change of its scales, float32 (scales of a block, rows in transformers' order, blocks of a
+row).
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipeline.gguf.base_files import MODEL_FILE
-from pipeline.gguf.tensors import gguf_tensors
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.models.qlora import check_adapter, lora_config
 
 SCALES_FILE = "scales.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"
 
 
 def is_scales(adapter: Path) -> bool:
-    """Whether the folder holds trained scales instead of a LoRA adapter."""
+    """Whether the folder holds trained scales, and no adapter."""
     return (adapter / SCALES_FILE).is_file()
 
 
-def load_scales(model: Any, adapter: Path) -> None:
-    """Put linears with the trained scales of `adapter` into `model`, one of `load_gguf`; its other parameters
-    stay.
+def put_tuner(model: Any, settings: Training) -> Any:
+    """The frozen base of `load_quantized` with what trains on it; an adapter's start is drawn from the random
+    state. Raises `DataError` if a linear has no scales, `ConfigError` if there is none to train.
     """
+    if settings.tuner == "lora":
+        from peft import get_peft_model
+
+        # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from
+        # its first step on
+        return get_peft_model(model, lora_config(settings), autocast_adapter_dtype=True)
+    from pipeline.models.scaled_linear import put_scales
+
+    put_scales(model, settings.target_modules)
+    return model
+
+
+def causal_model(model: Any) -> Any:
+    """The causal language model itself, below PEFT's wrapping if there is one."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def save_trained(model: Any, folder: Path | str) -> None:
+    """Write what was trained into `folder`, the same bytes for the same numbers."""
+    changes = trained_changes(model)
+    if not changes:
+        # embeddings are frozen; without this, PEFT would look for the base on the hub
+        model.save_pretrained(folder, save_embedding_layers=False)
+        return
+    from safetensors.torch import save_file
+
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    numbers = {name: change.detach().cpu().contiguous() for name, change in changes.items()}
+    save_file(numbers, Path(folder) / SCALES_FILE)
+
+
+def trained_changes(model: Any) -> dict[str, Any]:
+    """The changes of all scales that train, by the linear's name; none under LoRA."""
+    from pipeline.models.scaled_linear import ScaledLinear
+
+    return {name: one.change for name, one in model.named_modules() if isinstance(one, ScaledLinear)}
+
+
+def fill_scales(model: Any, folder: Path) -> None:
+    """Give the scales of `model` the changes in `folder`. Raises `DataError` if they are of others."""
+    import torch
     from safetensors.torch import load_file
+
+    found, wanted = load_file(folder / SCALES_FILE), trained_changes(model)
+    if {name: one.shape for name, one in found.items()} != {name: one.shape for name, one in wanted.items()}:
+        different = sorted(found.keys() ^ wanted.keys()) or sorted(
+            name for name, one in found.items() if one.shape != wanted[name].shape
+        )
+        raise DataError(
+            "Q-MODELS-033",
+            f"{folder / SCALES_FILE} holds scales of another model ({different[0]}): run `snakemake --force "
+            "train`",
+        )
+    with torch.no_grad():
+        for name, change in wanted.items():
+            change.copy_(found[name])
+
+
+def load_scales(model: Any, adapter: Path) -> None:
+    """Put the scales that were trained in the folder `adapter` into a model of `load_gguf`."""
+    from safetensors import safe_open
 
     from pipeline.models.scaled_linear import put_scales
 
-    changes = load_file(adapter / SCALES_FILE)
-    made = put_scales(model, sorted({path.rpartition(".")[2] for path in changes}))
-    for path, linear in made.items():
-        linear.change.data.copy_(changes[path])
-        linear.requires_grad_(False)
+    with safe_open(adapter / SCALES_FILE, framework="pt") as file:
+        names = {name.rpartition(".")[2] for name in file.keys()}  # noqa: SIM118 (it is no dict)
+    put_scales(model, sorted(names))
+    fill_scales(model, adapter)
 
 
-def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, "Tensor"]]:
-    """(tensor of the GGUF in the folder `base`, its scales as the tuned file holds them: float16 (scales of a
-    block, rows in the file's order, blocks of a row)) of every trained linear.
+def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
+    """(tensor's name, its scales as the tuned file holds them) for every tensor that trained: float16 (scales
+    of a block, rows in the file's order, blocks of a row). `base` is the folder with the GGUF.
     """
     import torch
     from safetensors import safe_open
     from transformers import AutoConfig
 
+    from pipeline.gguf.base_files import MODEL_FILE
     from pipeline.gguf.scales import changed_scales, stored_scales
-    from pipeline.models.quantized_model import tensor_names
+    from pipeline.gguf.tensors import gguf_tensors
+    from pipeline.models.quantized_model import in_file_order, tensor_names
 
     header, tensors = gguf_tensors(base / MODEL_FILE)
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     names = tensor_names(config, header, base / MODEL_FILE)
-    with safe_open(adapter / SCALES_FILE, framework="pt") as changes:
-        for path in changes.keys():  # noqa: SIM118 (safe_open is no mapping)
-            tensor, heads = tensors[names.of(f"{path}.weight")], names.reordered(f"{path}.weight")
-            change = changes.get_tensor(path)
-            if heads:  # the inverse of `in_order`: the two halves of a head side by side
-                halves = change.unflatten(1, (heads, 2, -1))
-                change = halves.transpose(2, 3).reshape(change.shape)
-            rows = torch.from_numpy(tensor.stored(0, tensor.rows))
-            yield tensor.name, changed_scales(stored_scales(rows, tensor.ggml_type), change)
+    with safe_open(adapter / SCALES_FILE, framework="pt") as file:
+        for path in file.keys():  # noqa: SIM118
+            parameter = f"{path}.weight"
+            tensor = tensors[names.of(parameter)]
+            stored = stored_scales(torch.from_numpy(tensor.stored(0, tensor.rows)), tensor.ggml_type)
+            change = file.get_tensor(path)
+            heads = names.reordered(parameter)
+            ordered = torch.stack([in_file_order(one, heads) for one in change])
+            yield tensor.name, changed_scales(stored, ordered)
+
+
+def check_tuner(model: Any, settings: Training) -> int:
+    """The number of trainable parameters, proven to be what `settings` ask for in every layer and no others.
+
+    Raises `ConfigError` if a layer lacks a target, `AssertionError` if anything else trains.
+    """
+    if settings.tuner == "lora":
+        return check_adapter(model, settings)
+    changes = trained_changes(model)
+    for number in range(len(model.model.layers)):
+        for target in settings.target_modules:
+            found = sum(f".layers.{number}." in name and name.endswith(f".{target}") for name in changes)
+            if found != 1:
+                raise ConfigError(
+                    "Q-MODELS-026",
+                    f"layer {number} has {found} linears named {target} whose scales could train, and each "
+                    "layer must have 1: take targets that all its layers have",
+                )
+    training = {name for name, one in model.named_parameters() if one.requires_grad}
+    if other := sorted(training ^ {f"{name}.change" for name in changes}):
+        raise AssertionError(f"{other[0]} is trainable, and only the scales should be, or is not")
+    return sum(one.numel() for one in changes.values())
+
+
+def trained_numbers(model: Any) -> Iterator[tuple[str, Any, bool]]:
+    """(name, tensor, whether it is 0 as long as nothing was learned) of everything that was trained."""
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            yield name, weight, "lora_B" in name
+        elif name.endswith(".change"):
+            yield name, weight, True

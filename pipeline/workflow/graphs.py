@@ -1,8 +1,9 @@
-"""Which stages there are: the graph of merged models, or the shorter one of a base that is served as it is.
+"""Which stages there are: the graph of merged models, or the shorter ones of a base's own GGUF, which is
+served with an adapter or with trained scales.
 
 Snakemake asks `params.yaml` for the one it needs (`Snakefile`). DVC can't: `quench use` and `quench graph`
 write `dvc.yaml` from the table of stages (`pipeline.workflow.stages`), and every stage refuses it if it is
-the other graph.
+another graph.
 """
 
 import shutil
@@ -17,11 +18,12 @@ from pipeline.workflow.code_keys import ROOT, key_file
 from pipeline.workflow.dvc_yaml import dvc_text, is_as_written
 from pipeline.workflow.stages import WORDS, table
 
-OWN: dict[Graph, str] = {"merged": "merge", "adapter": "lora"}  # a stage that only this graph has
+# a stage that only this graph has
+OWN: dict[Graph, str] = {"merged": "merge", "adapter": "lora", "tuned": "tuned"}
 
 
 def need_graph(root: Path, graph: Graph) -> None:
-    """Raise `ConfigError` where `root`/dvc.yaml is the other graph than `graph`, or of an older version.
+    """Raise `ConfigError` where `root`/dvc.yaml is another graph than `graph`, or of an older version.
 
     One of other stages, or none, is nobody's concern here.
     """
@@ -31,8 +33,8 @@ def need_graph(root: Path, graph: Graph) -> None:
     if found not in (None, graph):
         raise ConfigError(
             "Q-WORKFLOW-004",
-            f"{file} is not the graph of {WORDS[graph]}, which base.quantization in params.yaml asks for: "
-            "run `quench graph`, which puts it there",
+            f"{file} is not the graph of {WORDS[graph]}, which base.quantization and train.tuner in "
+            "params.yaml ask for: run `quench graph`, which puts it there",
         )
     if found and _names_code(stages):
         raise ConfigError(
@@ -94,7 +96,7 @@ def put_graph(root: Path, graph: Graph, *, force: bool = False, again: bool = Fa
     if edited and not (force or again or older):
         raise ConfigError(
             "Q-WORKFLOW-006",
-            f"{target} has edits that are in neither graph: keep a copy, then add --force to replace it",
+            f"{target} has edits that are in no graph: keep a copy, then add --force to replace it",
         )
     if edited:
         names = (f"{target.name}.edited{number}" for number in ("", *range(2, 1000)))

@@ -19,7 +19,11 @@ from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.code_keys import key_file, stage_module
 
 TABLE = PROJECT / "graphs" / "stages.yaml"
-WORDS: dict[Graph, str] = {"merged": "merged models", "adapter": "adapters on a GGUF"}
+WORDS: dict[Graph, str] = {
+    "merged": "merged models",
+    "adapter": "adapters on a GGUF",
+    "tuned": "GGUFs with trained scales",
+}
 ALL = "all"  # threads: every core that Snakemake has
 
 
@@ -49,6 +53,7 @@ class Stage(Part):
     only: Graph | None = None
     merged: Part = Part()
     adapter: Part = Part()
+    tuned: Part = Part()
 
     def within(self, graph: Graph) -> "Stage":
         """The stage with what it has in `graph` alone."""
@@ -108,7 +113,7 @@ def stage_modules(stage: str) -> list[str]:
 
 
 def code_of_stages() -> dict[str, list[str]]:
-    """{stage: the modules that it starts from}, for the stages of both graphs."""
+    """{stage: the modules that it starts from}, for the stages of all graphs."""
     return {name: stage_modules(name) for name in table().stages}
 
 

@@ -1,5 +1,5 @@
-"""Two graphs of stages: each settings file needs one, dvc.yaml is written for one, and nothing runs on the
-other.
+"""Three graphs of stages: each settings file needs one, dvc.yaml is written for one, and nothing runs on
+another.
 """
 
 import shutil
@@ -13,6 +13,7 @@ import yaml
 from pipeline.__main__ import run
 from pipeline.commands.recipes import graph, use
 from pipeline.config.params import load_params
+from pipeline.config.sections import Graph
 from pipeline.core.errors import ConfigError
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.dvc_yaml import dvc_text
@@ -32,6 +33,9 @@ def test_a_recipe_brings_its_graph(root: Path, capsys: pytest.CaptureFixture[str
     use("demo-gguf", root)
     assert (root / "dvc.yaml").read_bytes() == dvc_text("adapter").encode()
     assert "dvc.yaml is the graph of adapters on a GGUF now" in capsys.readouterr().out
+    use("demo-scales", root)
+    assert (root / "dvc.yaml").read_bytes() == dvc_text("tuned").encode()
+    assert "dvc.yaml is the graph of GGUFs with trained scales now" in capsys.readouterr().out
     use("demo", root)
     assert (root / "dvc.yaml").read_bytes() == (PROJECT / "dvc.yaml").read_bytes()
 
@@ -102,26 +106,27 @@ def test_a_graph_that_names_files_of_code_is_of_an_older_version(root: Path) -> 
     assert (root / "dvc.yaml.edited").read_text() == older
 
 
-@pytest.mark.parametrize(("own", "stage"), [("merged", "curate"), ("adapter", "curate")])
-def test_a_stage_refuses_the_other_graph(root: Path, own: str, stage: str) -> None:
-    other = "adapter" if own == "merged" else "merged"
-    shutil.copy(
-        PROJECT / "recipes" / ("demo.yaml" if own == "merged" else "demo-gguf.yaml"), root / "params.yaml"
-    )
+@pytest.mark.parametrize(
+    ("recipe", "other"),
+    [("demo", "adapter"), ("demo-gguf", "merged"), ("demo-gguf", "tuned"), ("demo-scales", "adapter")],
+)
+def test_a_stage_refuses_another_graph(root: Path, recipe: str, other: Graph) -> None:
+    shutil.copy(PROJECT / "recipes" / f"{recipe}.yaml", root / "params.yaml")
     (root / "dvc.yaml").write_text(dvc_text(other))
     with pytest.raises(ConfigError, match="Q-WORKFLOW-004"):
-        run(stage, root, None)
+        run("curate", root, None)
     graph(root)
     need_graph(root, load_params(root / "params.yaml").graph)
 
 
-def test_a_stage_of_the_other_graph_says_so(root: Path) -> None:
-    use("demo-gguf", root)
+@pytest.mark.parametrize(
+    ("recipe", "stage"),
+    [("demo-gguf", "merge"), ("demo-gguf", "tuned"), ("demo-scales", "lora"), ("demo", "lora")],
+)
+def test_a_stage_of_another_graph_says_so(root: Path, recipe: str, stage: str) -> None:
+    use(recipe, root)
     with pytest.raises(ConfigError, match="Q-WORKFLOW-021"):
-        run("merge", root, None)
-    use("demo", root)
-    with pytest.raises(ConfigError, match="Q-WORKFLOW-021"):
-        run("lora", root, None)
+        run(stage, root, None)
 
 
 def test_snakemake_refuses_the_other_graph_before_it_plans(root: Path) -> None:
@@ -145,7 +150,7 @@ def test_each_graph_has_a_stage_of_its_own_and_a_folder_without_one_is_nobodys_c
     tmp_path: Path,
 ) -> None:
     stages = {name: set(yaml.safe_load(dvc_text(name))["stages"]) for name in OWN}
-    assert OWN["merged"] in stages["merged"] - stages["adapter"]
-    assert OWN["adapter"] in stages["adapter"] - stages["merged"]
+    for name, own in OWN.items():
+        assert [other for other, found in stages.items() if own in found] == [name]
     need_graph(tmp_path, "adapter")
     assert put_graph(tmp_path, "adapter") and not put_graph(tmp_path, "adapter")

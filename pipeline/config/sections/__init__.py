@@ -15,6 +15,7 @@ from pipeline.config.sections.values import (
     BASE,
     BASE_WITH_ADAPTER,
     ORIGINAL,
+    SERVED,
     TUNED,
     UNTUNED,
     Format,
@@ -24,6 +25,7 @@ from pipeline.config.sections.values import (
     Section,
     ShareLimit,
     reference_of,
+    served_of,
 )
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "BASE",
     "BASE_WITH_ADAPTER",
     "ORIGINAL",
+    "SERVED",
     "TUNED",
     "UNTUNED",
     "Base",
@@ -59,4 +62,5 @@ __all__ = [
     "Train",
     "Training",
     "reference_of",
+    "served_of",
 ]

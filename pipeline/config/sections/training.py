@@ -39,8 +39,8 @@ class Train(Section):
     )
     tuner: Literal["lora", "scales"] = key(
         "lora",
-        "what trains: lora (an adapter) | scales (the scales of a GGUF's blocks: what ships is one GGUF of the "
-        "same size and speed as the base's; needs base.quantization gguf)",
+        "what trains: lora (an adapter) | scales (the scales of a GGUF's blocks: what ships is one GGUF of "
+        "the same size and speed as the base's; needs base.quantization gguf)",
     )
     bnb_4bit_use_double_quant: bool = key(True, "quantize NF4's scales too: saves 0.37 bit per parameter")
     bnb_4bit_compute_dtype: ComputeDtype | Literal["auto"] = key(

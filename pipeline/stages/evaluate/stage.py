@@ -4,8 +4,8 @@ it knows in general.
 Reads `models/gguf/NAME-MODEL.gguf` and its reference (the 16-bit model; of `base-LEVEL` the base's),
 `data/final/test.jsonl`, the adapter's tokenizer, and what `evaluate` names below `data/evaluation/`. Where
 base.quantization is gguf, the models are the base's own file in `models/base/`, that file with
-`models/gguf/NAME-lora.gguf` on it, and the file it was made from. Writes `reports/eval/MODEL.json` and
-`reports/eval/MODEL.answers.jsonl`. Command: `python -m pipeline evaluate@Q4_K_M`
+`models/gguf/NAME-lora.gguf` on it or `models/gguf/NAME-tuned.gguf`, and the file it was made from. Writes
+`reports/eval/MODEL.json` and `reports/eval/MODEL.answers.jsonl`. Command: `python -m pipeline evaluate@Q4_K_M`
 """
 
 import time
@@ -42,16 +42,17 @@ def evaluate(
     serve: Serve,
     tools: Toolchain,
     lora: Path | None = None,
-    beside_lora: bool = False,
+    in_process: bool = False,
+    by_row: bool = False,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Measure `model`, with divergences from `reference`; gives (figures, answers). The user's files are in
     `data/evaluation` below `root`.
 
-    `lora` is an adapter's GGUF that is on the model everywhere; `bytes` counts both files. With `beside_lora`
+    `lora` is an adapter's GGUF that is on the model everywhere; `bytes` counts both files. With `in_process`
     (this model, or one that it is compared with, has an adapter) speed is measured in process, since
-    llama-bench takes none, and divergence also row by row. `seconds` among the figures is what each part
-    took. Raises `DataError` if no held-out row can be measured or a question file can't be used, `ToolError`
-    if a tool fails.
+    llama-bench takes none; with `by_row` divergence is also given row by row. `seconds` among the figures is
+    what each part took. Raises `DataError` if no held-out row can be measured or a question file can't be
+    used, `ToolError` if a tool fails.
     """
     seconds: dict[str, float] = {}
     figures = {"file": model.name, "sha256": file_hash(model), "llama_cpp": tools.version} | describe(model)
@@ -68,11 +69,11 @@ def evaluate(
             settings,
             tools,
             lora,
-            by_row=beside_lora,
+            by_row=by_row,
         )
     with timed(seconds, "speed"):
         figures |= (
-            speed_in_process(model, lora, settings, tools) if beside_lora else speed(model, settings, tools)
+            speed_in_process(model, lora, settings, tools) if in_process else speed(model, settings, tools)
         )
     with timed(seconds, "serving"):
         figures["serving"] = serving_figures(model, serve, tools, lora)
@@ -179,7 +180,8 @@ def harness(
 
 def main(params: Params, root: Path, model: str) -> None:
     """Run the stage for one model on the files below `root`: `F16` (`BF16` where that is convert.type),
-    `base-F16`, a level or `base-LEVEL`; where base.quantization is gguf `base`, `adapter` or `source`.
+    `base-F16`, a level or `base-LEVEL`; if base.quantization is gguf `base`, `adapter` or `tuned`,
+    `source`.
     """
     if model not in params.evaluate.models:
         raise ConfigError(
@@ -198,7 +200,8 @@ def main(params: Params, root: Path, model: str) -> None:
         serve=params.serve,
         tools=find_toolchain(params.llamacpp.home),
         lora=files.lora,
-        beside_lora=params.graph == "adapter",
+        in_process=params.graph == "adapter",
+        by_row=params.graph != "merged",
     )
     answers_path = root / f"reports/eval/{model}.answers.jsonl"
     write_rows(answers_path, answers)

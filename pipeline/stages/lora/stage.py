@@ -10,10 +10,8 @@ from pathlib import Path
 
 from pipeline.config.params import Params
 from pipeline.config.sections import LoraType
-from pipeline.core.errors import DataError
-from pipeline.core.hashing import file_hash, json_hash
-from pipeline.core.publish import need_disk, read_json
-from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.core.publish import need_disk
+from pipeline.gguf.base_files import MODEL_FILE, file_trained_on
 from pipeline.gguf.provenance import BASE_FILE, adapter_fields
 from pipeline.llamacpp.converters import base_fields, lora_to_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
@@ -27,22 +25,7 @@ def lora(*, base: Path, adapter: Path, lineage: Path, target: Path, type: LoraTy
     `lineage` is models/base.json. Raises `DataError` if the base's file is not the one that was trained on,
     `ToolError` if the converter fails, `MachineError` if the disk is too small.
     """
-    model = base / MODEL_FILE
-    found, recorded = file_hash(model), read_json(lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
-    if found != recorded:
-        raise DataError(
-            "Q-LORA-001",
-            f"{model} is not the file that {lineage} names ({found[:12]}… and {str(recorded)[:12]}…): run "
-            "`snakemake --force base`",
-        )
-    if read_json(adapter / "run.json", "run `snakemake --force train`")["base"][
-        "weights_sha256"
-    ] != json_hash({MODEL_FILE: found}):
-        raise DataError(
-            "Q-LORA-002",
-            f"{adapter} was trained on another file than {model}: run `snakemake --force train`, or put the "
-            "file that it belongs to back",
-        )
+    found, model = file_trained_on(base, adapter, lineage), base / MODEL_FILE
     need_disk(target.parent, (adapter / "adapter_model.safetensors").stat().st_size)
     fields = {
         **base_fields(lineage, tools),

@@ -4,7 +4,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peft import get_peft_model
 from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
 
 from pipeline.config.sections import Training
@@ -12,7 +11,8 @@ from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.models.chunked_loss import check_head
 from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss
-from pipeline.models.qlora import load_quantized, lora_config
+from pipeline.models.qlora import load_quantized
+from pipeline.models.tuners import causal_model, put_tuner
 from pipeline.planning.steps import total_steps
 from pipeline.stages.train.arguments import training_arguments
 from pipeline.stages.train.callbacks import MetricsCallback
@@ -26,17 +26,17 @@ from pipeline.stages.train.trainer import QuenchTrainer
 
 
 def load_model(base: Path, settings: Training) -> tuple[Any, str]:
-    """The quantized base with a new adapter, drawn from the seed, and the loss that it is trained with."""
+    """The quantized base with what trains on it, an adapter drawn from the seed, and the loss that it is
+    trained with.
+    """
     loss = choose_loss(settings.loss)
     if loss == "liger":
         apply_liger(base)  # before the model is loaded
     set_seed(settings.seed)  # the trainer does so too, but the adapter's start is drawn before there is one
-    # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from its
-    # first step on
-    model = get_peft_model(load_quantized(base, settings), lora_config(settings), autocast_adapter_dtype=True)
+    model = put_tuner(load_quantized(base, settings), settings)
     if loss == "liger":
-        check_liger(model.get_base_model())
-    check_head(model.get_base_model())
+        check_liger(causal_model(model))
+    check_head(causal_model(model))
     return model, loss
 
 

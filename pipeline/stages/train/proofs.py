@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.core.errors import ConfigError, GateError
+from pipeline.models.tuners import trained_numbers
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
 from pipeline.stages.train.monitoring.epochs import epochs_complete
 from pipeline.stages.train.monitoring.samples import undisturbed
@@ -100,23 +101,22 @@ def check_rows(steps: list[dict[str, Any]], packed_rows: int) -> None:
 
 
 def check_learned(model: Any, steps: list[dict[str, Any]]) -> None:
-    """Refuse an adapter that can't have learned: no step done, a matrix not finite, or a lora_B that is still
-    0.
+    """Refuse what can't have learned: no step done, a tensor not finite, or a lora_B or a change of scales
+    that is still 0.
     """
     if not steps:
         raise GateError("Q-TRAIN-023", "training ended without one step: give it more rows or steps")
-    norms = {
-        name: float(weight.detach().norm()) for name, weight in model.named_parameters() if "lora_" in name
-    }
+    trained = list(trained_numbers(model))
+    norms = {name: float(weight.detach().norm()) for name, weight, _ in trained}
     if broken := [name for name, norm in norms.items() if not math.isfinite(norm)]:
         raise GateError(
             "Q-TRAIN-024",
-            f"{len(broken)} of {len(norms)} adapter matrices are not finite ({broken[0]}): lower "
+            f"{len(broken)} of {len(norms)} trained tensors are not finite ({broken[0]}): lower "
             "train.learning_rate",
         )
-    if dead := [name for name, norm in norms.items() if "lora_B" in name and norm == 0.0]:
+    if dead := [name for name, _, from_zero in trained if from_zero and norms[name] == 0.0]:
         raise GateError(
             "Q-TRAIN-025",
-            f"{len(dead)} of {len(norms)} adapter matrices learned nothing ({dead[0]}): raise "
+            f"{len(dead)} of {len(norms)} trained tensors learned nothing ({dead[0]}): raise "
             "train.learning_rate or train longer",
         )

@@ -24,8 +24,16 @@ from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog, write_rows
 from pipeline.core.publish import publishing, remove, write_json
 from pipeline.models.finite import finite_record
-from pipeline.models.qlora import check_adapter, float32_cast_bytes
+from pipeline.models.qlora import float32_cast_bytes
 from pipeline.models.runtime import silence_libraries, use_all_cores
+from pipeline.models.tuners import (
+    ADAPTER_FILE,
+    SCALES_FILE,
+    causal_model,
+    check_tuner,
+    is_scales,
+    save_trained,
+)
 from pipeline.stages.train.checkpoints import METRICS_LOG, TEACHER, read_notes, step_of
 from pipeline.stages.train.dataset import sequences
 from pipeline.stages.train.figures import curve, summary, write_curve
@@ -109,36 +117,42 @@ def prove_beforehand(trainer: Any, settings: Training) -> dict[str, Any]:
     # what is packed here has no teacher's answers
     plain = getattr(trainer.data_collator, "plain", trainer.data_collator)
     return {
-        "trainable_parameters": check_adapter(trainer.model, settings),
+        "trainable_parameters": check_tuner(trainer.model, settings),
         "packing_nmse": check_no_leaks(trainer.model, plain, sequences(trainer.train_dataset, 2)),
-        "float32_cast_bytes_saved": float32_cast_bytes(trainer.model.get_base_model()),
+        "float32_cast_bytes_saved": float32_cast_bytes(causal_model(trainer.model)),
         **finite_record(trainer.model),
     }
 
 
 def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter: Path) -> None:
-    """Publish the PEFT folder with tokenizer, template and run record; bytes depend on the run alone, not on
+    """Publish what was trained with tokenizer, template and run record; bytes depend on the run alone, not on
     its place.
     """
 
     def check(folder: Path) -> None:
-        if not (folder / "adapter_model.safetensors").stat().st_size:
+        if not (folder / (SCALES_FILE if is_scales(folder) else ADAPTER_FILE)).stat().st_size:
             raise DataError("Q-TRAIN-034", f"{folder} holds no adapter")
 
-    for config in model.peft_config.values():
+    for config in getattr(model, "peft_config", {}).values():
         config.base_model_name_or_path = "models/base"
     with publishing(adapter, check) as aside:
-        # embeddings are frozen; without this, PEFT would look for the base on the hub
-        model.save_pretrained(aside, save_embedding_layers=False)
+        save_trained(model, aside)
         tokenizer.save_pretrained(aside)
-        config_file = aside / "adapter_config.json"
-        settings = json.loads(config_file.read_text(encoding="utf-8"))
-        # PEFT has a set, whose order changes from run to run
-        settings["target_modules"] = sorted(settings["target_modules"])
-        write_json(config_file, settings)
-        # PEFT's empty model card; `quench ship` writes a real one
-        (aside / "README.md").unlink(missing_ok=True)
+        if not is_scales(aside):
+            tidy_adapter(aside)
         write_json(aside / "run.json", record)
+
+
+def tidy_adapter(folder: Path) -> None:
+    """Make PEFT's folder the same bytes in every run, without its empty model card: `quench ship` writes a
+    real one.
+    """
+    config_file = folder / "adapter_config.json"
+    settings = json.loads(config_file.read_text(encoding="utf-8"))
+    # PEFT has a set, whose order changes from run to run
+    settings["target_modules"] = sorted(settings["target_modules"])
+    write_json(config_file, settings)
+    (folder / "README.md").unlink(missing_ok=True)
 
 
 def main(params: Params, root: Path, resume: bool | Path = True) -> None:

@@ -25,6 +25,7 @@ from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove
 from pipeline.models.chunked_loss import chunked_loss
 from pipeline.models.liger_loss import fused_loss
+from pipeline.models.tuners import causal_model, fill_scales, is_scales, save_trained
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes, step_of
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
 from pipeline.stages.train.monitoring.samples import undisturbed
@@ -89,7 +90,7 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         tensors = {name: value for name, value in inputs.items() if name not in NOT_FOR_THE_MODEL}
         with self.accelerator.autocast():  # it is wrapped round the outer forward, which this loss goes past
             loss: torch.Tensor = self.token_loss(
-                self.accelerator.unwrap_model(model).get_base_model(), tensors, tokens
+                causal_model(self.accelerator.unwrap_model(model)), tensors, tokens
             )
         return loss
 
@@ -224,8 +225,21 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         prune(folder, self.keep, best)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The adapter alone: the base, the tokenizer and the arguments are known by their hashes."""
-        self.model.save_pretrained(output_dir, save_embedding_layers=False)
+        """What was trained alone: the base, the tokenizer and the arguments are known by their hashes."""
+        save_trained(self.model, output_dir or self.args.output_dir)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not is_scales(Path(resume_from_checkpoint)):  # the library knows PEFT's folders
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        else:
+            fill_scales(model or self.model, Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        best = Path(self.state.best_model_checkpoint)
+        if not is_scales(best):
+            super()._load_best_model()
+        else:
+            fill_scales(self.model, best)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._writing or self.args.output_dir)

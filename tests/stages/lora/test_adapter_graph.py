@@ -69,7 +69,7 @@ def test_only_lora_trains_and_a_packed_byte_counts_for_what_it_holds(served: Pat
 
 def test_a_base_that_was_changed_after_training_is_found_by_every_stage_that_reads_it(project: Path) -> None:
     change_rows(project / "models/base/model.gguf", "blk.0.ffn_up.weight", lambda rows: rows[::-1])
-    with pytest.raises(DataError, match="Q-LORA-001"):
+    with pytest.raises(DataError, match="Q-GGUF-021"):
         run("lora", project, None)
     with pytest.raises(GateError, match="The base's file, and what was trained on it failed"):
         run("parity", project, None)
@@ -83,7 +83,7 @@ def test_a_base_that_was_made_again_with_its_record_is_not_the_one_that_was_trai
     record = read(lineage)
     record["files"]["model.gguf"] = file_hash(project / "models/base/model.gguf")
     lineage.write_text(json.dumps(record))
-    with pytest.raises(DataError, match="Q-LORA-002"):
+    with pytest.raises(DataError, match="Q-GGUF-022"):
         run("lora", project, None)
     with pytest.raises(GateError, match=r"adapter/ was trained on another file than model\.gguf"):
         run("parity", project, None)

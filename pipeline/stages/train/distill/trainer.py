@@ -9,6 +9,7 @@ import torch
 from pipeline.chat.tokens import IGNORED
 from pipeline.core.errors import DataError
 from pipeline.models.distill_loss import distill_loss, followed
+from pipeline.models.tuners import causal_model
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL, Collator
 from pipeline.stages.train.distill.cache import Answers
 from pipeline.stages.train.monitoring.samples import undisturbed
@@ -73,7 +74,7 @@ class DistillTrainer(QuenchTrainer):
         tensors = {name: value for name, value in inputs.items() if name not in NOT_FOR_THE_MODEL}
         with self.accelerator.autocast():
             loss: torch.Tensor = distill_loss(
-                self.accelerator.unwrap_model(model).get_base_model(),
+                causal_model(self.accelerator.unwrap_model(model)),
                 tensors,
                 self.sft_weight,
                 positions,

@@ -1,0 +1,71 @@
+"""A GGUF with other scales in its blocks and more metadata; every other byte is the base's."""
+
+import shutil
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import GateError
+from pipeline.core.publish import need_disk, publishing
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.header import Header
+from pipeline.gguf.tensors import gguf_tensors
+
+UINT32, STRING = 4, 8  # value types of ggml/docs/gguf.md
+COUNTS = 24  # bytes before the first field: letters, version, number of tensors and of fields
+
+
+def write_tuned(
+    base: Path, target: Path, scales: Iterable[tuple[str, Any]], fields: Mapping[str, str | int]
+) -> None:
+    """Publish `target`: the GGUF `base` with `fields` in its metadata and `scales`, (tensor, float16 (scales
+    of a block, rows, blocks of a row)).
+
+    One tensor is in memory at a time. Raises `GateError` for a scale that is no number.
+    """
+    import torch
+
+    from pipeline.gguf.scales import with_scales
+
+    header, tensors = gguf_tensors(base)
+    head = header_with(base, header, fields)
+    need_disk(target.parent, base.stat().st_size)
+    with publishing(target, check_gguf) as aside:
+        with base.open("rb") as old, aside.open("wb") as new:
+            new.write(head)
+            old.seek(header.start)
+            shutil.copyfileobj(old, new, 1 << 24)
+        with aside.open("r+b") as new:
+            for name, values in scales:
+                tensor = tensors[name]
+                if not bool(values.isfinite().all()):
+                    raise GateError(
+                        "Q-GGUF-020",
+                        f"a trained scale of {name} is no number: lower train.learning_rate, then run "
+                        "`snakemake --force train`",
+                    )
+                new.seek(len(head) + tensor.start - header.start)
+                rows = torch.from_numpy(tensor.stored(0, tensor.rows))
+                new.write(with_scales(rows, tensor.ggml_type, values).numpy().tobytes())
+
+
+def header_with(path: Path, header: Header, fields: Mapping[str, str | int]) -> bytes:
+    """The bytes of a GGUF before its tensors, with `fields` at the end of its metadata instead of those of
+    their names; padded to the alignment.
+    """
+    with path.open("rb") as file:
+        old = file.read(header.end)
+    kept = [old[slice(*span)] for name, span in header.spans.items() if name not in fields]
+    behind = max((end for _, end in header.spans.values()), default=COUNTS)
+    (tensors,) = struct.unpack_from("<Q", old, 8)
+    counts = old[:8] + struct.pack("<QQ", tensors, len(kept) + len(fields))
+    new = counts + b"".join(kept) + b"".join(_field(*one) for one in fields.items()) + old[behind:]
+    return new + bytes(-len(new) % header.alignment)
+
+
+def _field(name: str, value: str | int) -> bytes:
+    key = struct.pack("<Q", len(name.encode())) + name.encode()
+    if isinstance(value, int):
+        return key + struct.pack("<II", UINT32, value)
+    return key + struct.pack("<IQ", STRING, len(value.encode())) + value.encode()

@@ -1,0 +1,1 @@
+"""The GGUF with the scales that were trained in it."""

@@ -1,0 +1,55 @@
+"""Write the trained scales into a copy of the GGUF that they were trained in: one file of the same size,
+which any llama.cpp serves at the same speed.
+
+Reads `models/base/`, `models/base.json`, `models/adapter/`. Writes `models/gguf/NAME-tuned.gguf`, of which
+every byte is the base's but the scales and its provenance.
+Command: `python -m pipeline tuned`
+"""
+
+from pathlib import Path
+
+from pipeline.config.params import Params
+from pipeline.core.errors import DataError
+from pipeline.gguf.base_files import MODEL_FILE, file_trained_on
+from pipeline.gguf.provenance import BASE_FILE, adapter_fields
+from pipeline.gguf.tuned_file import write_tuned
+from pipeline.llamacpp.converters import base_fields
+from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.models.tuners import SCALES_FILE, file_scales, is_scales
+
+
+def write(*, base: Path, adapter: Path, lineage: Path, target: Path, tools: Toolchain) -> None:
+    """Publish `target`, the GGUF in `base` with the scales in the folder `adapter`; `lineage` is
+    models/base.json.
+
+    Raises `DataError` if the base's file is not the one that was trained on, `MachineError` if the disk is
+    too small.
+    """
+    found = file_trained_on(base, adapter, lineage)
+    if not is_scales(adapter):
+        raise DataError(
+            "Q-TUNED-001",
+            f"{adapter} does not hold trained scales ({SCALES_FILE}): set train.tuner to scales, then run "
+            "`snakemake train`",
+        )
+    fields = {
+        **base_fields(lineage, tools),
+        **adapter_fields(adapter),
+        BASE_FILE: found,
+        "general.name": target.stem,
+    }
+    write_tuned(base / MODEL_FILE, target, file_scales(base, adapter), fields)
+
+
+def main(params: Params, root: Path) -> None:
+    """Run the stage on the files below `root`."""
+    target = root / "models/gguf" / f"{params.convert.name}-tuned.gguf"
+    write(
+        base=root / "models/base",
+        adapter=root / "models/adapter",
+        lineage=root / "models/base.json",
+        target=target,
+        tools=find_toolchain(params.llamacpp.home),
+    )
+    size, base = target.stat().st_size, (root / "models/base" / MODEL_FILE).stat().st_size
+    print(f"tuned: {target.name} {size / 1e6:.1f} MB, from {base / 1e6:.1f} MB and the trained scales")

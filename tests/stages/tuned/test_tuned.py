@@ -1,0 +1,254 @@
+"""Scales that train inside a GGUF: the run, how it goes on after a kill, and the file that comes out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import run_stages
+from safetensors.torch import load_file, save_file
+from tiny import tiny_gguf, tiny_params, write_project
+
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError, DataError, GateError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.gguf.provenance import ADAPTER, BASE_FILE
+from pipeline.gguf.tensors import SCALES, gguf_tensors
+from pipeline.gguf.tuned_file import header_with, write_tuned
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.models.quantized_model import load_gguf
+from pipeline.models.tuners import SCALES_FILE, file_scales, load_scales
+from pipeline.stages.train.stage import train
+from pipeline.stages.tuned.stage import write
+
+SCALED = {
+    "tuner": "scales",
+    "bnb_4bit_compute_dtype": "float32",
+    "max_steps": 4,
+    "learning_rate": 1.0e-2,
+    "weight_decay": 0.0,
+    "gradient_accumulation_steps": 1,
+    "eval_steps": 2,
+    "save_steps": 2,
+    "sample_rows": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose base is a one-layer Llama at Q4_0, up to `preprocess`. Read only."""
+    root = tmp_path_factory.mktemp("scales")
+    params = tiny_params(tiny_gguf(root / "source.gguf"))
+    params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
+    params["curate"] |= {"max_tokens": 250, "drop_duplicates": "exact"}
+    params["preprocess"] |= {"max_length": 256}
+    params["train"] |= SCALED
+    params["evaluate"] |= {"models": ["source", "base", "tuned"]}
+    return run_stages(write_project(root / "project", params), ("base", "curate", "preprocess"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work this small is slower on two, and many times slower beside other tests."""
+    monkeypatch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
+    torch.set_num_threads(1)
+
+
+def settings(project: Path, **changes: Any) -> Training:
+    return Training.model_validate(load_params(project / "params.yaml").training.model_dump() | changes)
+
+
+def run(project: Path, root: Path, *, resume: bool = False, **changes: Any) -> dict[str, Any]:
+    """`train` on the project's rows and base, below `root`."""
+    return train(
+        tokens=project / "data/tokens",
+        base=project / "models/base",
+        adapter=root / "adapter",
+        checkpoints=root / "checkpoints",
+        tensorboard=root / "tensorboard",
+        settings=settings(project, **changes),
+        resume=resume,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run, with its report. Read only."""
+    root = tmp_path_factory.mktemp("trained")
+    torch.set_num_threads(1)
+    report = run(project, root)
+    (root / "report.json").write_text(json.dumps(report, default=str))
+    return root
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=torch.arange(40)[None] * 5 % 250).logits
+    return found
+
+
+def base_model(project: Path, name: str = MODEL_FILE, folder: Path | None = None) -> Any:
+    return load_gguf(folder or project / "models/base", compute_dtype=torch.float32, device="cpu", name=name)
+
+
+def make(project: Path, adapter: Path, target: Path, tools: Toolchain) -> None:
+    base = project / "models/base"
+    write(base=base, adapter=adapter, lineage=project / "models/base.json", target=target, tools=tools)
+
+
+def test_every_scale_of_the_layers_trains_and_nothing_else(project: Path, trained: Path) -> None:
+    report = json.loads((trained / "report.json").read_text())
+    _, tensors = gguf_tensors(project / "models/base" / MODEL_FILE)
+    layers = [one for name, one in tensors.items() if name.startswith("blk.") and len(one.shape) == 2]
+    expected = sum(one.rows * (one.columns // one.block) * len(SCALES[one.ggml_type]) for one in layers)
+    assert report["proven"]["trainable_parameters"] == expected
+    changes = load_file(trained / "adapter" / SCALES_FILE)
+    assert len(changes) == len(layers) == 7
+    assert all(float(one.abs().max()) > 0 for one in changes.values())
+    assert not (trained / "adapter/adapter_config.json").exists()
+    assert (trained / "adapter/run.json").is_file() and (trained / "adapter/tokenizer.json").is_file()
+
+
+def test_the_loss_falls(project: Path, tmp_path: Path) -> None:
+    report = run(project, tmp_path, max_steps=12, learning_rate=0.1)
+    assert report["loss_last"] < report["loss_first"] - 0.05
+
+
+def test_the_file_is_what_was_trained_and_the_base_but_for_its_scales(
+    project: Path, trained: Path, tmp_path: Path, tools: Toolchain
+) -> None:
+    target = tmp_path / "tiny-tuned.gguf"
+    make(project, trained / "adapter", target, tools)
+    base = project / "models/base"
+    # what is computed with it is what was trained, to the last bit
+    in_training = base_model(project)
+    load_scales(in_training, trained / "adapter")
+    folder = tmp_path / "served"
+    folder.mkdir()
+    for file in base.glob("*.json"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / MODEL_FILE).write_bytes(target.read_bytes())
+    assert torch.equal(logits(base_model(project, folder=folder)), logits(in_training))
+    assert not torch.equal(logits(base_model(project)), logits(in_training))
+    # and every other byte is the base's
+    (old, before), (new, after) = gguf_tensors(base / MODEL_FILE), gguf_tensors(target)
+    assert old.tensors == new.tensors
+    own = {key for key in new.fields if key.startswith("quench.")} | {"general.name"}
+    assert {**old.fields, **{key: new.fields[key] for key in own}} == new.fields
+    assert new.fields[BASE_FILE] == file_hash(base / MODEL_FILE)
+    assert new.fields[ADAPTER] == file_hash(trained / "adapter" / SCALES_FILE)
+    changed = 0
+    for name, tensor in after.items():
+        one, other = (
+            some.stored(0, tensor.rows).reshape(-1, 18 if tensor.type == "Q4_0" else 1)
+            for some in (before[name], tensor)
+        )
+        places = set(np.flatnonzero((one != other).any(0)))
+        assert places <= ({0, 1} if name.startswith("blk.") and len(tensor.shape) == 2 else set())
+        changed += bool(places)
+    assert changed == 7
+
+
+def test_without_a_change_the_tensors_are_the_bases(project: Path, tmp_path: Path) -> None:
+    base = project / "models/base" / MODEL_FILE
+    write_tuned(base, tmp_path / "same.gguf", [], {})
+    assert (tmp_path / "same.gguf").read_bytes() == base.read_bytes()
+
+
+def test_metadata_is_added_or_replaced_and_the_rest_stays(project: Path, tmp_path: Path) -> None:
+    base = project / "models/base" / MODEL_FILE
+    for fields in ({"quench.a": "ü" * 70, "quench.count": 3}, {"general.name": "other", "quench.a": ""}):
+        write_tuned(base, tmp_path / "more.gguf", [], fields)
+        (old, before), (new, after) = gguf_tensors(base), gguf_tensors(tmp_path / "more.gguf")
+        assert new.fields == {**old.fields, **fields}
+        assert all(
+            np.array_equal(one.stored(0, one.rows), before[name].stored(0, one.rows))
+            for name, one in after.items()
+        )
+    header, _ = gguf_tensors(base)
+    assert header_with(base, header, {}) == base.read_bytes()[: header.start]
+
+
+def test_a_run_that_was_broken_off_ends_in_the_same_bytes(
+    project: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.stages.train.trainer import QuenchTrainer
+
+    real, steps = QuenchTrainer.training_step, iter(range(99))
+
+    def dies(self: Any, *arguments: Any, **more: Any) -> Any:
+        if next(steps) == 3:  # in step 4, of which 2 are in a checkpoint
+            raise KeyboardInterrupt
+        return real(self, *arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(QuenchTrainer, "training_step", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(project, tmp_path, resume=True)
+    assert run(project, tmp_path, resume=True)["resumed_from"] == "checkpoint-2"
+    for name in (SCALES_FILE, "run.json"):
+        assert (tmp_path / "adapter" / name).read_bytes() == (trained / "adapter" / name).read_bytes()
+
+
+def test_the_best_scales_are_kept_where_it_stops_early(project: Path, tmp_path: Path) -> None:
+    report = run(project, tmp_path, max_steps=8, learning_rate=0.9, early_stopping_patience=1)
+    best = report["adapter_step"]
+    assert best < report["steps"]
+    kept = tmp_path / "checkpoints" / f"checkpoint-{best}" / SCALES_FILE
+    assert (tmp_path / "adapter" / SCALES_FILE).read_bytes() == kept.read_bytes()
+
+
+def test_it_is_distilled_inside_the_file_too(project: Path, tmp_path: Path) -> None:
+    report = run(project, tmp_path, method="distill", max_steps=8, learning_rate=3.0e-2)
+    assert report["loss_last"] < report["loss_first"]
+
+
+def test_a_target_that_is_none_is_refused(project: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Q-MODELS-026"):
+        run(project, tmp_path, target_modules=["q_proj", "qkv_proj"])
+
+
+def test_a_scale_that_is_no_number_is_not_written(
+    project: Path, trained: Path, tmp_path: Path, tools: Toolchain
+) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    changes = load_file(trained / "adapter" / SCALES_FILE)
+    next(iter(changes.values()))[0, 0, 0] = torch.nan
+    save_file(changes, adapter / SCALES_FILE)
+    (adapter / "run.json").write_bytes((trained / "adapter/run.json").read_bytes())
+    with pytest.raises(GateError, match="Q-GGUF-020"):
+        make(project, adapter, tmp_path / "tuned.gguf", tools)
+    assert not list(tmp_path.glob("*.gguf"))
+
+
+def test_scales_of_another_file_are_refused(
+    project: Path, trained: Path, tmp_path: Path, tools: Toolchain
+) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    run_record = json.loads((trained / "adapter/run.json").read_text())
+    run_record["base"]["weights_sha256"] = "0" * 64
+    (adapter / "run.json").write_text(json.dumps(run_record))
+    with pytest.raises(DataError, match="Q-GGUF-022"):
+        make(project, adapter, tmp_path / "tuned.gguf", tools)
+    (adapter / "run.json").write_bytes((trained / "adapter/run.json").read_bytes())
+    with pytest.raises(DataError, match="Q-TUNED-001"):
+        make(project, adapter, tmp_path / "tuned.gguf", tools)
+    changes = load_file(trained / "adapter" / SCALES_FILE)
+    save_file({name: one[:, :-1].contiguous() for name, one in changes.items()}, adapter / SCALES_FILE)
+    with pytest.raises(DataError, match="Q-MODELS-033"):
+        load_scales(base_model(project), adapter)
+
+
+def test_the_scales_of_the_file_are_in_its_own_row_order(project: Path, trained: Path) -> None:
+    base = project / "models/base"
+    found = dict(file_scales(base, trained / "adapter"))
+    assert set(found) == {
+        name for name in gguf_tensors(base / MODEL_FILE)[1] if name.startswith("blk.") and "norm" not in name
+    }
+    assert all(one.dtype == torch.float16 and bool(one.isfinite().all()) for one in found.values())
