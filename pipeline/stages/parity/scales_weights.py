@@ -10,12 +10,13 @@ import numpy as np
 from pipeline.core.checks import Check
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.header import Header
-from pipeline.gguf.provenance import OWN
+from pipeline.gguf.provenance import OWN, STANDARD
 from pipeline.gguf.tensors import SCALES, Bytes, GgufTensor, gguf_tensors
 from pipeline.models.tuners import file_scales
 from pipeline.stages.parity.check import exact
 
 TITLE = "Base's file and trained scales → tuned file"
+PROVENANCE = (OWN, *STANDARD)  # what fields begin with that say where the tuned file comes from
 WHAT = "tensors and fields that are not the base's with the trained scales"
 AGAIN = "run `snakemake --force tuned`"
 SHOWN = 3  # faults in the sentence
@@ -28,7 +29,7 @@ def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
     """
     (old, before), (new, after) = gguf_tensors(base / MODEL_FILE), gguf_tensors(tuned)
     wrong = [f"{name} is not the base's" for name in other_fields(old, new)]
-    compared = len({name for name in old.fields.keys() | new.fields.keys() if not name.startswith(OWN)})
+    compared = sum(not name.startswith(PROVENANCE) for name in old.fields.keys() | new.fields.keys())
     if different := other_tensors(old, new):
         sentence = "; ".join([f"{different} is not the same as in the base's file", *wrong[: SHOWN - 1]])
         cause = f"The tuned file was made from another base: {AGAIN}."
@@ -60,14 +61,15 @@ def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
 
 
 def other_fields(old: Header, new: Header) -> list[str]:
-    """Fields that are not in both files or not of one value and type, but for Quench's own."""
+    """Fields that are not in both files or not of one value and type, but for those that say where a file
+    comes from."""
 
     def text(header: Header, name: str) -> str:
         # as text, so that 1 is not 1.0 or true, and NaN is itself
         return repr(header.fields[name]) if name in header.fields else ""
 
     names = [*new.fields, *(name for name in old.fields if name not in new.fields)]
-    return [name for name in names if not name.startswith(OWN) and text(old, name) != text(new, name)]
+    return [name for name in names if not name.startswith(PROVENANCE) and text(old, name) != text(new, name)]
 
 
 def other_tensors(old: Header, new: Header) -> str:
