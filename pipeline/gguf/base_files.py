@@ -10,7 +10,19 @@ from pipeline.core.publish import read_json
 
 # what is trained on and served, and, if base.level is set, the file that it was quantized from
 MODEL_FILE, SOURCE_FILE = "model.gguf", "source.gguf"
+# in models/adapter, one of them: PEFT's adapter, or the changes of a GGUF's scales
+ADAPTER_FILE, SCALES_FILE = "adapter_model.safetensors", "scales.safetensors"
 DENSE = ("llama", "qwen2", "qwen3")  # the architectures of `gguf.sources` without experts
+
+
+def is_scales(adapter: Path) -> bool:
+    """Whether the folder holds trained scales, and no adapter."""
+    return (adapter / SCALES_FILE).is_file()
+
+
+def trained_file(adapter: Path) -> Path:
+    """The file in the folder `adapter` with the numbers that were trained."""
+    return adapter / (SCALES_FILE if is_scales(adapter) else ADAPTER_FILE)
 
 
 def file_trained_on(base: Path, adapter: Path, lineage: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.publish import read_json
+from pipeline.gguf.base_files import trained_file
 from pipeline.gguf.file import check_gguf
 
 OWN = "quench."
@@ -50,7 +51,7 @@ def adapter_fields(adapter: Path) -> Fields:
     """The adapter, and its data and settings where it has training's record, for the tuned model and the
     adapter alone.
     """
-    fields: Fields = {ADAPTER: file_hash(adapter / "adapter_model.safetensors")}
+    fields: Fields = {ADAPTER: file_hash(trained_file(adapter))}
     if (adapter / "run.json").exists():  # another tool's adapter has none
         run = read_json(adapter / "run.json", "run the stage that makes it again")
         fields |= {

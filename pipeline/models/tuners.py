@@ -11,15 +11,8 @@ from typing import Any
 
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.gguf.base_files import MODEL_FILE, SCALES_FILE
 from pipeline.models.qlora import check_adapter, lora_config
-
-SCALES_FILE = "scales.safetensors"
-ADAPTER_FILE = "adapter_model.safetensors"
-
-
-def is_scales(adapter: Path) -> bool:
-    """Whether the folder holds trained scales, and no adapter."""
-    return (adapter / SCALES_FILE).is_file()
 
 
 def put_tuner(model: Any, settings: Training) -> Any:
@@ -104,7 +97,6 @@ def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
     from safetensors import safe_open
     from transformers import AutoConfig
 
-    from pipeline.gguf.base_files import MODEL_FILE
     from pipeline.gguf.scales import changed_scales, stored_scales
     from pipeline.gguf.tensors import gguf_tensors
     from pipeline.models.quantized_model import in_file_order, tensor_names

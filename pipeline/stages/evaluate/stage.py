@@ -5,7 +5,8 @@ Reads `models/gguf/NAME-MODEL.gguf` and its reference (the 16-bit model; of `bas
 `data/final/test.jsonl`, the adapter's tokenizer, and what `evaluate` names below `data/evaluation/`. Where
 base.quantization is gguf, the models are the base's own file in `models/base/`, that file with
 `models/gguf/NAME-lora.gguf` on it or `models/gguf/NAME-tuned.gguf`, and the file it was made from. Writes
-`reports/eval/MODEL.json` and `reports/eval/MODEL.answers.jsonl`. Command: `python -m pipeline evaluate@Q4_K_M`
+`reports/eval/MODEL.json` and `reports/eval/MODEL.answers.jsonl`.
+Command: `python -m pipeline evaluate@Q4_K_M`
 """
 
 import time

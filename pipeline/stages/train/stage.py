@@ -23,15 +23,13 @@ from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog, write_rows
 from pipeline.core.publish import publishing, remove, write_json
+from pipeline.gguf.base_files import is_scales, trained_file
 from pipeline.models.finite import finite_record
 from pipeline.models.qlora import float32_cast_bytes
 from pipeline.models.runtime import silence_libraries, use_all_cores
 from pipeline.models.tuners import (
-    ADAPTER_FILE,
-    SCALES_FILE,
     causal_model,
     check_tuner,
-    is_scales,
     save_trained,
 )
 from pipeline.stages.train.checkpoints import METRICS_LOG, TEACHER, read_notes, step_of
@@ -130,7 +128,7 @@ def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter:
     """
 
     def check(folder: Path) -> None:
-        if not (folder / (SCALES_FILE if is_scales(folder) else ADAPTER_FILE)).stat().st_size:
+        if not trained_file(folder).stat().st_size:
             raise DataError("Q-TRAIN-034", f"{folder} holds no adapter")
 
     for config in getattr(model, "peft_config", {}).values():

@@ -23,9 +23,10 @@ from pipeline.core.errors import DataError, MachineError, Stopped
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove
+from pipeline.gguf.base_files import is_scales
 from pipeline.models.chunked_loss import chunked_loss
 from pipeline.models.liger_loss import fused_loss
-from pipeline.models.tuners import causal_model, fill_scales, is_scales, save_trained
+from pipeline.models.tuners import causal_model, fill_scales, save_trained
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes, step_of
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
 from pipeline.stages.train.monitoring.samples import undisturbed

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
-from pipeline.gguf.base_files import MODEL_FILE, file_trained_on
+from pipeline.gguf.base_files import MODEL_FILE, SCALES_FILE, file_trained_on, is_scales
 from pipeline.gguf.provenance import BASE_FILE, adapter_fields
 from pipeline.gguf.tuned_file import write_tuned
 from pipeline.llamacpp.converters import base_fields
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
-from pipeline.models.tuners import SCALES_FILE, file_scales, is_scales
+from pipeline.models.tuners import file_scales
 
 
 def write(*, base: Path, adapter: Path, lineage: Path, target: Path, tools: Toolchain) -> None:

@@ -175,15 +175,29 @@ def speed(run: Run) -> Check:
     )
 
 
-def hint(key: str, low: float, high: float, cause: str) -> Callable[[Run], Check]:
-    """A rule for one setting of `train` that is usually between `low` and `high`."""
+def hint(
+    key: str, low: float, high: float, cause: str, scales: tuple[float, float, str] | None = None
+) -> Callable[[Run], Check]:
+    """A rule for one setting of `train` that is usually between `low` and `high`; `scales` stands for all
+    three if the scales of a GGUF's blocks train.
+    """
 
     def rule(run: Run) -> Check:
-        value = getattr(run.settings, key)
-        text = f"train.{key} is {value:g}, usual for LoRA are {low:g} to {high:g}"
-        return passed(text) if low <= value <= high else warning(text, cause)
+        value, inside = getattr(run.settings, key), scales and run.settings.tuner == "scales"
+        least, most, why = scales if scales and inside else (low, high, cause)
+        text = (
+            f"train.{key} is {value:g}, usual for {'scales' if inside else 'LoRA'} are {least:g} to {most:g}"
+        )
+        return passed(text) if least <= value <= most else warning(text, why)
 
     return rule
+
+
+def rank(run: Run) -> Check:
+    """The adapter's rank; scales have none."""
+    if run.settings.tuner == "scales":
+        return passed("scales have no rank")
+    return hint("r", 8, 64, "less holds little, more costs memory for nothing: set it to 16")(run)
 
 
 Rules = dict[str, Callable[[Run], Check]]
@@ -202,12 +216,13 @@ EVERY_STEP: Rules = {
         1e-4,
         3e-4,
         "higher learns fast and forgets, lower may not learn: 2.0e-4 is a good start",
+        (1e-3, 1e-2, "higher learns fast and forgets, lower may not learn: 5.0e-3 is a good start"),
     ),
     "warm-up": hint(
         "warmup_ratio", 0.05, 0.1, "none makes the first steps rough, a long one wastes steps: set it to 0.1"
     ),
     "weight decay": hint("weight_decay", 0.0, 0.1, "more pulls the adapter back to nothing: set it to 0.01"),
-    "rank": hint("r", 8, 64, "less holds little, more costs memory for nothing: set it to 16"),
+    "rank": rank,
 }
 
 
