@@ -11,12 +11,11 @@ from gguf_edit import add_texts, change_rows
 from safetensors.torch import load_file, save_file
 
 from pipeline.core.hashing import file_hash, json_hash
-from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.gguf.base_files import MODEL_FILE, SCALES_FILE
 from pipeline.gguf.provenance import ADAPTER, BASE_FILE
 from pipeline.gguf.tensors import Bytes, gguf_tensors
 from pipeline.models.quantized_model import in_order, load_gguf, tensor_names
 from pipeline.models.scaled_linear import put_scales
-from pipeline.models.tuners import SCALES_FILE
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"]
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from pipeline.config.sections import Training
 from pipeline.core.errors import DataError
+from pipeline.gguf.base_files import is_scales
 from pipeline.metrics.divergence import Prompt, Reference, Speaker, kept_logits
 from pipeline.models.qlora import load_quantized
 from pipeline.models.runtime import silence_libraries
-from pipeline.models.tuners import is_scales, load_scales
+from pipeline.models.tuners import load_scales
 
 
 def trained_logits(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.checks import Check
-from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.gguf.base_files import MODEL_FILE, is_scales
 from pipeline.gguf.header import Header
 from pipeline.gguf.provenance import OWN, STANDARD
 from pipeline.gguf.tensors import SCALES, Bytes, GgufTensor, gguf_tensors
@@ -27,6 +27,9 @@ def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
     """Every field and tensor of the file `tuned` against the GGUF in the folder `base`, with the scales of
     the folder `adapter`, by blocks of rows.
     """
+    if not is_scales(adapter):
+        cause = "Training left an adapter: set train.tuner to scales, then run `snakemake`."
+        return exact(TITLE, 1, "differences", f"{adapter.name}/ holds no trained scales", cause, WHAT)
     (old, before), (new, after) = gguf_tensors(base / MODEL_FILE), gguf_tensors(tuned)
     wrong = [f"{name} is not the base's" for name in other_fields(old, new)]
     compared = sum(not name.startswith(PROVENANCE) for name in old.fields.keys() | new.fields.keys())

@@ -6,11 +6,10 @@ from pathlib import Path
 from pipeline.core.checks import Check
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.publish import read_json
-from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.gguf.base_files import MODEL_FILE, trained_file
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.provenance import ADAPTER, BASE_FILE
 from pipeline.metrics.forward import run_settings
-from pipeline.models.tuners import SCALES_FILE
 from pipeline.stages.parity.check import count_check
 
 BARE_TITLE = "Base in training's arithmetic → its GGUF in llama.cpp"
@@ -19,14 +18,13 @@ BARE_TITLE = "Base in training's arithmetic → its GGUF in llama.cpp"
 @dataclass(frozen=True)
 class Made:
     """What is made of what was trained, so that llama.cpp can serve it: `title` of the hand-over, the file's
-    name in a sentence, what makes it again, and what training's settings and files are called.
+    name in a sentence, what makes it again, and the `train.tuner` that it is made for.
     """
 
     title: str
     file: str
     again: str
     tuner: str
-    weights: str
 
     @property
     def titles(self) -> dict[str, str]:
@@ -39,14 +37,12 @@ LORA = Made(
     "the adapter's GGUF",
     "run `snakemake --force lora`",
     tuner="lora",
-    weights="adapter_model.safetensors",
 )
 TUNED = Made(
     "Trained model → tuned GGUF",
     "the tuned file",
     "run `snakemake --force tuned`",
     tuner="scales",
-    weights=SCALES_FILE,
 )
 
 
@@ -82,7 +78,7 @@ def base_file(chain: UnmergedChain) -> Check:
     run = read_json(chain.adapter / "run.json", "run `snakemake --force train`")
     made = chain.lora or chain.served
     fields = check_gguf(made).fields
-    weights = file_hash(chain.adapter / chain.made.weights)
+    weights = file_hash(trained_file(chain.adapter))
     claims = {
         f"{chain.lineage.name} names {str(recorded)[:12]}…, the file is {found[:12]}…": recorded == found,
         f"{chain.adapter.name}/ was trained on another file than {chain.bare.name}": (

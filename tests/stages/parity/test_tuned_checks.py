@@ -13,19 +13,20 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GgmlType
-from gguf_edit import Tensors, change_number, change_rows, change_tensors
+from gguf_edit import Tensors, add_texts, change_number, change_rows, change_tensors
 from safetensors.torch import load_file, save_file
 from tiny import tiny_gguf
 from transformers import AutoConfig
 from tuned_by_hand import train_by_chance, tune_by_hand
 
 from pipeline.core.hashing import file_hash
+from pipeline.gguf.base_files import ADAPTER_FILE, SCALES_FILE
 from pipeline.gguf.tensors import Bytes
 from pipeline.metrics.divergence import Prompt
 from pipeline.metrics.forward import trained_model
 from pipeline.models.quantized_linear import QuantizedLinear
 from pipeline.models.quantized_model import load_gguf
-from pipeline.models.tuners import SCALES_FILE, file_scales, load_scales
+from pipeline.models.tuners import file_scales, load_scales
 from pipeline.stages.parity.scales_weights import scales_weights
 from pipeline.stages.parity.unmerged_chain import UnmergedChain, base_file
 
@@ -113,6 +114,10 @@ def not_a_number(rows: Bytes) -> Bytes:
     return rows
 
 
+def provenance(file: Path) -> None:
+    add_texts(file, {"quench.own": "yes", "general.base_model.0.name": "tiny", "tokenizer.ggml.own": "no"})
+
+
 FAULTS = {
     "a code": (
         lambda file: change_rows(file, QUERY, flipped(5, 7)),
@@ -139,6 +144,10 @@ FAULTS = {
     "a field": (
         lambda file: change_number(file, "tokenizer.ggml.eos_token_id", 259),
         "tokenizer.ggml.eos_token_id is not the base's",
+    ),
+    "a field more, beside two that say where the file comes from": (
+        provenance,
+        "tokenizer.ggml.own is not the base's",
     ),
     "a tensor less": (
         lambda file: change_tensors(file, lambda all: {key: all[key] for key in all if key != DOWN}),
@@ -205,6 +214,10 @@ def test_the_base_of_another_run_is_found_by_all_records(chain: UnmergedChain) -
     assert f"{DOWN} does not train, and row 2 is not the base's" in weights(chain).sentence
 
 
-def test_the_record_of_another_tuner_is_found(chain: UnmergedChain) -> None:
+def test_an_adapter_in_the_place_of_scales_is_found(chain: UnmergedChain) -> None:
     train_by_chance(chain.base, chain.adapter, tuner="lora")
+    (chain.adapter / SCALES_FILE).rename(chain.adapter / ADAPTER_FILE)
     assert "adapter/ was trained with train.tuner lora" in base_file(chain).sentence
+    found = weights(chain)
+    assert (found.verdict, found.sentence) == ("fail", "adapter/ holds no trained scales")
+    assert "set train.tuner to scales" in found.remedy
