@@ -32,7 +32,7 @@ OF_ADAPTER = {
 }
 OF_TUNED = {
     "weights_file": "which file the base is",
-    "weights_tuned": "the scales of the tuned file",
+    "weights_scales": "the scales of the tuned file",
     SERVED: "what the tuned file says in llama.cpp",
 }
 Evaluation = Mapping[str, Any]  # one reports/eval/MODEL.json

@@ -15,6 +15,7 @@ from kept import kept
 
 from pipeline.__main__ import run
 from pipeline.core.errors import GateError
+from pipeline.gate.comparison import OF_TUNED
 
 STAGES = ("base", "curate", "preprocess", "train", "tuned", "parity")
 
@@ -34,6 +35,7 @@ def test_trained_scales_are_what_is_served_and_the_bare_base_is_not(project: Pat
     found = report["checks"]
     assert sorted(report["files"]) == ["model.gguf", "tiny-tuned.gguf"]
     assert {check["verdict"] for key, check in found.items() if not key.startswith("behavior")} == {"pass"}
+    assert OF_TUNED.keys() <= found.keys()  # what the gate asks for
     assert found["outputs_served"]["figure"] <= found["outputs_served"]["limit"]
     text = Page((project / "reports/parity.html").read_text(encoding="utf-8")).text
     for words in (
