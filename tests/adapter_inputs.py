@@ -105,7 +105,7 @@ def parity() -> dict[str, Any]:
     kld = "mean KL divergence of the next token"
     checks = {
         "weights_file": same(
-            "The base's file, and whose adapter it is", "records that name another file or adapter", 4
+            "The base's file, and what was trained on it", "records that name another file or run", 6
         ),
         "weights_lora": same("Adapter → its GGUF, weights", "tensors that are not the adapter's", 420),
         "tokens_special": same("Special tokens", "places that disagree", 14),

@@ -59,6 +59,21 @@ def change_number(path: Path, field: str, value: int) -> None:
     path.write_bytes(data)
 
 
+def add_texts(path: Path, fields: dict[str, str]) -> None:
+    """Write the file again with further metadata fields behind its own."""
+    data, (header, tensors) = path.read_bytes(), gguf_tensors(path)
+    name, first = next(iter(tensors.items()))
+    entries = data.index(struct.pack("<Q", len(name)) + _entry(name, *_described(first)))
+    added = b"".join(
+        struct.pack("<Q", len(key)) + key.encode() + struct.pack("<IQ", 8, len(text)) + text.encode()
+        for key, text in fields.items()
+    )
+    count = struct.pack("<Q", struct.unpack("<Q", data[16:24])[0] + len(fields))
+    end = entries + sum(len(key.encode()) + 24 + 8 * len(shape) for key, (shape, _) in header.tensors.items())
+    head = data[:16] + count + data[24:entries] + added + data[entries:end]
+    path.write_bytes(head + b"\0" * (-len(head) % header.alignment) + data[header.start :])
+
+
 def light_copy(source: Path, target: Path, *dropped: str) -> Path:
     """A GGUF of the same architecture, file type and tensors, but for those dropped, without a vocabulary;
     `target`.

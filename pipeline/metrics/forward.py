@@ -11,9 +11,11 @@ from typing import Any
 
 from pipeline.config.sections import Training
 from pipeline.core.errors import DataError
+from pipeline.gguf.base_files import is_scales
 from pipeline.metrics.divergence import Prompt, Reference, Speaker, kept_logits
 from pipeline.models.qlora import load_quantized
 from pipeline.models.runtime import silence_libraries
+from pipeline.models.tuners import load_scales
 
 
 def trained_logits(
@@ -29,8 +31,8 @@ def trained_logits(
 def trained_model(
     base: Path, adapter: Path | None, *, float32: bool = False, settings_of: Path | None = None
 ) -> Iterator[Speaker]:
-    """The base as training held it (`run.json` says how), with the trained adapter, on the GPU if there is
-    one.
+    """The base as training held it (`run.json` says how), with the trained adapter or scales, on the GPU if
+    there is one.
 
     Without an adapter it is the base alone, held as the run of `settings_of` did. It computes in training's
     own type, or with `float32` in float32 on the same weights: the difference is the rounding of training's
@@ -44,7 +46,10 @@ def trained_model(
     # where the table lies changes no number
     settings = run_settings(trained_in).model_copy(update={"embeddings_on_cpu": False})
     bare = load_quantized(base, settings)
-    model = PeftModel.from_pretrained(bare, adapter) if adapter else bare
+    if adapter and is_scales(adapter):
+        load_scales(model := bare, adapter)
+    else:
+        model = PeftModel.from_pretrained(bare, adapter) if adapter else bare
     yield speaker_of(in_float32(model) if float32 else model)
     del model
     gc.collect()

@@ -27,8 +27,11 @@ MARKS = {"pass": "✓", "fail": "✕", "not measured": "○"}
 MERGED = "merged"
 SIXTEEN = "16-bit GGUF"
 # where nothing is merged: the file that is trained on and served, and the same with the adapter's GGUF on it
-BASE, SERVED = "base GGUF", "base GGUF + LoRA"
+# or with trained scales
+BASE, SERVED, TUNED = "base GGUF", "base GGUF + LoRA", "tuned GGUF"
 UNMERGED = {"weights_file": BASE, "outputs_bare": BASE, "weights_lora": SERVED, "outputs_served": SERVED}
+SCALES = "weights_scales"  # a parity check of the graph whose scales train; there `TUNED` is what is served
+UNMERGED[SCALES] = TUNED
 LORA = "+lora"  # behind a GGUF's name: that GGUF of the base, with the adapter put on it as a GGUF of its own
 PLACES = {
     "merged": MERGED,
@@ -48,7 +51,7 @@ def group_of(key: str) -> str:
 
 def place_of(key: str) -> str:
     """What a parity check judges: `MERGED`, `SIXTEEN`, a level as users write it (Q4_K_M-imatrix), one of
-    these two with `LORA` behind it, or ""; where nothing is merged `BASE` or `SERVED`.
+    these two with `LORA` behind it, or ""; where nothing is merged `BASE`, `SERVED` or `TUNED`.
     """
     if key in UNMERGED:
         return UNMERGED[key]
@@ -59,6 +62,14 @@ def place_of(key: str) -> str:
         return PLACES[(left or ["gguf"])[-1]] + lora
     found = LEVEL.search("_".join(left))
     return found[1].upper() + ("-imatrix" if "imatrix" in words else "") + lora if found else ""
+
+
+def place_among(key: str, checks: Iterable[str]) -> str:
+    """The place of a parity check by its key and all others': what is served has `TUNED` in the place of
+    `SERVED` if scales were trained.
+    """
+    place = place_of(key)
+    return TUNED if place == SERVED and SCALES in checks else place
 
 
 def verdict_of(check: Mapping[str, Any]) -> str:

@@ -13,12 +13,14 @@ from pipeline.pages.parity_summary import (
     LORA,
     MARKS,
     MERGED,
+    SCALES,
     SERVED,
     SIXTEEN,
+    TUNED,
     ParityChecks,
     gravest,
     grouped,
-    place_of,
+    place_among,
 )
 from pipeline.pages.plots import BAD, CARD, GOOD, INK, MUTED, WARM, canvas, cut, svg_of
 
@@ -38,6 +40,11 @@ LINES: dict[str, dict[str, Any]] = {
 # apart
 BOX, HIGH, FIRST, PITCH = 126.0, 46.0, 92.0, 68.0
 TRAINED, MERGE, GGUF, LEVEL, SERVER = 2.0, 326.0, 606.0, 906.0, 1126.0
+# without a merge, by whether scales were trained: the place that is served, what the boxes of it say
+UNMERGED_BOXES = {
+    False: (SERVED, "base with adapter", "Base + LoRA", "two GGUFs"),
+    True: (TUNED, "base with new scales", "Tuned GGUF", "with new scales"),
+}
 ABOVE = 30.0  # the strand of text and tokens
 TURN = 20.0  # from a box to where its lines to several others part
 
@@ -147,22 +154,23 @@ def chain(checks: ParityChecks) -> str:
 
 
 def unmerged_chain(checks: ParityChecks) -> str:
-    """Where nothing is merged: trained → base GGUF with LoRA GGUF → served; text and tokens above, below it
-    the base alone, one file in both. SVG.
+    """Where nothing is merged: trained → base GGUF with LoRA GGUF, or tuned GGUF → served; text and tokens
+    above, below it the base alone, one file in both. SVG.
     """
     rows, stored = _placed(checks)
     bottom, asked = FIRST + PITCH * 1.5, rows.get("Behavior", [])
+    what, trained, made, held = UNMERGED_BOXES[SCALES in checks]
     drawing = _Drawing(LEVEL, bottom)
     _text_strand(drawing, rows)
     for start, end, y, words, checked, indent in (
-        (TRAINED, GGUF, FIRST, f"trained to {SERVED}", _checked(stored, SERVED), 110),
+        (TRAINED, GGUF, FIRST, f"trained to {what}", _checked(stored, what), 110),
         (TRAINED, GGUF, bottom, f"the base in training to {BASE}", _checked(stored, BASE), 110),
-        (GGUF, LEVEL, FIRST, f"{SERVED} to served", (asked, [_counted(asked)]), 30),
+        (GGUF, LEVEL, FIRST, f"{what} to served", (asked, [_counted(asked)]), 30),
     ):
         drawing.hand_over([(start + BOX, y), (end, y)], words, *checked, (start + BOX + indent, y))
     for at, name, words in (
-        ((TRAINED, FIRST), "Trained", "base with adapter"),
-        ((GGUF, FIRST), "Base + LoRA", "two GGUFs"),
+        ((TRAINED, FIRST), "Trained", trained),
+        ((GGUF, FIRST), made, held),
         ((LEVEL, FIRST), "Served", "in llama-server"),
         ((TRAINED, bottom), "Base", "in training"),
         ((GGUF, bottom), "Base GGUF", "the same file, alone"),
@@ -174,7 +182,7 @@ def unmerged_chain(checks: ParityChecks) -> str:
 def _placed(checks: ParityChecks) -> tuple[dict[str, list[Row]], list[Row]]:
     """The checks by group with their places, and those of weights and outputs."""
     rows: dict[str, list[Row]] = {
-        name: [{**row, "place": place_of(row["key"])} for row in found]
+        name: [{**row, "place": place_among(row["key"], checks)} for row in found]
         for name, found in grouped(checks).items()
     }
     return rows, [row for group in ("Weights", "Outputs") for row in rows.get(group, ())]

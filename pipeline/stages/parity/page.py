@@ -13,12 +13,13 @@ from pipeline.core.wording import percent
 from pipeline.pages.parity_summary import (
     LORA,
     MERGED,
+    SCALES,
     UNMERGED,
     code,
     counts,
     gravest,
     grouped,
-    place_of,
+    place_among,
     sentence,
     title,
 )
@@ -49,6 +50,10 @@ UNMERGED_WORDS = (
     "Nothing was merged: the base's own GGUF was trained on and is served as it is, with the adapter's GGUF "
     "on it."
 )
+TUNED_WORDS = (
+    "Nothing was merged: the base's own GGUF was trained on, and what is served is that file with other "
+    "scales in its blocks."
+)
 MERGE_BASES = {
     "16-bit": "the base's 16-bit weights",
     "nf4": "the base as NF4 rounds it, which is what training saw",
@@ -69,8 +74,8 @@ def render_parity_page(report: Mapping[str, Any], merge: Mapping[str, Any] | Non
         groups=groups,
         tells=TELLS,
         open_checks=[row for rows in groups.values() for row in rows if row["verdict"] == "not measured"],
-        models=_models(groups),
-        merged=UNMERGED_WORDS if unmerged else _merged(merge),
+        models=_models(groups, checks),
+        merged=(TUNED_WORDS if SCALES in checks else UNMERGED_WORDS) if unmerged else _merged(merge),
         failed=[row for rows in groups.values() for row in rows if row["verdict"] == "fail"],
         chain=(unmerged_chain if unmerged else chain)(checks),
         divergences=divergences(checks),
@@ -93,12 +98,14 @@ def _figure(name: str, value: Any) -> str:
     return percent(value) if name in SHARES else figure_text(value)
 
 
-def _models(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def _models(
+    groups: Mapping[str, Sequence[Mapping[str, Any]]], checks: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """A row for each model that was made: what its tensors and its outputs lost, and the verdicts."""
     found: dict[str, dict[str, Any]] = {}
     for group in ("Weights", "Outputs", "Behavior"):
         for row in groups.get(group, ()):
-            place = place_of(row["key"])
+            place = place_among(row["key"], checks)
             if place not in ("", MERGED):
                 found.setdefault(place, {})[group] = row
     models = []

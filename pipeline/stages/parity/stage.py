@@ -2,11 +2,12 @@
 verdict.
 
 Reads `data/final/test.jsonl`, `models/base/`, `models/adapter/`, `models/merged/`, `reports/merge.json`,
-every GGUF in `models/gguf/`; with `base.quantization: gguf` no merge, and of the GGUFs the adapter's. Writes
-`reports/parity.json` and `reports/parity.html`; a failed parity check fails the run (exit code 5). Command:
-`python -m pipeline parity`
+every GGUF in `models/gguf/`; with `base.quantization: gguf` no merge, and of the GGUFs the adapter's or the
+tuned one. Writes `reports/parity.json` and `reports/parity.html`; a failed parity check fails the run (exit
+code 5). Command: `python -m pipeline parity`
 """
 
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ from typing import Any
 from pipeline.chat.tokens import chats, load_tokenizer
 from pipeline.config.levels import level_key
 from pipeline.config.params import Params
+from pipeline.config.sections import TUNED, Graph
 from pipeline.core.checks import overall
 from pipeline.core.errors import DataError, GateError
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import read_json, scratch_folder, write_json, write_text
+from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import is_made
 from pipeline.llamacpp.tools import find_toolchain
-from pipeline.stages.parity.adapter_outputs import AdapterChain, adapter_chain_checks
 from pipeline.stages.parity.check import KEYS
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.level_weights import level_weights
@@ -41,6 +43,8 @@ from pipeline.stages.parity.merged_weights import merged_weights
 from pipeline.stages.parity.outputs import Bench, Chain, output_checks
 from pipeline.stages.parity.page import render_parity_page
 from pipeline.stages.parity.special_tokens import special_checks
+from pipeline.stages.parity.unmerged import unmerged_checks
+from pipeline.stages.parity.unmerged_chain import UnmergedChain
 
 # parity checks by key with their titles, to name those that were not measured
 SPECIAL = {
@@ -55,6 +59,7 @@ OUTPUTS = {
 }
 NO_BASE = "convert.base is false, so the untuned base has no GGUF"
 LORA = {"outputs_lora": "Base GGUF with LoRA GGUF"}
+Measured = tuple[ParityChecks, list[Path], dict[str, Any] | None]
 
 
 def parity(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path) -> ParityChecks:
@@ -151,9 +156,7 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
             scratch,
             params.quantize.tensor_types,
         )
-        checks, files, merge_report = (adapter_checks if params.graph == "adapter" else merged_checks)(
-            params, root, measure
-        )
+        checks, files, merge_report = BY_GRAPH[params.graph](params, root, measure)
     report = {
         "verdict": overall(checks.values()),
         "depth": params.parity.depth,
@@ -165,9 +168,7 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
     return checks
 
 
-def merged_checks(
-    params: Params, root: Path, measure: Measure
-) -> tuple[ParityChecks, list[Path], dict[str, Any] | None]:
+def merged_checks(params: Params, root: Path, measure: Measure) -> Measured:
     """(parity checks, GGUFs that were measured, the merge's report) of the graph of merged models."""
     folder, name, kind = root / "models/gguf", params.convert.name, params.convert.type
     chain = Chain(
@@ -189,18 +190,36 @@ def merged_checks(
     )
 
 
-def adapter_checks(
-    params: Params, root: Path, measure: Measure
-) -> tuple[ParityChecks, list[Path], dict[str, Any] | None]:
-    """The same of the graph without a merge."""
+def adapter_checks(params: Params, root: Path, measure: Measure) -> Measured:
+    """The same of the graph that serves the base's file with the adapter's GGUF on it."""
     lora = root / "models/gguf" / f"{params.convert.name}-lora.gguf"
-    chain = AdapterChain(
-        base=root / "models/base",
-        lineage=root / "models/base.json",
-        adapter=root / "models/adapter",
+    chain = unmerged_chain(root, root / "models/base" / MODEL_FILE, lora)
+    return unmerged_checks(chain, measure), [chain.served, lora], None
+
+
+def tuned_checks(params: Params, root: Path, measure: Measure) -> Measured:
+    """The same of the graph that serves the base's file with trained scales."""
+    chain = unmerged_chain(root, root / "models/gguf" / f"{params.convert.name}-{TUNED}.gguf")
+    return unmerged_checks(chain, measure), [chain.bare, chain.served], None
+
+
+def unmerged_chain(root: Path, served: Path, lora: Path | None = None) -> UnmergedChain:
+    """The files below `root` of a graph that serves `served`, with `lora` on it if one is given."""
+    models = root / "models"
+    return UnmergedChain(
+        base=models / "base",
+        lineage=models / "base.json",
+        adapter=models / "adapter",
+        served=served,
         lora=lora,
     )
-    return adapter_chain_checks(chain, measure), [chain.gguf, lora], None
+
+
+BY_GRAPH: dict[Graph, Callable[[Params, Path, Measure], Measured]] = {
+    "merged": merged_checks,
+    "adapter": adapter_checks,
+    "tuned": tuned_checks,
+}
 
 
 def main(params: Params, root: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_base_that_was_changed_after_training_is_found_by_every_stage_that_rea
     change_rows(project / "models/base/model.gguf", "blk.0.ffn_up.weight", lambda rows: rows[::-1])
     with pytest.raises(DataError, match="Q-GGUF-021"):
         run("lora", project, None)
-    with pytest.raises(GateError, match="The base's file, and whose adapter it is failed"):
+    with pytest.raises(GateError, match="The base's file, and what was trained on it failed"):
         run("parity", project, None)
     # the record, the run and the adapter's GGUF all name the file that was
     assert checks(project)["weights_file"]["figure"] == 3.0

@@ -114,6 +114,7 @@ def test_the_first_to_fail_is_the_first_on_the_way() -> None:
 
 PLACES = {
     "weights_merged": "merged",
+    "weights_scales": "tuned GGUF",
     "outputs_sixteen": "merged",
     "outputs_trained": "merged",
     "outputs_gguf": "16-bit GGUF",

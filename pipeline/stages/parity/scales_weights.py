@@ -1,0 +1,134 @@
+"""The tuned file against the base's, byte for byte: only the scales of the trained tensors may differ, and
+they are those that training ended with.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.checks import Check
+from pipeline.gguf.base_files import MODEL_FILE, is_scales
+from pipeline.gguf.header import Header
+from pipeline.gguf.provenance import OWN, STANDARD
+from pipeline.gguf.tensors import SCALES, Bytes, GgufTensor, gguf_tensors
+from pipeline.models.tuners import file_scales
+from pipeline.stages.parity.check import exact
+
+TITLE = "Base's file and trained scales → tuned file"
+PROVENANCE = (OWN, *STANDARD)  # what fields begin with that say where the tuned file comes from
+WHAT = "tensors and fields that are not the base's with the trained scales"
+AGAIN = "run `snakemake --force tuned`"
+SHOWN = 3  # faults in the sentence
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+
+def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
+    """Every field and tensor of the file `tuned` against the GGUF in the folder `base`, with the scales of
+    the folder `adapter`, by blocks of rows.
+    """
+    if not is_scales(adapter):
+        cause = "Training left an adapter: set train.tuner to scales, then run `snakemake`."
+        return exact(TITLE, 1, "differences", f"{adapter.name}/ holds no trained scales", cause, WHAT)
+    (old, before), (new, after) = gguf_tensors(base / MODEL_FILE), gguf_tensors(tuned)
+    wrong = [f"{name} is not the base's" for name in other_fields(old, new)]
+    compared = sum(not name.startswith(PROVENANCE) for name in old.fields.keys() | new.fields.keys())
+    if different := other_tensors(old, new):
+        sentence = "; ".join([f"{different} is not the same as in the base's file", *wrong[: SHOWN - 1]])
+        cause = f"The tuned file was made from another base: {AGAIN}."
+        return exact(TITLE, len(wrong) + 1, "differences", sentence, cause, WHAT)
+
+    faults, scales, lost = dict[str, str](), 0, False
+    for name, expected in file_scales(base, adapter):
+        values = expected.numpy()
+        lost |= not bool(np.isfinite(values).all())
+        scales += values.size
+        faults[name] = trained_fault(before[name], after[name], values)
+    if not faults:
+        wrong.append(f"{adapter.name}/ holds the scales of no tensor")
+    # the others, and in the file's order: the first fault that is named is the first in the file
+    found = (faults[name] if name in faults else same_fault(before[name], after[name]) for name in after)
+    wrong += list(filter(None, found))
+    read = sum(tensor.rows * tensor.row_bytes for tensor in after.values())
+    sentence = (
+        f"{len(after)} tensors of {read:,} bytes and {compared} fields compared, {scales:,} scales of "
+        f"{len(faults)} tensors trained"
+    )
+    cause = f"The file was changed after it was made, or its scales are of another run: {AGAIN}."
+    if lost:
+        cause = "Training itself ended with scales that are no numbers: run `snakemake --force train`."
+    shown = "; ".join([sentence, *wrong[:SHOWN]])
+    if len(wrong) > SHOWN:
+        shown += f"; and {len(wrong) - SHOWN} more"
+    return exact(TITLE, len(wrong), "differences", shown, cause, WHAT)
+
+
+def other_fields(old: Header, new: Header) -> list[str]:
+    """Fields that are not in both files or not of one value and type, but for those that say where a file
+    comes from."""
+
+    def text(header: Header, name: str) -> str:
+        # as text, so that 1 is not 1.0 or true, and NaN is itself
+        return repr(header.fields[name]) if name in header.fields else ""
+
+    names = [*new.fields, *(name for name in old.fields if name not in new.fields)]
+    return [name for name in names if not name.startswith(PROVENANCE) and text(old, name) != text(new, name)]
+
+
+def other_tensors(old: Header, new: Header) -> str:
+    """The first tensor that is not in both files or not of one shape and type, or that they lie in another
+    order; "" if none is.
+    """
+    for name in [*new.tensors, *old.tensors]:
+        if old.tensors.get(name) != new.tensors.get(name):
+            return f"tensor {name}"
+    return "" if list(old.tensors) == list(new.tensors) else "the order of the tensors"
+
+
+def same_fault(before: GgufTensor, after: GgufTensor) -> str:
+    """What is wrong with a tensor that does not train: any other byte."""
+    for first, last in after.blocks():
+        differs = (before.stored(first, last) != after.stored(first, last)).any(axis=1)
+        if differs.any():
+            return f"{after.name} does not train, and row {first + int(differs.argmax())} is not the base's"
+    return ""
+
+
+def trained_fault(before: GgufTensor, after: GgufTensor, scales: Numbers) -> str:
+    """What is wrong with a trained tensor: a scale that is no number or not the one in `scales`, float16
+    (scales of a block, rows, blocks of a row), or another byte than a scale's.
+    """
+    places = SCALES.get(after.ggml_type)
+    if places is None:
+        return f"{after.name} is {after.type}, which has no scales"
+    size = in_blocks(after, 0, 1).shape
+    if scales.shape != (len(places), after.rows, size[1]):
+        return f"{after.name} has other blocks than the trained scales"
+    for first, last in after.blocks():
+        ours, theirs = in_blocks(before, first, last), in_blocks(after, first, last)
+        for at, trained in zip(places, scales[:, first:last], strict=True):
+            stored = np.ascontiguousarray(theirs[:, :, at : at + 2]).view(np.float16)[..., 0]
+            if not np.isfinite(stored).all():
+                row, block, value = one_of(~np.isfinite(stored), stored)
+                return f"{after.name} has a scale that is {value} in row {first + row}, block {block}"
+            if (differs := stored.view(np.uint16) != trained.view(np.uint16)).any():
+                row, block, value = one_of(differs, stored)
+                ended = f"{float(trained[row, block]):.6g} ended training"
+                return f"{after.name} has the scale {value} in row {first + row}, block {block}, and {ended}"
+            ours[:, :, at : at + 2] = theirs[:, :, at : at + 2]
+        if (differs := (ours != theirs).any(axis=-1)).any():
+            row, block = np.argwhere(differs)[0]
+            where = f"in row {first + row}, block {block}"
+            return f"{after.name} has another byte than a scale's changed {where}"
+    return ""
+
+
+def in_blocks(tensor: GgufTensor, first: int, last: int) -> Bytes:
+    """Rows [first, last) as their blocks' bytes (rows, blocks of a row, bytes of a block)."""
+    return tensor.stored(first, last).reshape(last - first, tensor.columns // tensor.block, -1)
+
+
+def one_of(found: Numbers, values: Numbers) -> tuple[int, int, str]:
+    """(row, block, value as text) of the first place in `found`, booleans (rows, blocks)."""
+    row, block = map(int, np.argwhere(found)[0])
+    return row, block, f"{float(values[row, block]):.6g}"

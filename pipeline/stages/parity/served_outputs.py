@@ -1,0 +1,143 @@
+"""What a model without a merge says: training's forward against llama.cpp's on what is served.
+
+llama.cpp rounds activations to 8 bit before it multiplies them with quantized blocks, training doesn't; what
+that costs is measured on the bare base, which nobody trained.
+"""
+
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.sections import Parity
+from pipeline.core.checks import Check
+from pipeline.metrics.divergence import Divergence, Prompt, Reference, compare, gguf_speaker, kept_logits
+from pipeline.metrics.forward import trained_model
+from pipeline.metrics.level_limits import ADDED_BY_ADAPTER, LEAST_SERVED_SAME_TOP, MOST_SERVED_KLD
+from pipeline.stages.parity.check import DIVERGENCE, divergence_check, figures_of, incomparable
+from pipeline.stages.parity.measure import Measure, ParityChecks
+from pipeline.stages.parity.unmerged_chain import BARE_TITLE, Made, UnmergedChain
+
+# that training's own rounding is measured on: a figure beside the parity check, not a parity check
+OWN_ROWS = 8
+
+
+def outputs(chain: UnmergedChain, tokenizer: Any, measure: Measure) -> ParityChecks:
+    """Training's forward in float32 against llama.cpp's, of the bare base and of what was trained, on the
+    same held-out tokens.
+    """
+    prompts, threads, tools = measure.prompts(tokenizer), measure.evaluate.threads, measure.tools
+    limits, where = (
+        measure.limits,
+        f"{len(prompts)} held-out rows, {sum(len(prompt.positions) for prompt in prompts)} positions",
+    )
+    with ExitStack() as files:
+
+        def kept(model: Any) -> Any:
+            return files.enter_context(kept_logits(prompts, model, measure.scratch))
+
+        before = kept(trained_model(chain.base, None, float32=True, settings_of=chain.adapter))
+        bare = compare(before, kept(gguf_speaker(chain.bare, prompts, threads=threads, tools=tools)))
+        trained = kept(trained_model(chain.base, chain.adapter, float32=True))
+        answers = kept(gguf_speaker(chain.served, prompts, threads=threads, tools=tools, lora=chain.lora))
+        served, moved = compare(trained, answers), compare(before, trained)
+        own = training_rounding(chain, prompts[:OWN_ROWS], trained, measure.scratch)
+    return {
+        "outputs_bare": bare_check(bare, where),
+        "outputs_served": served_check(served, bare, moved, own, limits, where, chain.made),
+    }
+
+
+def training_rounding(
+    chain: UnmergedChain, prompts: list[Prompt], trained: Reference, scratch: Path
+) -> Divergence:
+    """What training's own arithmetic (bfloat16, mostly) differs from float32 by, on the first prompts."""
+    with kept_logits(prompts, trained_model(chain.base, chain.adapter), scratch) as answers:
+        return compare(answers, islice(trained, len(prompts)))
+
+
+def bare_check(bare: Divergence, where: str) -> Check:
+    """The floor: what llama.cpp's arithmetic alone changes of a model that nobody trained. Beyond
+    `MOST_SERVED_KLD` it is no longer arithmetic.
+    """
+    title = BARE_TITLE
+    if bare.fault:
+        return incomparable(
+            title,
+            bare,
+            sentence=f"{bare.fault}; {where}",
+            cause="The GGUF is damaged or of another model: run `snakemake --force base`.",
+        )
+    cause = (
+        "PyTorch and llama.cpp compute another model from this file (positions, order of heads, norms): take "
+        "its Hugging Face folder and base.quantization nf4."
+    )
+    passed = bare.kld <= MOST_SERVED_KLD and bare.same_top >= LEAST_SERVED_SAME_TOP
+    return divergence_check(
+        title,
+        bare,
+        limit=MOST_SERVED_KLD,
+        sentence=f"{where}, same first choice at {bare.same_top:.1%}: llama.cpp rounds activations to 8 bit "
+        "before it multiplies quantized blocks",
+        cause="" if passed else cause,
+    )
+
+
+def served_check(
+    served: Divergence,
+    bare: Divergence,
+    moved: Divergence,
+    own: Divergence,
+    limits: Parity,
+    where: str,
+    made: Made,
+) -> Check:
+    """What is served: within `parity.max_kld_served` and `min_same_top_served`, or where the bare base is
+    not, within a fifth of its floor.
+
+    And nearer to the trained model than that is to the bare base, or a file without effect would pass;
+    where it moves the base by no more than twice the floor, that can't be told.
+    """
+    title, file = made.title, made.file
+    if served.fault or bare.fault:
+        found = served if served.fault else bare
+        cause = f"The base's GGUF or {file} is damaged or of another model: {made.again}."
+        return incomparable(title, found, f"{found.fault}; {where}", cause)
+    limit = max(limits.max_kld_served, (1 + ADDED_BY_ADAPTER) * bare.kld)
+    least = min(limits.min_same_top_served, bare.same_top - ADDED_BY_ADAPTER * (1 - bare.same_top))
+    within = served.kld <= limit and served.same_top >= least
+    if within and moved.kld <= 2 * bare.kld:
+        return Check(
+            title,
+            "not measured",
+            f"training moves the base by {moved.kld:.2g} nats, llama.cpp's arithmetic by "
+            f"{bare.kld:.2g}: whether it has an effect can't be told",
+            what=DIVERGENCE,
+            unit="nats",
+            figures=figures_of(served),
+        )
+    by_floor = limit > limits.max_kld_served or least < limits.min_same_top_served
+    sentence = (
+        (
+            f"{where}, same first choice at {served.same_top:.1%} (at least {least:.1%}); training "
+            f"moves the base by {moved.kld:.2g} nats"
+        )
+        + (f"; training's own rounding is {own.kld:.2g} nats" if own.comparable else "")
+        + (
+            (
+                f"; limits from the bare base, whose arithmetic alone costs {bare.kld:.2g} nats and "
+                f"{1 - bare.same_top:.1%}"
+            )
+            if by_floor
+            else ""
+        )
+    )
+    cause = ""
+    if served.kld >= 0.5 * moved.kld:
+        cause = (
+            f"llama.cpp is no nearer to the trained model than the bare base is: {file} has no effect, "
+            f"{made.again}."
+        )
+    elif not within:
+        cause = f"Either {file} is of another run, or it was changed after it was made: {made.again}."
+    return divergence_check(title, served, limit, sentence, cause)

@@ -1,0 +1,54 @@
+"""The graph of trained scales on a tiny model, from the base to parity: what is trained is what is served,
+and the page says so.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from conftest import run_stages
+from html_page import Page
+from kept import kept
+
+from pipeline.__main__ import run
+from pipeline.core.errors import GateError
+from pipeline.gate.comparison import OF_TUNED
+
+STAGES = ("base", "curate", "preprocess", "train", "tuned", "parity")
+
+
+@pytest.fixture
+def project(tiny_gguf_base: Path, tmp_path: Path) -> Path:
+    """A copy of a finished project, to spoil."""
+    params = tiny.gguf_params(tiny_gguf_base)
+    params["train"] |= {"tuner": "scales", "learning_rate": 1.0e-2, "weight_decay": 0.0}
+    params["evaluate"] |= {"models": ["source", "base", "tuned"]}
+    made = kept("tuned-parity", lambda root: run_stages(tiny.write_project(root, params), STAGES))
+    return Path(shutil.copytree(made, tmp_path / "project"))
+
+
+def test_trained_scales_are_what_is_served_and_the_bare_base_is_not(project: Path) -> None:
+    report: Any = json.loads((project / "reports/parity.json").read_text(encoding="utf-8"))
+    found = report["checks"]
+    assert sorted(report["files"]) == ["model.gguf", "tiny-tuned.gguf"]
+    assert {check["verdict"] for key, check in found.items() if not key.startswith("behavior")} == {"pass"}
+    assert OF_TUNED.keys() <= found.keys()  # what the gate asks for
+    assert found["outputs_served"]["figure"] <= found["outputs_served"]["limit"]
+    text = Page((project / "reports/parity.html").read_text(encoding="utf-8")).text
+    for words in (
+        "that file with other scales in its blocks",
+        "trained to tuned GGUF: ✓ weights, ✓ outputs",
+        "tuned GGUF to served: ",
+        "the base in training to base GGUF: ✓ weights, ✓ outputs",
+    ):
+        assert words in text, words
+    assert not [words for words in ("LoRA", "Merged", "adapter") if words in text]
+
+    # the base's bytes in the tuned file's place: what was trained has no effect
+    shutil.copy(project / "models/base/model.gguf", project / "models/gguf/tiny-tuned.gguf")
+    with pytest.raises(GateError, match=r"the tuned file has no effect, run `snakemake --force tuned`"):
+        run("parity", project, None)
+    assert "✕ weights, ✕ outputs" in (project / "reports/parity.html").read_text(encoding="utf-8")
