@@ -57,8 +57,8 @@ def parity() -> dict[str, Any]:
 
 
 def write_project(root: Path, **of_the_base: Any) -> Path:
-    """Everything that `quench ship tuned` reads, below `root`; `of_the_base` are fields of the base's own file,
-    which the tuned one has too.
+    """Everything that `quench ship tuned` reads, below `root`; `of_the_base` are fields of the base's own
+    file, which the tuned one has too.
     """
     write_reports(root)
     (root / "models/base").mkdir()

@@ -593,7 +593,7 @@ def test_trained_scales_need_blocks_and_name_the_tuned_file(load):
             load(changed(base=base, train=scales, evaluate={"models": models}))
     with pytest.raises(ConfigError, match=r"lacks adapter|names tuned"):
         load(changed(base=base, evaluate={"models": ["base", "tuned"]}))
-    with pytest.raises(ConfigError, match="train.tuner is scales and base.quantization is nf4"):
+    with pytest.raises(ConfigError, match=r"train\.tuner is scales and base\.quantization is nf4"):
         load(changed(train=scales))
-    with pytest.raises(ConfigError, match="train.keep_quantized is false"):
+    with pytest.raises(ConfigError, match=r"train\.keep_quantized is false"):
         load(changed(base=base, train=scales | {"keep_quantized": False}, evaluate={"models": ["tuned"]}))

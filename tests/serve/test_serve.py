@@ -550,9 +550,9 @@ def test_a_base_of_its_own_is_served_alone_or_with_what_was_trained(tmp_path: Pa
     assert [choose_model(found, tmp_path, asked) for asked in (None, "BASE")] == [served, "base"]
     with pytest.raises(ConfigError, match="Q-SERVE-001"):
         choose_model(found, tmp_path, other)
-    with pytest.raises(DataError, match=f"Q-SERVE-002.*stage {'base' if served == 'adapter' else 'tuned'} "):
+    with pytest.raises(DataError, match=rf"Q-SERVE-002.*stage {'base' if served == 'adapter' else 'tuned'} "):
         model_file(found, tmp_path, served)
-    with pytest.raises(DataError, match="Q-SERVE-002.*stage base "):
+    with pytest.raises(DataError, match=r"Q-SERVE-002.*stage base "):
         model_file(found, tmp_path, "base")
     own = [found.convert.name + "-lora"] if served == "adapter" else []
     assert [one.file.stem for one in chosen_adapters(found, tmp_path, served, lora=False, given=[])] == own

@@ -93,6 +93,23 @@ def test_the_tuned_file_is_one_of_its_own(tmp_path: Path, distill: bool, referen
     assert [compared_with(found, model) for model in ("base", "tuned")] == ["source", reference]
 
 
+def test_only_an_adapter_keeps_llama_bench_from_measuring_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def measuring(**words: Any) -> Any:
+        asked.append([words["in_process"], words["by_row"]])
+        raise StopIteration
+
+    monkeypatch.setattr("pipeline.stages.evaluate.stage.evaluate", measuring)
+    monkeypatch.setattr("pipeline.stages.evaluate.stage.find_toolchain", lambda _: None)
+    for found in (adapter_inputs.params(), tuned_inputs.params(), load_params(DEMO_RECIPE)):
+        with pytest.raises(StopIteration):
+            main(found, tmp_path, found.evaluate.models[0])
+    assert asked == [[True, True], [False, True], [False, False]]
+
+
 def test_divergence_is_measured_with_the_adapter_on_and_row_by_row(
     files: tuple[Path, Path], tools: Toolchain
 ) -> None:
