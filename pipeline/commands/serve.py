@@ -93,8 +93,8 @@ def chosen_adapters(
     if lora and params.graph == "tuned":
         raise ConfigError(
             "Q-SERVE-022",
-            f"train.tuner is scales, so there is no adapter: {params.convert.name}-{TUNED}.gguf holds what was "
-            "trained; name another adapter's GGUF with --adapter, or leave the option out",
+            f"train.tuner is scales, so there is no adapter: {params.convert.name}-{TUNED}.gguf holds what "
+            "was trained; name another adapter's GGUF with --adapter, or leave the option out",
         )
     chosen = [*map(parse_adapter, given)]
     if lora or (params.graph == "adapter" and model == BASE_WITH_ADAPTER):

@@ -19,7 +19,6 @@ IMATRIX = "quench.imatrix."  # what stage quantize adds, other in every level
 ADAPTER = "quench.adapter.sha256"
 # in an adapter's GGUF, or one with trained scales: the very file that was trained on
 BASE_FILE = "quench.base_gguf.sha256"
-LORA, SCALES = "adapter_model.safetensors", "scales.safetensors"  # what training leaves in models/adapter
 # of merge.json
 MERGE = (
     {"adapter_sha256": ADAPTER}
@@ -49,15 +48,9 @@ def lineage_fields(lineage: Path) -> Fields:
     return {"general.base_model.count": 1, **{key: str(value) for key, value in given.items() if value}}
 
 
-def trained_file(adapter: Path) -> Path:
-    """What was trained, in training's folder: the scales if they are there, else the adapter's weights."""
-    scales = adapter / SCALES
-    return scales if scales.is_file() else adapter / LORA
-
-
 def adapter_fields(adapter: Path) -> Fields:
-    """The adapter (or the scales), and its data and settings where it has training's record, for the tuned model and the
-    adapter alone.
+    """The adapter (or the scales), and its data and settings where it has training's record, for the tuned
+    model and the adapter alone.
     """
     fields: Fields = {ADAPTER: file_hash(trained_file(adapter))}
     if (adapter / "run.json").exists():  # another tool's adapter has none

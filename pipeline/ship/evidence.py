@@ -2,8 +2,8 @@
 
 Of a level: it, the 16-bit model that it is compared with and the untuned one that forgetting is measured
 from, a GGUF each. Of an adapter: the base's GGUF with the adapter's GGUF on it, and the base's alone. Of a
-file with trained scales: it, and the base's GGUF. Reads these and `models/base.json`, `models/adapter/`, `models/merged/`, `reports/eval/` and `reports/parity.json`.
-Writes nothing.
+file with trained scales: it, and the base's GGUF. Reads these and `models/base.json`, `models/adapter/`,
+`models/merged/`, `reports/eval/` and `reports/parity.json`. Writes nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -104,8 +104,8 @@ def _parity_faults(files: list[Path], hashes: Mapping[Path, str], parity: Mappin
 
 
 def _base_faults(gguf: Path, sha256: str, own: Path, fields: Mapping[str, Any], root: Path) -> Iterator[str]:
-    """If the base's GGUF is not the one that models/base.json names, or that `own` (the adapter's GGUF, or the
-    tuned one) was made for."""
+    """If the base's GGUF is not the one that models/base.json names, or that `own` (the adapter's GGUF, or
+    the tuned one) was made for."""
     if read_record(root, "models/base.json", Base, "base")["files"].get(gguf.name) != sha256:
         yield f"models/base.json names another {gguf.name} than this one: run `snakemake --force base`."
     if fields.get(BASE_FILE) != sha256:

@@ -18,8 +18,8 @@ from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.gate.records import Inputs, read_record
 from pipeline.gate.shapes import Name, Number, Sha256, Shape
-from pipeline.gguf.provenance import ADAPTER as ADAPTER_FIELD
-from pipeline.gguf.provenance import LORA, SCALES, adapter_fields, folder_fields, lineage_fields, trained_file
+from pipeline.gguf.base_files import ADAPTER_FILE, SCALES_FILE, trained_file
+from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fields
 
 ADAPTER, BASE, MERGED, TOKENS = "models/adapter", "models/base.json", "models/merged", "data/tokens"
 ROWS = {split: f"data/final/{split}.jsonl" for split in ("train", "val", "test")}
@@ -65,7 +65,7 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
     if not trained_file(adapter).is_file():
         raise DataError(
             "Q-SHIP-004",
-            f"{adapter} has no {SCALES if model == TUNED else LORA}: {_back(ADAPTER, 'train')}",
+            f"{adapter} has no {SCALES_FILE if model == TUNED else ADAPTER_FILE}: {_back(ADAPTER, 'train')}",
         )
     run = read_record(root, f"{ADAPTER}/run.json", Run, "train")
     _need(
@@ -116,22 +116,17 @@ def provenance_faults(
     """A sentence if the provenance `found` of the GGUF `name` names another base, adapter, data, settings or
     merge than those below `root`.
 
-    `inherited` is the provenance of the base's own GGUF if `name` is a copy of it with trained scales: what it
-    has from there is about the base, and of the rest it need only name the scales.
+    `inherited` is the provenance of the base's own GGUF if `name` is a copy of it with trained scales: what
+    it has from there besides is about the base, and no fault.
     """
     parts = [(BASE, lineage_fields(root / BASE)), (ADAPTER, adapter_fields(root / ADAPTER))]
     if merged:
         parts.append((MERGED, folder_fields(root / MERGED)))
-    if inherited is not None:
-        found = {key: value for key, value in found.items() if inherited.get(key) != value}
-        needed = {*found, ADAPTER_FIELD}
-        parts = [
-            (place, {key: value for key, value in fields.items() if key in needed}) for place, fields in parts
-        ]
     known = {key for _, fields in parts for key in fields}
     differ = {
         place: [key for key, value in fields.items() if found.get(key) != value] for place, fields in parts
     }
+    known |= {key for key, value in (inherited or {}).items() if found.get(key) == value}
     differ[""] = [key for key in found if key.startswith(OWN) and key not in known]
     if any(differ.values()):
         places = " and ".join(place for place, keys in differ.items() if place and keys) or " and ".join(

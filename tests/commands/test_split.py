@@ -11,10 +11,10 @@ import tiny
 from qwen2_variants import cut_models
 
 from pipeline.commands.split import main, prove_complete, split
-from pipeline.config.params import Params
+from pipeline.config.params import Params, load_params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.tensors import gguf_tensors
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import PROJECT, Toolchain
 
 
 @pytest.fixture
@@ -33,6 +33,24 @@ def test_the_parts_are_found_by_llama_cpp(
     parts = sorted((tmp_path / "models/split/tiny-F16").iterdir())
     assert [part.name for part in parts] == [f"tiny-F16-{number:05}-of-00002.gguf" for number in (1, 2)]
     assert "tiny-F16.gguf is in 2 parts" in capsys.readouterr().out
+
+
+def test_the_folder_is_called_by_the_model(
+    monkeypatch: pytest.MonkeyPatch, tools: Toolchain, tmp_path: Path
+) -> None:
+    folders: list[Path] = []
+
+    def note(*, source: Path, folder: Path, **_: Any) -> list[Path]:
+        folders.append(folder)
+        return [source]
+
+    monkeypatch.setattr("pipeline.commands.split.split", note)
+    for file in ("base/model.gguf", "gguf/demo-tuned.gguf"):
+        (tmp_path / "models" / file).parent.mkdir(parents=True)
+        (tmp_path / "models" / file).touch()
+    for recipe, model in (("demo-gguf", None), ("demo-scales", "base"), ("demo-scales", None)):
+        main(load_params(PROJECT / "recipes" / f"{recipe}.yaml"), tmp_path, model, "2M", None)
+    assert [folder.name for folder in folders] == ["demo-base", "demo-base", "demo-tuned"]
 
 
 @pytest.mark.parametrize("size", ["", "4", "0G", "4.5G", "4T", "-1M"])

@@ -578,3 +578,22 @@ def test_loaded_params_are_frozen(load):
     params = load(DEMO)
     with pytest.raises(ValueError, match="frozen"):
         params.train.r = 8
+
+
+def test_trained_scales_need_blocks_and_name_the_tuned_file(load):
+    scales = {"tuner": "scales"}
+    base = {"quantization": "gguf", "level": "Q4_0"}
+    found = load(changed(base=base, train=scales, evaluate={"models": ["source", "base", "tuned"]}))
+    assert found.graph == "tuned"
+    for models, words in (
+        (["base", "adapter"], "names adapter: it can name base, tuned, source"),
+        (["base"], "lacks tuned, which is what is served"),
+    ):
+        with pytest.raises(ConfigError, match=f"Q-CONFIG-003(.|\n)*evaluate.models {words}"):
+            load(changed(base=base, train=scales, evaluate={"models": models}))
+    with pytest.raises(ConfigError, match=r"lacks adapter|names tuned"):
+        load(changed(base=base, evaluate={"models": ["base", "tuned"]}))
+    with pytest.raises(ConfigError, match=r"train\.tuner is scales and base\.quantization is nf4"):
+        load(changed(train=scales))
+    with pytest.raises(ConfigError, match=r"train\.keep_quantized is false"):
+        load(changed(base=base, train=scales | {"keep_quantized": False}, evaluate={"models": ["tuned"]}))

@@ -318,3 +318,18 @@ def test_a_base_with_its_adapter_is_served_as_the_two_files(tmp_path: Path) -> N
         (tmp_path / "models" / folder / name).write_bytes(data)
     made = json.loads(plan("--vram", "8", "--json", "--root", tmp_path).stdout)["levels"]["adapter"]
     assert (made["weights_bytes"], made["weights_from"]) == ((tmp_path / "x.gguf").stat().st_size + 9, "file")
+
+
+def test_a_tuned_file_is_served_as_one_of_its_base_size(tmp_path: Path) -> None:
+    params = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").model_dump(mode="json")
+    params["base"] |= {
+        "model": "Qwen/Qwen2.5-7B-Instruct-GGUF",
+        "file": "qwen2.5-7b-instruct-q4_k_m.gguf",
+        "quantization": "gguf",
+    }
+    params["train"]["tuner"] = "scales"
+    params["evaluate"]["models"] = ["base", "tuned"]
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    found = json.loads(plan("--vram", "8", "--json", "--root", tmp_path).stdout)
+    assert found["best"] == "tuned" and list(found["levels"]) == ["tuned"]
+    assert found["levels"]["tuned"]["weights_bytes"] == pytest.approx(4_683_073_536, rel=0.001)

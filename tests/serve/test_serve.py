@@ -25,7 +25,8 @@ import tiny
 import yaml
 
 from pipeline.commands import chat as chatting
-from pipeline.commands.serve import choose_model, how_to_call, model_file, need_port, serve
+from pipeline.commands import export_lora
+from pipeline.commands.serve import choose_model, chosen_adapters, how_to_call, model_file, need_port, serve
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, ToolError
@@ -540,6 +541,29 @@ def test_unknown_model_and_missing_file(params: Params, tmp_path: Path) -> None:
         model_file(params, tmp_path, "base-F16")
     with pytest.raises(DataError, match="Q-SERVE-006"):
         held_out_prompts(tmp_path / "test.jsonl", 1)
+
+
+@pytest.mark.parametrize("recipe", ["demo-gguf", "demo-scales"])
+def test_a_base_of_its_own_is_served_alone_or_with_what_was_trained(tmp_path: Path, recipe: str) -> None:
+    found = load_params(PROJECT / "recipes" / f"{recipe}.yaml")
+    served, other = ("adapter", "tuned") if recipe == "demo-gguf" else ("tuned", "adapter")
+    assert [choose_model(found, tmp_path, asked) for asked in (None, "BASE")] == [served, "base"]
+    with pytest.raises(ConfigError, match="Q-SERVE-001"):
+        choose_model(found, tmp_path, other)
+    with pytest.raises(DataError, match=rf"Q-SERVE-002.*stage {'base' if served == 'adapter' else 'tuned'} "):
+        model_file(found, tmp_path, served)
+    with pytest.raises(DataError, match=r"Q-SERVE-002.*stage base "):
+        model_file(found, tmp_path, "base")
+    own = [found.convert.name + "-lora"] if served == "adapter" else []
+    assert [one.file.stem for one in chosen_adapters(found, tmp_path, served, lora=False, given=[])] == own
+
+
+def test_a_project_that_trains_scales_has_no_adapter_of_its_own(tmp_path: Path) -> None:
+    found = load_params(PROJECT / "recipes" / "demo-scales.yaml")
+    with pytest.raises(ConfigError, match=r"Q-SERVE-022: .*demo-tuned\.gguf"):
+        chosen_adapters(found, tmp_path, "base", lora=True, given=[])
+    with pytest.raises(ConfigError, match="Q-SERVE-022"):
+        export_lora.main(found, tmp_path, None, None, "F16")
 
 
 def quench(root: Path, *words: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import adapter_inputs
 import pytest
 import tiny
+import tuned_inputs
 from report_inputs import DEMO_RECIPE
 from tiny_lora import tiny_lora
 
@@ -79,6 +80,34 @@ def test_base_and_adapter_are_one_file_and_the_adapter_has_a_second(tmp_path: Pa
         "adapter": (base / "model.gguf", lora),
         "source": (base / "source.gguf", None),
     }
+
+
+@pytest.mark.parametrize(("distill", "reference"), [(False, "base"), (True, "source")])
+def test_the_tuned_file_is_one_of_its_own(tmp_path: Path, distill: bool, reference: str) -> None:
+    found = tuned_inputs.params(distill=distill)
+    assert {model: model_files(found, tmp_path, model) for model in tuned_inputs.MODELS} == {
+        "source": (tmp_path / "models/base/source.gguf", None),
+        "base": (tmp_path / "models/base/model.gguf", None),
+        "tuned": (tmp_path / "models/gguf/demo-tuned.gguf", None),
+    }
+    assert [compared_with(found, model) for model in ("base", "tuned")] == ["source", reference]
+
+
+def test_only_an_adapter_keeps_llama_bench_from_measuring_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def measuring(**words: Any) -> Any:
+        asked.append([words["in_process"], words["by_row"]])
+        raise StopIteration
+
+    monkeypatch.setattr("pipeline.stages.evaluate.stage.evaluate", measuring)
+    monkeypatch.setattr("pipeline.stages.evaluate.stage.find_toolchain", lambda _: None)
+    for found in (adapter_inputs.params(), tuned_inputs.params(), load_params(DEMO_RECIPE)):
+        with pytest.raises(StopIteration):
+            main(found, tmp_path, found.evaluate.models[0])
+    assert asked == [[True, True], [False, True], [False, False]]
 
 
 def test_divergence_is_measured_with_the_adapter_on_and_row_by_row(
