@@ -17,6 +17,7 @@ from pipeline.gguf.header import Header
 from pipeline.gguf.sources import KNOWN, name_map, reordered_heads
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
+from pipeline.models.row_order import in_order
 
 FLOATS = ("F32", "F16", "BF16")
 LISTED = 3  # names in an error
@@ -199,27 +200,6 @@ def quantized_rows(tensor: GgufTensor, mapped: torch.Tensor, heads: int) -> torc
     return mapped[tensor.start : tensor.start + tensor.rows * tensor.row_bytes].view(
         tensor.rows, tensor.row_bytes
     )
-
-
-def in_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows (R, …) of a GGUF's q or k in transformers' order.
-
-    llama.cpp's rotary embedding turns neighbors, transformers' the two halves of a head, so the converter
-    lays row i of both halves side by side. Blocks lie along a row, so that moving whole rows keeps every
-    weight exactly.
-    """
-    if not heads:
-        return rows
-    size = len(rows) // heads
-    return rows.reshape(heads, size // 2, 2, -1).transpose(1, 2).reshape(len(rows), -1).contiguous()
-
-
-def in_file_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """The inverse of `in_order`: rows (R, …) of transformers' q or k in the order of a GGUF."""
-    if not heads:
-        return rows
-    size = len(rows) // heads
-    return rows.reshape(heads, 2, size // 2, -1).transpose(1, 2).reshape(len(rows), -1).contiguous()
 
 
 def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: Names) -> None:

@@ -99,7 +99,8 @@ def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
 
     from pipeline.gguf.scales import changed_scales, stored_scales
     from pipeline.gguf.tensors import gguf_tensors
-    from pipeline.models.quantized_model import in_file_order, tensor_names
+    from pipeline.models.quantized_model import tensor_names
+    from pipeline.models.row_order import in_file_order
 
     header, tensors = gguf_tensors(base / MODEL_FILE)
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)

@@ -23,7 +23,8 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
     from safetensors import safe_open
     from transformers import AutoConfig
 
-    from pipeline.models.quantized_model import in_order, tensor_names
+    from pipeline.models.quantized_model import tensor_names
+    from pipeline.models.row_order import in_order
 
     header, tensors = gguf_tensors(lora)
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)

@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import EarlyStoppingCallback, Trainer
+from transformers import EarlyStoppingCallback
 
 from pipeline.core.errors import DataError, MachineError, Stopped
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove
-from pipeline.gguf.base_files import is_scales
 from pipeline.models.chunked_loss import chunked_loss
 from pipeline.models.liger_loss import fused_loss
-from pipeline.models.tuners import causal_model, fill_scales, save_trained
+from pipeline.models.tuners import causal_model
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes, step_of
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
 from pipeline.stages.train.monitoring.samples import undisturbed
@@ -34,11 +33,12 @@ from pipeline.stages.train.proofs import check_not_repacked
 from pipeline.stages.train.randomness import random_state, random_state_of
 from pipeline.stages.train.run import run_in
 from pipeline.stages.train.step_stats import Batch, StepStats
+from pipeline.stages.train.trained_only import TrainedOnly
 
 FULL = 1 << 20  # bytes free on a disk that is taken for full
 
 
-class QuenchTrainer(Trainer):  # type: ignore[misc]
+class QuenchTrainer(TrainedOnly):
     """Trains with `loss` (liger or chunked), keeps `keep` checkpoints, evaluates on the batches `held_out`.
 
     `answer` gives sample answers of the model as it is. `metrics_log` is brought to the disk before a
@@ -224,23 +224,6 @@ class QuenchTrainer(Trainer):  # type: ignore[misc]
         if best is not None:
             self.state.best_model_checkpoint = str(best)
         prune(folder, self.keep, best)
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """What was trained alone: the base, the tokenizer and the arguments are known by their hashes."""
-        save_trained(self.model, output_dir or self.args.output_dir)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if not is_scales(Path(resume_from_checkpoint)):  # the library knows PEFT's folders
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-        else:
-            fill_scales(model or self.model, Path(resume_from_checkpoint))
-
-    def _load_best_model(self) -> None:
-        best = Path(self.state.best_model_checkpoint)
-        if not is_scales(best):
-            super()._load_best_model()
-        else:
-            fill_scales(self.model, best)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._writing or self.args.output_dir)
