@@ -1,7 +1,7 @@
 """The order of rows in q and k.
 
-llama.cpp's rotary embedding turns neighbors, transformers' the two halves of a head, so the converter lays row i
-of both halves side by side. Blocks lie along a row, so that moving entire rows keeps every weight exactly.
+llama.cpp's rotary embedding turns neighbors, transformers' the two halves of a head, so the converter lays
+row i of both halves side by side. Blocks lie along a row, so that moving rows keeps every weight.
 """
 
 import torch
