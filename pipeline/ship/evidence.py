@@ -56,8 +56,9 @@ def mismatches(
     if not {gguf, own} <= hashes.keys():
         return
     fields = provenance(own)
-    if base and base.is_file():
-        yield from _base_faults(base, hashes.get(base) or file_hash(base), own, fields, root)
+    if base:
+        there = hashes.get(base) or (file_hash(base) if base.is_file() else None)
+        yield from _base_faults(base, there, own, fields, root)
     inherited = provenance(base) if base and base.is_file() and not lora else None
     yield from provenance_faults(fields, own.name, root, merged=not base, inherited=inherited)
     beside = made_of.get(sixteen or "", [own])[0]  # the 16-bit GGUF
@@ -103,12 +104,15 @@ def _parity_faults(files: list[Path], hashes: Mapping[Path, str], parity: Mappin
         yield f"reports/parity.json is about another file than {' and '.join(other)}: {again}."
 
 
-def _base_faults(gguf: Path, sha256: str, own: Path, fields: Mapping[str, Any], root: Path) -> Iterator[str]:
+def _base_faults(
+    gguf: Path, sha256: str | None, own: Path, fields: Mapping[str, Any], root: Path
+) -> Iterator[str]:
     """If the base's GGUF is not the one that models/base.json names, or that `own` (the adapter's GGUF, or
     the tuned one) was made for."""
-    if read_record(root, "models/base.json", Base, "base")["files"].get(gguf.name) != sha256:
+    recorded = read_record(root, "models/base.json", Base, "base")["files"].get(gguf.name)
+    if sha256 and recorded != sha256:
         yield f"models/base.json names another {gguf.name} than this one: run `snakemake --force base`."
-    if fields.get(BASE_FILE) != sha256:
+    if fields.get(BASE_FILE) != (sha256 or recorded):
         stage = "tuned" if own.name.endswith(f"-{TUNED}.gguf") else "lora"
         yield f"{own.name} was made for another file than {gguf.name}: run `snakemake --force {stage}`."
 

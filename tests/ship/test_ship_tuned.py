@@ -80,3 +80,14 @@ def test_nothing_else_can_be_shipped_and_scales_that_are_gone_are_named(project:
     (project / "models/adapter" / SCALES_FILE).unlink()
     with pytest.raises(DataError, match=rf"Q-SHIP-004: .*{SCALES_FILE}"):
         ship(project)
+
+
+def test_without_the_base_here_its_record_says_whether_the_file_is_of_it(tmp_path: Path) -> None:
+    root = tuned_inputs.write_project(tmp_path)
+    (root / "models/base/model.gguf").unlink()
+    params = tuned_inputs.params(("tuned",))
+    judged = command.prepare(params, root, "tuned", root / "models/gguf" / FILE)[1]
+    assert not [reason for reason in judged if "model.gguf" in reason]
+    change(root / "models/base.json", files={"model.gguf": "0b" * 32})
+    judged = command.prepare(params, root, "tuned", root / "models/gguf" / FILE)[1]
+    assert "demo-tuned.gguf was made for another file than model.gguf" in " ".join(judged)
