@@ -25,6 +25,8 @@ COMMANDS = (
     "serve",
     "adapters",
     "export-lora",
+    "diff",
+    "apply",
     "chat",
     "load",
     "report",
