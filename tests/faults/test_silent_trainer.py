@@ -113,30 +113,30 @@ def adapter_on_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """PEFT puts the adapter on one layer of two."""
     from peft import LoraConfig
 
-    from pipeline.stages.train import assembly
+    from pipeline.models import tuners
 
-    real: Callable[[Any], LoraConfig] = assembly.lora_config
+    real: Callable[[Any], LoraConfig] = tuners.lora_config
 
     def one_layer(settings: Any) -> LoraConfig:
         config = real(settings)
         config.layers_to_transform = [0]
         return config
 
-    monkeypatch.setattr(assembly, "lora_config", one_layer)
+    monkeypatch.setattr(tuners, "lora_config", one_layer)
 
 
 def more_than_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The base's norms train too."""
     from pipeline.stages.train import assembly
 
-    real = assembly.get_peft_model
+    real = assembly.put_tuner
 
     def wrap(model: Any, *rest: Any, **more: Any) -> Any:
         adapted = real(model, *rest, **more)
         adapted.base_model.model.model.norm.weight.requires_grad_(True)
         return adapted
 
-    monkeypatch.setattr(assembly, "get_peft_model", wrap)
+    monkeypatch.setattr(assembly, "put_tuner", wrap)
 
 
 def positions_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

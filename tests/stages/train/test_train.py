@@ -117,6 +117,7 @@ ELSEWHERE = {
     "optim",
     "loss",
     "method",
+    "tuner",
     "distill_top_k",
     "distill_sft_weight",
     "keep_quantized",
