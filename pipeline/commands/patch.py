@@ -4,6 +4,7 @@ quench diff BASE.gguf OTHER.gguf PATCH
 quench apply BASE.gguf PATCH OTHER.gguf
 """
 
+import os
 from pathlib import Path
 
 from pipeline.core.errors import ConfigError
@@ -30,7 +31,7 @@ def apply(base: Path, patch: Path, target: Path) -> None:
 
 
 def _check_free(target: Path) -> None:
-    if target.exists():
+    if os.path.lexists(target):  # pathlib's raises for a name that is too long
         raise ConfigError(
             "Q-COMMANDS-034",
             f"{target} is there already and is not replaced: give another name, or delete it",

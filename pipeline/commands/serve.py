@@ -94,7 +94,7 @@ def chosen_adapters(
         raise ConfigError(
             "Q-SERVE-022",
             f"train.tuner is scales, so there is no adapter: {params.convert.name}-{TUNED}.gguf holds what "
-            "was trained; name another adapter's GGUF with --adapter, or leave the option out",
+            "was trained, in one file; name another adapter's GGUF with --adapter to put that on it",
         )
     chosen = [*map(parse_adapter, given)]
     if lora or (params.graph == "adapter" and model == BASE_WITH_ADAPTER):

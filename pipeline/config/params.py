@@ -70,11 +70,6 @@ class Params(sections.Section):
 
     def problems(self) -> Iterator[str]:
         """Sentences on settings of different sections that don't fit together."""
-        yield from self._of_models()
-        if self.graph == "merged":
-            yield from self._of_levels()
-        else:
-            yield from self._of_one_gguf()
         if self.train.tuner == "scales" and self.graph != "tuned":
             yield (
                 f"train.tuner is scales and base.quantization is {self.base.quantization}, which has no "
@@ -85,6 +80,11 @@ class Params(sections.Section):
                 "train.tuner is scales and train.keep_quantized is false, so there would be no blocks to "
                 "train: set it to true"
             )
+        yield from self._of_models()
+        if self.graph == "merged":
+            yield from self._of_levels()
+        else:
+            yield from self._of_one_gguf()
         if self.train.method == "distill" and self.base.level is None:
             yield (
                 "train.method is distill and base.level is null, so there is no original to learn from: "

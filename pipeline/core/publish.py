@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,14 @@ def need_folder(root: Path) -> None:
 
 def need_disk(folder: Path, predicted_bytes: int) -> None:
     """Raise `MachineError` unless `folder`'s disk has room for `predicted_bytes` and a fifth more."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MachineError(
+            "Q-CORE-005",
+            f"{folder} can't be made ({error.strerror or error}): correct the path or the folder's rights, "
+            "then run again",
+        ) from error
     free = shutil.disk_usage(folder).free
     wanted = int(predicted_bytes * DISK_MARGIN)
     if free < wanted:
@@ -62,7 +69,7 @@ def publishing(target: Path, check: Callable[[Path], object] | None = None) -> I
         _swap(aside, target, old)
         _fsync(target.parent)
     except OSError as error:
-        if not _is_about(error, target, aside):
+        if not _is_about(error, target, aside, old):
             raise  # something that the body read
         raise MachineError(
             "Q-CORE-005",
@@ -70,7 +77,8 @@ def publishing(target: Path, check: Callable[[Path], object] | None = None) -> I
             "rights, then run again",
         ) from error
     finally:
-        remove(aside)
+        with suppress(OSError):  # what is left is a scrap, and the error that brought us here says more
+            remove(aside)
 
 
 @contextmanager
@@ -88,12 +96,12 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
         remove(folder)
 
 
-def _is_about(error: OSError, target: Path, aside: Path) -> bool:
+def _is_about(error: OSError, target: Path, aside: Path, old: Path) -> bool:
     """Whether it names no file (a full disk), or the artifact, its sibling or a folder on the way there."""
     if not isinstance(error.filename, str | bytes):
         return True
     named = Path(os.fsdecode(error.filename))
-    return aside.name in named.parts or named in (target, *target.parents)
+    return aside.name in named.parts or named in (target, old, *target.parents)
 
 
 def _swap(aside: Path, target: Path, old: Path) -> None:

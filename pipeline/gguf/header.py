@@ -34,7 +34,7 @@ class Header:
     offsets: dict[str, int] = field(default_factory=dict)
     start: int = 0
     alignment: int = 32
-    # first and last byte of each field, and the last byte of the list of tensors
+    # first byte of each field and the one behind it; the byte behind the list of tensors
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     end: int = 0
 

@@ -6,6 +6,7 @@ code in it, and what is made with it is proven by the sha256 of the file that it
 """
 
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,11 @@ from pipeline.gguf.tensors import SCALES, Bytes, GgufTensor, gguf_tensors
 
 FORMAT = "quench patch 1"
 COUNTS = 24  # bytes a GGUF begins with: letters, version, number of tensors and of fields
-HEADER = "header"  # the patch's own entry; a tensor's is its name behind WHOLE or CHANGED
+# the patch's own entries; a tensor's is its name behind WHOLE or CHANGED
+HEADER, TAIL = "header", "tail"
 WHOLE, CHANGED = "tensor:", "scales:"
+MOST_DIMENSIONS = 3
+SHA256 = re.compile(r"[0-9a-f]{64}")
 KEYS = {"base_sha256", "sha256", "bytes", "header_kept"}
 Patch = dict[str, Any]  # the safetensors file's metadata, and its arrays under "arrays"
 
@@ -34,7 +38,7 @@ def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
     in more.
 
     Proven before it is published: `base` with the patch has `other`'s sha256. Raises `DataError` for files
-    that are not whole or don't hold the same tensors.
+    that are not whole or don't hold the same tensors, `MachineError` for a full disk.
     """
     (old, before), (new, after) = gguf_tensors(base), gguf_tensors(other)
     if different := _other_tensors(old, new):
@@ -48,6 +52,8 @@ def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
         if (found := _changed(before[name], tensor)) is not None:
             arrays[found[0] + name] = found[1]
     kept, arrays[HEADER] = _header_change(_head(base, old), _head(other, new))
+    if tail := _tail(other, new):
+        arrays[TAIL] = np.frombuffer(tail, np.uint8)
     details = {
         "format": FORMAT,
         "base_sha256": file_hash(base),
@@ -57,25 +63,30 @@ def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
     }
     need_disk(target.parent, sum(one.nbytes for one in arrays.values()))
     with publishing(target) as aside:
-        save_file(arrays, aside, details)
+        try:
+            save_file(arrays, aside, details)
+        except SafetensorError as error:  # its own error for a full disk
+            raise OSError(str(error)) from error
         _prove(_patched(base, read_patch(aside)), details["sha256"], other)
     scales = sum(key.startswith(CHANGED) for key in arrays)
-    return {"scales": scales, "tensors": len(arrays) - 1 - scales}
+    return {"scales": scales, "tensors": sum(key.startswith(WHOLE) for key in arrays)}
 
 
 def apply_patch(base: Path, patch: Path, target: Path) -> None:
     """Publish as `target` what `patch` makes of `base`, proven to be the file that the patch was taken from.
 
-    Raises `DataError` for a patch that is not whole or belongs to another file.
+    Raises `DataError` for a patch that is not whole or belongs to another file, `MachineError` for a full
+    disk.
     """
     read = read_patch(patch)
+    check_gguf(base)
     if (found := file_hash(base)) != read["base_sha256"]:
         raise DataError(
             "Q-GGUF-017",
             f"{patch} belongs to the file with sha256 {read['base_sha256'][:12]}…, and {base} has "
             f"{found[:12]}…: give the file that it was made for",
         )
-    need_disk(target.parent, base.stat().st_size)
+    need_disk(target.parent, int(read["bytes"]))
     with publishing(target, check_gguf) as aside, aside.open("wb") as file:
         _prove(_written(_patched(base, read), file), read["sha256"], patch)
 
@@ -84,16 +95,31 @@ def read_patch(patch: Path) -> Patch:
     """The patch in the file `patch`. Raises `DataError` if it is none, or cut off."""
     try:
         with safe_open(patch, framework="numpy") as file:
-            details = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-    except (SafetensorError, OSError) as error:
+            details, names = file.metadata() or {}, list(file.keys())
+            entries = {name: file.get_slice(name) for name in names}
+            if not all(_is_ours(*one) for one in entries.items()):
+                raise DataError("Q-GGUF-018", f"{patch} is no patch that `quench diff` writes: make it again")
+            arrays = {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise DataError(
             "Q-GGUF-018",
             f"{patch} can't be read as a patch ({error}): fetch it again, or make it with `quench diff`",
         ) from error
-    if details.get("format") != FORMAT or KEYS - details.keys() or HEADER not in arrays:
+    if (
+        details.get("format") != FORMAT
+        or KEYS - details.keys()
+        or HEADER not in arrays
+        or not all(SHA256.fullmatch(details[key]) for key in ("base_sha256", "sha256"))
+        or not details["bytes"].isdecimal()
+    ):
         raise DataError("Q-GGUF-018", f"{patch} is no patch that `quench diff` writes: make it again")
     return {**details, "arrays": arrays}
+
+
+def _is_ours(name: str, entry: Any) -> bool:
+    """Whether an entry of a safetensors file is one that a patch has: bytes, of a known kind."""
+    known = name in (HEADER, TAIL) or name.startswith((WHOLE, CHANGED))
+    return known and entry.get_dtype() == "U8" and len(entry.get_shape()) <= MOST_DIMENSIONS
 
 
 def _other_tensors(old: Header, new: Header) -> str | None:
@@ -151,6 +177,14 @@ def _head(path: Path, header: Header) -> bytes:
         return file.read(header.start)
 
 
+def _tail(path: Path, header: Header) -> bytes:
+    """What a file holds behind its last tensor and that one's padding: nothing, as a rule."""
+    sizes = (tensor_bytes(name, *what) for name, what in header.tensors.items())
+    with path.open("rb") as file:
+        file.seek(header.start + sum(-(-size // header.alignment) * header.alignment for size in sizes))
+        return file.read()
+
+
 def _header_change(old: bytes, new: bytes) -> tuple[tuple[int, int], Bytes]:
     """((bytes of `old` that stay behind its counts, bytes that stay at its end), the others of `new`)."""
     room = min(len(old), len(new)) - COUNTS
@@ -184,6 +218,8 @@ def _patched(base: Path, patch: Patch) -> Iterator[bytes]:
         size = tensor_bytes(name, *header.tensors[name])
         left -= size + (padding := min(-size % header.alignment, left - size))  # the last one may have none
         yield bytes(padding)
+    if TAIL in arrays:
+        yield arrays[TAIL].tobytes()
 
 
 def _written(parts: Iterator[bytes], file: Any) -> Iterator[bytes]:

@@ -60,7 +60,7 @@ def changed_scales(stored: Tensor, change: Tensor) -> Tensor:
     small for all its bits.
 
     Of float16's subnormal numbers only those stay that are in the file already: they go no lower. `stored` is
-    float16, `change` float32 of the same shape. At a change of 0 the bytes are the file's.
+    finite float16, `change` float32 of the same shape. At a change of 0 the bytes are the file's.
     """
     exact = stored.float()
     magnitude = exact.abs()

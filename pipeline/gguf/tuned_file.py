@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import GateError
 from pipeline.core.publish import need_disk, publishing
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
+from pipeline.gguf.provenance import OWN
 from pipeline.gguf.tensors import gguf_tensors
 
+BASE_MODEL = "general.base_model."
 UINT32, STRING = 4, 8  # value types of ggml/docs/gguf.md
 COUNTS = 24  # bytes before the first field: letters, version, number of tensors and of fields
 
@@ -22,7 +23,7 @@ def write_tuned(
     """Publish `target`: the GGUF `base` with `fields` in its metadata and `scales`, (tensor, float16 (scales
     of a block, rows, blocks of a row)).
 
-    One tensor is in memory at a time. Raises `GateError` for a scale that is no number.
+    One tensor is in memory at a time. Raises what `scales` raises.
     """
     import torch
 
@@ -39,12 +40,6 @@ def write_tuned(
         with aside.open("r+b") as new:
             for name, values in scales:
                 tensor = tensors[name]
-                if not bool(values.isfinite().all()):
-                    raise GateError(
-                        "Q-GGUF-020",
-                        f"a trained scale of {name} is no number: lower train.learning_rate, then run "
-                        "`snakemake --force train`",
-                    )
                 new.seek(len(head) + tensor.start - header.start)
                 rows = torch.from_numpy(tensor.stored(0, tensor.rows))
                 new.write(with_scales(rows, tensor.ggml_type, values).numpy().tobytes())
@@ -52,11 +47,17 @@ def write_tuned(
 
 def header_with(path: Path, header: Header, fields: Mapping[str, str | int]) -> bytes:
     """The bytes of a GGUF before its tensors, with `fields` at the end of its metadata instead of those of
-    their names; padded to the alignment.
+    their names and of all provenance that was there; padded to the alignment.
     """
     with path.open("rb") as file:
         old = file.read(header.end)
-    kept = [old[slice(*span)] for name, span in header.spans.items() if name not in fields]
+    # where the base comes from is said once: the base's own records would be mixed with the tuned file's
+    others = tuple(fields) and (OWN, BASE_MODEL)
+    kept = [
+        old[slice(*span)]
+        for name, span in header.spans.items()
+        if name not in fields and not name.startswith(others)
+    ]
     behind = max((end for _, end in header.spans.values()), default=COUNTS)
     (tensors,) = struct.unpack_from("<Q", old, 8)
     counts = old[:8] + struct.pack("<QQ", tensors, len(kept) + len(fields))

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Training
-from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.gguf.base_files import MODEL_FILE, SCALES_FILE
+from pipeline.gguf.tensors import SCALES
 from pipeline.models.qlora import check_adapter, lora_config
+
+AGAIN = "run `snakemake --force train`"
 
 
 def put_tuner(model: Any, settings: Training) -> Any:
     """The frozen base of `load_quantized` with what trains on it; an adapter's start is drawn from the random
-    state. Raises `DataError` if a linear has no scales, `ConfigError` if there is none to train.
+    state. Raises `DataError` if a linear has no scales.
     """
     if settings.tuner == "lora":
         from peft import get_peft_model
@@ -58,43 +61,64 @@ def trained_changes(model: Any) -> dict[str, Any]:
 
 
 def fill_scales(model: Any, folder: Path) -> None:
-    """Give the scales of `model` the changes in `folder`. Raises `DataError` if they are of others."""
+    """Give the scales of `model` the changes in `folder`. Raises `DataError` if these are not its own."""
     import torch
-    from safetensors.torch import load_file
 
-    found, wanted = load_file(folder / SCALES_FILE), trained_changes(model)
-    if {name: one.shape for name, one in found.items()} != {name: one.shape for name, one in wanted.items()}:
-        different = sorted(found.keys() ^ wanted.keys()) or sorted(
-            name for name, one in found.items() if one.shape != wanted[name].shape
-        )
-        raise DataError(
-            "Q-MODELS-033",
-            f"{folder / SCALES_FILE} holds scales of another model ({different[0]}): run `snakemake --force "
-            "train`",
-        )
+    wanted, found = trained_changes(model), set()
     with torch.no_grad():
-        for name, change in wanted.items():
-            change.copy_(found[name])
+        for name, change in read_changes(folder):
+            if name not in wanted or change.shape != wanted[name].shape:
+                raise _of_another_model(folder, name)
+            wanted[name].copy_(change)
+            found.add(name)
+    if missing := sorted(wanted.keys() - found):
+        raise _of_another_model(folder, missing[0])
+
+
+def read_changes(folder: Path) -> Iterator[tuple[str, Any]]:
+    """(linear's name, float32 change of its scales) of the folder's scales.safetensors, one at a time. Raises
+    `DataError` for a file that is cut off, or holds other numbers.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    file = folder / SCALES_FILE
+    try:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 (it is no dict)
+                change = opened.get_tensor(name)
+                if change.dtype != torch.float32:
+                    raise DataError(
+                        "Q-MODELS-033", f"{file} holds {name} as {change.dtype}, not as float32: {AGAIN}"
+                    )
+                yield name, change
+    except (SafetensorError, OSError) as error:
+        raise DataError("Q-MODELS-033", f"{file} can't be read ({error}): {AGAIN}") from error
+
+
+def _of_another_model(folder: Path, name: str) -> DataError:
+    return DataError(
+        "Q-MODELS-033", f"{folder / SCALES_FILE} holds the scales of another model ({name}): {AGAIN}"
+    )
 
 
 def load_scales(model: Any, adapter: Path) -> None:
-    """Put the scales that were trained in the folder `adapter` into a model of `load_gguf`."""
-    from safetensors import safe_open
-
+    """Put the scales that were trained in the folder `adapter` into a model of `load_gguf`. Raises
+    `DataError` if they are not its own.
+    """
     from pipeline.models.scaled_linear import put_scales
 
-    with safe_open(adapter / SCALES_FILE, framework="pt") as file:
-        names = {name.rpartition(".")[2] for name in file.keys()}  # noqa: SIM118 (it is no dict)
-    put_scales(model, sorted(names))
+    put_scales(model, sorted({name.rpartition(".")[2] for name, _ in read_changes(adapter)}))
     fill_scales(model, adapter)
 
 
 def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
     """(tensor's name, its scales as the tuned file holds them) for every tensor that trained: float16 (scales
     of a block, rows in the file's order, blocks of a row). `base` is the folder with the GGUF.
+
+    Raises `DataError` for scales that are not those of this file, `GateError` for one that is not a number.
     """
     import torch
-    from safetensors import safe_open
     from transformers import AutoConfig
 
     from pipeline.gguf.scales import changed_scales, stored_scales
@@ -105,15 +129,21 @@ def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
     header, tensors = gguf_tensors(base / MODEL_FILE)
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     names = tensor_names(config, header, base / MODEL_FILE)
-    with safe_open(adapter / SCALES_FILE, framework="pt") as file:
-        for path in file.keys():  # noqa: SIM118
-            parameter = f"{path}.weight"
-            tensor = tensors[names.of(parameter)]
-            stored = stored_scales(torch.from_numpy(tensor.stored(0, tensor.rows)), tensor.ggml_type)
-            change = file.get_tensor(path)
-            heads = names.reordered(parameter)
-            ordered = torch.stack([in_file_order(one, heads) for one in change])
-            yield tensor.name, changed_scales(stored, ordered)
+    for path, change in read_changes(adapter):
+        parameter = f"{path}.weight"
+        tensor = tensors.get(names.map.get_name(parameter, try_suffixes=(".weight",)) or "")
+        if tensor is None or tensor.ggml_type not in SCALES:
+            raise _of_another_model(adapter, path)
+        stored = stored_scales(torch.from_numpy(tensor.stored(0, tensor.rows)), tensor.ggml_type)
+        if change.shape != stored.shape:
+            raise _of_another_model(adapter, path)
+        if not bool(change.isfinite().all()):
+            raise GateError(
+                "Q-GGUF-020",
+                f"a trained scale of {tensor.name} is not a number: lower train.learning_rate, then {AGAIN}",
+            )
+        heads = names.reordered(parameter)
+        yield tensor.name, changed_scales(stored, torch.stack([in_file_order(one, heads) for one in change]))
 
 
 def check_tuner(model: Any, settings: Training) -> int:
@@ -137,6 +167,16 @@ def check_tuner(model: Any, settings: Training) -> int:
     if other := sorted(training ^ {f"{name}.change" for name in changes}):
         raise AssertionError(f"{other[0]} is trainable, and only the scales should be, or is not")
     return sum(one.numel() for one in changes.values())
+
+
+def unchanged_in_file(model: Any) -> bool:
+    """Whether scales train and each is still the file's once it is rounded to float16."""
+    import torch
+
+    from pipeline.models.scaled_linear import ScaledLinear
+
+    scaled = [one for one in model.modules() if isinstance(one, ScaledLinear)]
+    return bool(scaled) and all(torch.equal(one.tuned().weight, one.weight) for one in scaled)
 
 
 def trained_numbers(model: Any) -> Iterator[tuple[str, Any, bool]]:

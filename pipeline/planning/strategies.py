@@ -12,7 +12,7 @@ from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.memory_reductions import Setup
 from pipeline.planning.quantized import SCRATCH, quantized_level
 from pipeline.planning.shape import Shape
-from pipeline.planning.weights import lora_parameters
+from pipeline.planning.weights import lora_parameters, tunes_scales
 
 LORA_BYTES = {"F16": 2, "F32": 4}
 
@@ -51,6 +51,7 @@ def strategies(setup: Setup, level: str, lora: LoraType = "F16") -> list[Strateg
 
     nf4 = memory("nf4")
     on_level = memory("gguf") if quantized.ggml_types <= set(SCRATCH) else None
+    scaled = tunes_scales(train)  # then the tuned file is all that ships
     return [
         Strategy(f"train unquantized, merge, make {level}", sixteen, merged, (file,), memory("none"), "none"),
         Strategy(f"train on NF4, merge, make {level}", sixteen, merged, (file,), nf4, "nf4"),
@@ -63,10 +64,10 @@ def strategies(setup: Setup, level: str, lora: LoraType = "F16") -> list[Strateg
             "nf4",
         ),
         Strategy(
-            f"train on {level} itself",
+            f"train the scales of {level}" if scaled else f"train on {level} itself",
             quantized.made_from or file,
-            quantized.made_from + file + adapter,
-            (file, adapter),
+            quantized.made_from + file + (file if scaled else adapter),
+            (file,) if scaled else (file, adapter),
             on_level,
             "gguf",
         ),

@@ -2,6 +2,7 @@
 named.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,49 @@ def test_every_flipped_byte_is_found(base: Path, tmp_path: Path) -> None:
         else:  # a space in the patch's own header, say: what was made is right all the same
             assert file_hash(tmp_path / "made") == file_hash(tmp_path / "other.gguf")
             (tmp_path / "made").unlink()
+
+
+@pytest.mark.parametrize("trailing", [b"x" * 100, b"\0" * 64])
+def test_bytes_behind_the_last_tensor_come_back(base: Path, tmp_path: Path, trailing: bytes) -> None:
+    other = write(tmp_path / "other.gguf", norm=zeroed)
+    other.write_bytes(other.read_bytes() + trailing)
+    both_ways(base, other, tmp_path / "patch")
+
+
+def test_a_last_tensor_without_padding_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TYPES, "last", GgmlType.Q6_K)  # 2,100 bytes: 12 short of the alignment
+    base, other = write(tmp_path / "one.gguf"), write(tmp_path / "two.gguf", last=zeroed)
+    other.write_bytes(other.read_bytes()[:-12])
+    both_ways(base, other, tmp_path / "patch")
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F8_E4M3", "F64", "F32"])
+def test_entries_of_other_types_are_no_patch(base: Path, tmp_path: Path, kind: str) -> None:
+    write_patch(base, write(tmp_path / "other.gguf", norm=zeroed), tmp_path / "patch")
+    whole = (tmp_path / "patch").read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header, size = json.loads(whole[8 : 8 + length]), {"BF16": 2, "F8_E4M3": 1, "F64": 8, "F32": 4}[kind]
+    header["tensor:more"] = {"dtype": kind, "shape": [2], "data_offsets": [len(whole) - 8 - length] * 2}
+    header["tensor:more"]["data_offsets"][1] += 2 * size
+    text = json.dumps(header).encode()
+    patch = len(text).to_bytes(8, "little") + text + whole[8 + length :] + bytes(2 * size)
+    (tmp_path / "patch").write_bytes(patch)
+    with pytest.raises(DataError, match="Q-GGUF-018"):
+        apply_patch(base, tmp_path / "patch", tmp_path / "made")
+
+
+def test_a_base_that_is_not_there_is_named(base: Path, tmp_path: Path) -> None:
+    write_patch(base, write(tmp_path / "other.gguf", norm=zeroed), tmp_path / "patch")
+    for missing in (tmp_path / "none.gguf", tmp_path):
+        with pytest.raises(DataError, match="Q-GGUF-003"):
+            apply_patch(missing, tmp_path / "patch", tmp_path / "made")
+
+
+@pytest.mark.parametrize("name", ["base.gguf/below", "x" * 300])
+def test_a_place_that_can_not_be_written_is_named(base: Path, tmp_path: Path, name: str) -> None:
+    write_patch(base, write(tmp_path / "other.gguf", norm=zeroed), tmp_path / "patch")
+    done = CliRunner().invoke(app, ["apply", str(base), str(tmp_path / "patch"), str(tmp_path / name)])
+    assert done.exit_code == 6 and "Q-CORE-005" in done.output
 
 
 def test_another_safetensors_file_is_no_patch(base: Path, tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def graph(
     ] = False,
     root: Root = Path(),
 ) -> None:
-    """Make dvc.yaml the graph of stages that params.yaml needs, after base.quantization was changed by
-    hand.
+    """Make dvc.yaml the graph of stages that params.yaml needs, after base.quantization or train.tuner was
+    changed by hand.
     """
     from pipeline.commands import recipes
 

@@ -62,9 +62,9 @@ class Base(Section):
     )
     quantization: Quantization = key(
         "nf4",
-        "what training adds its adapter to: nf4 (the base in 4 bit by bitsandbytes: QLoRA; merged and "
+        "what is trained on: nf4 (the base in 4 bit by bitsandbytes: QLoRA; merged and "
         "converted afterwards) | none (the same in 16 bit) | gguf (the very blocks of a GGUF file, which "
-        "is then served unchanged with the adapter's GGUF beside it: nothing is merged)",
+        "is then served with the adapter's GGUF beside it, or with trained scales: nothing is merged)",
     )
     level: str | None = key(
         None, "gguf only: the level that the source's GGUF is quantized to first; null: the file unchanged"

@@ -75,7 +75,7 @@ class Parity(Section):
     )
     max_kld_served: Divergence = key(
         1.0e-3,
-        "base.quantization gguf: largest mean KL divergence of base + adapter in llama.cpp from "
+        "base.quantization gguf: largest mean KL divergence of what is served in llama.cpp from "
         "training's own forward; where llama.cpp's arithmetic on the bare base alone is above it, the "
         "adapter may add a fifth to that",
     )
@@ -101,8 +101,8 @@ class Evaluate(Section):
     models: Annotated[list[str], Field(min_length=1, max_length=100)] = key(
         ["base-F16", "F16", "Q4_K_M", "Q5_K_M"],
         "models to measure: F16, base-F16 (the untuned base) and the levels above, spelled as there; with "
-        "base.quantization gguf: adapter (the GGUF with its adapter), base (the GGUF alone) and, if "
-        "base.level is set, source (what it was made from)",
+        "base.quantization gguf: adapter (the GGUF with its adapter) or, if scales train, tuned (the GGUF "
+        "with these), base (the untouched GGUF) and, if base.level is set, source (what it was made from)",
     )
     perplexity_rows: Count = key(64, "held-out rows for perplexity and divergence")
     task_rows: Count = key(64, "held-out rows answered and scored")

@@ -23,8 +23,8 @@ LoraType = Literal["F16", "F32"]
 class Lora(Section):
     type: LoraType = key(
         "F16",
-        "base.quantization gguf: type of the adapter's matrices in its GGUF: F16 | F32 (twice the size, "
-        "exactly what was trained)",
+        "base.quantization gguf, train.tuner lora: type of the adapter's matrices in its GGUF: F16 | F32 "
+        "(twice the size, exactly what was trained)",
     )
 
 

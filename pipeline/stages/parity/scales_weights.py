@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.core.checks import Check
 from pipeline.gguf.base_files import MODEL_FILE, is_scales
-from pipeline.gguf.header import Header
+from pipeline.gguf.header import Header, tensor_bytes
 from pipeline.gguf.provenance import OWN, STANDARD
 from pipeline.gguf.tensors import SCALES, Bytes, GgufTensor, gguf_tensors
 from pipeline.models.tuners import file_scales
@@ -31,21 +31,22 @@ def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
         cause = "Training left an adapter: set train.tuner to scales, then run `snakemake`."
         return exact(TITLE, 1, "differences", f"{adapter.name}/ holds no trained scales", cause, WHAT)
     (old, before), (new, after) = gguf_tensors(base / MODEL_FILE), gguf_tensors(tuned)
-    wrong = [f"{name} is not the base's" for name in other_fields(old, new)]
+    wrong = [f"{name} is not the base's" for name in other_fields(base / MODEL_FILE, old, tuned, new)]
     compared = sum(not name.startswith(PROVENANCE) for name in old.fields.keys() | new.fields.keys())
     if different := other_tensors(old, new):
         sentence = "; ".join([f"{different} is not the same as in the base's file", *wrong[: SHOWN - 1]])
         cause = f"The tuned file was made from another base: {AGAIN}."
         return exact(TITLE, len(wrong) + 1, "differences", sentence, cause, WHAT)
 
-    faults, scales, lost = dict[str, str](), 0, False
+    faults, scales = dict[str, str](), 0
     for name, expected in file_scales(base, adapter):
         values = expected.numpy()
-        lost |= not bool(np.isfinite(values).all())
         scales += values.size
         faults[name] = trained_fault(before[name], after[name], values)
     if not faults:
         wrong.append(f"{adapter.name}/ holds the scales of no tensor")
+    if base_end(base / MODEL_FILE, old) != base_end(tuned, new):
+        wrong.append("other bytes stand between or behind the tensors")
     # the others, and in the file's order: the first fault that is named is the first in the file
     found = (faults[name] if name in faults else same_fault(before[name], after[name]) for name in after)
     wrong += list(filter(None, found))
@@ -55,24 +56,41 @@ def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
         f"{len(faults)} tensors trained"
     )
     cause = f"The file was changed after it was made, or its scales are of another run: {AGAIN}."
-    if lost:
-        cause = "Training itself ended with scales that are no numbers: run `snakemake --force train`."
     shown = "; ".join([sentence, *wrong[:SHOWN]])
     if len(wrong) > SHOWN:
         shown += f"; and {len(wrong) - SHOWN} more"
     return exact(TITLE, len(wrong), "differences", shown, cause, WHAT)
 
 
-def other_fields(old: Header, new: Header) -> list[str]:
-    """Fields that are not in both files or not of one value and type, but for those that say where a file
-    comes from."""
+def other_fields(old_file: Path, old: Header, new_file: Path, new: Header) -> list[str]:
+    """Fields that are not in both files byte by byte, but for those that say where a file comes from; "GGUF
+    version" if that is another.
+    """
 
-    def text(header: Header, name: str) -> str:
-        # as text, so that 1 is not 1.0 or true, and NaN is itself
-        return repr(header.fields[name]) if name in header.fields else ""
+    def stored(path: Path, header: Header) -> dict[str, bytes]:
+        with path.open("rb") as file:
+            head = file.read(header.start)
+        own = {name: head[slice(*span)] for name, span in header.spans.items()}
+        kept = {name: value for name, value in own.items() if not name.startswith(PROVENANCE)}
+        return {"GGUF version": head[:8], "padding of the header": head[header.end :].strip(b"\0"), **kept}
 
-    names = [*new.fields, *(name for name in old.fields if name not in new.fields)]
-    return [name for name in names if not name.startswith(PROVENANCE) and text(old, name) != text(new, name)]
+    ours, theirs = stored(old_file, old), stored(new_file, new)
+    return [name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name)]
+
+
+def base_end(path: Path, header: Header) -> list[bytes]:
+    """The bytes of a file that no tensor holds, behind each tensor."""
+    found = []
+    starts = sorted(header.start + offset for offset in header.offsets.values())
+    ends = {
+        header.start + offset: header.start + offset + tensor_bytes(name, *header.tensors[name])
+        for name, offset in header.offsets.items()
+    }
+    with path.open("rb") as file:
+        for start, following in zip(starts, [*starts[1:], path.stat().st_size], strict=True):
+            file.seek(ends[start])
+            found.append(file.read(following - ends[start]))
+    return found
 
 
 def other_tensors(old: Header, new: Header) -> str:
@@ -95,7 +113,7 @@ def same_fault(before: GgufTensor, after: GgufTensor) -> str:
 
 
 def trained_fault(before: GgufTensor, after: GgufTensor, scales: Numbers) -> str:
-    """What is wrong with a trained tensor: a scale that is no number or not the one in `scales`, float16
+    """What is wrong with a trained tensor: a scale that is not a number or not the one in `scales`, float16
     (scales of a block, rows, blocks of a row), or another byte than a scale's.
     """
     places = SCALES.get(after.ggml_type)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.core.errors import ConfigError, GateError
-from pipeline.models.tuners import trained_numbers
+from pipeline.models.tuners import trained_numbers, unchanged_in_file
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
 from pipeline.stages.train.monitoring.epochs import epochs_complete
 from pipeline.stages.train.monitoring.samples import undisturbed
@@ -118,5 +118,11 @@ def check_learned(model: Any, steps: list[dict[str, Any]]) -> None:
         raise GateError(
             "Q-TRAIN-025",
             f"{len(dead)} of {len(norms)} trained tensors learned nothing ({dead[0]}): raise "
+            "train.learning_rate or train longer",
+        )
+    if unchanged_in_file(model):
+        raise GateError(
+            "Q-TRAIN-025",
+            "every change of a scale is too small for float16, so the tuned file would be the base's: raise "
             "train.learning_rate or train longer",
         )

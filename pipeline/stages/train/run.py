@@ -227,4 +227,6 @@ def _read(path: Path) -> dict[str, Any] | None:
             f"{path} can't be read, so nobody knows whose checkpoints these are: start again with `python "
             "-m pipeline train --no-resume`",
         )
+    if isinstance(settings := known["record"].get("settings"), dict):
+        settings.setdefault("tuner", "lora")  # before there were others
     return known

@@ -1,10 +1,11 @@
-"""Train a QLoRA adapter on the base, with checkpoints that a killed run goes on from to the same bytes.
+"""Train a QLoRA adapter or a GGUF's scales, with checkpoints that a killed run goes on from to the same
+bytes.
 
 Reads `data/tokens/` and `models/base/`. With `train.method` distill what is learned is how the file that the
 level was made from answers (`pipeline.stages.train.distill`), not what the rows' assistant says. Writes
-`models/adapter/` (PEFT folder, tokenizer, run.json), `reports/train.json`, `reports/train.csv` (the curves)
-and `reports/train.jsonl` (every step); TensorBoard events in `reports/tensorboard/` and checkpoints in
-`models/checkpoints/` on the way. Command: `python -m pipeline train`
+`models/adapter/` (PEFT folder or scales, tokenizer, run.json), `reports/train.json`, `reports/train.csv` (the
+curves) and `reports/train.jsonl` (every step); TensorBoard events in `reports/tensorboard/` and checkpoints
+in `models/checkpoints/` on the way. Command: `python -m pipeline train`
 """
 
 import json
@@ -129,7 +130,7 @@ def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter:
 
     def check(folder: Path) -> None:
         if not trained_file(folder).stat().st_size:
-            raise DataError("Q-TRAIN-034", f"{folder} holds no adapter")
+            raise DataError("Q-TRAIN-034", f"{folder} holds nothing that was trained")
 
     for config in getattr(model, "peft_config", {}).values():
         config.base_model_name_or_path = "models/base"

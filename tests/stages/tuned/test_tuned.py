@@ -42,7 +42,12 @@ SCALED = {
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose base is a one-layer Llama at Q4_0, up to `preprocess`. Read only."""
     root = tmp_path_factory.mktemp("scales")
-    params = tiny_params(tiny_gguf(root / "source.gguf"))
+    random = np.random.default_rng(5)
+    # two heads of keys and values for four of queries
+    halves = {
+        f"blk.0.attn_{name}.weight": random.normal(0, 0.2, (16, 32)).astype(np.float16) for name in "kv"
+    }
+    params = tiny_params(tiny_gguf(root / "source.gguf", tensors=halves, llama__attention__head_count_kv=2))
     params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
     params["curate"] |= {"max_tokens": 250, "drop_duplicates": "exact"}
     params["preprocess"] |= {"max_length": 256}
@@ -195,13 +200,16 @@ def test_a_run_that_was_broken_off_ends_in_the_same_bytes(
     ).read_bytes()
 
 
-def test_the_best_scales_are_kept_where_it_stops_early(project: Path, tmp_path: Path) -> None:
-    report = run(
-        project, tmp_path, max_steps=12, learning_rate=0.999, max_grad_norm=1e6, early_stopping_patience=1
-    )
-    best = report["adapter_step"]
-    assert best < report["steps"]
-    kept = tmp_path / "checkpoints" / f"checkpoint-{best}" / SCALES_FILE
+def test_the_best_scales_are_kept_where_it_stops_early(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.stages.train.trainer import QuenchTrainer
+
+    losses = iter([3.0, 2.0, 4.0])
+    monkeypatch.setattr(QuenchTrainer, "held_out_loss", lambda self: next(losses))
+    report = run(project, tmp_path, max_steps=12, early_stopping_patience=1)
+    assert (report["adapter_step"], report["steps"]) == (4, 6)
+    kept = tmp_path / "checkpoints/checkpoint-4" / SCALES_FILE
     assert (tmp_path / "adapter" / SCALES_FILE).read_bytes() == kept.read_bytes()
 
 
@@ -210,18 +218,38 @@ def test_it_is_distilled_inside_the_file_too(project: Path, tmp_path: Path) -> N
     assert report["loss_last"] < report["loss_first"]
 
 
+def test_changes_too_small_for_float16_are_nothing_learned(project: Path, tmp_path: Path) -> None:
+    with pytest.raises(GateError, match="Q-TRAIN-025"):
+        run(project, tmp_path, learning_rate=1.0e-6)
+
+
+def test_a_run_from_before_there_was_a_choice_goes_on(project: Path, tmp_path: Path) -> None:
+    from pipeline.stages.train.run import describe, differences, find_start
+
+    record = describe(project / "data/tokens", project / "models/base", settings(project, tuner="lora"))
+    find_start(tmp_path, record, resume=False)
+    older = json.loads((tmp_path / "run.json").read_text())
+    del older["record"]["settings"]["tuner"]
+    (tmp_path / "run.json").write_text(json.dumps(older))
+    from pipeline.stages.train import run as module
+
+    known = module._read(tmp_path / "run.json")
+    assert known is not None and list(differences(known["record"], json.loads(json.dumps(record)))) == []
+
+
 def test_a_target_that_is_none_is_refused(project: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Q-MODELS-026"):
         run(project, tmp_path, target_modules=["q_proj", "qkv_proj"])
 
 
-def test_a_scale_that_is_no_number_is_not_written(
-    project: Path, trained: Path, tmp_path: Path, tools: Toolchain
+@pytest.mark.parametrize("planted", [torch.nan, torch.inf, -torch.inf])
+def test_a_scale_that_is_not_a_number_is_not_written(
+    project: Path, trained: Path, tmp_path: Path, tools: Toolchain, planted: float
 ) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     changes = load_file(trained / "adapter" / SCALES_FILE)
-    next(iter(changes.values()))[0, 0, 0] = torch.nan
+    next(iter(changes.values()))[0, 0, 0] = planted
     save_file(changes, adapter / SCALES_FILE)
     (adapter / "run.json").write_bytes((trained / "adapter/run.json").read_bytes())
     with pytest.raises(GateError, match="Q-GGUF-020"):
@@ -236,6 +264,7 @@ def test_scales_of_another_file_are_refused(
     adapter.mkdir()
     run_record = json.loads((trained / "adapter/run.json").read_text())
     run_record["base"]["weights_sha256"] = "0" * 64
+    target = tmp_path / "tuned.gguf"
     (adapter / "run.json").write_text(json.dumps(run_record))
     with pytest.raises(DataError, match="Q-GGUF-022"):
         make(project, adapter, tmp_path / "tuned.gguf", tools)
@@ -246,6 +275,15 @@ def test_scales_of_another_file_are_refused(
     save_file({name: one[:, :-1].contiguous() for name, one in changes.items()}, adapter / SCALES_FILE)
     with pytest.raises(DataError, match="Q-MODELS-033"):
         load_scales(base_model(project), adapter)
+    doubles = {name: one.double() for name, one in changes.items()}
+    for numbers in (doubles, {"model.embed_tokens": torch.zeros(1, 1, 1)}, {"lm_head": torch.zeros(1, 1, 1)}):
+        save_file(numbers, adapter / SCALES_FILE)
+        with pytest.raises(DataError, match="Q-MODELS-033"):
+            make(project, adapter, target, tools)
+    (adapter / SCALES_FILE).write_bytes((trained / "adapter" / SCALES_FILE).read_bytes()[:-7])
+    with pytest.raises(DataError, match="Q-MODELS-033"):
+        make(project, adapter, target, tools)
+    assert not target.exists()
 
 
 def test_the_scales_of_the_file_are_in_its_own_row_order(project: Path, trained: Path) -> None:

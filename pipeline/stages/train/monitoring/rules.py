@@ -183,7 +183,7 @@ def hint(
     """
 
     def rule(run: Run) -> Check:
-        value, inside = getattr(run.settings, key), scales and run.settings.tuner == "scales"
+        value, inside = getattr(run.settings, key), run.settings.tuner == "scales"
         least, most, why = scales if scales and inside else (low, high, cause)
         text = (
             f"train.{key} is {value:g}, usual for {'scales' if inside else 'LoRA'} are {least:g} to {most:g}"
@@ -221,7 +221,9 @@ EVERY_STEP: Rules = {
     "warm-up": hint(
         "warmup_ratio", 0.05, 0.1, "none makes the first steps rough, a long one wastes steps: set it to 0.1"
     ),
-    "weight decay": hint("weight_decay", 0.0, 0.1, "more pulls the adapter back to nothing: set it to 0.01"),
+    "weight decay": hint(
+        "weight_decay", 0.0, 0.1, "more pulls what is learned back to nothing: set it to 0.01"
+    ),
     "rank": rank,
 }
 
