@@ -1,4 +1,4 @@
-"""What parity checks are measured with, and what both graphs measure of a GGUF alike: its texts and tokens,
+"""What parity checks are measured with, and what all graphs measure of a GGUF alike: its texts and tokens,
 and what it does in llama-server.
 """
 
