@@ -173,7 +173,7 @@ def unmerged_chain(checks: ParityChecks) -> str:
         ((GGUF, FIRST), made, held),
         ((LEVEL, FIRST), "Served", "in llama-server"),
         ((TRAINED, bottom), "Base", "in training"),
-        ((GGUF, bottom), "Base GGUF", "the same file, alone"),
+        ((GGUF, bottom), "Base GGUF", "the untouched file"),
     ):
         drawing.box(at, name, words)
     return drawing.svg()
