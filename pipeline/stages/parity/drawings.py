@@ -43,7 +43,7 @@ TRAINED, MERGE, GGUF, LEVEL, SERVER = 2.0, 326.0, 606.0, 906.0, 1126.0
 # without a merge, by whether scales were trained: the place that is served, what the boxes of it say
 UNMERGED_BOXES = {
     False: (SERVED, "base with adapter", "Base + LoRA", "two GGUFs"),
-    True: (TUNED, "base with new scales", "Tuned GGUF", "with new scales"),
+    True: (TUNED, "scales of the base", "Tuned GGUF", "with new scales"),
 }
 ABOVE = 30.0  # the strand of text and tokens
 TURN = 20.0  # from a box to where its lines to several others part
