@@ -50,6 +50,7 @@ NAMES = {
     "base.template_sha256": "the base's chat template",
     "teacher_sha256": f"the file that is learned from ({SOURCE_FILE})",
 }
+LATER_KEYS = {"settings.tuner": "lora"}  # what runs did before there was such a key
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
 MACHINE = ("device", "threads")
 
@@ -205,7 +206,8 @@ def finish(folder: Path, record: dict[str, Any]) -> None:
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """(key, sentence) of everything in which two records differ."""
     for key in sorted({*old, *new}):
-        name, before, after = f"{prefix}{key}", old.get(key), new.get(key)
+        name = f"{prefix}{key}"
+        before, after = (one.get(key, LATER_KEYS.get(name)) for one in (old, new))
         if isinstance(before, dict) and isinstance(after, dict):
             yield from differences(before, after, f"{name}.")
         elif before != after:
@@ -227,6 +229,4 @@ def _read(path: Path) -> dict[str, Any] | None:
             f"{path} can't be read, so nobody knows whose checkpoints these are: start again with `python "
             "-m pipeline train --no-resume`",
         )
-    if isinstance(settings := known["record"].get("settings"), dict):
-        settings.setdefault("tuner", "lora")  # before there were others
     return known

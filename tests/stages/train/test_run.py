@@ -69,6 +69,13 @@ def test_every_change_is_named(tmp_path: Path) -> None:
         find_start(tmp_path, changed(tokens_sha256="x", settings={"r": 8, "learning_rate": 0.1}), resume=True)
 
 
+def test_a_run_of_an_adapter_from_before_there_were_other_tuners_goes_on(tmp_path: Path) -> None:
+    checkpoint = begun(tmp_path)  # its record has no tuner
+    assert find_start(tmp_path, changed(settings={"tuner": "lora"}), resume=True) == checkpoint
+    with pytest.raises(ConfigError, match=r"Q-TRAIN-029: .*train\.tuner \(lora → scales\)"):
+        find_start(tmp_path, changed(settings={"tuner": "scales"}), resume=True)
+
+
 def test_another_machine_may_go_on_but_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = begun(tmp_path)
     assert find_start(tmp_path, changed(threads=4), resume=True) == checkpoint

@@ -223,20 +223,6 @@ def test_changes_too_small_for_float16_are_nothing_learned(project: Path, tmp_pa
         run(project, tmp_path, learning_rate=1.0e-6)
 
 
-def test_a_run_from_before_there_was_a_choice_goes_on(project: Path, tmp_path: Path) -> None:
-    from pipeline.stages.train.run import describe, differences, find_start
-
-    record = describe(project / "data/tokens", project / "models/base", settings(project, tuner="lora"))
-    find_start(tmp_path, record, resume=False)
-    older = json.loads((tmp_path / "run.json").read_text())
-    del older["record"]["settings"]["tuner"]
-    (tmp_path / "run.json").write_text(json.dumps(older))
-    from pipeline.stages.train import run as module
-
-    known = module._read(tmp_path / "run.json")
-    assert known is not None and list(differences(known["record"], json.loads(json.dumps(record)))) == []
-
-
 def test_a_target_that_is_none_is_refused(project: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Q-MODELS-026"):
         run(project, tmp_path, target_modules=["q_proj", "qkv_proj"])
