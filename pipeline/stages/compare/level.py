@@ -10,7 +10,6 @@ from pathlib import Path
 from pipeline.config.params import Params
 from pipeline.core.publish import remove
 from pipeline.llamacpp.tools import find_toolchain
-from pipeline.stages.compare.processes import run_stage
 from pipeline.stages.compare.projects import (
     TRAINED,
     level_settings,
@@ -18,6 +17,7 @@ from pipeline.stages.compare.projects import (
     quantize_base,
     train,
 )
+from pipeline.subprojects.processes import run_stage
 
 
 def main(params: Params, root: Path, item: str) -> None:

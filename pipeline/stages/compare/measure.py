@@ -25,18 +25,18 @@ from pipeline.llamacpp.converters import base_fields, lora_to_gguf, quantize_ggu
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.metrics.answers import answer_rows, score_answers
 from pipeline.metrics.divergence import compare, gguf_speaker
-from pipeline.stages.compare.processes import run_module, run_stage
 from pipeline.stages.compare.projects import (
     TRAINED,
     base_links,
     level_settings,
     open_project,
     quantize_base,
-    size_of,
     untuned_gguf,
 )
 from pipeline.stages.compare.reference import load_reference
 from pipeline.stages.compare.speed import generation_speed
+from pipeline.subprojects.folder import size_of
+from pipeline.subprojects.processes import run_module, run_stage
 
 MEASURED = Path("reports/compare")  # a file for each measurement
 

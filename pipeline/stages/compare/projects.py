@@ -6,11 +6,9 @@ links to what they share.
 They are scratch. What a killed training left (checkpoints) is used by the next run of its job.
 """
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pipeline.config.params import Params
 from pipeline.config.sections import UNTUNED
@@ -26,11 +24,11 @@ from pipeline.planning.disk import own_bytes, plan_disk
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.quantized import SCRATCH, quantized_level
 from pipeline.planning.shape import load_shape
-from pipeline.stages.compare.processes import run_stage
+from pipeline.subprojects.folder import Settings, changed_params, open_subproject, size_of
+from pipeline.subprojects.processes import run_stage
 
 TRAINED = Path("models/compare")  # a folder for each training: the adapter and its report
 LEVEL_FILE = "level.gguf"  # in a sub-project: the untuned base at a level
-Settings = dict[str, dict[str, Any]]
 
 
 def open_project(
@@ -48,25 +46,14 @@ def open_project(
             raise absent(path, root)
     check_trainable(root, params)
     need_disk(root / FOLDER, scratch_bytes(root, params))
-    folder = root.resolve() / FOLDER / name
-    for place, target in links.items():
-        link = folder / place
-        link.parent.mkdir(parents=True, exist_ok=True)
-        remove(link)  # it may lead to where the project was before it was copied
-        link.symlink_to(target.resolve())
-    with publishing(folder / "params.yaml") as aside:
-        aside.write_text(
-            json.dumps(sub_params(params, settings), indent=2, ensure_ascii=False), encoding="utf-8"
-        )  # JSON is YAML
-    return folder
+    return open_subproject(root.resolve() / FOLDER / name, sub_params(params, settings), links)
 
 
 def sub_params(params: Params, settings: Settings) -> Settings:
     """`params` as a dict for YAML, with what every sub-project has in common and with `settings` on top;
     checked.
     """
-    kind, home = params.convert.type, params.llamacpp.home
-    values: Settings = params.model_dump(mode="json")
+    kind = params.convert.type
     shared: Settings = {
         "base": {"quantization": "nf4", "level": None, "compare_with": None},
         "train": {"method": "sft", "sample_rows": 0},
@@ -76,13 +63,8 @@ def sub_params(params: Params, settings: Settings) -> Settings:
         "quantize": {"levels": list(params.compare.levels)},
         "compare": {"seeds": []},
         "evaluate": {"models": [kind]},
-        "llamacpp": {"home": str(Path(home).expanduser().resolve()) if home else None},
     }
-    for changes in (shared, settings):
-        for section, changed in changes.items():
-            values[section] |= changed
-    Params.model_validate(values)
-    return values
+    return changed_params(params, shared, settings)
 
 
 def base_links(root: Path) -> dict[str, Path]:
@@ -139,14 +121,6 @@ def train(project: Path, target: Path) -> None:
         shutil.copytree(project / "models/adapter", aside / "adapter")
         shutil.copy(project / "reports/train.json", aside)
     remove(project)
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file; of a folder its weights (safetensors), or all it holds if it has none."""
-    if path.is_file():
-        return path.stat().st_size
-    files = list(path.glob("*.safetensors")) or [one for one in path.rglob("*") if one.is_file()]
-    return sum(one.stat().st_size for one in files)
 
 
 # ---- whether a job can run at all

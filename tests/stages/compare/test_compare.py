@@ -27,11 +27,13 @@ from pipeline.core.errors import ConfigError, DataError, GateError, MachineError
 from pipeline.gate.drops import CHANCE as GATES_CHANCE
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.models.base_header import checked_header
-from pipeline.stages.compare import level, measure, nf4, processes, projects, reference, speed
-from pipeline.stages.compare.projects import level_settings, open_project, size_of, sub_params
+from pipeline.stages.compare import level, measure, nf4, projects, reference, speed
+from pipeline.stages.compare.projects import level_settings, open_project, sub_params
 from pipeline.stages.compare.recommendation import Measured, recommend
 from pipeline.stages.compare.stage import main
 from pipeline.stages.compare.statistics import Difference, difference, half_width, mean_of
+from pipeline.subprojects import processes
+from pipeline.subprojects.folder import size_of
 from pipeline.workflow.code_keys import Package
 from pipeline.workflow.settle import REUSE
 from pipeline.workflow.stages import code_of_stages, items_of, rules, table
@@ -251,7 +253,7 @@ def test_all_code_that_a_job_runs_is_in_its_key() -> None:
         "llamacpp/server.py",
         "stages/merge/stage.py",
     } <= measuring
-    assert {"stages/train/stage.py", "stages/train/run.py", "stages/compare/processes.py"} <= training
+    assert {"stages/train/stage.py", "stages/train/run.py", "subprojects/processes.py"} <= training
     # other code to measure with trains nothing again
     assert not {"stages/compare/measure.py", "stages/compare/reference.py", "workflow/settle.py"} & training
 
@@ -354,7 +356,7 @@ def test_what_a_killed_job_had_started_ends_by_itself(tmp_path: Path) -> None:
     )
     call = f"processes.run_module('timeit', '-n', '1', '-r', '1', {stage!r}, what='a stage')"
     job = subprocess.Popen(
-        [sys.executable, "-c", f"from pipeline.stages.compare import processes; {call}"],
+        [sys.executable, "-c", f"from pipeline.subprojects import processes; {call}"],
         cwd=Path(__file__).parents[3],
     )
     end = time.monotonic() + 60
