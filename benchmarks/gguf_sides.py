@@ -32,22 +32,22 @@ def training(side: str, **changed: Any) -> Training:
 
 
 def load(base: Path, settings: Training) -> tuple[Any, Callable[[int], None]]:
-    """A side's model with its adapter, and a function that does one whole optimizer step on a row of so many
+    """A side's model with what trains on it, and a function that does one optimizer step on a row of so many
     tokens.
     """
     import torch
-    from peft import get_peft_model
 
     from pipeline.models.chunked_loss import chunked_loss
     from pipeline.models.liger_loss import apply_liger, choose_loss, fused_loss
-    from pipeline.models.qlora import load_quantized, lora_config
+    from pipeline.models.qlora import load_quantized
+    from pipeline.models.tuners import causal_model, put_tuner
 
     cuda = torch.cuda.is_available()
     loss = choose_loss(settings.loss)
     if loss == "liger":
         apply_liger(base)
     torch.manual_seed(0)
-    model = get_peft_model(load_quantized(base, settings), lora_config(settings)).train()
+    model = put_tuner(load_quantized(base, settings), settings).train()
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
@@ -59,7 +59,7 @@ def load(base: Path, settings: Training) -> tuple[Any, Callable[[int], None]]:
         ids = places * 7919 % min(model.config.vocab_size, 32_000)
         with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
             inputs = {"input_ids": ids, "labels": ids, "position_ids": places}
-            value = (fused_loss if loss == "liger" else chunked_loss)(model.get_base_model(), inputs)
+            value = (fused_loss if loss == "liger" else chunked_loss)(causal_model(model), inputs)
         value.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -249,11 +249,16 @@ def planner(run: Run) -> None:
 
 
 def quantized(run: Run) -> None:
-    """One optimizer step on a GGUF's own blocks (Q4_K_M's types) against the same on NF4."""
-    for side in ("quantized", "nf4"):
-        settings = nf4_settings(
-            run, optim="adamw_torch", **({"quantization": "gguf"} if side == "quantized" else {})
-        )
+    """One optimizer step on a GGUF's own blocks (Q4_K_M's types), of an adapter and of the scales, against an
+    adapter's on NF4.
+    """
+    changes: dict[str, dict[str, Any]] = {
+        "quantized": {"quantization": "gguf"},
+        "nf4": {},
+        "scales": {"quantization": "gguf", "tuner": "scales"},
+    }
+    for side, changed in changes.items():
+        settings = nf4_settings(run, optim="adamw_torch", **changed)
         tokens, rounds = row_tokens(run), 1 if run.smoke else 8
         for figures in run.part(
             f"step-{side}", "step_speed", settings=settings, side=side, tokens=tokens, rounds=rounds
@@ -261,7 +266,9 @@ def quantized(run: Run) -> None:
             run.note(**{f"{side}_step_{key}": value for key, value in figures.items()})
     run.note(
         quantized_speed_ratio=run.figures["quantized_step_tokens_per_second"]
-        / run.figures["nf4_step_tokens_per_second"]
+        / run.figures["nf4_step_tokens_per_second"],
+        scales_speed_ratio=run.figures["scales_step_tokens_per_second"]
+        / run.figures["quantized_step_tokens_per_second"],
     )
     if "nf4_step_peak_gib" in run.figures:
         run.note(
@@ -402,6 +409,14 @@ TABLE = (
     Row(
         "quantized_peak_ratio", "… peak ÷ NF4's", "{:.2f}", "quantized", "≤ 1.10", lambda found: found <= 1.1
     ),
+    Row(
+        "scales_step_tokens_per_second",
+        "… the scales instead of an adapter: tokens/s",
+        "{:,.0f}",
+        "quantized",
+    ),
+    Row("scales_step_peak_gib", "… peak GiB", "{:.2f}", "quantized", "≤ 8.0", lambda found: found <= 8.0),
+    Row("scales_speed_ratio", "… speed ÷ the adapter's", "{:.2f}", "quantized"),
     Row("nf4_unbroken_equal", "NF4: two unbroken runs end in the same bytes", "{}", "resume"),
     Row(
         "nf4_resumed_equal",

@@ -331,12 +331,12 @@ def search(fit: Callable[[int], bool], start: int) -> int:
 def step_speed(
     say: Say, folder: Path, settings: Training, side: str, tokens: int, rounds: int, **_: Any
 ) -> None:
-    """Tokens per second and peak of single optimizer steps on a GGUF's own blocks (`side` quantized) or on
-    NF4.
+    """Tokens per second and peak of single optimizer steps on NF4 or on a GGUF's own blocks: of an adapter
+    (`side` quantized) or of their scales (scales).
     """
     from benchmarks.gguf_sides import load
 
-    _, step = load(folder / side / "base", settings)
+    _, step = load(folder / ("nf4" if side == "nf4" else "quantized") / "base", settings)
     seconds = []
     for _number in range(rounds + WARM_UP):
         begin = time.perf_counter()
