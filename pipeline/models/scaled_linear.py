@@ -55,13 +55,15 @@ class ScaledMatmul(torch.autograd.Function):
         x, quantized, change = ctx.saved_tensors
         of_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
         of_change = torch.empty_like(change) if ctx.needs_input_grad[2] else None
+        # a sum over all tokens of a batch soon leaves float16's range
+        wide = x.float() if x.dtype == torch.float16 and of_change is not None else x
         for rows in row_parts(quantized, ctx.ggml_type):
             some, above = quantized[rows], upstream[:, rows]
             if of_x is not None:
                 weights = rescaled(some, ctx.ggml_type, change[:, rows])
                 of_x.addmm_(above, passing(weights, ctx.ggml_type, above.dtype))
             if of_change is not None:
-                of_weights = (above.T @ x).float()
+                of_weights = (above.T.to(wide.dtype) @ wide).float()
                 for number, stored in enumerate(stored_scales(some, ctx.ggml_type).float()):
                     by_scale = per_scale(some, ctx.ggml_type, number).mul_(of_weights)
                     of_change[number, rows] = by_scale.view(*stored.shape, -1).sum(-1) * stored

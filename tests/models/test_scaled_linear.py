@@ -155,6 +155,14 @@ def test_scales_learn_in_bfloat16_too() -> None:
     assert losses[-1] < losses[0] / 10
 
 
+def test_the_sum_over_tokens_does_not_overflow_in_float16() -> None:
+    linear = scaled(GgmlType.Q4_0, 0.0, torch.float16)
+    linear(torch.full((64, INPUTS), 60.0, dtype=torch.float16)).backward(
+        torch.full((64, OUTPUTS), 60.0, dtype=torch.float16)
+    )  # 64 · 60 · 60 is beyond 65,504
+    assert linear.change.grad is not None and linear.change.grad.isfinite().all()
+
+
 def test_only_the_layers_linears_that_are_named_get_scales() -> None:
     class Layer(torch.nn.Module):
         def __init__(self) -> None:
