@@ -171,7 +171,7 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
     base, adapter = root / "models/base", root / "models/adapter"
     if not (base / "config.json").is_file():
         raise DataError("Q-CORE-001", f"{base} has no config.json: run `snakemake base`, which writes it")
-    refuse([complete_base(base)])
+    refuse([complete_base(base, params.base.quantization)])
     trained = adapter if (adapter / "adapter_config.json").is_file() else None
     if trained:
         check_settings(trained, params.training)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.sections import Quantization
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError
 from pipeline.core.units import disk_gb
@@ -51,9 +52,9 @@ def data(tokens: Path) -> Check:
     return Check("data", "pass", ", ".join(counts))
 
 
-def complete_base(base: Path) -> Check:
+def complete_base(base: Path, quantization: Quantization) -> Check:
     """Configuration, tokenizer and every shard of weights are there, and each shard is as long as its header
-    says.
+    says; a GGUF if `quantization` is gguf, and none else.
     """
     missing = [name for name in JSON_OBJECTS if not (base / name).is_file()]
     torn = []
@@ -62,7 +63,16 @@ def complete_base(base: Path) -> Check:
         if sign := sign_of_experts(objects.get("config.json", {})):
             finding = f"a mixture of experts ({sign})"
             return Check("base", "fail", finding, "take a dense model as base.model", "Q-TRAIN-003")
-        if (base / MODEL_FILE).is_file():
+        if (is_gguf := (base / MODEL_FILE).is_file()) != (quantization == "gguf"):
+            held = "a GGUF" if is_gguf else "no GGUF"
+            return Check(
+                "base",
+                "fail",
+                f"{base} holds {held}, and base.quantization is {quantization}",
+                "run `snakemake base`, which makes the base that params.yaml names",
+                "Q-TRAIN-002",
+            )
+        if is_gguf:
             names = [MODEL_FILE]
             held = f"{MODEL_FILE}, {len(read_gguf_header(base / MODEL_FILE).tensors)} tensors"
         else:

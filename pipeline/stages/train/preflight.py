@@ -43,7 +43,7 @@ def preflight(
     card = this_card()
     checks = [
         data(tokens),
-        complete_base(base),
+        complete_base(base, settings.quantization),
         *gpu(card),
         arithmetic(card, settings),
         bitsandbytes_works(settings),

@@ -163,8 +163,15 @@ def test_the_base_must_be_whole(
 ) -> None:
     base = Path(shutil.copytree(tiny_qwen2, tmp_path / "base"))
     damage(base)
-    check = checks.complete_base(base)
+    check = checks.complete_base(base, "nf4")
     assert check.verdict == state and finding in check.sentence
+
+
+def test_a_base_of_another_recipe_is_refused_in_one_sentence(tiny_qwen2: Path, tmp_path: Path) -> None:
+    base = Path(shutil.copytree(tiny_qwen2, tmp_path / "base"))
+    assert checks.complete_base(base, "gguf").id == "Q-TRAIN-002"
+    (base / "model.gguf").write_bytes(b"GGUF")
+    assert checks.complete_base(base, "nf4").id == "Q-TRAIN-002"
 
 
 # --- plans against the machine ------------------------------------------------------------------------------
