@@ -159,7 +159,9 @@ def _closing(smallest: str | None, fastest: str | None, count: int) -> str:
 
 
 def _coarse(best: str, alike: Sequence[Entry], pairs: Sequence[Pair], rows: int) -> list[str]:
-    halves = [(one.high - one.low) / 2 for one in pairs for other in alike if one.of(best, other.name)]
+    spans = [one for one in pairs for other in alike if one.of(best, other.name)]
+    # without a row that differs: up to 3 / n of all rows may (the rule of three; Hanley, Lippman-Hand 1983)
+    halves = [(one.high - one.low) / 2 or 300 / one.rows for one in spans]
     if not halves or max(halves) <= COARSE:
         return []
     return [
