@@ -51,6 +51,19 @@ def compare_scores(first: Sequence[float], second: Sequence[float], seed: int) -
     return Difference(float(differences.mean()), float(low), float(high), float(p_value), method)  # type: ignore[arg-type]
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values of several tests, raised so that a false alarm among all of them stays as rare as in one.
+
+    Holm, "A simple sequentially rejective multiple test procedure", 1979: the smallest counts as many times
+    as there are tests, the next once less, and none becomes smaller than the one before it.
+    """
+    adjusted, least = [1.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = least
+    return adjusted
+
+
 def _swapped(differences: NDArray[np.float64], seed: int) -> float:
     """Two-sided p of the mean difference when each row's sign is a fair coin's."""
     from scipy.stats import permutation_test

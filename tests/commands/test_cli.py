@@ -30,6 +30,7 @@ COMMANDS = (
     "chat",
     "load",
     "report",
+    "judge",
     "doctor",
     "plan",
     "explain",

@@ -1,5 +1,5 @@
-"""Commands that show or measure whether the model and the files are good: report, quantization check, parity,
-verify.
+"""Commands that show or measure whether the model and the files are good: report, judge, quantization check,
+parity, verify.
 """
 
 from pathlib import Path
@@ -25,6 +25,63 @@ def report(
     typer.echo(page)
     if in_browser:
         typer.launch(str(page))
+
+
+@app.command(epilog='example: quench judge 14b-Q2_K.gguf 7b-Q4_K_M.gguf 4b-Q8_0.gguf --memory "8 GB"')
+def judge(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="GGUF files, anybody's.")],
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="FILE", help="Held-out chats (default: data/final/test.jsonl)."),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            "--rows", metavar="N", min=1, help="Rows that each file answers (default: compare.rows)."
+        ),
+    ] = None,
+    scorers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scorer",
+            metavar="NAME",
+            help="The first decides; may be given again (default: evaluate.scorers).",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="SIZE", help="Where it is to fit: '8 GB' (default: what there is)."),
+    ] = None,
+    ctx_size: Annotated[
+        int | None,
+        typer.Option("--ctx-size", metavar="N", min=32, help="Context, in tokens (default: serve.ctx_size)."),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            "--reference",
+            metavar="FILE",
+            help="Also measure the divergence from this GGUF, of one vocabulary.",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", metavar="N", min=1, help="CPU threads (default: evaluate.threads)."),
+    ] = None,
+    gpu_layers: Annotated[
+        int | None,
+        typer.Option("--gpu-layers", metavar="N", min=0, help="Default: evaluate.n_gpu_layers."),
+    ] = None,
+    as_json: Json = False,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Judge any GGUF files on your own held-out chats: which is best and fits; needs no params.yaml."""
+    from pipeline.commands.judge.command import Asked, main
+
+    asked = Asked(data, rows, tuple(scorers or ()), reference, memory, ctx_size, threads, gpu_layers)
+    with working(root):
+        main(params, root, files, asked, as_json=as_json)
 
 
 @app.command(epilog="example: quench quantization-check --prompts 8")

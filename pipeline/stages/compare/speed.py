@@ -6,8 +6,9 @@ from statistics import median
 from typing import Any
 
 from pipeline.config.sections import Evaluate
-from pipeline.llamacpp.server import Server, serving
+from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.answer_speed import answer_speed
 
 TIMED = 5  # answers whose speed is measured, after one that isn't
 PROMPT, TOKENS = 128, 64  # tokens in front of them, and in each
@@ -31,18 +32,12 @@ def generation_speed(
         servers = {"shipped": up.enter_context(serving(tools, gguf, **load, lora=lora))}
         if lora:
             servers["bare"] = up.enter_context(serving(tools, gguf, **load))
-        turns = [{name: answer_speed(server) for name, server in servers.items()} for _ in range(TIMED + 1)][
-            1:
-        ]
+        turns = [
+            {name: answer_speed(server, PROMPT, TOKENS).generation for name, server in servers.items()}
+            for _ in range(TIMED + 1)
+        ][1:]
     taken = {name: [turn[name] for turn in turns] for name in servers}
     return {
         name: {"median": round(median(one), 2), "low": round(min(one), 2), "high": round(max(one), 2)}
         for name, one in taken.items()
     }
-
-
-def answer_speed(server: Server) -> float:
-    """Tokens per second in which one answer of `TOKENS` tokens comes."""
-    ids = server.post("/tokenize", {"content": "Hello! " * PROMPT})["tokens"][:PROMPT]
-    asked = {"prompt": ids, "n_predict": TOKENS, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
-    return float(server.post("/completion", asked)["timings"]["predicted_per_second"])

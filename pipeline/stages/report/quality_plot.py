@@ -3,29 +3,16 @@ them all.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.sections import served_of
 from pipeline.gate.recommend import is_base
 from pipeline.gate.task_scores import task_score
+from pipeline.pages.labels import Place, put_labels
 from pipeline.pages.plots import ACCENT, CARD, INK, MUTED, panels_of, svg_of
 
 INCHES = (7.6, 4.1)
 BREAK = 0.4  # of the entire range: a gap as large breaks the scale
-LETTER, HEIGHT = 5.9, 11.0  # a label's letter and line, in points
-Box = tuple[float, float, float, float]  # left, bottom, right, top
-
-
-@dataclass(frozen=True)
-class Place:
-    """A model in the plot: its file size, and its value with the ends of its 95 % interval."""
-
-    model: str
-    size: float
-    value: float
-    low: float
-    high: float
 
 
 def quality_plot(evaluations: Mapping[str, Mapping[str, Any]], recommended: str | None) -> str:
@@ -66,7 +53,8 @@ def quality_plot(evaluations: Mapping[str, Mapping[str, Any]], recommended: str 
         panels[1].plot([0], [1], transform=panels[1].transAxes, **slash)
     figure.draw_without_rendering()  # the layout fixes where a value lies
     for axes, (low, high) in zip(panels, ranges, strict=True):
-        _label(axes, [one for one in places if low <= one.value <= high], recommended)
+        shown = [one for one in places if low <= one.value <= high]
+        put_labels(axes, shown, {one.model: _color(one.model, recommended) for one in shown}, recommended)
     words = "; ".join(
         f"{one.model} {one.size:.4g} {unit}, {one.value:.1f} ({one.low:.1f} to {one.high:.1f})"
         for one in places
@@ -129,7 +117,7 @@ def _draw(axes: Any, places: Sequence[Place], front: Sequence[Place], recommende
             linestyle=(0, (4, 3)),
         )
     for one in places:
-        color = ACCENT if one.model == recommended else MUTED if is_base(one.model) else INK
+        color = _color(one.model, recommended)
         axes.errorbar(
             [one.size],
             [one.value],
@@ -144,53 +132,6 @@ def _draw(axes: Any, places: Sequence[Place], front: Sequence[Place], recommende
         )
 
 
-def _label(axes: Any, places: Sequence[Place], recommended: str | None) -> None:
-    """Each model's name where it covers no interval and no other name; the recommended one chooses first."""
-    points = {
-        one.model: axes.transData.transform(
-            [(one.size, one.value), (one.size, one.low), (one.size, one.high)]
-        )
-        for one in places
-    }
-    taken: list[Box] = [(at[0][0] - 5, at[1][1] - 5, at[0][0] + 5, at[2][1] + 5) for at in points.values()]
-    frame = axes.get_window_extent()
-    for one in sorted(places, key=lambda place: (place.model != recommended, place.size, -place.value)):
-        (x, y), (_, low), (_, high) = points[one.model]
-        half = len(one.model) * LETTER / 2
-        spots = [(x, high + 11), (x, low - 11), (x + 9 + half, y), (x - 9 - half, y)]
-        spots += [spot for step in range(24, 64, 13) for spot in ((x, high + step), (x, low - step))]
-        spots += [(x + side * (9 + half), y + step) for step in range(-104, 105, 13) for side in (1, -1)]
-        # a spot costs as much as what it covers; among equals the first
-        across, up = min(
-            spots,
-            key=lambda spot: _covered(
-                (spot[0] - half, spot[1] - HEIGHT / 2, spot[0] + half, spot[1] + HEIGHT / 2), taken, frame
-            ),
-        )
-        taken.append((across - half, up - HEIGHT / 2, across + half, up + HEIGHT / 2))
-        axes.annotate(
-            one.model,
-            (one.size, one.value),
-            xytext=(across - x, up - y),
-            textcoords="offset points",
-            ha="center",
-            va="center",
-            color=ACCENT if one.model == recommended else MUTED if is_base(one.model) else INK,
-            annotation_clip=False,
-            fontweight="bold" if one.model == recommended else "normal",
-        )
-
-
-def _covered(box: Box, taken: Sequence[Box], frame: Any) -> float:
-    """The area in square points that a label at `box` would share with others; outside the frame counts as
-    covered.
-    """
-    shared = sum(
-        max(0.0, min(box[2], one[2]) - max(box[0], one[0]))
-        * max(0.0, min(box[3], one[3]) - max(box[1], one[1]))
-        for one in taken
-    )
-    inside = max(0.0, min(box[2], frame.x1) - max(box[0], frame.x0)) * max(
-        0.0, min(box[3], frame.y1 + 10) - max(box[1], frame.y0 - 2)
-    )
-    return float(round(shared + (box[2] - box[0]) * (box[3] - box[1]) - inside, 3))
+def _color(model: str, recommended: str | None) -> str:
+    """Of a point and its name."""
+    return ACCENT if model == recommended else MUTED if is_base(model) else INK

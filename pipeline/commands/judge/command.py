@@ -1,0 +1,210 @@
+"""Which of several GGUF files is best on the user's own held-out chats, and fits? Any files that llama.cpp
+loads, of any architecture and size: "14B at 2 bit, 7B at 4 or 4B at 8 in 8 GB?"
+
+Every file answers the same rows through its own chat template in llama-server, where its speed and memory are
+measured too. Reads `data/final/test.jsonl` or --data, and params.yaml if there is one. Writes
+`reports/judge.html`, `reports/judge.json` and, below `reports/judge/`, the answers.
+
+    quench judge A.gguf B.gguf --memory "8 GB"
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.tokens import Row
+from pipeline.commands.judge.answering import answers_of, kept_file
+from pipeline.commands.judge.divergence import divergences
+from pipeline.commands.judge.files import Candidate, candidates, describe
+from pipeline.commands.judge.memory import memory_values, room_of
+from pipeline.commands.judge.page import render
+from pipeline.commands.judge.rows import check_rows, held_out_rows
+from pipeline.commands.judge.served import Load, measure_served
+from pipeline.commands.judge.terminal import show
+from pipeline.commands.judge.verdict import Entry, decide, pairs_of
+from pipeline.config.params import Params, load_params
+from pipeline.config.sections import Evaluate
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hardware import machine
+from pipeline.core.publish import write_json, write_text
+from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.metrics.answers import score_answers
+from pipeline.metrics.scorers import parse
+
+DATA = Path("data/final/test.jsonl")
+PAGE, REPORT = Path("reports/judge.html"), Path("reports/judge.json")
+ENDED = 0.9  # share of answers that end by themselves, below which a file is worth a word
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command's options; None: as params.yaml says."""
+
+    data: Path | None = None
+    rows: int | None = None
+    scorers: tuple[str, ...] = ()
+    reference: Path | None = None
+    memory: str | None = None
+    ctx_size: int | None = None
+    threads: int | None = None
+    gpu_layers: int | None = None
+
+
+def main(params_file: Path | None, root: Path, files: Sequence[Path], asked: Asked, *, as_json: bool) -> None:
+    """Judge the files, write report and page, and print the verdict."""
+    report = judge(settings_of(params_file, root), root, files, asked)
+    if as_json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        show(report, (root / PAGE).resolve())
+
+
+def settings_of(params_file: Path | None, root: Path) -> Params:
+    """`params_file`, else the project's params.yaml, else every default: foreign files need no project."""
+    file = params_file or root / "params.yaml"
+    return load_params(file) if params_file or file.exists() else Params()
+
+
+def judge(params: Params, root: Path, files: Sequence[Path], asked: Asked) -> dict[str, Any]:
+    """Measure the files, publish report and page; gives the report. Raises `ConfigError`, `DataError` and
+    `ToolError` for what can't be judged, before anything long begins.
+    """
+    evaluate, load = evaluated(params, asked), load_of(params, asked)
+    room, room_words = room_of(asked.memory, load)
+    for scorer in evaluate.scorers:
+        parse(scorer, evaluate.judge, root)
+    found = candidates(files)
+    reference = describe(asked.reference, asked.reference.stem) if asked.reference else None
+    rows = held_out_rows(asked.data or root / DATA, asked.rows or params.compare.rows, evaluate.seed)
+    tools = find_toolchain(params.llamacpp.home)
+    served = measure_served(
+        found,
+        load,
+        tools,
+        lambda one, server: check_rows(
+            one, server, rows, ctx_size=load.ctx_size, max_new_tokens=evaluate.max_new_tokens
+        ),
+    )
+    answers = {one.name: answered(one, rows, load, evaluate, tools, root) for one in found}
+    tasks = {name: scored(name, mine, evaluate, root) for name, mine in answers.items()}
+    apart = divergences(found, reference, rows[: evaluate.perplexity_rows], load, tools, root)
+    values = {
+        one.name: file_values(one, found)
+        | {
+            "memory": memory_values(one, load, room, served[one.name]),
+            "served": served[one.name].as_values(),
+            "task": tasks[one.name],
+            "divergence": apart[one.name],
+        }
+        for one in found
+    }
+    pairs = pairs_of({name: [one["score"] for one in mine] for name, mine in answers.items()}, evaluate.seed)
+    verdict = decide([entry(name, one) for name, one in values.items()], pairs, len(rows), room_words)
+    report = {
+        "verdict": asdict(verdict) | {"notes": [*verdict.notes, *unended(values)]},
+        "files": values,
+        "pairs": [asdict(pair) | {"measurable": pair.measurable} for pair in pairs],
+        "rows": len(rows),
+        "data": (asked.data or DATA).name,
+        "scorers": evaluate.scorers,
+        "max_new_tokens": evaluate.max_new_tokens,
+        **asdict(load),
+        "room_bytes": room,
+        "room": room_words,
+        "reference": reference.name if reference else None,
+        "machine": machine(),
+        "llama_cpp": tools.version,
+    }
+    write_json(root / REPORT, report)
+    write_text(root / PAGE, render(report, answers))
+    return report
+
+
+def evaluated(params: Params, asked: Asked) -> Evaluate:
+    """Section evaluate with what the options change, one row at a time. Raises `ConfigError` if nothing would
+    be scored.
+    """
+    scorers = list(asked.scorers) or params.evaluate.scorers
+    if not scorers:
+        raise ConfigError(
+            "Q-JUDGE-007",
+            "evaluate.scorers is [], so no answer would be scored: name a scorer with --scorer, rouge_l for "
+            "example",
+        )
+    return params.evaluate.model_copy(update={"scorers": scorers, "parallel": 1})
+
+
+def load_of(params: Params, asked: Asked) -> Load:
+    """How files are loaded: at the context of section serve, on the threads and the card of section
+    evaluate.
+    """
+    settings = params.evaluate
+    return Load(
+        ctx_size=asked.ctx_size or params.serve.ctx_size,
+        threads=asked.threads or settings.threads,
+        n_gpu_layers=settings.n_gpu_layers if asked.gpu_layers is None else asked.gpu_layers,
+        flash_attn=params.serve.flash_attn,
+    )
+
+
+def answered(
+    one: Candidate, rows: Sequence[Row], load: Load, settings: Evaluate, tools: Toolchain, root: Path
+) -> list[dict[str, Any]]:
+    """The file's answers, those from before among them."""
+    file = kept_file(root, one, load, settings, tools.version)
+    return answers_of(one, rows, load, settings, tools, file)
+
+
+def scored(name: str, answers: list[dict[str, Any]], settings: Evaluate, root: Path) -> dict[str, Any]:
+    """The figures of the task; every answer gets its score. Raises `DataError` if none has one."""
+    found = score_answers(answers, settings.scorers, settings.seed, judge=settings.judge, root=root)
+    if found["score"] is None:
+        raise DataError(
+            "Q-JUDGE-012",
+            f"no answer of {name} has a score by {settings.scorer}: look at the judge, or name another "
+            "--scorer",
+        )
+    return found
+
+
+def file_values(one: Candidate, all_of_them: Sequence[Candidate]) -> dict[str, Any]:
+    """What a file is, as JSON."""
+    same = next((other.name for other in all_of_them if other.sha256 == one.sha256 and other.copy == 0), "")
+    return {
+        "path": one.path.name,
+        "sha256": one.sha256,
+        "same_bytes_as": same if one.copy else None,
+        "bytes": one.bytes,
+        "architecture": one.architecture,
+        "parameters": one.parameters,
+        "bits_per_weight": one.bits_per_weight,
+        "tensor_types": dict(one.types),
+        "context_length": one.positions,
+    }
+
+
+def entry(name: str, one: Mapping[str, Any]) -> Entry:
+    """A file's figures that decide."""
+    speed = one["served"]["generation_tok_s"]
+    return Entry(
+        name=name,
+        score=one["task"]["score"],
+        bytes=one["bytes"],
+        memory=one["memory"]["total_bytes"],
+        fits=one["memory"]["fits"],
+        slowest=speed["low"],
+        speed=speed["median"],
+        fastest=speed["high"],
+    )
+
+
+def unended(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A note on each file whose answers often ran into their limit."""
+    return [
+        f"only {one['task']['stopped']:.0%} of {name}'s answers ended by themselves: raise "
+        "evaluate.max_new_tokens if the others were cut off."
+        for name, one in values.items()
+        if one["task"]["stopped"] < ENDED
+    ]

@@ -1,0 +1,113 @@
+"""How far each file's next-token distributions are from a reference's, at the reference answers to the same
+rows: what a level of a model lost, apart from what the task shows of it.
+
+Only files with the reference's vocabulary can be compared; of others it is "not measured". The text is the
+reference's: its chat template, and the row's own answer.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.tokens import Row, chat_request
+from pipeline.commands.judge.files import Candidate
+from pipeline.commands.judge.served import Load, loaded
+from pipeline.core.progress import progress
+from pipeline.core.publish import scratch_folder
+from pipeline.llamacpp.logits import open_gguf
+from pipeline.llamacpp.server import Server
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.divergence import Prompt, Speaker, compare, kept_logits, thinned
+from pipeline.metrics.text import common_start
+
+SCRATCH = Path("reports/.judge.writing")  # swept after a kill
+NO_REFERENCE = "no reference was named (--reference)"
+
+
+def divergences(
+    files: Sequence[Candidate],
+    reference: Candidate | None,
+    rows: Sequence[Row],
+    load: Load,
+    tools: Toolchain,
+    root: Path,
+) -> dict[str, dict[str, Any]]:
+    """Of each file {"kld": mean nats, "same_top": share, "rows", "positions"}, or {"not_measured": why}."""
+    if reference is None:
+        return {one.name: {"not_measured": NO_REFERENCE} for one in files}
+    found: dict[str, dict[str, Any]] = {
+        one.name: {"not_measured": why} for one in files if (why := why_not(one, reference))
+    }
+    measured = [one for one in files if one.name not in found]
+    if not measured:
+        return found
+    with loaded(reference, load, tools) as server:
+        prompts = [prompt for row in rows if (prompt := answer_positions(server, row, load.ctx_size))]
+    if not prompts:
+        return found | {one.name: {"not_measured": "no row fits the context"} for one in measured}
+    with (
+        scratch_folder(root / SCRATCH) as scratch,
+        progress("judge: divergence", (len(measured) + 1) * len(prompts)) as advance,
+        kept_logits(prompts, speaking(reference, prompts, load, tools, advance), scratch) as before,
+    ):
+        for one in measured:
+            with speaking(one, prompts, load, tools, advance) as speaker:
+                figures = compare(before, (speaker(prompt) for prompt in prompts))
+            found[one.name] = (
+                {
+                    "kld": figures.kld,
+                    "same_top": figures.same_top,
+                    "rows": len(figures.kld_rows),
+                    "positions": figures.positions,
+                }
+                if figures.comparable
+                else {"not_measured": figures.fault}
+            )
+    return found
+
+
+def why_not(one: Candidate, reference: Candidate) -> str:
+    """Why the two can't be compared token by token; empty if they can."""
+    if one.vocabulary == reference.vocabulary:
+        return ""
+    return f"its vocabulary is not that of {reference.name}"
+
+
+def answer_positions(server: Server, row: Row, room: int) -> Prompt | None:
+    """A row's question in the server's template with the row's answer behind it, compared at the answer's
+    tokens; None if it is longer than `room` tokens.
+    """
+    *asked, last = row["messages"]
+    question = server.post("/apply-template", chat_request(asked, row.get("tools")))["prompt"]
+    before, ids = (
+        server.post("/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"]
+        for text in (question, question + last["content"])
+    )
+    start = max(1, common_start(before, ids))  # what follows a position is what it is compared on
+    positions = list(range(start - 1, len(ids) - 1))
+    return Prompt(ids, thinned(positions)) if positions and len(ids) <= room else None
+
+
+def speaking(
+    one: Candidate, prompts: Sequence[Prompt], load: Load, tools: Toolchain, advance: Any
+) -> AbstractContextManager[Speaker]:
+    """The file's logits, loaded as it is served."""
+
+    @contextmanager
+    def opened() -> Iterator[Speaker]:
+        with open_gguf(
+            tools,
+            one.path,
+            ctx_size=max(len(prompt.ids) for prompt in prompts),
+            threads=load.threads,
+            n_gpu_layers=load.n_gpu_layers,
+        ) as model:
+
+            def speak(prompt: Prompt) -> Any:
+                advance(1)
+                return model.logits(prompt.ids, prompt.positions)
+
+            yield speak
+
+    return opened()

@@ -1,0 +1,142 @@
+"""The files that are judged, by what their headers say: any GGUF with a chat template."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.file import kv_cache_bytes
+from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
+
+TEMPLATE = "tokenizer.chat_template"
+# of architectures whose cache is smaller than layers × heads × lengths: windows, latent attention, states
+SMALLER_CACHE = ("attention.sliding_window", "attention.kv_lora_rank", "attention.shared_kv_layers", "ssm.")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A file that is judged.
+
+    `copy` counts the files before it with the same bytes; it is measured like any other. `positions` is the
+    longest context that it was made for and `per_token` the bytes of a token in its float16 KV cache, None
+    where the header doesn't say. `vocabulary` is the hash of its list of tokens.
+    """
+
+    name: str
+    path: Path
+    sha256: str
+    copy: int
+    bytes: int
+    architecture: str
+    parameters: int
+    bits_per_weight: float
+    types: Mapping[str, int]
+    positions: int | None
+    per_token: int | None
+    vocabulary: str
+
+
+def candidates(paths: Sequence[Path]) -> list[Candidate]:
+    """Describe each file. Raises `ConfigError` for fewer than two, `DataError` for one that is no complete
+    GGUF, a part of one, or has no chat template.
+    """
+    if len(paths) < 2:
+        raise ConfigError(
+            "Q-JUDGE-001",
+            f"{paths[0] if paths else 'nothing'} alone can't be compared: name two GGUF files at least",
+        )
+    found: list[Candidate] = []
+    for path, name in zip(paths, names(paths), strict=True):
+        found.append(describe(path, name, found))
+    return found
+
+
+def describe(path: Path, name: str, before: Sequence[Candidate] = ()) -> Candidate:
+    """What one file's header says. Raises as `candidates`."""
+    header = whole_header(path)
+    if not header.fields.get(TEMPLATE):
+        raise DataError(
+            "Q-JUDGE-004",
+            f"{path} has no chat template ({TEMPLATE}), so it can't be asked chats: take the instruct "
+            "version's file, or one that a newer converter made",
+        )
+    sha256, stored = file_hash(path), 0
+    for tensor, (shape, ggml_type) in header.tensors.items():
+        stored += tensor_bytes(tensor, shape, ggml_type)
+    kind = str(header.fields.get("general.architecture"))
+    positions = header.fields.get(f"{kind}.context_length")
+    return Candidate(
+        name=name,
+        path=path,
+        sha256=sha256,
+        copy=sum(one.sha256 == sha256 for one in before),
+        bytes=path.stat().st_size,
+        architecture=kind,
+        parameters=header.parameters,
+        bits_per_weight=round(stored * 8 / header.parameters, 3),
+        types=tensor_types(header),
+        positions=positions if isinstance(positions, int) else None,
+        per_token=None if has_smaller_cache(header.fields, kind) else kv_cache_bytes(path, 1),
+        vocabulary=vocabulary(header.fields),
+    )
+
+
+def whole_header(path: Path) -> Header:
+    """The header of a complete GGUF in one file. Raises `DataError`."""
+    try:
+        header = read_header(path)
+    except (NotGguf, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise DataError(
+            "Q-JUDGE-002", f"{path} is not a complete GGUF ({why}): correct the name, or fetch it again"
+        ) from error
+    if (parts := header.fields.get("split.count") or 0) > 1:
+        raise DataError(
+            "Q-JUDGE-003",
+            f"{path} is one of {parts} parts of a model: join them with `llama-gguf-split --merge FIRST "
+            "WHOLE`, and name the whole",
+        )
+    if not header.tensors:
+        raise DataError("Q-JUDGE-002", f"{path} is not a complete GGUF (it holds no tensor): fetch it again")
+    return header
+
+
+def names(paths: Sequence[Path]) -> list[str]:
+    """What the files are called: their stems; their paths where stems are the same, with a number where those
+    are too.
+    """
+    stems, seen, found = Counter(path.stem for path in paths), Counter[str](), []
+    for path in paths:
+        name = path.stem if stems[path.stem] == 1 else str(path)
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return found
+
+
+def tensor_types(header: Header) -> dict[str, int]:
+    """How many tensors there are of each type, the commonest first."""
+    from gguf import GGMLQuantizationType
+
+    types = Counter(GGMLQuantizationType(ggml_type).name for _, ggml_type in header.tensors.values())
+    return dict(types.most_common())
+
+
+def has_smaller_cache(fields: Mapping[str, Any], kind: str) -> bool:
+    """Whether the architecture keeps less than every layer's keys and values of every token, so that only a
+    measurement says how much.
+    """
+    return any(
+        fields[name] for name in fields if name.startswith(tuple(f"{kind}.{one}" for one in SMALLER_CACHE))
+    )
+
+
+def vocabulary(fields: Mapping[str, Any]) -> str:
+    """A hash of the list of tokens: models with the same one can be compared token by token."""
+    digest = hashlib.sha256()
+    for token in fields.get("tokenizer.ggml.tokens") or ():
+        digest.update(f"{len(str(token))}:{token}".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()

@@ -1,0 +1,174 @@
+"""Which file to take: the best that fits, or which ones the rows can't tell apart. Pure arithmetic."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from pipeline.config.strategies import CHANCE
+from pipeline.core.units import memory_gb
+from pipeline.core.wording import plural
+from pipeline.metrics.paired import compare_scores, holm
+
+COARSE = 5.0  # points: a difference as large that would not show is worth a word
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file's figures that decide: mean score (0 to 1), its size and the memory it takes in bytes, whether
+    it fits (None: not known), and tokens per second of generation, the lowest, median and highest run.
+    """
+
+    name: str
+    score: float
+    bytes: int
+    memory: int
+    fits: bool | None
+    slowest: float
+    speed: float
+    fastest: float
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The second file's mean score less the first's, in points of 100, on the `rows` that both have a score
+    of; `p_holm` is `p_value` for as many tests as there are pairs.
+    """
+
+    first: str
+    second: str
+    points: float
+    low: float
+    high: float
+    p_value: float
+    p_holm: float
+    method: str
+    rows: int
+
+    @property
+    def measurable(self) -> bool:
+        """Whether the difference is more than chance, by its interval and by the test."""
+        return self.p_holm < CHANCE and (self.low > 0 or self.high < 0)
+
+    def of(self, *names: str) -> bool:
+        """Whether these are its two files."""
+        return {self.first, self.second} == set(names)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`best` is None if no file fits; `alike` are the files that fit and are not measurably worse than the
+    best, itself among them; `notes` are what to beware of.
+    """
+
+    sentence: str
+    best: str | None
+    alike: tuple[str, ...]
+    smallest: str | None
+    fastest: str | None
+    notes: tuple[str, ...]
+
+
+def pairs_of(points: Mapping[str, Sequence[float | None]], seed: int) -> list[Pair]:
+    """Every two files' paired test on the same rows, in the same order, corrected by Holm; a pair without a
+    row that both have a score of is left out.
+    """
+    tested = []
+    for first, second in combinations(points, 2):
+        both = [
+            (a, b)
+            for a, b in zip(points[first], points[second], strict=True)
+            if a is not None and b is not None
+        ]
+        if both:
+            ours, theirs = zip(*both, strict=True)
+            tested.append((first, second, len(both), compare_scores(ours, theirs, seed)))
+    adjusted = holm([found.p_value for *_, found in tested])
+    return [
+        Pair(first, second, one.points, one.low, one.high, one.p_value, p_holm, one.method, rows)
+        for (first, second, rows, one), p_holm in zip(tested, adjusted, strict=True)
+    ]
+
+
+def decide(entries: Sequence[Entry], pairs: Sequence[Pair], rows: int, room: str) -> Verdict:
+    """The verdict over all files; `room` says in words what they are to fit in."""
+    fitting = [one for one in entries if one.fits is not False]
+    unsure = tuple(
+        f"whether {one.name} fits is not known: its memory could not be measured."
+        for one in fitting
+        if one.fits is None
+    )
+    if not fitting:
+        least = min(entries, key=lambda one: one.memory)
+        sentence = f"No file fits in {room}: {least.name} needs the least, {memory_gb(least.memory)}."
+        return Verdict(sentence, None, (), None, None, ())
+    best = max(fitting, key=lambda one: one.score)
+    alike = [one for one in fitting if one is best or not _worse(best.name, one.name, pairs)]
+    if len(alike) == 1:
+        sentence = _alone(best, [one for one in fitting if one is not best], pairs, room)
+        return Verdict(sentence, best.name, (best.name,), best.name, best.name, unsure)
+    smallest, fastest = smallest_of(alike), fastest_of(alike)
+    sentence = (
+        f"{_listed([one.name for one in alike])} fit in {room} and are not distinguishable on "
+        f"{plural(rows, 'row')} ({_range(alike)} points); {_closing(smallest, fastest, len(alike))}."
+    )
+    notes = (*unsure, *_coarse(best.name, alike, pairs, rows))
+    return Verdict(sentence, best.name, tuple(one.name for one in alike), smallest, fastest, notes)
+
+
+def smallest_of(alike: Sequence[Entry]) -> str | None:
+    """The smallest file; None if another is not a hundredth larger, as two levels of one model may be."""
+    first, second = sorted(alike, key=lambda one: one.bytes)[:2]
+    return first.name if second.bytes > 1.01 * first.bytes else None
+
+
+def fastest_of(alike: Sequence[Entry]) -> str | None:
+    """The file whose slowest run is faster than every other one's fastest; None if there is none."""
+    first = max(alike, key=lambda one: one.speed)
+    others = [one.fastest for one in alike if one is not first]
+    return first.name if first.slowest > max(others) else None
+
+
+def _worse(best: str, other: str, pairs: Sequence[Pair]) -> bool:
+    return any(pair.measurable for pair in pairs if pair.of(best, other))
+
+
+def _alone(best: Entry, others: Sequence[Entry], pairs: Sequence[Pair], room: str) -> str:
+    if not others:
+        return f"{best.name} is the only file that fits in {room}: {100 * best.score:.1f} points."
+    next_one = max(others, key=lambda one: one.score)
+    pair = next(one for one in pairs if one.of(best.name, next_one.name))
+    low, high = sorted((abs(pair.low), abs(pair.high)))
+    return (
+        f"{best.name} is the best file that fits in {room}: {100 * best.score:.1f} points, "
+        f"{abs(pair.points):.1f} ({low:.1f} to {high:.1f}) more than {next_one.name}, the next."
+    )
+
+
+def _range(alike: Sequence[Entry]) -> str:
+    low, high = (f"{100 * pick(one.score for one in alike):.1f}" for pick in (min, max))
+    return low if low == high else f"{low} to {high}"
+
+
+def _closing(smallest: str | None, fastest: str | None, count: int) -> str:
+    of_them = "of the two" if count == 2 else "of them"
+    if smallest and smallest == fastest:
+        return f"{smallest} is the smallest and the fastest {of_them}"
+    small = f"{smallest} is the smallest" if smallest else "they are of one size"
+    fast = f"{fastest} the fastest {of_them}" if fastest and smallest else f"{fastest} is the fastest"
+    return f"{small} and {fast if fastest else 'their speeds overlap'}"
+
+
+def _coarse(best: str, alike: Sequence[Entry], pairs: Sequence[Pair], rows: int) -> list[str]:
+    spans = [one for one in pairs for other in alike if one.of(best, other.name)]
+    # without a row that differs: up to 3 / n of all rows may (the rule of three; Hanley, Lippman-Hand 1983)
+    halves = [(one.high - one.low) / 2 or 300 / one.rows for one in spans]
+    if not halves or max(halves) <= COARSE:
+        return []
+    return [
+        f"{plural(rows, 'row')} show no difference below about {max(halves):.0f} points: give more --rows "
+        "for a firmer answer."
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,23 @@
+"""How fast llama-server reads a prompt and writes an answer, by its own timings."""
+
+from dataclasses import dataclass
+
+from pipeline.llamacpp.server import Server
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One answer's speeds, in tokens per second."""
+
+    prompt: float
+    generation: float
+
+
+def answer_speed(server: Server, prompt: int, tokens: int) -> Speed:
+    """The speeds of one answer of exactly `tokens` tokens to a prompt of `prompt` tokens, none of them kept
+    from before.
+    """
+    ids = server.post("/tokenize", {"content": "Hello! " * prompt})["tokens"][:prompt]
+    asked = {"prompt": ids, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
+    timings = server.post("/completion", asked)["timings"]
+    return Speed(float(timings["prompt_per_second"]), float(timings["predicted_per_second"]))

@@ -1,0 +1,212 @@
+"""quench judge with a real llama-server: the same bytes under two names can't be told apart, a broken file
+loses, answers are kept, and what can't be judged is refused by its id.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf_edit import change_rows
+from tiny import tiny_gguf
+from typer.testing import CliRunner
+
+from pipeline.cli import app
+from pipeline.commands.judge import command
+from pipeline.commands.judge.command import Asked, judge
+from pipeline.commands.judge.files import describe
+from pipeline.commands.judge.served import Load, loaded
+from pipeline.config.params import Params
+from pipeline.core.errors import QuenchError
+from pipeline.core.jsonl import read_rows, write_rows
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.answers import answer_row
+
+ROWS = 8  # with as many, all one way, p is 0.008
+CTX = 256
+PARAMS = Params.model_validate(
+    {
+        "evaluate": {"scorers": ["exact_match"], "max_new_tokens": 8, "threads": 1, "perplexity_rows": 4},
+        "serve": {"ctx_size": CTX},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its feed-forward layer is loud: else a random model with tied embeddings repeats its last token."""
+    loud = {"blk.0.ffn_norm.weight": np.full(32, 20, np.float32)}
+    return tiny_gguf(tmp_path_factory.mktemp("judged") / "sound.gguf", tensors=loud)
+
+
+@pytest.fixture(scope="module")
+def rows(model: Path, tools: Toolchain) -> list[dict[str, Any]]:
+    """Rows whose reference answers are the sound file's own: it scores 100 points."""
+    asked = [
+        {
+            "id": f"r{number}",
+            "messages": [
+                {"role": "user", "content": f"{number}+{number}?"},
+                {"role": "assistant", "content": ""},
+            ],
+        }
+        for number in range(ROWS)
+    ]
+    load = Load(CTX, 1, 0, "auto")
+    with loaded(describe(model, "sound"), load, tools) as server:
+        for row in asked:
+            row["messages"][1]["content"] = answer_row(server, row, PARAMS.evaluate, alone=True)["answer"]  # type: ignore[index]
+    assert all(row["messages"][1]["content"] for row in asked)  # type: ignore[index]
+    return asked
+
+
+@pytest.fixture
+def root(rows: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project folder with nothing but held-out rows."""
+    write_rows(tmp_path / "data/final/test.jsonl", rows)
+    monkeypatch.setattr("pipeline.commands.judge.served.TURNS", 2)
+    return tmp_path
+
+
+def test_a_broken_file_loses_and_answers_are_kept(
+    model: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Path(shutil.copy(model, root / "broken.gguf"))
+    change_rows(broken, "blk.0.ffn_down.weight", np.zeros_like)
+    files = [broken, model]
+    found = judge(PARAMS, root, files, Asked(memory="8 GB", reference=model))
+    assert found["verdict"]["best"] == "sound"
+    assert found["verdict"]["alike"] == ("sound",)
+    assert found["pairs"][0]["measurable"]
+    sound = found["files"]["sound"]
+    assert (sound["task"]["score"], sound["memory"]["fits"]) == (1.0, True)
+    assert sound["divergence"]["kld"] == pytest.approx(0, abs=1e-9)
+    assert found["files"]["broken"]["divergence"]["kld"] > 0
+    assert sound["served"]["generation_tok_s"]["median"] > 0
+    if Path("/proc/self/status").exists():
+        assert sound["served"]["peak_memory_bytes"] > model.stat().st_size
+    assert json.loads((root / "reports/judge.json").read_text())["rows"] == ROWS
+    assert "sound" in (root / "reports/judge.html").read_text()
+    assert len(list((root / "reports/judge").glob("*.answers.jsonl"))) == 2
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a row was asked again")
+
+    monkeypatch.setattr("pipeline.commands.judge.answering.answer_row", refuse)
+    again = judge(PARAMS, root, files, Asked(memory="8 GB"))
+    assert again["pairs"] == found["pairs"]
+
+
+def test_the_same_bytes_under_two_names_are_not_distinguishable(model: Path, root: Path) -> None:
+    twin = Path(shutil.copy(model, root / "twin.gguf"))
+    found = judge(PARAMS, root, [model, twin], Asked())
+    assert found["verdict"]["alike"] == ("sound", "twin")
+    assert found["files"]["twin"]["same_bytes_as"] == "sound"
+    kept = sorted((root / "reports/judge").glob("*.answers.jsonl"))
+    assert len(kept) == 2  # each answered for itself
+    first, second = (list(read_rows(file)) for file in kept)
+    assert first == second
+
+
+def test_a_killed_run_goes_on(model: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    twin, asked = Path(shutil.copy(model, root / "twin.gguf")), []
+
+    def answer(server: Any, row: dict[str, Any], *more: Any, **options: Any) -> dict[str, Any]:
+        asked.append(row["id"])
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return answer_row(server, row, *more, **options)
+
+    monkeypatch.setattr("pipeline.commands.judge.answering.answer_row", answer)
+    with pytest.raises(KeyboardInterrupt):
+        judge(PARAMS, root, [model, twin], Asked())
+    judge(PARAMS, root, [model, twin], Asked())
+    assert len(asked) == 2 * ROWS + 1  # the one that was interrupted is asked again, and nothing else
+
+
+def test_another_vocabulary_has_no_divergence(model: Path, root: Path) -> None:
+    other = tiny_gguf(root / "other.gguf", **{"tokenizer.ggml.tokens": other_tokens(model)})
+    found = judge(PARAMS, root, [model, other], Asked(reference=model))
+    assert "kld" in found["files"]["sound"]["divergence"]
+    assert found["files"]["other"]["divergence"].keys() == {"not_measured"}
+
+
+def other_tokens(model: Path) -> list[str]:
+    from pipeline.gguf.header import read_header
+
+    tokens = read_header(model).fields["tokenizer.ggml.tokens"]
+    return [*tokens[:-5], "zz", "yy", *tokens[-3:]]
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def strange(file: Path) -> None:
+    """An architecture that llama.cpp does not know."""
+    file.write_bytes(file.read_bytes().replace(b"llama", b"lxama"))
+
+
+def text(file: Path) -> None:
+    file.write_text("no model")
+
+
+@pytest.mark.parametrize(
+    ("damage", "id"),
+    [(cut, "Q-JUDGE-002"), (text, "Q-JUDGE-002"), (Path.unlink, "Q-JUDGE-002"), (strange, "Q-JUDGE-010")],
+)
+def test_a_damaged_file_is_refused_by_its_id(model: Path, root: Path, damage: Any, id: str) -> None:
+    bad = Path(shutil.copy(model, root / "bad.gguf"))
+    damage(bad)
+    with pytest.raises(QuenchError) as error:
+        judge(PARAMS, root, [model, bad], Asked())
+    assert error.value.id == id
+    assert "bad.gguf" in error.value.sentence
+
+
+def refused(model: Path, root: Path, other: Path, asked: Asked, params: Params = PARAMS) -> str:
+    with pytest.raises(QuenchError) as error:
+        judge(params, root, [model, other], asked)
+    return error.value.id
+
+
+def test_what_cannot_be_judged_is_refused_before_anything_is_asked(model: Path, root: Path) -> None:
+    bare = tiny_gguf(root / "bare.gguf", tokenizer__chat_template=None)
+    part = tiny_gguf(root / "part.gguf", split__count=3)
+    picky = tiny_gguf(root / "picky.gguf", tokenizer__chat_template="{{ raise_exception('no') }}")
+    nothing = Params.model_validate({"evaluate": {"scorers": []}})
+    assert refused(model, root, bare, Asked()) == "Q-JUDGE-004"
+    assert refused(model, root, part, Asked()) == "Q-JUDGE-003"
+    assert refused(model, root, model, Asked(data=root / "none.jsonl")) == "Q-JUDGE-005"
+    assert refused(model, root, model, Asked(), nothing) == "Q-JUDGE-007"
+    assert refused(model, root, model, Asked(memory="much")) == "Q-JUDGE-008"
+    assert refused(model, root, model, Asked(ctx_size=32)) == "Q-JUDGE-009"
+    assert refused(model, root, picky, Asked()) in ("Q-JUDGE-010", "Q-JUDGE-011")
+    assert not (root / "reports/judge").exists()
+
+
+def test_the_command_needs_two_files_and_no_project(
+    model: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = CliRunner()
+    alone = runner.invoke(app, ["judge", str(model), "--root", str(root)])
+    assert alone.exit_code == 2
+    assert "Q-JUDGE-001" in alone.output
+    assert command.settings_of(None, root).evaluate.scorers == Params().evaluate.scorers
+    words = [
+        "judge",
+        str(model),
+        str(model),
+        "--root",
+        str(root),
+        "--ctx-size",
+        str(CTX + 256),
+        "--threads",
+        "1",
+    ]
+    short = runner.invoke(app, [*words, "--rows", "2"])
+    assert (
+        "Q-JUDGE-009" in short.output
+    )  # answers of 256 tokens, for lack of a params.yaml, and 256 positions

@@ -1,0 +1,274 @@
+"""quench judge, what is arithmetic: Holm, the verdict, what fits, names, keys of kept answers, the page."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from html_page import Page
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.commands.judge.answering import kept_file, read_kept, write_kept
+from pipeline.commands.judge.files import Candidate, has_smaller_cache, names, vocabulary
+from pipeline.commands.judge.memory import NO_LIMIT, memory_values, parse_memory, room_of
+from pipeline.commands.judge.page import most_apart, render
+from pipeline.commands.judge.rows import held_out_rows
+from pipeline.commands.judge.served import Load, Served, reason
+from pipeline.commands.judge.verdict import Entry, decide, pairs_of
+from pipeline.config.params import Params
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.jsonl import write_rows
+from pipeline.metrics.answer_speed import Speed
+from pipeline.metrics.paired import holm
+
+GB = 1 << 30
+LOAD = Load(ctx_size=4096, threads=2, n_gpu_layers=0, flash_attn="auto")
+RIGHT, WRONG = [1.0] * 40, [0.0] * 40
+FILE = Candidate(
+    name="one",
+    path=Path("one.gguf"),
+    sha256="ab" * 32,
+    copy=0,
+    bytes=4 * GB,
+    architecture="llama",
+    parameters=8 * 10**9,
+    bits_per_weight=4.3,
+    types={"Q4_K": 200},
+    positions=8192,
+    per_token=131_072,
+    vocabulary="v",
+)
+
+
+def entry(name: str, score: float, **changed: Any) -> Entry:
+    found = Entry(name, score, 100, 200, fits=True, slowest=9.0, speed=10.0, fastest=11.0)
+    return replace(found, **changed)
+
+
+def test_holm_is_the_published_procedure() -> None:
+    # the example of R's p.adjust(c(0.01, 0.02, 0.03, 0.04), "holm")
+    assert holm([0.01, 0.02, 0.03, 0.04]) == pytest.approx([0.04, 0.06, 0.06, 0.06])
+    assert holm([0.04, 0.01]) == pytest.approx([0.04, 0.02])
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_only_raises_and_keeps_the_order(p_values: list[float]) -> None:
+    adjusted = holm(p_values)
+    assert all(p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
+    assert [q for _, q in sorted(zip(p_values, adjusted, strict=True))] == sorted(adjusted)
+
+
+def test_the_better_file_that_fits_wins() -> None:
+    pairs = pairs_of({"good": RIGHT, "bad": WRONG, "huge": RIGHT}, seed=0)
+    entries = [entry("bad", 0.0), entry("good", 1.0), entry("huge", 1.0, fits=False)]
+    verdict = decide(entries, pairs, 40, "8.00 GB")
+    assert (verdict.best, verdict.alike) == ("good", ("good",))
+
+
+def test_files_that_rows_cannot_tell_apart_are_named() -> None:
+    pairs = pairs_of({"a": RIGHT, "b": [0.0, *RIGHT[1:]], "c": WRONG}, seed=0)
+    small = entry("b", 0.975, bytes=50, slowest=20.0, speed=21.0, fastest=22.0)
+    verdict = decide([entry("a", 1.0), small, entry("c", 0.0)], pairs, 40, "8.00 GB")
+    assert set(verdict.alike) == {"a", "b"}
+    assert (verdict.smallest, verdict.fastest) == ("b", "b")
+
+
+def test_speeds_that_overlap_name_no_fastest_file_and_equal_sizes_no_smallest() -> None:
+    pairs = pairs_of({"a": RIGHT, "b": RIGHT}, seed=0)
+    verdict = decide([entry("a", 1.0), entry("b", 1.0, speed=10.5)], pairs, 40, "8.00 GB")
+    assert (verdict.smallest, verdict.fastest) == (None, None)
+    assert verdict.notes  # 40 rows without a difference leave room for one of 7 points
+    many = pairs_of({"a": RIGHT * 5, "b": RIGHT * 5}, seed=0)
+    assert not decide([entry("a", 1.0), entry("b", 1.0)], many, 200, "8.00 GB").notes
+
+
+def test_nothing_fits() -> None:
+    entries = [entry("a", 1.0, fits=False), entry("b", 0.5, fits=False, memory=100)]
+    verdict = decide(entries, pairs_of({"a": RIGHT, "b": WRONG}, seed=0), 40, "1.00 GB")
+    assert (verdict.best, verdict.alike) == (None, ())
+    assert "b" in verdict.sentence
+
+
+def test_memory_that_is_not_known_is_said() -> None:
+    pairs = pairs_of({"a": RIGHT, "b": WRONG}, seed=0)
+    verdict = decide([entry("a", 1.0, fits=None), entry("b", 0.0)], pairs, 40, "8.00 GB")
+    assert verdict.best == "a"
+    assert verdict.notes
+
+
+def test_many_pairs_need_a_clearer_difference() -> None:
+    """Six of six rows decide between two files, and no more between any two of five."""
+    six = {"a": [1.0] * 6, "b": [0.0] * 6}
+    assert pairs_of(six, seed=0)[0].measurable
+    five = six | {name: [1.0] * 6 for name in "cde"}
+    assert not any(pair.measurable for pair in pairs_of(five, seed=0))
+
+
+def test_rows_without_a_score_are_left_out_of_a_pair() -> None:
+    (pair,) = pairs_of({"a": [1.0, None, 1.0], "b": [0.0, 1.0, None]}, seed=0)
+    assert pair.rows == 1
+    assert pairs_of({"a": [None], "b": [1.0]}, seed=0) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8 GB", 8 * GB), ("8", 8 * GB), ("7.5gb", 15 * GB // 2), (" 512 MB ", 512 << 20)]
+)
+def test_memory_is_read(text: str, size: int) -> None:
+    assert parse_memory(text) == size
+    assert room_of(text, LOAD)[0] == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "8 TB", "-1 GB", "0", "8 GB 3"])
+def test_no_amount_of_memory(text: str) -> None:
+    with pytest.raises(ConfigError, match="Q-JUDGE-008"):
+        parse_memory(text)
+
+
+def served(peak: int | None) -> Served:
+    return Served(load_seconds=[1.0], speeds=[Speed(100.0, 10.0)], peak_memory=peak)
+
+
+def test_memory_is_predicted_and_measured() -> None:
+    """4 GB and 0.5 GB of cache, and the prompt cache of 0.5 GB on top of both."""
+    found = memory_values(FILE, LOAD, 8 * GB, served(5 * GB))
+    assert found["predicted_bytes"] == round(4.5 * GB * 1.1) + GB // 2
+    assert found["total_bytes"] == 5 * GB + GB // 2
+    assert found["fits"] is True
+    assert memory_values(FILE, LOAD, 5 * GB, served(5 * GB))["fits"] is False
+
+
+def test_a_cache_that_the_header_does_not_say_is_measured() -> None:
+    windowed = replace(FILE, per_token=None)
+    found = memory_values(windowed, LOAD, 8 * GB, served(5 * GB))
+    assert (found["predicted_bytes"], found["total_bytes"]) == (None, 5 * GB + GB // 2)
+    assert memory_values(windowed, LOAD, 8 * GB, served(None))["fits"] is None
+    assert has_smaller_cache({"gemma3.attention.sliding_window": 512}, "gemma3")
+    assert not has_smaller_cache({"llama.attention.head_count": 4}, "llama")
+
+
+def test_a_context_longer_than_the_model_knows_does_not_fit() -> None:
+    short = replace(FILE, positions=2048)
+    assert memory_values(short, LOAD, 100 * GB, served(5 * GB))["fits"] is False
+    assert NO_LIMIT > 10**9
+
+
+def test_files_of_one_name_are_told_apart() -> None:
+    assert names([Path("x/a.gguf"), Path("b.gguf")]) == ["a", "b"]
+    found = names([Path("x/a.gguf"), Path("y/a.gguf"), Path("x/a.gguf")])
+    assert len(set(found)) == 3
+
+
+def test_vocabularies_are_compared_by_their_tokens() -> None:
+    one, other = {"tokenizer.ggml.tokens": ["ab", "c"]}, {"tokenizer.ggml.tokens": ["a", "bc"]}
+    assert vocabulary(one) == vocabulary(dict(one))
+    assert vocabulary(one) != vocabulary(other)
+
+
+def test_answers_are_kept_by_bytes_and_settings(tmp_path: Path) -> None:
+    settings = Params().evaluate
+
+    def key(one: Candidate = FILE, load: Load = LOAD, limit: int = 256, version: str = "1") -> Path:
+        return kept_file(tmp_path, one, load, settings.model_copy(update={"max_new_tokens": limit}), version)
+
+    assert key(replace(FILE, name="other", path=Path("other.gguf"))) == key()
+    others = {
+        key(replace(FILE, sha256="cd" * 32)),
+        key(replace(FILE, copy=1)),  # the same bytes again are measured again
+        key(load=replace(LOAD, ctx_size=8192)),
+        key(limit=64),
+        key(version="2"),
+    }
+    assert len(others | {key()}) == 6
+    assert read_kept(key()) == {}
+    write_kept(key(), {"h": {"answer": "x"}})
+    assert read_kept(key()) == {"h": {"answer": "x"}}
+
+
+def chat(*texts: str, **more: Any) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    return {
+        "messages": [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
+    } | more
+
+
+def test_rows_are_those_of_any_chat_file(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    write_rows(
+        file, [chat("a", "b"), chat("only asked", "x", "y"), chat("c", "d", id="mine"), {"kind": "text"}]
+    )
+    assert {row["id"] for row in held_out_rows(file, 10, 0)} == {"line-1", "mine"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"text": "no chat"}, {"messages": []}, {"messages": [{"role": "user"}, 3]}, chat("asked", "x", "y")],
+)
+def test_a_line_that_is_no_chat_is_named(tmp_path: Path, row: dict[str, Any]) -> None:
+    write_rows(tmp_path / "rows.jsonl", [row])
+    with pytest.raises(DataError, match="Q-JUDGE-006"):
+        held_out_rows(tmp_path / "rows.jsonl", 10, 0)
+
+
+def test_the_reason_is_the_logs() -> None:
+    log = "llama-server ended with exit status 1 while loading:\n0.1 I build\n0.2 E llama_model_load: error \
+loading model: unknown model architecture: 'x'\n0.3 E srv: exiting due to model loading error\n"
+    assert "unknown model architecture" in reason(log)
+    assert reason("it ended") == "its log is empty"
+
+
+def answer(score: float | None, text: str = "a") -> dict[str, Any]:
+    return {"id": "r", "prompt": "<p>", "reference": "r", "answer": text, "score": score, "stopped": True}
+
+
+def test_rows_that_lie_furthest_apart_come_first() -> None:
+    found = most_apart(
+        {"a": [answer(1.0), answer(1.0), answer(0.5)], "b": [answer(1.0), answer(0.0), answer(0.4)]}
+    )
+    assert found == [1, 2]
+
+
+def test_the_page_is_whole_and_escapes_what_models_say() -> None:
+    task = {"score": 0.5, "score_low": 0.4, "score_high": 0.6, "perfect": 0.1, "valid": 1.0, "stopped": 1.0}
+    one = {
+        "sha256": "ab",
+        "same_bytes_as": None,
+        "bytes": 4 * GB,
+        "architecture": "llama",
+        "parameters": 8 * 10**9,
+        "bits_per_weight": 4.3,
+        "tensor_types": {"Q4_K": 3},
+        "memory": memory_values(FILE, LOAD, 8 * GB, served(5 * GB)),
+        "served": served(5 * GB).as_values(),
+        "task": task,
+        "divergence": {"not_measured": "no reference"},
+    }
+    pairs = pairs_of({"a": RIGHT, "b": WRONG}, seed=0)
+    report = {
+        "verdict": {"sentence": "a is best.", "best": "a", "alike": ["a"], "notes": ["few rows"]},
+        "files": {"a": one, "b": one},
+        "pairs": [vars(pair) | {"measurable": pair.measurable} for pair in pairs],
+        "rows": 2,
+        "data": "test.jsonl",
+        "scorers": ["rouge_l"],
+        "max_new_tokens": 8,
+        "ctx_size": 4096,
+        "threads": 2,
+        "n_gpu_layers": 0,
+        "room_bytes": 8 * GB,
+        "room": "8.00 GB",
+        "reference": None,
+        "machine": "m",
+        "llama_cpp": "v",
+    }
+    html = render(report, {"a": [answer(1.0, "<script>x")], "b": [answer(0.0)]})
+    page = Page(html)
+    assert "a is best." in page.text
+    assert "<script>x" in page.text  # as text
+    assert all(tag != "script" for tag, _ in page.tags)
+    assert {attributes["id"] for _, attributes in page.tags if "id" in attributes} >= {
+        "files",
+        "pairs",
+        "answers",
+    }
