@@ -95,6 +95,12 @@ class Params(sections.Section):
                 "compare.seeds names seeds and evaluate.scorers is []: name a scorer (exact_match scores "
                 "anything), or set the seeds to []"
             )
+        if self.compare.seeds and len(self.compare.strategies.asked) < 2:
+            yield (
+                "compare.seeds names seeds and compare.strategies "
+                f"{' and '.join(self.compare.strategies.asked) or 'none'}: name two at least, or set "
+                "the seeds to []"
+            )
         if self.curate.max_tokens > self.preprocess.max_length:
             yield (
                 f"curate.max_tokens is {self.curate.max_tokens}, more than preprocess.max_length "

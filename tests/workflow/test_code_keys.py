@@ -169,7 +169,7 @@ EDITS = [
         {"compare", "compare_measure", "compare_unquantized"},
     ),  # started as `python -m`
     ("stages/evaluate/harness_process.py", added("\nMORE = 1\n"), {"evaluate"}),  # started by its path
-    ("stages/evaluate/general.jsonl", added("\n"), {"evaluate"}),
+    ("metrics/general.jsonl", added("\n"), {"evaluate", *MEASURING}),
     ("pages/templates/index.css", added("\n/* edited */\n"), {"report"}),
     (
         "pages/templates/index/answers.html.jinja",

@@ -21,7 +21,17 @@ import yaml
 
 from pipeline.__main__ import main as run_here
 from pipeline.config.params import Params, load_params
-from pipeline.config.strategies import CHANCE, LORA_LEVEL, LORA_NF4, MERGED_16, MERGED_NF4, STRATEGIES
+from pipeline.config.strategies import (
+    CHANCE,
+    DISTILLED_SCALES,
+    LORA_LEVEL,
+    LORA_NF4,
+    MERGED_16,
+    MERGED_DISTILLED,
+    MERGED_NF4,
+    SCALES_LEVEL,
+    STRATEGIES,
+)
 from pipeline.core.child import become
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, Stopped
 from pipeline.gate.drops import CHANCE as GATES_CHANCE
@@ -38,7 +48,15 @@ from pipeline.workflow.code_keys import Package
 from pipeline.workflow.settle import REUSE
 from pipeline.workflow.stages import code_of_stages, items_of, rules, table
 
-JOBS = ("compare_nf4", "compare_level", "compare_unquantized", "compare_measure")
+TRAINING = ("compare_nf4", "compare_level", "compare_scales", "compare_distilled")
+MEASURING = (
+    "compare_unquantized",
+    "compare_measure",
+    "compare_measure_level",
+    "compare_measure_scales",
+    "compare_measure_distilled",
+)
+JOBS = (*TRAINING, *MEASURING)
 
 
 def with_compare(params: dict[str, Any], **changed: Any) -> dict[str, Any]:
@@ -132,17 +150,20 @@ def test_a_single_score_says_nothing_and_shapes_must_agree() -> None:
 
 # ---- the recommendation
 
-DISK = {MERGED_16: 900, MERGED_NF4: 901, LORA_NF4: 400, LORA_LEVEL: 110}
-SHIPPED = {MERGED_16: 100, MERGED_NF4: 100, LORA_NF4: 110, LORA_LEVEL: 110}
+FIRST_FOUR = (MERGED_16, MERGED_NF4, LORA_NF4, LORA_LEVEL)
+DISK = dict(zip(STRATEGIES, (900, 901, 400, 110, 200, 700, 1000), strict=True))
+SHIPPED = dict(zip(STRATEGIES, (100, 100, 110, 110, 100, 100, 100), strict=True))
 
 
-def advice(points: dict[str, float], noise: float, level: str = "Q4_K_M", seeds: int = 3) -> Any:
+def advice(
+    points: dict[str, float], noise: float, level: str = "Q4_K_M", seeds: int = 3, **general: Difference
+) -> Any:
     """The advice where strategies score so many points and differences below `noise` are not measurable."""
     measured = {
-        strategy: Measured(points[strategy] / 100, DISK[strategy], SHIPPED[strategy])
-        for strategy in STRATEGIES
+        strategy: Measured(found / 100, DISK[strategy], SHIPPED[strategy], general.get(strategy))
+        for strategy, found in points.items()
     }
-    strategies = list(STRATEGIES)
+    strategies = list(points)
     found = {
         (one, other): Difference(
             gap := points[other] - points[one], gap - noise, gap + noise, 0.001 if abs(gap) > noise else 0.5
@@ -194,14 +215,14 @@ def advice(points: dict[str, float], noise: float, level: str = "Q4_K_M", seeds:
 def test_the_advice_follows_the_figures_whatever_they_say(
     points: tuple[float, ...], noise: float, strategy: str, decided: bool, words: str
 ) -> None:
-    found = advice(dict(zip(STRATEGIES, points, strict=True)), noise)
+    found = advice(dict(zip(FIRST_FOUR, points, strict=True)), noise)
     assert (found.strategy, found.decided) == (strategy, decided)
     assert words in found.sentence
     assert "over 3 seeds" in found.sentence
 
 
 def test_the_advice_names_its_level_and_says_when_it_rests_on_one_seed() -> None:
-    found = advice(dict(zip(STRATEGIES, (70, 70, 70, 80), strict=True)), 5, "Q4_0", 1)
+    found = advice(dict(zip(FIRST_FOUR, (70, 70, 70, 80), strict=True)), 5, "Q4_0", 1)
     assert found.sentence.startswith("Q4_0: train on Q4_0 itself, put the adapter on it: with one seed it")
     assert "base.level to Q4_0" in found.sentence
 
