@@ -169,7 +169,7 @@ EDITS = [
         {"compare", "compare_measure", "compare_unquantized"},
     ),  # started as `python -m`
     ("stages/evaluate/harness_process.py", added("\nMORE = 1\n"), {"evaluate"}),  # started by its path
-    ("metrics/general.jsonl", added("\n"), {"evaluate", *MEASURING}),
+    ("metrics/general.jsonl", added("\n"), {"evaluate", "compare", *MEASURING}),
     ("pages/templates/index.css", added("\n/* edited */\n"), {"report"}),
     (
         "pages/templates/index/answers.html.jinja",
