@@ -29,6 +29,7 @@ class Params(sections.Section):
     convert: sections.Convert = group(sections.Convert)
     imatrix: sections.Imatrix = group(sections.Imatrix)
     quantize: sections.Quantize = group(sections.Quantize)
+    distill: sections.Distill = group(sections.Distill)
     compare: sections.Compare = group(sections.Compare)
     parity: sections.Parity = group(sections.Parity)
     evaluate: sections.Evaluate = group(sections.Evaluate)

@@ -1,4 +1,6 @@
-"""How the adapter becomes files that llama.cpp serves: `lora`, `merge`, `convert`, `imatrix`, `quantize`."""
+"""How the adapter becomes files that llama.cpp serves: `lora`, `merge`, `convert`, `imatrix`, `quantize`,
+`distill`.
+"""
 
 from typing import Annotated, Literal
 
@@ -103,3 +105,12 @@ class Quantize(Section):
     def untuned(self) -> list[str]:
         """The levels of the untuned base (base-LEVEL), in the order of `levels`."""
         return [level for level in self.levels if level.startswith(UNTUNED)]
+
+
+class Distill(Section):
+    max_steps: Count = key(
+        100, "optimizer steps per level, each on one row of preprocess.max_length tokens at most"
+    )
+    learning_rate: Annotated[float, Field(gt=0, lt=1)] = key(
+        2.0e-3, "peak learning rate of the scales, 1e-3 to 5e-3"
+    )

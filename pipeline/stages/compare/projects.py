@@ -25,7 +25,7 @@ from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.quantized import SCRATCH, quantized_level
 from pipeline.planning.shape import load_shape
 from pipeline.subprojects.folder import Settings, changed_params, open_subproject, size_of
-from pipeline.subprojects.processes import run_stage
+from pipeline.subprojects.training import train as train_here
 
 TRAINED = Path("models/compare")  # a folder for each training: the adapter and its report
 LEVEL_FILE = "level.gguf"  # in a sub-project: the untuned base at a level
@@ -106,17 +106,7 @@ def train(project: Path, target: Path) -> None:
     """Train in `project`, publish the adapter and the training's report as the folder `target`, remove the
     sub-project.
     """
-    try:
-        run_stage(project, "train")
-    except ConfigError:
-        if not any((project / "models/checkpoints").glob("checkpoint-*")):
-            raise
-        # a killed training of other settings or rows left them here, where nobody else can need them
-        print(
-            f"compare: the checkpoints in {project.name} are of other inputs: training starts again",
-            flush=True,
-        )
-        run_stage(project, "train", "--no-resume")
+    train_here(project)
     with publishing(target) as aside:
         shutil.copytree(project / "models/adapter", aside / "adapter")
         shutil.copy(project / "reports/train.json", aside)

@@ -32,7 +32,7 @@ from pipeline.stages.compare.projects import level_settings, open_project, sub_p
 from pipeline.stages.compare.recommendation import Measured, recommend
 from pipeline.stages.compare.stage import main
 from pipeline.stages.compare.statistics import Difference, difference, half_width, mean_of
-from pipeline.subprojects import processes
+from pipeline.subprojects import processes, training
 from pipeline.subprojects.folder import size_of
 from pipeline.workflow.code_keys import Package
 from pipeline.workflow.settle import REUSE
@@ -469,7 +469,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_runs(
 ) -> None:
     usage = shutil.disk_usage(ready)
     monkeypatch.setattr("pipeline.core.publish.shutil.disk_usage", lambda _: usage._replace(free=1_000_000))
-    monkeypatch.setattr(projects, "run_stage", lambda *_: pytest.fail("a stage was run"))
+    monkeypatch.setattr(training, "run_stage", lambda *_: pytest.fail("a stage was run"))
     with pytest.raises(
         MachineError, match=r"models/\.compare needs [\d.]+ [MG]B and its disk has 1\.0 MB free"
     ):
@@ -488,7 +488,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_runs(
 def test_a_level_that_cannot_be_trained_on_is_refused_before_anything_runs(
     ready: Path, monkeypatch: pytest.MonkeyPatch, level: str, types: dict[str, str], words: str
 ) -> None:
-    monkeypatch.setattr(projects, "run_stage", lambda *_: pytest.fail("a stage was run"))
+    monkeypatch.setattr(training, "run_stage", lambda *_: pytest.fail("a stage was run"))
     monkeypatch.setattr(projects, "need_disk", lambda *_: pytest.fail("disk was asked for"))
     params = set_params(ready, seeds=[1], levels=["Q4_K_M", level] if level != "Q4_K_M" else [level])
     with pytest.raises(ConfigError, match="Q-COMPARE-003") as caught:
@@ -509,7 +509,7 @@ def test_a_level_that_cannot_be_trained_on_is_refused_before_anything_runs(
 def test_a_base_that_cannot_be_trained_on_as_a_gguf_is_refused_before_anything_runs(
     ready: Path, monkeypatch: pytest.MonkeyPatch, odd: str, words: str
 ) -> None:
-    monkeypatch.setattr(projects, "run_stage", lambda *_: pytest.fail("a stage was run"))
+    monkeypatch.setattr(training, "run_stage", lambda *_: pytest.fail("a stage was run"))
     file = ready / "models/gguf/tiny-base-F16.gguf"
     if odd == "rope":
         tiny.tiny_gguf(file, tensors={"rope_freqs.weight": np.ones(4, np.float32)})
@@ -562,7 +562,7 @@ def test_checkpoints_of_other_inputs_are_not_gone_on_from(
             made.parent.mkdir(parents=True, exist_ok=True)
             made.write_text("{}")
 
-    monkeypatch.setattr(projects, "run_stage", refuses)
+    monkeypatch.setattr(training, "run_stage", refuses)
     with pytest.raises(ConfigError, match="Q-COMPARE-007"):
         projects.train(project, tmp_path / "trained")
     (project / "models/checkpoints/checkpoint-1").mkdir(parents=True)
@@ -597,7 +597,7 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_job_goes_on(
         monkeypatch.setattr(speed, name, small)
     monkeypatch.setattr(reference, "KLD_ROWS", 2)
     ran: list[tuple[str, str]] = []
-    real: Callable[..., None] = projects.run_stage
+    real: Callable[..., None] = processes.run_stage
     stop_at = {"train", "preprocess", "convert", "lora"}  # each once
 
     def counted(root: Path, *words: str) -> None:
@@ -610,7 +610,7 @@ def test_every_way_is_measured_over_two_seeds_and_a_killed_job_goes_on(
             assert run_here([*words, "--root", str(root)]) == 0
         ran.append((root.name, words[0]))
 
-    for module in (projects, level, measure):
+    for module in (training, level, measure):
         monkeypatch.setattr(module, "run_stage", counted)
     monkeypatch.setattr(measure, "run_module", lambda module, *words, what: reference.main(list(words)))
     params = set_params(ready, seeds=[1, 2], levels=["Q4_K_M"], rows=2)
