@@ -77,8 +77,8 @@ def targets(level: Path) -> list[str]:
     if not found:
         raise ConfigError(
             "Q-DISTILL-005",
-            f"no linear of {level} has scales that could train: take a level of Q2_K to Q8_0 or IQ4, and look "
-            "at quantize.tensor_types",
+            f"no linear of {level} has scales that could train: take a level of Q2_K to Q8_0 or IQ4, and "
+            "look at quantize.tensor_types",
         )
     return found
 
