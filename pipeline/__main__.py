@@ -27,6 +27,7 @@ STAGES = (
     "convert",
     "imatrix",
     "quantize",
+    "distill",
     "compare_nf4",
     "compare_level",
     "compare_scales",

@@ -53,12 +53,13 @@ STRATEGIES = {
     ),
     DISTILLED_SCALES: Strategy(
         "distill {level}, then tune its scales",
-        "DISTILL_REMEDY",
+        "distill the base's {level} with train.method distill and train.tuner scales, then make that file "
+        "base.model and train its scales",
         "distilled",
     ),
     MERGED_DISTILLED: Strategy(
         "train on NF4, merge into 16 bit, make {level}, distill it from the merged model",
-        "DISTILL_MERGED_REMEDY",
+        "set merge.base to 16-bit, and add {level} to quantize.levels and to quantize.distill",
         "distilled",
         "16-bit",
     ),

@@ -26,6 +26,8 @@ from pipeline.workflow.syntax import read_source
 
 BIN = Path(sys.executable).parent
 EVERY = set(code_of_stages())
+MEASURING = {stage for stage in EVERY if stage.startswith(("compare_measure", "compare_unquantized"))}
+SCALES = {"compare_scales", "compare_distilled"}
 
 
 # ---- what a module means

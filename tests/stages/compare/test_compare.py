@@ -650,9 +650,9 @@ def test_checkpoints_of_other_inputs_are_not_gone_on_from(
         asked.append(words)
         if "--no-resume" not in words:
             raise ConfigError("Q-COMPARE-007", "train in nf4-1 failed")
-        for made in (root / "models/adapter/adapter_config.json", root / "reports/train.json"):
-            made.parent.mkdir(parents=True, exist_ok=True)
-            made.write_text("{}")
+        for file in (root / "models/adapter/adapter_config.json", root / "reports/train.json"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("{}")
 
     monkeypatch.setattr(training, "run_stage", refuses)
     with pytest.raises(ConfigError, match="Q-COMPARE-007"):
@@ -706,6 +706,7 @@ def test_every_strategy_is_measured_and_a_killed_job_goes_on(
         monkeypatch.setattr(module, "run_stage", counted)
     monkeypatch.setattr(measure, "run_module", lambda module, *words, what: reference.main(list(words)))
     asked = {"distilled": [DISTILLED_SCALES, MERGED_DISTILLED]}
+    set_params(ready, "distill", max_steps=2)
     params = set_params(ready, seeds=[1], levels=["Q4_0"], rows=2, strategies=asked)
     general = {"subject": "letters", "choices": ["a", "b"], "answer": 0}
     (ready / "data/evaluation").mkdir(exist_ok=True)
