@@ -45,7 +45,6 @@ from pipeline.stages.compare import (
     nf4,
     projects,
     reference,
-    scales,
     speed,
     tuned_scales,
 )
