@@ -156,7 +156,7 @@ def strategies_table(plan: Plan) -> "Table":
     title = "strategies to ship it (*: as set)"
     table = plain_table(title, "download", "on disk", "shipped", "training", numbers=(1, 2, 3, 4))
     for one in plan.strategies:
-        is_set = one.quantization == plan.quantization
+        is_set = (one.quantization, one.tuner, one.distilled) == (plan.quantization, plan.tuner, False)
         table.add_row(
             f"{'*' if is_set else ' '} {one.name}",
             f"{one.download / DISK_GB:.2f}",

@@ -1,5 +1,5 @@
-"""strategies_section: the page shows what was measured of each strategy, marks the one to take, and says how to
-measure where nothing was.
+"""strategies_section: the page shows what was measured of each strategy, marks the one to take, and says how
+to measure where nothing was.
 """
 
 import json
@@ -198,7 +198,11 @@ def test_a_strategy_inside_the_level_is_taken_if_it_is_measurably_better_and_its
     points = dict.fromkeys(STRATEGIES, 0.6) | {SCALES_LEVEL: 0.8}
     found = summarize(
         figures(points, "Q4_0", {SCALES_LEVEL: 45, LORA_LEVEL: 58}),
-        **{"seeds": SEEDS, "levels": ["Q4_0"], "sixteen": "F16", "scorer": "json_fields", "seed": 1},
+        seeds=SEEDS,
+        levels=["Q4_0"],
+        sixteen="F16",
+        scorer="json_fields",
+        seed=1,
     )
     level = found["levels"]["Q4_0"]
     assert (level["recommended"], level["decided"]) == (SCALES_LEVEL, True)
