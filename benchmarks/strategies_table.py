@@ -54,7 +54,7 @@ def show(figures: list[dict[str, Any]], seed: int = 42) -> None:
     rows, levels = scored_rows(figures), sorted({one["level"] for one in figures})
     print(f"{len(figures)} measurements, {len(rows)} rows\n")
     print(
-        f"{'':<58}{'score':>7}{'95 %':>14}{'all right':>11}{'95 %':>14}{'KLD':>8}{'same':>7}{'tok/s':>7}{'bare':>7}{'shipped':>9}{'disk':>7}"  # noqa: E501
+        f"{'':<58}{'score':>7}{'95 %':>14}{'all right':>11}{'95 %':>14}{'KLD':>8}{'same':>7}{'general':>9}{'tok/s':>7}{'bare':>7}{'shipped':>9}{'disk':>7}"  # noqa: E501
     )
     for level in levels:
         points: dict[str, Scores] = {}
@@ -75,7 +75,7 @@ def show(figures: list[dict[str, Any]], seed: int = 42) -> None:
             print(
                 f"{title(strategy, level) + ', ' + str(len(seeds)) + ' seeds':<58}{100 * score.value:>7.1f}{span(score.low, score.high):>14}"  # noqa: E501
                 f"{100 * perfect.value:>11.1f}{span(perfect.low, perfect.high):>14}{fmean(one['kld'] for one in own):>8.4f}"  # noqa: E501
-                f"{100 * fmean(one['same_top'] for one in own):>7.1f}{median(one['speed']['shipped']['median'] for one in own):>7.1f}"  # noqa: E501
+                f"{100 * fmean(one['same_top'] for one in own):>7.1f}{known(own):>9}{median(one['speed']['shipped']['median'] for one in own):>7.1f}"  # noqa: E501
                 f"{f'{median(bare):.1f}' if bare else '':>7}{size:>9.1f}{disk:>7.0f}"
             )
         for strategy in points:
@@ -123,6 +123,12 @@ def draw(figures: list[dict[str, Any]], seed: int = 42) -> str:
     for name, color in COLORS.items():
         picture = picture.replace(f"var({name})", color)
     return picture
+
+
+def known(own: list[dict[str, Any]]) -> str:
+    """General questions right, of 100; "" where they were not asked."""
+    asked = [one["general"]["score"] for one in own if one.get("general")]
+    return f"{100 * fmean(asked):.1f}" if asked else ""
 
 
 def span(low: float, high: float) -> str:

@@ -27,10 +27,16 @@ STAGES = (
     "convert",
     "imatrix",
     "quantize",
+    "distill",
     "compare_nf4",
     "compare_level",
+    "compare_scales",
+    "compare_distilled",
     "compare_unquantized",
     "compare_measure",
+    "compare_measure_level",
+    "compare_measure_scales",
+    "compare_measure_distilled",
     "compare",
     "parity",
     "evaluate",
@@ -70,7 +76,7 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
     ):
         raise ConfigError(
             "Q-COMPARE-001",
-            f"compare.seeds and compare.levels ask for no job {stage}: `snakemake -n` lists the jobs",
+            f"compare.seeds, levels and strategies ask for no job {stage}: `snakemake -n` lists the jobs",
         )
     if not is_about(params_file, root):
         with running(stage, root):

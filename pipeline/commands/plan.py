@@ -29,6 +29,7 @@ from pipeline.planning.memory import MemoryPlan
 from pipeline.planning.memory_reductions import Reduction
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.shape import load_shape
+from pipeline.subprojects.distill_plan import distill_sentences
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -68,7 +69,7 @@ def main(
         shape,
         params.training_on(card.device if card else "cuda"),
         params.preprocess.max_length,
-        params.quantize.levels,
+        [*params.quantize.files, *params.quantize.untuned],
         card,
         work_in(root, params.train),
         tflops,
@@ -81,6 +82,8 @@ def main(
         print(json.dumps(plan.as_json(), indent=2, ensure_ascii=False))
     else:
         show(plan, base, shutil.disk_usage(root).free)
+        for sentence in distill_sentences(params, shape, card):
+            print(sentence)
     if plan.fits is False and plan.card:
         raise MachineError(
             "Q-COMMANDS-006",
@@ -153,7 +156,7 @@ def strategies_table(plan: Plan) -> "Table":
     title = "strategies to ship it (*: as set)"
     table = plain_table(title, "download", "on disk", "shipped", "training", numbers=(1, 2, 3, 4))
     for one in plan.strategies:
-        is_set = one.quantization == plan.quantization
+        is_set = (one.quantization, one.tuner, one.distilled) == (plan.quantization, plan.tuner, False)
         table.add_row(
             f"{'*' if is_set else ' '} {one.name}",
             f"{one.download / DISK_GB:.2f}",

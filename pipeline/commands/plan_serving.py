@@ -126,7 +126,7 @@ def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Pat
         ]
     return [
         (level, [ggufs / f"{name}-{level}.gguf"], level_bytes(shape, level))
-        for level in (*params.quantize.tuned, params.convert.type)
+        for level in (*params.quantize.files, params.convert.type)
     ]
 
 

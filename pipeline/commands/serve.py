@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from pipeline.config.levels import distilled_from
 from pipeline.config.params import Params
 from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, SERVED, TUNED
 from pipeline.config.sections import Serve as ServeSettings
@@ -57,7 +58,10 @@ def choose_model(params: Params, root: Path, asked: str | None) -> str:
             )
         return model
     untuned = [f"base-{params.convert.type}"] if params.convert.base else []
-    names = {name.upper(): name for name in (*params.quantize.levels, params.convert.type, *untuned)}
+    names = {
+        name.upper(): name
+        for name in (*params.quantize.files, *params.quantize.untuned, params.convert.type, *untuned)
+    }
     if asked is None:
         return names.get(_recommended(root).upper(), params.quantize.tuned[0])
     if asked.upper() not in names:
@@ -75,6 +79,8 @@ def model_file(params: Params, root: Path, model: str) -> Path:
     path = model_files(params, root, model).gguf
     if not path.exists():
         stage = "convert" if model.endswith(params.convert.type) else f"quantize@{model}"
+        if plain := distilled_from(model):
+            stage = f"distill@{plain}"
         if params.graph != "merged":
             stage = "tuned" if model == TUNED else "base"
         raise DataError(

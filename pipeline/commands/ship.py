@@ -80,9 +80,9 @@ def shippable(params: Params, asked: str) -> str:
         raise ConfigError(
             "Q-SHIP-011",
             f"{asked} is the untuned base: ship a level of the tuned model "
-            f"({', '.join(params.quantize.tuned)})",
+            f"({', '.join(params.quantize.files)})",
         )
-    known = {name.upper(): name for name in (*params.quantize.tuned, params.convert.type)}
+    known = {name.upper(): name for name in (*params.quantize.files, params.convert.type)}
     if asked.upper() not in known:
         raise ConfigError(
             "Q-SHIP-011",

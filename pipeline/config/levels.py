@@ -72,19 +72,32 @@ NEEDS_IMATRIX = frozenset(
     {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "IQ3_XS", "Q2_K_S"}
 )
 SUFFIX = "-imatrix"
+DISTILLED = "-distilled"  # behind a level of quantize.distill: the file whose scales were taught
+# levels of types whose blocks have float16 scales (`gguf.tensors.SCALES`)
+WITH_SCALES = frozenset(
+    level for level in LEVELS if level.startswith(("Q2", "Q3", "Q4", "Q5", "Q6", "Q8", "IQ4"))
+)
 
 
 def split_level(spelled: str) -> tuple[str, bool]:
-    """A level of `quantize.levels` as llama.cpp's name and whether the importance matrix is used:
-    "q4_k_m-imatrix" is ("Q4_K_M", True).
+    """A level of the tuned model as llama.cpp's name and whether the importance matrix is used:
+    "q4_k_m-imatrix" is ("Q4_K_M", True), "Q4_0-distilled" ("Q4_0", False).
     """
-    name = spelled.upper().removesuffix(SUFFIX.upper())
-    return name, len(name) < len(spelled)
+    level = spelled.upper().removesuffix(DISTILLED.upper())
+    name = level.removesuffix(SUFFIX.upper())
+    return name, len(name) < len(level)
+
+
+def distilled_from(spelled: str) -> str | None:
+    """The level that "Q4_0-distilled" was made from, spelled as there; None for any other level."""
+    return spelled.removesuffix(DISTILLED) if spelled.endswith(DISTILLED) else None
 
 
 def level_problem(spelled: str) -> str | None:
     """Why `spelled` can't be a level, as a sentence; None if it can."""
     name, with_imatrix = split_level(spelled)
+    if spelled.lower().endswith(DISTILLED):
+        return f"{spelled} is made of {name}: write {name} here, and in quantize.distill too"
     if name not in LEVELS:
         return (
             f"unknown level {spelled}: llama.cpp has {', '.join(sorted(LEVELS))}, each also with "

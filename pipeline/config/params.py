@@ -29,6 +29,7 @@ class Params(sections.Section):
     convert: sections.Convert = group(sections.Convert)
     imatrix: sections.Imatrix = group(sections.Imatrix)
     quantize: sections.Quantize = group(sections.Quantize)
+    distill: sections.Distill = group(sections.Distill)
     compare: sections.Compare = group(sections.Compare)
     parity: sections.Parity = group(sections.Parity)
     evaluate: sections.Evaluate = group(sections.Evaluate)
@@ -95,6 +96,12 @@ class Params(sections.Section):
                 "compare.seeds names seeds and evaluate.scorers is []: name a scorer (exact_match scores "
                 "anything), or set the seeds to []"
             )
+        if self.compare.seeds and len(self.compare.strategies.asked) < 2:
+            yield (
+                "compare.seeds names seeds and compare.strategies "
+                f"{' and '.join(self.compare.strategies.asked) or 'none'}: name two at least, or set "
+                "the seeds to []"
+            )
         if self.curate.max_tokens > self.preprocess.max_length:
             yield (
                 f"curate.max_tokens is {self.curate.max_tokens}, more than preprocess.max_length "
@@ -118,9 +125,14 @@ class Params(sections.Section):
                 f"{sections.ORIGINAL}: what base.level is made from)"
             )
         else:
-            known = [sections.UNTUNED + self.convert.type, self.convert.type, *self.quantize.levels]
+            known = [
+                sections.UNTUNED + self.convert.type,
+                self.convert.type,
+                *self.quantize.files,
+                *self.quantize.untuned,
+            ]
             needed, why = self.convert.type, "which every level is compared with"
-            made_by = "(quantize.levels, spelled as there)"
+            made_by = "(quantize.levels and quantize.distill, spelled as there)"
         if unknown := [model for model in self.evaluate.models if model not in known]:
             yield f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(known)} {made_by}"
         if needed not in self.evaluate.models:
@@ -160,6 +172,11 @@ class Params(sections.Section):
             yield (
                 "train.embeddings_on_cpu is on, but a GGUF's embeddings stay quantized and small: set it to "
                 "false"
+            )
+        if self.quantize.distill:
+            yield (
+                f"quantize.distill names {', '.join(self.quantize.distill)} and base.quantization is gguf, "
+                "so no level is made: set it to [], and train.method to distill"
             )
         if self.compare.seeds:
             yield (

@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from pipeline.config.levels import distilled_from
 from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, TUNED, UNTUNED, Serve, served_of
 from pipeline.gate.comparison import REFERENCES, Evaluation, Evaluations
 from pipeline.gate.distillation import distillation, is_distillation, sentence
@@ -122,7 +123,7 @@ def _level(
         good = [name for name in memory if name in REFERENCES or quality[name] >= MIN_SAME_TOP]
     warnings = _resolution(evaluations[name_16], max_task_drop)
     if good:
-        chosen = min(good, key=lambda name: (evaluations[name]["bytes"], name))
+        chosen = min(good, key=lambda name: (*size_and_loss(name, evaluations), name))
         fits, tuned = f"{_fits(memory[chosen])} in {room}", sum(not is_base(name) for name in evaluations)
         reason = f"Of {tuned} tuned models, {chosen} is the smallest that {fits} and {standard}"
         if chosen in REFERENCES:
@@ -141,6 +142,15 @@ def _level(
         score = compared[chosen] or "no question has a score of both"
         reason += f" ({score if by_task else f'{share}there is no task score to judge by'})"
     return Recommendation(chosen, f"{reason}.", tuple(warnings), below_standard=not good)
+
+
+def size_and_loss(model: str, evaluations: Evaluations) -> tuple[float, float]:
+    """What models are ordered by, the best first: bytes, then mean KL divergence. A distilled level counts as
+    large as the one it was made from, whose blocks it has.
+    """
+    plain = evaluations.get(distilled_from(model) or "", evaluations[model])
+    divergence = evaluations[model].get("kld_mean")
+    return plain["bytes"], math.inf if divergence is None else divergence
 
 
 def _served(model: str, evidence: Evidence, fits: str, max_task_drop: float, gain: Gain) -> Recommendation:

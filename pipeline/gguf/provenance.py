@@ -16,6 +16,7 @@ from pipeline.gguf.file import check_gguf
 
 OWN = "quench."
 IMATRIX = "quench.imatrix."  # what stage quantize adds, other in every level
+DISTILL = "quench.distill."  # what stage distill adds to the level that it refines
 ADAPTER = "quench.adapter.sha256"
 # in an adapter's GGUF, or one with trained scales: the very file that was trained on
 BASE_FILE = "quench.base_gguf.sha256"

@@ -50,18 +50,20 @@ def group_of(key: str) -> str:
 
 
 def place_of(key: str) -> str:
-    """What a parity check judges: `MERGED`, `SIXTEEN`, a level as users write it (Q4_K_M-imatrix), one of
-    these two with `LORA` behind it, or ""; where nothing is merged `BASE`, `SERVED` or `TUNED`.
+    """What a parity check judges: `MERGED`, `SIXTEEN`, a level as users write it (Q4_K_M-imatrix,
+    Q4_0-distilled), one of these two with `LORA` behind it, or ""; where nothing is merged `BASE`, `SERVED`
+    or `TUNED`.
     """
     if key in UNMERGED:
         return UNMERGED[key]
     words = key.lower().replace("-", "_").split("_")[1:]
     lora = LORA if "lora" in words else ""
-    left = [word for word in words if word not in ("imatrix", "lora")]
+    left = [word for word in words if word not in ("imatrix", "lora", "distilled")]
     if (left or ["gguf" if lora else ""])[-1] in PLACES:
         return PLACES[(left or ["gguf"])[-1]] + lora
     found = LEVEL.search("_".join(left))
-    return found[1].upper() + ("-imatrix" if "imatrix" in words else "") + lora if found else ""
+    endings = "".join(f"-{word}" for word in ("imatrix", "distilled") if word in words)
+    return found[1].upper() + endings + lora if found else ""
 
 
 def place_among(key: str, checks: Iterable[str]) -> str:

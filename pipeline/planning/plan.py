@@ -4,7 +4,7 @@ share it.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.config.sections import UNTUNED, LoraType, Quantization, Training
 from pipeline.planning.card import Card, loss_on
@@ -33,6 +33,7 @@ class Plan:
     tflops_assumed: bool
     strategies: tuple[Strategy, ...]  # to ship the level
     quantization: Quantization
+    tuner: Literal["lora", "scales"]
 
     @property
     def fits(self) -> bool | None:
@@ -130,4 +131,5 @@ def make_plan(
         assumed is not None,
         tuple(strategies(setup, shipped, lora)) if shipped else (),
         train.quantization,
+        train.tuner,
     )

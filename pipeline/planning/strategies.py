@@ -6,21 +6,25 @@ comparisons take (the untuned base's GGUF).
 """
 
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from pipeline.config.sections import LoraType, Quantization, Train
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.memory_reductions import Setup
 from pipeline.planning.quantized import SCRATCH, quantized_level
 from pipeline.planning.shape import Shape
-from pipeline.planning.weights import lora_parameters, tunes_scales
+from pipeline.planning.weights import lora_parameters
 
 LORA_BYTES = {"F16": 2, "F32": 4}
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One strategy; bytes. `training` is the memory plan's total, None where the level has types that can't
-    be trained on.
+    """One strategy; bytes. `training` is the memory plan's total, the largest of its trainings, None where
+    the level has types that can't be trained on.
+
+    The strategy that a configuration takes is the one with its `quantization` (of the base) and `tuner`, not
+    `distilled`: that is more than one run.
     """
 
     name: str
@@ -28,30 +32,32 @@ class Strategy:
     on_disk: int
     shipped: tuple[int, ...]  # of each file
     training: int | None
-    quantization: (
-        Quantization  # of base.quantization: the strategy that a configuration takes is the one with its own
-    )
+    quantization: Quantization
+    tuner: Literal["lora", "scales"] = "lora"
+    distilled: bool = False
 
 
 def strategies(setup: Setup, level: str, lora: LoraType = "F16") -> list[Strategy]:
-    """The four strategies to ship `level` of the model of `setup`, each trained with its settings on its
-    device.
+    """The strategies to ship `level` of the model of `setup`, each trained with its settings on its device.
 
     `setup.quantized` is the level's GGUF where it is known; else its bytes are computed.
     """
     shape, train = setup.shape, setup.train
     quantized = setup.quantized or quantized_level(shape, level)
     sixteen, file, adapter = 2 * shape.parameters, quantized.file, lora_bytes(shape, train, lora)
-    merged = 2 * sixteen + level_bytes(shape, "F16") + file  # base, merged model and GGUFs at once
+    original = level_bytes(shape, "F16")
+    merged = 2 * sixteen + original + file  # base, merged model and GGUFs at once
+    trainable = quantized.ggml_types <= set(SCRATCH)
 
-    def memory(quantization: Quantization) -> int:
-        return (
-            replace(setup, quantized=quantized).at(setup.max_length, quantization=quantization).plan().total
-        )
+    def memory(quantization: Quantization, tuner: Literal["lora", "scales"] = "lora") -> int:
+        changed: dict[str, Any] = {"quantization": quantization, "tuner": tuner}
+        if tuner == "scales":
+            changed["keep_quantized"] = True
+        return replace(setup, quantized=quantized).at(setup.max_length, **changed).plan().total
 
     nf4 = memory("nf4")
-    on_level = memory("gguf") if quantized.ggml_types <= set(SCRATCH) else None
-    scaled = tunes_scales(train)  # then the tuned file is all that ships
+    scales = memory("gguf", "scales") if trainable else None
+    source = quantized.made_from or original  # whose answers the level learns
     return [
         Strategy(f"train unquantized, merge, make {level}", sixteen, merged, (file,), memory("none"), "none"),
         Strategy(f"train on NF4, merge, make {level}", sixteen, merged, (file,), nf4, "nf4"),
@@ -64,12 +70,40 @@ def strategies(setup: Setup, level: str, lora: LoraType = "F16") -> list[Strateg
             "nf4",
         ),
         Strategy(
-            f"train the scales of {level}" if scaled else f"train on {level} itself",
+            f"train on {level} itself",
             quantized.made_from or file,
-            quantized.made_from + file + (file if scaled else adapter),
-            (file,) if scaled else (file, adapter),
-            on_level,
+            quantized.made_from + file + adapter,
+            (file, adapter),
+            memory("gguf") if trainable else None,
             "gguf",
+        ),
+        Strategy(
+            f"tune the scales of {level} itself",
+            quantized.made_from or file,
+            quantized.made_from + 2 * file,  # the level and its copy with other scales
+            (file,),
+            scales,
+            "gguf",
+            "scales",
+        ),
+        Strategy(
+            f"distill {level}, then tune its scales",
+            source,
+            source + 3 * file,
+            (file,),
+            scales,
+            "gguf",
+            "scales",
+            distilled=True,
+        ),
+        Strategy(
+            f"train on NF4, merge, make {level}, distill it",
+            sixteen,
+            merged + file,
+            (file,),
+            None if scales is None else max(nf4, scales),
+            "nf4",
+            distilled=True,
         ),
     ]
 

@@ -1,5 +1,6 @@
 """What the jobs of compare made for seeds and levels that `params.yaml` does not ask for any more, and the
-scratch of all of them, removed when compare is done.
+scratch of all of them, removed when compare is done; so is what stage distill left of a level that it is not
+asked for any more.
 
 Results leave the disk only if DVC's cache can bring them back: those of another `--params` file, or of a
 project without DVC, are nowhere else.
@@ -12,6 +13,7 @@ from pipeline.config.params import Params
 from pipeline.config.strategies import FOLDER
 from pipeline.core.locks import stages_at_work
 from pipeline.core.publish import remove
+from pipeline.subprojects.distill import FOLDER as DISTILLING
 from pipeline.workflow.hashes import Hashes
 from pipeline.workflow.integrity import is_cached
 from pipeline.workflow.record import open_project
@@ -35,7 +37,10 @@ def remove_leftovers(root: Path, params: Params) -> None:
             others = [path for path in others if is_cached(path, Path(repo.cache.local.path), hashes)]
         _remove(others)
     # the training of a job that was killed may still save its work
-    _remove([project for project in (root / FOLDER).glob("*") if not stages_at_work(project)])
+    scratch = [*(root / FOLDER).glob("*")]
+    # of a level that is still asked for, a killed run goes on
+    scratch += [one for one in (root / DISTILLING).glob("*") if one.name not in params.quantize.distill]
+    _remove([project for project in scratch if not stages_at_work(project)])
 
 
 def _remove(paths: list[Path]) -> None:

@@ -3,7 +3,7 @@ it.
 
 Whoever writes below a project's folder shares a lock (`working`); who gets it alone knows that every scrap's
 owner is dead. What a later run goes on from is no scrap: downloads (`models/.base.download`), checkpoints,
-checkpoints of the jobs of `compare` (`models/.compare`).
+checkpoints of the jobs of `compare` and `distill` (`models/.compare`, `models/.distill`).
 """
 
 import fcntl
@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.config.strategies import FOLDER
+from pipeline.config.strategies import FOLDER as COMPARING
 from pipeline.core.locks import WORK, lock_file
 from pipeline.core.publish import OLD, is_scrap, recover, remove
 from pipeline.core.units import size_text
+from pipeline.subprojects.distill import FOLDER as DISTILLING
 
 TOPS = ("data", "models", "reports")
 USERS = {Path("data/raw"), Path("data/guard"), Path("data/evaluation")}  # nothing in there is ours
@@ -47,7 +48,7 @@ def sweep(root: Path) -> None:
     done = [words for scrap in list(_scraps(root)) if (words := _clear(scrap, root))]
     if done:
         print(f"swept what a killed run left: {', '.join(done)}", file=sys.stderr)
-    for project in sorted((root / FOLDER).glob("*/")):
+    for project in sorted(one for folder in (COMPARING, DISTILLING) for one in (root / folder).glob("*/")):
         if (project / ".quench").is_dir():
             with working(project):
                 pass

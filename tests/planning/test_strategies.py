@@ -33,7 +33,7 @@ def test_qwen_7b_by_hand() -> None:
     f16 = sixteen + 2 * QWEN_7B.small_weights + 36 * 152_064
     level = quantized_level(QWEN_7B, "Q4_K_M").file
     assert level == pytest.approx(Q4_K_M, rel=0.001)
-    merged_16, merged_nf4, on_nf4, on_level = table()
+    merged_16, merged_nf4, on_nf4, on_level, scales, distilled, merged_distilled = table()
     assert (merged_16.download, merged_nf4.download, on_nf4.download, on_level.download) == (
         sixteen,
         sixteen,
@@ -41,6 +41,11 @@ def test_qwen_7b_by_hand() -> None:
         level,
     )
     assert merged_16.on_disk == merged_nf4.on_disk == 2 * sixteen + f16 + level
+    # the level and each copy with other scales; what is learned from is there too
+    assert (scales.on_disk, distilled.on_disk) == (2 * level, f16 + 3 * level)
+    assert (scales.download, distilled.download, merged_distilled.download) == (level, f16, sixteen)
+    assert merged_distilled.on_disk == merged_16.on_disk + level
+    assert scales.shipped == distilled.shipped == merged_distilled.shipped == (level,)
     assert (on_nf4.on_disk, on_level.on_disk) == (sixteen + level + lora, level + lora)
     assert merged_16.shipped == merged_nf4.shipped == (level,) and on_nf4.shipped == on_level.shipped == (
         level,
@@ -49,7 +54,7 @@ def test_qwen_7b_by_hand() -> None:
 
 
 def test_as_it_is_told() -> None:
-    merged_16, _, _, on_level = table()
+    merged_16, _, _, on_level, *_ = table()
     assert [round(strategy.download / 1e9, 1) for strategy in (merged_16, on_level)] == [15.2, 4.7]
     assert [round(strategy.on_disk / 1e9, 1) for strategy in (merged_16, on_level)] == [
         50.4,
@@ -58,11 +63,16 @@ def test_as_it_is_told() -> None:
 
 
 def test_memory_is_the_plans_own() -> None:
-    def total(quantization: str) -> int:
+    def total(quantization: str, tuner: str = "lora") -> int:
         assert QWEN_7B
         base = quantized_level(QWEN_7B, "Q4_K_M")
         return plan_memory(
-            QWEN_7B, TRAIN.model_copy(update={"quantization": quantization}), 1024, "cuda", "liger", base
+            QWEN_7B,
+            TRAIN.model_copy(update={"quantization": quantization, "tuner": tuner}),
+            1024,
+            "cuda",
+            "liger",
+            base,
         ).total
 
     assert [strategy.training for strategy in table()] == [
@@ -70,7 +80,11 @@ def test_memory_is_the_plans_own() -> None:
         total("nf4"),
         total("nf4"),
         total("gguf"),
+        total("gguf", "scales"),
+        total("gguf", "scales"),
+        max(total("nf4"), total("gguf", "scales")),
     ]
+    assert table() == table(tuner="scales")
     assert table() == table(quantization="gguf")  # whichever is set
 
 
@@ -90,5 +104,13 @@ def test_a_file_that_is_there_is_taken_and_what_it_was_made_from() -> None:
 
 
 def test_types_that_cant_be_trained_on_are_said() -> None:
-    assert [strategy.training is None for strategy in table("IQ3_S")] == [False, False, False, True]
+    assert [strategy.training is None for strategy in table("IQ3_S")] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
     assert table("IQ4_XS")[3].training

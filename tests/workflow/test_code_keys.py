@@ -26,6 +26,8 @@ from pipeline.workflow.syntax import read_source
 
 BIN = Path(sys.executable).parent
 EVERY = set(code_of_stages())
+MEASURING = {stage for stage in EVERY if stage.startswith(("compare_measure", "compare_unquantized"))}
+SCALES = {"compare_scales", "compare_distilled"}
 
 
 # ---- what a module means
@@ -161,15 +163,15 @@ EDITS = [
     (
         "models/distill_loss.py",
         added("\nMORE = 1\n"),
-        {"train", "compare_nf4", "compare_level"},
+        {"train", "distill", "compare_nf4", "compare_level", *SCALES},
     ),  # imported inside functions only
     (
         "stages/compare/reference.py",
         added("\nMORE = 1\n"),
-        {"compare", "compare_measure", "compare_unquantized"},
+        {"compare", *MEASURING},
     ),  # started as `python -m`
     ("stages/evaluate/harness_process.py", added("\nMORE = 1\n"), {"evaluate"}),  # started by its path
-    ("stages/evaluate/general.jsonl", added("\n"), {"evaluate"}),
+    ("metrics/general.jsonl", added("\n"), {"evaluate", "compare", *MEASURING}),
     ("pages/templates/index.css", added("\n/* edited */\n"), {"report"}),
     (
         "pages/templates/index/answers.html.jinja",
@@ -179,7 +181,7 @@ EDITS = [
     (
         "pages/templates/labels.css",
         added("\n/* edited */\n"),
-        {"preprocess", "compare_level"},
+        {"preprocess", "distill", "compare_level", *SCALES},
     ),  # which starts preprocess
     ("stages/curate/words.txt", added("named by no module\n"), {"curate"}),
     ("cli.py", added("\nMORE = 1\n"), set()),

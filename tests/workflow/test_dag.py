@@ -43,8 +43,13 @@ TOY = PROJECT / "tests/toy"
 COMPARE = (
     "compare_nf4",
     "compare_level",
+    "compare_scales",
+    "compare_distilled",
     "compare_unquantized",
     "compare_measure",
+    "compare_measure_level",
+    "compare_measure_scales",
+    "compare_measure_distilled",
 )  # a job for each seed: none as a rule
 # stages that are in one graph alone
 ONLY_IN = {"lora": "adapter", "tuned": "tuned"} | dict.fromkeys(
@@ -87,7 +92,9 @@ def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     name, _, compared = request.param.partition(", ")
     file = tmp_path_factory.mktemp("recipe") / f"{name}.yaml"
     values = yaml.safe_load(recipe_text(name))
-    values["compare"] |= {"seeds": [42, 43], "levels": ["Q4_K_M", "Q6_K"]} if compared else {}
+    if compared:
+        values["compare"] |= {"seeds": [42, 43], "levels": ["Q4_K_M", "Q6_K"]}
+        values["compare"]["strategies"] |= {"distilled": ["distilled_scales", "merged_distilled"]}
     file.write_text(yaml.safe_dump(values), encoding="utf-8")
     return file
 

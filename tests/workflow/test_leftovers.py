@@ -17,11 +17,11 @@ MADE = {
     "models/compare/nf4-1/adapter/adapter_model.safetensors": "first adapter",
     "models/compare/nf4-1/train.json": "{}",
     "models/compare/nf4-2/train.json": '{"seed": 2}',
-    "models/compare/Q4_K_M-1/train.json": '{"level": "Q4_K_M"}',
+    "models/compare/lora_level-Q4_K_M-1/train.json": '{"level": "Q4_K_M"}',
     "reports/compare/merged_16-1.json": '{"seed": 1}',
     "reports/compare/merged_16-2.json": '{"seed": 2, "no": 1}',
 }
-RESULTS = {"nf4-1", "nf4-2", "Q4_K_M-1", "merged_16-1.json", "merged_16-2.json"}
+RESULTS = {"nf4-1", "nf4-2", "lora_level-Q4_K_M-1", "merged_16-1.json", "merged_16-2.json"}
 
 
 def asked(*seeds: int, levels: tuple[str, ...] = ("Q4_K_M",)) -> Params:
@@ -55,12 +55,12 @@ def test_results_that_nobody_asks_for_go_if_dvcs_cache_has_them(project: Path) -
     remove_leftovers(project, asked(1, 2))
     assert results(project) == RESULTS
     remove_leftovers(project, asked(2))
-    # Q4_K_M-1 is in no cache
-    assert results(project) == {"nf4-2", "Q4_K_M-1", "merged_16-2.json"}
+    # lora_level-Q4_K_M-1 is in no cache
+    assert results(project) == {"nf4-2", "lora_level-Q4_K_M-1", "merged_16-2.json"}
     (project / "models/compare/nf4-2/train.json").unlink()
     (project / "models/compare/nf4-2/train.json").write_text("other bytes than were recorded")
     remove_leftovers(project, asked())
-    assert results(project) == {"nf4-2", "Q4_K_M-1", "merged_16-2.json"}
+    assert results(project) == {"nf4-2", "lora_level-Q4_K_M-1", "merged_16-2.json"}
 
 
 def test_without_dvc_no_result_is_deleted(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ recipe.
 
 from pipeline.config.sections.data import Base, Curate, Preprocess
 from pipeline.config.sections.measuring import Compare, Evaluate, Judge, Parity
-from pipeline.config.sections.models import Convert, Imatrix, Lora, LoraType, Merge, Quantize
+from pipeline.config.sections.models import Convert, Distill, Imatrix, Lora, LoraType, Merge, Quantize
 from pipeline.config.sections.shipping import Gate, LlamaCpp, Report, Serve
 from pipeline.config.sections.training import Train, Training
 from pipeline.config.sections.values import (
@@ -40,6 +40,7 @@ __all__ = [
     "Compare",
     "Convert",
     "Curate",
+    "Distill",
     "Evaluate",
     "Format",
     "Gate",

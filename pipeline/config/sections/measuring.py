@@ -1,9 +1,9 @@
 """What is measured of the models: sections `compare`, `parity`, `evaluate`."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from pipeline.config.scorers import scorer_problems
 from pipeline.config.sections.values import (
@@ -22,8 +22,10 @@ from pipeline.config.sections.values import (
     Threads,
     Tokens,
     fits,
+    group,
     key,
 )
+from pipeline.config.strategies import STRATEGIES
 
 KEY_FILE = "a file below the project's folder, .quench/judge-key for example"
 KeyFile = Annotated[str, fits(rf"(?=.{{1,400}}\Z)\.?{NAME_PART}(/{NAME_PART})*", KEY_FILE)]
@@ -31,21 +33,60 @@ TASK_NAME = "the name of a task: it is what the task's file gives under task, no
 TaskName = Annotated[str, fits("[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,199}", TASK_NAME)]
 
 
+def each_once(named: list[Any]) -> list[Any]:
+    """`named`, in which nothing is twice."""
+    if len(set(named)) < len(named):
+        raise ValueError(f"{named} names one twice, which would measure nothing new: name each once")
+    return named
+
+
+OnNf4 = Literal["merged_16", "merged_nf4", "lora_nf4"]
+Distilled = Literal["distilled_scales", "merged_distilled"]
+
+
+class Strategies(Section):
+    nf4: Annotated[list[OnNf4], AfterValidator(each_once)] = key(
+        ["merged_16", "merged_nf4", "lora_nf4"],
+        "an adapter trained on NF4: merged_16 (merged into 16 bit, then quantized) | merged_nf4 (merged into "
+        "NF4, then quantized) | lora_nf4 (on the base's level); one training a seed for all three",
+    )
+    level: Annotated[list[Literal["lora_level"]], AfterValidator(each_once)] = key(
+        ["lora_level"], "lora_level (an adapter trained on the level itself): one training a seed and level"
+    )
+    scales: Annotated[list[Literal["scales_level"]], AfterValidator(each_once)] = key(
+        ["scales_level"],
+        "scales_level (the scales of the level's blocks trained; one GGUF ships): one training a seed and "
+        "level",
+    )
+    distilled: Annotated[list[Distilled], AfterValidator(each_once)] = key(
+        [],
+        "distilled_scales (the base's level distilled from its 16 bits, then its scales trained): a "
+        "distillation and a training a seed and level | merged_distilled (the merged model's level distilled "
+        "from its 16 bits): a distillation a seed and level",
+    )
+
+    @property
+    def asked(self) -> list[str]:
+        """All strategies that are asked for, in the order of tables."""
+        named = {*self.nf4, *self.level, *self.scales, *self.distilled}
+        return [strategy for strategy in STRATEGIES if strategy in named]
+
+
 class Compare(Section):
-    seeds: Annotated[list[Seed], Field(max_length=100)] = key(
+    seeds: Annotated[list[Seed], Field(max_length=100), AfterValidator(each_once)] = key(
         [],
         "seeds with which each strategy is trained, to see which is best on your data, e.g. [42, 43, "
-        "44]; []: not measured (a seed takes 1 + levels times the training)",
+        "44]; []: not measured (what a seed costs stands at compare.strategies; each strategy and level is "
+        "measured besides)",
     )
     levels: PlainLevels = key(["Q4_K_M"], "levels at which the strategies are compared, in llama.cpp's names")
+    strategies: Strategies = group(Strategies, "which strategies to compare, by what they train; [] for none")
     rows: Count = key(200, "held-out rows that each strategy answers")
-
-    @field_validator("seeds")
-    @classmethod
-    def _each_once(cls, seeds: list[int]) -> list[int]:
-        if len(set(seeds)) < len(seeds):
-            raise ValueError(f"{seeds} names a seed twice, which would measure nothing new: name each once")
-        return seeds
+    scales_learning_rate: Annotated[float, Field(gt=0, lt=1)] = key(
+        5.0e-3,
+        "peak learning rate where a strategy trains scales on the task, 1e-3 to 1e-2; without weight decay, "
+        "all else as in train",
+    )
 
 
 class Parity(Section):

@@ -1,10 +1,13 @@
-"""How the adapter becomes files that llama.cpp serves: `lora`, `merge`, `convert`, `imatrix`, `quantize`."""
+"""How the adapter becomes files that llama.cpp serves: `lora`, `merge`, `convert`, `imatrix`, `quantize`,
+`distill`.
+"""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from pipeline.config.levels import tensor_type_problem
+from pipeline.config.levels import DISTILLED, WITH_SCALES, split_level, tensor_type_problem
 from pipeline.config.sections.values import (
     UNTUNED,
     Count,
@@ -86,6 +89,12 @@ class Quantize(Section):
         "{attn_v: q8_0}",
     )
 
+    distill: list[str] = key(
+        [],
+        "levels whose scales are taught the 16-bit model's own answers: spelled as in levels, made beside "
+        "them as LEVEL-distilled (see section distill), e.g. [Q4_0]; []: none",
+    )
+
     @field_validator("tensor_types")
     @classmethod
     def _types_are_known(cls, types: dict[str, str]) -> dict[str, str]:
@@ -94,12 +103,46 @@ class Quantize(Section):
                 raise ValueError(problem)
         return types
 
+    def problems(self) -> Iterator[str]:
+        """Which levels can't be distilled."""
+        plain = [level for level in self.tuned if not split_level(level)[1]]
+        if other := [level for level in self.distill if level not in plain]:
+            yield (
+                f"distill names {', '.join(other)}: it can name the tuned model's levels without an "
+                f"importance matrix ({', '.join(plain) or 'here there is none'}), spelled as in levels"
+            )
+        elif fixed := [level for level in self.distill if split_level(level)[0] not in WITH_SCALES]:
+            yield (
+                f"distill names {', '.join(fixed)}, whose blocks have no scales that could learn: name "
+                "levels of Q2_K to Q8_0 or IQ4"
+            )
+        elif len(set(self.distill)) < len(self.distill):
+            yield f"distill {self.distill} names a level twice: name each once"
+
     @property
     def tuned(self) -> list[str]:
         """The levels of the tuned model, in the order of `levels`."""
         return [level for level in self.levels if not level.startswith(UNTUNED)]
 
     @property
+    def files(self) -> list[str]:
+        """The levels of the tuned model, each with what is distilled from it behind it."""
+        return [
+            name
+            for level in self.tuned
+            for name in (level, *([level + DISTILLED] if level in self.distill else []))
+        ]
+
+    @property
     def untuned(self) -> list[str]:
         """The levels of the untuned base (base-LEVEL), in the order of `levels`."""
         return [level for level in self.levels if level.startswith(UNTUNED)]
+
+
+class Distill(Section):
+    max_steps: Count = key(
+        100, "optimizer steps per level, each on one row of preprocess.max_length tokens at most"
+    )
+    learning_rate: Annotated[float, Field(gt=0, lt=1)] = key(
+        2.0e-3, "peak learning rate of the scales, 1e-3 to 5e-3"
+    )

@@ -7,7 +7,8 @@ file's own metadata; a Hugging Face folder of the same model, where the user has
 import math
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pipeline.gguf.base_files import DENSE, MODEL_FILE, SOURCE_FILE
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
 from pipeline.gguf.sources import KNOWN
-from pipeline.llamacpp.converters import quantize_gguf
+from pipeline.llamacpp.converters import NO_TYPES, quantize_gguf
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.models.base_header import checked_header
 from pipeline.stages.base.file_choice import gguf_parts
@@ -42,16 +43,17 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class QuantizedGguf:
-    """That the base is a GGUF, unchanged: the level it is quantized to first, and the Hugging Face folder it
-    is compared with.
+    """That the base is a GGUF, unchanged: the level it is quantized to first (with `quantize.tensor_types`),
+    and the Hugging Face folder it is compared with.
     """
 
     level: str | None = None
     compare_with: str | None = None
+    tensor_types: Mapping[str, str] = field(default_factory=dict)
 
     def keep(self, file: Path, folder: Path, tools: Toolchain) -> Header:
         """Put `file`, or all parts of which it is the first, into `folder` as the base; its header."""
-        return keep_gguf(joined(file, folder, tools), folder, self.level, tools)
+        return keep_gguf(joined(file, folder, tools), folder, self.level, tools, self.tensor_types)
 
 
 def joined(file: Path, folder: Path, tools: Toolchain) -> Path:
@@ -78,9 +80,15 @@ def joined(file: Path, folder: Path, tools: Toolchain) -> Path:
     return folder / ARRIVED
 
 
-def keep_gguf(file: Path, folder: Path, level: str | None, tools: Toolchain) -> Header:
-    """Put `file` into `folder` as `model.gguf`, at `level` if one is named (then the original stays beside
-    it), with config and tokenizer; the header of `model.gguf`.
+def keep_gguf(
+    file: Path,
+    folder: Path,
+    level: str | None,
+    tools: Toolchain,
+    tensor_types: Mapping[str, str] = NO_TYPES,
+) -> Header:
+    """Put `file` into `folder` as `model.gguf`, at `level` with `tensor_types` if one is named (then the
+    original stays beside it), with config and tokenizer; the header of `model.gguf`.
 
     A file that has arrived in `folder` is moved, one of the user's is copied. Raises `DataError` if the file
     is not whole, can't be trained on, has no template, or its tokenizer differs from llama.cpp's; `ToolError`
@@ -91,7 +99,7 @@ def keep_gguf(file: Path, folder: Path, level: str | None, tools: Toolchain) -> 
     from pipeline.models.quantized_model import load_gguf
 
     checked_header(file)
-    original = folder / (SOURCE_FILE if level else MODEL_FILE)
+    model, original = folder / MODEL_FILE, folder / (SOURCE_FILE if level else MODEL_FILE)
     if file.parent == folder:
         file.rename(original)
     else:
@@ -99,8 +107,8 @@ def keep_gguf(file: Path, folder: Path, level: str | None, tools: Toolchain) -> 
         copy_file(file, original)
     if level:
         print(f"base: quantizing {file.name} to {level}", flush=True)
-        quantize_gguf(tools, original, folder / MODEL_FILE, level, os.cpu_count() or 1, requantize=True)
-    model = folder / MODEL_FILE
+        threads = os.cpu_count() or 1
+        quantize_gguf(tools, original, model, level, threads, tensor_types=tensor_types, requantize=True)
     header = check_gguf(model)
     check_trainable(header, file)
     tokenizer = load_tokenizer_of(model, header)

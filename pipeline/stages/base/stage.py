@@ -154,7 +154,9 @@ def convert_gguf(file: Path, folder: Path, llamacpp_home: str | None) -> Header:
 def main(params: Params, root: Path) -> None:
     """Run the stage on the project folder `root`."""
     chosen = params.base
-    quantized = QuantizedGguf(chosen.level, chosen.compare_with) if chosen.quantization == "gguf" else None
+    quantized = None
+    if chosen.quantization == "gguf":
+        quantized = QuantizedGguf(chosen.level, chosen.compare_with, params.quantize.tensor_types)
     base(
         source=chosen.source,
         model=chosen.model,

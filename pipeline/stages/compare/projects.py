@@ -25,9 +25,9 @@ from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.quantized import SCRATCH, quantized_level
 from pipeline.planning.shape import load_shape
 from pipeline.subprojects.folder import Settings, changed_params, open_subproject, size_of
-from pipeline.subprojects.processes import run_stage
+from pipeline.subprojects.training import train as train_here
 
-TRAINED = Path("models/compare")  # a folder for each training: the adapter and its report
+TRAINED = Path("models/compare")  # a folder for each training: what was trained, and its report
 LEVEL_FILE = "level.gguf"  # in a sub-project: the untuned base at a level
 
 
@@ -60,7 +60,7 @@ def sub_params(params: Params, settings: Settings) -> Settings:
         "merge": {"base": "16-bit"},
         "convert": {"base": False},
         "imatrix": {"tokens": 0},
-        "quantize": {"levels": list(params.compare.levels)},
+        "quantize": {"levels": list(params.compare.levels), "distill": []},
         "compare": {"seeds": []},
         "evaluate": {"models": [kind]},
     }
@@ -72,10 +72,15 @@ def base_links(root: Path) -> dict[str, Path]:
     return {place: root / place for place in ("models/base", "models/base.json")}
 
 
-def level_settings(root: Path, name: str, seed: int) -> Settings:
-    """What the sub-project `name` differs in if its base is the untuned base at a level."""
-    file = root.resolve() / FOLDER / name / LEVEL_FILE
-    base = {"source": "gguf", "model": str(file), "revision": None, "file": None, "quantization": "gguf"}
+def level_settings(root: Path, name: str, seed: int, file: str = LEVEL_FILE) -> Settings:
+    """What the sub-project `name` differs in if its base is a level, the GGUF `file` in it."""
+    base = {
+        "source": "gguf",
+        "model": str(root.resolve() / FOLDER / name / file),
+        "revision": None,
+        "file": None,
+        "quantization": "gguf",
+    }
     return {
         "base": base,
         "evaluate": {"models": ["adapter"]},
@@ -106,17 +111,7 @@ def train(project: Path, target: Path) -> None:
     """Train in `project`, publish the adapter and the training's report as the folder `target`, remove the
     sub-project.
     """
-    try:
-        run_stage(project, "train")
-    except ConfigError:
-        if not any((project / "models/checkpoints").glob("checkpoint-*")):
-            raise
-        # a killed training of other settings or rows left them here, where nobody else can need them
-        print(
-            f"compare: the checkpoints in {project.name} are of other inputs: training starts again",
-            flush=True,
-        )
-        run_stage(project, "train", "--no-resume")
+    train_here(project)
     with publishing(target) as aside:
         shutil.copytree(project / "models/adapter", aside / "adapter")
         shutil.copy(project / "reports/train.json", aside)

@@ -10,11 +10,14 @@ from pipeline.stages.compare.statistics import Difference
 
 @dataclass(frozen=True)
 class Measured:
-    """A strategy at a level: its mean score (0 to 1), bytes needed on the way, bytes shipped."""
+    """A strategy at a level: its mean score (0 to 1), bytes needed on the way, bytes shipped, and general
+    ability less the untuned base's, None if that was not measured.
+    """
 
     score: float
     on_disk: int
     shipped: int
+    general: Difference | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,18 @@ def recommend(
         why += f", {size_text(strategies[chosen].on_disk)} on the way"
     over, remedy = f"over {seeds} seeds" if seeds > 1 else "with one seed", STRATEGIES[chosen].remedy
     sentence = f"{level}: {title(chosen, level)}: {over} {why}: {remedy.format(level=level)}"
+    sentence += forgotten(strategies[chosen].general)
     return Advice(chosen, len(equals) == 1, sentence)
+
+
+def forgotten(change: Difference | None) -> str:
+    """What a sentence adds if general ability is measurably below the untuned base's; "" if not."""
+    if change is None or not change.measurable or change.points > 0:
+        return ""
+    return (
+        f". Beware: it answers {-change.points:.1f} of 100 general questions fewer than the untuned base "
+        f"({-change.high:.1f} to {-change.low:.1f})"
+    )
 
 
 def between(differences: Mapping[tuple[str, str], Difference], first: str, second: str) -> Difference:

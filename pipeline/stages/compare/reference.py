@@ -15,6 +15,7 @@ import numpy as np
 from pipeline.config.params import load_params
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.publish import need_disk, publishing, read_json, write_json
+from pipeline.gguf.base_files import trained_file
 from pipeline.metrics.divergence import Prompt, Reference
 
 FOLDER, LOGITS, PROMPTS = "reference", "logits", "prompts.json"
@@ -26,15 +27,16 @@ def write_reference(root: Path, rows: Path, count: int, seed: int, ctx_size: int
     float32 logits (positions, V).
 
     The trained model computes in float32 on its own weights, so that its arithmetic's rounding is in nobody's
-    divergence. Raises `DataError` where no row can be used, `MachineError` where the disk has no room.
+    divergence. If its adapter is in no folder, what was trained is in the base's own file: then that is the
+    model. Raises `DataError` where no row can be used, `MachineError` where the disk has no room.
     """
     from pipeline.chat.held_out import encoded_rows
     from pipeline.chat.tokens import load_tokenizer, trained_positions
     from pipeline.metrics.divergence import thinned
     from pipeline.metrics.forward import trained_model
 
-    adapter, target = root / "models/adapter", root / FOLDER
-    encoded = encoded_rows(load_tokenizer(adapter), rows, count, seed, ctx_size)
+    base, adapter, target = root / "models/base", root / "models/adapter", root / FOLDER
+    encoded = encoded_rows(load_tokenizer(tokenizer_folder(root)), rows, count, seed, ctx_size)
     prompts = [Prompt(one.ids, thinned(trained_positions(one))) for one in encoded]
     if not prompts:
         raise DataError(
@@ -44,7 +46,9 @@ def write_reference(root: Path, rows: Path, count: int, seed: int, ctx_size: int
     with publishing(target) as aside:
         aside.mkdir()
         with (
-            trained_model(root / "models/base", adapter, float32=True) as speaker,
+            trained_model(
+                base, adapter if has_weights(adapter) else None, float32=True, settings_of=adapter
+            ) as speaker,
             (aside / LOGITS).open("wb") as out,
         ):
             for prompt in prompts:
@@ -57,6 +61,17 @@ def write_reference(root: Path, rows: Path, count: int, seed: int, ctx_size: int
             aside / PROMPTS,
             {"width": width, "prompts": [{"ids": one.ids, "positions": one.positions} for one in prompts]},
         )
+
+
+def has_weights(adapter: Path) -> bool:
+    """Whether a folder holds what was trained, not only the record of its run."""
+    return trained_file(adapter).is_file()
+
+
+def tokenizer_folder(root: Path) -> Path:
+    """The folder in a sub-project with the tokenizer that training had."""
+    adapter = root / "models/adapter"
+    return adapter if has_weights(adapter) else root / "models/base"
 
 
 def load_reference(root: Path) -> Reference:

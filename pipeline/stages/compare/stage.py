@@ -1,21 +1,27 @@
 """Sum up the strategies to ship, measured on the project's own data with several seeds: merged into 16 bit or
-NF4, or an adapter on a level of the base.
+NF4, an adapter on a level of the base, or a level with trained scales.
 
 Reads `reports/compare/` and writes `reports/strategies.json` (no seeds in it if `compare.seeds` is []). The
-trainings and measurements are jobs of their own: `nf4`, `level`, `unquantized`, `measure`, beside this
-module. Command: `python -m pipeline compare`
+trainings and measurements are jobs of their own, beside this module: `nf4`, `level`, `scales`, `distilled`,
+`unquantized` and the `measure` ones. Command: `python -m pipeline compare`
 """
 
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.params import Params
-from pipeline.config.strategies import MERGED_16, STRATEGIES
+from pipeline.config.strategies import MERGED_16, STRATEGIES, Training
 from pipeline.core.locks import absent
 from pipeline.core.publish import read_json, write_json
 from pipeline.stages.compare.measure import MEASURED
 from pipeline.stages.compare.summary import summarize
 
+MEASURING: dict[Training, str] = {  # the stage that measures the strategies of each kind of training
+    "nf4": "compare_measure",
+    "level": "compare_measure_level",
+    "scales": "compare_measure_scales",
+    "distilled": "compare_measure_distilled",
+}
 TARGET = Path("reports/strategies.json")
 
 
@@ -24,8 +30,11 @@ def measured(root: Path, params: Params) -> list[dict[str, Any]]:
     jobs: dict[str, str] = {}
     for seed in params.compare.seeds:
         jobs[f"{MERGED_16}-{seed}"] = f"compare_unquantized@{seed}"
-        names = [f"{strategy}-{level}-{seed}" for strategy in STRATEGIES for level in params.compare.levels]
-        jobs |= {name: f"compare_measure@{name}" for name in names}
+        jobs |= {
+            (name := f"{strategy}-{level}-{seed}"): f"{MEASURING[STRATEGIES[strategy].training]}@{name}"
+            for strategy in params.compare.strategies.asked
+            for level in params.compare.levels
+        }
     files = {root / MEASURED / f"{name}.json": job for name, job in jobs.items()}
     for file, job in files.items():
         if not file.exists():

@@ -10,15 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config.strategies import MERGED_16, STRATEGIES, title
+from pipeline.config.strategies import MERGED_16, STRATEGIES, title, training_of
 from pipeline.core.errors import DataError
+from pipeline.stages.compare.forgetting import (
+    General,
+    change_row,
+    general_change,
+    general_score,
+)
 from pipeline.stages.compare.recommendation import Measured, recommend
 from pipeline.stages.compare.statistics import Difference, Scores, difference, mean_of
 
 Figures = Mapping[str, Any]
 DISK = (
-    "base, merged model, 16-bit GGUF and level together, as the stages leave them; checkpoints, the adapter, "
-    "what only comparisons read and what the base's level was quantized from aside"
+    "base, merged model, 16-bit GGUF, level and each copy of it with other scales together, as the stages "
+    "leave them; checkpoints, the adapter, what only comparisons read and what a level was quantized "
+    "from, unless its answers are learned, aside"
 )
 
 
@@ -44,6 +51,7 @@ def summarize(
             "another scorer",
         )
     reference = of_strategy(figures, rows, sixteen, MERGED_16, seeds)
+    untuned = [one.get("untuned_general") for one in mine(figures, sixteen, MERGED_16, seeds)]
     return {
         "seeds": list(seeds),
         "scorer": scorer,
@@ -51,17 +59,18 @@ def summarize(
         "disk_counted": DISK,
         "machines": sorted({one["machine"] for one in figures}),
         "reference": {"level": sixteen, **reference},
-        "levels": {level: of_level(figures, rows, level, seeds, seed) for level in levels},
+        "untuned_general": general_score(untuned),
+        "levels": {level: of_level(figures, rows, level, seeds, seed, untuned) for level in levels},
         "seconds": seconds(figures),
     }
 
 
 def seconds(figures: Sequence[Figures]) -> float:
     """Time that the measurements took, and the trainings, each of which is in the figures of several."""
-    trained: dict[Any, float] = {
-        (STRATEGIES[one["strategy"]].on_level and one["level"], one["seed"]): one["training"]["seconds"]
-        for one in figures
-    }
+    trained: dict[str, float] = {}
+    for one in figures:
+        own = training_of(one["strategy"], one["level"], one["seed"])
+        trained |= one["training"].get("parts") or {own: one["training"]["seconds"]}
     total: float = sum(trained.values()) + sum(one["measuring_seconds"] for one in figures)
     return round(total, 1)
 
@@ -72,23 +81,35 @@ def scored_rows(figures: Sequence[Figures]) -> list[str]:
 
 
 def of_level(
-    figures: Sequence[Figures], rows: Sequence[str], level: str, seeds: Sequence[int], seed: int
+    figures: Sequence[Figures],
+    rows: Sequence[str],
+    level: str,
+    seeds: Sequence[int],
+    seed: int,
+    untuned: Sequence[General] = (),
 ) -> dict[str, Any]:
     """One level's strategies, their differences from each other (second less first, in points of 100), and
-    the one to take.
+    the one to take. `untuned` is the untuned base's general ability, for each seed.
     """
-    strategies = {
-        strategy: {"title": title(strategy, level)} | of_strategy(figures, rows, level, strategy, seeds)
-        for strategy in STRATEGIES
+    measured_here = {one["strategy"] for one in figures if one["level"] == level}
+    asked = [strategy for strategy in STRATEGIES if strategy in measured_here]
+    forgotten = {
+        strategy: general_change(untuned, generals(figures, level, strategy, seeds), seed)
+        for strategy in asked
     }
-    points = {strategy: matrix(figures, rows, level, strategy, seeds) for strategy in STRATEGIES}
-    pairs = list(combinations(STRATEGIES, 2))
+    strategies = {
+        strategy: {"title": title(strategy, level), "general_change": change_row(forgotten[strategy])}
+        | of_strategy(figures, rows, level, strategy, seeds)
+        for strategy in asked
+    }
+    points = {strategy: matrix(figures, rows, level, strategy, seeds) for strategy in asked}
+    pairs = list(combinations(asked, 2))
     differences = {pair: difference(points[pair[0]], points[pair[1]], seed) for pair in pairs}
     perfect = {
         pair: difference(all_right(points[pair[0]]), all_right(points[pair[1]]), seed) for pair in pairs
     }
     measured = {
-        strategy: Measured(found["score"], found["disk_bytes"], found["bytes"])
+        strategy: Measured(found["score"], found["disk_bytes"], found["bytes"], forgotten[strategy])
         for strategy, found in strategies.items()
     }
     advice = recommend(level, measured, differences, len(seeds))
@@ -123,6 +144,7 @@ def of_strategy(
         "perfect": perfect.value,
         "perfect_low": perfect.low,
         "perfect_high": perfect.high,
+        "general": general_score(generals(figures, level, strategy, seeds)),
         "kld": fmean(one["kld"] for one in own),
         "same_top": fmean(one["same_top"] for one in own),
         "tok_s": median(one["speed"]["shipped"]["median"] for one in own),
@@ -136,6 +158,7 @@ def of_strategy(
                 "perfect": float(all_right(points[place]).mean()),
                 "kld": one["kld"],
                 "same_top": one["same_top"],
+                "general": (one.get("general") or {}).get("score"),
                 "stopped": one["stopped"],
                 "valid": one["valid"],
                 "speed": one["speed"],
@@ -150,6 +173,11 @@ def mine(figures: Sequence[Figures], level: str, strategy: str, seeds: Sequence[
     """One strategy's figures at one level, in the order of the seeds."""
     found = {one["seed"]: one for one in figures if (one["level"], one["strategy"]) == (level, strategy)}
     return [found[seed] for seed in seeds]
+
+
+def generals(figures: Sequence[Figures], level: str, strategy: str, seeds: Sequence[int]) -> list[General]:
+    """One strategy's answers to the general questions, in the order of the seeds; None where not asked."""
+    return [one.get("general") for one in mine(figures, level, strategy, seeds)]
 
 
 def matrix(

@@ -1,16 +1,18 @@
 """Measure the reference of all levels, for one seed: trained on NF4, merged into 16 bit, not quantized.
 
 Reads and writes what `pipeline.stages.compare.measure` does, at the level `convert.type`:
-`reports/compare/merged_16-SEED.json`. Command: `python -m pipeline compare_unquantized@42`
+`reports/compare/merged_16-SEED.json`, and in it which general questions the untuned base answers right.
+Command: `python -m pipeline compare_unquantized@42`
 """
 
 from pathlib import Path
 
 from pipeline.config.params import Params
 from pipeline.config.strategies import MERGED_16
+from pipeline.stages.compare.made import make_merged
 from pipeline.stages.compare.measure import record
 
 
 def main(params: Params, root: Path, item: str) -> None:
     """Run the job for the seed `item` on the files below `root`."""
-    record(params, root, MERGED_16, params.convert.type, int(item), f"{MERGED_16}-{item}")
+    record(params, root, MERGED_16, params.convert.type, int(item), f"{MERGED_16}-{item}", make_merged)

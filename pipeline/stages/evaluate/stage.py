@@ -27,6 +27,7 @@ from pipeline.gguf.file import describe, kv_cache_bytes
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.metrics.answers import answer_rows, evaluated_server, score_answers
+from pipeline.metrics.general import ask_general
 from pipeline.stages.evaluate.divergence import Row, divergence_of
 from pipeline.stages.evaluate.files import compared_with, model_files
 from pipeline.stages.evaluate.speed import serving_figures, speed, speed_in_process
@@ -81,7 +82,7 @@ def evaluate(
     with timed(seconds, "task"):
         figures["task"], answers = task(model, rows, root, settings, tools, lora)
     with timed(seconds, "general"):
-        figures["general"] = general(model, loaded, root, settings, tools, lora)
+        figures["general"] = ask_general(model, loaded, root, settings, tools, lora)
     with timed(seconds, "harness"):
         figures["harness"] = harness(model, root, settings, tools, lora)
     return figures | {"seconds": seconds}, answers
@@ -143,26 +144,6 @@ def task(
         model, answerable_rows(rows, settings.task_rows, settings.seed), settings, tools, lora
     )
     return score_answers(answers, settings.scorers, settings.seed, judge=settings.judge, root=root), answers
-
-
-def general(
-    model: Path, tokenizer: Any, root: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None
-) -> dict[str, Any] | None:
-    """General ability on the questions that `evaluate.general` names; None if it names none."""
-    from pipeline.stages.evaluate.general import general_ability, load_questions
-
-    questions = load_questions(settings.general, root)
-    if not questions:
-        return None
-    with open_gguf(
-        tools,
-        model,
-        ctx_size=settings.ctx_size,
-        threads=settings.threads,
-        n_gpu_layers=settings.n_gpu_layers,
-        lora=lora,
-    ) as loaded:
-        return general_ability(loaded, tokenizer, questions, settings.seed)
 
 
 def harness(

@@ -42,6 +42,7 @@ class Measure:
     tools: Toolchain
     scratch: Path
     tensor_types: Mapping[str, str] = field(default_factory=dict)
+    distilled: Path = Path("reports/distill")  # a record for each distilled level
 
     def prompts(self, tokenizer: Any) -> list[Prompt]:
         """Held-out rows as tokens, with the positions whose next token is compared. Raises `DataError` where

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from pipeline.config.levels import level_key, split_level
+from pipeline.config.levels import distilled_from, level_key, split_level
 from pipeline.config.sections import Parity
 from pipeline.core.checks import Check
 from pipeline.gguf.file import check_gguf
@@ -98,7 +98,7 @@ def output_checks(
         if base_gguf and lora:
             with_lora = files.enter_context(bench.gguf(base_gguf, lora))
             checks["outputs_lora"] = lora_check(outputs, with_lora, merge_base, limits)
-            for level in chain.levels:
+            for level in filter(lambda level: not distilled_from(level), chain.levels):  # the base has none
                 # the matrix is the merged model's; without it the level would be judged by another one
                 if split_level(level)[1]:
                     title, why = (

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.checks import Check
+from pipeline.core.hashing import file_hash
+from pipeline.core.publish import read_json
 from pipeline.gguf.base_files import MODEL_FILE, is_scales
 from pipeline.gguf.header import Header, tensor_bytes
-from pipeline.gguf.provenance import OWN, STANDARD
+from pipeline.gguf.provenance import DISTILL, OWN, STANDARD
 from pipeline.gguf.tensors import SCALES, Bytes, GgufTensor, gguf_tensors
 from pipeline.models.tuners import file_scales
 from pipeline.stages.parity.check import exact
@@ -60,6 +62,60 @@ def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
     if len(wrong) > SHOWN:
         shown += f"; and {len(wrong) - SHOWN} more"
     return exact(TITLE, len(wrong), "differences", shown, cause, WHAT)
+
+
+def distilled_weights(level: Path, distilled: Path, record: Path, name: str) -> Check:
+    """The file `distilled` against the `level` that it was made from, byte for byte: only scales may differ,
+    each finite and with its sign, and it is still the file that `record` (reports/distill/LEVEL.json) names.
+    """
+    title, what = f"Weights of {level.stem} → {name}", "tensors, fields and records that are not the level's"
+    recorded = read_json(record, f"run `snakemake --force models/gguf/{distilled.name}`")
+    (old, before), (new, after) = gguf_tensors(level), gguf_tensors(distilled)
+    wrong = [f"{field} is not the level's" for field in other_fields(level, old, distilled, new)]
+    if different := other_tensors(old, new):
+        wrong.append(f"{different} is not the same as in the level's file")
+    else:
+        wrong += filter(None, (refined_fault(before[tensor], after[tensor]) for tensor in after))
+        if base_end(level, old) != base_end(distilled, new):
+            wrong.append("other bytes stand between or behind the tensors")
+    for key, file in (("sha256", distilled), ("level_sha256", level)):
+        if recorded.get(key) != file_hash(file):
+            wrong.append(f"{record.name} names another {file.name}")
+    if new.fields.get(f"{DISTILL}level_sha256") != recorded.get("level_sha256"):
+        wrong.append(f"{distilled.name} says that it was made from another file than {level.name}")
+    shown = "; ".join([f"{len(after)} tensors compared", *wrong[:SHOWN]])
+    if len(wrong) > SHOWN:
+        shown += f"; and {len(wrong) - SHOWN} more"
+    cause = (
+        "The file was changed after it was made, or the level was made again: run `snakemake --force "
+        f"models/gguf/{distilled.name}`."
+    )
+    return exact(title, len(wrong), "differences", shown, cause, what)
+
+
+def refined_fault(before: GgufTensor, after: GgufTensor) -> str:
+    """What is wrong with a tensor whose scales may have been trained: a scale that is no number or has
+    another sign, or another byte.
+    """
+    places = SCALES.get(after.ggml_type)
+    if places is None:
+        return same_fault(before, after)
+    for first, last in after.blocks():
+        ours, theirs = in_blocks(before, first, last), in_blocks(after, first, last)
+        for at in places:
+            old, new = (
+                np.ascontiguousarray(one[:, :, at : at + 2]).view(np.float16)[..., 0]
+                for one in (ours, theirs)
+            )
+            if (bad := ~np.isfinite(new) | (np.signbit(old) != np.signbit(new))).any():
+                row, block, value = one_of(bad, new)
+                return f"{after.name} has the scale {value} in row {first + row}, block {block}"
+            ours[:, :, at : at + 2] = theirs[:, :, at : at + 2]
+        if (differs := (ours != theirs).any(axis=-1)).any():
+            row, block = np.argwhere(differs)[0]
+            where = f"in row {first + row}, block {block}"
+            return f"{after.name} has another byte than a scale's changed {where}"
+    return ""
 
 
 def other_fields(old_file: Path, old: Header, new_file: Path, new: Header) -> list[str]:

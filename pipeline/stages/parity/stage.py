@@ -2,9 +2,9 @@
 verdict.
 
 Reads `data/final/test.jsonl`, `models/base/`, `models/adapter/`, `models/merged/`, `reports/merge.json`,
-every GGUF in `models/gguf/`; with `base.quantization: gguf` no merge, and of the GGUFs the adapter's or the
-tuned one. Writes `reports/parity.json` and `reports/parity.html`; a failed parity check fails the run (exit
-code 5). Command: `python -m pipeline parity`
+every GGUF in `models/gguf/`, `reports/distill/`; with `base.quantization: gguf` no merge, and of the GGUFs
+the adapter's or the tuned one. Writes `reports/parity.json` and `reports/parity.html`; a failed parity check
+fails the run (exit code 5). Command: `python -m pipeline parity`
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import chats, load_tokenizer
-from pipeline.config.levels import level_key
+from pipeline.config.levels import distilled_from, level_key
 from pipeline.config.params import Params
 from pipeline.config.sections import TUNED, Graph
 from pipeline.core.checks import overall
@@ -42,6 +42,7 @@ from pipeline.stages.parity.measure import (
 from pipeline.stages.parity.merged_weights import merged_weights
 from pipeline.stages.parity.outputs import Bench, Chain, output_checks
 from pipeline.stages.parity.page import render_parity_page
+from pipeline.stages.parity.scales_weights import distilled_weights
 from pipeline.stages.parity.special_tokens import special_checks
 from pipeline.stages.parity.unmerged import unmerged_checks
 from pipeline.stages.parity.unmerged_chain import UnmergedChain
@@ -127,6 +128,10 @@ def weights(chain: Chain, measure: Measure, base_gguf: Path | None) -> ParityChe
     else:
         checks |= unmeasured({"weights_base": "Untuned base → its 16-bit GGUF"}, NO_BASE)
     for level, path in chain.levels.items():
+        if plain := distilled_from(level):
+            record = measure.distilled / f"{plain}.json"
+            checks[level_key("weights", level)] = distilled_weights(chain.levels[plain], path, record, level)
+            continue
         checks[level_key("weights", level)], _ = level_weights(
             chain.gguf, path, level, measure.limits.rmse_slack, measure.tensor_types
         )
@@ -155,6 +160,7 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
             find_toolchain(params.llamacpp.home),
             scratch,
             params.quantize.tensor_types,
+            root / "reports/distill",
         )
         checks, files, merge_report = BY_GRAPH[params.graph](params, root, measure)
     report = {
@@ -176,7 +182,7 @@ def merged_checks(params: Params, root: Path, measure: Measure) -> Measured:
         adapter=root / "models/adapter",
         merged=root / "models/merged",
         gguf=folder / f"{name}-{kind}.gguf",
-        levels={level: folder / f"{name}-{level}.gguf" for level in params.quantize.tuned},
+        levels={level: folder / f"{name}-{level}.gguf" for level in params.quantize.files},
     )
     merge_report, untuned = (
         read_json(root / "reports/merge.json", "run `snakemake merge`"),

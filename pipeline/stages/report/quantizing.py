@@ -1,5 +1,5 @@
 """What quantizing costs: each level of the untuned base beside the tuned model's, and whether fine-tuning or
-an importance matrix recovers it.
+an importance matrix or distilling recovers it.
 
 A level's divergence is from its own 16-bit model (base-LEVEL from base-F16, LEVEL from F16), so the two
 columns show the same rounding done to two models.
@@ -8,13 +8,14 @@ columns show the same rounding done to two models.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.config.levels import SUFFIX
+from pipeline.config.levels import DISTILLED, SUFFIX
 from pipeline.config.sections import UNTUNED
 from pipeline.gate.recommend import is_base
 from pipeline.pages.formats import percent
 from pipeline.stages.report.comparisons import compare
 
 RECOVERED, PARTLY, WORSE = 0.5, 0.8, 1.25  # of the divergence before: below, below, above
+IMPROVED = {SUFFIX: "An importance matrix", DISTILLED: "Distilling the scales"}
 Evaluations = Mapping[str, Mapping[str, Any]]
 Scores = Mapping[str, Sequence[float | None]]
 
@@ -25,15 +26,20 @@ def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str, 
     return {
         "rows": rows,
         "sentences": [*_between_levels(rows), *(sentence for row in rows if (sentence := _recovery(row)))],
-        "imatrix": _imatrix(evaluations),
+        "improved": _improved(evaluations),
         "missing": _missing(rows, reference),
     }
 
 
 def _levels(evaluations: Evaluations) -> list[str]:
-    """The quantized levels, tuned or not, without an importance matrix."""
+    """The quantized levels, tuned or not, as llama-quantize makes them by itself."""
     spelled = dict.fromkeys(model.removeprefix(UNTUNED) for model in evaluations)
-    return [level for level in spelled if level not in ("F16", "BF16") and not level.lower().endswith(SUFFIX)]
+    return [level for level in spelled if level not in ("F16", "BF16") and not _ending(level)]
+
+
+def _ending(model: str) -> str:
+    """What says behind a level how it was improved: "-imatrix", "-distilled" or ""."""
+    return next((ending for ending in IMPROVED if model.lower().endswith(ending)), "")
 
 
 def _row(level: str, evaluations: Evaluations, scores: Scores, reference: str, seed: int) -> dict[str, Any]:
@@ -141,11 +147,12 @@ def _change(ratio: float, recovered: str, partly: str, nothing: str, worse: str)
     )
 
 
-def _imatrix(evaluations: Evaluations) -> list[str]:
-    """What the importance matrix did to each level that was made with and without it."""
+def _improved(evaluations: Evaluations) -> list[str]:
+    """What the importance matrix or distilling did to each level that was made with and without it."""
     sentences = []
     for model, found in evaluations.items():
-        plain = evaluations.get(model[: -len(SUFFIX)]) if model.lower().endswith(SUFFIX) else None
+        ending = _ending(model)
+        plain = evaluations.get(model.removesuffix(model[-len(ending) :])) if ending else None
         if not plain or found.get("kld_mean") is None or not plain.get("kld_mean"):
             continue
         before, after = plain["kld_mean"], found["kld_mean"]
@@ -157,7 +164,7 @@ def _imatrix(evaluations: Evaluations) -> list[str]:
             "makes it worse",
         )
         sentences.append(
-            f"An importance matrix {verdict}: {model[: -len(SUFFIX)]} has a mean KLD of {before:.3g} "
+            f"{IMPROVED[ending]} {verdict}: {model[: -len(ending)]} has a mean KLD of {before:.3g} "
             f"without and {after:.3g} with it."
         )
     return sentences

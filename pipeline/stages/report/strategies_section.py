@@ -5,7 +5,7 @@ seeds, and which to take, by `reports/strategies.json`.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.config.strategies import MERGED_16, STRATEGIES
+from pipeline.config.strategies import STRATEGIES
 from pipeline.pages.formats import points, signed
 
 VERDICTS = {
@@ -29,6 +29,7 @@ def strategies_values(found: Mapping[str, Any] | None) -> dict[str, Any]:
         "disk_counted": found["disk_counted"],
         "reference": reference,
         "machines": found["machines"],
+        "untuned_general": found.get("untuned_general"),
         "levels": [
             level_values(level, found["levels"][level], reference) for level in sorted(found["levels"])
         ],
@@ -38,8 +39,11 @@ def strategies_values(found: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def level_values(level: str, found: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
     """One level: a row for each strategy, which one to take and why, and the drawing."""
-    against = {one["second"]: one for one in found["differences"] if one["first"] == MERGED_16}
-    perfect = {one["second"]: one for one in found["perfect_differences"] if one["first"] == MERGED_16}
+    measured = [strategy for strategy in STRATEGIES if strategy in found["strategies"]]
+    against, perfect = (
+        {one["second"]: one for one in found[key] if one["first"] == measured[0]}
+        for key in ("differences", "perfect_differences")
+    )
     rows = [
         {
             "strategy": strategy,
@@ -47,8 +51,11 @@ def level_values(level: str, found: Mapping[str, Any], reference: Mapping[str, A
             **found["strategies"][strategy],
             "difference": difference_cell(against.get(strategy)),
             "perfect_difference": difference_cell(perfect.get(strategy)),
+            # a report of an older version has none
+            "general": found["strategies"][strategy].get("general"),
+            "general_change": difference_cell(found["strategies"][strategy].get("general_change")),
         }
-        for strategy in STRATEGIES
+        for strategy in measured
     ]
     return {
         "level": level,
@@ -60,7 +67,9 @@ def level_values(level: str, found: Mapping[str, Any], reference: Mapping[str, A
 
 
 def difference_cell(difference: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A difference from the first strategy with its verdict in words; None for the first strategy itself."""
+    """A difference from the first strategy or the untuned base with its verdict in words; None if there
+    is none, as for the first strategy itself.
+    """
     if difference is None:
         return None
     verdict = "noise" if not difference["measurable"] else "better" if difference["points"] > 0 else "worse"

@@ -23,7 +23,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog, write_rows
-from pipeline.core.publish import publishing, remove, write_json
+from pipeline.core.publish import publishing, read_json, remove, write_json
 from pipeline.gguf.base_files import is_scales, trained_file
 from pipeline.models.finite import finite_record
 from pipeline.models.qlora import float32_cast_bytes
@@ -40,6 +40,8 @@ from pipeline.stages.train.monitoring.run_record import run_record
 from pipeline.stages.train.preflight import preflight
 from pipeline.stages.train.proofs import check_learned, check_no_leaks, check_rows
 from pipeline.stages.train.run import describe, find_start, finish
+
+BEFORE = "before.json"  # beside the checkpoints: what distillation started from
 
 
 def train(
@@ -91,6 +93,7 @@ def train(
             teacher,
         )
         proven = prove_beforehand(trainer, settings)
+        before = held_out_before(trainer, checkpoints / BEFORE, fresh=start is None) if teacher else None
         trainer.train(resume_from_checkpoint=str(start) if start else None)
         rows = metrics_log.rows()
         check_rows(rows, len(trainer.train_dataset))
@@ -100,13 +103,22 @@ def train(
         remove(checkpoints / TEACHER)
     return summary(trainer, rows) | {
         "method": settings.method,
-        **({"teacher": teacher.figures} if teacher else {}),
+        **({"teacher": teacher.figures, "eval_loss_before": before} if teacher else {}),
         "proven": proven,
         "inputs": record,
         "resumed_from": start.name if start else None,
         "monitoring": monitor.records(),
         "metrics_log": rows,
     }
+
+
+def held_out_before(trainer: Any, file: Path, *, fresh: bool) -> float | None:
+    """The loss over the held-out rows before the first step, None if there are no such rows; a run that goes
+    on has it in `file`.
+    """
+    if fresh and trainer.held_out:
+        write_json(file, {"eval_loss": trainer.held_out_loss()})
+    return read_json(file, "start again with --no-resume")["eval_loss"] if file.is_file() else None
 
 
 def prove_beforehand(trainer: Any, settings: Training) -> dict[str, Any]:
@@ -163,7 +175,7 @@ def main(params: Params, root: Path, resume: bool | Path = True) -> None:
         disk=root,
         settings=params.training,
         max_length=params.preprocess.max_length,
-        levels=params.quantize.levels,
+        levels=[*params.quantize.files, *params.quantize.untuned],
         lora=params.lora.type,
         untuned=params.convert.base,
     )

@@ -66,12 +66,12 @@ def test_a_divergence_from_another_model_does_not_count() -> None:
 
 def test_the_importance_matrix_is_compared_with_the_level_without() -> None:
     found = values(Q4_K_M=figures(0.02), Q4_K_M__imatrix=figures(0.008))
-    assert found["imatrix"] == [
+    assert found["improved"] == [
         "An importance matrix recovers most of what is left: Q4_K_M has a mean KLD of 0.02 without and "
         "0.008 with it."
     ]
     assert [row["level"] for row in found["rows"]] == ["Q4_K_M"]
-    assert values(Q4_K_M=figures(0.02))["imatrix"] == []
+    assert values(Q4_K_M=figures(0.02))["improved"] == []
 
 
 def test_nothing_measured_is_nothing_said() -> None:

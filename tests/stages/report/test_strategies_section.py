@@ -1,5 +1,5 @@
-"""ways_section: the page shows what was measured of each strategy, marks the one to take, and says how to
-measure where nothing was.
+"""strategies_section: the page shows what was measured of each strategy, marks the one to take, and says how
+to measure where nothing was.
 """
 
 import json
@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 from html_page import Page
 
-from pipeline.config.strategies import LORA_LEVEL, LORA_NF4, MERGED_16, MERGED_NF4, STRATEGIES, title
+from pipeline.config.strategies import (
+    DISTILLED_SCALES,
+    LORA_LEVEL,
+    LORA_NF4,
+    MERGED_16,
+    MERGED_DISTILLED,
+    MERGED_NF4,
+    SCALES_LEVEL,
+    STRATEGIES,
+    title,
+    training_of,
+)
 from pipeline.core.errors import DataError
 from pipeline.pages.parity_summary import code
 from pipeline.stages.compare.summary import scored_rows, summarize
@@ -23,21 +34,27 @@ DISK = {
     MERGED_NF4: {"base": 270e6, "merged model": 270e6, "F16 GGUF": 271e6, "GGUF": 105e6},
     LORA_NF4: {"base": 270e6, "GGUF": 105e6, "LoRA GGUF": 10e6},
     LORA_LEVEL: {"GGUF": 105e6, "LoRA GGUF": 10e6},
+    SCALES_LEVEL: {"GGUF": 105e6, "tuned GGUF": 105e6},
+    DISTILLED_SCALES: {"F16 GGUF": 271e6, "GGUF": 105e6, "distilled GGUF": 105e6, "tuned GGUF": 105e6},
+    MERGED_DISTILLED: {"base": 270e6, "merged model": 270e6, "F16 GGUF": 271e6, "tuned GGUF": 105e6},
 }
+FIRST_FOUR = (MERGED_16, MERGED_NF4, LORA_NF4, LORA_LEVEL)
 
 
-def figures(points: dict[str, float], level: str = "Q4_K_M") -> list[dict[str, Any]]:
+def figures(
+    points: dict[str, float], level: str = "Q4_K_M", known: dict[str, int] | None = None
+) -> list[dict[str, Any]]:
     """What is measured of each strategy, level and seed, with about these mean scores; of F16 the 16-bit
-    merge alone.
+    merge alone. `known`: general questions of 100 that a strategy answers right, the untuned base 60.
     """
     random = np.random.default_rng(0)
     hard = random.normal(0, 0.1, ROWS)
     found = []
     for place, (where, strategy) in enumerate(
-        [("F16", MERGED_16), *((level, strategy) for strategy in STRATEGIES)]
+        [("F16", MERGED_16), *((level, strategy) for strategy in points)]
     ):
         for seed in SEEDS:
-            answers = np.clip(points[strategy] + hard + random.normal(0, 0.03, ROWS), 0, 1).round(4)
+            answers = np.clip(points.get(strategy, 0.6) + hard + random.normal(0, 0.03, ROWS), 0, 1).round(4)
             shipped = {"GGUF": 105_500_000} | (
                 {"LoRA GGUF": 9_800_000} if strategy in (LORA_NF4, LORA_LEVEL) else {}
             )
@@ -69,12 +86,24 @@ def figures(points: dict[str, float], level: str = "Q4_K_M") -> list[dict[str, A
                     },
                 }
             )
+            if known is not None:
+                found[-1]["general"] = general(known.get(strategy, 60))
+                found[-1] |= {"untuned_general": general(60)} if where == "F16" else {}
     return found
+
+
+def general(right: int) -> dict[str, Any]:
+    return {
+        "file": "builtin",
+        "sha256": "0" * 64,
+        "score": right / 100,
+        "right": [1] * right + [0] * (100 - right),
+    }
 
 
 def summary(points: tuple[float, ...] = (0.6, 0.6, 0.5, 0.8)) -> dict[str, Any]:
     made = summarize(
-        figures(dict(zip(STRATEGIES, points, strict=True))),
+        figures(dict(zip(FIRST_FOUR, points, strict=True))),
         seeds=SEEDS,
         levels=["Q4_K_M"],
         sixteen="F16",
@@ -91,8 +120,8 @@ def page(found: dict[str, Any] | None) -> Page:
 def test_every_way_has_its_figures_and_the_best_is_marked() -> None:
     shown = page(summary())
     text = " ".join(shown.text.split())
-    for strategy in STRATEGIES:
-        assert title(strategy, "Q4_K_M") in text
+    for strategy in STRATEGIES:  # those that were not asked for are not there
+        assert (title(strategy, "Q4_K_M") in text) == (strategy in FIRST_FOUR)
     for figure in ("105.5 MB", "115.3 MB", "916.0 MB", "385.0 MB", "115.0 MB", "60.0", "5.0 min", "3.40 GB"):
         assert figure in text, figure
     assert "3 seeds (42, 43, 44)" in text and "40 held-out rows" in text
@@ -163,6 +192,67 @@ def test_a_row_that_a_judge_missed_once_counts_nowhere() -> None:
         one["points"] = dict.fromkeys(one["points"])
     with pytest.raises(DataError, match="no held-out row has a score by judge from every strategy"):
         summarize(found, seeds=SEEDS, levels=["Q4_K_M"], sixteen="F16", scorer="judge", seed=1)
+
+
+def test_a_strategy_inside_the_level_is_taken_if_it_is_measurably_better_and_its_forgetting_shown() -> None:
+    points = dict.fromkeys(STRATEGIES, 0.6) | {SCALES_LEVEL: 0.8}
+    found = summarize(
+        figures(points, "Q4_0", {SCALES_LEVEL: 45, LORA_LEVEL: 58}),
+        seeds=SEEDS,
+        levels=["Q4_0"],
+        sixteen="F16",
+        scorer="json_fields",
+        seed=1,
+    )
+    level = found["levels"]["Q4_0"]
+    assert (level["recommended"], level["decided"]) == (SCALES_LEVEL, True)
+    assert "train.tuner to scales" in level["sentence"]
+    assert "answers 15.0 of 100 general questions fewer than the untuned base" in level["sentence"]
+    assert found["untuned_general"]["score"] == pytest.approx(0.6)
+    changes = {name: one["general_change"] for name, one in level["strategies"].items()}
+    assert changes[SCALES_LEVEL]["points"] == pytest.approx(-15) and changes[SCALES_LEVEL]["measurable"]
+    assert changes[LORA_LEVEL]["points"] == pytest.approx(-2) and not changes[LORA_LEVEL]["measurable"]
+    shown = " ".join(page(json.loads(json.dumps(found, sort_keys=True))).text.split())
+    assert "the untuned base in F16 answers 60.0 of 100 right" in shown and "−15.0" in shown
+    assert len(level["differences"]) == 21
+
+
+def test_other_questions_are_not_compared() -> None:
+    found = figures(dict.fromkeys(STRATEGIES, 0.6), known={})
+    found[5]["general"]["sha256"] = "1" * 64
+    with pytest.raises(DataError, match="Q-COMPARE-009"):
+        summarize(found, seeds=SEEDS, levels=["Q4_K_M"], sixteen="F16", scorer="json_fields", seed=1)
+
+
+def test_without_the_first_strategy_the_next_one_is_compared_with() -> None:
+    points = {LORA_LEVEL: 0.7, SCALES_LEVEL: 0.6}
+    found = summarize(
+        figures(points), seeds=SEEDS, levels=["Q4_K_M"], sixteen="F16", scorer="json_fields", seed=1
+    )
+    rows = strategies_values(found)["levels"][0]["rows"]
+    assert [row["strategy"] for row in rows] == [LORA_LEVEL, SCALES_LEVEL]
+    assert rows[0]["difference"] is None and rows[1]["difference"]["verdict"] == "worse"
+
+
+def test_a_file_of_an_older_version_is_shown() -> None:
+    found = summary()
+    del found["untuned_general"]
+    for one in found["levels"]["Q4_K_M"]["strategies"].values():
+        del one["general"], one["general_change"]
+    text = page(found).text
+    assert "105.5 MB" in text and "What training made the model forget: not measured" in text
+
+
+def test_a_training_that_several_strategies_share_is_counted_once() -> None:
+    found = figures(dict.fromkeys(STRATEGIES, 0.6))
+    for one in found:
+        if one["strategy"] in (DISTILLED_SCALES, MERGED_DISTILLED):
+            own = training_of(one["strategy"], one["level"], one["seed"])
+            other = f"nf4-{one['seed']}" if one["strategy"] == MERGED_DISTILLED else f"{own}, distillation"
+            one["training"] |= {"seconds": 400.0, "parts": {other: 300.0, own: 100.0}}
+    made = summarize(found, seeds=SEEDS, levels=["Q4_K_M"], sixteen="F16", scorer="json_fields", seed=1)
+    # of each seed 300 s on NF4, 300 s each of lora_level and scales_level, then 300 + 100 s and 100 s
+    assert made["seconds"] == 3 * (300 + 300 + 300 + 400 + 100) + 3 * 8 * 60
 
 
 def test_the_same_figures_give_the_same_bytes() -> None:

@@ -1,8 +1,8 @@
 """General ability: how many questions of common knowledge a model answers right, so that what fine-tuning
 made it forget shows.
 
-Reads `pipeline/stages/evaluate/general.jsonl` (120 questions, written for Quench) or a file of the same form
-below `data/evaluation` (`evaluate.general`). Part of `python -m pipeline evaluate@Q4_K_M`.
+Stages `evaluate` and `compare` ask the questions that `evaluate.general` names
+(`pipeline.metrics.general_questions`).
 
 The measure is lm-evaluation-harness's `acc_norm` on a chat: the choice whose text is likeliest as the
 assistant's whole answer, its log probability divided by its length in bytes (`lm_eval.api.task`,
@@ -20,91 +20,37 @@ from typing import Any
 import numpy as np
 
 from pipeline.chat.rendering import Unrenderable, control_ids, implied_ids, renderings
-from pipeline.core.errors import ConfigError, DataError
-from pipeline.core.jsonl import BadLine, parse_line, read_raw_lines
+from pipeline.config.sections import Evaluate
+from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
-from pipeline.llamacpp.logits import GgufModel, log_softmax
+from pipeline.llamacpp.logits import GgufModel, log_softmax, open_gguf
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.general_questions import Question, load_questions
 from pipeline.metrics.text import common_start
 
-BUILTIN = Path(__file__).with_name("general.jsonl")
 # without it, answers in a sentence are likelier and a base seems to know less
 ASKED = "{question} Answer in a few words."
-KEYS = {"subject", "question", "choices", "answer"}
 
 
-@dataclass(frozen=True)
-class Question:
-    """A question of `file` ("builtin" or a name below data/evaluation), line `line`; `answer` is the index of
-    the right choice.
+def ask_general(
+    model: Path, tokenizer: Any, root: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None
+) -> dict[str, Any] | None:
+    """`general_ability` of the GGUF `model`, with the adapter `lora` on it if there is one, on the questions
+    that `evaluate.general` names; None if it names none.
+
+    Raises what `load_questions` and `general_ability` do.
     """
-
-    file: str
-    line: int
-    subject: str
-    question: str
-    choices: tuple[str, ...]
-    answer: int
-
-
-def load_questions(name: str, root: Path) -> list[Question]:
-    """The questions of `evaluate.general`: "builtin", "none" (no question), or a JSONL file below
-    `data/evaluation` of the project.
-
-    Raises `ConfigError` if there is no such file, `DataError` with file and line where a line is no question.
-    """
-    if name == "none":
-        return []
-    folder = root / "data/evaluation"
-    path = BUILTIN if name == "builtin" else folder / name
-    if path != BUILTIN and not (path.is_file() and path.resolve().is_relative_to(folder.resolve())):
-        raise ConfigError(
-            "Q-EVALUATE-003",
-            f"evaluate.general is {name!r}, but there is no file {path}: set it to builtin, none or the "
-            f"name of a file below {folder}",
-        )
-    questions = []
-    with path.open("rb") as file:
-        for number, _, line in read_raw_lines(file):
-            try:
-                questions.append(_question(name, number, line))
-            except BadLine as error:
-                raise DataError(
-                    "Q-EVALUATE-004",
-                    f"{path}, line {number}: {error}: correct the line, docs/data-formats.md shows one",
-                ) from error
-    if not questions:
-        raise DataError(
-            "Q-EVALUATE-005", f"{path} holds no question: fill it, or set evaluate.general to builtin or none"
-        )
-    return questions
-
-
-def _question(file: str, number: int, line: bytes | None) -> Question:
-    if line is None:
-        raise BadLine("too_long", "the line is too long for a question")
-    row = parse_line(line)
-    if set(row) != KEYS:
-        raise BadLine(
-            "keys",
-            f"a question has the keys {', '.join(sorted(KEYS))}, this has {', '.join(sorted(row)) or 'none'}",
-        )
-    for key in ("subject", "question"):
-        if not isinstance(row[key], str) or not row[key].strip():
-            raise BadLine(key, f"{key} must be a text")
-    choices, answer = row["choices"], row["answer"]
-    if (
-        not isinstance(choices, list)
-        or len(choices) < 2
-        or not all(isinstance(choice, str) and choice.strip() == choice != "" for choice in choices)
-    ):
-        raise BadLine("choices", "choices must be two texts or more, without white space around them")
-    if len(set(choices)) < len(choices):
-        raise BadLine("choices", "a choice is there twice")
-    if type(answer) is not int or not 0 <= answer < len(choices):
-        raise BadLine(
-            "answer", f"answer is {answer!r}, but must be the index of a choice, 0 to {len(choices) - 1}"
-        )
-    return Question(file, number, row["subject"], row["question"], tuple(choices), answer)
+    if not (questions := load_questions(settings.general, root)):
+        return None
+    with open_gguf(
+        tools,
+        model,
+        ctx_size=settings.ctx_size,
+        threads=settings.threads,
+        n_gpu_layers=settings.n_gpu_layers,
+        lora=lora,
+    ) as loaded:
+        return general_ability(loaded, tokenizer, questions, settings.seed)
 
 
 def general_ability(
@@ -121,7 +67,7 @@ def general_ability(
         return None
     encoded = [_encode(model, tokenizer, question) for question in questions]
     right = []
-    with progress("evaluate: general ability", len(questions)) as advance:
+    with progress("general ability", len(questions)) as advance:
         for question, logs in zip(questions, choice_log_probabilities(model, encoded), strict=True):
             right.append(int(likeliest(question.choices, logs) == question.answer))
             advance(1)

@@ -20,16 +20,15 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.llamacpp.logits import GgufModel, log_softmax, open_gguf
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.evaluate.general import (
+from pipeline.metrics.general import (
     ASKED,
     Choice,
-    Question,
     choice_log_probabilities,
     encode_choice,
     general_ability,
     likeliest,
-    load_questions,
 )
+from pipeline.metrics.general_questions import Question, load_questions
 
 ROOT = Path("/nowhere")
 ROW = {

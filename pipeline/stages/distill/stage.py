@@ -1,0 +1,110 @@
+"""Teach the scales of one level the answers of the 16-bit GGUF that it was made from.
+
+Reads `models/gguf/NAME-F16.gguf` (or BF16), `models/gguf/NAME-LEVEL.gguf` and `data/final/`. Writes
+`models/gguf/NAME-LEVEL-distilled.gguf`, of which every byte is the level's but the scales and its provenance,
+and `reports/distill/LEVEL.json`. It trains below `models/.distill/`; a killed run goes on from its
+checkpoint. Command: `python -m pipeline distill@Q4_0`
+"""
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.levels import DISTILLED
+from pipeline.config.params import Params
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hashing import file_hash, json_hash
+from pipeline.core.locks import absent
+from pipeline.core.publish import need_disk, read_json, remove, write_json
+from pipeline.gguf.base_files import DENSE, MODEL_FILE, trained_file
+from pipeline.gguf.provenance import DISTILL, provenance
+from pipeline.gguf.tuned_file import write_tuned
+from pipeline.models.base_header import checked_header
+from pipeline.models.tuners import file_scales
+from pipeline.subprojects.distill import FOLDER, distill_scales
+from pipeline.subprojects.folder import size_of
+
+KEPT = ("steps", "seconds", "tokens", "peak_memory_bytes", "teacher")
+
+
+def write(project: Path, level: Path, target: Path) -> dict[str, str]:
+    """Publish `target`, the file `level` with the scales that were trained in the sub-project; the hashes of
+    what it was made from.
+
+    Raises `DataError` if they were trained in another file.
+    """
+    base, adapter = project / "models/base", project / "models/adapter"
+    hashes = {"level_sha256": file_hash(level), "source_sha256": file_hash(base / "source.gguf")}
+    if file_hash(base / MODEL_FILE) != hashes["level_sha256"]:
+        raise DataError(
+            "Q-DISTILL-003",
+            f"{level.name} is not the file that its 16-bit GGUF gives at this level now, as another build of "
+            f"llama.cpp may make it: run `snakemake --force models/gguf/{level.name}`",
+        )
+    run = read_json(adapter / "run.json", "run the stage again")
+    made_from = {
+        **hashes,
+        "scales_sha256": file_hash(trained_file(adapter)),
+        "config_sha256": json_hash(run["settings"]),
+        "data_sha256": str(run["tokens_sha256"]),
+    }
+    fields = provenance(level) | {f"{DISTILL}{name}": value for name, value in made_from.items()}
+    write_tuned(level, target, file_scales(base, adapter), fields)
+    return made_from
+
+
+def check_distillable(source: Path) -> None:
+    """Raise `ConfigError` for a model whose levels can't be trained on as GGUFs, before hours of work."""
+    why = None
+    try:
+        architecture = checked_header(source).fields["general.architecture"]
+        if architecture not in DENSE:
+            why = f"{architecture} can't be trained on as a GGUF, only {', '.join(DENSE)}"
+    except DataError as error:
+        why = f"{source.name} can't be trained on as a GGUF: {error.sentence}"
+    if why:
+        raise ConfigError(
+            "Q-DISTILL-002", f"no level of this model can be distilled, for {why}. Set quantize.distill to []"
+        )
+
+
+def main(params: Params, root: Path, level: str) -> None:
+    """Run the stage for one level on the files below `root`."""
+    if level not in params.quantize.distill:
+        raise ConfigError(
+            "Q-DISTILL-004",
+            f"{level} is not in quantize.distill ({', '.join(params.quantize.distill) or 'empty'}): add it "
+            "there, spelled the same",
+        )
+    name = params.convert.name
+    folder, project = root / "models/gguf", root.resolve() / FOLDER / level
+    source, plain = folder / f"{name}-{params.convert.type}.gguf", folder / f"{name}-{level}.gguf"
+    target = folder / f"{name}-{level}{DISTILLED}.gguf"
+    for path in (source, plain):
+        if not path.exists():
+            raise absent(path, root)
+    check_distillable(source)
+    need_disk(project.parent, size_of(source) + 4 * size_of(plain))
+    distill_scales(project, params, source, level, root / "data/final")
+    made_from = write(project, plain, target)
+    report = figures(read_json(project / "reports/train.json", "run the stage again"))
+    write_json(
+        root / "reports/distill" / f"{level}.json",
+        {"level": level, "file": target.name, "sha256": file_hash(target), **made_from, **report},
+    )
+    remove(project)
+    held_out = [report[key] for key in ("held_out_loss_before", "held_out_loss")]
+    shown = " → ".join("not measured" if one is None else f"{one:.3g} nats" for one in held_out)
+    print(
+        f"distill: {target.name}: {report['steps']} steps in {report['seconds']:.0f} s, divergence from "
+        f"{params.convert.type} on held-out rows {shown}"
+    )
+
+
+def figures(trained: dict[str, Any]) -> dict[str, Any]:
+    """What reports/distill/LEVEL.json has of the training's report: losses are mean divergences in nats."""
+    return {key: trained[key] for key in KEPT if key in trained} | {
+        "loss_first": trained["loss_first"],
+        "loss_last": trained["loss_last"],
+        "held_out_loss_before": trained["eval_loss_before"],
+        "held_out_loss": trained["eval_loss"],
+    }

@@ -1,0 +1,132 @@
+"""A level of a 16-bit GGUF whose scales learned the answers of that file, made in a sub-project.
+
+What trains are the scales of the level's blocks (`train.tuner: scales`); what they learn are the 16-bit
+file's own probabilities on the training rows (`train.method: distill`). Nothing else of the level changes.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.config.params import Params
+from pipeline.config.sections import TUNED, Train
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.publish import publishing
+from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.tensors import SCALES
+from pipeline.planning.level_bytes import NAMES
+from pipeline.subprojects.folder import Settings, changed_params, open_subproject
+from pipeline.subprojects.processes import run_stage
+from pipeline.subprojects.training import train
+
+# what a sub-project's training takes from section train: how this machine trains, not what is trained
+OF_THE_MACHINE = ("bnb_4bit_compute_dtype", "distill_top_k", "gradient_checkpointing", "loss", "optim")
+FOLDER = Path("models/.distill")  # scratch of stage distill: neither Snakemake nor DVC looks at it
+BYTES_PER_TOKEN = 5  # of a line in data/final, more than tokenizers pack: rather a row too many than too few
+WATCHED = 16  # held-out rows of preprocess.max_length tokens whose loss is measured, at most
+
+
+def distilled_gguf(
+    project: Path, params: Params, source: Path, level: str, data: Path, *, seed: int | None = None
+) -> Path:
+    """The GGUF `source` (16 bit) at `level` with distilled scales, made in the folder `project` (absolute);
+    its path there.
+
+    `data` holds train.jsonl, whose rows are learned from, and val.jsonl. `seed` is `train.seed` if it is left
+    out. Beside the result stay `models/base/model.gguf` (the level as llama-quantize made it),
+    `models/adapter/` (the scales) and `reports/train.json`. A killed run goes on from its checkpoint. Raises
+    what a stage ended with.
+    """
+    distill_scales(project, params, source, level, data, seed=seed)
+    run_stage(project, "tuned")
+    return project / f"models/gguf/{params.convert.name}-{TUNED}.gguf"
+
+
+def distill_scales(
+    project: Path, params: Params, source: Path, level: str, data: Path, *, seed: int | None = None
+) -> None:
+    """`distilled_gguf` without the file: the trained scales are in `models/adapter/` of `project`."""
+    for path in (source, data / "train.jsonl", data / "val.jsonl"):
+        if not path.is_file():
+            raise DataError("Q-DISTILL-001", f"{path} is missing: run `snakemake`, which makes it")
+    changes = settings(params, source, level, seed)
+    values = changed_params(params, changes)
+    open_subproject(project, values, {})
+    drawn = changes["train"]["seed"]
+    for split, most in (("train", params.distill.max_steps), ("val", WATCHED)):
+        size = most * params.preprocess.max_length * BYTES_PER_TOKEN
+        draw_rows(data / f"{split}.jsonl", project / "data/final" / f"{split}.jsonl", size, drawn)
+    run_stage(project, "base")
+    values["train"]["target_modules"] = targets(project / "models/base" / MODEL_FILE)
+    open_subproject(project, values, {})
+    run_stage(project, "preprocess")
+    train(project)
+
+
+def targets(level: Path) -> list[str]:
+    """The names of the linears that have scales to train in every layer of the file; the others stay as they
+    are. Raises `ConfigError` if there are none.
+    """
+    types: dict[str, set[int]] = {name: set() for name in NAMES}
+    for tensor, (_, ggml_type) in check_gguf(level).tensors.items():
+        for name, part in NAMES.items():
+            if tensor.startswith("blk.") and tensor.endswith(f".{part}.weight"):
+                types[name].add(ggml_type)
+    found = [name for name, its in types.items() if its and its <= SCALES.keys()]
+    if not found:
+        raise ConfigError(
+            "Q-DISTILL-005",
+            f"no linear of {level} has scales that could train: take a level of Q2_K to Q8_0 or IQ4, and "
+            "look at quantize.tensor_types",
+        )
+    return found
+
+
+def draw_rows(source: Path, target: Path, size: int, seed: int) -> None:
+    """Write lines of `source`, drawn by `seed`, until there are `size` bytes: the original is asked about
+    every row before it is learned from, and would be asked about rows that no step gets to.
+    """
+    with source.open("rb") as file:
+        lengths = [len(line) for line in file]
+    places, kept = list(range(len(lengths))), set[int]()
+    np.random.default_rng(seed).shuffle(places)
+    for place in places:
+        if size <= 0:
+            break
+        kept.add(place)
+        size -= lengths[place]
+    with publishing(target) as aside, source.open("rb") as file, aside.open("wb") as new:
+        new.writelines(line for place, line in enumerate(file) if place in kept)
+
+
+def settings(params: Params, source: Path, level: str, seed: int | None) -> Settings:
+    """What the sub-project's `params.yaml` differs in from the project's."""
+    own = params.train.model_dump(mode="json")
+    learned = {
+        "method": "distill",
+        "tuner": "scales",
+        "max_steps": params.distill.max_steps,
+        "learning_rate": params.distill.learning_rate,
+        "gradient_accumulation_steps": 1,
+        "save_steps": max(1, params.distill.max_steps // 10),
+        "eval_steps": params.distill.max_steps,
+        "sample_rows": 0,
+        "seed": params.train.seed if seed is None else seed,
+        **{key: own[key] for key in OF_THE_MACHINE},
+    }
+    return {
+        "base": {
+            "source": "gguf",
+            "model": str(source.resolve()),
+            "revision": None,
+            "file": None,
+            "quantization": "gguf",
+            "level": level,
+            "compare_with": None,
+        },
+        "train": Train().model_dump(mode="json") | learned,
+        "quantize": {"distill": []},
+        "compare": {"seeds": []},
+        "evaluate": {"models": [TUNED]},
+    }
