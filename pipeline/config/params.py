@@ -118,9 +118,15 @@ class Params(sections.Section):
                 f"{sections.ORIGINAL}: what base.level is made from)"
             )
         else:
-            known = [sections.UNTUNED + self.convert.type, self.convert.type, *self.quantize.levels]
+            made_to_measure = self.quantize.budgets
+            known = [
+                sections.UNTUNED + self.convert.type,
+                self.convert.type,
+                *self.quantize.levels,
+                *made_to_measure,
+            ]
             needed, why = self.convert.type, "which every level is compared with"
-            made_by = "(quantize.levels, spelled as there)"
+            made_by = "(quantize.levels and quantize.budgets, spelled as there)"
         if unknown := [model for model in self.evaluate.models if model not in known]:
             yield f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(known)} {made_by}"
         if needed not in self.evaluate.models:

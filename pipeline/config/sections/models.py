@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from pipeline.config.budgets import budget_problem
 from pipeline.config.levels import tensor_type_problem
 from pipeline.config.sections.values import (
     UNTUNED,
@@ -86,6 +87,22 @@ class Quantize(Section):
         "{attn_v: q8_0}",
     )
 
+    budgets: Annotated[list[str], Field(max_length=20)] = key(
+        [],
+        "levels made to measure, named by the size that each may have: 4.2GB or 500MB (of the file) | "
+        "4.6bpw (bits per weight) | fits-8GB-at-8192 (memory when served with so many tokens); types are "
+        "chosen tensor by tensor by what each costs on your data; []: none",
+    )
+
+    @field_validator("budgets")
+    @classmethod
+    def _budgets_can_be_read(cls, budgets: list[str]) -> list[str]:
+        if problems := [problem for text in budgets if (problem := budget_problem(text))]:
+            raise ValueError("; ".join(problems))
+        if len(set(budgets)) < len(budgets):
+            raise ValueError(f"{budgets} names a budget twice: name each once")
+        return budgets
+
     @field_validator("tensor_types")
     @classmethod
     def _types_are_known(cls, types: dict[str, str]) -> dict[str, str]:
@@ -96,8 +113,8 @@ class Quantize(Section):
 
     @property
     def tuned(self) -> list[str]:
-        """The levels of the tuned model, in the order of `levels`."""
-        return [level for level in self.levels if not level.startswith(UNTUNED)]
+        """The levels of the tuned model, in the order of `levels`; then those made to measure."""
+        return [*(level for level in self.levels if not level.startswith(UNTUNED)), *self.budgets]
 
     @property
     def untuned(self) -> list[str]:
