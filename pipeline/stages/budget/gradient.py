@@ -29,6 +29,7 @@ import torch
 from pipeline.chat.tokens import Encoded, trained_positions
 from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
+from pipeline.gguf.dequantize import FLOATS
 from pipeline.gguf.sources import KNOWN, name_map, reordered_heads
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
 from pipeline.metrics.divergence import thinned
@@ -86,10 +87,10 @@ def sensitivities(
     def take(name: str, parameter: Any, heads: int) -> None:
         gradient, products = parameter.grad, sums[name]
         error = parameter.detach().float() - values(before[name], heads).to(device)
-        products[0][at] = float((gradient.float() * error).sum(dtype=torch.float64))
+        products[0][at] = float((gradient * error).sum(1).sum(dtype=torch.float64))
         squared = gradient.float().square_()
-        products[1].add_(squared.sum(1, dtype=torch.float64))
-        products[2].add_(squared.sum(0, dtype=torch.float64))
+        products[1].add_(squared.sum(1))
+        products[2].add_(squared.sum(0))
         parameter.grad = None
 
     for name, (parameter, heads) in parameters.items():
@@ -161,6 +162,9 @@ def matrices(model: Any, names: Names) -> dict[str, tuple[Any, int]]:
 
 def values(tensor: GgufTensor, heads: int) -> Any:
     """A tensor of a GGUF as float32 in transformers' order, (rows, columns)."""
+    if tensor.ggml_type in FLOATS:  # the source, which is read at every step: at once, for speed
+        stored = torch.from_numpy(tensor.stored(0, tensor.rows))
+        return in_order(stored.view(FLOATS[tensor.ggml_type]).float(), heads)
     found = torch.empty(tensor.rows, tensor.columns)
     for first, last in tensor.blocks():
         found[first:last] = torch.from_numpy(tensor.values(first, last))
