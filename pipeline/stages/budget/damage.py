@@ -5,11 +5,14 @@ errors of the real files.
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.gguf.tensors import gguf_tensors
-from pipeline.stages.budget.gradient import Sensitivity
+
+if TYPE_CHECKING:
+    from pipeline.stages.budget.gradient import Sensitivity
 
 # a tensor whose ⟨gradient, error⟩ is below this part of its kind's, by weighted error, counts as that: a few
 # dozen rows measure small tensors with noise, and rounding does not improve a model
@@ -17,7 +20,7 @@ LEAST = 0.1
 Errors = Mapping[str, Mapping[str, float]]  # {tensor: {type: weighted squared error}}
 
 
-def weighted_errors(source: Path, rounded: Path, found: Mapping[str, Sensitivity]) -> dict[str, float]:
+def weighted_errors(source: Path, rounded: Path, found: "Mapping[str, Sensitivity]") -> dict[str, float]:
     """{tensor: Σ r_i · c_j · (difference)²} of a GGUF `rounded` from the 16-bit `source`, block by block."""
     (_, before), (_, after) = gguf_tensors(source), gguf_tensors(rounded)
     errors = {}
@@ -30,7 +33,7 @@ def weighted_errors(source: Path, rounded: Path, found: Mapping[str, Sensitivity
     return errors
 
 
-def damages(found: Mapping[str, Sensitivity], low: Mapping[str, str], errors: Errors) -> dict[str, dict[str, float]]:
+def damages(found: "Mapping[str, Sensitivity]", low: Mapping[str, str], errors: Errors) -> dict[str, dict[str, float]]:
     """{tensor: {type: part of the mean KL divergence, in nats}}; `low` are the types at which the gradient
     was taken.
     """

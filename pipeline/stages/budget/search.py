@@ -103,9 +103,8 @@ def damages_of(maker: Maker, task: Task, low: Allocation) -> tuple[dict[str, dic
         for kind in MENU:
             mine = {name: found[name] for name in names if kind in task.sizes[name]}
             if mine:
-                rounded = {
-                    name: kind if name in mine else next(iter(task.sizes[name])) for name in names
-                }
+                # the others stay in 16 bit, which takes no time
+                rounded = {name: kind if name in mine else list(task.sizes[name])[-1] for name in names}
 
                 def weigh(rounded: Allocation = rounded, mine: Any = mine) -> dict[str, float]:
                     with maker.passing(rounded, task.sizes) as file:

@@ -99,7 +99,7 @@ def budget(
     with maker.passing(low, sizes) as file:
         start = check_gguf(file).start
     need_room(text, most(start), start, sizes)
-    task = Task(sizes, most(start) - start, start, merged, load_shape(merged), data, threads, seed)
+    task = Task(sizes, most(start) - start, start, merged, load_shape(merged / "config.json"), data, threads, seed)
     file, found = search(maker, task, low)
     with publishing(target, check_gguf) as aside:
         file.rename(aside)

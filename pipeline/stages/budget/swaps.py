@@ -143,13 +143,14 @@ def swapped(
     most: int,
     measure: Any,
     seed: int,
-    tries: int = MOST,
+    tries: int | None = None,
 ) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """(the allocation after the swaps that were kept, a record of each that was tried).
 
-    `measure` gives an allocation's KL divergence by row. Of `tries` looks at the same rows some would find
-    something by chance: each is held to a `tries`-th of the usual chance (Bonferroni).
+    `measure` gives an allocation's KL divergence by row. Of `tries` looks (`MOST` by default) at the same
+    rows some would find something by chance: each is held to a `tries`-th of the usual chance (Bonferroni).
     """
+    tries = MOST if tries is None else tries
     allocation, rows = dict(start), measure(start)
     tried: set[tuple[str, str]] = set()
     log: list[dict[str, Any]] = []
