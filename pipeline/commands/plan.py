@@ -68,7 +68,7 @@ def main(
         shape,
         params.training_on(card.device if card else "cuda"),
         params.preprocess.max_length,
-        params.quantize.levels,
+        [*params.quantize.levels, *params.quantize.budgets],
         card,
         work_in(root, params.train),
         tflops,

@@ -57,7 +57,8 @@ def choose_model(params: Params, root: Path, asked: str | None) -> str:
             )
         return model
     untuned = [f"base-{params.convert.type}"] if params.convert.base else []
-    names = {name.upper(): name for name in (*params.quantize.levels, params.convert.type, *untuned)}
+    made = (*params.quantize.levels, *params.quantize.budgets, params.convert.type, *untuned)
+    names = {name.upper(): name for name in made}
     if asked is None:
         return names.get(_recommended(root).upper(), params.quantize.tuned[0])
     if asked.upper() not in names:
@@ -74,7 +75,8 @@ def model_file(params: Params, root: Path, model: str) -> Path:
     it."""
     path = model_files(params, root, model).gguf
     if not path.exists():
-        stage = "convert" if model.endswith(params.convert.type) else f"quantize@{model}"
+        stage = f"{'budget' if model in params.quantize.budgets else 'quantize'}@{model}"
+        stage = "convert" if model.endswith(params.convert.type) else stage
         if params.graph != "merged":
             stage = "tuned" if model == TUNED else "base"
         raise DataError(

@@ -8,6 +8,7 @@ columns show the same rounding done to two models.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.config.budgets import is_budget
 from pipeline.config.levels import SUFFIX
 from pipeline.config.sections import UNTUNED
 from pipeline.gate.recommend import is_base
@@ -31,9 +32,13 @@ def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str, 
 
 
 def _levels(evaluations: Evaluations) -> list[str]:
-    """The quantized levels, tuned or not, without an importance matrix."""
+    """The fixed levels, tuned or not, without an importance matrix."""
     spelled = dict.fromkeys(model.removeprefix(UNTUNED) for model in evaluations)
-    return [level for level in spelled if level not in ("F16", "BF16") and not level.lower().endswith(SUFFIX)]
+    return [
+        level
+        for level in spelled
+        if level not in ("F16", "BF16") and not level.lower().endswith(SUFFIX) and not is_budget(level)
+    ]
 
 
 def _row(level: str, evaluations: Evaluations, scores: Scores, reference: str, seed: int) -> dict[str, Any]:

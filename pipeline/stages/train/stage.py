@@ -163,7 +163,7 @@ def main(params: Params, root: Path, resume: bool | Path = True) -> None:
         disk=root,
         settings=params.training,
         max_length=params.preprocess.max_length,
-        levels=params.quantize.levels,
+        levels=[*params.quantize.levels, *params.quantize.budgets],
         lora=params.lora.type,
         untuned=params.convert.base,
     )
