@@ -1,4 +1,4 @@
-"""GGUFs of allocations and of fixed levels, made by llama-quantize from the 16-bit one, and what they lose."""
+"""GGUFs of allocations and of fixed levels, made by llama-quantize from the 16-bit one; what they lose."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

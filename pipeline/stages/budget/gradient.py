@@ -1,25 +1,23 @@
-"""What rounding each tensor costs, from one pass: the gradient of the divergence at a low-bit model.
+"""What rounding each tensor costs, from two passes over a few dozen rows: how curved the divergence is along
+each tensor, and its gradient at a low-bit model.
 
-At the 16-bit weights W the divergence KL(W ‖ W + e) is 0 and so is its gradient; near them it is ½ eᵀHe with
-the Hessian H. At a model whose every tensor t is rounded, with errors e_t, the gradient is g = He, so that
+At the 16-bit weights the divergence KL(p ‖ q) is 0 and so is its gradient: with errors e it is ½ eᵀHe. Of
+rounding errors, which know nothing of each other, only the diagonal is left on average: ½ Σ H_ii · e_i². The
+Hessian there is the Gauss-Newton matrix JᵀSJ, S = diag(p) − ppᵀ over the vocabulary (Martens,
+arXiv:1412.1193), and E[(Jᵀu)²] is its diagonal for a random u with E[uuᵀ] = S: one backward pass a row. It is
+kept as row sums and column sums, H_ij = r_i · c_j ÷ Σ r: Adafactor's second moment of rank one (Shazeer and
+Stern, arXiv:1804.04235). That is what HAWQ ranks layers by (Dong et al., arXiv:1905.03696).
 
-    KL = ½ Σ over t of ⟨g_t, e_t⟩:
-
-the terms divide the damage among the tensors, and what they do to each other with it. That is mlx-lm's
-dynamic quantization (mlx_lm/quant/dynamic_quant.py: ⟨gradient, low − high⟩ by tensor), which asks for two
-types. For more, ⟨g_t, W_T − W_low⟩ says too little: the error of another type T points elsewhere, so that the
-product is the same for all. Its own curvature is what it has (HAWQ, Dong et al., arXiv:1905.03696: the Hessian
-decides), here
-
-    damage(t, T) = ½ ⟨g_t, e_t⟩ · E(t, T) ÷ E(t, low),   E(t, T) = Σ over i, j of r_i · c_j · e_ij²,
-
-where r and c are the row sums and column sums of squared gradients of single rows of data: Adafactor's
-second moment of rank one (Shazeer and Stern, arXiv:1804.04235).
+At a model whose every tensor t is rounded, the gradient is g = He, so that KL = ½ Σ over t of ⟨g_t, e_t⟩: the
+terms divide the damage as it is among the tensors. mlx-lm's dynamic quantization goes by these
+(mlx_lm/quant/dynamic_quant.py: ⟨gradient, low − high⟩), which is enough for two types. For more it says too
+little, for the error of a third type points elsewhere, and a single tensor's product is noisy. So it sets the
+scale of each kind of tensor (`pipeline.stages.budget.damage`), and the curvature divides it.
 """
 
-import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +39,8 @@ TOP = 64  # likeliest tokens that are kept of the 16-bit model's distribution, a
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """One tensor: ⟨gradient, error⟩ of each row of data (N,), and the sums of squared gradients by the
-    tensor's rows (R,) and columns (C,), in the GGUF's order.
+    """One tensor: ⟨gradient, error⟩ of each row of data (N,), and the curvature's sums over the columns (R,)
+    and over the rows (C,), in the GGUF's order, in nats by squared weight.
     """
 
     products: np.ndarray[Any, np.dtype[np.float64]]
@@ -51,7 +49,7 @@ class Sensitivity:
 
 
 def sensitivities(
-    merged: Path, low: Path, source: Path, wanted: Sequence[str], rows: Sequence[Encoded]
+    merged: Path, low: Path, source: Path, wanted: Sequence[str], rows: Sequence[Encoded], seed: int
 ) -> tuple[dict[str, Sensitivity], float]:
     """({tensor of `wanted`: its sensitivity}, mean KL divergence of `low` in nats) on `rows`.
 
@@ -69,53 +67,79 @@ def sensitivities(
             f"{source.name} has {min(missing)}, which no parameter of {merged} is: take quantize.budgets out "
             "for this model",
         )
-    targets = [teach(model, row) for row in rows]
     (_, before), (_, after) = gguf_tensors(source), gguf_tensors(low)
-    for name, (parameter, heads) in parameters.items():
-        with torch.no_grad():
-            parameter.copy_(values(after[name], heads).view_as(parameter))
     sums = {
-        name: (
-            np.zeros(len(rows)),
-            torch.zeros(parameter.shape[0], dtype=torch.float64, device=device),
-            torch.zeros(parameter.shape[1], dtype=torch.float64, device=device),
-        )
+        name: (torch.zeros(parameter.shape[0], device=device), torch.zeros(parameter.shape[1], device=device))
         for name, (parameter, _) in parameters.items()
     }
-    at = 0
+    products = {name: np.zeros(len(rows)) for name in parameters}
 
-    def take(name: str, parameter: Any, heads: int) -> None:
-        gradient, products = parameter.grad, sums[name]
-        error = parameter.detach().float() - values(before[name], heads).to(device)
-        products[0][at] = float((gradient * error).sum(1).sum(dtype=torch.float64))
+    def square(name: str, gradient: Any, at: int) -> None:
         squared = gradient.float().square_()
-        products[1].add_(squared.sum(1))
-        products[2].add_(squared.sum(0))
-        parameter.grad = None
+        sums[name][0].add_(squared.sum(1) / len(rows))
+        sums[name][1].add_(squared.sum(0) / len(rows))
 
-    for name, (parameter, heads) in parameters.items():
-        parameter.requires_grad_(True)
-        parameter.register_post_accumulate_grad_hook(
-            lambda found, name=name, heads=heads: take(name, found, heads)
-        )
-    klds = []
-    with progress("budget: the divergence's gradient", len(rows)) as advance:
-        for at, (row, target) in enumerate(zip(rows, targets, strict=True)):
-            loss = divergence(model, row, target)
-            loss.backward()
-            klds.append(float(loss.detach()))
-            advance(1)
+    def multiply(name: str, gradient: Any, at: int) -> None:
+        parameter, heads = parameters[name]
+        error = parameter.detach().float() - values(before[name], heads).to(device)
+        products[name][at] = float((gradient * error).sum(1).sum(dtype=torch.float64))
+
+    seeds = torch.Generator().manual_seed(seed)
+    targets = [teach(model, row) for row in rows]
+    backward(parameters, "budget: the curvature", rows, lambda at: probe(model, rows[at], seeds), square)
+    with torch.no_grad():
+        for name, (parameter, heads) in parameters.items():
+            parameter.copy_(values(after[name], heads))
+    klds = backward(
+        parameters,
+        "budget: the divergence's gradient",
+        rows,
+        lambda at: divergence(model, rows[at], targets[at]),
+        multiply,
+    )
     found = {
         name: Sensitivity(
-            products,
+            products[name],
             in_file_order(by_row.cpu()[:, None], parameters[name][1])[:, 0].numpy(),
             by_column.cpu().numpy(),
         )
-        for name, (products, by_row, by_column) in sums.items()
+        for name, (by_row, by_column) in sums.items()
     }
-    del model, parameters
-    gc.collect()
     return found, float(np.mean(klds))
+
+
+def backward(
+    parameters: dict[str, tuple[Any, int]],
+    label: str,
+    rows: Sequence[Encoded],
+    loss: Callable[[int], Any],
+    take: Callable[[str, Any, int], None],
+) -> list[float]:
+    """Give `take` the gradient of each parameter by the loss of each row, one at a time, as it is made; the
+    losses.
+    """
+    at = 0
+
+    def hook(name: str, parameter: Any) -> None:
+        take(name, parameter.grad, at)
+        parameter.grad = None
+
+    hooks = [
+        parameter.requires_grad_(True).register_post_accumulate_grad_hook(partial(hook, name))
+        for name, (parameter, _) in parameters.items()
+    ]
+    losses = []
+    with progress(label, len(rows)) as advance:
+        for at in range(len(rows)):
+            value = loss(at)
+            value.backward()
+            losses.append(float(value.detach()))
+            advance(1)
+    for one in hooks:
+        one.remove()
+    for parameter, _ in parameters.values():
+        parameter.requires_grad_(False)
+    return losses
 
 
 def device_for(merged: Path) -> tuple[str, torch.dtype]:
@@ -138,8 +162,8 @@ def load(merged: Path, source: Path, device: str, dtype: torch.dtype) -> tuple[A
         can = ", ".join(name for name, architecture in KNOWN.items() if "moe" not in architecture)
         raise DataError(
             "Q-BUDGET-006",
-            f"{merged} is a {found}, and only of {can} is known what each tensor costs: take quantize.budgets "
-            "out for this model",
+            f"{merged} is a {found}, and only of {can} is known what each tensor costs: take "
+            "quantize.budgets out for this model",
         )
     architecture = KNOWN[found]
     model = AutoModelForCausalLM.from_pretrained(
@@ -171,14 +195,23 @@ def values(tensor: GgufTensor, heads: int) -> Any:
     return in_order(found, heads)
 
 
-def asked(model: Any, row: Encoded) -> Any:
-    """Log-probabilities of the next token at the row's trained positions, at most 64 of them: (P, V),
-    float32.
+def probe(model: Any, row: Encoded, seeds: Any) -> Any:
+    """A scalar whose gradient's square is on average the diagonal of the row's Gauss-Newton matrix: the sum
+    of logits times u = √p·ξ − p(√p·ξ), by position, ξ of random signs, and 1 ÷ √P.
     """
+    logits = asked(model, row)
+    chances = logits.detach().softmax(-1)
+    signs = (torch.randint(0, 2, chances.shape, generator=seeds) * 2 - 1).to(logits.device)
+    half = chances.sqrt() * signs
+    return (logits * (half - chances * half.sum(1, keepdim=True))).sum() / len(logits) ** 0.5
+
+
+def asked(model: Any, row: Encoded) -> Any:
+    """Logits of the next token at the row's trained positions, at most 64 of them: (P, V), float32."""
     positions = torch.tensor(thinned(trained_positions(row)), device=model.device)
     ids = torch.tensor([row.ids], device=model.device)
     hidden = model.model(input_ids=ids, use_cache=False)[0][0, positions]
-    return model.lm_head(hidden).float().log_softmax(-1)
+    return model.lm_head(hidden).float()
 
 
 @torch.no_grad()
@@ -186,7 +219,7 @@ def teach(model: Any, row: Encoded) -> tuple[Any, Any]:
     """The 16-bit model's likeliest tokens (P, k) and the log-probabilities of these and of all others
     together (P, k + 1).
     """
-    logs = asked(model, row)
+    logs = asked(model, row).log_softmax(-1)
     best, ids = logs.topk(min(TOP, logs.shape[1] - 1), 1)
     others = logs.scatter_(1, ids, -torch.inf).logsumexp(1)
     return ids, torch.cat([best, others[:, None]], 1)
@@ -197,7 +230,7 @@ def divergence(model: Any, row: Encoded, target: tuple[Any, Any]) -> Any:
     (`pipeline.models.distill_loss`), with a gradient by all weights, the head's too.
     """
     ids, wanted = target
-    logs = asked(model, row)
+    logs = asked(model, row).log_softmax(-1)
     others = logs.scatter(1, ids, -torch.inf).logsumexp(1)
     ours = torch.cat([logs.gather(1, ids), others[:, None]], 1)
     return (wanted.exp() * (wanted - ours)).sum(1).mean()

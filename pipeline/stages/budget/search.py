@@ -2,6 +2,7 @@
 of that size.
 """
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,14 +80,14 @@ class Task:
 
 def damages_of(maker: Maker, task: Task, low: Allocation) -> tuple[dict[str, dict[str, float]], float]:
     """({tensor: {type: damage}}, the KL divergence of the even allocation `low` on the same rows)."""
-    from pipeline.stages.budget.damage import damages, weighted_errors
+    from pipeline.stages.budget.damage import curved_errors, damages
     from pipeline.stages.budget.gradient import Sensitivity, sensitivities
 
     names, scratch = sorted(low), maker.scratch
 
     def measure() -> dict[str, Any]:
         with maker.passing(low, task.sizes) as file:
-            found, kld = sensitivities(task.merged, file, maker.source, names, task.data.damage)
+            found, kld = sensitivities(task.merged, file, maker.source, names, task.data.damage, task.seed)
         return {"kld": np.array(kld)} | {
             f"{part}:{name}": getattr(each, part)
             for name, each in found.items()
@@ -94,6 +95,7 @@ def damages_of(maker: Maker, task: Task, low: Allocation) -> tuple[dict[str, dic
         }
 
     kept = scratch.arrays_once("gradient", measure)
+    gc.collect()  # the model is gone before files are made
     found = {
         name: Sensitivity(*(kept[f"{part}:{name}"] for part in ("products", "rows", "columns")))
         for name in names
@@ -108,7 +110,7 @@ def damages_of(maker: Maker, task: Task, low: Allocation) -> tuple[dict[str, dic
 
                 def weigh(rounded: Allocation = rounded, mine: Any = mine) -> dict[str, float]:
                     with maker.passing(rounded, task.sizes) as file:
-                        return weighted_errors(maker.source, file, mine)
+                        return curved_errors(maker.source, file, mine)
 
                 for name, error in scratch.once(f"errors-{kind}", weigh).items():
                     errors[name][kind] = error
@@ -198,8 +200,8 @@ def compete(maker: Maker, task: Task, own: Path) -> dict[str, Any]:
 
 
 def rivals(shape: Shape, most: int, with_imatrix: bool) -> list[str]:
-    """Fixed levels of about `most` bytes or less, the largest first; of equal ones, that which is published to
-    lose least.
+    """Fixed levels of about `most` bytes or less, the largest first; of equal ones, that which is published
+    to lose least.
     """
     suffix = SUFFIX if with_imatrix else ""
     planned = {level: level_bytes(shape, level + suffix) for level in RIVALS}

@@ -1,10 +1,10 @@
 """Make a level to measure: choose the type of every tensor so that the file has at most a given size and
 diverges least from the 16-bit model.
 
-Reads `models/gguf/NAME-F16.gguf` (or BF16), `models/merged/`, `models/adapter/` (tokenizer), `models/imatrix/`
-(used if there is a matrix), `data/final/train.jsonl` (what each tensor costs) and `data/final/val.jsonl` (what
-was predicted, tried out). Writes `models/gguf/NAME-BUDGET.gguf` and `reports/budget/BUDGET.json`. Command:
-`python -m pipeline budget@4.2GB`
+Reads `models/gguf/NAME-F16.gguf` (or BF16), `models/merged/`, `models/adapter/` (tokenizer),
+`models/imatrix/` (used if there is a matrix), `data/final/train.jsonl` (what each tensor costs) and
+`data/final/val.jsonl` (what was predicted, tried out). Writes `models/gguf/NAME-BUDGET.gguf` and
+`reports/budget/BUDGET.json`. Command: `python -m pipeline budget@4.2GB`
 """
 
 from collections.abc import Iterable
@@ -99,7 +99,9 @@ def budget(
     with maker.passing(low, sizes) as file:
         start = check_gguf(file).start
     need_room(text, most(start), start, sizes)
-    task = Task(sizes, most(start) - start, start, merged, load_shape(merged / "config.json"), data, threads, seed)
+    task = Task(
+        sizes, most(start) - start, start, merged, load_shape(merged / "config.json"), data, threads, seed
+    )
     file, found = search(maker, task, low)
     with publishing(target, check_gguf) as aside:
         file.rename(aside)

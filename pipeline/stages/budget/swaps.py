@@ -109,7 +109,7 @@ def proposals(allocation: Allocation, damages: Damages, sizes: Sizes, most: int)
 
 
 def next_type(ladder: Sequence[str], sizes: Mapping[str, int], kind: str, step: int) -> str | None:
-    """The type after (`step` 1) or before (-1) `kind` on a tensor's ladder of types; None if it is the last."""
+    """The type after (`step` 1) or before (-1) `kind` on a ladder of types; None if there is none."""
     others = [one for one in ladder if (sizes[one] - sizes[kind]) * step > 0]
     return (others[0] if step > 0 else others[-1]) if others else None
 

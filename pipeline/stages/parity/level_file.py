@@ -72,7 +72,8 @@ def file_check(
         tensor
         for each, tensor in after.items()
         if not is_budget(name)  # whose types were chosen tensor by tensor, and proven when it was made
-        and PLAIN_OF.get(level, PLAIN).search(each) and each not in given
+        and PLAIN_OF.get(level, PLAIN).search(each)
+        and each not in given
     ]
     ggml_types = sorted({tensor.type for tensor in plain if tensor.columns % K_BLOCK == 0})
     if ggml_types and wanted not in ggml_types:

@@ -63,9 +63,9 @@ def level_weights(
     are streamed.
 
     `slack` is how many times its type's usual noise a tensor may have, `tensor_types` is
-    `quantize.tensor_types` (of no meaning for a budget's file). A type without a known noise or a dequantizer in the package gguf leaves the
-    parity check unmeasured, unless something is wrong already. Raises `ConfigError` where `tensor_types`
-    can't be.
+    `quantize.tensor_types`, of no meaning for a budget's file. A type without a known noise or a dequantizer
+    in the package gguf leaves the parity check unmeasured, unless something is wrong already. Raises
+    `ConfigError` where `tensor_types` can't be.
     """
     title = f"Weights of {gguf.stem} → {name}"
     tensor_types = NO_TYPES if is_budget(name) else tensor_types

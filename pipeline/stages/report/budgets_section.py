@@ -13,8 +13,8 @@ Found = Mapping[str, Any]
 
 
 def budget_values(found: Found, evaluations: Mapping[str, Found]) -> dict[str, Any]:
-    """What the section's template needs of one budget: its sentence, and a row for each kind of tensor with the
-    types of its tensors ("Q4_0 × 20, Q5_1 × 10").
+    """What the section's template needs of one budget: its sentence, and a row for each kind of tensor with
+    the types of its tensors ("Q4_0 × 20, Q5_1 × 10").
     """
     kinds: dict[str, Counter[str]] = {}
     for tensor, ggml_type in found["types"].items():
@@ -48,10 +48,13 @@ def sentence(found: Found) -> str:
     own = f"the chosen types diverge {found['kld']:.4f} nats from 16 bit"
     if rival is None:
         return f"No fixed level is as small, so nothing was held against them: {own}."
-    theirs = f"{rival['level']}, the largest fixed level that fits ({size(rival['bytes'])}), {rival['kld']:.4f}"
+    theirs = (
+        f"{rival['level']}, the largest fixed level that fits ({size(rival['bytes'])}), {rival['kld']:.4f}"
+    )
     chance = f"p {probability(rival['p_value'])}, paired over rows"
     if found["chosen"] == "own":
         return f"The chosen types ship: {own[4:]}, {theirs} ({chance})."
     return (
-        f"{rival['level']} ships, for the chosen types are not better beyond noise: {own}, {theirs} ({chance})."
+        f"{rival['level']} ships, for the chosen types are not better beyond noise: {own}, {theirs} "
+        f"({chance})."
     )

@@ -46,7 +46,9 @@ def test_a_budget_is_a_size_bits_per_weight_or_memory_with_a_context(text: str, 
     assert is_budget(text)
 
 
-@pytest.mark.parametrize("text", ["", "4.2 GB", "4.2gb", "-1GB", "1e3GB", "0GB", "0bpw", "fits-8GB", "Q4_K_M", "4.6"])
+@pytest.mark.parametrize(
+    "text", ["", "4.2 GB", "4.2gb", "-1GB", "1e3GB", "0GB", "0bpw", "fits-8GB", "Q4_K_M", "4.6"]
+)
 def test_what_is_no_budget_is_refused(text: str) -> None:
     assert budget_problem(text)
     with pytest.raises(ValueError, match="budget"):
@@ -111,7 +113,7 @@ def test_patterns_find_one_tensor_each() -> None:
 
 
 def test_the_knapsack_is_the_best_of_all_allocations() -> None:
-    dice = random.Random(0)
+    dice = random.Random(0)  # noqa: S311
     kinds = ("Q4_0", "Q5_0", "Q6_K", "Q8_0")
     for _ in range(20):
         names = [f"blk.{number}.attn_q.weight" for number in range(5)]
@@ -161,13 +163,13 @@ def test_a_proposed_swap_stays_in_the_budget() -> None:
 
 def test_a_swap_is_kept_only_beyond_noise() -> None:
     start = dict.fromkeys(NAMES, "Q5_0")
-    dice = random.Random(0)
+    dice = random.Random(0)  # noqa: S311
     noise = [dice.uniform(0, 0.1) for _ in range(24)]
 
     def measure(better: str | None, allocation: Any) -> list[float]:
         """Rows that no allocation changes but by chance, and one tensor that matters."""
         gain = 0.05 if better and allocation[better] == "Q8_0" else 0.0
-        jitter = random.Random(str(sorted(allocation.items())))
+        jitter = random.Random(str(sorted(allocation.items())))  # noqa: S311
         return [1 + value + jitter.gauss(0, 0.01) - gain for value in noise]
 
     kept, log = swapped(start, DAMAGES, SIZES, 148, lambda one: measure(NAMES[2], one), 1)
