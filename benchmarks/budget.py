@@ -64,6 +64,7 @@ def measured(arguments: Any) -> Iterator[str]:
     from pipeline.gguf.file import check_gguf
     from pipeline.llamacpp.tools import find_toolchain
     from pipeline.metrics.intervals import interval
+    from pipeline.planning.level_bytes import level_bytes
     from pipeline.planning.shape import load_shape
     from pipeline.stages.budget.files import Maker, judging
     from pipeline.stages.budget.knapsack import allocate
@@ -121,7 +122,7 @@ def measured(arguments: Any) -> Iterator[str]:
             return f"| {' | '.join(cells)} |"
 
         fixed = {}
-        for level in RIVALS:
+        for level in (one for one in RIVALS if level_bytes(shape, one) < 1.1 * max(allowed.values())):
             fixed[level] = level_rows(level)
             yield line("", level, fixed[level])
         for text, most in allowed.items():
