@@ -22,6 +22,7 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.budget import search
 from pipeline.stages.budget.sizes import bits, choices, offered
 from pipeline.stages.budget.stage import budget
+from pipeline.stages.parity.level_weights import level_weights
 
 PLANTED = "blk.1.ffn_down.weight"
 
@@ -125,6 +126,11 @@ def test_a_tensor_that_matters_gets_more_bits_than_its_like(
     planted: Path, tools: Toolchain, tmp_path: Path
 ) -> None:
     record = run(planted, tmp_path, "5bpw", tools)
+    assert record["chosen"] == "own"  # no fixed level knows of it
+    check, noise = level_weights(
+        planted / "tiny-F16.gguf", tmp_path / "tiny-5bpw.gguf", "5bpw", 1.5, {"attn_v": "F16"}
+    )
+    assert (check.verdict, noise[PLANTED]["type"]) == ("pass", record["types"][PLANTED])
     alike = [name for name in record["types"] if name.startswith("blk.0.ffn_")]
     assert bits(record["types"][PLANTED]) > max(bits(record["types"][name]) for name in alike)
     assert record["predicted_kld"] < record["predicted_even_kld"]
