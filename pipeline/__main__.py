@@ -27,6 +27,7 @@ STAGES = (
     "convert",
     "imatrix",
     "quantize",
+    "budget",
     "compare_nf4",
     "compare_level",
     "compare_unquantized",

@@ -45,12 +45,13 @@ COMPARE = (
     "compare_level",
     "compare_unquantized",
     "compare_measure",
-)  # a job for each seed: none as a rule
+)  # a job for each seed
+NONE = ("budget", *COMPARE)  # none as a rule
 # stages that are in one graph alone
 ONLY_IN = {"lora": "adapter", "tuned": "tuned"} | dict.fromkeys(
-    ("merge", "convert", "imatrix", "quantize", *COMPARE, "compare"), "merged"
+    ("merge", "convert", "imatrix", "quantize", *NONE, "compare"), "merged"
 )
-PER_ITEM = ("quantize", "evaluate", *COMPARE)  # these take an item: quantize@LEVEL, evaluate@MODEL
+PER_ITEM = ("quantize", "evaluate", *NONE)  # these take an item: quantize@LEVEL, evaluate@MODEL
 BIN = Path(sys.executable).parent
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are
@@ -97,7 +98,9 @@ def stages(recipe: Path, graph: Graph) -> set[str]:
     """The stages that have jobs."""
     compared = load_params(recipe).compare.seeds
     return {
-        stage for stage in STAGES if ONLY_IN.get(stage, graph) == graph and (compared or stage not in COMPARE)
+        stage
+        for stage in STAGES
+        if ONLY_IN.get(stage, graph) == graph and stage not in (("budget",) if compared else NONE)
     }
 
 

@@ -35,7 +35,7 @@ class Maker:
         return target
 
     def make_level(self, target: Path, level: str) -> Path:
-        """Write the file of a fixed level; the file."""
+        """Write the file of a fixed level, as stage `quantize` does; the file."""
         self._quantize(target, level, {})
         return target
 
@@ -48,7 +48,7 @@ class Maker:
             self.nthreads,
             self.imatrix,
             patterns(allocation),
-            fields={BUDGET_FIELD: self.text},
+            fields={BUDGET_FIELD: self.text} if allocation else {},
         )
 
     @contextmanager

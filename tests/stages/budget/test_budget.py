@@ -15,7 +15,7 @@ from qwen2_variants import cut_models
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError
 from pipeline.core.hashing import file_hash
-from pipeline.gguf.file import check_gguf, describe
+from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import quantize_gguf, to_gguf
 from pipeline.llamacpp.tools import Toolchain
@@ -107,14 +107,10 @@ def test_the_file_has_the_types_that_were_chosen_and_at_most_its_budget(
     else:
         level = tmp_path / "level.gguf"
         quantize_gguf(tools, model / "tiny-F16.gguf", level, record["rival"]["level"], 1)
-        _, wanted = gguf_tensors(level)
-        for name, tensor in tensors.items():
-            assert tensor.type == wanted[name].type
-            assert (tensor.stored(0, tensor.rows) == wanted[name].stored(0, tensor.rows)).all()
+        assert file_hash(level) == file_hash(file)
     assert record["rival"]["bytes"] <= 850_000
     assert len(record["swaps"]) == 3
-    assert check_gguf(file).fields["quench.budget"] == text
-    assert describe(file)["fallback_tensors"] == 0 or record["chosen"] == "level"
+    assert (check_gguf(file).fields.get("quench.budget") == text) == (record["chosen"] == "own")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "tiny-0.85MB.gguf",
         "train.jsonl",
