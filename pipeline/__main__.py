@@ -28,6 +28,7 @@ STAGES = (
     "imatrix",
     "quantize",
     "distill",
+    "budget",
     "compare_nf4",
     "compare_level",
     "compare_scales",

@@ -78,7 +78,8 @@ def model_file(params: Params, root: Path, model: str) -> Path:
     it."""
     path = model_files(params, root, model).gguf
     if not path.exists():
-        stage = "convert" if model.endswith(params.convert.type) else f"quantize@{model}"
+        stage = f"{'budget' if model in params.quantize.budgets else 'quantize'}@{model}"
+        stage = "convert" if model.endswith(params.convert.type) else stage
         if plain := distilled_from(model):
             stage = f"distill@{plain}"
         if params.graph != "merged":

@@ -132,7 +132,7 @@ class Params(sections.Section):
                 *self.quantize.untuned,
             ]
             needed, why = self.convert.type, "which every level is compared with"
-            made_by = "(quantize.levels and quantize.distill, spelled as there)"
+            made_by = "(quantize.levels, quantize.distill and quantize.budgets, spelled as there)"
         if unknown := [model for model in self.evaluate.models if model not in known]:
             yield f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(known)} {made_by}"
         if needed not in self.evaluate.models:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pipeline.config.budgets import is_budget
 from pipeline.config.sections import served_of
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
@@ -55,6 +56,8 @@ class Inputs:
     answers: Mapping[str, Sequence[Mapping[str, Any]]]
     # what `quench quantization-check`, which is not a stage, measured of this very base
     quantization_check: Mapping[str, Any] | None = None
+    # how the types of each level made to measure were chosen
+    budgets: Sequence[Mapping[str, Any]] = ()
 
 
 def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
@@ -84,6 +87,11 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
         metrics_log=MetricsLog(root / "reports/train.jsonl").rows(),
         evaluations=evaluations,
         answers=answers,
+        budgets=[
+            read_record(root, f"reports/budget/{model}.json", shapes.Budget, f"budget@{model}")
+            for model in models
+            if is_budget(model)
+        ],
         quantization_check=read_quantization_check(
             root / "reports/quantization-check.json", found["base"]["files"]
         ),

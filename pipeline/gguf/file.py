@@ -15,6 +15,8 @@ K_BLOCK = 256
 PLAIN_TYPES = ("F32", "F16", "BF16")
 # the field of a GGUF without tensors that stands for one that nothing needs; it says why
 NOT_MADE = "quench.not_made"
+# the field of a level made to measure: the budget that its types were chosen for, tensor by tensor
+BUDGET_FIELD = "quench.budget"
 HEADS = ("output.weight", "token_embd.weight")
 
 
@@ -79,7 +81,8 @@ def describe(path: Path) -> dict[str, Any]:
     stored = sum(tensor_bytes(name, shape, ggml_type) for name, (shape, ggml_type) in header.tensors.items())
     file_type = header.fields.get("general.file_type")
     level = LlamaFileType(file_type).name if file_type is not None else ""
-    block_level = "_K" in level or "IQ" in level
+    # types that were chosen for a budget are no fallbacks
+    block_level = ("_K" in level or "IQ" in level) and BUDGET_FIELD not in header.fields
     fallbacks: Counter[str] = Counter(
         types[name]
         for name, (shape, _) in header.tensors.items()

@@ -89,12 +89,13 @@ def quantize_gguf(
     imatrix: Path | None = None,
     tensor_types: Mapping[str, str] = NO_TYPES,
     requantize: bool = False,
+    fields: Fields = NO_FIELDS,
 ) -> None:
     """Write `source` at `level` (llama.cpp's name) to `target`; the same bytes for any number of threads.
 
     `imatrix` is an importance matrix's GGUF. `tensor_types` maps patterns (searched in tensor names, the
     first match wins) to types that replace the level's. `requantize` allows a `source` that is quantized
-    already.
+    already. `fields` are texts that the header gets.
 
     Raises `ConfigError` if a pattern or type can't be, `DataError` if `source` is not whole, `ToolError` if
     llama-quantize fails.
@@ -117,6 +118,8 @@ def quantize_gguf(
             "--override-kv",
             f"quench.imatrix.sha256=str:{file_hash(imatrix)}",
         ]
+    for name, text in fields.items():
+        flags += ["--override-kv", f"{name}=str:{text}"]
     with publishing(target, check_gguf) as aside:
         command: list[str | Path] = [
             tools.tool("llama-quantize").resolve(),

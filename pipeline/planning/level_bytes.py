@@ -6,7 +6,11 @@ After llama.cpp, src/llama-quant.cpp: `llama_tensor_get_type_impl` for dense mod
 
 from collections.abc import Iterator
 
+from pipeline.config.budgets import parse_budget
 from pipeline.config.levels import split_level
+from pipeline.config.sections import Serve
+from pipeline.planning.budget import most_bytes
+from pipeline.planning.serving import cache_per_token
 from pipeline.planning.shape import Shape
 
 # of the vocabulary: its text, score, type and merges; 36.3 measured with SmolLM2's 49,152 tokens
@@ -120,8 +124,14 @@ RULES: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
 
 def level_bytes(shape: Shape, level: str) -> int:
     """Bytes of the GGUF of `level` as `quantize.levels` spells it, or of a 16-bit type: quantized tensors,
-    float32 norms and biases, the header.
+    float32 norms and biases, the header. Of a budget the most that its file may have, served alone on a GPU.
     """
+    if budget := parse_budget(level):
+        header, served = HEADER_PER_TOKEN * shape.vocabulary, Serve(parallel=1, n_gpu_layers=1)
+        most = most_bytes(
+            budget, weights=shape.parameters, header=header, cache=cache_per_token(shape), serve=served
+        )
+        return max(0, min(most, level_bytes(shape, "F16")))
     return (
         sum(size for *_, size in matrices(shape, level))
         + 4 * shape.small_weights

@@ -50,12 +50,13 @@ COMPARE = (
     "compare_measure_level",
     "compare_measure_scales",
     "compare_measure_distilled",
-)  # a job for each seed: none as a rule
+)  # a job for each seed
+NONE = ("budget", "distill", *COMPARE)  # none as a rule
 # stages that are in one graph alone
 ONLY_IN = {"lora": "adapter", "tuned": "tuned"} | dict.fromkeys(
-    ("merge", "convert", "imatrix", "quantize", *COMPARE, "compare"), "merged"
+    ("merge", "convert", "imatrix", "quantize", *NONE, "compare"), "merged"
 )
-PER_ITEM = ("quantize", "evaluate", *COMPARE)  # these take an item: quantize@LEVEL, evaluate@MODEL
+PER_ITEM = ("quantize", "evaluate", *NONE)  # these take an item: quantize@LEVEL, evaluate@MODEL
 BIN = Path(sys.executable).parent
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are
@@ -104,7 +105,9 @@ def stages(recipe: Path, graph: Graph) -> set[str]:
     """The stages that have jobs."""
     compared = load_params(recipe).compare.seeds
     return {
-        stage for stage in STAGES if ONLY_IN.get(stage, graph) == graph and (compared or stage not in COMPARE)
+        stage
+        for stage in STAGES
+        if ONLY_IN.get(stage, graph) == graph and stage not in (("budget",) if compared else NONE)
     }
 
 
@@ -175,6 +178,7 @@ def snakemake_graph(
 FOLDERS = (
     "models/gguf",
     "reports/eval",
+    "reports/budget",
     "reports/compare",
 )  # no stage writes them as such, several write into them
 
@@ -247,7 +251,7 @@ def test_both_tools_know_the_same_edges(
         assert folders <= {*FOLDERS}, name
         assert {
             path for path in theirs if not any(_holds(folder, path) for folder in folders)
-        } == stage.inputs - folders - {"reports/compare"}, name
+        } == stage.inputs - folders - {"reports/budget", "reports/compare"}, name
 
 
 def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict[str, Any]) -> None:

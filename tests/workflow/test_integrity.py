@@ -64,6 +64,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data/raw/file",
         "data/guard/file",
         "data/evaluation/file",
+        "reports/budget/.gitkeep",
         "reports/compare/.gitkeep",
     ):
         put(root / path, dice.randbytes(100))

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from pipeline.config.budgets import budget_problem
 from pipeline.config.levels import DISTILLED, WITH_SCALES, split_level, tensor_type_problem
 from pipeline.config.sections.values import (
     UNTUNED,
@@ -95,6 +96,22 @@ class Quantize(Section):
         "them as LEVEL-distilled (see section distill), e.g. [Q4_0]; []: none",
     )
 
+    budgets: Annotated[list[str], Field(max_length=20)] = key(
+        [],
+        "levels made to measure, named by the size that each may have: 4.2GB or 500MB (of the file) | "
+        "4.6bpw (bits per weight) | fits-8GB-at-8192 (memory when served with so many tokens); types are "
+        "chosen tensor by tensor by what each costs on your data; []: none",
+    )
+
+    @field_validator("budgets")
+    @classmethod
+    def _budgets_can_be_read(cls, budgets: list[str]) -> list[str]:
+        if problems := [problem for text in budgets if (problem := budget_problem(text))]:
+            raise ValueError("; ".join(problems))
+        if len(set(budgets)) < len(budgets):
+            raise ValueError(f"{budgets} names a budget twice: name each once")
+        return budgets
+
     @field_validator("tensor_types")
     @classmethod
     def _types_are_known(cls, types: dict[str, str]) -> dict[str, str]:
@@ -105,7 +122,9 @@ class Quantize(Section):
 
     def problems(self) -> Iterator[str]:
         """Which levels can't be distilled."""
-        plain = [level for level in self.tuned if not split_level(level)[1]]
+        plain = [
+            level for level in self.levels if not level.startswith(UNTUNED) and not split_level(level)[1]
+        ]
         if other := [level for level in self.distill if level not in plain]:
             yield (
                 f"distill names {', '.join(other)}: it can name the tuned model's levels without an "
@@ -121,8 +140,8 @@ class Quantize(Section):
 
     @property
     def tuned(self) -> list[str]:
-        """The levels of the tuned model, in the order of `levels`."""
-        return [level for level in self.levels if not level.startswith(UNTUNED)]
+        """The levels of the tuned model, in the order of `levels`; then those made to measure."""
+        return [*(level for level in self.levels if not level.startswith(UNTUNED)), *self.budgets]
 
     @property
     def files(self) -> list[str]:

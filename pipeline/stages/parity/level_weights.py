@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.config.budgets import is_budget
 from pipeline.config.levels import split_level
 from pipeline.core.checks import Check
 from pipeline.gguf.tensor_types import check_tensor_types
@@ -62,11 +63,12 @@ def level_weights(
     are streamed.
 
     `slack` is how many times its type's usual noise a tensor may have, `tensor_types` is
-    `quantize.tensor_types`. A type without a known noise or a dequantizer in the package gguf leaves the
-    parity check unmeasured, unless something is wrong already. Raises `ConfigError` where `tensor_types`
-    can't be.
+    `quantize.tensor_types`, of no meaning for a budget's file. A type without a known noise or a dequantizer
+    in the package gguf leaves the parity check unmeasured, unless something is wrong already. Raises
+    `ConfigError` where `tensor_types` can't be.
     """
     title = f"Weights of {gguf.stem} → {name}"
+    tensor_types = NO_TYPES if is_budget(name) else tensor_types
     check_tensor_types(gguf, tensor_types, split_level(name)[1])
     (_, before), (header, after) = gguf_tensors(gguf), gguf_tensors(level)
     if check := file_check(title, name, tensor_types, header, before, after):

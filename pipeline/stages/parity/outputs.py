@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from pipeline.config.budgets import is_budget
 from pipeline.config.levels import distilled_from, level_key, split_level
 from pipeline.config.sections import Parity
 from pipeline.core.checks import Check
@@ -100,12 +101,13 @@ def output_checks(
             checks["outputs_lora"] = lora_check(outputs, with_lora, merge_base, limits)
             for level in filter(lambda level: not distilled_from(level), chain.levels):  # the base has none
                 # the matrix is the merged model's; without it the level would be judged by another one
-                if split_level(level)[1]:
-                    title, why = (
-                        lora_title(level),
-                        "the importance matrix is the merged model's, so the base has none at this level",
+                if split_level(level)[1] or is_budget(level):
+                    why = (
+                        "its types were chosen for the merged model, not for the base with the adapter"
+                        if is_budget(level)
+                        else "the importance matrix is the merged model's, so the base has none at this level"
                     )
-                    checks[level_key("outputs_lora", level)] = Check(title, "not measured", why)
+                    checks[level_key("outputs_lora", level)] = Check(lora_title(level), "not measured", why)
                 else:
                     checks[level_key("outputs_lora", level)] = lora_at_level(
                         level, base_gguf, lora, with_lora, outputs, bench, limits

@@ -20,6 +20,7 @@ from pipeline.pages.formats import FILTERS
 from pipeline.pages.parity_summary import code, counts, grouped
 from pipeline.pages.templating import TEMPLATES, fill
 from pipeline.stages.report.answers_browser import Answers, browser_values
+from pipeline.stages.report.budgets_section import budget_values
 from pipeline.stages.report.commands import anchor, command_list
 from pipeline.stages.report.comparisons import against_base, against_reference, differences_plot, task_scores
 from pipeline.stages.report.forgetting import forgetting_values
@@ -84,6 +85,7 @@ def page_values(
         "distills": is_distillation(inputs.evaluations),
         "recovery_sentence": recovery_sentence,
         "quantizing": None if served else quantizing_values(inputs.evaluations, scores, reference, seed),
+        "budgets": [budget_values(found, inputs.evaluations) for found in inputs.budgets],
         "thresholds": {"RECOVERED": RECOVERED, "PARTLY": PARTLY, "WORSE": WORSE},
         "forgetting": forgetting_values(inputs.evaluations, seed),
         "browser": browser_values(inputs.answers),
@@ -148,6 +150,9 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         Section("task", "Task quality", ["report"], each),
         Section("quantizing", "What quantizing costs, and what recovers it", ["report"], each)
         if not unmerged
+        else None,
+        Section("budgets", "Levels made to measure", [f"budget@{one['budget']}" for one in values["budgets"]])
+        if values["budgets"]
         else None,
         Section("distillation", "Distillation", ["report"], each) if values["distills"] else None,
         Section("general", "General ability: what was forgotten", ["report"], each),

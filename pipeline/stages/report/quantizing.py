@@ -8,6 +8,7 @@ columns show the same rounding done to two models.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.config.budgets import is_budget
 from pipeline.config.levels import DISTILLED, SUFFIX
 from pipeline.config.sections import UNTUNED
 from pipeline.gate.recommend import is_base
@@ -32,9 +33,13 @@ def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str, 
 
 
 def _levels(evaluations: Evaluations) -> list[str]:
-    """The quantized levels, tuned or not, as llama-quantize makes them by itself."""
+    """The fixed levels, tuned or not, as llama-quantize makes them by itself."""
     spelled = dict.fromkeys(model.removeprefix(UNTUNED) for model in evaluations)
-    return [level for level in spelled if level not in ("F16", "BF16") and not _ending(level)]
+    return [
+        level
+        for level in spelled
+        if level not in ("F16", "BF16") and not _ending(level) and not is_budget(level)
+    ]
 
 
 def _ending(model: str) -> str:

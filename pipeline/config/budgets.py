@@ -1,0 +1,59 @@
+"""Budgets of `quantize.budgets`: how large the file of a level made to measure may be, as text.
+
+A budget is spelled without blanks, because it is also the level's name, in files and on command lines.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.core.strict_yaml import quoted
+from pipeline.core.units import DISK_GB, MEMORY_GB
+
+NUMBER = r"(\d{1,6}(?:\.\d{1,6})?)"
+SPELLINGS = {
+    "size": re.compile(rf"{NUMBER}(GB|MB)"),
+    "bits": re.compile(rf"{NUMBER}bpw"),
+    "fits": re.compile(rf"fits-{NUMBER}(GB|MB)-at-(\d{{1,8}})"),
+}
+HOW = "write 4.2GB, 500MB, 4.6bpw or fits-8GB-at-8192"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent: `size` bytes of file, `bits` per weight, or `fits` bytes of memory when served with
+    `context` tokens.
+    """
+
+    kind: Literal["size", "bits", "fits"]
+    amount: float
+    context: int = 0
+
+
+def parse_budget(text: str) -> Budget | None:
+    """The budget that `text` spells, None if it spells none. A GB of a file is 10⁹ bytes, a GB of memory 2³⁰
+    (`pipeline.core.units`).
+    """
+    if found := SPELLINGS["size"].fullmatch(text):
+        return Budget("size", float(found[1]) * {"GB": DISK_GB, "MB": 10**6}[found[2]])
+    if found := SPELLINGS["bits"].fullmatch(text):
+        return Budget("bits", float(found[1]))
+    if found := SPELLINGS["fits"].fullmatch(text):
+        memory = float(found[1]) * {"GB": MEMORY_GB, "MB": 1 << 20}[found[2]]
+        return Budget("fits", memory, int(found[3]))
+    return None
+
+
+def budget_problem(text: str) -> str | None:
+    """Why `text` can't be a budget, as a sentence; None if it can."""
+    budget = parse_budget(text)
+    if budget is None:
+        return f"{quoted(text)} is no budget: {HOW}"
+    if not budget.amount or (budget.kind == "fits" and not budget.context):
+        return f"budget {text} leaves room for nothing: name a number above 0"
+    return None
+
+
+def is_budget(level: str) -> bool:
+    """Whether a level's name is a budget: its types were chosen tensor by tensor."""
+    return parse_budget(level) is not None

@@ -1,0 +1,93 @@
+"""GGUFs of allocations and of fixed levels, made by llama-quantize from the 16-bit one; what they lose."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.core.publish import remove
+from pipeline.gguf.file import BUDGET_FIELD
+from pipeline.llamacpp.converters import quantize_gguf
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.divergence import Prompt, Reference, gguf_divergence, gguf_speaker, kept_logits
+from pipeline.stages.budget.scratch import Scratch, name_of
+from pipeline.stages.budget.sizes import Allocation, Sizes, patterns, prove
+
+# what the header calls a file whose weights are mostly of a type; of a type that is not here, by its own name
+FILE_TYPES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4": "MXFP4_MOE"}
+
+
+@dataclass(frozen=True)
+class Maker:
+    """How files are made: from `source`, with `imatrix` (None: none), for the budget `text`, in `scratch`."""
+
+    source: Path
+    imatrix: Path | None
+    text: str
+    scratch: Scratch
+    nthreads: int
+    tools: Toolchain
+
+    def make(self, target: Path, allocation: Allocation, sizes: Sizes, most: int | None = None) -> Path:
+        """Write the file of an allocation and prove its types and its size; the file."""
+        self._quantize(target, file_type(allocation, sizes), allocation)
+        prove(target, allocation, most)
+        return target
+
+    def make_level(self, target: Path, level: str) -> Path:
+        """Write the file of a fixed level, as stage `quantize` does; the file."""
+        self._quantize(target, level, {})
+        return target
+
+    def _quantize(self, target: Path, level: str, allocation: Allocation) -> None:
+        quantize_gguf(
+            self.tools,
+            self.source,
+            target,
+            level,
+            self.nthreads,
+            self.imatrix,
+            patterns(allocation),
+            fields={BUDGET_FIELD: self.text} if allocation else {},
+        )
+
+    @contextmanager
+    def passing(self, allocation: Allocation, sizes: Sizes, most: int | None = None) -> Iterator[Path]:
+        """The file of an allocation while the body runs."""
+        file = self.scratch.folder / f"{name_of(allocation)}.gguf"
+        try:
+            yield self.make(file, allocation, sizes, most)
+        finally:
+            remove(file)
+
+
+def file_type(allocation: Allocation, sizes: Sizes) -> str:
+    """The level that the header names: that of the type which most bytes have."""
+    stored: dict[str, int] = {}
+    for name, kind in allocation.items():
+        stored[kind] = stored.get(kind, 0) + sizes[name][kind]
+    most = max(stored, key=lambda kind: (stored[kind], kind))
+    return "Q8_0" if most in ("F16", "BF16", "F32") else FILE_TYPES.get(most, most)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """KL divergence of files from the 16-bit one, row by row, on some rows."""
+
+    reference: Reference
+    threads: int
+    tools: Toolchain
+
+    def rows(self, file: Path) -> list[float]:
+        """Nats, one a row."""
+        return gguf_divergence(self.reference, file, threads=self.threads, tools=self.tools).kld_rows
+
+
+@contextmanager
+def judging(maker: Maker, prompts: list[Prompt], threads: int) -> Iterator[Judge]:
+    """A judge on `prompts`; the 16-bit model's logits are on the disk meanwhile (32 positions of a row at
+    most, 4 bytes for each token of the vocabulary).
+    """
+    speaker = gguf_speaker(maker.source, prompts, threads=threads, tools=maker.tools)
+    with kept_logits(prompts, speaker, maker.scratch.folder) as reference:
+        yield Judge(reference, threads, maker.tools)

@@ -1,0 +1,172 @@
+"""Which types each tensor may have, what each takes in bytes, and the proof that a file has those asked for.
+
+A file's bytes are its header and its tensors, each padded to the alignment; types have a fixed size in the
+header, so that all allocations of one model have the same header.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.units import size_text
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.header import Header, tensor_bytes
+
+# what llama-quantize makes without an importance matrix and the package gguf reads back, the smallest first.
+# Left out: IQ3_S (the size of Q3_K; its search takes ten times as long), ternary and one-bit types, which are
+# for models trained in them, and Q2_0, which the package can't read
+MENU = (
+    "Q2_K",
+    "Q3_K",
+    "MXFP4",
+    "IQ4_XS",
+    "Q4_0",
+    "IQ4_NL",
+    "Q4_K",
+    "Q4_1",
+    "Q5_0",
+    "Q5_K",
+    "Q5_1",
+    "Q6_K",
+    "Q8_0",
+)
+FLOATS = ("F32", "F16", "BF16")
+Sizes = Mapping[str, Mapping[str, int]]  # {tensor: {type: padded bytes}}
+Allocation = Mapping[str, str]  # {tensor: type}, of the tensors that have a choice
+
+
+def bits(ggml_type: str) -> float:
+    """Bits per weight of a type."""
+    weights, size = GGML_QUANT_SIZES[GGMLQuantizationType[ggml_type]]
+    return 8 * int(size) / int(weights)
+
+
+def offered(header: Header) -> dict[str, dict[str, int]]:
+    """The types that each tensor of the 16-bit GGUF can be given and the padded bytes of each, in the order
+    of `MENU`; its own type is the last. Of vectors, norms and short rows it is the only one.
+
+    A type whose block doesn't divide the row is not offered: llama-quantize would take another, larger one
+    and only warn.
+    """
+    found = {}
+    for name, (shape, own) in header.tensors.items():
+        own_type = GGMLQuantizationType(own).name
+        types = [kind for kind in MENU if shape[0] % GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0] == 0]
+        found[name] = {
+            kind: padded(header, name, shape, kind)
+            for kind in [*(types if is_quantized(name, shape) else []), own_type]
+        }
+    return found
+
+
+def is_quantized(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether llama-quantize quantizes a tensor of a dense model (`tensor_allows_quantization` in
+    src/llama-quant.cpp there).
+    """
+    return len(shape) > 1 and shape[1] > 1 and name.endswith("weight") and "_norm.weight" not in name
+
+
+def padded(header: Header, name: str, shape: tuple[int, ...], ggml_type: str) -> int:
+    """Bytes of a tensor and what fills it up to the alignment."""
+    stored = tensor_bytes(name, shape, int(GGMLQuantizationType[ggml_type]))
+    return -(-stored // header.alignment) * header.alignment
+
+
+def total(sizes: Sizes, allocation: Allocation) -> int:
+    """Bytes of all tensors; those that `allocation` doesn't name have no choice."""
+    return sum(each[allocation.get(name, next(iter(each)))] for name, each in sizes.items())
+
+
+def choices(sizes: Sizes) -> dict[str, dict[str, int]]:
+    """The tensors that have a choice, with their types."""
+    return {name: dict(each) for name, each in sizes.items() if len(each) > 1}
+
+
+def extremes(sizes: Sizes) -> tuple[int, int]:
+    """The fewest and the most bytes that the tensors can have."""
+    return (
+        sum(min(each.values()) for each in sizes.values()),
+        sum(max(each.values()) for each in sizes.values()),
+    )
+
+
+def uniform(sizes: Sizes, most: int) -> dict[str, str]:
+    """Every tensor in its largest type of at most b bits per weight (its smallest one if none has), with the
+    largest b for which all together have at most `most` bytes. The caller has checked that `most` holds the
+    smallest types.
+    """
+    free = choices(sizes)
+    best = {name: min(each, key=lambda kind: each[kind]) for name, each in free.items()}
+    for step in sorted({bits(kind) for each in free.values() for kind in each}):
+        found = {
+            name: max(
+                (kind for kind in each if bits(kind) <= step), key=lambda kind: each[kind], default=best[name]
+            )
+            for name, each in free.items()
+        }
+        if total(sizes, found) > most:
+            return best
+        best = found
+    return best
+
+
+def need_room(text: str, most: int, header: int, sizes: Sizes) -> None:
+    """Raise `ConfigError` unless a file of at most `most` bytes can be made, and isn't the 16-bit one.
+    `header` is the bytes before the tensors.
+    """
+    least, largest = (header + size for size in extremes(sizes))
+    if most < 0:
+        raise ConfigError(
+            "Q-BUDGET-002",
+            f"quantize.budgets: {text} doesn't hold the KV cache, let alone weights: name more memory or "
+            "fewer tokens",
+        )
+    if most < least:
+        raise ConfigError(
+            "Q-BUDGET-003",
+            f"quantize.budgets: {text} allows a file of {size_text(most)}, and the smallest of this model "
+            f"has {size_text(least)} ({smallest_bits(sizes):.2f} bits per weight): raise it, or take a "
+            "smaller base",
+        )
+    if most >= largest:
+        raise ConfigError(
+            "Q-BUDGET-004",
+            f"quantize.budgets: {text} allows a file of {size_text(most)}, and the 16-bit one has "
+            f"{size_text(largest)}: lower it, or serve the 16-bit file",
+        )
+
+
+def smallest_bits(sizes: Sizes) -> float:
+    """Bits per weight of the tensors that have a choice, at their smallest."""
+    free = choices(sizes)
+    stored = {name: min(each, key=lambda kind: each[kind]) for name, each in free.items()}
+    weights = {name: 8 * each[stored[name]] / bits(stored[name]) for name, each in free.items()}
+    return 8 * sum(free[name][kind] for name, kind in stored.items()) / sum(weights.values())
+
+
+def patterns(allocation: Allocation) -> dict[str, str]:
+    """`allocation` as llama-quantize takes types: a pattern is searched in names, so each is anchored."""
+    return {f"^{re.escape(name)}$": kind for name, kind in allocation.items()}
+
+
+def prove(file: Path, allocation: Allocation, most: int | None = None) -> None:
+    """Raise `DataError` unless each tensor of `file` has the type that it was given, and the file at most
+    `most` bytes.
+    """
+    found = {name: GGMLQuantizationType(kind).name for name, (_, kind) in check_gguf(file).tensors.items()}
+    for name, kind in allocation.items():
+        if found.get(name) != kind:
+            raise DataError(
+                "Q-BUDGET-005",
+                f"{file.name}: {name} was to be {kind} and is {found.get(name, 'missing')}: the build of "
+                "llama.cpp chooses types in another way, so run `make setup` again",
+            )
+    if most is not None and (size := file.stat().st_size) > most:
+        raise DataError(
+            "Q-BUDGET-005",
+            f"{file.name} has {size:,} bytes, more than the {most:,} that were planned: the build of "
+            "llama.cpp writes files in another way, so run `make setup` again",
+        )

@@ -1,0 +1,168 @@
+"""budget: the file has the types that were chosen and at most its budget; a tensor that matters gets more
+bits; the record says what was held against it.
+"""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kept import kept
+from qwen2_variants import cut_models
+
+from pipeline.config.sections import Serve
+from pipeline.core.errors import ConfigError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.file import check_gguf
+from pipeline.gguf.tensors import gguf_tensors
+from pipeline.llamacpp.converters import quantize_gguf, to_gguf
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.budget import search
+from pipeline.stages.budget.sizes import bits, choices, offered
+from pipeline.stages.budget.stage import budget
+from pipeline.stages.parity.level_weights import level_weights
+
+PLANTED = "blk.1.ffn_down.weight"
+
+
+def chats(file: Path, count: int) -> Path:
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Row {n}: what is {n} and {n + 1}?"},
+                {"role": "assistant", "content": f"It is {2 * n + 1}, or {n} twice and one more."},
+            ]
+        }
+        for n in range(count)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="session")
+def planted(tools: Toolchain) -> Path:
+    """The tiny model, but what the last feed-forward matrix adds drowns all that comes before it."""
+
+    def make(folder: Path) -> Path:
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        hf = Path(shutil.copytree(cut_models(tools) / "hf", folder / "hf"))
+        tensors = load_file(hf / "model.safetensors")
+        tensors["model.layers.1.mlp.down_proj.weight"] = (
+            tensors["model.layers.1.mlp.down_proj.weight"].float() * 3000
+        ).to(torch.bfloat16)
+        save_file(tensors, hf / "model.safetensors", metadata={"format": "pt"})
+        to_gguf(tools, hf, folder / "tiny-F16.gguf", "F16", "tiny", "qwen2")
+        return folder
+
+    return kept("planted-qwen2", make)
+
+
+def run(model: Path, root: Path, text: str, tools: Toolchain, **changed: Any) -> dict[str, Any]:
+    root.mkdir(exist_ok=True)
+    values: dict[str, Any] = {
+        "text": text,
+        "source": model / "tiny-F16.gguf",
+        "merged": model / "hf",
+        "tokenizer": model / "hf",
+        "imatrix": None,
+        "train": chats(root / "train.jsonl", 40),
+        "val": chats(root / "val.jsonl", 24),
+        "target": root / f"tiny-{text}.gguf",
+        "scratch_folder": root / ".budget" / text,
+        "serve": Serve(n_gpu_layers=99),
+        "longest": 256,
+        "nthreads": 1,
+        "threads": 1,
+        "seed": 42,
+        "tools": tools,
+    }
+    return budget(**values | changed)
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows and swaps, for speed."""
+    monkeypatch.setattr("pipeline.stages.budget.stage.ROWS", 6)
+    monkeypatch.setattr("pipeline.stages.budget.stage.TRIED", 14)
+    monkeypatch.setattr("pipeline.stages.budget.swaps.MOST", 3)
+
+
+def test_the_file_has_the_types_that_were_chosen_and_at_most_its_budget(
+    tools: Toolchain, tmp_path: Path
+) -> None:
+    model = cut_models(tools)
+    text = "0.85MB"
+    record = run(model, tmp_path, text, tools)
+    file = tmp_path / f"tiny-{text}.gguf"
+    assert record["bytes"] == file.stat().st_size <= record["most_bytes"] == 850_000
+    _, tensors = gguf_tensors(file)
+    free = choices(offered(check_gguf(model / "tiny-F16.gguf")))
+    assert record["types"].keys() == free.keys()
+    if record["chosen"] == "own":
+        assert {name: tensors[name].type for name in free} == record["types"]
+    else:
+        level = tmp_path / "level.gguf"
+        quantize_gguf(tools, model / "tiny-F16.gguf", level, record["rival"]["level"], 1)
+        assert file_hash(level) == file_hash(file)
+    assert record["rival"]["bytes"] <= 850_000
+    assert len(record["swaps"]) == 3
+    assert (check_gguf(file).fields.get("quench.budget") == text) == (record["chosen"] == "own")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "tiny-0.85MB.gguf",
+        "train.jsonl",
+        "val.jsonl",
+    ]
+
+
+def test_a_tensor_that_matters_gets_more_bits_than_its_like(
+    planted: Path, tools: Toolchain, tmp_path: Path
+) -> None:
+    record = run(planted, tmp_path, "5bpw", tools)
+    assert record["chosen"] == "own"  # no fixed level knows of it
+    check, noise = level_weights(
+        planted / "tiny-F16.gguf", tmp_path / "tiny-5bpw.gguf", "5bpw", 1.5, {"attn_v": "F16"}
+    )
+    assert (check.verdict, noise[PLANTED]["type"]) == ("pass", record["types"][PLANTED])
+    alike = [name for name in record["types"] if name.startswith("blk.0.ffn_")]
+    assert bits(record["types"][PLANTED]) > max(bits(record["types"][name]) for name in alike)
+    assert record["predicted_kld"] < record["predicted_even_kld"]
+
+
+def test_a_killed_job_goes_on_and_ends_with_the_same_bytes(
+    tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = cut_models(tools)
+    wanted = run(model, tmp_path / "one", "5bpw", tools)
+    calls: Counter[str] = Counter()
+    real = search.compete
+
+    def killed(*given: Any) -> Any:
+        calls["compete"] += 1
+        if calls["compete"] == 1:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(search, "compete", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(model, tmp_path / "two", "5bpw", tools)
+    assert not (tmp_path / "two/tiny-5bpw.gguf").exists()
+    monkeypatch.setattr(
+        "pipeline.stages.budget.gradient.sensitivities", lambda *_: pytest.fail("measured again")
+    )
+    assert run(model, tmp_path / "two", "5bpw", tools) == wanted
+    assert file_hash(tmp_path / "two/tiny-5bpw.gguf") == file_hash(tmp_path / "one/tiny-5bpw.gguf")
+
+
+@pytest.mark.parametrize(
+    ("text", "id"), [("0.1MB", "003"), ("17bpw", "004"), ("fits-1MB-at-99999999", "002")]
+)
+def test_a_budget_that_can_not_be_kept_is_refused_before_anything_is_measured(
+    text: str, id: str, tools: Toolchain, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"Q-BUDGET-{id}"):
+        run(cut_models(tools), tmp_path, text, tools)
+    assert not (tmp_path / ".budget").exists()

@@ -1,0 +1,204 @@
+"""budget: what fits is counted exactly, the knapsack is the best of all, a swap is kept only beyond noise."""
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import tiny_gguf
+
+from pipeline.config.budgets import Budget, budget_problem, is_budget, parse_budget
+from pipeline.config.sections import Quantize, Serve
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.gguf.file import check_gguf
+from pipeline.planning.budget import most_bytes
+from pipeline.stages.budget.knapsack import allocate, undominated
+from pipeline.stages.budget.scratch import close_scratch, open_scratch
+from pipeline.stages.budget.sizes import (
+    extremes,
+    need_room,
+    offered,
+    patterns,
+    prove,
+    total,
+    uniform,
+)
+from pipeline.stages.budget.swaps import groups, paired, proposals, swapped
+
+NAMES = [f"blk.{layer}.{kind}.weight" for layer in range(3) for kind in ("attn_q", "ffn_up")]
+SIZES = {name: {"Q4_0": 18, "Q5_0": 22, "Q8_0": 34} for name in NAMES} | {"output_norm.weight": {"F32": 8}}
+DAMAGES = {name: {"Q4_0": 4.0, "Q5_0": 1.0, "Q8_0": 0.1} for name in NAMES}
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("4.2GB", Budget("size", 4.2e9)),
+        ("500MB", Budget("size", 500e6)),
+        ("4.6bpw", Budget("bits", 4.6)),
+        ("fits-8GB-at-8192", Budget("fits", 8 << 30, 8192)),
+    ],
+)
+def test_a_budget_is_a_size_bits_per_weight_or_memory_with_a_context(text: str, wanted: Budget) -> None:
+    assert parse_budget(text) == wanted
+    assert budget_problem(text) is None
+    assert is_budget(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "4.2 GB", "4.2gb", "-1GB", "1e3GB", "0GB", "0bpw", "fits-8GB", "Q4_K_M", "4.6"]
+)
+def test_what_is_no_budget_is_refused(text: str) -> None:
+    assert budget_problem(text)
+    with pytest.raises(ValueError, match="budget"):
+        Quantize(budgets=[text])
+
+
+def test_the_same_budget_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        Quantize(budgets=["1GB", "1GB"])
+    assert Quantize(levels=["Q4_0"], budgets=["1GB"]).tuned == ["Q4_0", "1GB"]
+
+
+def test_what_serving_takes_is_left_out_of_the_memory() -> None:
+    def most(text: str, **serve: Any) -> int:
+        budget = parse_budget(text)
+        assert budget
+        settings = Serve(**{"n_gpu_layers": 99, "parallel": 2} | serve)
+        return most_bytes(budget, weights=8000, header=100, cache=10, serve=settings)
+
+    assert most("1MB") == 1_000_000
+    assert most("4.5bpw") == 100 + 4500
+    # a tenth for buffers; two slots of the context
+    assert most("fits-1MB-at-1000") == int((1 << 20) / 1.1 - 20_000)
+    assert most("fits-1MB-at-50000") < 0
+    assert most("fits-1GB-at-1000", n_gpu_layers=0) == int((512 << 20) / 1.1 - 20_000)
+
+
+def test_sizes_are_those_of_a_real_file(tmp_path: Path) -> None:
+    file = tiny_gguf(tmp_path / "tiny.gguf")
+    header = check_gguf(file)
+    sizes = offered(header)
+    own = {name: list(each)[-1] for name, each in sizes.items()}
+    assert header.start + total(sizes, own) == file.stat().st_size
+    # rows of 32 and 64 weights hold no block of 256; norms have no choice
+    assert "Q4_0" in sizes["token_embd.weight"]
+    assert "Q4_K" not in sizes["token_embd.weight"]
+    assert list(sizes["output_norm.weight"]) == ["F32"]
+    prove(file, {"token_embd.weight": "F16"}, file.stat().st_size)
+    for types, most in (({"token_embd.weight": "Q8_0"}, None), ({}, file.stat().st_size - 1)):
+        with pytest.raises(DataError, match="Q-BUDGET-005"):
+            prove(file, types, most)
+
+
+@pytest.mark.parametrize(("most", "id"), [(-5, "002"), (10 + 115, "003"), (10 + 212, "004")])
+def test_a_budget_that_nothing_or_everything_fits_is_refused(most: int, id: str) -> None:
+    need_room("1GB", 10 + 116, 10, SIZES)
+    need_room("1GB", 10 + 211, 10, SIZES)
+    assert extremes(SIZES) == (116, 212)
+    with pytest.raises(ConfigError, match=f"Q-BUDGET-{id}"):
+        need_room("1GB", most, 10, SIZES)
+
+
+def test_an_even_allocation_stays_in_the_budget() -> None:
+    for most, kind in ((116, "Q4_0"), (139, "Q4_0"), (140, "Q5_0"), (211, "Q5_0"), (212, "Q8_0")):
+        found = uniform(SIZES, most)
+        assert set(found.values()) == {kind}
+        assert total(SIZES, found) <= most
+
+
+def test_patterns_find_one_tensor_each() -> None:
+    assert patterns({"blk.1.attn_q.weight": "Q8_0"}) == {r"^blk\.1\.attn_q\.weight$": "Q8_0"}
+
+
+def test_the_knapsack_is_the_best_of_all_allocations() -> None:
+    dice = random.Random(0)  # noqa: S311
+    kinds = ("Q4_0", "Q5_0", "Q6_K", "Q8_0")
+    for _ in range(20):
+        names = [f"blk.{number}.attn_q.weight" for number in range(5)]
+        sizes = {name: {kind: dice.randrange(1, 99) * 32 for kind in kinds} for name in names}
+        damages = {name: {kind: dice.random() for kind in kinds} for name in names}
+        sizes["output_norm.weight"] = {"F32": 64}
+        least, largest = extremes(sizes)
+        most = dice.randrange(least, largest + 1)
+        found = allocate(damages, sizes, most)
+        assert total(sizes, found) <= most
+        best = min(
+            sum(damages[name][kind] for name, kind in zip(names, each, strict=True))
+            for each in itertools.product(kinds, repeat=5)
+            if total(sizes, dict(zip(names, each, strict=True))) <= most
+        )
+        assert sum(damages[name][kind] for name, kind in found.items()) == pytest.approx(best)
+
+
+def test_a_type_with_more_damage_than_a_smaller_one_is_no_choice() -> None:
+    assert undominated({"a": 1.0, "b": 2.0, "c": 0.5, "d": 0.5}, {"a": 1, "b": 2, "c": 3, "d": 4}) == {
+        "a": 1,
+        "c": 3,
+    }
+
+
+def test_groups_are_kinds_by_thirds_of_the_layers() -> None:
+    assert groups([*NAMES, "token_embd.weight"]) == {
+        "attn_q.weight 1/3": [NAMES[0]],
+        "ffn_up.weight 1/3": [NAMES[1]],
+        "attn_q.weight 2/3": [NAMES[2]],
+        "ffn_up.weight 2/3": [NAMES[3]],
+        "attn_q.weight 3/3": [NAMES[4]],
+        "ffn_up.weight 3/3": [NAMES[5]],
+        "token_embd.weight": ["token_embd.weight"],
+    }
+
+
+def test_a_proposed_swap_stays_in_the_budget() -> None:
+    start = dict.fromkeys(NAMES, "Q5_0")
+    found = proposals(start, DAMAGES, SIZES, 140 + 8)
+    assert found
+    for swap in found:
+        assert total(SIZES, swap.allocation) <= 148
+        assert {swap.allocation[name] for name in groups(NAMES)[swap.raised]} == {"Q8_0"}
+    assert [swap.predicted for swap in found] == sorted((swap.predicted for swap in found), reverse=True)
+
+
+def test_a_swap_is_kept_only_beyond_noise() -> None:
+    start = dict.fromkeys(NAMES, "Q5_0")
+    dice = random.Random(0)  # noqa: S311
+    noise = [dice.uniform(0, 0.1) for _ in range(24)]
+
+    def measure(better: str | None, allocation: Any) -> list[float]:
+        """Rows that no allocation changes but by chance, and one tensor that matters."""
+        gain = 0.05 if better and allocation[better] == "Q8_0" else 0.0
+        jitter = random.Random(str(sorted(allocation.items())))  # noqa: S311
+        return [1 + value + jitter.gauss(0, 0.01) - gain for value in noise]
+
+    kept, log = swapped(start, DAMAGES, SIZES, 148, lambda one: measure(NAMES[2], one), 1)
+    assert kept[NAMES[2]] == "Q8_0"
+    assert [entry["raised"] for entry in log if entry["kept"]] == ["attn_q.weight 2/3"]
+    kept, log = swapped(start, DAMAGES, SIZES, 148, lambda one: measure(None, one), 1, tries=10)
+    assert kept == start
+    assert len(log) == 10
+
+
+def test_a_difference_on_few_rows_is_noise() -> None:
+    assert not paired([0.2] * 4, [0.1] * 4, 1).better()
+    assert paired([0.2] * 12, [0.1] * 12, 1).better()
+    assert not paired([0.1] * 12, [0.2] * 12, 1).better()
+
+
+def test_results_stay_until_the_job_is_done_or_another_one_begins(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def make() -> list[float]:
+        calls.append(1)
+        return [0.1]
+
+    folder = tmp_path / "jobs" / "1GB"
+    assert open_scratch(folder, {"seed": 1}).once("rows", make) == [0.1]
+    assert open_scratch(folder, {"seed": 1}).once("rows", make) == [0.1]
+    assert len(calls) == 1
+    scratch = open_scratch(folder, {"seed": 2})
+    scratch.once("rows", make)
+    assert len(calls) == 2
+    close_scratch(scratch)
+    assert not folder.parent.exists()

@@ -1,0 +1,55 @@
+"""The report's section on levels made to measure says which file ships, and why."""
+
+from typing import Any
+
+import pytest
+from html_page import Page
+
+from pipeline.stages.report.budgets_section import budget_values
+from pipeline.stages.report.page import render
+
+
+def found(**changed: Any) -> dict[str, Any]:
+    rival = {
+        "level": "Q4_0",
+        "bytes": 92_000_000,
+        "kld": 0.09,
+        "difference": -0.05,
+        "low": -0.06,
+        "high": -0.04,
+        "p_value": 0.001,
+    }
+    return {
+        "budget": "95MB",
+        "chosen": "own",
+        "most_bytes": 95_000_000,
+        "kld": 0.04,
+        "predicted_kld": 0.03,
+        "rival": rival,
+        "types": {f"blk.{layer}.attn_v.weight": "Q8_0" for layer in range(3)} | {"token_embd.weight": "Q5_0"},
+        "swaps": [{"kept": True}, {"kept": False}],
+        "rows": {"train": 32, "swaps": 29, "decision": 28},
+    } | changed
+
+
+def page(record: dict[str, Any], **evaluations: Any) -> str:
+    return Page(render("index/budgets.html.jinja", budgets=[budget_values(record, evaluations)])).text
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, ("▲ Measured", "0.0400", "Q4_0", "0.0900", "p 0.001")),
+        ({"chosen": "level"}, ("○ A fixed level", "Q4_0 ships", "They do not ship")),
+        ({"rival": None}, ("No fixed level is as small",)),
+    ],
+)
+def test_which_file_ships_and_why(changed: dict[str, Any], words: tuple[str, ...]) -> None:
+    shown = page(found(**changed))
+    for word in (*words, "95.0 MB", "Of 2 swaps 1 were kept", "attn_v", "Q8_0 × 3", "token_embd"):
+        assert word in shown, word
+
+
+def test_what_the_test_rows_say_stands_beside_it() -> None:
+    assert "on the test rows" not in page(found())
+    assert "diverges 0.05 nats" in page(found(), **{"95MB": {"kld_mean": 0.05}})
