@@ -49,12 +49,8 @@ def evaluated_server(
     )
 
 
-def answer_row(
-    server: Server, row: dict[str, Any], settings: Evaluate, *, alone: bool = False
-) -> dict[str, Any]:
+def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[str, Any]:
     """Ask for the last turn of one row through the OpenAI protocol.
-
-    With `alone` nothing of earlier rows is used, so that the answer depends on this row and nothing else.
 
     `stopped`: the model ended the answer by itself; `refused`: the answer is nothing but a stock refusal.
     """
@@ -66,7 +62,7 @@ def answer_row(
         "temperature": 0,
         "seed": settings.seed,
         "max_tokens": settings.max_new_tokens,
-        "cache_prompt": settings.parallel == 1 and not alone,
+        "cache_prompt": settings.parallel == 1,
     }
     reply = server.post("/v1/chat/completions", chat_request(asked, row.get("tools")) | limits)
     choice = reply["choices"][0]

@@ -57,7 +57,7 @@ def rows(model: Path, tools: Toolchain) -> list[dict[str, Any]]:
     load = Load(CTX, 1, 0, "auto")
     with loaded(describe(model, "sound"), load, tools) as server:
         for row in asked:
-            row["messages"][1]["content"] = answer_row(server, row, PARAMS.evaluate, alone=True)["answer"]  # type: ignore[index]
+            row["messages"][1]["content"] = answer_row(server, row, PARAMS.evaluate)["answer"]  # type: ignore[index]
     assert all(row["messages"][1]["content"] for row in asked)  # type: ignore[index]
     return asked
 

@@ -223,10 +223,12 @@ def answer(score: float | None, text: str = "a") -> dict[str, Any]:
 
 
 def test_rows_that_lie_furthest_apart_come_first() -> None:
-    found = most_apart(
-        {"a": [answer(1.0), answer(1.0), answer(0.5)], "b": [answer(1.0), answer(0.0), answer(0.4)]}
-    )
-    assert found == [1, 2]
+    one, other = [answer(1.0), answer(1.0), answer(0.5)], [answer(1.0), answer(0.0), answer(0.4)]
+    both = {"a": one, "b": other}
+    assert most_apart(both, both) == [1, 2]
+    third = both | {"c": [answer(0.0), answer(0.0), answer(0.0)]}
+    assert most_apart(third, third) == [0, 1, 2]
+    assert most_apart(third, both) == [1, 2, 0]
 
 
 def test_the_page_is_whole_and_escapes_what_models_say() -> None:

@@ -3,7 +3,9 @@ asks only what nobody has answered yet.
 
     reports/judge/SHA256-SETTINGS.answers.jsonl
 
-An answer depends on the file's bytes, its row and the settings in the name, and on nothing asked before.
+Rows are asked in one order on one slot, as stage evaluate does: one file gives the same answers in every run.
+Only how the server rounds what rows begin with alike depends on the row before, so that after an interruption
+a few answers may come out differently.
 """
 
 import time
@@ -69,7 +71,7 @@ def _ask(
     with loaded(one, load, tools) as server, progress(f"judge: {one.name}: answers", len(rows)) as advance:
         try:
             for row in rows:
-                kept[json_hash(row)] = answer_row(server, row, settings, alone=True)
+                kept[json_hash(row)] = answer_row(server, row, settings)
                 advance(1)
                 if time.monotonic() - written > KEEP_SECONDS:
                     write_kept(file, kept)

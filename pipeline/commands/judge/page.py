@@ -17,7 +17,8 @@ Answers = Mapping[str, Sequence[Mapping[str, Any]]]  # of each file, in one orde
 
 def render(report: Mapping[str, Any], answers: Answers) -> str:
     """The page as one string of HTML."""
-    apart = most_apart(answers)
+    alike = {name: answers[name] for name in report["verdict"]["alike"]}
+    apart = most_apart(answers, alike if len(alike) > 1 else answers)
     return fill(
         "judge.html.jinja",
         DATA_FILTERS | FILTERS,
@@ -29,14 +30,22 @@ def render(report: Mapping[str, Any], answers: Answers) -> str:
     )
 
 
-def most_apart(answers: Answers) -> list[int]:
-    """The rows (by number) that files score differently on, those with the widest spread first."""
-    spreads = []
-    for place, row in enumerate(zip(*answers.values(), strict=True)):
-        scores = [one["score"] for one in row if one["score"] is not None]
-        if scores and (spread := max(scores) - min(scores)) > 0:
-            spreads.append((-spread, place))
-    return [place for _, place in sorted(spreads)]
+def most_apart(answers: Answers, first: Answers) -> list[int]:
+    """The rows (by number) that files score differently on: those that lie furthest apart among the files
+    `first`, then among all, come first.
+    """
+    spreads = sorted(
+        (-near, -far, place)
+        for place, (near, far) in enumerate(zip(_spreads(first), _spreads(answers), strict=True))
+    )
+    return [place for _, far, place in spreads if far]
+
+
+def _spreads(answers: Answers) -> list[float]:
+    """How far the scores of each row lie apart."""
+    rows = zip(*answers.values(), strict=True)
+    scores = [[one["score"] for one in row if one["score"] is not None] for row in rows]
+    return [max(row) - min(row) if row else 0.0 for row in scores]
 
 
 def side_by_side(answers: Answers, place: int) -> dict[str, Any]:
