@@ -89,11 +89,14 @@ class Stage:
 
 @pytest.fixture(scope="module", params=["demo", "demo, compared", "demo-gguf", "demo-scales"])
 def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The params.yaml of a recipe of each graph, and of one whose strategies are compared."""
+    """The params.yaml of a recipe of each graph, and of one whose strategies are compared and one of whose
+    levels is distilled.
+    """
     name, _, compared = request.param.partition(", ")
     file = tmp_path_factory.mktemp("recipe") / f"{name}.yaml"
     values = yaml.safe_load(recipe_text(name))
     if compared:
+        values["quantize"] |= {"distill": ["Q4_K_M"], "budgets": ["4.6bpw"]}
         values["compare"] |= {"seeds": [42, 43], "levels": ["Q4_K_M", "Q6_K"]}
         values["compare"]["strategies"] |= {"distilled": ["distilled_scales", "merged_distilled"]}
     file.write_text(yaml.safe_dump(values), encoding="utf-8")
@@ -107,7 +110,7 @@ def stages(recipe: Path, graph: Graph) -> set[str]:
     return {
         stage
         for stage in STAGES
-        if ONLY_IN.get(stage, graph) == graph and stage not in (("budget",) if compared else NONE)
+        if ONLY_IN.get(stage, graph) == graph and (compared or stage not in NONE)
     }
 
 
@@ -180,6 +183,7 @@ FOLDERS = (
     "reports/eval",
     "reports/budget",
     "reports/compare",
+    "reports/distill",
 )  # no stage writes them as such, several write into them
 
 
@@ -251,7 +255,7 @@ def test_both_tools_know_the_same_edges(
         assert folders <= {*FOLDERS}, name
         assert {
             path for path in theirs if not any(_holds(folder, path) for folder in folders)
-        } == stage.inputs - folders - {"reports/budget", "reports/compare"}, name
+        } == stage.inputs - folders - {"reports/budget", "reports/compare", "reports/distill"}, name
 
 
 def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict[str, Any]) -> None:

@@ -66,6 +66,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data/evaluation/file",
         "reports/budget/.gitkeep",
         "reports/compare/.gitkeep",
+        "reports/distill/.gitkeep",
     ):
         put(root / path, dice.randbytes(100))
     for path in {path for stage in stages_of(root).values() for path in stage.outs}:
