@@ -70,6 +70,18 @@ def test_the_smallest_that_stays_within_the_drop(q4: float, q5: float, chosen: s
     assert choose(base_F16=BASE, F16=F16, Q4=model(105, q4), Q5=model(112, q5)).model == chosen
 
 
+@pytest.mark.parametrize(("kld", "chosen"), [(0.05, "Q4-distilled"), (0.3, "Q4")])
+def test_of_a_level_and_what_was_distilled_from_it_the_nearer_to_f16_is_taken(
+    kld: float, chosen: str
+) -> None:
+    levels = {
+        "Q4": model(100, 0.74, kld_mean=0.2),
+        "Q4-distilled": model(101, 0.74, kld_mean=kld),  # its header says more
+        "Q5": model(120, 0.75, kld_mean=0.01),
+    }
+    assert choose(F16=model(270, 0.75), **levels).model == chosen
+
+
 def test_the_base_is_never_recommended() -> None:
     assert choose(base_F16=model(1, 0.99), F16=F16, Q4=model(105, 0.75)).model == "Q4"
 

@@ -182,7 +182,7 @@ EDITS = [
         "pages/templates/labels.css",
         added("\n/* edited */\n"),
         {"preprocess", "distill", "compare_level", *SCALES},
-    ),  # which starts preprocess
+    ),  # which start preprocess
     ("stages/curate/words.txt", added("named by no module\n"), {"curate"}),
     ("cli.py", added("\nMORE = 1\n"), set()),
     (
@@ -303,9 +303,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     for name in ("Snakefile", ".dvcignore"):
         shutil.copy(PROJECT / name, root)
     settings = recipe_text("demo")
-    assert "\n  seeds: []" in settings
-    # compare has jobs
-    (root / "params.yaml").write_text(settings.replace("\n  seeds: []", "\n  seeds: [42]"), encoding="utf-8")
+    # compare and distill have jobs
+    for off, on in (("\n  seeds: []", "\n  seeds: [42]"), ("\n  distill: []", "\n  distill: [Q4_K_M]")):
+        assert off in settings
+        settings = settings.replace(off, on)
+    (root / "params.yaml").write_text(settings, encoding="utf-8")
     (root / "dvc.yaml").write_text(dvc_text("merged"))
     folders = {
         path.rstrip("/")

@@ -53,9 +53,9 @@ COMPARE = (
 )  # a job for each seed: none as a rule
 # stages that are in one graph alone
 ONLY_IN = {"lora": "adapter", "tuned": "tuned"} | dict.fromkeys(
-    ("merge", "convert", "imatrix", "quantize", *COMPARE, "compare"), "merged"
+    ("merge", "convert", "imatrix", "quantize", "distill", *COMPARE, "compare"), "merged"
 )
-PER_ITEM = ("quantize", "evaluate", *COMPARE)  # these take an item: quantize@LEVEL, evaluate@MODEL
+PER_ITEM = ("quantize", "distill", "evaluate", *COMPARE)  # these take an item: quantize@LEVEL, evaluate@MODEL
 BIN = Path(sys.executable).parent
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are
@@ -88,11 +88,14 @@ class Stage:
 
 @pytest.fixture(scope="module", params=["demo", "demo, compared", "demo-gguf", "demo-scales"])
 def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The params.yaml of a recipe of each graph, and of one whose strategies are compared."""
+    """The params.yaml of a recipe of each graph, and of one whose strategies are compared and one of whose
+    levels is distilled.
+    """
     name, _, compared = request.param.partition(", ")
     file = tmp_path_factory.mktemp("recipe") / f"{name}.yaml"
     values = yaml.safe_load(recipe_text(name))
     if compared:
+        values["quantize"] |= {"distill": ["Q4_K_M"]}
         values["compare"] |= {"seeds": [42, 43], "levels": ["Q4_K_M", "Q6_K"]}
         values["compare"]["strategies"] |= {"distilled": ["distilled_scales", "merged_distilled"]}
     file.write_text(yaml.safe_dump(values), encoding="utf-8")
@@ -104,7 +107,9 @@ def stages(recipe: Path, graph: Graph) -> set[str]:
     """The stages that have jobs."""
     compared = load_params(recipe).compare.seeds
     return {
-        stage for stage in STAGES if ONLY_IN.get(stage, graph) == graph and (compared or stage not in COMPARE)
+        stage
+        for stage in STAGES
+        if ONLY_IN.get(stage, graph) == graph and (compared or stage not in (*COMPARE, "distill"))
     }
 
 
@@ -176,6 +181,7 @@ FOLDERS = (
     "models/gguf",
     "reports/eval",
     "reports/compare",
+    "reports/distill",
 )  # no stage writes them as such, several write into them
 
 
@@ -247,7 +253,7 @@ def test_both_tools_know_the_same_edges(
         assert folders <= {*FOLDERS}, name
         assert {
             path for path in theirs if not any(_holds(folder, path) for folder in folders)
-        } == stage.inputs - folders - {"reports/compare"}, name
+        } == stage.inputs - folders - {"reports/compare", "reports/distill"}, name
 
 
 def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict[str, Any]) -> None:

@@ -65,6 +65,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data/guard/file",
         "data/evaluation/file",
         "reports/compare/.gitkeep",
+        "reports/distill/.gitkeep",
     ):
         put(root / path, dice.randbytes(100))
     for path in {path for stage in stages_of(root).values() for path in stage.outs}:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.params import Params
+from pipeline.config.params import Params, load_params
 from pipeline.core.locks import lock_file, take
+from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow import leftovers
 from pipeline.workflow.leftovers import remove_leftovers
 
@@ -92,6 +93,14 @@ def test_scratch_goes_unless_somebody_may_still_need_it(tmp_path: Path) -> None:
     with take(lock_file("train", tmp_path / "models/.compare/nf4-4")):  # a killed job's, which saves its work
         assert scratch() == {"nf4-4"}
     assert scratch() == set()
+
+
+def test_a_killed_distillation_stays_as_long_as_its_level_is_asked_for(tmp_path: Path) -> None:
+    for level in ("Q4_0", "Q5_K_M"):
+        (tmp_path / "models/.distill" / level / "models/checkpoints").mkdir(parents=True)
+    params = load_params(PROJECT / "recipes/demo-level-distill.yaml")
+    remove_leftovers(tmp_path, params)
+    assert [path.name for path in (tmp_path / "models/.distill").iterdir()] == ["Q4_0"]
 
 
 def test_a_job_at_work_keeps_the_results_that_it_reads(project: Path) -> None:

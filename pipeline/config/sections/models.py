@@ -140,7 +140,7 @@ class Quantize(Section):
 
 
 class Distill(Section):
-    max_steps: Count = key(
+    max_steps: Annotated[int, Field(ge=2, le=10**9)] = key(
         100, "optimizer steps per level, each on one row of preprocess.max_length tokens at most"
     )
     learning_rate: Annotated[float, Field(gt=0, lt=1)] = key(

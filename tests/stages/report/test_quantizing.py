@@ -74,6 +74,15 @@ def test_the_importance_matrix_is_compared_with_the_level_without() -> None:
     assert values(Q4_K_M=figures(0.02))["improved"] == []
 
 
+def test_a_distilled_level_is_compared_with_the_one_it_was_made_from() -> None:
+    found = values(Q4_0=figures(0.2), **{"Q4_0-distilled": figures(0.12)})
+    assert found["improved"] == [
+        "Distilling the scales recovers part of what is left: Q4_0 has a mean KLD of 0.2 without and 0.12 "
+        "with it."
+    ]
+    assert [row["level"] for row in found["rows"]] == ["Q4_0"]
+
+
 def test_nothing_measured_is_nothing_said() -> None:
     assert values(F16={"bytes": 1})["rows"] == []
     assert values(F16={"bytes": 1}, Q4_0={"bytes": 1})["sentences"] == []
