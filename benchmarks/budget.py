@@ -1,7 +1,8 @@
 """Measures levels made to measure against every fixed level, and against allocations by the error of weights
 and by chance.
 
-    python benchmarks/budget.py ROOT [--sizes 80MB 85MB 95MB 105MB] [--rows 64] [--draws 2] [--out FILE]
+    python benchmarks/budget.py ROOT [--sizes 80MB 85MB 95MB 105MB] [--levels Q4_0 …] [--rows 64] [--draws 2]
+        [--out FILE]
 
 ROOT is a finished project of merged models (the demo's, say). What each tensor costs is measured once, at
 the middle size, on training rows, as stage `budget` does; swaps are not tried. Every file is made by
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("root", type=Path, metavar="ROOT")
     parser.add_argument("--sizes", nargs="+", default=["80MB", "85MB", "95MB", "105MB"])
     parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--levels", nargs="+", help="fixed levels, instead of all that are not far larger")
     parser.add_argument("--draws", type=int, default=2)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -122,7 +124,8 @@ def measured(arguments: Any) -> Iterator[str]:
             return f"| {' | '.join(cells)} |"
 
         fixed = {}
-        for level in (one for one in RIVALS if level_bytes(shape, one) < 1.1 * max(allowed.values())):
+        near = [one for one in RIVALS if level_bytes(shape, one) < 1.1 * max(allowed.values())]
+        for level in arguments.levels or near:
             fixed[level] = level_rows(level)
             yield line("", level, fixed[level])
         for text, most in allowed.items():
