@@ -108,9 +108,7 @@ def stages(recipe: Path, graph: Graph) -> set[str]:
     """The stages that have jobs."""
     compared = load_params(recipe).compare.seeds
     return {
-        stage
-        for stage in STAGES
-        if ONLY_IN.get(stage, graph) == graph and (compared or stage not in NONE)
+        stage for stage in STAGES if ONLY_IN.get(stage, graph) == graph and (compared or stage not in NONE)
     }
 
 
