@@ -303,10 +303,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     for name in ("Snakefile", ".dvcignore"):
         shutil.copy(PROJECT / name, root)
     settings = recipe_text("demo")
-    # compare and distill have jobs
-    for off, on in (("\n  seeds: []", "\n  seeds: [42]"), ("\n  distill: []", "\n  distill: [Q4_K_M]")):
-        assert off in settings
-        settings = settings.replace(off, on)
+    # compare, distill and budget have jobs
+    jobs = {"seeds": "42", "distilled": "merged_distilled", "distill": "Q4_K_M", "budgets": "4.6bpw"}
+    for key, value in jobs.items():
+        assert f" {key}: []" in settings
+        settings = settings.replace(f" {key}: []", f" {key}: [{value}]")
     (root / "params.yaml").write_text(settings, encoding="utf-8")
     (root / "dvc.yaml").write_text(dvc_text("merged"))
     folders = {
