@@ -304,7 +304,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         shutil.copy(PROJECT / name, root)
     settings = recipe_text("demo")
     # compare and distill have jobs
-    for off, on in (("\n  seeds: []", "\n  seeds: [42]"), ("\n  distill: []", "\n  distill: [Q4_K_M]")):
+    for off, on in (
+        ("\n  seeds: []", "\n  seeds: [42]"),
+        ("\n  distill: []", "\n  distill: [Q4_K_M]"),
+        ("\n    distilled: []", "\n    distilled: [merged_distilled]"),
+    ):
         assert off in settings
         settings = settings.replace(off, on)
     (root / "params.yaml").write_text(settings, encoding="utf-8")
