@@ -29,7 +29,6 @@ from pipeline.planning.memory import MemoryPlan
 from pipeline.planning.memory_reductions import Reduction
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.shape import load_shape
-from pipeline.subprojects.distill_plan import distill_sentences
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,8 +81,11 @@ def main(
         print(json.dumps(plan.as_json(), indent=2, ensure_ascii=False))
     else:
         show(plan, base, shutil.disk_usage(root).free)
-        for sentence in distill_sentences(params, shape, card):
-            print(sentence)
+        if params.quantize.distill:
+            from pipeline.subprojects.distill_plan import distill_sentences  # with it comes numpy
+
+            for sentence in distill_sentences(params, shape, card):
+                print(sentence)
     if plan.fits is False and plan.card:
         raise MachineError(
             "Q-COMMANDS-006",

@@ -6,8 +6,6 @@ file's own probabilities on the training rows (`train.method: distill`). Nothing
 
 from pathlib import Path
 
-import numpy as np
-
 from pipeline.config.params import Params
 from pipeline.config.sections import TUNED, Train
 from pipeline.core.errors import ConfigError, DataError
@@ -87,6 +85,8 @@ def draw_rows(source: Path, target: Path, size: int, seed: int) -> None:
     """Write lines of `source`, drawn by `seed`, until there are `size` bytes: the original is asked about
     every row before it is learned from, and would be asked about rows that no step gets to.
     """
+    import numpy as np  # `quench plan` does without
+
     with source.open("rb") as file:
         lengths = [len(line) for line in file]
     places, kept = list(range(len(lengths))), set[int]()

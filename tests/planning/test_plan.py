@@ -80,6 +80,7 @@ def test_the_ways_to_ship_are_told_with_the_one_that_is_set(tmp_path: Path) -> N
         "train on Q4_K_M itself 4.68 4.76 4.68 + 0.08 5.9" in words
         and "* train on Q4_K_M itself" not in words
     )
+    assert "tune the scales of Q4_K_M itself 4.68 9.37 4.68 " in words
     assert "checkpoints and adapter, 1.16 GB, come with each" in words
 
 
@@ -110,7 +111,7 @@ def test_training_on_a_gguf_is_planned_before_it_is_here(tmp_path: Path) -> None
     found = json.loads(plan(*on_a_gguf(tmp_path), "--vram", "6", "--json").stdout)
     assert found["quantization"] == "gguf" and [
         strategy["quantization"] for strategy in found["strategies"]
-    ] == ["none", "nf4", "nf4", "gguf"]
+    ] == ["none", "nf4", "nf4", "gguf", "gguf", "gguf", "nf4"]
     assert found["strategies"][3]["training"] == found["total_bytes"]
 
 
