@@ -29,7 +29,7 @@ def dvc_text(graph: Graph) -> str:
     }
     stages |= {name: _dvc_stage(name, stage) for name, stage in stages_in(graph).items()}
     writer = ruamel.yaml.YAML()
-    writer.width = 140
+    writer.width = 160
     writer.indent(mapping=2, sequence=4, offset=2)
     text = io.StringIO()
     writer.dump(
@@ -68,11 +68,13 @@ def _dvc_stage(name: str, stage: Stage) -> dict[str, Any]:
         "cmd": f"python -m {ROOT} {name}" + (f"@{'-'.join(items)}" if items else ""),
         "deps": _in_brackets([key_file(name), *stage.deps]),
         "params": _in_brackets([key for one in stage.params for key in _keys(one)]),
-        "outs": [
-            *({path.rstrip("/"): {"cache": False}} for path in stage.uncached),
-            *(path.rstrip("/") for path in stage.outs),
-        ],
-        "metrics": stage.metrics,
+        "outs": _in_brackets(
+            [
+                *({path.rstrip("/"): {"cache": False}} for path in stage.uncached),
+                *(path.rstrip("/") for path in stage.outs),
+            ]
+        ),
+        "metrics": _in_brackets(stage.metrics),
         "plots": [{path: _in_brackets(values)} for path, values in stage.plots.items()],
     }
     entry = {key: value for key, value in entry.items() if value}
@@ -81,7 +83,7 @@ def _dvc_stage(name: str, stage: Stage) -> dict[str, Any]:
             key: _in_brackets(found) if isinstance(found, list) else f"${{{found}}}"
             for key, found in stage.each.items()
         }
-        return {"matrix": matrix, **entry}
+        return {"matrix": _in_brackets(matrix), **entry}
     return {"foreach": f"${{{stage.each}}}", "do": entry} if stage.each else entry
 
 

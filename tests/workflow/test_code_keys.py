@@ -323,7 +323,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         "data/evaluation",
         *(path for path in made if path.startswith("models/compare/")),
     }
-    for path in made | {"data/raw", "data/guard", "data/evaluation", "reports/budget"}:
+    for path in made | {"data/raw", "data/guard", "data/evaluation"}:
         file = root / path / "file" if path in folders else root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{path}\n")
