@@ -60,7 +60,7 @@ def main() -> None:
 def measured(arguments: Any) -> Iterator[str]:
     """The rows of the table."""
     from pipeline.chat.tokens import chats, load_tokenizer
-    from pipeline.config.budgets import parse_budget
+    from pipeline.config.budgets import FOLDER, parse_budget
     from pipeline.config.params import load_params
     from pipeline.core.jsonl import read_rows
     from pipeline.gguf.file import check_gguf
@@ -70,7 +70,7 @@ def measured(arguments: Any) -> Iterator[str]:
     from pipeline.planning.shape import load_shape
     from pipeline.stages.budget.files import Maker, judging
     from pipeline.stages.budget.knapsack import allocate
-    from pipeline.stages.budget.scratch import FOLDER, name_of, open_scratch
+    from pipeline.stages.budget.scratch import name_of, open_scratch
     from pipeline.stages.budget.search import RIVALS, Task, damages_of, prompts
     from pipeline.stages.budget.sizes import bits, choices, offered, uniform
     from pipeline.stages.budget.stage import encoded, read_data

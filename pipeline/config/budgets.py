@@ -5,11 +5,13 @@ A budget is spelled without blanks, because it is also the level's name, in file
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from pipeline.core.strict_yaml import quoted
 from pipeline.core.units import DISK_GB, MEMORY_GB
 
+FOLDER = Path("models/.budget")  # scratch of stage budget: neither Snakemake nor DVC looks at it
 NUMBER = r"(\d{1,6}(?:\.\d{1,6})?)"
 SPELLINGS = {
     "size": re.compile(rf"{NUMBER}(GB|MB)"),
@@ -52,6 +54,15 @@ def budget_problem(text: str) -> str | None:
     if not budget.amount or (budget.kind == "fits" and not budget.context):
         return f"budget {text} leaves room for nothing: name a number above 0"
     return None
+
+
+def budget_of_key(key: str) -> str:
+    """The budget at the end of a parity check's key, as users spell it: "weights_fits_8gb_at_8192" has
+    "fits-8GB-at-8192"; "" if there is none.
+    """
+    found = re.search(r"(?:^|_)((?:fits_)?\d[\d.]*(?:gb|mb|bpw)(?:_at_\d+)?)$", key.lower())
+    spelled = re.sub("[gm]b", lambda unit: unit[0].upper(), found[1].replace("_", "-")) if found else ""
+    return spelled if is_budget(spelled) else ""
 
 
 def is_budget(level: str) -> bool:

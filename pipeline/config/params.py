@@ -178,6 +178,11 @@ class Params(sections.Section):
                 f"quantize.distill names {', '.join(self.quantize.distill)} and base.quantization is gguf, "
                 "so no level is made: set it to [], and train.method to distill"
             )
+        if self.quantize.budgets:
+            yield (
+                f"quantize.budgets names {', '.join(self.quantize.budgets)} and base.quantization is gguf, "
+                "so no level is made: set it to []"
+            )
         if self.compare.seeds:
             yield (
                 "compare.seeds names seeds and base.quantization is gguf: strategies are compared where the "

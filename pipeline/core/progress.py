@@ -22,7 +22,12 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
     bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
     task = bar.add_task(label, total=total) if bar else None
     started = shown = time.monotonic()

@@ -54,6 +54,7 @@ def put_labels(axes: Any, places: Sequence[Place], colors: Mapping[str, str], ch
             va="center",
             color=colors[one.model],
             annotation_clip=False,
+            parse_math=False,  # a name is no formula
             fontweight="bold" if one.model == chosen else "normal",
         )
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pipeline.config.budgets import budget_of_key
+
 if TYPE_CHECKING:
     from markupsafe import Markup
 
@@ -61,6 +63,8 @@ def place_of(key: str) -> str:
     left = [word for word in words if word not in ("imatrix", "lora", "distilled")]
     if (left or ["gguf" if lora else ""])[-1] in PLACES:
         return PLACES[(left or ["gguf"])[-1]] + lora
+    if budget := budget_of_key("_".join(left)):
+        return budget + lora
     found = LEVEL.search("_".join(left))
     endings = "".join(f"-{word}" for word in ("imatrix", "distilled") if word in words)
     return found[1].upper() + endings + lora if found else ""

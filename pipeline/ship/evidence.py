@@ -17,7 +17,7 @@ from pipeline.gate.comparison import REFERENCES, Evaluations
 from pipeline.gate.records import read_record
 from pipeline.gate.shapes import Base
 from pipeline.gguf.base_files import MODEL_FILE
-from pipeline.gguf.provenance import BASE_FILE, DISTILL, IMATRIX, provenance
+from pipeline.gguf.provenance import BASE_FILE, OF_A_LEVEL, provenance
 from pipeline.ship.lineage import provenance_faults
 
 
@@ -118,5 +118,5 @@ def _base_faults(
 
 
 def _common(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What all levels of a model share: the provenance without the importance matrix and distillation."""
-    return {key: value for key, value in fields.items() if not key.startswith((IMATRIX, DISTILL))}
+    """What all levels of a model share: the provenance without what is a level's own."""
+    return {key: value for key, value in fields.items() if not key.startswith(OF_A_LEVEL)}

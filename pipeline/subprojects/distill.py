@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.config.params import Params
 from pipeline.config.sections import TUNED, Train
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hashing import file_hash
 from pipeline.core.publish import publishing
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
@@ -42,9 +43,18 @@ def distilled_gguf(
 
 
 def distill_scales(
-    project: Path, params: Params, source: Path, level: str, data: Path, *, seed: int | None = None
+    project: Path,
+    params: Params,
+    source: Path,
+    level: str,
+    data: Path,
+    *,
+    seed: int | None = None,
+    made: Path | None = None,
 ) -> None:
-    """`distilled_gguf` without the file: the trained scales are in `models/adapter/` of `project`."""
+    """`distilled_gguf` without the file: the trained scales are in `models/adapter/` of `project`. Raises
+    `DataError` before it trains if the level is not the file `made`.
+    """
     for path in (source, data / "train.jsonl", data / "val.jsonl"):
         if not path.is_file():
             raise DataError("Q-DISTILL-001", f"{path} is missing: run `snakemake`, which makes it")
@@ -56,10 +66,22 @@ def distill_scales(
         size = most * params.preprocess.max_length * BYTES_PER_TOKEN
         draw_rows(data / f"{split}.jsonl", project / "data/final" / f"{split}.jsonl", size, drawn)
     run_stage(project, "base")
+    if made:
+        check_same(project / "models/base" / MODEL_FILE, made)
     values["train"]["target_modules"] = targets(project / "models/base" / MODEL_FILE)
     open_subproject(project, values, {})
     run_stage(project, "preprocess")
     train(project)
+
+
+def check_same(level: Path, made: Path) -> None:
+    """Raise `DataError` if the sub-project's `level` is another file than `made`, the project's own."""
+    if file_hash(level) != file_hash(made):
+        raise DataError(
+            "Q-DISTILL-003",
+            f"{made.name} is not the file that its 16-bit GGUF gives at this level now, as another build of "
+            f"llama.cpp may make it: run `snakemake --force models/gguf/{made.name}`",
+        )
 
 
 def targets(level: Path) -> list[str]:
@@ -108,6 +130,7 @@ def settings(params: Params, source: Path, level: str, seed: int | None) -> Sett
         "tuner": "scales",
         "max_steps": params.distill.max_steps,
         "learning_rate": params.distill.learning_rate,
+        "weight_decay": 0.0,
         "gradient_accumulation_steps": 1,
         "save_steps": max(1, params.distill.max_steps // 10),
         "eval_steps": params.distill.max_steps,
@@ -126,7 +149,7 @@ def settings(params: Params, source: Path, level: str, seed: int | None) -> Sett
             "compare_with": None,
         },
         "train": Train().model_dump(mode="json") | learned,
-        "quantize": {"distill": []},
+        "quantize": {"distill": [], "budgets": []},
         "compare": {"seeds": []},
         "evaluate": {"models": [TUNED]},
     }

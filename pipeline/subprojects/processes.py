@@ -1,4 +1,4 @@
-"""The stages and modules that a job of compare runs, each as a process of its own that ends with the job."""
+"""The stages and modules that another stage runs, each as a process of its own that ends with it."""
 
 import os
 import signal

@@ -9,6 +9,7 @@ project without DVC, are nowhere else.
 import sys
 from pathlib import Path
 
+from pipeline.config.budgets import FOLDER as BUDGETS
 from pipeline.config.params import Params
 from pipeline.config.strategies import FOLDER
 from pipeline.core.locks import stages_at_work
@@ -40,6 +41,7 @@ def remove_leftovers(root: Path, params: Params) -> None:
     scratch = [*(root / FOLDER).glob("*")]
     # of a level that is still asked for, a killed run goes on
     scratch += [one for one in (root / DISTILLING).glob("*") if one.name not in params.quantize.distill]
+    scratch += [one for one in (root / BUDGETS).glob("*") if one.name not in params.quantize.budgets]
     _remove([project for project in scratch if not stages_at_work(project)])
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.commands.judge.answering import kept_file, read_kept, write_kept
+from pipeline.commands.judge.command import common_points
 from pipeline.commands.judge.files import Candidate, has_smaller_cache, names, vocabulary
 from pipeline.commands.judge.memory import NO_LIMIT, memory_values, parse_memory, room_of
 from pipeline.commands.judge.page import most_apart, render
@@ -82,6 +83,25 @@ def test_speeds_that_overlap_name_no_fastest_file_and_equal_sizes_no_smallest() 
     assert verdict.notes  # 40 rows without a difference leave room for one of 7 points
     many = pairs_of({"a": RIGHT * 5, "b": RIGHT * 5}, seed=0)
     assert not decide([entry("a", 1.0), entry("b", 1.0)], many, 200, "8.00 GB").notes
+
+
+def test_a_file_that_loses_to_one_like_the_best_is_not_like_it() -> None:
+    """A and C can't be told apart, nor A and B; B beats C."""
+    b, c = [0.70] * 60 + [0.5] * 40, [0.60] * 60 + [0.5] * 40
+    a = [1.0, 0.26] * 50
+    points = {"A": a, "B": b, "C": c}
+    entries = [entry(name, sum(each) / 100) for name, each in points.items()]
+    assert decide(entries, pairs_of(points, 42), 100, "8 GB").alike == ("A", "B")
+
+
+def test_only_rows_that_all_files_have_a_score_of_count() -> None:
+    answers = {
+        "A": [{"score": 0.5}, {"score": None}],
+        "B": [{"score": 0.7}, {"score": 0.0}],
+    }
+    assert common_points(answers) == {"A": [0.5], "B": [0.7]}
+    with pytest.raises(DataError, match="Q-JUDGE-012"):
+        common_points({"A": [{"score": None}], "B": [{"score": 1.0}]})
 
 
 def test_nothing_fits() -> None:

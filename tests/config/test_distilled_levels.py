@@ -85,3 +85,17 @@ def test_on_there_is_a_job_for_each_level_that_parity_and_evaluate_wait_for() ->
     assert waits <= set(made["parity"].deps)
     assert "models/gguf/demo-{item}.gguf" in made["evaluate"].deps
     assert "Q4_0-distilled" in made["evaluate"].items["item"]
+
+
+@pytest.mark.parametrize("budget", ["4.2GB", "500MB", "4.6bpw", "fits-8GB-at-8192"])
+def test_a_budget_has_a_place_on_the_chain(budget: str) -> None:
+    assert place_of(level_key("outputs", budget)) == budget
+    assert place_of(level_key("outputs_lora", budget)).startswith(budget)
+
+
+def test_a_budget_without_levels_is_refused() -> None:
+    values = Params().model_dump(mode="json")
+    values["base"]["quantization"], values["evaluate"]["models"] = "gguf", ["base", "adapter"]
+    values["quantize"]["budgets"] = ["4.6bpw"]
+    with pytest.raises(ValueError, match=r"quantize\.budgets"):
+        Params.model_validate(values)

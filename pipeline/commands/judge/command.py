@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pipeline.chat.tokens import Row
@@ -76,6 +77,7 @@ def judge(params: Params, root: Path, files: Sequence[Path], asked: Asked) -> di
     for scorer in evaluate.scorers:
         parse(scorer, evaluate.judge, root)
     found = candidates(files)
+    check_context(found, load.ctx_size)
     reference = describe(asked.reference, asked.reference.stem) if asked.reference else None
     rows = held_out_rows(asked.data or root / DATA, asked.rows or params.compare.rows, evaluate.seed)
     tools = find_toolchain(params.llamacpp.home)
@@ -100,8 +102,10 @@ def judge(params: Params, root: Path, files: Sequence[Path], asked: Asked) -> di
         }
         for one in found
     }
-    pairs = pairs_of({name: [one["score"] for one in mine] for name, mine in answers.items()}, evaluate.seed)
-    verdict = decide([entry(name, one) for name, one in values.items()], pairs, len(rows), room_words)
+    points = common_points(answers)
+    pairs = pairs_of(points, evaluate.seed)
+    entries = [entry(name, one, points[name]) for name, one in values.items()]
+    verdict = decide(entries, pairs, len(next(iter(points.values()))), room_words)
     report = {
         "verdict": asdict(verdict) | {"notes": [*verdict.notes, *unended(values)]},
         "files": values,
@@ -149,6 +153,17 @@ def load_of(params: Params, asked: Asked) -> Load:
     )
 
 
+def check_context(files: Sequence[Candidate], ctx_size: int) -> None:
+    """Raise `ConfigError` if a file was made for a shorter context: it would fit no memory."""
+    for one in files:
+        if one.positions and ctx_size > one.positions:
+            raise ConfigError(
+                "Q-JUDGE-013",
+                f"{one.name} was made for {one.positions} tokens and the context is {ctx_size}: give "
+                f"--ctx-size {one.positions}, or leave the file out",
+            )
+
+
 def answered(
     one: Candidate, rows: Sequence[Row], load: Load, settings: Evaluate, tools: Toolchain, root: Path
 ) -> list[dict[str, Any]]:
@@ -185,12 +200,26 @@ def file_values(one: Candidate, all_of_them: Sequence[Candidate]) -> dict[str, A
     }
 
 
-def entry(name: str, one: Mapping[str, Any]) -> Entry:
-    """A file's figures that decide."""
+def common_points(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[float]]:
+    """Every file's scores of the rows that all files have a score of: means of other rows can't be compared.
+    Raises `DataError` if there is no such row.
+    """
+    scores = {name: [one["score"] for one in mine] for name, mine in answers.items()}
+    kept = [at for at, row in enumerate(zip(*scores.values(), strict=True)) if None not in row]
+    if not kept:
+        raise DataError(
+            "Q-JUDGE-012",
+            "no row has a score from every file: look at the judge's answers, or name another --scorer",
+        )
+    return {name: [found[at] for at in kept] for name, found in scores.items()}
+
+
+def entry(name: str, one: Mapping[str, Any], points: Sequence[float]) -> Entry:
+    """A file's figures that decide; `points` are its scores of the rows that all have."""
     speed = one["served"]["generation_tok_s"]
     return Entry(
         name=name,
-        score=one["task"]["score"],
+        score=fmean(points),
         bytes=one["bytes"],
         memory=one["memory"]["total_bytes"],
         fits=one["memory"]["fits"],

@@ -1,6 +1,7 @@
 """The files that are judged, by what their headers say: any GGUF with a chat template."""
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ def names(paths: Sequence[Path]) -> list[str]:
     """
     stems, seen, found = Counter(path.stem for path in paths), Counter[str](), []
     for path in paths:
-        name = path.stem if stems[path.stem] == 1 else str(path)
+        name = os.fsencode(path.stem if stems[path.stem] == 1 else path).decode("utf-8", "replace")
         seen[name] += 1
         found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return found

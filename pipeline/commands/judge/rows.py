@@ -101,5 +101,5 @@ def _is_chat(messages: Any) -> bool:
             and isinstance(one.get("content"), str | None)
             for one in messages
         )
-        and (messages[-1]["content"] is not None or bool(messages[-1].get("tool_calls")))
+        and (messages[-1].get("content") is not None or bool(messages[-1].get("tool_calls")))
     )

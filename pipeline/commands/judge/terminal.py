@@ -14,6 +14,8 @@ FITS = {True: "yes", False: "no", None: "not known"}
 
 def show(report: Mapping[str, Any], page: Path) -> None:
     """Print it all."""
+    from rich.markup import escape
+
     console = wide_console()
     compared = any("kld" in one["divergence"] for one in report["files"].values())
     headings = ("size", "bpw", "memory GB", "fits", "tok/s", "score", "95 %", "right")
@@ -21,7 +23,7 @@ def show(report: Mapping[str, Any], page: Path) -> None:
     for name, one in report["files"].items():
         task = one["task"]
         table.add_row(
-            name,
+            escape(name),
             size(one["bytes"]),
             number(one["bits_per_weight"]),
             number(one["memory"]["total_bytes"] / MEMORY_GB),

@@ -102,14 +102,18 @@ def decide(entries: Sequence[Entry], pairs: Sequence[Pair], rows: int, room: str
         sentence = f"No file fits in {room}: {least.name} needs the least, {memory_gb(least.memory)}."
         return Verdict(sentence, None, (), None, None, ())
     best = max(fitting, key=lambda one: one.score)
-    alike = [one for one in fitting if one is best or not _worse(best.name, one.name, pairs)]
+    alike = [one for one in fitting if one is best or not _worse(one.name, best.name, pairs)]
+    # of three, the best may be like both others, and these not like each other
+    alike = [one for one in alike if not any(_worse(one.name, other.name, pairs) for other in alike)]
     if len(alike) == 1:
         sentence = _alone(best, [one for one in fitting if one is not best], pairs, room)
         return Verdict(sentence, best.name, (best.name,), best.name, best.name, unsure)
     smallest, fastest = smallest_of(alike), fastest_of(alike)
+    one_size = max(one.bytes for one in alike) <= 1.01 * min(one.bytes for one in alike)
+    closing = _closing(smallest, fastest, len(alike), one_size)
     sentence = (
         f"{_listed([one.name for one in alike])} fit in {room} and are not distinguishable on "
-        f"{plural(rows, 'row')} ({_range(alike)} points); {_closing(smallest, fastest, len(alike))}."
+        f"{plural(rows, 'row')} ({_range(alike)} points); {closing}."
     )
     notes = (*unsure, *_coarse(best.name, alike, pairs, rows))
     return Verdict(sentence, best.name, tuple(one.name for one in alike), smallest, fastest, notes)
@@ -128,8 +132,13 @@ def fastest_of(alike: Sequence[Entry]) -> str | None:
     return first.name if first.slowest > max(others) else None
 
 
-def _worse(best: str, other: str, pairs: Sequence[Pair]) -> bool:
-    return any(pair.measurable for pair in pairs if pair.of(best, other))
+def _worse(one: str, other: str, pairs: Sequence[Pair]) -> bool:
+    """Whether the first file is measurably worse than the second."""
+    return any(
+        pair.measurable and (pair.points > 0) == (pair.second == other)
+        for pair in pairs
+        if pair.of(one, other)
+    )
 
 
 def _alone(best: Entry, others: Sequence[Entry], pairs: Sequence[Pair], room: str) -> str:
@@ -137,10 +146,11 @@ def _alone(best: Entry, others: Sequence[Entry], pairs: Sequence[Pair], room: st
         return f"{best.name} is the only file that fits in {room}: {100 * best.score:.1f} points."
     next_one = max(others, key=lambda one: one.score)
     pair = next(one for one in pairs if one.of(best.name, next_one.name))
-    low, high = sorted((abs(pair.low), abs(pair.high)))
+    side = 1 if pair.second == best.name else -1
+    low, high = sorted((side * pair.low, side * pair.high))
     return (
         f"{best.name} is the best file that fits in {room}: {100 * best.score:.1f} points, "
-        f"{abs(pair.points):.1f} ({low:.1f} to {high:.1f}) more than {next_one.name}, the next."
+        f"{side * pair.points:.1f} ({low:.1f} to {high:.1f}) more than {next_one.name}, the next."
     )
 
 
@@ -149,11 +159,17 @@ def _range(alike: Sequence[Entry]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _closing(smallest: str | None, fastest: str | None, count: int) -> str:
+def _closing(smallest: str | None, fastest: str | None, count: int, one_size: bool) -> str:
     of_them = "of the two" if count == 2 else "of them"
     if smallest and smallest == fastest:
         return f"{smallest} is the smallest and the fastest {of_them}"
-    small = f"{smallest} is the smallest" if smallest else "they are of one size"
+    small = (
+        f"{smallest} is the smallest"
+        if smallest
+        else "they are of one size"
+        if one_size
+        else "none is the smallest"
+    )
     fast = f"{fastest} the fastest {of_them}" if fastest and smallest else f"{fastest} is the fastest"
     return f"{small} and {fast if fastest else 'their speeds overlap'}"
 

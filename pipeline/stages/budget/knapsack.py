@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.stages.budget.sizes import Sizes, choices, total
 
 Damages = Mapping[str, Mapping[str, float]]  # {tensor: {type: damage}}, of the tensors that have a choice
-GAP = 1e-6  # of the optimum, within which a solution counts as one
+GAP = 1e-6  # of the optimum, within which the solver stops
 SLIPS = 20
 
 
@@ -24,6 +24,9 @@ def allocate(damages: Damages, sizes: Sizes, most: int) -> dict[str, str]:
     room, slip = most - fixed, 0
     for _ in range(SLIPS):
         found = _solve(free, damages, room - slip)
+        # the solver's tolerances are absolute: small differences count once the sum is about 1
+        again = _solve(free, damages, room - slip, scale=abs(_sum(damages, found)))
+        found = min((found, again), key=lambda one: (total(sizes, one) > most, _sum(damages, one)))
         over = total(sizes, found) - most
         if over <= 0:
             return found
@@ -41,7 +44,11 @@ def undominated(damages: Mapping[str, float], sizes: Mapping[str, int]) -> dict[
     return kept
 
 
-def _solve(free: Sizes, damages: Damages, room: int) -> dict[str, str]:
+def _sum(damages: Damages, allocation: Mapping[str, str]) -> float:
+    return sum(damages[name][kind] for name, kind in allocation.items())
+
+
+def _solve(free: Sizes, damages: Damages, room: int, scale: float = 0.0) -> dict[str, str]:
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array
 
@@ -51,7 +58,7 @@ def _solve(free: Sizes, damages: Damages, room: int) -> dict[str, str]:
     weight = np.array([free[name][kind] for name, kind in pairs], dtype=np.float64)
     places = ([rows[name] for name, _ in pairs], range(len(pairs)))
     one_each = csr_array((np.ones(len(pairs)), places), shape=(len(rows), len(pairs)))
-    scale = max(float(np.abs(cost).max()), 1e-300)
+    scale = max(scale or float(np.abs(cost).max()), 1e-300)
     found = milp(
         cost / scale,
         integrality=np.ones(len(pairs)),

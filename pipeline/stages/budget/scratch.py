@@ -12,7 +12,6 @@ import numpy as np
 
 from pipeline.core.publish import publishing, read_json, remove, write_json
 
-FOLDER = Path("models/.budget")  # neither Snakemake nor DVC looks at it
 KEY, AGAIN = "key.json", "run the stage again"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import Encoded, chats, encodable, load_tokenizer
-from pipeline.config.budgets import parse_budget
+from pipeline.config.budgets import FOLDER, parse_budget
 from pipeline.config.params import Params
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError, DataError
@@ -25,7 +25,7 @@ from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.planning.budget import most_bytes
 from pipeline.planning.shape import load_shape
 from pipeline.stages.budget.files import Maker
-from pipeline.stages.budget.scratch import FOLDER, close_scratch, open_scratch
+from pipeline.stages.budget.scratch import close_scratch, open_scratch
 from pipeline.stages.budget.search import Data, Task, search
 from pipeline.stages.budget.sizes import extremes, need_room, offered, uniform
 

@@ -152,6 +152,8 @@ def swapped(
     """
     tries = MOST if tries is None else tries
     allocation, rows = dict(start), measure(start)
+    if 2 / 2 ** len(rows) >= CHANCE / tries:
+        return allocation, []  # too few rows: the paired test could keep none
     tried: set[tuple[str, str]] = set()
     log: list[dict[str, Any]] = []
     while len(log) < tries:

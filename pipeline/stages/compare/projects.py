@@ -60,7 +60,7 @@ def sub_params(params: Params, settings: Settings) -> Settings:
         "merge": {"base": "16-bit"},
         "convert": {"base": False},
         "imatrix": {"tokens": 0},
-        "quantize": {"levels": list(params.compare.levels), "distill": []},
+        "quantize": {"levels": list(params.compare.levels), "distill": [], "budgets": []},
         "compare": {"seeds": []},
         "evaluate": {"models": [kind]},
     }

@@ -20,7 +20,7 @@ from pipeline.gguf.provenance import DISTILL, provenance
 from pipeline.gguf.tuned_file import write_tuned
 from pipeline.models.base_header import checked_header
 from pipeline.models.tuners import file_scales
-from pipeline.subprojects.distill import FOLDER, distill_scales
+from pipeline.subprojects.distill import FOLDER, check_same, distill_scales
 from pipeline.subprojects.folder import size_of
 
 KEPT = ("steps", "seconds", "tokens", "peak_memory_bytes", "teacher")
@@ -34,12 +34,7 @@ def write(project: Path, level: Path, target: Path) -> dict[str, str]:
     """
     base, adapter = project / "models/base", project / "models/adapter"
     hashes = {"level_sha256": file_hash(level), "source_sha256": file_hash(base / "source.gguf")}
-    if file_hash(base / MODEL_FILE) != hashes["level_sha256"]:
-        raise DataError(
-            "Q-DISTILL-003",
-            f"{level.name} is not the file that its 16-bit GGUF gives at this level now, as another build of "
-            f"llama.cpp may make it: run `snakemake --force models/gguf/{level.name}`",
-        )
+    check_same(base / MODEL_FILE, level)
     run = read_json(adapter / "run.json", "run the stage again")
     made_from = {
         **hashes,
@@ -47,7 +42,9 @@ def write(project: Path, level: Path, target: Path) -> dict[str, str]:
         "config_sha256": json_hash(run["settings"]),
         "data_sha256": str(run["tokens_sha256"]),
     }
-    fields = provenance(level) | {f"{DISTILL}{name}": value for name, value in made_from.items()}
+    fields = provenance(level) | {
+        f"{DISTILL}{name.replace('_', '.')}": value for name, value in made_from.items()
+    }
     write_tuned(level, target, file_scales(base, adapter), fields)
     return made_from
 
@@ -84,7 +81,7 @@ def main(params: Params, root: Path, level: str) -> None:
             raise absent(path, root)
     check_distillable(source)
     need_disk(project.parent, size_of(source) + 4 * size_of(plain))
-    distill_scales(project, params, source, level, root / "data/final")
+    distill_scales(project, params, source, level, root / "data/final", made=plain)
     made_from = write(project, plain, target)
     report = figures(read_json(project / "reports/train.json", "run the stage again"))
     write_json(

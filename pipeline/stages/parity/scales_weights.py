@@ -81,7 +81,7 @@ def distilled_weights(level: Path, distilled: Path, record: Path, name: str) -> 
     for key, file in (("sha256", distilled), ("level_sha256", level)):
         if recorded.get(key) != file_hash(file):
             wrong.append(f"{record.name} names another {file.name}")
-    if new.fields.get(f"{DISTILL}level_sha256") != recorded.get("level_sha256"):
+    if new.fields.get(f"{DISTILL}level.sha256") != recorded.get("level_sha256"):
         wrong.append(f"{distilled.name} says that it was made from another file than {level.name}")
     shown = "; ".join([f"{len(after)} tensors compared", *wrong[:SHOWN]])
     if len(wrong) > SHOWN:

@@ -12,7 +12,7 @@ from pipeline.core.checks import Check
 from pipeline.core.publish import read_json
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
-from pipeline.gguf.provenance import DISTILL, IMATRIX, OWN, folder_fields
+from pipeline.gguf.provenance import OF_A_LEVEL, OWN, folder_fields
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.check import count_check
 from pipeline.stages.parity.tokens import GgufVocabulary, open_vocabulary
@@ -192,12 +192,12 @@ def of_another_run(f16: Header, name: str, level: Header) -> Iterator[Difference
 
 def kept_fields(header: Header) -> dict[str, Any]:
     """What llama-quantize takes over: vocabulary, special ids, chat template, and the provenance; a level's
-    importance matrix and its distillation are its own.
+    importance matrix, distillation and budget are its own.
     """
     return {
         name: value
         for name, value in header.fields.items()
-        if name.startswith(("tokenizer.", OWN)) and not name.startswith((IMATRIX, DISTILL))
+        if name.startswith(("tokenizer.", OWN)) and not name.startswith(OF_A_LEVEL)
     }
 
 

@@ -112,7 +112,7 @@ def test_the_level_comes_closer_to_its_16_bit_file_by_its_scales_alone(done: Pat
     assert after[DOWN].type == "F16"
     # what the level says of its adapter stays, and what it was distilled from is added
     assert new.fields[ADAPTER] == "ab" * 32
-    assert new.fields[f"{DISTILL}level_sha256"] == report["level_sha256"]
+    assert new.fields[f"{DISTILL}level.sha256"] == report["level_sha256"]
     assert new.fields.items() >= old.fields.items()
     assert not (done / "models/.distill" / Q4_0).exists()
 

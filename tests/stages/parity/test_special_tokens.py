@@ -50,7 +50,9 @@ def with_provenance(file: Path, merged: Path, **changed: Any) -> Path:
 
 def test_what_agrees_passes(merged: Path, tools: Toolchain, tmp_path: Path) -> None:
     f16 = with_provenance(tmp_path / "model-F16.gguf", merged)
-    level = with_provenance(tmp_path / "model-Q4_0.gguf", merged, quench__imatrix__sha256="ef")
+    level = with_provenance(
+        tmp_path / "model-Q4_0.gguf", merged, quench__imatrix__sha256="ef", quench__budget="4.6bpw"
+    )
     checks = special_checks(
         tokenizer=load_tokenizer(merged), merged=merged, f16=f16, levels=[level], tools=tools
     )
