@@ -208,5 +208,5 @@ def test_the_command_needs_two_files_and_no_project(
     ]
     short = runner.invoke(app, [*words, "--rows", "2"])
     assert (
-        "Q-JUDGE-009" in short.output
+        "Q-JUDGE-013" in short.output
     )  # answers of 256 tokens, for lack of a params.yaml, and 256 positions
