@@ -24,6 +24,7 @@ from pipeline.stages.budget.sizes import MENU, Allocation, Sizes
 from pipeline.stages.budget.swaps import paired, predicted, swapped
 
 POSITIONS = 32  # of a validation row that are compared
+LARGEST = 3  # fixed levels that compete: the largest that fit
 PLANNED = 1.02  # a level is tried if it is planned to be at most this part of the budget
 # fixed levels that compete, with an importance matrix or without
 RIVALS = (
@@ -121,7 +122,7 @@ def damages_of(maker: Maker, task: Task, low: Allocation) -> tuple[dict[str, dic
 
 
 def search(maker: Maker, task: Task, low: Allocation) -> tuple[Path, dict[str, Any]]:
-    """Find the types and hold their file against the largest fixed level that fits; (the better file, in the
+    """Find the types and hold their file against the best fixed level that fits; (the better file, in the
     scratch folder, the record).
 
     Types that were chosen win only beyond noise: else the file is the fixed level.
@@ -176,26 +177,30 @@ def prompts(rows: Sequence[Encoded]) -> list[Prompt]:
 
 
 def compete(maker: Maker, task: Task, own: Path) -> dict[str, Any]:
-    """Which of the file `own` and the largest fixed level of at most its budget is closer to 16 bit, on rows
+    """Which of the file `own` and the best fixed level of at most its budget is closer to 16 bit, on rows
     that no swap was tried on; {"chosen": "own" or "level", figures}.
+
+    Of the `LARGEST` largest levels that fit, the best is that which diverges least on these rows: at 7B Q4_1
+    is larger than Q4_K_M, and worse.
     """
     with judging(maker, prompts(task.data.decision), task.threads) as judge:
         rows = judge.rows(own)
-        found: dict[str, Any] = {"kld": float(np.mean(rows)), "rival": None, "chosen": "own"}
+        measured: list[tuple[float, str, int, list[float]]] = []
         file = maker.scratch.folder / "rival.gguf"
         for level in rivals(task.shape, task.file, maker.imatrix is not None):
-            if maker.make_level(file, level).stat().st_size > task.file:
-                continue
-            theirs = judge.rows(file)
-            verdict = paired(theirs, rows, task.seed)
-            found["rival"] = {
-                "level": level,
-                "bytes": file.stat().st_size,
-                "kld": float(np.mean(theirs)),
-                **verdict.record(),
-            }
-            found["chosen"] = "own" if verdict.better() else "level"
-            break
+            size = maker.make_level(file, level).stat().st_size
+            if size <= task.file:
+                theirs = judge.rows(file)
+                measured.append((float(np.mean(theirs)), level, size, theirs))
+            if len(measured) == LARGEST:
+                break
+    found: dict[str, Any] = {"kld": float(np.mean(rows)), "rival": None, "chosen": "own"}
+    if measured:
+        kld, level, size, theirs = min(measured)
+        verdict = paired(theirs, rows, task.seed)
+        found["rival"] = {"level": level, "bytes": size, "kld": kld, **verdict.record()}
+        found["others"] = {other: one for one, other, *_ in measured if other != level}
+        found["chosen"] = "own" if verdict.better() else "level"
     return found
 
 

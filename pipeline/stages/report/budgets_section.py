@@ -48,9 +48,7 @@ def sentence(found: Found) -> str:
     own = f"the chosen types diverge {found['kld']:.4f} nats from 16 bit"
     if rival is None:
         return f"No fixed level is as small, so nothing was held against them: {own}."
-    theirs = (
-        f"{rival['level']}, the largest fixed level that fits ({size(rival['bytes'])}), {rival['kld']:.4f}"
-    )
+    theirs = f"{rival['level']}, the best fixed level that fits ({size(rival['bytes'])}), {rival['kld']:.4f}"
     chance = f"p {probability(rival['p_value'])}, paired over rows"
     if found["chosen"] == "own":
         return f"The chosen types ship: {own[4:]}, {theirs} ({chance})."
