@@ -240,7 +240,7 @@ def test_a_file_of_an_older_version_is_shown() -> None:
     for one in found["levels"]["Q4_K_M"]["strategies"].values():
         del one["general"], one["general_change"]
     text = page(found).text
-    assert "105.5 MB" in text and "What training made the model forget: not measured" in text
+    assert "105.5 MB" in text and "What training and rounding made the model forget: not measured" in text
 
 
 def test_a_training_that_several_strategies_share_is_counted_once() -> None:
