@@ -155,7 +155,7 @@ def plain_errors(maker: Any, sizes: Any, names: list[str]) -> dict[str, dict[str
 
     from pipeline.stages.budget.damage import curved_errors
     from pipeline.stages.budget.gradient import Sensitivity
-    from pipeline.stages.budget.sizes import MENU
+    from pipeline.planning.budget import MENU
 
     shapes = {name: tensor for name, tensor in tensors(maker.source).items() if name in names}
     flat = {  # a curvature of 2 everywhere: r · c ÷ Σ r

@@ -10,6 +10,7 @@ Reads `params.yaml` (or a recipe) and the base's config.json, and what `data/tok
 import json
 import shutil
 from collections.abc import Iterable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +20,11 @@ from pipeline.commands.plan_serving import figure
 from pipeline.commands.recipes import recipe_file
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import load_params
+from pipeline.config.sections import Quantize
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
 from pipeline.planning.base import find_quantized, find_shape, level_name
+from pipeline.planning.budget import check_budgets
 from pipeline.planning.card import Card, first_gpu, main_memory, wants_gpu
 from pipeline.planning.disk import BASE, CACHE, own_bytes
 from pipeline.planning.duration import work_in
@@ -59,6 +62,8 @@ def main(
     card = Card(f"a card of {vram:g} GB", int(vram * MEMORY_GB), "cuda") if vram else first_gpu()
     base = config.name if config else params.base.model
     quantized = find_quantized(params, shape, root)
+    made = params.quantize if params.graph == "merged" else Quantize()
+    check_budgets(shape, made.budgets, params.serve)
     if card is None and not (params.serve.n_gpu_layers if serve else wants_gpu(params.train)):
         card = main_memory()
     if serve:
@@ -77,15 +82,18 @@ def main(
         lora=params.lora.type,
         untuned=params.convert.base,
     )
+    distillations = []
+    if made.distill:
+        from pipeline.subprojects.distill_plan import plan_distillation  # with it comes numpy
+
+        distillations = [plan_distillation(params, shape, level, card) for level in made.distill]
     if as_json:
-        print(json.dumps(plan.as_json(), indent=2, ensure_ascii=False))
+        value = plan.as_json() | {"distill": [asdict(one) for one in distillations]}
+        print(json.dumps(value, indent=2, ensure_ascii=False))
     else:
         show(plan, base, shutil.disk_usage(root).free)
-        if params.quantize.distill:
-            from pipeline.subprojects.distill_plan import distill_sentences  # with it comes numpy
-
-            for sentence in distill_sentences(params, shape, card):
-                print(sentence)
+        for one in distillations:
+            print(one)
     if plan.fits is False and plan.card:
         raise MachineError(
             "Q-COMMANDS-006",

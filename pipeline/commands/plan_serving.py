@@ -24,8 +24,8 @@ from pipeline.core.units import MEMORY_GB, MEMORY_UNIT, memory_gb
 from pipeline.gate.recommend import Recommendation, memory_of
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.planning.base import find_quantized
+from pipeline.planning.budget import file_bytes
 from pipeline.planning.card import Card
-from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.quantized import MODEL_FILE
 from pipeline.planning.serving import (
     LevelPlan,
@@ -125,7 +125,7 @@ def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Pat
             (BASE_WITH_ADAPTER, files, quantized.file + lora_bytes(shape, params.train, params.lora.type))
         ]
     return [
-        (level, [ggufs / f"{name}-{level}.gguf"], level_bytes(shape, level))
+        (level, [ggufs / f"{name}-{level}.gguf"], file_bytes(shape, level, params.serve))
         for level in (*params.quantize.files, params.convert.type)
     ]
 

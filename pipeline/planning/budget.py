@@ -1,8 +1,35 @@
 """How many bytes the file of a budget of `quantize.budgets` may have. Pure arithmetic."""
 
-from pipeline.config.budgets import Budget
+from collections.abc import Iterable
+
+from pipeline.config.budgets import Budget, parse_budget
 from pipeline.config.sections import Serve
-from pipeline.planning.serving import BUFFERS, prompt_cache
+from pipeline.core.errors import ConfigError
+from pipeline.core.units import size_text
+from pipeline.planning.level_bytes import HEADER_PER_TOKEN, TYPES, level_bytes, unquantized_bytes
+from pipeline.planning.serving import BUFFERS, cache_per_token, prompt_cache
+from pipeline.planning.shape import Shape
+
+# the types that a budget may give a tensor, the smallest first: what llama-quantize makes without an
+# importance matrix and the package gguf reads back. Left out: IQ3_S (the size of Q3_K; its search takes ten
+# times as long), ternary and one-bit types, which are for models trained in them, and Q2_0, which the package
+# can't read
+MENU = (
+    "Q2_K",
+    "Q3_K",
+    "MXFP4",
+    "IQ4_XS",
+    "Q4_0",
+    "IQ4_NL",
+    "Q4_K",
+    "Q4_1",
+    "Q5_0",
+    "Q5_K",
+    "Q5_1",
+    "Q6_K",
+    "Q8_0",
+)
+ON_A_GPU = Serve(n_gpu_layers=1)
 
 
 def most_bytes(budget: Budget, *, weights: int, header: int, cache: int, serve: Serve) -> int:
@@ -18,3 +45,70 @@ def most_bytes(budget: Budget, *, weights: int, header: int, cache: int, serve: 
         return header + int(budget.amount * weights / 8)
     spare = (budget.amount - prompt_cache(serve)) / (1 + BUFFERS)
     return int(spare - cache * budget.context * serve.parallel)
+
+
+def need_room(text: str, most: int, *, least: int, largest: int, bits: float) -> None:
+    """Raise `ConfigError` unless the budget `text`, whose file may have `most` bytes, holds the smallest file
+    of the model, of `least` bytes and `bits` per weight, and isn't the 16-bit one of `largest`.
+    """
+    if most < 0:
+        raise ConfigError(
+            "Q-BUDGET-002",
+            f"quantize.budgets: {text} doesn't hold the KV cache, let alone weights: name more memory or "
+            "fewer tokens",
+        )
+    if most < least:
+        raise ConfigError(
+            "Q-BUDGET-003",
+            f"quantize.budgets: {text} allows a file of {size_text(most)}, and the smallest of this model "
+            f"has {size_text(least)} ({bits:.2f} bits per weight): raise it, or take a smaller base",
+        )
+    if most >= largest:
+        raise ConfigError(
+            "Q-BUDGET-004",
+            f"quantize.budgets: {text} allows a file of {size_text(most)}, and the 16-bit one has "
+            f"{size_text(largest)}: lower it, or serve the 16-bit file",
+        )
+
+
+def file_bytes(shape: Shape, level: str, serve: Serve = ON_A_GPU) -> int:
+    """Bytes of the GGUF of a level or 16-bit type, or the most that the file of a budget may have, served as
+    `serve` says.
+    """
+    if budget := parse_budget(level):
+        return max(0, min(planned_most(shape, budget, serve), level_bytes(shape, "F16")))
+    return level_bytes(shape, level)
+
+
+def planned_most(shape: Shape, budget: Budget, serve: Serve) -> int:
+    """`most_bytes` of a model of which there is no file yet."""
+    header = HEADER_PER_TOKEN * shape.vocabulary
+    cache = cache_per_token(shape)
+    return most_bytes(budget, weights=shape.parameters, header=header, cache=cache, serve=serve)
+
+
+def check_budgets(shape: Shape, budgets: Iterable[str], serve: Serve) -> None:
+    """Raise `ConfigError` if no file of a budget could be made, before hours are spent on the model that it
+    would be made from.
+    """
+    linears = [(linear.inputs, shape.layers * linear.weights) for linear in shape.linears]
+    tables = [(shape.hidden, shape.table_weights * (1 if shape.tied else 2))]
+    smallest = sum(smallest_bytes(*matrix) for matrix in linears + tables)
+    weights = sum(elements for _, elements in linears + tables)
+    for text in budgets:
+        if budget := parse_budget(text):
+            need_room(
+                text,
+                planned_most(shape, budget, serve),
+                least=smallest + unquantized_bytes(shape),
+                largest=level_bytes(shape, "F16"),
+                bits=8 * smallest / weights,
+            )
+
+
+def smallest_bytes(columns: int, weights: int) -> int:
+    """Bytes of a matrix of `weights` elements in rows of `columns`, in the smallest type whose block divides
+    a row.
+    """
+    packing = (TYPES[kind] for kind in (*MENU, "F16"))
+    return min(weights // block * size for block, size in packing if columns % block == 0)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from pipeline.config.sections import UNTUNED, LoraType, Training
-from pipeline.planning.level_bytes import level_bytes
+from pipeline.planning.budget import file_bytes
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
 from pipeline.planning.strategies import lora_bytes
@@ -49,7 +49,7 @@ def plan_disk(
     if train.quantization != "gguf":
         sizes["merged model"] = 2 * shape.parameters + TOKENIZER
         for level in ("F16", *(["base-F16"] if untuned else []), *levels):
-            sizes[f"{level} GGUF"] = level_bytes(shape, level.removeprefix(UNTUNED))
+            sizes[f"{level} GGUF"] = file_bytes(shape, level.removeprefix(UNTUNED))
     there = 2 * shape.parameters if base is None else base
     return sizes | {BASE: there, CACHE: sum(sizes.values()) - sizes["checkpoints"]}
 

@@ -6,11 +6,7 @@ After llama.cpp, src/llama-quant.cpp: `llama_tensor_get_type_impl` for dense mod
 
 from collections.abc import Iterator
 
-from pipeline.config.budgets import parse_budget
 from pipeline.config.levels import split_level
-from pipeline.config.sections import Serve
-from pipeline.planning.budget import most_bytes
-from pipeline.planning.serving import cache_per_token
 from pipeline.planning.shape import Shape
 
 # of the vocabulary: its text, score, type and merges; 36.3 measured with SmolLM2's 49,152 tokens
@@ -40,6 +36,7 @@ TYPES = {
     "IQ3_S": (256, 110),
     "IQ4_NL": (32, 18),
     "IQ4_XS": (256, 136),
+    "MXFP4": (32, 17),
     "TQ1_0": (256, 54),
     "TQ2_0": (256, 66),
 }
@@ -124,19 +121,14 @@ RULES: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
 
 def level_bytes(shape: Shape, level: str) -> int:
     """Bytes of the GGUF of `level` as `quantize.levels` spells it, or of a 16-bit type: quantized tensors,
-    float32 norms and biases, the header. Of a budget the most that its file may have, served alone on a GPU.
+    float32 norms and biases, the header.
     """
-    if budget := parse_budget(level):
-        header, served = HEADER_PER_TOKEN * shape.vocabulary, Serve(parallel=1, n_gpu_layers=1)
-        most = most_bytes(
-            budget, weights=shape.parameters, header=header, cache=cache_per_token(shape), serve=served
-        )
-        return max(0, min(most, level_bytes(shape, "F16")))
-    return (
-        sum(size for *_, size in matrices(shape, level))
-        + 4 * shape.small_weights
-        + HEADER_PER_TOKEN * shape.vocabulary
-    )
+    return sum(size for *_, size in matrices(shape, level)) + unquantized_bytes(shape)
+
+
+def unquantized_bytes(shape: Shape) -> int:
+    """What every level of a model has: float32 norms and biases, and the header."""
+    return 4 * shape.small_weights + HEADER_PER_TOKEN * shape.vocabulary
 
 
 def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int = 0) -> str:

@@ -1,6 +1,6 @@
 """What distilling the levels of `quantize.distill` will need."""
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.params import Params
@@ -13,20 +13,57 @@ from pipeline.planning.shape import Shape
 from pipeline.subprojects.distill import WATCHED, settings
 from pipeline.subprojects.folder import changed_params
 
+TEACHER_ROOM = (
+    1.5  # times its file: what must be free on a GPU for it (pipeline/stages/train/distill/teacher.py)
+)
 
-def distill_sentences(params: Params, shape: Shape, card: Card | None) -> Iterator[str]:
-    """A sentence for each level: memory, whether it fits, steps, and the disk that is taken meanwhile."""
-    for level in params.quantize.distill:
-        own = Params.model_validate(changed_params(params, settings(params, Path("F16.gguf"), level, None)))
-        base, length = quantized_level(shape, level), params.preprocess.max_length
-        training = own.training_on(card.device if card else "cuda")
-        plan = make_plan(shape, training, length, [], card, quantized=base, level=level)
-        # 6 bytes a kept token and 2 for the rest (pipeline/stages/train/distill/cache.py)
-        answers = (own.train.max_steps + WATCHED) * length * (6 * own.train.distill_top_k + 2)
-        scratch = 2 * shape.parameters + base.file + own_bytes(plan.disk) + answers
-        fits = "" if plan.fits is None else ", which fits" if plan.fits else ", which does not fit"
-        yield (
-            f"Distilling {level}: {memory_gb(plan.memory.total)}{fits}, for {own.train.max_steps:,} steps of "
-            f"at most {length:,} tokens, all of which the 16-bit model answers before; {disk_gb(scratch)} of "
-            "disk until it is done."
+
+@dataclass(frozen=True)
+class DistillPlan:
+    """What distilling one level takes: `memory` of the training and `disk` until it is done, in bytes.
+
+    The 16-bit model answers before the training, on the GPU if it has `teacher_memory` bytes free, else on
+    the CPU (`teacher_on_cpu`). `fits` is None where the card's memory is not known.
+    """
+
+    level: str
+    memory: int
+    fits: bool | None
+    remedy: str
+    steps: int
+    tokens: int  # of a step, at most
+    disk: int
+    teacher_memory: int
+    teacher_on_cpu: bool
+
+    def __str__(self) -> str:
+        fits = {None: "", True: ", which fits", False: f", which does not fit: {self.remedy}"}[self.fits]
+        where = " (on the CPU, which takes long: it doesn't fit the GPU)" if self.teacher_on_cpu else ""
+        return (
+            f"Distilling {self.level}: {memory_gb(self.memory)}{fits}. {self.steps:,} steps of at most "
+            f"{self.tokens:,} tokens, all of which the 16-bit model answers before{where}; "
+            f"{disk_gb(self.disk)} of disk until it is done."
         )
+
+
+def plan_distillation(params: Params, shape: Shape, level: str, card: Card | None) -> DistillPlan:
+    """The plan for one level of `quantize.distill` on `card`."""
+    own = Params.model_validate(changed_params(params, settings(params, Path("F16.gguf"), level, None)))
+    base, length = quantized_level(shape, level), params.preprocess.max_length
+    training = own.training_on(card.device if card else "cuda")
+    plan = make_plan(shape, training, length, [], card, quantized=base, level=level)
+    # 6 bytes a kept token and 2 for the rest (pipeline/stages/train/distill/cache.py)
+    answers = (own.train.max_steps + WATCHED) * length * (6 * own.train.distill_top_k + 2)
+    sixteen = 2 * shape.parameters
+    teacher = int(TEACHER_ROOM * sixteen)
+    return DistillPlan(
+        level,
+        plan.memory.total,
+        plan.fits,
+        plan.remedy,
+        own.train.max_steps,
+        length,
+        sixteen + base.file + own_bytes(plan.disk) + answers,
+        teacher,
+        card is not None and card.device == "cuda" and teacher > card.memory,
+    )

@@ -15,12 +15,13 @@ from pipeline.config.levels import SUFFIX
 from pipeline.core.progress import progress
 from pipeline.metrics.divergence import Prompt
 from pipeline.metrics.level_limits import PUBLISHED_KLD
+from pipeline.planning.budget import MENU
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.shape import Shape
 from pipeline.stages.budget.files import Judge, Maker, judging
 from pipeline.stages.budget.knapsack import allocate
 from pipeline.stages.budget.scratch import name_of
-from pipeline.stages.budget.sizes import MENU, Allocation, Sizes
+from pipeline.stages.budget.sizes import Allocation, Sizes
 from pipeline.stages.budget.swaps import paired, predicted, swapped
 
 POSITIONS = 32  # of a validation row that are compared

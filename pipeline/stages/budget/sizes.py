@@ -10,29 +10,11 @@ from pathlib import Path
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from pipeline.core.errors import ConfigError, DataError
-from pipeline.core.units import size_text
+from pipeline.core.errors import DataError
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header, tensor_bytes
+from pipeline.planning.budget import MENU, need_room
 
-# what llama-quantize makes without an importance matrix and the package gguf reads back, the smallest first.
-# Left out: IQ3_S (the size of Q3_K; its search takes ten times as long), ternary and one-bit types, which are
-# for models trained in them, and Q2_0, which the package can't read
-MENU = (
-    "Q2_K",
-    "Q3_K",
-    "MXFP4",
-    "IQ4_XS",
-    "Q4_0",
-    "IQ4_NL",
-    "Q4_K",
-    "Q4_1",
-    "Q5_0",
-    "Q5_K",
-    "Q5_1",
-    "Q6_K",
-    "Q8_0",
-)
 FLOATS = ("F32", "F16", "BF16")
 Sizes = Mapping[str, Mapping[str, int]]  # {tensor: {type: padded bytes}}
 Allocation = Mapping[str, str]  # {tensor: type}, of the tensors that have a choice
@@ -113,30 +95,12 @@ def uniform(sizes: Sizes, most: int) -> dict[str, str]:
     return best
 
 
-def need_room(text: str, most: int, header: int, sizes: Sizes) -> None:
+def check_room(text: str, most: int, header: int, sizes: Sizes) -> None:
     """Raise `ConfigError` unless a file of at most `most` bytes can be made, and isn't the 16-bit one.
     `header` is the bytes before the tensors.
     """
     least, largest = (header + size for size in extremes(sizes))
-    if most < 0:
-        raise ConfigError(
-            "Q-BUDGET-002",
-            f"quantize.budgets: {text} doesn't hold the KV cache, let alone weights: name more memory or "
-            "fewer tokens",
-        )
-    if most < least:
-        raise ConfigError(
-            "Q-BUDGET-003",
-            f"quantize.budgets: {text} allows a file of {size_text(most)}, and the smallest of this model "
-            f"has {size_text(least)} ({smallest_bits(sizes):.2f} bits per weight): raise it, or take a "
-            "smaller base",
-        )
-    if most >= largest:
-        raise ConfigError(
-            "Q-BUDGET-004",
-            f"quantize.budgets: {text} allows a file of {size_text(most)}, and the 16-bit one has "
-            f"{size_text(largest)}: lower it, or serve the 16-bit file",
-        )
+    need_room(text, most, least=least, largest=largest, bits=smallest_bits(sizes))
 
 
 def smallest_bits(sizes: Sizes) -> float:

@@ -27,7 +27,7 @@ from pipeline.planning.shape import load_shape
 from pipeline.stages.budget.files import Maker
 from pipeline.stages.budget.scratch import close_scratch, open_scratch
 from pipeline.stages.budget.search import Data, Task, search
-from pipeline.stages.budget.sizes import extremes, need_room, offered, uniform
+from pipeline.stages.budget.sizes import check_room, extremes, offered, uniform
 
 ROWS = 32  # of the training split, on which damages are measured
 TRIED = 128  # of the validation split: every other one for swaps, the others for the decision
@@ -74,7 +74,7 @@ def budget(
         weights = header.parameters
         return most_bytes(wanted, weights=weights, header=start, cache=cache or 0, serve=serve)
 
-    need_room(text, most(header.start), header.start, sizes)
+    check_room(text, most(header.start), header.start, sizes)
     data = read_data(tokenizer, train, val, longest)
     need_disk(target.parent, 3 * size)  # a file that is tried, the level that competes, and logits
     matrix = file_hash(imatrix) if imatrix else None
@@ -98,7 +98,7 @@ def budget(
     low = uniform(sizes, room)
     with maker.passing(low, sizes) as file:
         start = check_gguf(file).start
-    need_room(text, most(start), start, sizes)
+    check_room(text, most(start), start, sizes)
     task = Task(
         sizes, most(start) - start, start, merged, load_shape(merged / "config.json"), data, threads, seed
     )

@@ -7,11 +7,13 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config.sections import LoraType, Training
+from pipeline.config.budgets import is_budget
+from pipeline.config.sections import LoraType, Serve, Training
 from pipeline.core.checks import Check, Verdict
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.publish import DISK_MARGIN
 from pipeline.core.units import disk_gb, memory_gb
+from pipeline.planning.budget import check_budgets
 from pipeline.planning.card import Card
 from pipeline.planning.disk import CACHE, own_bytes
 from pipeline.planning.plan import Plan, make_plan
@@ -20,6 +22,7 @@ from pipeline.planning.shape import Shape, load_shape
 from pipeline.stages.train.input_files import complete_base, data
 from pipeline.stages.train.probes import arithmetic, bitsandbytes_works, gpu, room, this_card, triton_works
 
+SERVED = Serve()  # by default
 NF4_BLOCK = 64  # weights that share a scale
 
 
@@ -33,12 +36,14 @@ def preflight(
     levels: Sequence[str],
     lora: LoraType = "F16",
     untuned: bool = True,
+    serve: Serve = SERVED,
 ) -> list[Check]:
     """Every check, in the order in which training would meet them; `disk` is a folder on the disk that takes
     the artifacts.
 
-    `max_length`, `levels`, `lora` and `untuned` are `preprocess.max_length`, `quantize.levels`, `lora.type`
-    and `convert.base`. `pipeline.core.checks.refuse` raises what failed.
+    `max_length`, `lora` and `untuned` are `preprocess.max_length`, `lora.type` and `convert.base`, `levels`
+    what `quantize` names, and `serve` is how a budget among them is to fit. `pipeline.core.checks.refuse`
+    raises what failed.
     """
     card = this_card()
     checks = [
@@ -51,6 +56,8 @@ def preflight(
     ]
     try:
         shape = load_shape(base / "config.json")
+        if settings.quantization != "gguf":
+            checks += room_in_budgets(shape, [level for level in levels if is_budget(level)], serve)
         checks += nf4_widths(shape, settings, card)
         plan = make_plan(
             shape,
@@ -97,6 +104,16 @@ def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
         remedy = "set base.quantization to none, or train on a GPU"
         return [Check("NF4 widths", "fail", finding, remedy, "Q-TRAIN-004")]
     return [Check("NF4 widths", "pass", f"{of} are dequantized as they should be")]
+
+
+def room_in_budgets(shape: Shape, budgets: Sequence[str], serve: Serve) -> list[Check]:
+    """A file can be made for each of `quantize.budgets`, by the plan; nothing if there are none."""
+    try:
+        check_budgets(shape, budgets, serve)
+    except ConfigError as error:
+        _, finding, remedy = error.sentence.split(": ", 2)
+        return [Check("budgets", "fail", finding, remedy, error.id)]
+    return [Check("budgets", "pass", f"{', '.join(budgets)} can hold the model")] if budgets else []
 
 
 def memory_plan(plan: Plan, free: int) -> Check:

@@ -178,6 +178,7 @@ def main(params: Params, root: Path, resume: bool | Path = True) -> None:
         levels=[*params.quantize.files, *params.quantize.untuned],
         lora=params.lora.type,
         untuned=params.convert.base,
+        serve=params.serve,
     )
     print("train: before it starts", *(f"  {check}" for check in checks), sep="\n", flush=True)
     refuse(checks)

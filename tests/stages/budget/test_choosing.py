@@ -16,8 +16,8 @@ from pipeline.planning.budget import most_bytes
 from pipeline.stages.budget.knapsack import allocate, undominated
 from pipeline.stages.budget.scratch import close_scratch, open_scratch
 from pipeline.stages.budget.sizes import (
+    check_room,
     extremes,
-    need_room,
     offered,
     patterns,
     prove,
@@ -94,11 +94,11 @@ def test_sizes_are_those_of_a_real_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("most", "id"), [(-5, "002"), (10 + 115, "003"), (10 + 212, "004")])
 def test_a_budget_that_nothing_or_everything_fits_is_refused(most: int, id: str) -> None:
-    need_room("1GB", 10 + 116, 10, SIZES)
-    need_room("1GB", 10 + 211, 10, SIZES)
+    check_room("1GB", 10 + 116, 10, SIZES)
+    check_room("1GB", 10 + 211, 10, SIZES)
     assert extremes(SIZES) == (116, 212)
     with pytest.raises(ConfigError, match=f"Q-BUDGET-{id}"):
-        need_room("1GB", most, 10, SIZES)
+        check_room("1GB", most, 10, SIZES)
 
 
 def test_an_even_allocation_stays_in_the_budget() -> None:
