@@ -103,6 +103,7 @@ def draw(figures: list[dict[str, Any]], seed: int = 42) -> str:
         sorted({one["seed"] for one in figures}),
     )
     sixteen = next(one["level"] for one in figures if one["level"] not in levels)
+    figures = [{"measuring_seconds": 0.0} | one for one in figures]  # figures of 2026-11-21 have none
     found = summarize(figures, seeds=seeds, levels=levels, sixteen=sixteen, scorer="json_fields", seed=seed)
     parts, top = [], MARGIN
     for level in strategies_values(found)["levels"]:

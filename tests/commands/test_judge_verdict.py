@@ -66,6 +66,15 @@ def test_the_better_file_that_fits_wins() -> None:
     entries = [entry("bad", 0.0), entry("good", 1.0), entry("huge", 1.0, fits=False)]
     verdict = decide(entries, pairs, 40, "8.00 GB")
     assert (verdict.best, verdict.alike) == ("good", ("good",))
+    assert verdict.notes == ()  # the huge one is no better
+
+
+def test_a_better_file_that_does_not_fit_is_named() -> None:
+    pairs = pairs_of({"small": WRONG, "huge": RIGHT}, seed=0)
+    entries = [entry("small", 0.0), entry("huge", 1.0, fits=False, memory=9 * GB)]
+    verdict = decide(entries, pairs, 40, "8.00 GB")
+    assert verdict.best == "small"
+    assert [note for note in verdict.notes if "huge" in note and "9.00 GB" in note]
 
 
 def test_files_that_rows_cannot_tell_apart_are_named() -> None:

@@ -102,12 +102,13 @@ def decide(entries: Sequence[Entry], pairs: Sequence[Pair], rows: int, room: str
         sentence = f"No file fits in {room}: {least.name} needs the least, {memory_gb(least.memory)}."
         return Verdict(sentence, None, (), None, None, ())
     best = max(fitting, key=lambda one: one.score)
+    beware = (*unsure, *_too_large(best, entries, pairs, room))
     alike = [one for one in fitting if one is best or not _worse(one.name, best.name, pairs)]
     # of three, the best may be like both others, and these not like each other
     alike = [one for one in alike if not any(_worse(one.name, other.name, pairs) for other in alike)]
     if len(alike) == 1:
         sentence = _alone(best, [one for one in fitting if one is not best], pairs, room)
-        return Verdict(sentence, best.name, (best.name,), best.name, best.name, unsure)
+        return Verdict(sentence, best.name, (best.name,), best.name, best.name, beware)
     smallest, fastest = smallest_of(alike), fastest_of(alike)
     one_size = max(one.bytes for one in alike) <= 1.01 * min(one.bytes for one in alike)
     closing = _closing(smallest, fastest, len(alike), one_size)
@@ -115,7 +116,7 @@ def decide(entries: Sequence[Entry], pairs: Sequence[Pair], rows: int, room: str
         f"{_listed([one.name for one in alike])} fit in {room} and are not distinguishable on "
         f"{plural(rows, 'row')} ({_range(alike)} points); {closing}."
     )
-    notes = (*unsure, *_coarse(best.name, alike, pairs, rows))
+    notes = (*beware, *_coarse(best.name, alike, pairs, rows))
     return Verdict(sentence, best.name, tuple(one.name for one in alike), smallest, fastest, notes)
 
 
@@ -139,6 +140,15 @@ def _worse(one: str, other: str, pairs: Sequence[Pair]) -> bool:
         for pair in pairs
         if pair.of(one, other)
     )
+
+
+def _too_large(best: Entry, entries: Sequence[Entry], pairs: Sequence[Pair], room: str) -> list[str]:
+    return [
+        f"{one.name} is better ({100 * one.score:.1f} points) and does not fit: it needs "
+        f"{memory_gb(one.memory)} of {room}."
+        for one in entries
+        if one.fits is False and _worse(best.name, one.name, pairs)
+    ]
 
 
 def _alone(best: Entry, others: Sequence[Entry], pairs: Sequence[Pair], room: str) -> str:
