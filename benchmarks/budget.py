@@ -153,9 +153,9 @@ def plain_errors(maker: Any, sizes: Any, names: list[str]) -> dict[str, dict[str
     """{tensor: {type: Σ (rounded − 16 bit)²}}."""
     import numpy as np
 
+    from pipeline.planning.budget import MENU
     from pipeline.stages.budget.damage import curved_errors
     from pipeline.stages.budget.gradient import Sensitivity
-    from pipeline.planning.budget import MENU
 
     shapes = {name: tensor for name, tensor in tensors(maker.source).items() if name in names}
     flat = {  # a curvature of 2 everywhere: r · c ÷ Σ r
