@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import dvc  # noqa: F401  its logger keeps the stderr of its first import, and a test's ends with the test
 import pytest
 import typer
 from typer.core import TyperGroup
