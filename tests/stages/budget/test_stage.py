@@ -12,7 +12,7 @@ from html_page import Page
 from pipeline.commands.serve import model_file
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError
-from pipeline.planning.level_bytes import level_bytes
+from pipeline.planning.budget import file_bytes
 from pipeline.planning.shape import load_shape
 from pipeline.stages.budget.stage import main
 from pipeline.stages.parity.level_weights import level_weights
@@ -40,7 +40,7 @@ def test_a_budget_is_a_level_of_the_project(project: Path) -> None:
     assert not (project / "models/.budget").exists()
     params = load_params(project / "params.yaml")
     assert model_file(params, project, "5.5bpw") == file
-    assert level_bytes(load_shape(project / "models/base/config.json"), "5.5bpw") >= file.stat().st_size * 0.9
+    assert file_bytes(load_shape(project / "models/base/config.json"), "5.5bpw") >= file.stat().st_size * 0.9
     quants = json.loads((project / "reports/quants.json").read_text(encoding="utf-8"))
     assert quants["5.5bpw"]["bytes"] == record["bytes"]
     page = Page((project / "reports/index.html").read_text(encoding="utf-8"))
