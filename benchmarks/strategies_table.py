@@ -4,6 +4,8 @@ were not measured are left out.
     python benchmarks/strategies_table.py benchmarks/results/2026-11-21-strategies.jsonl
     python benchmarks/strategies_table.py reports/compare --save FILE.jsonl  # a project's, a line each
     python benchmarks/strategies_table.py FILE.jsonl --draw docs/strategies.svg  # the report's drawings
+
+Of several files the last one counts where two have the same strategy, level and seed.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pipeline.config.strategies import MERGED_16, STRATEGIES, title
+from pipeline.core.wording import plural
 from pipeline.stages.compare.statistics import Scores, difference, mean_of
 from pipeline.stages.compare.summary import all_right, matrix, mine, scored_rows, summarize
 from pipeline.stages.report.strategies_section import strategies_values
@@ -73,7 +76,7 @@ def show(figures: list[dict[str, Any]], seed: int = 42) -> None:
             bare = [one["speed"]["bare"]["median"] for one in own if "bare" in one["speed"]]
             size, disk = (fmean(sum(one[key].values()) for one in own) / 1e6 for key in ("shipped", "disk"))
             print(
-                f"{title(strategy, level) + ', ' + str(len(seeds)) + ' seeds':<58}{100 * score.value:>7.1f}{span(score.low, score.high):>14}"  # noqa: E501
+                f"{title(strategy, level) + ', ' + plural(len(seeds), 'seed'):<58}{100 * score.value:>7.1f}{span(score.low, score.high):>14}"  # noqa: E501
                 f"{100 * perfect.value:>11.1f}{span(perfect.low, perfect.high):>14}{fmean(one['kld'] for one in own):>8.4f}"  # noqa: E501
                 f"{100 * fmean(one['same_top'] for one in own):>7.1f}{known(own):>9}{median(one['speed']['shipped']['median'] for one in own):>7.1f}"  # noqa: E501
                 f"{f'{median(bare):.1f}' if bare else '':>7}{size:>9.1f}{disk:>7.0f}"
@@ -142,11 +145,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("figures", type=Path)
+    parser.add_argument("figures", type=Path, nargs="+")
     parser.add_argument("--save", type=Path)
     parser.add_argument("--draw", type=Path)
     asked = parser.parse_args()
-    figures = read(asked.figures)
+    read_all = [one for place in asked.figures for one in read(place)]
+    figures = list({(one["strategy"], one["level"], one["seed"]): one for one in read_all}.values())
     if asked.save:
         asked.save.write_text("".join(json.dumps(shorter(one)) + "\n" for one in figures), encoding="utf-8")
     if asked.draw:
