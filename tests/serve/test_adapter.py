@@ -3,6 +3,7 @@ said; `quench serve --lora` with the real one.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -211,7 +212,9 @@ def test_the_command_serves_the_adapter_on_the_base(finished: Path, tmp_path: Pa
     """The tiny model has learned nothing, so its answer is cut off, after few tokens: exit 5 says that it was
     served and asked.
     """
-    values = yaml.safe_load((finished / "params.yaml").read_text(encoding="utf-8"))
+    # what serve leaves in the shared project would have another process make that again, while it is in use
+    root = shutil.copytree(finished, tmp_path / "project", symlinks=True)
+    values = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
     values["serve"] |= {"n_predict": 8, "port": free_port()}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
 
@@ -225,7 +228,7 @@ def test_the_command_serves_the_adapter_on_the_base(finished: Path, tmp_path: Pa
             "--smoke",
             "1",
             "--root",
-            str(finished),
+            str(root),
             "--params",
         ]
         return subprocess.run(
