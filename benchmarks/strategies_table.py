@@ -100,13 +100,16 @@ def show(figures: list[dict[str, Any]], seed: int = 42) -> None:
 
 
 def draw(figures: list[dict[str, Any]], seed: int = 42) -> str:
-    """The report's drawing of each level below each other, as one SVG file."""
+    """The report's drawing of each level below each other, as one SVG file; strategies that lack a seed are
+    left out.
+    """
     levels, seeds = (
         sorted({one["level"] for one in figures if one["strategy"] != MERGED_16}),
         sorted({one["seed"] for one in figures}),
     )
     sixteen = next(one["level"] for one in figures if one["level"] not in levels)
-    figures = [{"measuring_seconds": 0.0} | one for one in figures]  # figures of 2026-11-21 have none
+    # figures of 2026-11-21 have no times
+    figures = [{"measuring_seconds": 0.0} | one for one in figures if complete(figures, one, seeds)]
     found = summarize(figures, seeds=seeds, levels=levels, sixteen=sixteen, scorer="json_fields", seed=seed)
     parts, top = [], MARGIN
     for level in strategies_values(found)["levels"]:
@@ -127,6 +130,16 @@ def draw(figures: list[dict[str, Any]], seed: int = 42) -> str:
     for name, color in COLORS.items():
         picture = picture.replace(f"var({name})", color)
     return picture
+
+
+def complete(figures: list[dict[str, Any]], one: dict[str, Any], seeds: list[int]) -> bool:
+    """Whether the strategy of `one` was measured with every seed at its level."""
+    own = {
+        each["seed"]
+        for each in figures
+        if (each["strategy"], each["level"]) == (one["strategy"], one["level"])
+    }
+    return own == set(seeds)
 
 
 def known(own: list[dict[str, Any]]) -> str:

@@ -20,7 +20,6 @@ from pipeline.commands.plan_serving import figure
 from pipeline.commands.recipes import recipe_file
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import load_params
-from pipeline.config.sections import Quantize
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
 from pipeline.planning.base import find_quantized, find_shape, level_name
@@ -62,8 +61,7 @@ def main(
     card = Card(f"a card of {vram:g} GB", int(vram * MEMORY_GB), "cuda") if vram else first_gpu()
     base = config.name if config else params.base.model
     quantized = find_quantized(params, shape, root)
-    made = params.quantize if params.graph == "merged" else Quantize()
-    check_budgets(shape, made.budgets, params.serve)
+    check_budgets(shape, params.quantize.budgets, params.serve)
     if card is None and not (params.serve.n_gpu_layers if serve else wants_gpu(params.train)):
         card = main_memory()
     if serve:
@@ -83,10 +81,10 @@ def main(
         untuned=params.convert.base,
     )
     distillations = []
-    if made.distill:
+    if params.quantize.distill:
         from pipeline.subprojects.distill_plan import plan_distillation  # with it comes numpy
 
-        distillations = [plan_distillation(params, shape, level, card) for level in made.distill]
+        distillations = [plan_distillation(params, shape, level, card) for level in params.quantize.distill]
     if as_json:
         value = plan.as_json() | {"distill": [asdict(one) for one in distillations]}
         print(json.dumps(value, indent=2, ensure_ascii=False))

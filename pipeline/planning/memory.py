@@ -14,6 +14,8 @@ CUDA_CONTEXT = 500_000_000  # assumed: 0.3 to 0.8 GB, by card and driver
 CUDA_SLACK = 0.03  # assumed: what torch's allocator reserves above what is allocated, rounding included
 # assumed: what a process takes beside its tensors; 1.0 to 1.45 GB with SmolLM2 (`benchmarks/planner.py`)
 CPU_LIBRARIES = 1_350_000_000
+# assumed: free memory of a GPU, in sizes of a 16-bit model's file, with which it answers there
+TEACHER_ROOM = 1.5
 
 
 @dataclass(frozen=True)

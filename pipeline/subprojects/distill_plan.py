@@ -7,15 +7,12 @@ from pipeline.config.params import Params
 from pipeline.core.units import disk_gb, memory_gb
 from pipeline.planning.card import Card
 from pipeline.planning.disk import own_bytes
+from pipeline.planning.memory import TEACHER_ROOM
 from pipeline.planning.plan import make_plan
 from pipeline.planning.quantized import quantized_level
 from pipeline.planning.shape import Shape
 from pipeline.subprojects.distill import WATCHED, settings
 from pipeline.subprojects.folder import changed_params
-
-TEACHER_ROOM = (
-    1.5  # times its file: what must be free on a GPU for it (pipeline/stages/train/distill/teacher.py)
-)
 
 
 @dataclass(frozen=True)

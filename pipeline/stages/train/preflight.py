@@ -56,8 +56,7 @@ def preflight(
     ]
     try:
         shape = load_shape(base / "config.json")
-        if settings.quantization != "gguf":
-            checks += room_in_budgets(shape, [level for level in levels if is_budget(level)], serve)
+        checks += room_in_budgets(shape, [level for level in levels if is_budget(level)], serve)
         checks += nf4_widths(shape, settings, card)
         plan = make_plan(
             shape,
@@ -111,8 +110,7 @@ def room_in_budgets(shape: Shape, budgets: Sequence[str], serve: Serve) -> list[
     try:
         check_budgets(shape, budgets, serve)
     except ConfigError as error:
-        _, finding, remedy = error.sentence.split(": ", 2)
-        return [Check("budgets", "fail", finding, remedy, error.id)]
+        return [Check("budgets", "fail", error.sentence, "", error.id)]
     return [Check("budgets", "pass", f"{', '.join(budgets)} can hold the model")] if budgets else []
 
 

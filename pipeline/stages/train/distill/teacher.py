@@ -22,6 +22,7 @@ from pipeline.models.distill_loss import followed
 from pipeline.models.loss_parts import logit_rule
 from pipeline.models.quantized_head import block_logits, compute_type, rows_between, vocabulary_blocks
 from pipeline.models.quantized_model import load_gguf
+from pipeline.planning.memory import TEACHER_ROOM
 from pipeline.stages.train.checkpoints import TEACHER
 from pipeline.stages.train.dataset import Collator, load_rows
 from pipeline.stages.train.distill.cache import (
@@ -180,12 +181,12 @@ def take(values: Any, count: int) -> tuple[Any, Any]:
 
 
 def roomy_device(file: Path) -> str:
-    """The GPU where there is one with room for the quantized file and half of it again, else the CPU, which
-    is slow and said.
+    """The GPU where there is one with `TEACHER_ROOM` times the file's bytes free, else the CPU, which is slow
+    and said.
     """
     if not torch.cuda.is_available():
         return "cpu"
-    if torch.cuda.mem_get_info(0)[0] > 1.5 * file.stat().st_size:
+    if torch.cuda.mem_get_info(0)[0] > TEACHER_ROOM * file.stat().st_size:
         return "cuda:0"
     print(
         f"train: {file.name} doesn't fit the GPU's free memory, so it answers on the CPU, which takes long",
