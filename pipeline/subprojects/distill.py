@@ -10,11 +10,11 @@ from pipeline.config.params import Params
 from pipeline.config.sections import TUNED, Train
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
-from pipeline.core.publish import publishing
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import SCALES
 from pipeline.planning.level_bytes import NAMES
+from pipeline.subprojects.distill_rows import Drawn, curated, draw_rows
 from pipeline.subprojects.folder import Settings, changed_params, open_subproject
 from pipeline.subprojects.processes import run_stage
 from pipeline.subprojects.training import train
@@ -32,10 +32,10 @@ def distilled_gguf(
     """The GGUF `source` (16 bit) at `level` with distilled scales, made in the folder `project` (absolute);
     its path there.
 
-    `data` holds train.jsonl, whose rows are learned from, and val.jsonl. `seed` is `train.seed` if it is left
-    out. Beside the result stay `models/base/model.gguf` (the level as llama-quantize made it),
-    `models/adapter/` (the scales) and `reports/train.json`. A killed run goes on from its checkpoint. Raises
-    what a stage ended with.
+    `data` is a project's folder of that name: its rows and its chats for distilling are learned from. `seed`
+    is `train.seed` if it is left out. Beside the result stay `models/base/model.gguf` (the level as
+    llama-quantize made it), `models/adapter/` (the scales) and `reports/train.json`. A killed run goes on
+    from its checkpoint. Raises what a stage ended with.
     """
     distill_scales(project, params, source, level, data, seed=seed)
     run_stage(project, "tuned")
@@ -51,27 +51,30 @@ def distill_scales(
     *,
     seed: int | None = None,
     made: Path | None = None,
-) -> None:
-    """`distilled_gguf` without the file: the trained scales are in `models/adapter/` of `project`. Raises
-    `DataError` before it trains if the level is not the file `made`.
+) -> Drawn:
+    """`distilled_gguf` without the file: the trained scales are in `models/adapter/` of `project`; how many
+    rows are learned from. Raises `DataError` before it trains if the level is not the file `made`.
     """
-    for path in (source, data / "train.jsonl", data / "val.jsonl"):
+    final, drawn = data / "final", project / "data/final"
+    for path in (source, final / "train.jsonl", final / "val.jsonl"):
         if not path.is_file():
             raise DataError("Q-DISTILL-001", f"{path} is missing: run `snakemake`, which makes it")
     changes = settings(params, source, level, seed)
     values = changed_params(params, changes)
     open_subproject(project, values, {})
-    drawn = changes["train"]["seed"]
-    for split, most in (("train", params.distill.max_steps), ("val", WATCHED)):
-        size = most * params.preprocess.max_length * BYTES_PER_TOKEN
-        draw_rows(data / f"{split}.jsonl", project / "data/final" / f"{split}.jsonl", size, drawn)
     run_stage(project, "base")
     if made:
         check_same(project / "models/base" / MODEL_FILE, made)
+    general = curated(project, params, data)
+    bytes_of, seed = params.preprocess.max_length * BYTES_PER_TOKEN, changes["train"]["seed"]
+    size, share = params.distill.max_steps * bytes_of, params.distill.general_share
+    rows = draw_rows(final / "train.jsonl", general, share, drawn / "train.jsonl", size, seed)
+    draw_rows(final / "val.jsonl", None, 0.0, drawn / "val.jsonl", WATCHED * bytes_of, seed)
     values["train"]["target_modules"] = targets(project / "models/base" / MODEL_FILE)
     open_subproject(project, values, {})
     run_stage(project, "preprocess")
     train(project)
+    return rows
 
 
 def check_same(level: Path, made: Path) -> None:
@@ -101,25 +104,6 @@ def targets(level: Path) -> list[str]:
             "look at quantize.tensor_types",
         )
     return found
-
-
-def draw_rows(source: Path, target: Path, size: int, seed: int) -> None:
-    """Write lines of `source`, drawn by `seed`, until there are `size` bytes: the original is asked about
-    every row before it is learned from, and would be asked about rows that no step gets to.
-    """
-    import numpy as np  # `quench plan` does without
-
-    with source.open("rb") as file:
-        lengths = [len(line) for line in file]
-    places, kept = list(range(len(lengths))), set[int]()
-    np.random.default_rng(seed).shuffle(places)
-    for place in places:
-        if size <= 0:
-            break
-        kept.add(place)
-        size -= lengths[place]
-    with publishing(target) as aside, source.open("rb") as file, aside.open("wb") as new:
-        new.writelines(line for place, line in enumerate(file) if place in kept)
 
 
 def settings(params: Params, source: Path, level: str, seed: int | None) -> Settings:

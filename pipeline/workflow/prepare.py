@@ -25,7 +25,7 @@ from pipeline.workflow.complete import need_all_keys
 from pipeline.workflow.graphs import need_graph
 from pipeline.workflow.scraps import working
 from pipeline.workflow.settle import REUSE, Settled, settle
-from pipeline.workflow.stages import code_of_stages
+from pipeline.workflow.stages import USERS, code_of_stages
 
 PATIENCE = 3.0  # seconds in which the stages of a killed run end
 # Snakemake has no better sign, before it plans, that it will run nothing
@@ -196,9 +196,7 @@ def _need_plain_files(root: Path) -> None:
     """Refuse what DVC would open and wait for without end, and names that it can't record, before it hashes
     the user's folders.
     """
-    need_plain_files(
-        *(root / "data" / name for name in ("raw", "guard", "evaluation")), recorded=(root / ".dvc").is_dir()
-    )
+    need_plain_files(*(root / folder for folder in USERS), recorded=(root / ".dvc").is_dir())
 
 
 def _need_raw_data(root: Path) -> None:

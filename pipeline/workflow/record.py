@@ -20,7 +20,7 @@ from pipeline.core.strict_yaml import read_strict
 from pipeline.workflow.code_keys import FOLDER, Package, key_file, write_keys
 from pipeline.workflow.locked import Entry, entry_of, reading, recording, stages_of
 from pipeline.workflow.scraps import working
-from pipeline.workflow.stages import code_of_stages, stage_modules, value_at
+from pipeline.workflow.stages import USERS, code_of_stages, stage_modules, value_at
 
 
 def record(stage: str, root: Path) -> None:
@@ -99,11 +99,7 @@ def inputs_state(stage: str, root: Path) -> Any:
         return None
     params = read_strict(root / "params.yaml")[0]
     tracked = {key: value_at(params, key.partition(".")[0]) for key in known.get("params", [])}
-    edited = [
-        root / dep
-        for dep in known.get("deps", [])
-        if dep.startswith(("data/raw", "data/guard", "data/evaluation"))
-    ]
+    edited = [root / dep for dep in known.get("deps", []) if dep.startswith(USERS)]
     files = [
         path
         for dep in edited

@@ -18,9 +18,9 @@ from pipeline.core.locks import WORK, lock_file
 from pipeline.core.publish import OLD, is_scrap, recover, remove
 from pipeline.core.units import size_text
 from pipeline.subprojects.distill import FOLDER as DISTILLING
+from pipeline.workflow.stages import USERS
 
 TOPS = ("data", "models", "reports")
-USERS = {Path("data/raw"), Path("data/guard"), Path("data/evaluation")}  # nothing in there is ours
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def _scraps(root: Path) -> Iterator[Path]:
             folders[:] = [
                 name
                 for name in folders
-                if not name.startswith(".") and (folder / name).relative_to(root) not in USERS
+                if not name.startswith(".") and (folder / name).relative_to(root).as_posix() not in USERS
             ]
 
 

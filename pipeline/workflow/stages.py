@@ -24,6 +24,8 @@ WORDS: dict[Graph, str] = {
     "adapter": "adapters on a GGUF",
     "tuned": "GGUFs with trained scales",
 }
+# folders that are filled by the user: stages read them, none writes there
+USERS = ("data/raw", "data/guard", "data/evaluation", "data/distill")
 ALL = "all"  # threads: every core that Snakemake has
 
 

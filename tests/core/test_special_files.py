@@ -86,7 +86,7 @@ def test_a_name_that_is_not_utf8_is_refused_only_where_dvc_records_it(raw: Path)
         need_plain_files(raw, recorded=True)
 
 
-@pytest.mark.parametrize("folder", ["raw", "guard", "evaluation"])
+@pytest.mark.parametrize("folder", ["raw", "guard", "evaluation", "distill"])
 @pytest.mark.parametrize("kind", ["fifo", "device"])
 def test_snakemake_refuses_it_before_dvc_hashes(
     raw: Path, kind: str, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -21,7 +21,7 @@ from pipeline.core.errors import MachineError
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.code_keys import CODE, FOLDER, Package, key_file, stage_module, write_keys
 from pipeline.workflow.dvc_yaml import dvc_text
-from pipeline.workflow.stages import code_of_stages, stages_in
+from pipeline.workflow.stages import USERS, code_of_stages, stages_in
 from pipeline.workflow.syntax import read_source
 
 BIN = Path(sys.executable).parent
@@ -318,12 +318,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     }
     made = {path for stage in stages_of(root).values() for path in stage.outs} - {FOLDER}
     folders |= {
-        "data/raw",
-        "data/guard",
-        "data/evaluation",
+        *USERS,
         *(path for path in made if path.startswith("models/compare/")),
     }
-    for path in made | {"data/raw", "data/guard", "data/evaluation"}:
+    for path in made | set(USERS):
         file = root / path / "file" if path in folders else root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{path}\n")

@@ -12,6 +12,7 @@ from pipeline.config.levels import DISTILLED, WITH_SCALES, split_level, tensor_t
 from pipeline.config.sections.values import (
     UNTUNED,
     Count,
+    Fraction,
     ModelLevels,
     PlainLevels,
     Section,
@@ -164,4 +165,9 @@ class Distill(Section):
     )
     learning_rate: Annotated[float, Field(gt=0, lt=1)] = key(
         2.0e-3, "peak learning rate of the scales, 1e-3 to 5e-3"
+    )
+    general_share: Fraction = key(
+        0.75,
+        "share of the text from chats below data/distill, which nothing else is trained on, so that a level "
+        "loses less elsewhere too, 0 to 1; the rest are training rows. If there are no files, all are",
     )

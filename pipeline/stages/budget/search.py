@@ -22,7 +22,7 @@ from pipeline.stages.budget.files import Judge, Maker, judging
 from pipeline.stages.budget.knapsack import allocate
 from pipeline.stages.budget.scratch import name_of
 from pipeline.stages.budget.sizes import Allocation, Sizes
-from pipeline.stages.budget.swaps import paired, predicted, swapped
+from pipeline.stages.budget.swaps import MOST, paired, predicted, swapped
 
 POSITIONS = 32  # of a validation row that are compared
 LARGEST = 3  # fixed levels that compete: the largest that fit
@@ -134,15 +134,17 @@ def search(maker: Maker, task: Task, low: Allocation) -> tuple[Path, dict[str, A
     print(f"budget: {predicted(by_type, planned):.4f} nats are predicted; swaps are tried", flush=True)
 
     def try_swaps() -> dict[str, Any]:
-        with judging(maker, prompts(task.data.swaps), task.threads) as judge:
-            types, tried = swapped(
-                planned,
-                by_type,
-                task.sizes,
-                task.most,
-                lambda one: scratch.once(f"rows-{name_of(one)}", lambda: measured(maker, task, judge, one)),
-                task.seed,
-            )
+        with (
+            judging(maker, prompts(task.data.swaps), task.threads) as judge,
+            progress("budget: files of swaps", MOST + 1) as advance,  # the first without any
+        ):
+
+            def tried_file(one: Allocation) -> list[float]:
+                rows = scratch.once(f"rows-{name_of(one)}", lambda: measured(maker, task, judge, one))
+                advance(1)
+                return rows
+
+            types, tried = swapped(planned, by_type, task.sizes, task.most, tried_file, task.seed)
         return {"types": types, "tried": tried}
 
     swaps = scratch.once("swaps", try_swaps)

@@ -3,10 +3,11 @@
     distilled_scales    the base's level learns the answers of the untuned base, then the task
     merged_distilled    the merged model's level learns the merged model's answers
 
-Reads `models/gguf/NAME-base-F16.gguf`, `data/final/` and, for the merged model, `models/base/`,
-`models/base.json` and `models/compare/nf4-SEED/`. Writes `models/compare/STRATEGY-LEVEL-SEED/`: what makes
-the tuned GGUF of the level (`patch.safetensors`), how it was trained (`run.json`) and the figures of both
-trainings (`train.json`). Command: `python -m pipeline compare_distilled@distilled_scales-Q4_0-42`
+Reads `models/gguf/NAME-base-F16.gguf`, `data/final/`, `data/distill/` and, for the merged model,
+`models/base/`, `models/base.json` and `models/compare/nf4-SEED/`. Writes
+`models/compare/STRATEGY-LEVEL-SEED/`: what makes the tuned GGUF of the level (`patch.safetensors`), how it
+was trained (`run.json`) and the figures of both trainings (`train.json`). Command:
+`python -m pipeline compare_distilled@distilled_scales-Q4_0-42`
 """
 
 from collections.abc import Mapping
@@ -47,7 +48,7 @@ def distill_then_tune(params: Params, root: Path, item: str, level: str, seed: i
     project = open_project(root, item, params, settings, {"data/final": root / "data/final"})
     file = quantize_base(root, params, project, level, find_toolchain(params.llamacpp.home))
     source = untuned_gguf(root, params)
-    distilled_gguf(apart, params, source, level, root / "data/final", seed=seed).replace(learned)
+    distilled_gguf(apart, params, source, level, root / "data", seed=seed).replace(learned)
     tuned = train_scales(project, params)
     task, before = report_in(project), report_in(apart)
     report = both(task, before, {f"{item}, distillation": before, item: task})
@@ -62,7 +63,7 @@ def distill_merged(params: Params, root: Path, item: str, level: str, seed: int)
     links = base_links(root) | {"models/adapter": trained / "adapter"}
     project, tools = open_project(root, item, params, {}, links), find_toolchain(params.llamacpp.home)
     sixteen = make_sixteen(params, root, project).gguf
-    tuned = distilled_gguf(apart, params, sixteen, level, root / "data/final", seed=seed)
+    tuned = distilled_gguf(apart, params, sixteen, level, root / "data", seed=seed)
     file = quantize_merged(params, project, sixteen, level, tools)
     task, after = read_json(trained / "train.json", AGAIN), report_in(apart)
     report = both(task, after, {trained.name: task, item: after})

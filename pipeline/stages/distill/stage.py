@@ -1,9 +1,9 @@
 """Teach the scales of one level the answers of the 16-bit GGUF that it was made from.
 
-Reads `models/gguf/NAME-F16.gguf` (or BF16), `models/gguf/NAME-LEVEL.gguf` and `data/final/`. Writes
-`models/gguf/NAME-LEVEL-distilled.gguf`, of which every byte is the level's but the scales and its provenance,
-and `reports/distill/LEVEL.json`. It trains below `models/.distill/`; a killed run goes on from its
-checkpoint. Command: `python -m pipeline distill@Q4_0`
+Reads `models/gguf/NAME-F16.gguf` (or BF16), `models/gguf/NAME-LEVEL.gguf`, `data/final/` and
+`data/distill/`. Writes `models/gguf/NAME-LEVEL-distilled.gguf`, of which every byte is the level's but the
+scales and its provenance, and `reports/distill/LEVEL.json`. It trains below `models/.distill/`; a killed run
+goes on from its checkpoint. Command: `python -m pipeline distill@Q4_0`
 """
 
 from pathlib import Path
@@ -81,12 +81,19 @@ def main(params: Params, root: Path, level: str) -> None:
             raise absent(path, root)
     check_distillable(source)
     need_disk(project.parent, size_of(source) + 4 * size_of(plain))
-    distill_scales(project, params, source, level, root / "data/final", made=plain)
+    rows = distill_scales(project, params, source, level, root / "data", made=plain)
     made_from = write(project, plain, target)
     report = figures(read_json(project / "reports/train.json", "run the stage again"))
     write_json(
         root / "reports/distill" / f"{level}.json",
-        {"level": level, "file": target.name, "sha256": file_hash(target), **made_from, **report},
+        {
+            "level": level,
+            "file": target.name,
+            "sha256": file_hash(target),
+            **made_from,
+            "rows": rows,
+            **report,
+        },
     )
     remove(project)
     held_out = [report[key] for key in ("held_out_loss_before", "held_out_loss")]

@@ -22,8 +22,9 @@ from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.distill.stage import main
 from pipeline.stages.parity.scales_weights import distilled_weights
-from pipeline.subprojects import distill, training
-from pipeline.subprojects.distill import draw_rows, targets
+from pipeline.subprojects import distill, distill_rows, training
+from pipeline.subprojects.distill import targets
+from pipeline.subprojects.distill_rows import curated, draw_rows
 
 Q4_0, QUERY, DOWN = "Q4_0", "blk.0.attn_q.weight", "blk.0.ffn_down.weight"
 TYPES = {"ffn_down": "f16"}  # which has no scales and stays as it is
@@ -38,7 +39,7 @@ def in_this_process(root: Path, *words: str) -> None:
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
-    for module in (distill, training):
+    for module in (distill, distill_rows, training):
         monkeypatch.setattr(module, "run_stage", in_this_process)
 
 
@@ -78,7 +79,7 @@ def done(ready: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ready, root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
-        for module in (distill, training):
+        for module in (distill, distill_rows, training):
             patch.setattr(module, "run_stage", in_this_process)
         main(load_params(root / "params.yaml"), root, Q4_0)
     return root
@@ -178,6 +179,52 @@ def test_a_level_of_another_build_is_not_refined(ready: Path, tmp_path: Path) ->
         main(load_params(root / "params.yaml"), root, Q4_0)
 
 
+def test_chats_of_data_distill_are_curated_and_learned_from(
+    ready: Path, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(shutil.copytree(ready, tmp_path / "project"))
+    # the same name in data/raw has a format of its own, which isn't meant for this file
+    params = load_params(root / "params.yaml").model_dump(mode="json")
+    params["curate"] |= {"formats": {"chats.jsonl": "messages"}}
+    params["distill"]["general_share"] = 0.5
+    write_project(root, params)
+    folder = root / "data/distill"
+    folder.mkdir()
+    chats = [
+        {
+            "conversations": [
+                {"from": "human", "value": f"Word {n}?"},
+                {"from": "gpt", "value": f"ann{n}@mailbox.org"},
+            ]
+        }
+        for n in range(40)
+    ]
+    (folder / "chats.jsonl").write_text("".join(f"{json.dumps(chat)}\n" for chat in chats))
+    kept: list[str] = []
+
+    def keeping(project: Path, *words: str) -> None:
+        if words == ("preprocess",):
+            kept.extend((project / "data/final/train.jsonl").read_text().splitlines())
+        in_this_process(project, *words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (distill, distill_rows, training):
+            patch.setattr(module, "run_stage", keeping)
+        main(load_params(root / "params.yaml"), root, Q4_0)
+    report = json.loads((root / f"reports/distill/{Q4_0}.json").read_text())
+    general = [line for line in kept if "Word " in line]
+    assert report["rows"] == {"train": len(kept) - len(general), "general": len(general)}
+    assert 5 < len(general) < len(kept) - 5
+    assert not any("@mailbox" in line for line in general)  # what section curate redacts
+    assert distilled_of(root).read_bytes() != distilled_of(done).read_bytes()
+    # a share of 0 uses none of them, and says so
+    params["distill"]["general_share"] = 0.0
+    write_project(root, params)
+    capsys.readouterr()
+    assert curated(tmp_path, load_params(root / "params.yaml"), root / "data") is None
+    assert "general_share is 0" in capsys.readouterr().out
+
+
 def test_what_can_not_be_distilled_is_refused_before_anything_runs(
     ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,11 +251,18 @@ def test_rows_are_drawn_until_there_are_enough(tmp_path: Path) -> None:
     lines = [f'{{"number": {number:04}}}\n' for number in range(100)]
     source, target = tmp_path / "train.jsonl", tmp_path / "drawn.jsonl"
     source.write_text("".join(lines))
-    draw_rows(source, target, 10 * len(lines[0]), 1)
+    draw_rows(source, None, 0.5, target, 10 * len(lines[0]), 1)
     first = target.read_text().splitlines(keepends=True)
     assert len(first) == 10 and set(first) < set(lines) and first == sorted(first)
-    draw_rows(source, target, 10**9, 1)
+    draw_rows(source, None, 0.5, target, 10**9, 1)
     assert target.read_text() == source.read_text()
+    # of two files each has its share, and one that is short is made up for
+    general, of_line = tmp_path / "general.jsonl", len(lines[0])
+    general.write_text("".join(line.replace("number", "gender") for line in lines))
+    assert draw_rows(source, general, 0.75, target, 20 * of_line, 1) == {"train": 5, "general": 15}
+    assert target.read_text().count("gender") == 15
+    general.write_text(lines[0])
+    assert draw_rows(source, general, 0.75, target, 20 * of_line, 1) == {"train": 19, "general": 1}
 
 
 def test_the_sub_project_trains_as_section_distill_says(ready: Path) -> None:
