@@ -7,23 +7,27 @@ from pipeline.config.strategies import STRATEGIES, title
 from pipeline.core.units import size_text
 from pipeline.stages.compare.statistics import Difference
 
+AS_FAST = 0.95  # of the fastest one's speed
+
 
 @dataclass(frozen=True)
 class Measured:
-    """A strategy at a level: its mean score (0 to 1), bytes needed on the way, bytes shipped, and general
-    ability less the untuned base's, None if that was not measured.
+    """A strategy at a level: its mean score (0 to 1), bytes needed on the way, bytes shipped, general ability
+    less the untuned base's, None if that was not measured, and the speed of generation as a part of that
+    without the adapter (1 if none ships).
     """
 
     score: float
     on_disk: int
     shipped: int
     general: Difference | None = None
+    speed: float = 1.0
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The strategy to take; `decided`: the measurements say so, else several are as good and disk decides;
-    the sentence that says it.
+    """The strategy to take; `decided`: the scores say so, else several are as good and speed, then disk,
+    decides; the sentence that says it.
     """
 
     strategy: str
@@ -41,13 +45,16 @@ def recommend(
 
     `differences[first, second]` is second less first, for every pair in either order. The best-scoring
     strategy is taken if it is measurably better than every other; else, of it and those that it isn't
-    measurably better than, the one with the least disk on the way, then the smallest.
+    measurably better than, those about as fast as the fastest, and of these the one with the least disk on
+    the way, then the smallest.
     """
     order = list(STRATEGIES)
     best = max(strategies, key=lambda one: (strategies[one].score, -order.index(one)))
     worse = [one for one in strategies if one != best and between(differences, one, best).measurable]
     equals = [one for one in strategies if one not in worse]
-    chosen = min(equals, key=lambda one: (strategies[one].on_disk, strategies[one].shipped, order.index(one)))
+    fastest = max(strategies[one].speed for one in equals)
+    fast = [one for one in equals if strategies[one].speed >= AS_FAST * fastest]
+    chosen = min(fast, key=lambda one: (strategies[one].on_disk, strategies[one].shipped, order.index(one)))
     if len(equals) == 1:
         runner = max(worse, key=lambda one: strategies[one].score, default=best)
         found = between(differences, runner, best)
@@ -56,13 +63,12 @@ def recommend(
             f"strategy ({found.low:.1f} to {found.high:.1f})"
         )
     else:
-        why = "no strategy scores measurably below the best one, so take the one that needs least disk"
-        if worse:
-            why = (
-                f"{len(equals)} of {len(strategies)} strategies are not measurably below the best one, and "
-                "of these it needs least disk"
-            )
-        why += f", {size_text(strategies[chosen].on_disk)} on the way"
+        alike = f"{len(equals)} of {len(strategies)} strategies are not" if worse else "no strategy is"
+        group = ("these" if worse else "all") if fast == equals else "the fastest"
+        why = (
+            f"{alike} measurably below the best one; of {group} it needs least disk, "
+            f"{size_text(strategies[chosen].on_disk)} on the way"
+        )
     over, remedy = f"over {seeds} seeds" if seeds > 1 else "with one seed", STRATEGIES[chosen].remedy
     sentence = f"{level}: {title(chosen, level)}: {over} {why}: {remedy.format(level=level)}"
     sentence += forgotten(strategies[chosen].general)

@@ -54,6 +54,7 @@ from pipeline.stages.compare.recommendation import Measured, recommend
 from pipeline.stages.compare.stage import MEASURING as MEASURED_BY
 from pipeline.stages.compare.stage import main
 from pipeline.stages.compare.statistics import Difference, difference, half_width, mean_of
+from pipeline.stages.compare.summary import part_of_speed
 from pipeline.subprojects import distill, processes, training
 from pipeline.subprojects.folder import size_of
 from pipeline.workflow.code_keys import Package
@@ -176,11 +177,22 @@ SHIPPED = dict(zip(STRATEGIES, (100, 100, 110, 110, 100, 100, 100), strict=True)
 
 
 def advice(
-    points: dict[str, float], noise: float, level: str = "Q4_K_M", seeds: int = 3, **general: Difference
+    points: dict[str, float],
+    noise: float,
+    level: str = "Q4_K_M",
+    seeds: int = 3,
+    speed: dict[str, float] | None = None,
+    **general: Difference,
 ) -> Any:
     """The advice where strategies score so many points and differences below `noise` are not measurable."""
     measured = {
-        strategy: Measured(found / 100, DISK[strategy], SHIPPED[strategy], general.get(strategy))
+        strategy: Measured(
+            found / 100,
+            DISK[strategy],
+            SHIPPED[strategy],
+            general.get(strategy),
+            (speed or {}).get(strategy, 1.0),
+        )
         for strategy, found in points.items()
     }
     strategies = list(points)
@@ -219,17 +231,17 @@ def advice(
             5,
             LORA_LEVEL,
             False,
-            "no strategy scores measurably below the best one, so take the one that needs least disk",
+            "no strategy is measurably below the best one; of all it needs least disk",
         ),
         (
             (80, 79, 60, 60),
             5,
             MERGED_16,
             False,
-            "2 of 4 strategies are not measurably below the best one, and of these",
+            "2 of 4 strategies are not measurably below the best one; of these it needs least disk",
         ),
         ((80, 79, 78, 60), 5, LORA_NF4, False, "3 of 4 strategies"),
-        ((0, 0, 0, 0), 0, LORA_LEVEL, False, "no strategy scores measurably below"),
+        ((0, 0, 0, 0), 0, LORA_LEVEL, False, "no strategy is measurably below"),
     ],
 )
 def test_the_advice_follows_the_figures_whatever_they_say(
@@ -239,6 +251,23 @@ def test_the_advice_follows_the_figures_whatever_they_say(
     assert (found.strategy, found.decided) == (strategy, decided)
     assert words in found.sentence
     assert "over 3 seeds" in found.sentence
+
+
+def test_of_equals_the_faster_is_taken_however_little_disk_an_adapter_needs() -> None:
+    equal = dict.fromkeys((MERGED_16, LORA_LEVEL, SCALES_LEVEL), 70.0)
+    speed = {LORA_LEVEL: 0.65}
+    assert advice(equal, 5, speed=speed).strategy == SCALES_LEVEL
+    assert "; of the fastest it needs least disk" in advice(equal, 5, speed=speed).sentence
+    assert advice(equal, 5, speed={LORA_LEVEL: 0.96}).strategy == LORA_LEVEL
+    assert (
+        advice(equal | {LORA_LEVEL: 90.0}, 5, speed=speed).strategy == LORA_LEVEL
+    )  # the best one, though slow
+    assert advice(dict.fromkeys((LORA_NF4, LORA_LEVEL), 70.0), 5, speed=speed).strategy == LORA_NF4
+    assert part_of_speed([{"speed": {"shipped": {"median": 60.0}}}]) == 1.0
+    slow = {"speed": {"shipped": {"median": 60.0}, "bare": {"median": 80.0}}}
+    assert part_of_speed([slow, slow]) == 0.75
+    noise = {"speed": {"shipped": {"median": 81.0}, "bare": {"median": 80.0}}}
+    assert part_of_speed([noise]) == 1.0
 
 
 def test_the_advice_names_its_level_and_says_when_it_rests_on_one_seed() -> None:
@@ -773,8 +802,8 @@ def test_every_strategy_is_measured_and_a_killed_job_goes_on(
     )
     distilled = at_level["strategies"][MERGED_DISTILLED]["by_seed"][0]["training"]["parts"]
     assert set(distilled) == {"nf4-1", "merged_distilled-Q4_0-1"}
-    # a random model scores nothing, so disk decides
-    assert at_level["recommended"] == LORA_LEVEL and not at_level["decided"]
+    # a random model scores nothing, so speed and disk decide
+    assert at_level["recommended"] in (LORA_LEVEL, LORA_NF4, SCALES_LEVEL) and not at_level["decided"]
     assert at_level["sentence"] in capsys.readouterr().out
     assert (found["reference"]["level"], found["seconds"] > 0) == ("F16", True)
     after = {path for path in ready.rglob("*") if ".compare" not in path.parts}
