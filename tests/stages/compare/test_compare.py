@@ -55,7 +55,7 @@ from pipeline.stages.compare.stage import MEASURING as MEASURED_BY
 from pipeline.stages.compare.stage import main
 from pipeline.stages.compare.statistics import Difference, difference, half_width, mean_of
 from pipeline.stages.compare.summary import part_of_speed
-from pipeline.subprojects import distill, processes, training
+from pipeline.subprojects import distill, distill_rows, processes, training
 from pipeline.subprojects.folder import size_of
 from pipeline.workflow.code_keys import Package
 from pipeline.workflow.settle import REUSE
@@ -72,7 +72,8 @@ MEASURING = (
 JOBS = (*TRAINING, *MEASURING)
 
 
-RUN_STAGES = (level, made, tuned_scales, training, distill)  # the modules that run stages in sub-projects
+# the modules that run stages in sub-projects
+RUN_STAGES = (level, made, tuned_scales, training, distill, distill_rows)
 
 
 def no_stage_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -761,6 +762,9 @@ def test_every_strategy_is_measured_and_a_killed_job_goes_on(
         "".join(json.dumps(general | {"question": f"Which letter is number {one}?"}) + "\n" for one in "123")
     )
     params = set_params(ready, "evaluate", general="three.jsonl")
+    (ready / "data/distill").mkdir()
+    chats = [{"instruction": f"Word {one}?", "output": f"It is {one}."} for one in "abcdef"]
+    (ready / "data/distill/more.json").write_text(json.dumps(chats))
     before = {path for path in ready.rglob("*") if ".compare" not in path.parts}
     for job in jobs_of(params, *JOBS):
         while (code := run_here([job, "--root", str(ready)])) == 128 + 15:
