@@ -73,7 +73,8 @@ def refuse(checks: Iterable[Check]) -> None:
         first, others = failed[0], ", ".join(check.name for check in failed[1:])
         more = f" ({others} failed too)" if others else ""
         kind: type[errors.QuenchError] = getattr(errors, catalog()[first.id].error)
-        raise kind(first.id, f"{first.name}: {first.found}: {first.remedy}{more}")
+        sentence = ": ".join(filter(None, (first.name, first.found, first.remedy)))
+        raise kind(first.id, f"{sentence}{more}")
 
 
 def figure_text(value: Any) -> str:

@@ -1,7 +1,8 @@
 """A level of a 16-bit GGUF whose scales learned the answers of that file, made in a sub-project.
 
 What trains are the scales of the level's blocks (`train.tuner: scales`); what they learn are the 16-bit
-file's own probabilities on the training rows (`train.method: distill`). Nothing else of the level changes.
+file's own probabilities (`train.method: distill`) on training rows and the chats of `data/distill`. Nothing
+else of the level changes.
 """
 
 from pathlib import Path
@@ -10,11 +11,12 @@ from pipeline.config.params import Params
 from pipeline.config.sections import TUNED, Train
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
+from pipeline.core.publish import write_json
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import SCALES
 from pipeline.planning.level_bytes import NAMES
-from pipeline.subprojects.distill_rows import Drawn, curated, draw_rows
+from pipeline.subprojects.distill_rows import curated, draw, write_lines, write_rows
 from pipeline.subprojects.folder import Settings, changed_params, open_subproject
 from pipeline.subprojects.processes import run_stage
 from pipeline.subprojects.training import train
@@ -22,6 +24,8 @@ from pipeline.subprojects.training import train
 # what a sub-project's training takes from section train: how this machine trains, not what is trained
 OF_THE_MACHINE = ("bnb_4bit_compute_dtype", "distill_top_k", "gradient_checkpointing", "loss", "optim")
 FOLDER = Path("models/.distill")  # scratch of stage distill: neither Snakemake nor DVC looks at it
+CURATED = "data-distill"  # in it: the chats of data/distill, of all jobs
+ROWS = "reports/rows.json"  # in a sub-project: what it learned from
 BYTES_PER_TOKEN = 5  # of a line in data/final, more than tokenizers pack: rather a row too many than too few
 WATCHED = 16  # held-out rows of preprocess.max_length tokens whose loss is measured, at most
 
@@ -34,8 +38,8 @@ def distilled_gguf(
 
     `data` is a project's folder of that name: its rows and its chats for distilling are learned from. `seed`
     is `train.seed` if it is left out. Beside the result stay `models/base/model.gguf` (the level as
-    llama-quantize made it), `models/adapter/` (the scales) and `reports/train.json`. A killed run goes on
-    from its checkpoint. Raises what a stage ended with.
+    llama-quantize made it), `models/adapter/` (the scales), `reports/train.json` and `reports/rows.json`
+    (what was learned from). A killed run goes on from its checkpoint. Raises what a stage ended with.
     """
     distill_scales(project, params, source, level, data, seed=seed)
     run_stage(project, "tuned")
@@ -51,11 +55,11 @@ def distill_scales(
     *,
     seed: int | None = None,
     made: Path | None = None,
-) -> Drawn:
-    """`distilled_gguf` without the file: the trained scales are in `models/adapter/` of `project`; how many
-    rows are learned from. Raises `DataError` before it trains if the level is not the file `made`.
+) -> None:
+    """`distilled_gguf` without the file: the trained scales are in `models/adapter/` of `project`. Raises
+    `DataError` before it trains if the level is not the file `made`.
     """
-    final, drawn = data / "final", project / "data/final"
+    final = data / "final"
     for path in (source, final / "train.jsonl", final / "val.jsonl"):
         if not path.is_file():
             raise DataError("Q-DISTILL-001", f"{path} is missing: run `snakemake`, which makes it")
@@ -65,16 +69,25 @@ def distill_scales(
     run_stage(project, "base")
     if made:
         check_same(project / "models/base" / MODEL_FILE, made)
-    general = curated(project, params, data)
-    bytes_of, seed = params.preprocess.max_length * BYTES_PER_TOKEN, changes["train"]["seed"]
-    size, share = params.distill.max_steps * bytes_of, params.distill.general_share
-    rows = draw_rows(final / "train.jsonl", general, share, drawn / "train.jsonl", size, seed)
-    draw_rows(final / "val.jsonl", None, 0.0, drawn / "val.jsonl", WATCHED * bytes_of, seed)
+    rows_of(project, params, data, changes["train"]["seed"])
     values["train"]["target_modules"] = targets(project / "models/base" / MODEL_FILE)
     open_subproject(project, values, {})
     run_stage(project, "preprocess")
     train(project)
-    return rows
+
+
+def rows_of(project: Path, params: Params, data: Path, seed: int) -> None:
+    """Write the rows that the sub-project learns from and those that it is watched with, and the account of
+    them.
+    """
+    apart, base = data.parent.resolve() / FOLDER / CURATED, project / "models/base"
+    general, rows = curated(apart, base, params, data), project / "data/final"
+    row_bytes, share = params.preprocess.max_length * BYTES_PER_TOKEN, params.distill.general_share
+    size, final = params.distill.max_steps * row_bytes, data / "final"
+    account = write_rows(final, general, share, rows / "train.jsonl", size, seed)
+    watched, _ = draw(final / "val.jsonl", WATCHED * row_bytes, seed)
+    write_lines(rows / "val.jsonl", (final / "val.jsonl", watched))
+    write_json(project / ROWS, account)
 
 
 def check_same(level: Path, made: Path) -> None:

@@ -2,86 +2,135 @@
 those of `data/raw` and learned by nothing else.
 """
 
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, NamedTuple
 
+import orjson
+
+from pipeline.chat.rows import TRAINED
 from pipeline.config.params import Params
 from pipeline.config.sections import Curate
-from pipeline.core.publish import publishing
-from pipeline.subprojects.folder import Settings, changed_params, open_subproject
+from pipeline.core.errors import DataError
+from pipeline.core.publish import publishing, read_json, remove
+from pipeline.subprojects.folder import changed_params, open_subproject
 from pipeline.subprojects.processes import run_stage
 
-# what a user says of single files of data/raw, of its languages and of the splits: not of data/distill
+# what a user says of single files and domains of data/raw, its languages and its splits: not of data/distill
 OF_RAW = (
     "formats",
     "languages",
     "source_weights",
     "max_rows_per_source",
     "max_domain_share",
+    "temperature",
     "val_fraction",
     "test_fraction",
 )
+HELD_OUT = ("val", "test")
+COUNTS = ("rows_read", "rows_kept", "rejected", "untrained")  # of reports/data.json
+Line = Callable[[bytes], bool]
 
 
-class Drawn(TypedDict):
-    """How many rows were drawn."""
+class General(NamedTuple):
+    """The curated chats of `data/distill`: the file of their rows, and what became of them (`COUNTS`, and
+    `files` {name: sha256}).
+    """
 
-    train: int
-    general: int
+    rows: Path
+    account: dict[str, Any]
 
 
-def curated(project: Path, params: Params, data: Path) -> Path | None:
-    """The rows of `data`/distill, made by stage curate in a sub-project of `project`, whose base it reads;
-    None if there are none, or `distill.general_share` is 0.
+def curated(apart: Path, base: Path, params: Params, data: Path) -> General | None:
+    """The chats of `data`/distill, made by stage curate in the sub-project `apart` (absolute), with the
+    tokenizer of the folder `base`; None if there are none, or `distill.general_share` is 0.
 
-    Rules, redactions and what is kept out are those of section `curate`. Raises what the stage ended with.
+    Rules, redactions and what is kept out are those of section `curate`; what shares text with a held-out row
+    of `data`/final is kept out too. Raises what the stage ended with, `DataError` if nothing is left.
     """
     source = data / "distill"
-    if not any(not path.name.startswith(".") for path in source.glob("*")):
+    if not any(path.is_file() and not path.name.startswith(".") for path in source.rglob("*")):
         return None
     if not params.distill.general_share:
         print(f"distill: {source} is not used, for distill.general_share is 0", flush=True)
         return None
-    apart = project / "data-distill"
-    links = {"data/raw": source} | {place: project / place for place in ("models/base", "models/base.json")}
-    if (data / "guard").exists():
-        links["data/guard"] = data / "guard"
-    shutil.rmtree(apart / "data/final", ignore_errors=True)
-    open_subproject(apart, changed_params(params, settings()), links)
+    own = params.curate
+    held_out = {f"quench-{split}.jsonl": data / f"final/{split}.jsonl" for split in HELD_OUT}
+    held_out = {name: path for name, path in held_out.items() if path.is_file()}
+    guard = {name: data / "guard" / name for name in (*own.decontaminate, *filter(None, [own.names]))}
+    links = {f"data/guard/{name}": path for name, path in (guard | held_out).items()}
+    links |= {"data/raw": source, "models/base": base, "models/base.json": base.with_name("base.json")}
+    changes = settings() | {"decontaminate": [*own.decontaminate, *held_out]}
+    remove(apart / "data/guard")  # links to what may be named no more
+    open_subproject(apart, changed_params(params, {"curate": changes}), links)
     run_stage(apart, "curate")
-    return apart / "data/final/train.jsonl"
+    found = read_json(apart / "reports/data.json", "run the stage again")
+    files = {name: file["sha256"] for name, file in found["files"].items()}
+    return General(apart / "data/final/train.jsonl", {key: found[key] for key in COUNTS} | {"files": files})
 
 
-def settings() -> Settings:
-    """What the sub-project's `params.yaml` differs in from the project's: every row is for training."""
+def settings() -> dict[str, Any]:
+    """What section `curate` differs in from the project's: every row is for training."""
     defaults = Curate().model_dump(mode="json")
-    apart = {key: defaults[key] for key in OF_RAW} | {"val_fraction": 0.0, "test_fraction": 0.0}
-    return {"curate": apart}
+    return {key: defaults[key] for key in OF_RAW} | {"val_fraction": 0.0, "test_fraction": 0.0}
 
 
-def draw_rows(source: Path, general: Path | None, share: float, target: Path, size: int, seed: int) -> Drawn:
-    """Write `size` bytes of lines, drawn by `seed`, or all if there are fewer, to `target`: the part `share`
-    of `general`, the rest of `source`. The original is asked about every row before it is learned from, and
-    would be asked about rows that no step gets to.
+def write_rows(
+    final: Path, general: General | None, share: float, target: Path, size: int, seed: int
+) -> dict[str, Any]:
+    """Write some `size` bytes of lines, drawn by `seed`, or all if there are fewer, to `target`: the part
+    `share` of `general`, the rest of train.jsonl in `final`, each making up for what the other lacks. How
+    many of each, and the account of `general`.
+
+    The original is asked about every row before it is learned from, and would be asked about rows that no
+    step gets to. Raises `DataError` if no row of `general` can be learned from.
     """
-    from_general, taken = drawn(general, int(share * size), seed) if general else (set[int](), 0)
-    from_source, _ = drawn(source, size - taken, seed)
-    with publishing(target) as aside, aside.open("wb") as new:
-        new.writelines(lines(source, from_source))
-        if general:
-            new.writelines(lines(general, from_general))
-    return {"train": len(from_source), "general": len(from_general)}
+    source = final / "train.jsonl"
+    if general is None:
+        kept, _ = draw(source, size, seed)
+        write_lines(target, (source, kept))
+        return {"train": len(kept)}
+    fits = learnable(final)
+    wanted = int(share * size)
+    _, there = draw(source, size - wanted, seed)
+    others, taken = draw(general.rows, max(1, wanted, size - there), seed, fits)
+    if not others:
+        raise DataError(
+            "Q-DISTILL-006",
+            "no row of data/distill can be learned from: put chats or texts there that are in no held-out "
+            "row, or empty it",
+        )
+    kept, _ = draw(source, size - min(taken, wanted), seed)
+    write_lines(target, (source, kept), (general.rows, others))
+    return {"train": len(kept), "general": len(others)} | {"data_distill": general.account}
 
 
-def drawn(file: Path, size: int, seed: int) -> tuple[set[int], int]:
-    """(the places of lines of `file` that have `size` bytes together, drawn by `seed`; their bytes)."""
+def learnable(final: Path) -> Line:
+    """Whether a line is a row that is trained on, and none of those held out in the folder `final`, however
+    short.
+    """
+    held = set[str]()
+    for split in HELD_OUT:
+        if (path := final / f"{split}.jsonl").is_file():
+            with path.open("rb") as file:
+                held.update(orjson.loads(line)["id"] for line in file)
+
+    def fits(line: bytes) -> bool:
+        row = orjson.loads(line)
+        return row["kind"] in TRAINED and row["id"] not in held
+
+    return fits
+
+
+def draw(file: Path, size: int, seed: int, fits: Line = bool) -> tuple[set[int], int]:
+    """(the places of lines of `file` that `fits` and have `size` bytes together, drawn by `seed`; their
+    bytes).
+    """
     import numpy as np  # `quench plan` does without
 
     with file.open("rb") as opened:
-        lengths = [len(line) for line in opened]
-    places, kept, left = list(range(len(lengths))), set[int](), size
+        lengths = [len(line) if fits(line) else 0 for line in opened]
+    places, kept, left = [place for place, length in enumerate(lengths) if length], set[int](), size
     np.random.default_rng(seed).shuffle(places)
     for place in places:
         if left <= 0:
@@ -89,6 +138,13 @@ def drawn(file: Path, size: int, seed: int) -> tuple[set[int], int]:
         kept.add(place)
         left -= lengths[place]
     return kept, size - left
+
+
+def write_lines(target: Path, *parts: tuple[Path, set[int]]) -> None:
+    """Publish the lines at the places of each file, in their order, as `target`."""
+    with publishing(target) as aside, aside.open("wb") as new:
+        for file, places in parts:
+            new.writelines(lines(file, places))
 
 
 def lines(file: Path, places: set[int]) -> Iterator[bytes]:

@@ -88,10 +88,10 @@ def _dvc_stage(name: str, stage: Stage) -> dict[str, Any]:
 
 
 def _keys(param: str) -> list[str]:
-    """What DVC is told of a stage's `param`: itself, or for "train -seed" all keys of train but seed."""
-    section, _, left_out = param.partition(" -")
+    """What DVC is told of a stage's `param`: itself, or for "train -seed -r" all keys of train but these."""
+    section, *left_out = param.split(" -")
     found: Any = Params.model_fields[section].annotation if left_out else None
-    return [f"{section}.{key}" for key in found.model_fields if key != left_out] if found else [param]
+    return [f"{section}.{key}" for key in found.model_fields if key not in left_out] if found else [param]
 
 
 def _short(plot: dict[str, Any]) -> dict[str, Any]:

@@ -140,7 +140,9 @@ def search(maker: Maker, task: Task, low: Allocation) -> tuple[Path, dict[str, A
         ):
 
             def tried_file(one: Allocation) -> list[float]:
-                rows = scratch.once(f"rows-{name_of(one)}", lambda: measured(maker, task, judge, one))
+                rows: list[float] = scratch.once(
+                    f"rows-{name_of(one)}", lambda: measured(maker, task, judge, one)
+                )
                 advance(1)
                 return rows
 

@@ -28,7 +28,7 @@ from pipeline.stages.compare.projects import (
     untuned_gguf,
 )
 from pipeline.stages.compare.tuned_scales import publish_scales, scale_settings, train_scales
-from pipeline.subprojects.distill import distilled_gguf
+from pipeline.subprojects.distill import ROWS, distilled_gguf
 
 LEARNED_FILE = "learned.gguf"  # in a sub-project: the level that has learned the answers
 AGAIN = "run `snakemake`"
@@ -78,9 +78,10 @@ def distillation_folder(root: Path, item: str) -> Path:
 
 
 def report_in(project: Path) -> dict[str, Any]:
-    """The training's report in a sub-project."""
+    """The training's report in a sub-project, with what a distillation learned from."""
     found: dict[str, Any] = read_json(project / "reports/train.json", AGAIN)
-    return found
+    rows = project / ROWS
+    return found | ({"rows": read_json(rows, AGAIN)} if rows.exists() else {})
 
 
 def both(

@@ -39,40 +39,55 @@ def recommend(
     level: str,
     strategies: Mapping[str, Measured],
     differences: Mapping[tuple[str, str], Difference],
+    perfect: Mapping[tuple[str, str], Difference],
     seeds: int,
 ) -> Advice:
     """The strategy to ship `level`.
 
-    `differences[first, second]` is second less first, for every pair in either order. The best-scoring
-    strategy is taken if it is measurably better than every other; else, of it and those that it isn't
-    measurably better than, those about as fast as the fastest, and of these the one with the least disk on
-    the way, then the smallest.
+    `differences[first, second]` is second less first in score, `perfect` the same in rows that are all right,
+    for every pair in either order. The best-scoring strategy is taken if every other one is measurably below
+    it in one of them; else, of it and the others, those about as fast as the fastest, and of these the one
+    with the least disk on the way, then the smallest.
     """
     order = list(STRATEGIES)
     best = max(strategies, key=lambda one: (strategies[one].score, -order.index(one)))
-    worse = [one for one in strategies if one != best and between(differences, one, best).measurable]
+    worse = [one for one in strategies if below(differences, one, best) or below(perfect, one, best)]
     equals = [one for one in strategies if one not in worse]
-    fastest = max(strategies[one].speed for one in equals)
-    fast = [one for one in equals if strategies[one].speed >= AS_FAST * fastest]
+    speed = {one: strategies[one].speed for one in equals}
+    fast = [one for one in equals if speed[one] >= AS_FAST * max(speed.values())]
     chosen = min(fast, key=lambda one: (strategies[one].on_disk, strategies[one].shipped, order.index(one)))
-    if len(equals) == 1:
-        runner = max(worse, key=lambda one: strategies[one].score, default=best)
+    if len(strategies) == 1:
+        why = "nothing else was measured"
+    elif len(equals) == 1:
+        runner = max(worse, key=lambda one: strategies[one].score)
         found = between(differences, runner, best)
         why = (
             f"it scores {100 * strategies[best].score:.1f} points, {found.points:.1f} more than the next "
             f"strategy ({found.low:.1f} to {found.high:.1f})"
         )
+        if not found.measurable:
+            more = between(perfect, runner, best)
+            why += f", and {more.points:.1f} more of 100 rows all right ({more.low:.1f} to {more.high:.1f})"
     else:
         alike = f"{len(equals)} of {len(strategies)} strategies are not" if worse else "no strategy is"
-        group = ("these" if worse else "all") if fast == equals else "the fastest"
-        why = (
-            f"{alike} measurably below the best one; of {group} it needs least disk, "
-            f"{size_text(strategies[chosen].on_disk)} on the way"
-        )
+        why = f"{alike} measurably below the best one"
+        if slow := [speed[one] for one in equals if one not in fast]:
+            why += f", adapters cost speed ({min(slow):.2f} to {max(slow):.2f} of the level's)"
+        if len(fast) > 1:
+            why += ", and it needs least disk"
+        why += f", {size_text(strategies[chosen].on_disk)} on the way"
     over, remedy = f"over {seeds} seeds" if seeds > 1 else "with one seed", STRATEGIES[chosen].remedy
     sentence = f"{level}: {title(chosen, level)}: {over} {why}: {remedy.format(level=level)}"
     sentence += forgotten(strategies[chosen].general)
     return Advice(chosen, len(equals) == 1, sentence)
+
+
+def below(differences: Mapping[tuple[str, str], Difference], one: str, best: str) -> bool:
+    """Whether `one` is measurably below `best`."""
+    if one == best:
+        return False
+    found = between(differences, one, best)
+    return found.measurable and found.points > 0
 
 
 def forgotten(change: Difference | None) -> str:

@@ -118,7 +118,7 @@ def of_level(
         )
         for strategy, found in strategies.items()
     }
-    advice = recommend(level, measured, differences, len(seeds))
+    advice = recommend(level, measured, differences, perfect, len(seeds))
     return {
         "strategies": strategies,
         "differences": difference_rows(differences),
@@ -180,8 +180,8 @@ def part_of_speed(own: Sequence[Figures]) -> float:
     timed in turn; 1 without an adapter, which is the most.
     """
     timed = [one["speed"] for one in own if "bare" in one["speed"]]
-    parts = [one["shipped"]["median"] / one["bare"]["median"] for one in timed] or [1.0]
-    return min(1.0, median(parts))
+    parts: list[float] = [one["shipped"]["median"] / one["bare"]["median"] for one in timed]
+    return min(1.0, median(parts)) if parts else 1.0
 
 
 def mine(figures: Sequence[Figures], level: str, strategy: str, seeds: Sequence[int]) -> list[Figures]:

@@ -49,8 +49,11 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
     glob that no file matches; then nothing is published.
     """
     data = root / "data"
+    raw = data / "raw"
+    if raw.is_symlink():  # a sub-project's: sentences name the user's own folder
+        raw = raw.resolve()
     need_plain_files(data / "raw", data / "guard", recorded=(root / ".dvc").is_dir())
-    files = raw_files(data / "raw")
+    files = raw_files(raw)
     for key, globs in (
         ("curate.formats", settings.formats),
         ("curate.source_weights", settings.source_weights),
@@ -82,7 +85,7 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
                 root, settings, pool, stats, spool, work, final, rejects, lists[2]
             )
         check_stats(counts, final, lists[0])
-        check_not_empty(counts, stats.samples, data / "raw", settings)
+        check_not_empty(counts, stats.samples, raw, settings)
         page = render_data_page(counts, samples)
     write_json(root / "reports/data.json", counts)
     write_text(root / "reports/data.html", page)

@@ -15,12 +15,13 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.locks import absent
 from pipeline.core.publish import need_disk, read_json, remove, write_json
+from pipeline.core.wording import plural
 from pipeline.gguf.base_files import DENSE, MODEL_FILE, trained_file
 from pipeline.gguf.provenance import DISTILL, provenance
 from pipeline.gguf.tuned_file import write_tuned
 from pipeline.models.base_header import checked_header
 from pipeline.models.tuners import file_scales
-from pipeline.subprojects.distill import FOLDER, check_same, distill_scales
+from pipeline.subprojects.distill import FOLDER, ROWS, check_same, distill_scales
 from pipeline.subprojects.folder import size_of
 
 KEPT = ("steps", "seconds", "tokens", "peak_memory_bytes", "teacher")
@@ -81,9 +82,10 @@ def main(params: Params, root: Path, level: str) -> None:
             raise absent(path, root)
     check_distillable(source)
     need_disk(project.parent, size_of(source) + 4 * size_of(plain))
-    rows = distill_scales(project, params, source, level, root / "data", made=plain)
+    distill_scales(project, params, source, level, root / "data", made=plain)
     made_from = write(project, plain, target)
     report = figures(read_json(project / "reports/train.json", "run the stage again"))
+    rows = read_json(project / ROWS, "run the stage again")
     write_json(
         root / "reports/distill" / f"{level}.json",
         {
@@ -99,8 +101,9 @@ def main(params: Params, root: Path, level: str) -> None:
     held_out = [report[key] for key in ("held_out_loss_before", "held_out_loss")]
     shown = " → ".join("not measured" if one is None else f"{one:.3g} nats" for one in held_out)
     print(
-        f"distill: {target.name}: {report['steps']} steps in {report['seconds']:.0f} s, divergence from "
-        f"{params.convert.type} on held-out rows {shown}"
+        f"distill: {target.name}: {report['steps']} steps in {report['seconds']:.0f} s on "
+        f"{plural(rows['train'], 'training row')} and {rows.get('general', 0):,} of data/distill, divergence "
+        f"from {params.convert.type} on held-out rows {shown}"
     )
 
 

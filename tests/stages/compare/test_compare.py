@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, get_args
 
@@ -183,6 +184,7 @@ def advice(
     level: str = "Q4_K_M",
     seeds: int = 3,
     speed: dict[str, float] | None = None,
+    right: dict[str, float] | None = None,
     **general: Difference,
 ) -> Any:
     """The advice where strategies score so many points and differences below `noise` are not measurable."""
@@ -196,15 +198,16 @@ def advice(
         )
         for strategy, found in points.items()
     }
-    strategies = list(points)
-    found = {
-        (one, other): Difference(
-            gap := points[other] - points[one], gap - noise, gap + noise, 0.001 if abs(gap) > noise else 0.5
-        )
-        for place, one in enumerate(strategies)
-        for other in strategies[place + 1 :]
-    }
-    return recommend(level, measured, found, seeds)
+    found, perfect = (
+        {
+            (one, other): Difference(
+                gap := of[other] - of[one], gap - noise, gap + noise, 0.001 if abs(gap) > noise else 0.5
+            )
+            for one, other in combinations(points, 2)
+        }
+        for of in (points, right or dict.fromkeys(points, 0.0))
+    )
+    return recommend(level, measured, found, perfect, seeds)
 
 
 @pytest.mark.parametrize(
@@ -232,14 +235,14 @@ def advice(
             5,
             LORA_LEVEL,
             False,
-            "no strategy is measurably below the best one; of all it needs least disk",
+            "no strategy is measurably below the best one, and it needs least disk",
         ),
         (
             (80, 79, 60, 60),
             5,
             MERGED_16,
             False,
-            "2 of 4 strategies are not measurably below the best one; of these it needs least disk",
+            "2 of 4 strategies are not measurably below the best one, and it needs least disk",
         ),
         ((80, 79, 78, 60), 5, LORA_NF4, False, "3 of 4 strategies"),
         ((0, 0, 0, 0), 0, LORA_LEVEL, False, "no strategy is measurably below"),
@@ -258,12 +261,20 @@ def test_of_equals_the_faster_is_taken_however_little_disk_an_adapter_needs() ->
     equal = dict.fromkeys((MERGED_16, LORA_LEVEL, SCALES_LEVEL), 70.0)
     speed = {LORA_LEVEL: 0.65}
     assert advice(equal, 5, speed=speed).strategy == SCALES_LEVEL
-    assert "; of the fastest it needs least disk" in advice(equal, 5, speed=speed).sentence
+    assert "adapters cost speed (0.65 to 0.65" in advice(equal, 5, speed=speed).sentence
     assert advice(equal, 5, speed={LORA_LEVEL: 0.96}).strategy == LORA_LEVEL
     assert (
         advice(equal | {LORA_LEVEL: 90.0}, 5, speed=speed).strategy == LORA_LEVEL
     )  # the best one, though slow
     assert advice(dict.fromkeys((LORA_NF4, LORA_LEVEL), 70.0), 5, speed=speed).strategy == LORA_NF4
+    assert advice({SCALES_LEVEL: 70.0}, 5).decided  # nothing else was measured
+    # more rows that are all right are no noise, whatever the score says
+    right = {MERGED_16: 10.0, LORA_LEVEL: 30.0, SCALES_LEVEL: 12.0}
+    found = advice(equal | {LORA_LEVEL: 71.0}, 5, speed=speed, right=right)
+    assert (found.strategy, found.decided) == (
+        LORA_LEVEL,
+        True,
+    ) and "more of 100 rows all right" in found.sentence
     assert part_of_speed([{"speed": {"shipped": {"median": 60.0}}}]) == 1.0
     slow = {"speed": {"shipped": {"median": 60.0}, "bare": {"median": 80.0}}}
     assert part_of_speed([slow, slow]) == 0.75

@@ -14,6 +14,7 @@ from gguf_edit import change_rows
 from tiny import tiny_gguf, tiny_params, write_project
 
 from pipeline.__main__ import main as run_here
+from pipeline.chat.rows import row_id
 from pipeline.config.params import Params, load_params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.provenance import ADAPTER, DISTILL
@@ -24,7 +25,7 @@ from pipeline.stages.distill.stage import main
 from pipeline.stages.parity.scales_weights import distilled_weights
 from pipeline.subprojects import distill, distill_rows, training
 from pipeline.subprojects.distill import targets
-from pipeline.subprojects.distill_rows import curated, draw_rows
+from pipeline.subprojects.distill_rows import General, curated, write_rows
 
 Q4_0, QUERY, DOWN = "Q4_0", "blk.0.attn_q.weight", "blk.0.ffn_down.weight"
 TYPES = {"ffn_down": "f16"}  # which has no scales and stays as it is
@@ -183,46 +184,64 @@ def test_chats_of_data_distill_are_curated_and_learned_from(
     ready: Path, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = Path(shutil.copytree(ready, tmp_path / "project"))
-    # the same name in data/raw has a format of its own, which isn't meant for this file
+    final, folder = root / "data/final", root / "data/distill"
+    (root / "data/guard").mkdir()
+    (root / "data/guard/names.txt").write_text("Zoltan Example\n")
     params = load_params(root / "params.yaml").model_dump(mode="json")
-    params["curate"] |= {"formats": {"chats.jsonl": "messages"}}
+    # a file of that name in data/raw has a format of its own, which isn't meant for this one
+    params["curate"] |= {"formats": {"chats.jsonl": "messages"}, "names": "names.txt"}
     params["distill"]["general_share"] = 0.5
     write_project(root, params)
-    folder = root / "data/distill"
-    folder.mkdir()
-    chats = [
-        {
-            "conversations": [
-                {"from": "human", "value": f"Word {n}?"},
-                {"from": "gpt", "value": f"ann{n}@mailbox.org"},
-            ]
-        }
-        for n in range(40)
+
+    def chat(question: str, answer: str) -> dict[str, Any]:
+        return {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]}
+
+    # a held-out row of many words and one of few may be in there too
+    long = "seven wolves and nine owls met at the old mill to talk about grain, weather and the price of salt"
+    held_out = {"kind": "chat", "domain": "held", "source": "held:1", "messages": []}
+    rows = [
+        held_out | {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": "Yes."}]}
+        for one in (f"Once {long}. True?", "Word 7?")
     ]
-    (folder / "chats.jsonl").write_text("".join(f"{json.dumps(chat)}\n" for chat in chats))
-    kept: list[str] = []
+    (final / "test.jsonl").write_text("".join(f"{json.dumps(row | {'id': row_id(row)})}\n" for row in rows))
+    chats = [chat(f"Word {number}?", f"Ask Zoltan Example, ann{number}@mailbox.org") for number in range(40)]
+    chats += [chat("Word 7?", "Yes."), chat(f"They say {long}. Right?", "No.")]
+    folder.mkdir()
+    (folder / "chats.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in chats))
+    learned: list[str] = []
 
     def keeping(project: Path, *words: str) -> None:
         if words == ("preprocess",):
-            kept.extend((project / "data/final/train.jsonl").read_text().splitlines())
+            learned.extend((project / "data/final/train.jsonl").read_text().splitlines())
         in_this_process(project, *words)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (distill, distill_rows, training):
             patch.setattr(module, "run_stage", keeping)
         main(load_params(root / "params.yaml"), root, Q4_0)
-    report = json.loads((root / f"reports/distill/{Q4_0}.json").read_text())
-    general = [line for line in kept if "Word " in line]
-    assert report["rows"] == {"train": len(kept) - len(general), "general": len(general)}
-    assert 5 < len(general) < len(kept) - 5
-    assert not any("@mailbox" in line for line in general)  # what section curate redacts
+    found = json.loads((root / f"reports/distill/{Q4_0}.json").read_text())["rows"]
+    general = [line for line in learned if "Word " in line]
+    assert (found["train"], found["general"]) == (len(learned) - len(general), len(general))
+    assert 5 < len(general) < len(learned) - 5
+    assert not any(word in line for line in general for word in ("mailbox", "Zoltan", "Yes.", "wolves"))
+    assert found["data_distill"]["rejected"] == {"contaminated": 1}
+    assert list(found["data_distill"]["files"]) == ["chats.jsonl"]
     assert distilled_of(root).read_bytes() != distilled_of(done).read_bytes()
-    # a share of 0 uses none of them, and says so
+    # where nothing can be read the user's own folder is named
+    (folder / "chats.jsonl").rename(folder / "notes.txt")
+    apart, base = tmp_path / "apart", root / "models/base"
+    capsys.readouterr()
+    with pytest.raises(AssertionError):
+        curated(apart, base, load_params(root / "params.yaml"), root / "data")
+    assert "Q-CURATE-001" in (said := capsys.readouterr().err) and str(folder.resolve()) in said
+    # a share of 0 uses none of them, and says so; no folder, or one that Git keeps, is none
     params["distill"]["general_share"] = 0.0
     write_project(root, params)
-    capsys.readouterr()
-    assert curated(tmp_path, load_params(root / "params.yaml"), root / "data") is None
+    assert curated(apart, base, load_params(root / "params.yaml"), root / "data") is None
     assert "general_share is 0" in capsys.readouterr().out
+    (folder / "notes.txt").rename(folder / ".gitkeep")
+    for place in (root, tmp_path):
+        assert curated(apart, base, load_params(ready / "params.yaml"), place / "data") is None
 
 
 def test_what_can_not_be_distilled_is_refused_before_anything_runs(
@@ -247,22 +266,44 @@ def test_only_linears_with_scales_in_every_layer_train(ready: Path) -> None:
         targets(ready / "models/gguf/tiny-F16.gguf")
 
 
+def lines_of(path: Path, word: str, count: int = 100, kind: str = "chat") -> int:
+    """Write rows of one length, ids from the word; the length."""
+    rows = [{"id": f"{word}{number:03}", "kind": kind, "messages": []} for number in range(count)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return len(json.dumps(rows[0])) + 1
+
+
 def test_rows_are_drawn_until_there_are_enough(tmp_path: Path) -> None:
-    lines = [f'{{"number": {number:04}}}\n' for number in range(100)]
-    source, target = tmp_path / "train.jsonl", tmp_path / "drawn.jsonl"
-    source.write_text("".join(lines))
-    draw_rows(source, None, 0.5, target, 10 * len(lines[0]), 1)
-    first = target.read_text().splitlines(keepends=True)
+    target, general = tmp_path / "drawn.jsonl", General(tmp_path / "general.jsonl", {"rows_kept": 7})
+    size = lines_of(tmp_path / "train.jsonl", "a")
+    lines = (tmp_path / "train.jsonl").read_text().splitlines()
+    assert write_rows(tmp_path, None, 0.5, target, 10 * size, 1) == {"train": 10}
+    first = target.read_text().splitlines()
     assert len(first) == 10 and set(first) < set(lines) and first == sorted(first)
-    draw_rows(source, None, 0.5, target, 10**9, 1)
-    assert target.read_text() == source.read_text()
-    # of two files each has its share, and one that is short is made up for
-    general, of_line = tmp_path / "general.jsonl", len(lines[0])
-    general.write_text("".join(line.replace("number", "gender") for line in lines))
-    assert draw_rows(source, general, 0.75, target, 20 * of_line, 1) == {"train": 5, "general": 15}
-    assert target.read_text().count("gender") == 15
-    general.write_text(lines[0])
-    assert draw_rows(source, general, 0.75, target, 20 * of_line, 1) == {"train": 19, "general": 1}
+    write_rows(tmp_path, None, 0.5, target, 10**9, 1)
+    assert target.read_bytes() == (tmp_path / "train.jsonl").read_bytes()
+
+    def drawn(share: float, lines: int) -> tuple[int, int]:
+        found = write_rows(tmp_path, general, share, target, lines * size, 1)
+        assert found["data_distill"] == {"rows_kept": 7}
+        return found["train"], found["general"]
+
+    # of two files each has its share, and makes up for what the other lacks
+    lines_of(general.rows, "b")
+    assert drawn(0.75, 20) == (5, 15) and target.read_text().count('"b0') == 15
+    assert (drawn(0.0001, 20), drawn(1.0, 20), drawn(0.5, 10**6)) == ((20, 1), (0, 20), (100, 100))
+    lines_of(general.rows, "b", 2)
+    assert drawn(0.75, 20) == (18, 2)
+    lines_of(general.rows, "b")
+    lines_of(tmp_path / "train.jsonl", "a", 3)
+    assert drawn(0.5, 20) == (3, 17)
+    # what no training uses, and what is held out, is not drawn
+    lines_of(tmp_path / "test.jsonl", "b", 60)
+    lines_of(tmp_path / "val.jsonl", "b", 80)
+    assert drawn(0.9, 100) == (3, 20)
+    lines_of(general.rows, "b", kind="preference")
+    with pytest.raises(DataError, match="Q-DISTILL-006"):
+        drawn(0.9, 100)
 
 
 def test_the_sub_project_trains_as_section_distill_says(ready: Path) -> None:
