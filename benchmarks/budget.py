@@ -59,10 +59,9 @@ def main() -> None:
 
 def measured(arguments: Any) -> Iterator[str]:
     """The rows of the table."""
-    from pipeline.chat.tokens import chats, load_tokenizer
+    from pipeline.chat.tokens import load_tokenizer
     from pipeline.config.budgets import FOLDER, parse_budget
     from pipeline.config.params import load_params
-    from pipeline.core.jsonl import read_rows
     from pipeline.gguf.file import check_gguf
     from pipeline.llamacpp.tools import find_toolchain
     from pipeline.metrics.intervals import interval
@@ -80,8 +79,9 @@ def measured(arguments: Any) -> Iterator[str]:
     longest, seed = params.evaluate.ctx_size, params.evaluate.seed
     source = root / "models/gguf" / f"{params.convert.name}-{params.convert.type}.gguf"
     final, tokenizer = root / "data/final", root / "models/adapter"
-    data = read_data(tokenizer, final / "train.jsonl", final / "val.jsonl", longest)
-    test = encoded(load_tokenizer(tokenizer), chats(read_rows(final / "test.jsonl")), longest, arguments.rows)
+    data = read_data(tokenizer, final / "train.jsonl", final / "val.jsonl", longest, seed)
+    drawn = encoded(load_tokenizer(tokenizer), final / "test.jsonl", longest, arguments.rows, seed)
+    test = [one for _, one in drawn]
     scratch = open_scratch(root / FOLDER / "benchmark", {"rows": arguments.rows, "train": len(data.damage)})
     tools, merged = find_toolchain(params.llamacpp.home), root / "models/merged"
     maker = Maker(source, None, "benchmark", scratch, 2, tools)

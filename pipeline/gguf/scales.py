@@ -59,13 +59,14 @@ def changed_scales(stored: Tensor, change: Tensor) -> Tensor:
     """`stored` · (1 + `change`), rounded once to float16: never with another sign, and never too large or too
     small for all its bits.
 
-    Of float16's subnormal numbers only those stay that are in the file already: they go no lower. `stored` is
-    finite float16, `change` float32 of the same shape. At a change of 0 the bytes are the file's.
+    Scales that are in the file as float16's subnormal numbers, or next to them, can be halved: at 7B those of
+    Q6_K and Q5_K are, for weights are small there and these types have a scale more. `stored` is finite
+    float16, `change` float32 of the same shape. At a change of 0 the bytes are the file's.
     """
     exact = stored.float()
     magnitude = exact.abs()
     wanted = magnitude * (1 + change)
-    held = torch.minimum(torch.maximum(wanted, magnitude.clamp(max=SMALLEST)), wanted.new_tensor(LARGEST))
+    held = wanted.clamp(max=LARGEST).maximum((magnitude / 2).clamp(max=SMALLEST))
     return torch.copysign(held, exact).half()
 
 

@@ -26,7 +26,7 @@ OF_THE_MACHINE = ("bnb_4bit_compute_dtype", "distill_top_k", "gradient_checkpoin
 FOLDER = Path("models/.distill")  # scratch of stage distill: neither Snakemake nor DVC looks at it
 CURATED = "data-distill"  # in it: the chats of data/distill, of all jobs
 ROWS = "reports/rows.json"  # in a sub-project: what it learned from
-BYTES_PER_TOKEN = 5  # of a line in data/final, more than tokenizers pack: rather a row too many than too few
+BYTES_PER_TOKEN = 5  # of text, more than tokenizers pack: rather a row too many than too few
 WATCHED = 16  # held-out rows of preprocess.max_length tokens whose loss is measured, at most
 
 

@@ -2,13 +2,13 @@
 those of `data/raw` and learned by nothing else.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 
-from pipeline.chat.rows import TRAINED
+from pipeline.chat.rows import TRAINED, Row
 from pipeline.config.params import Params
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
@@ -27,9 +27,10 @@ OF_RAW = (
     "val_fraction",
     "test_fraction",
 )
+ANSWERS = "quench-held-out.jsonl"  # in the sub-project's data/guard
+OF_A_TURN = 16  # bytes
 HELD_OUT = ("val", "test")
 COUNTS = ("rows_read", "rows_kept", "rejected", "untrained")  # of reports/data.json
-Line = Callable[[bytes], bool]
 
 
 class General(NamedTuple):
@@ -55,18 +56,36 @@ def curated(apart: Path, base: Path, params: Params, data: Path) -> General | No
         print(f"distill: {source} is not used, for distill.general_share is 0", flush=True)
         return None
     own = params.curate
-    held_out = {f"quench-{split}.jsonl": data / f"final/{split}.jsonl" for split in HELD_OUT}
-    held_out = {name: path for name, path in held_out.items() if path.is_file()}
     guard = {name: data / "guard" / name for name in (*own.decontaminate, *filter(None, [own.names]))}
-    links = {f"data/guard/{name}": path for name, path in (guard | held_out).items()}
+    links = {f"data/guard/{name}": path for name, path in guard.items()}
     links |= {"data/raw": source, "models/base": base, "models/base.json": base.with_name("base.json")}
-    changes = settings() | {"decontaminate": [*own.decontaminate, *held_out]}
+    changes = settings() | {"decontaminate": [*own.decontaminate, ANSWERS]}
     remove(apart / "data/guard")  # links to what may be named no more
+    write_answers(data / "final", apart / "data/guard" / ANSWERS)
     open_subproject(apart, changed_params(params, {"curate": changes}), links)
     run_stage(apart, "curate")
     found = read_json(apart / "reports/data.json", "run the stage again")
     files = {name: file["sha256"] for name, file in found["files"].items()}
     return General(apart / "data/final/train.jsonl", {key: found[key] for key in COUNTS} | {"files": files})
+
+
+def write_answers(final: Path, target: Path) -> None:
+    """Write what the assistant says in the held-out rows of the folder `final`, as texts that curation keeps
+    out. Questions may share an instruction, and rows a system prompt, with chats of other things.
+    """
+    with publishing(target) as aside, aside.open("wb") as file:
+        for row in held_out_rows(final):
+            turns = row["messages"] or row["segments"]
+            said = [turn["content"] for turn in turns if turn.get("role") in (None, "assistant")]
+            file.write(orjson.dumps({"texts": said}, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def held_out_rows(final: Path) -> Iterator[Row]:
+    """The rows of the folder `final` that are held out for watching and for measuring."""
+    for split in HELD_OUT:
+        if (path := final / f"{split}.jsonl").is_file():
+            with path.open("rb") as file:
+                yield from map(orjson.loads, file)
 
 
 def settings() -> dict[str, Any]:
@@ -78,22 +97,21 @@ def settings() -> dict[str, Any]:
 def write_rows(
     final: Path, general: General | None, share: float, target: Path, size: int, seed: int
 ) -> dict[str, Any]:
-    """Write some `size` bytes of lines, drawn by `seed`, or all if there are fewer, to `target`: the part
-    `share` of `general`, the rest of train.jsonl in `final`, each making up for what the other lacks. How
-    many of each, and the account of `general`.
+    """Write rows with some `size` bytes of text, drawn by `seed`, or all if there are fewer, to `target`: the
+    part `share` of `general`, the rest of train.jsonl in `final`, each making up for what the other lacks.
+    How many of each, and the account of `general`.
 
     The original is asked about every row before it is learned from, and would be asked about rows that no
     step gets to. Raises `DataError` if no row of `general` can be learned from.
     """
-    source = final / "train.jsonl"
+    source, held = final / "train.jsonl", {row["id"] for row in held_out_rows(final)}
     if general is None:
         kept, _ = draw(source, size, seed)
         write_lines(target, (source, kept))
         return {"train": len(kept)}
-    fits = learnable(final)
     wanted = int(share * size)
     _, there = draw(source, size - wanted, seed)
-    others, taken = draw(general.rows, max(1, wanted, size - there), seed, fits)
+    others, taken = draw(general.rows, max(1, wanted, size - there), seed, held)
     if not others:
         raise DataError(
             "Q-DISTILL-006",
@@ -105,39 +123,29 @@ def write_rows(
     return {"train": len(kept), "general": len(others)} | {"data_distill": general.account}
 
 
-def learnable(final: Path) -> Line:
-    """Whether a line is a row that is trained on, and none of those held out in the folder `final`, however
-    short.
-    """
-    held = set[str]()
-    for split in HELD_OUT:
-        if (path := final / f"{split}.jsonl").is_file():
-            with path.open("rb") as file:
-                held.update(orjson.loads(line)["id"] for line in file)
-
-    def fits(line: bytes) -> bool:
-        row = orjson.loads(line)
-        return row["kind"] in TRAINED and row["id"] not in held
-
-    return fits
-
-
-def draw(file: Path, size: int, seed: int, fits: Line = bool) -> tuple[set[int], int]:
-    """(the places of lines of `file` that `fits` and have `size` bytes together, drawn by `seed`; their
-    bytes).
+def draw(file: Path, size: int, seed: int, held: Container[str] = ()) -> tuple[set[int], int]:
+    """(the places of lines of `file` whose rows have `size` bytes of text together, drawn by `seed`; their
+    bytes). Rows of kinds that no training uses, and those whose id is `held`, are not drawn.
     """
     import numpy as np  # `quench plan` does without
 
     with file.open("rb") as opened:
-        lengths = [len(line) if fits(line) else 0 for line in opened]
-    places, kept, left = [place for place, length in enumerate(lengths) if length], set[int](), size
+        rows = (orjson.loads(line) for line in opened)
+        sizes = [0 if row["id"] in held or row["kind"] not in TRAINED else text_bytes(row) for row in rows]
+    places, kept, left = [place for place, length in enumerate(sizes) if length], set[int](), size
     np.random.default_rng(seed).shuffle(places)
     for place in places:
         if left <= 0:
             break
         kept.add(place)
-        left -= lengths[place]
+        left -= sizes[place]
     return kept, size - left
+
+
+def text_bytes(row: Row) -> int:
+    """Bytes of a row's text in UTF-8, and some for what the template puts around each turn."""
+    turns = row["messages"] or row["segments"]
+    return sum(len((turn.get("content") or "").encode()) + OF_A_TURN for turn in turns)
 
 
 def write_lines(target: Path, *parts: tuple[Path, set[int]]) -> None:

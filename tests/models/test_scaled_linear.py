@@ -132,8 +132,17 @@ def test_a_scale_keeps_its_sign_and_stays_a_number(change: float) -> None:
     assert torch.equal(torch.signbit(found), torch.signbit(stored))
     sizes = found.float().abs()
     assert bool((sizes <= LARGEST).all())
-    assert bool((sizes >= stored.float().abs().clamp(max=SMALLEST)).all())
+    assert bool((sizes >= (stored.float().abs() / 2).half().float().clamp(max=SMALLEST)).all())
     assert bool((found[stored == 0] == 0).all())
+
+
+@pytest.mark.parametrize("size", [1.5e-5, SMALLEST, 1.0])
+def test_a_scale_can_fall_as_well_as_grow(size: float) -> None:
+    """Also where the file has one below float16's normal numbers, as a 7B's Q6_K does."""
+    stored = torch.tensor([size]).half()
+    for change in (-0.3, -0.05, 0.05, 0.3):
+        found = changed_scales(stored, torch.tensor([change])).float() / stored.float()
+        assert found.item() == pytest.approx(1 + change, abs=0.003)
 
 
 def test_a_change_that_is_no_number_is_not_hidden() -> None:

@@ -7,11 +7,11 @@ Reads `models/gguf/NAME-F16.gguf` (or BF16), `models/merged/`, `models/adapter/`
 `reports/budget/BUDGET.json`. Command: `python -m pipeline budget@4.2GB`
 """
 
-from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.held_out import SPARE, drawn
 from pipeline.chat.tokens import Encoded, chats, encodable, load_tokenizer
 from pipeline.config.budgets import FOLDER, parse_budget
 from pipeline.config.params import Params
@@ -31,7 +31,7 @@ from pipeline.stages.budget.sizes import check_room, extremes, offered, uniform
 
 ROWS = 32  # of the training split, on which damages are measured
 TRIED = 128  # of the validation split: every other one for swaps, the others for the decision
-VERSION = 1  # of what is in the scratch folder
+VERSION = 2  # of what is in the scratch folder
 NEW_FIELDS = 1 << 10  # bytes that llama-quantize adds to the header, generously
 
 
@@ -75,7 +75,7 @@ def budget(
         return most_bytes(wanted, weights=weights, header=start, cache=cache or 0, serve=serve)
 
     check_room(text, most(header.start), header.start, sizes)
-    data = read_data(tokenizer, train, val, longest)
+    data = read_data(tokenizer, train, val, longest, seed)
     need_disk(target.parent, 3 * size)  # a file that is tried, the level that competes, and logits
     matrix = file_hash(imatrix) if imatrix else None
     scratch = open_scratch(
@@ -117,15 +117,17 @@ def budget(
     return record
 
 
-def read_data(tokenizer: Path, train: Path, val: Path, longest: int) -> Data:
-    """The rows: `ROWS` spread over the training split, and up to `TRIED` of the validation split in turns.
-    Raises `DataError` if a part has none.
+def read_data(tokenizer: Path, train: Path, val: Path, longest: int, seed: int) -> Data:
+    """The rows, drawn by `seed`: `ROWS` of the training split, and up to `TRIED` of the validation split, of
+    which every other conversation decides. Raises `DataError` if a part has none.
     """
     loaded = load_tokenizer(tokenizer)
-    step = max(1, sum(1 for _ in chats(read_rows(train))) // ROWS)
-    damage = encoded(loaded, islice(chats(read_rows(train)), 0, None, step), longest, ROWS)
-    tried = encoded(loaded, chats(read_rows(val)), longest, TRIED)
-    data = Data(damage, tried[::2], tried[1::2])
+    damage = [one for _, one in encoded(loaded, train, longest, ROWS, seed)]
+    tried = encoded(loaded, val, longest, TRIED, seed)
+    # parts of one long conversation go to one side
+    side = {source: number % 2 for number, source in enumerate(dict.fromkeys(source for source, _ in tried))}
+    swaps, decision = ([one for source, one in tried if side[source] == number] for number in (0, 1))
+    data = Data(damage, swaps, decision)
     if not damage or not data.decision:
         short = train if not damage else val
         raise DataError(
@@ -136,9 +138,17 @@ def read_data(tokenizer: Path, train: Path, val: Path, longest: int) -> Data:
     return data
 
 
-def encoded(tokenizer: Any, rows: Iterable[Any], longest: int, most: int) -> list[Encoded]:
-    """The first `most` sequences."""
-    return list(islice(encodable(tokenizer, rows, longest), most))
+def encoded(tokenizer: Any, rows: Path, longest: int, most: int, seed: int) -> list[tuple[str, Encoded]]:
+    """(the conversation that it is of, a sequence) for `most` drawn chats of at most `longest` tokens, one
+    sequence of each.
+    """
+    found: list[tuple[str, Encoded]] = []
+    for row in drawn(chats(read_rows(rows)), SPARE * most, seed):
+        for one in islice(encodable(tokenizer, [row], longest), 1):
+            found.append((str(row["source"]).partition("#")[0], one))
+        if len(found) == most:
+            break
+    return found
 
 
 def main(params: Params, root: Path, text: str) -> None:

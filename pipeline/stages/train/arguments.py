@@ -22,7 +22,7 @@ def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_ou
     cuda, stops_early = torch.cuda.is_available(), settings.early_stopping_patience is not None
     check_settings(settings, rows=rows, held_out=held_out, cuda=cuda)
     try:
-        return TrainingArguments(
+        arguments = TrainingArguments(
             output_dir=str(checkpoints),
             num_train_epochs=settings.num_train_epochs,
             max_steps=settings.max_steps,
@@ -61,6 +61,9 @@ def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_ou
         raise ConfigError(
             "Q-TRAIN-017", f"train: the trainer refuses these settings: {' '.join(str(error).split())[:300]}"
         ) from error
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1  # else transformers splits each batch among all; the first one trains
+    return arguments
 
 
 def check_settings(settings: Train, *, rows: int, held_out: int, cuda: bool) -> None:

@@ -19,7 +19,7 @@ from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import quantize_gguf, to_gguf
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.budget import search
+from pipeline.stages.budget import search, stage
 from pipeline.stages.budget.sizes import bits, choices, offered
 from pipeline.stages.budget.stage import budget
 from pipeline.stages.parity.level_weights import level_weights
@@ -30,15 +30,37 @@ PLANTED = "blk.1.ffn_down.weight"
 def chats(file: Path, count: int) -> Path:
     rows = [
         {
+            "id": f"{n:016x}",
+            "source": f"chats.jsonl:{n}",
             "messages": [
                 {"role": "user", "content": f"Row {n}: what is {n} and {n + 1}?"},
                 {"role": "assistant", "content": f"It is {2 * n + 1}, or {n} twice and one more."},
-            ]
+            ],
         }
         for n in range(count)
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return file
+
+
+def test_rows_are_of_the_entire_split_and_parts_of_a_conversation_stay_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Curation writes file by file, and parts of a long conversation one after the other."""
+    monkeypatch.setattr(stage, "load_tokenizer", lambda _: None)
+    monkeypatch.setattr(stage, "encodable", lambda _, rows, longest: iter([rows[0]["source"]] * 2))
+    lines = [
+        {"id": f"{number}-{part}", "source": f"{'ab'[number >= 200]}:{number}#{part}", "messages": []}
+        for number in range(400)
+        for part in (1, 2, 3)
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    data = stage.read_data(tmp_path, file, file, 256, 42)
+    swaps, decision = ({str(one).partition("#")[0] for one in part} for part in (data.swaps, data.decision))
+    assert len(data.damage) == 6 == len(set(map(str, data.damage)))
+    assert len(data.swaps) + len(data.decision) == 14 and swaps and decision and not swaps & decision
+    assert {one[0] for one in swaps | decision} == {"a", "b"}
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from pipeline.stages.distill.stage import main
 from pipeline.stages.parity.scales_weights import distilled_weights
 from pipeline.subprojects import distill, distill_rows, training
 from pipeline.subprojects.distill import targets
-from pipeline.subprojects.distill_rows import General, curated, write_rows
+from pipeline.subprojects.distill_rows import OF_A_TURN, General, curated, write_rows
 
 Q4_0, QUERY, DOWN = "Q4_0", "blk.0.attn_q.weight", "blk.0.ffn_down.weight"
 TYPES = {"ffn_down": "f16"}  # which has no scales and stays as it is
@@ -200,12 +200,12 @@ def test_chats_of_data_distill_are_curated_and_learned_from(
     long = "seven wolves and nine owls met at the old mill to talk about grain, weather and the price of salt"
     held_out = {"kind": "chat", "domain": "held", "source": "held:1", "messages": []}
     rows = [
-        held_out | {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": "Yes."}]}
-        for one in (f"Once {long}. True?", "Word 7?")
+        held_out | {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": other}]}
+        for one, other in (("A tale?", f"Once {long}."), ("Word 7?", "Yes."))
     ]
     (final / "test.jsonl").write_text("".join(f"{json.dumps(row | {'id': row_id(row)})}\n" for row in rows))
     chats = [chat(f"Word {number}?", f"Ask Zoltan Example, ann{number}@mailbox.org") for number in range(40)]
-    chats += [chat("Word 7?", "Yes."), chat(f"They say {long}. Right?", "No.")]
+    chats += [chat("Word 7?", "Yes."), chat("A word?", f"They say {long}.")]
     folder.mkdir()
     (folder / "chats.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in chats))
     learned: list[str] = []
@@ -267,10 +267,11 @@ def test_only_linears_with_scales_in_every_layer_train(ready: Path) -> None:
 
 
 def lines_of(path: Path, word: str, count: int = 100, kind: str = "chat") -> int:
-    """Write rows of one length, ids from the word; the length."""
-    rows = [{"id": f"{word}{number:03}", "kind": kind, "messages": []} for number in range(count)]
+    """Write rows of one length, ids from the word; the length as `write_rows` counts it."""
+    turns = [{"role": "user", "content": "Ä" * 10}, {"role": "assistant", "content": "yes"}]
+    rows = [{"id": f"{word}{number:03}", "kind": kind, "messages": turns} for number in range(count)]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return len(json.dumps(rows[0])) + 1
+    return 23 + 2 * OF_A_TURN
 
 
 def test_rows_are_drawn_until_there_are_enough(tmp_path: Path) -> None:

@@ -158,6 +158,18 @@ def test_the_recipe_names_what_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.M
     assert (options["is_paged"], options["optim_bits"]) == (True, 8)
 
 
+def test_of_several_gpus_the_first_one_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers would split each batch among all of them, and the model's loss knows nothing of it."""
+    from transformers import TrainingArguments
+
+    def two_gpus(self: Any) -> int:
+        return int(vars(self).get("_n_gpu") or 2)
+
+    monkeypatch.setattr(TrainingArguments, "n_gpu", property(two_gpus))
+    made = training_arguments(settings("demo", optim="adamw_torch"), tmp_path, rows=100, held_out=10)
+    assert (made.n_gpu, made.train_batch_size) == (1, made.per_device_train_batch_size)
+
+
 def test_a_gpu_optimizer_without_a_gpu_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
