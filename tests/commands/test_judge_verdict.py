@@ -174,6 +174,7 @@ def test_a_cache_that_the_header_does_not_say_is_measured() -> None:
     assert (found["predicted_bytes"], found["total_bytes"]) == (None, 5 * GB + GB // 2)
     assert memory_values(windowed, LOAD, 8 * GB, served(None))["fits"] is None
     assert has_smaller_cache({"gemma3.attention.sliding_window": 512}, "gemma3")
+    assert has_smaller_cache({"rwkv7.wkv.head_size": 64}, "rwkv7")
     assert not has_smaller_cache({"llama.attention.head_count": 4}, "llama")
 
 

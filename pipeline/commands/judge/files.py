@@ -15,7 +15,13 @@ from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
 
 TEMPLATE = "tokenizer.chat_template"
 # of architectures whose cache is smaller than layers × heads × lengths: windows, latent attention, states
-SMALLER_CACHE = ("attention.sliding_window", "attention.kv_lora_rank", "attention.shared_kv_layers", "ssm.")
+SMALLER_CACHE = (
+    "attention.sliding_window",
+    "attention.kv_lora_rank",
+    "attention.shared_kv_layers",
+    "ssm.",
+    "wkv.",
+)
 
 
 @dataclass(frozen=True)
