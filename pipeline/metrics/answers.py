@@ -17,6 +17,8 @@ from pipeline.metrics.refusals import is_refusal
 from pipeline.metrics.score import Score, Scorer
 from pipeline.metrics.scorers import parse
 
+UNKNOWN = "unknown"  # the domain of a row without one
+
 
 def answer_rows(
     model: Path, rows: list[dict[str, Any]], settings: Evaluate, tools: Toolchain, lora: Path | None = None
@@ -69,7 +71,7 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
     answer = choice["message"].get("content") or ""
     return {
         "id": row["id"],
-        "domain": row.get("domain", "unknown"),
+        "domain": _domain(row),
         "prompt": asked[-1]["content"] if asked else "",
         "reference": last["content"],
         "answer": answer,
@@ -143,12 +145,15 @@ def _scored(answers: list[dict[str, Any]], scorer: Scorer) -> list[Score]:
 
 
 def _domains(answers: list[dict[str, Any]], scores: list[Score], seed: int) -> dict[str, Any]:
-    names = sorted({answer["domain"] for answer in answers})
-    found = {
-        name: [score for answer, score in zip(answers, scores, strict=True) if answer["domain"] == name]
-        for name in names
-    }
-    return {name: {"rows": len(of_it), **_mean(of_it, seed)} for name, of_it in found.items()}
+    found: dict[str, list[Score]] = {}
+    for answer, score in zip(answers, scores, strict=True):
+        found.setdefault(_domain(answer), []).append(score)
+    return {name: {"rows": len(of_it), **_mean(of_it, seed)} for name, of_it in sorted(found.items())}
+
+
+def _domain(row: dict[str, Any]) -> str:
+    domain = row.get("domain")
+    return domain if isinstance(domain, str) else UNKNOWN  # rows that Quench did not write may hold anything
 
 
 def _mean(scores: list[Score], seed: int) -> dict[str, float | None]:

@@ -50,6 +50,15 @@ def test_scores_are_counted() -> None:
     }
 
 
+def test_a_domain_that_is_no_text_is_unknown() -> None:
+    """Also in answers that were kept."""
+    rows = answers(REFERENCE, REFERENCE, REFERENCE, REFERENCE)
+    rows[0]["domain"], rows[1]["domain"] = None, ["sums"]
+    del rows[2]["domain"]
+    domains = score_answers(rows, "json_fields", seed=0)["domains"]
+    assert {name: of_it["rows"] for name, of_it in domains.items()} == {"unknown": 3, "odd": 1}
+
+
 def test_every_scorer_scores_and_the_first_decides() -> None:
     rows = answers(REFERENCE, '{"a": 1}', "no JSON", REFERENCE)
     task = score_answers(rows, ["exact_match", "json_fields"], seed=0)
@@ -147,7 +156,7 @@ def test_a_row_is_asked_and_described() -> None:
     )
     assert not sent[0]["cache_prompt"]  # which of two slots was warm would change the answer
     settings.parallel = 1
-    empty = answer_row(server, {"id": "r", "messages": [ask, last]}, settings)
+    empty = answer_row(server, {"id": "r", "domain": None, "messages": [ask, last]}, settings)
     assert sent[1]["cache_prompt"]
     assert (empty["answer"], empty["refused"], empty["domain"]) == ("", False, "unknown")
 
