@@ -182,6 +182,7 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_asked(model: Path, 
     assert refused(model, root, model, Asked(data=root / "none.jsonl")) == "Q-JUDGE-005"
     assert refused(model, root, model, Asked(), nothing) == "Q-JUDGE-007"
     assert refused(model, root, model, Asked(memory="much")) == "Q-JUDGE-008"
+    assert refused(model, root, model, Asked(scorers=("json_fields",))) == "Q-METRICS-001"
     assert refused(model, root, model, Asked(ctx_size=32)) == "Q-JUDGE-009"
     assert refused(model, root, picky, Asked()) in ("Q-JUDGE-010", "Q-JUDGE-011")
     assert not (root / "reports/judge").exists()

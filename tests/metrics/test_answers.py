@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.metrics import answers as module
-from pipeline.metrics.answers import answer_row, score_answers
+from pipeline.metrics.answers import answer_row, check_references, score_answers
 from pipeline.metrics.score import Score, Scorer
 
 REFERENCE = json.dumps({"a": 1, "b": 2})
@@ -110,6 +110,35 @@ def test_a_failure_in_one_slot_stops_the_others(monkeypatch: pytest.MonkeyPatch)
 def test_a_reference_that_the_scorer_cannot_read_is_one_sentence() -> None:
     with pytest.raises(DataError, match="Q-METRICS-001"):
         score_answers(answers("x", reference="four"), "json_fields", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("scorer", "reference", "id"),
+    [
+        ("json_fields", "four", "Q-METRICS-001"),
+        ("rouge_l", "?!", "Q-METRICS-001"),
+        ("number:####", "4", "Q-METRICS-001"),
+        ("regex:[0-9]", "four", "Q-METRICS-001"),
+        ("regex:[0-9]", "4", None),
+        ("exact_match", "", None),
+        ("code", "no tests", None),  # runs code
+        ("judge", "", None),  # asks a model
+        ("python:mine.py:fails", "", None),
+    ],
+)
+def test_references_are_tried_before_anything_is_asked(
+    tmp_path: Path, scorer: str, reference: str, id: str | None
+) -> None:
+    (tmp_path / "data/evaluation").mkdir(parents=True)
+    (tmp_path / "data/evaluation/mine.py").write_text("def fails(*_):\n    raise ValueError\n")
+    row = {"id": "r", "messages": [{"role": "user", "content": "?"}]}
+    row["messages"] += [{"role": "assistant", "content": reference}]
+    if id is None:
+        check_references([row], [scorer], tmp_path)
+        return
+    with pytest.raises(DataError) as error:
+        check_references([row], ["exact_match", scorer], tmp_path)
+    assert error.value.id == id
 
 
 def test_empty_answers_score_nothing() -> None:
