@@ -143,14 +143,21 @@ def test_rows_without_a_score_are_left_out_of_a_pair() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("8 GB", 8 * GB), ("8", 8 * GB), ("7.5gb", 15 * GB // 2), (" 512 MB ", 512 << 20)]
+    ("text", "size"),
+    [
+        ("8 GB", 8 * GB),
+        ("8", 8 * GB),
+        ("7.5gb", 15 * GB // 2),
+        (" 512 MB ", 512 << 20),
+        ("2." + "0" * 400, 2 * GB),
+    ],
 )
 def test_memory_is_read(text: str, size: int) -> None:
     assert parse_memory(text) == size
     assert room_of(text, LOAD)[0] == size
 
 
-@pytest.mark.parametrize("text", ["", "much", "8 TB", "-1 GB", "0", "8 GB 3"])
+@pytest.mark.parametrize("text", ["", "much", "8 TB", "-1 GB", "0", "8 GB 3", "9" * 400, "9" * 5000])
 def test_no_amount_of_memory(text: str) -> None:
     with pytest.raises(ConfigError, match="Q-JUDGE-008"):
         parse_memory(text)
