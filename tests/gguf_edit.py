@@ -49,6 +49,16 @@ def change_tensors(path: Path, change: Callable[[Tensors], Tensors]) -> None:
     path.write_bytes(head + b"\0" * (-len(head) % 32) + blob)
 
 
+def change_type(path: Path, tensor: str, number: int) -> None:
+    """Another type number in a tensor's entry, in place; its bytes stay."""
+    shape, kind = _described(gguf_tensors(path)[1][tensor])
+    head = struct.pack("<Q", len(tensor))
+    data = path.read_bytes()
+    changed = data.replace(head + _entry(tensor, shape, kind), head + _entry(tensor, shape, number))
+    assert changed != data
+    path.write_bytes(changed)
+
+
 def change_number(path: Path, field: str, value: int) -> None:
     """Another number in a field of type uint32, in place."""
     data = bytearray(path.read_bytes())

@@ -107,21 +107,23 @@ def kv_cache_bytes(path: Path, ctx_size: int) -> int | None:
     """Bytes of a float16 key-value cache of `ctx_size` tokens: layers × kv heads × (key + value length) × 2
     each.
 
-    None if the header doesn't say (layers with different heads, for example).
+    None if the header doesn't say (layers with different heads, for example, or RWKV's, which have none).
     """
     fields = check_gguf(path).fields
     prefix = fields.get("general.architecture")
     layers, heads, width = (
         fields.get(f"{prefix}.{name}") for name in ("block_count", "attention.head_count", "embedding_length")
     )
-    kv_heads = fields.get(f"{prefix}.attention.head_count_kv") or heads
-    if not (
-        isinstance(layers, int)
-        and isinstance(heads, int)
-        and isinstance(kv_heads, int)
-        and isinstance(width, int)
-    ):
+    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(width, int) and heads > 0):
         return None
-    key = fields.get(f"{prefix}.attention.key_length") or width // heads
-    value = fields.get(f"{prefix}.attention.value_length") or width // heads
-    return int(layers * kv_heads * (key + value) * 2 * ctx_size)
+    kv_heads, key, value = (
+        fields.get(f"{prefix}.attention.{name}") or usual
+        for name, usual in (
+            ("head_count_kv", heads),
+            ("key_length", width // heads),
+            ("value_length", width // heads),
+        )
+    )
+    if not (isinstance(kv_heads, int) and isinstance(key, int) and isinstance(value, int)):
+        return None
+    return layers * kv_heads * (key + value) * 2 * ctx_size

@@ -21,6 +21,10 @@ class NotGguf(ValueError):
     """The bytes are not a complete GGUF file; the text says where they stop making sense."""
 
 
+class UnknownType(NotGguf):
+    """A tensor has a type that the package gguf doesn't know, so that nobody can say where it ends."""
+
+
 @dataclass(frozen=True)
 class Header:
     """What a GGUF says about itself: its metadata, and per tensor (shape, fastest dimension first; ggml type
@@ -133,10 +137,10 @@ def read_header(file: Path) -> Header:
 
 
 def tensor_bytes(name: str, shape: tuple[int, ...], ggml_type: int) -> int:
-    """Bytes of a tensor of this shape and ggml type. Raises `NotGguf` for a type that is not known."""
+    """Bytes of a tensor of this shape and ggml type. Raises `UnknownType`."""
     from gguf import GGML_QUANT_SIZES
 
     if ggml_type not in GGML_QUANT_SIZES:
-        raise NotGguf(f"tensor {name} has type number {ggml_type}, which is not known")
+        raise UnknownType(f"tensor {name} has type number {ggml_type}, which is not known")
     block, block_bytes = GGML_QUANT_SIZES[ggml_type]
     return -(-math.prod(shape) // int(block)) * int(block_bytes)

@@ -28,7 +28,7 @@ COUNTS = 24  # bytes a GGUF begins with: letters, version, number of tensors and
 HEADER, TAIL = "header", "tail"
 WHOLE, CHANGED = "tensor:", "scales:"
 MOST_DIMENSIONS = 3
-SHA256 = re.compile(r"[0-9a-f]{64}")
+SHA256, SIZE = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9]{1,15}")
 KEYS = {"base_sha256", "sha256", "bytes", "header_kept"}
 Patch = dict[str, Any]  # the safetensors file's metadata, and its arrays under "arrays"
 
@@ -110,7 +110,7 @@ def read_patch(patch: Path) -> Patch:
         or KEYS - details.keys()
         or HEADER not in arrays
         or not all(SHA256.fullmatch(details[key]) for key in ("base_sha256", "sha256"))
-        or not details["bytes"].isdecimal()
+        or not SIZE.fullmatch(details["bytes"])
     ):
         raise DataError("Q-GGUF-018", f"{patch} is no patch that `quench diff` writes: make it again")
     return {**details, "arrays": arrays}

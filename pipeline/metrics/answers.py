@@ -15,7 +15,9 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.intervals import interval
 from pipeline.metrics.refusals import is_refusal
 from pipeline.metrics.score import Score, Scorer
-from pipeline.metrics.scorers import parse
+from pipeline.metrics.scorers import looks_at_text_alone, parse
+
+UNKNOWN = "unknown"  # the domain of a row without one
 
 
 def answer_rows(
@@ -69,7 +71,7 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
     answer = choice["message"].get("content") or ""
     return {
         "id": row["id"],
-        "domain": row.get("domain", "unknown"),
+        "domain": _domain(row),
         "prompt": asked[-1]["content"] if asked else "",
         "reference": last["content"],
         "answer": answer,
@@ -119,21 +121,33 @@ def score_answers(
     }
 
 
-def _scored(answers: list[dict[str, Any]], scorer: Scorer) -> list[Score]:
-    def score(answer: dict[str, Any]) -> Score:
-        try:
-            return scorer.measure(answer["reference"], answer["answer"], answer)
-        except ValueError as error:
-            raise DataError(
-                "Q-METRICS-001",
-                f"row {answer['id']} can't be scored by {scorer.name} ({error}): correct the row, or take "
-                "another scorer in evaluate.scorers (exact_match scores anything, [] nothing)",
-            ) from error
+def check_references(rows: Iterable[dict[str, Any]], scorers: Sequence[str], root: Path) -> None:
+    """Prove that each row's reference can be scored, by scoring it against itself; scorers that ask a model
+    or run code are not tried. Raises as `score_answers`.
+    """
+    tried = [parse(one, root=root) for one in scorers if looks_at_text_alone(one)]
+    for row in rows:
+        reference = row["messages"][-1]["content"]
+        for scorer in tried:
+            _score(scorer, {"id": row["id"], "reference": reference, "answer": reference})
 
+
+def _score(scorer: Scorer, answer: dict[str, Any]) -> Score:
+    try:
+        return scorer.measure(answer["reference"], answer["answer"], answer)
+    except ValueError as error:
+        raise DataError(
+            "Q-METRICS-001",
+            f"row {answer['id']} can't be scored by {scorer.name} ({error}): correct the row, or take "
+            "another scorer in evaluate.scorers (exact_match scores anything, [] nothing)",
+        ) from error
+
+
+def _scored(answers: list[dict[str, Any]], scorer: Scorer) -> list[Score]:
     if scorer.slots == 1:
-        return [score(answer) for answer in answers]
+        return [_score(scorer, answer) for answer in answers]
     with ThreadPoolExecutor(scorer.slots) as pool:
-        running = [pool.submit(score, answer) for answer in answers]
+        running = [pool.submit(_score, scorer, answer) for answer in answers]
         try:
             return [one.result() for one in running]
         except BaseException:
@@ -143,12 +157,15 @@ def _scored(answers: list[dict[str, Any]], scorer: Scorer) -> list[Score]:
 
 
 def _domains(answers: list[dict[str, Any]], scores: list[Score], seed: int) -> dict[str, Any]:
-    names = sorted({answer["domain"] for answer in answers})
-    found = {
-        name: [score for answer, score in zip(answers, scores, strict=True) if answer["domain"] == name]
-        for name in names
-    }
-    return {name: {"rows": len(of_it), **_mean(of_it, seed)} for name, of_it in found.items()}
+    found: dict[str, list[Score]] = {}
+    for answer, score in zip(answers, scores, strict=True):
+        found.setdefault(_domain(answer), []).append(score)
+    return {name: {"rows": len(of_it), **_mean(of_it, seed)} for name, of_it in sorted(found.items())}
+
+
+def _domain(row: dict[str, Any]) -> str:
+    domain = row.get("domain")
+    return domain if isinstance(domain, str) else UNKNOWN  # rows that Quench did not write may hold anything
 
 
 def _mean(scores: list[Score], seed: int) -> dict[str, float | None]:

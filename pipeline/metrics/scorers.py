@@ -10,6 +10,7 @@ from pipeline.metrics.score import Scorer
 
 PLAIN = {**text.PLAIN, "code": code.passes}
 SLOTS = {"code": 2, "judge": 4}
+TEXT_ALONE = {*text.PLAIN, "number", "regex"}
 
 
 def parse(spelling: str, judge: Judge | None = None, root: Path = Path()) -> Scorer:
@@ -32,3 +33,8 @@ def parse(spelling: str, judge: Judge | None = None, root: Path = Path()) -> Sco
         case "judge" if judge:
             return Scorer(spelling, judging.judged_by(judge, root), SLOTS["judge"])
     return Scorer(spelling, PLAIN[kind], SLOTS.get(kind, 1))
+
+
+def looks_at_text_alone(spelling: str) -> bool:
+    """Whether a scorer asks no model and runs no code, so that trying it costs nothing."""
+    return spelling.partition(":")[0] in TEXT_ALONE

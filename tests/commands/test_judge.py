@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_edit import change_rows
+from gguf_edit import change_rows, change_type
 from tiny import tiny_gguf
 from typer.testing import CliRunner
 
@@ -149,13 +149,24 @@ def strange(file: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"llama", b"lxama"))
 
 
+def newer(file: Path) -> None:
+    """A tensor type that no package gguf knows yet."""
+    change_type(file, "blk.0.ffn_up.weight", 1000)
+
+
 def text(file: Path) -> None:
     file.write_text("no model")
 
 
 @pytest.mark.parametrize(
     ("damage", "id"),
-    [(cut, "Q-JUDGE-002"), (text, "Q-JUDGE-002"), (Path.unlink, "Q-JUDGE-002"), (strange, "Q-JUDGE-010")],
+    [
+        (cut, "Q-JUDGE-002"),
+        (text, "Q-JUDGE-002"),
+        (Path.unlink, "Q-JUDGE-002"),
+        (strange, "Q-JUDGE-010"),
+        (newer, "Q-JUDGE-014"),
+    ],
 )
 def test_a_damaged_file_is_refused_by_its_id(model: Path, root: Path, damage: Any, id: str) -> None:
     bad = Path(shutil.copy(model, root / "bad.gguf"))
@@ -182,6 +193,7 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_asked(model: Path, 
     assert refused(model, root, model, Asked(data=root / "none.jsonl")) == "Q-JUDGE-005"
     assert refused(model, root, model, Asked(), nothing) == "Q-JUDGE-007"
     assert refused(model, root, model, Asked(memory="much")) == "Q-JUDGE-008"
+    assert refused(model, root, model, Asked(scorers=("json_fields",))) == "Q-METRICS-001"
     assert refused(model, root, model, Asked(ctx_size=32)) == "Q-JUDGE-009"
     assert refused(model, root, picky, Asked()) in ("Q-JUDGE-010", "Q-JUDGE-011")
     assert not (root / "reports/judge").exists()

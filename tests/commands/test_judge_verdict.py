@@ -9,6 +9,7 @@ from html_page import Page
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.chat.tokens import chat_request
 from pipeline.commands.judge.answering import kept_file, read_kept, write_kept
 from pipeline.commands.judge.command import common_points
 from pipeline.commands.judge.files import Candidate, has_smaller_cache, names, vocabulary
@@ -142,14 +143,21 @@ def test_rows_without_a_score_are_left_out_of_a_pair() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("8 GB", 8 * GB), ("8", 8 * GB), ("7.5gb", 15 * GB // 2), (" 512 MB ", 512 << 20)]
+    ("text", "size"),
+    [
+        ("8 GB", 8 * GB),
+        ("8", 8 * GB),
+        ("7.5gb", 15 * GB // 2),
+        (" 512 MB ", 512 << 20),
+        ("2." + "0" * 400, 2 * GB),
+    ],
 )
 def test_memory_is_read(text: str, size: int) -> None:
     assert parse_memory(text) == size
     assert room_of(text, LOAD)[0] == size
 
 
-@pytest.mark.parametrize("text", ["", "much", "8 TB", "-1 GB", "0", "8 GB 3"])
+@pytest.mark.parametrize("text", ["", "much", "8 TB", "-1 GB", "0", "8 GB 3", "9" * 400, "9" * 5000])
 def test_no_amount_of_memory(text: str) -> None:
     with pytest.raises(ConfigError, match="Q-JUDGE-008"):
         parse_memory(text)
@@ -174,6 +182,7 @@ def test_a_cache_that_the_header_does_not_say_is_measured() -> None:
     assert (found["predicted_bytes"], found["total_bytes"]) == (None, 5 * GB + GB // 2)
     assert memory_values(windowed, LOAD, 8 * GB, served(None))["fits"] is None
     assert has_smaller_cache({"gemma3.attention.sliding_window": 512}, "gemma3")
+    assert has_smaller_cache({"rwkv7.wkv.head_size": 64}, "rwkv7")
     assert not has_smaller_cache({"llama.attention.head_count": 4}, "llama")
 
 
@@ -230,9 +239,56 @@ def test_rows_are_those_of_any_chat_file(tmp_path: Path) -> None:
     assert {row["id"] for row in held_out_rows(file, 10, 0)} == {"line-1", "mine"}
 
 
+def called(**call: Any) -> dict[str, Any]:
+    """A chat in which a tool is called, and answers."""
+    ask, answer = chat("Weather?", "Rain.")["messages"]
+    turn = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", **call}]}
+    return {"messages": [ask, turn, {"role": "tool", "content": "rain"}, answer]}
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Paris"}', {"city": "Paris"}])
+def test_calls_of_tools_are_read_as_curate_reads_them(tmp_path: Path, arguments: Any) -> None:
+    """OpenAI's form has the arguments as text."""
+    row = called(id="c1", function={"name": "weather", "arguments": arguments})
+    write_rows(tmp_path / "rows.jsonl", [row | {"tools": [{"name": "weather"}]}])
+    (found,) = held_out_rows(tmp_path / "rows.jsonl", 10, 0)
+    assert found["messages"][1] == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"type": "function", "id": "c1", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
+        ],
+    }
+    asked = chat_request(found["messages"], found["tools"])
+    assert asked["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"city": "Paris"}'
+    assert asked["tools"] == [{"type": "function", "function": {"name": "weather"}}]
+
+
+def test_rows_of_data_final_stay_as_they_are(tmp_path: Path) -> None:
+    """Answers are kept by the hash of their row."""
+    function = {"name": "weather", "arguments": {"city": "Paris"}}
+    row = {"id": "a", "kind": "chat", "domain": "d", **called(function=function, id="c1")}
+    row["messages"][1] |= {"content": "", "train": False, "reasoning_content": "Hm."}
+    row["messages"][2] |= {"tool_call_id": "c1", "name": "weather"}
+    row |= {"tools": [{"type": "function", "function": {"name": "weather", "parameters": {}}}]}
+    write_rows(tmp_path / "rows.jsonl", [row])
+    assert held_out_rows(tmp_path / "rows.jsonl", 10, 0) == [row]
+
+
 @pytest.mark.parametrize(
     "row",
-    [{"text": "no chat"}, {"messages": []}, {"messages": [{"role": "user"}, 3]}, chat("asked", "x", "y")],
+    [
+        {"text": "no chat"},
+        {"messages": []},
+        {"messages": [{"role": "user"}, 3]},
+        {"messages": [{"role": "user", "content": None}, {"role": "assistant", "content": "x"}]},
+        chat("asked", "x", "y"),
+        called(),
+        called(function={"arguments": {}}),
+        called(function={"name": "f", "arguments": "{no JSON"}),
+        called(function={"name": "f", "arguments": [1]}),
+        chat("asked", "x", tools=[3]),
+    ],
 )
 def test_a_line_that_is_no_chat_is_named(tmp_path: Path, row: dict[str, Any]) -> None:
     write_rows(tmp_path / "rows.jsonl", [row])

@@ -3,12 +3,13 @@
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import tiny_gguf
 
 from pipeline.core.errors import DataError
-from pipeline.gguf.file import check_gguf, describe
+from pipeline.gguf.file import check_gguf, describe, kv_cache_bytes
 from pipeline.llamacpp.tools import Toolchain
 
 
@@ -42,3 +43,10 @@ def test_a_cut_file_is_refused(finished: Path, tmp_path: Path, keep: float) -> N
     cut.write_bytes(whole[: int(len(whole) * keep)])
     with pytest.raises(DataError, match="Q-GGUF-003"):
         check_gguf(cut)
+
+
+@pytest.mark.parametrize("strange", [{"head_count": 0}, {"key_length": "long"}])
+def test_a_cache_that_the_heads_do_not_tell_is_not_known(tmp_path: Path, strange: dict[str, Any]) -> None:
+    """RWKV has no attention and writes head_count 0."""
+    fields = {f"llama__attention__{name}": value for name, value in strange.items()}
+    assert kv_cache_bytes(tiny_gguf(tmp_path / "x.gguf", **fields), 1) is None

@@ -12,6 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType as GgmlType
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from pipeline.cli import app
@@ -178,6 +179,16 @@ def test_entries_of_other_types_are_no_patch(base: Path, tmp_path: Path, kind: s
         apply_patch(base, tmp_path / "patch", tmp_path / "made")
 
 
+@pytest.mark.parametrize("digits", ["9" * 400, "9" * 5000, "", "-1", "x"])
+def test_a_size_that_no_file_has_is_no_patchs(base: Path, tmp_path: Path, digits: str) -> None:
+    write_patch(base, write(tmp_path / "other.gguf", norm=zeroed), tmp_path / "patch")
+    details = read_patch(tmp_path / "patch")
+    save_file(details.pop("arrays"), tmp_path / "hostile", details | {"bytes": digits})
+    with pytest.raises(DataError, match="Q-GGUF-018"):
+        apply_patch(base, tmp_path / "hostile", tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
 def test_a_base_that_is_not_there_is_named(base: Path, tmp_path: Path) -> None:
     write_patch(base, write(tmp_path / "other.gguf", norm=zeroed), tmp_path / "patch")
     for missing in (tmp_path / "none.gguf", tmp_path):
@@ -193,8 +204,6 @@ def test_a_place_that_can_not_be_written_is_named(base: Path, tmp_path: Path, na
 
 
 def test_another_safetensors_file_is_no_patch(base: Path, tmp_path: Path) -> None:
-    from safetensors.numpy import save_file
-
     save_file({"x": np.zeros(3)}, tmp_path / "patch")
     with pytest.raises(DataError, match="Q-GGUF-018"):
         apply_patch(base, tmp_path / "patch", tmp_path / "made")

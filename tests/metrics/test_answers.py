@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.metrics import answers as module
-from pipeline.metrics.answers import answer_row, score_answers
+from pipeline.metrics.answers import answer_row, check_references, score_answers
 from pipeline.metrics.score import Score, Scorer
 
 REFERENCE = json.dumps({"a": 1, "b": 2})
@@ -48,6 +48,15 @@ def test_scores_are_counted() -> None:
         "even": (2, 0.5),
         "odd": (2, 0.75),
     }
+
+
+def test_a_domain_that_is_no_text_is_unknown() -> None:
+    """Also in answers that were kept."""
+    rows = answers(REFERENCE, REFERENCE, REFERENCE, REFERENCE)
+    rows[0]["domain"], rows[1]["domain"] = None, ["sums"]
+    del rows[2]["domain"]
+    domains = score_answers(rows, "json_fields", seed=0)["domains"]
+    assert {name: of_it["rows"] for name, of_it in domains.items()} == {"unknown": 3, "odd": 1}
 
 
 def test_every_scorer_scores_and_the_first_decides() -> None:
@@ -103,6 +112,35 @@ def test_a_reference_that_the_scorer_cannot_read_is_one_sentence() -> None:
         score_answers(answers("x", reference="four"), "json_fields", seed=0)
 
 
+@pytest.mark.parametrize(
+    ("scorer", "reference", "id"),
+    [
+        ("json_fields", "four", "Q-METRICS-001"),
+        ("rouge_l", "?!", "Q-METRICS-001"),
+        ("number:####", "4", "Q-METRICS-001"),
+        ("regex:[0-9]", "four", "Q-METRICS-001"),
+        ("regex:[0-9]", "4", None),
+        ("exact_match", "", None),
+        ("code", "no tests", None),  # runs code
+        ("judge", "", None),  # asks a model
+        ("python:mine.py:fails", "", None),
+    ],
+)
+def test_references_are_tried_before_anything_is_asked(
+    tmp_path: Path, scorer: str, reference: str, id: str | None
+) -> None:
+    (tmp_path / "data/evaluation").mkdir(parents=True)
+    (tmp_path / "data/evaluation/mine.py").write_text("def fails(*_):\n    raise ValueError\n")
+    row = {"id": "r", "messages": [{"role": "user", "content": "?"}]}
+    row["messages"] += [{"role": "assistant", "content": reference}]
+    if id is None:
+        check_references([row], [scorer], tmp_path)
+        return
+    with pytest.raises(DataError) as error:
+        check_references([row], ["exact_match", scorer], tmp_path)
+    assert error.value.id == id
+
+
 def test_empty_answers_score_nothing() -> None:
     task = score_answers(
         answers("", "", reference="#### 4"), ["number:####", "exact_match", "regex:[0-9]"], seed=0
@@ -147,7 +185,7 @@ def test_a_row_is_asked_and_described() -> None:
     )
     assert not sent[0]["cache_prompt"]  # which of two slots was warm would change the answer
     settings.parallel = 1
-    empty = answer_row(server, {"id": "r", "messages": [ask, last]}, settings)
+    empty = answer_row(server, {"id": "r", "domain": None, "messages": [ask, last]}, settings)
     assert sent[1]["cache_prompt"]
     assert (empty["answer"], empty["refused"], empty["domain"]) == ("", False, "unknown")
 

@@ -31,7 +31,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hardware import machine
 from pipeline.core.publish import write_json, write_text
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
-from pipeline.metrics.answers import score_answers
+from pipeline.metrics.answers import check_references, score_answers
 from pipeline.metrics.scorers import parse
 
 DATA = Path("data/final/test.jsonl")
@@ -80,6 +80,7 @@ def judge(params: Params, root: Path, files: Sequence[Path], asked: Asked) -> di
     check_context(found, load.ctx_size)
     reference = describe(asked.reference, asked.reference.stem) if asked.reference else None
     rows = held_out_rows(asked.data or root / DATA, asked.rows or params.compare.rows, evaluate.seed)
+    check_references(rows, evaluate.scorers, root)
     tools = find_toolchain(params.llamacpp.home)
     served = measure_served(
         found,

@@ -5,17 +5,24 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.file import kv_cache_bytes
-from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
+from pipeline.gguf.header import Header, NotGguf, UnknownType, read_header, tensor_bytes
 
 TEMPLATE = "tokenizer.chat_template"
 # of architectures whose cache is smaller than layers × heads × lengths: windows, latent attention, states
-SMALLER_CACHE = ("attention.sliding_window", "attention.kv_lora_rank", "attention.shared_kv_layers", "ssm.")
+SMALLER_CACHE = (
+    "attention.sliding_window",
+    "attention.kv_lora_rank",
+    "attention.shared_kv_layers",
+    "ssm.",
+    "wkv.",
+)
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,12 @@ def whole_header(path: Path) -> Header:
     """The header of a complete GGUF in one file. Raises `DataError`."""
     try:
         header = read_header(path)
+    except UnknownType as error:
+        raise DataError(
+            "Q-JUDGE-014",
+            f"{path} can't be read: {error} to Quench's package gguf {version('gguf')}: take another level "
+            "of the model, or a newer Quench if a newer llama.cpp has that type",
+        ) from error
     except (NotGguf, OSError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise DataError(

@@ -7,6 +7,7 @@ from pipeline.commands.judge.files import Candidate
 from pipeline.commands.judge.served import Load, Served
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError
+from pipeline.core.strict_yaml import quoted
 from pipeline.core.units import MEMORY_GB, memory_gb
 from pipeline.planning.card import Card, first_gpu, main_memory
 from pipeline.planning.serving import LevelPlan, plan_level, prompt_cache
@@ -17,11 +18,12 @@ NO_LIMIT = 1 << 40  # positions, where a header names none
 
 def parse_memory(text: str) -> int:
     """ "8 GB", "512 MB" or "8" in bytes, as cards are sold (8 GB are 8 × 2³⁰ bytes). Raises `ConfigError`."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     size = round(float(match[1]) * UNITS.get(match[2].upper(), 0)) if match else 0
     if not size:
         raise ConfigError(
-            "Q-JUDGE-008", f"--memory is {text!r}: give what the model may take, such as '8 GB' or '512 MB'"
+            "Q-JUDGE-008",
+            f"--memory is {quoted(text)}: give what the model may take, such as '8 GB' or '512 MB'",
         )
     return size
 

@@ -2,20 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from pipeline.chat.held_out import drawn, is_answerable
+from pipeline.chat.rows import BadRow
 from pipeline.chat.tokens import Row, chat_request, chats
 from pipeline.commands.judge.files import Candidate
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.jsonl import read_rows
 from pipeline.llamacpp.server import Server
+from pipeline.stages.curate.reading.turns import read_tools, read_turns
 
 
 def held_out_rows(file: Path, count: int, seed: int) -> list[Row]:
     """`count` drawn chats of `file` that end in an answer in words, the ones that stage evaluate draws.
 
-    Rows are those of data/final; one without an id is called by its line. Raises `DataError` if the file is
+    Rows are those of data/final, or chats in any form that `messages` of data/raw may have; one without an
+    id is called by its line. Raises `DataError` if the file is
     missing, a line is no chat or no chat ends in an answer.
     """
     if not file.is_file():
@@ -82,24 +84,25 @@ def said(error: ToolError) -> str:
 
 def _checked(file: Path) -> Iterator[Row]:
     for number, row in enumerate(read_rows(file), 1):
-        if row.get("kind", "chat") == "chat" and not _is_chat(row.get("messages")):
-            raise DataError(
-                "Q-JUDGE-006",
-                f'{file}, line {number}, is no chat: a line is {{"messages": [{{"role": …, "content": '
-                "…}, …]} with two messages at least",
-            )
-        yield {"id": f"line-{number}", **row}
+        chat: Row = {}
+        if row.get("kind", "chat") == "chat":
+            try:
+                chat = _chat(row)
+            except BadRow as error:
+                raise DataError(
+                    "Q-JUDGE-006",
+                    f"{file}, line {number}, is no chat ({error}): a line is "
+                    '{"messages": [{"role": …, "content": …}, …]} with two messages at least',
+                ) from error
+        yield {"id": f"line-{number}", **row, **chat}
 
 
-def _is_chat(messages: Any) -> bool:
-    return (
-        isinstance(messages, list)
-        and len(messages) > 1
-        and all(
-            isinstance(one, dict)
-            and isinstance(one.get("role"), str)
-            and isinstance(one.get("content"), str | None)
-            for one in messages
-        )
-        and (messages[-1].get("content") is not None or bool(messages[-1].get("tool_calls")))
-    )
+def _chat(row: Row) -> Row:
+    """The turns and tools of a row, read as stage curate reads them: of a call's arguments OpenAI's form has
+    the text, and Quench's the object. Raises `BadRow`.
+    """
+    turns = read_turns(row.get("messages"), "messages")
+    if len(turns) < 2:
+        raise BadRow("bad_shape", "messages are fewer than two")
+    tools = read_tools(row.get("tools") or [])
+    return {"messages": turns} | ({"tools": tools} if tools else {})
