@@ -154,12 +154,14 @@ def replaced(old: str, new: str) -> Edit:
     return edit
 
 
+CURATING = {"curate", "distill", "compare_distilled"}  # these curate data/distill
+
 EDITS = [
     ("stages/train/stage.py", added("\n# a comment\n"), set()),
     ("stages/curate/rules/length.py", lambda text: text.replace('"""', '"""Edited. ', 1), set()),
     ("core/publish.py", replaced("DISK_MARGIN = 1.2 ", "DISK_MARGIN = (\n    1.2\n) "), set()),
     ("core/publish.py", replaced("DISK_MARGIN = 1.2 ", "DISK_MARGIN = 1.3 "), EVERY),
-    ("stages/curate/rules/length.py", added("\nMORE = 1\n"), {"curate"}),
+    ("stages/curate/rules/length.py", added("\nMORE = 1\n"), CURATING),
     (
         "models/distill_loss.py",
         added("\nMORE = 1\n"),
@@ -183,7 +185,7 @@ EDITS = [
         added("\n/* edited */\n"),
         {"preprocess", "distill", "compare_level", *SCALES},
     ),  # which starts preprocess
-    ("stages/curate/words.txt", added("named by no module\n"), {"curate"}),
+    ("stages/curate/words.txt", added("named by no module\n"), CURATING),
     ("cli.py", added("\nMORE = 1\n"), set()),
     (
         "config/sections/shipping.py",

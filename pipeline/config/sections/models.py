@@ -168,6 +168,6 @@ class Distill(Section):
     )
     general_share: Fraction = key(
         0.75,
-        "share of the text from chats below data/distill, which nothing else is trained on, so that a level "
-        "loses less elsewhere too, 0 to 1; the rest are training rows. If there are no files, all are",
+        "share of the text that is drawn from data/distill, chats that nothing else learns from, 0 to 1; the "
+        "rest are training rows (all, if that folder is empty)",
     )

@@ -817,6 +817,9 @@ def test_every_strategy_is_measured_and_a_killed_job_goes_on(
     )
     distilled = at_level["strategies"][MERGED_DISTILLED]["by_seed"][0]["training"]["parts"]
     assert set(distilled) == {"nf4-1", "merged_distilled-Q4_0-1"}
+    trained = json.loads((ready / "models/compare/distilled_scales-Q4_0-1/train.json").read_text())
+    learned = trained["distillation"]["rows"]
+    assert learned["general"] == 6 and list(learned["data_distill"]["files"]) == ["more.json"]
     # a random model scores nothing, so speed and disk decide
     assert at_level["recommended"] in (LORA_LEVEL, LORA_NF4, SCALES_LEVEL) and not at_level["decided"]
     assert at_level["sentence"] in capsys.readouterr().out
