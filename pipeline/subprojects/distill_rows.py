@@ -75,8 +75,7 @@ def write_answers(final: Path, target: Path) -> None:
     """
     with publishing(target) as aside, aside.open("wb") as file:
         for row in held_out_rows(final):
-            turns = row["messages"] or row["segments"]
-            said = [turn["content"] for turn in turns if turn.get("role") in (None, "assistant")]
+            said = [text for role, text in texts(row) if role in ("", "assistant")]
             file.write(orjson.dumps({"texts": said}, option=orjson.OPT_APPEND_NEWLINE))
 
 
@@ -144,8 +143,13 @@ def draw(file: Path, size: int, seed: int, held: Container[str] = ()) -> tuple[s
 
 def text_bytes(row: Row) -> int:
     """Bytes of a row's text in UTF-8, and some for what the template puts around each turn."""
-    turns = row["messages"] or row["segments"]
-    return sum(len((turn.get("content") or "").encode()) + OF_A_TURN for turn in turns)
+    return sum(len(text.encode()) + OF_A_TURN for _, text in texts(row))
+
+
+def texts(row: Row) -> Iterator[tuple[str, str]]:
+    """(role, text) of each turn of a row; the role is "" in a text."""
+    yield from ((turn["role"], turn["content"]) for turn in row["messages"])
+    yield from (("", segment["text"]) for segment in row.get("segments", []))
 
 
 def write_lines(target: Path, *parts: tuple[Path, set[int]]) -> None:

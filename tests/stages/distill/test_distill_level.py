@@ -203,6 +203,8 @@ def test_chats_of_data_distill_are_curated_and_learned_from(
         held_out | {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": other}]}
         for one, other in (("A tale?", f"Once {long}."), ("Word 7?", "Yes."))
     ]
+    text = held_out | {"kind": "text", "segments": [{"text": f"The tale: {long}!", "train": True}]}
+    rows.append(text)
     (final / "test.jsonl").write_text("".join(f"{json.dumps(row | {'id': row_id(row)})}\n" for row in rows))
     chats = [chat(f"Word {number}?", f"Ask Zoltan Example, ann{number}@mailbox.org") for number in range(40)]
     chats += [chat("Word 7?", "Yes."), chat("A word?", f"They say {long}.")]
@@ -295,6 +297,9 @@ def test_rows_are_drawn_until_there_are_enough(tmp_path: Path) -> None:
     assert (drawn(0.0001, 20), drawn(1.0, 20), drawn(0.5, 10**6)) == ((20, 1), (0, 20), (100, 100))
     lines_of(general.rows, "b", 2)
     assert drawn(0.75, 20) == (18, 2)
+    segments = {"kind": "text", "messages": [], "segments": [{"text": "x" * (2 * size), "train": True}]}
+    general.rows.write_text("".join(f"{json.dumps(segments | {'id': one})}\n" for one in "pqrs"))
+    assert drawn(0.4, 20) == (12, 4)
     lines_of(general.rows, "b")
     lines_of(tmp_path / "train.jsonl", "a", 3)
     assert drawn(0.5, 20) == (3, 17)
