@@ -13,6 +13,7 @@ from pipeline.gguf.dequantize import dequantize, layout
 from pipeline.gguf.tensors import SCALES
 
 SMALLEST, LARGEST = 2.0**-14, 65504.0  # of float16's normal numbers
+LEAST = 2.0**-24  # of its subnormal ones
 
 
 def scale_places(ggml_type: int) -> tuple[int, ...]:
@@ -56,17 +57,19 @@ def with_scales(quantized: Tensor, ggml_type: int, scales: Tensor) -> Tensor:
 
 
 def changed_scales(stored: Tensor, change: Tensor) -> Tensor:
-    """`stored` · (1 + `change`), rounded once to float16: never with another sign, and never too large or too
-    small for all its bits.
+    """`stored` · (1 + `change`), rounded once to float16: never with another sign, too large, or 0 unless it
+    was.
 
-    Scales that are in the file as float16's subnormal numbers, or next to them, can be halved: at 7B those of
-    Q6_K and Q5_K are, for weights are small there and these types have a scale more. `stored` is finite
+    It falls to float16's smallest normal number at most, or to half of what is stored if that is less: at 7B
+    those of Q6_K and Q5_K are subnormal, for weights are small there and these types have a scale more. (Such
+    a scale has fewer bits: 8 at 1.5e-5.) `stored` is finite
     float16, `change` float32 of the same shape. At a change of 0 the bytes are the file's.
     """
     exact = stored.float()
     magnitude = exact.abs()
     wanted = magnitude * (1 + change)
-    held = wanted.clamp(max=LARGEST).maximum((magnitude / 2).clamp(max=SMALLEST))
+    least = (magnitude / 2).maximum(magnitude.clamp(max=LEAST)).clamp(max=SMALLEST)
+    held = wanted.clamp(max=LARGEST).maximum(least)
     return torch.copysign(held, exact).half()
 
 

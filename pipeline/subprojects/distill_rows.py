@@ -2,6 +2,7 @@
 those of `data/raw` and learned by nothing else.
 """
 
+import hashlib
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ OF_RAW = (
 )
 ANSWERS = "quench-held-out.jsonl"  # in the sub-project's data/guard
 OF_A_TURN = 16  # bytes
+DVC = ".dvc"  # ends the name of DVC's note about a file
 HELD_OUT = ("val", "test")
 COUNTS = ("rows_read", "rows_kept", "rejected", "untrained")  # of reports/data.json
 
@@ -46,14 +48,23 @@ def curated(apart: Path, base: Path, params: Params, data: Path) -> General | No
     """The chats of `data`/distill, made by stage curate in the sub-project `apart` (absolute), with the
     tokenizer of the folder `base`; None if there are none, or `distill.general_share` is 0.
 
-    Rules, redactions and what is kept out are those of section `curate`; what shares text with a held-out row
-    of `data`/final is kept out too. Raises what the stage ended with, `DataError` if nothing is left.
+    Rules, redactions and what is kept out are those of section `curate`; what shares text with the answer of
+    a held-out row of `data`/final is kept out too. Raises what the stage ended with, `DataError` if a file
+    that DVC knows is not there.
     """
     source = data / "distill"
-    if not any(path.is_file() and not path.name.startswith(".") for path in source.rglob("*")):
-        return None
-    if not params.distill.general_share:
+    there = [path for path in source.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    for pointer in there:
+        if pointer.suffix == DVC and not pointer.with_suffix("").exists():
+            raise DataError(
+                "Q-DISTILL-001",
+                f"{pointer.with_suffix('')} is missing: run `dvc pull {pointer}`, which gets it",
+            )
+    used = any(path.suffix != DVC for path in there)
+    if used and not params.distill.general_share:
         print(f"distill: {source} is not used, for distill.general_share is 0", flush=True)
+    if not used or not params.distill.general_share:
+        remove(apart)  # no copy stays of chats that were taken away
         return None
     own = params.curate
     guard = {name: data / "guard" / name for name in (*own.decontaminate, *filter(None, [own.names]))}
@@ -71,7 +82,8 @@ def curated(apart: Path, base: Path, params: Params, data: Path) -> General | No
 
 def write_answers(final: Path, target: Path) -> None:
     """Write what the assistant says in the held-out rows of the folder `final`, as texts that curation keeps
-    out. Questions may share an instruction, and rows a system prompt, with chats of other things.
+    out. Questions may share an instruction, and rows a system prompt, with chats of other things: of
+    questions only equal ones are kept out (`marks`).
     """
     with publishing(target) as aside, aside.open("wb") as file:
         for row in held_out_rows(final):
@@ -103,7 +115,7 @@ def write_rows(
     The original is asked about every row before it is learned from, and would be asked about rows that no
     step gets to. Raises `DataError` if no row of `general` can be learned from.
     """
-    source, held = final / "train.jsonl", {row["id"] for row in held_out_rows(final)}
+    source, held = final / "train.jsonl", {mark for row in held_out_rows(final) for mark in marks(row)}
     if general is None:
         kept, _ = draw(source, size, seed)
         write_lines(target, (source, kept))
@@ -124,13 +136,16 @@ def write_rows(
 
 def draw(file: Path, size: int, seed: int, held: Container[str] = ()) -> tuple[set[int], int]:
     """(the places of lines of `file` whose rows have `size` bytes of text together, drawn by `seed`; their
-    bytes). Rows of kinds that no training uses, and those whose id is `held`, are not drawn.
+    bytes). Rows of kinds that no training uses, and those with one of the `marks` in `held`, are not drawn.
     """
     import numpy as np  # `quench plan` does without
 
     with file.open("rb") as opened:
         rows = (orjson.loads(line) for line in opened)
-        sizes = [0 if row["id"] in held or row["kind"] not in TRAINED else text_bytes(row) for row in rows]
+        sizes = [
+            text_bytes(row) if row["kind"] in TRAINED and not any(mark in held for mark in marks(row)) else 0
+            for row in rows
+        ]
     places, kept, left = [place for place, length in enumerate(sizes) if length], set[int](), size
     np.random.default_rng(seed).shuffle(places)
     for place in places:
@@ -141,9 +156,21 @@ def draw(file: Path, size: int, seed: int, held: Container[str] = ()) -> tuple[s
     return kept, size - left
 
 
+def marks(row: Row) -> Iterator[str]:
+    """What two rows have in common if one asks or says what the other does: the id, and each question."""
+    yield str(row["id"])
+    for role, text in texts(row):
+        if role in ("", "user"):
+            yield "asked " + hashlib.sha256(" ".join(text.casefold().split()).encode()).hexdigest()[:32]
+
+
 def text_bytes(row: Row) -> int:
-    """Bytes of a row's text in UTF-8, and some for what the template puts around each turn."""
-    return sum(len(text.encode()) + OF_A_TURN for _, text in texts(row))
+    """Bytes of a row's text in UTF-8, calls and reasoning included, and some for what the template puts
+    around each turn.
+    """
+    said = sum(len(text.encode()) + OF_A_TURN for _, text in texts(row))
+    more = [turn.get(key) for turn in row["messages"] for key in ("reasoning_content", "tool_calls")]
+    return said + sum(len(orjson.dumps(one)) for one in (row.get("tools"), *more) if one)
 
 
 def texts(row: Row) -> Iterator[tuple[str, str]]:

@@ -246,6 +246,14 @@ def called(**call: Any) -> dict[str, Any]:
     return {"messages": [ask, turn, {"role": "tool", "content": "rain"}, answer]}
 
 
+def test_tools_as_the_text_of_an_empty_list_and_an_id_of_null_are_none(tmp_path: Path) -> None:
+    """As tables that were exported have them."""
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    file = tmp_path / "rows.jsonl"
+    write_rows(file, [{"id": None, "messages": turns, "tools": "[]"}])
+    assert held_out_rows(file, 1, 42) == [{"id": "line-1", "messages": turns}]
+
+
 @pytest.mark.parametrize("arguments", ['{"city": "Paris"}', {"city": "Paris"}])
 def test_calls_of_tools_are_read_as_curate_reads_them(tmp_path: Path, arguments: Any) -> None:
     """OpenAI's form has the arguments as text."""

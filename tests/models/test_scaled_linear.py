@@ -127,13 +127,13 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("change", [-5.0, -1.0, -0.999, 0.0, 1e3, 1e9])
 def test_a_scale_keeps_its_sign_and_stays_a_number(change: float) -> None:
-    stored = torch.tensor([1.0, -1.0, 2e-3, -SMALLEST, 3e-6, -3e-6, 0.0, -0.0]).half()
+    stored = torch.tensor([1.0, -1.0, 2e-3, -SMALLEST, 3e-6, -3e-6, 6e-8, 0.0, -0.0]).half()
     found = changed_scales(stored, torch.full((len(stored),), change))
     assert torch.equal(torch.signbit(found), torch.signbit(stored))
     sizes = found.float().abs()
     assert bool((sizes <= LARGEST).all())
     assert bool((sizes >= (stored.float().abs() / 2).half().float().clamp(max=SMALLEST)).all())
-    assert bool((found[stored == 0] == 0).all())
+    assert torch.equal(found == 0, stored == 0)
 
 
 @pytest.mark.parametrize("size", [1.5e-5, SMALLEST, 1.0])

@@ -108,13 +108,14 @@ def whole_header(path: Path) -> Header:
         raise DataError(
             "Q-JUDGE-002", f"{path} is not a complete GGUF ({why}): correct the name, or fetch it again"
         ) from error
-    if (parts := header.fields.get("split.count") or 0) > 1:
+    parts = header.fields.get("split.count")
+    if isinstance(parts, int) and parts > 1:
         raise DataError(
             "Q-JUDGE-003",
             f"{path} is one of {parts} parts of a model: join them with `llama-gguf-split --merge FIRST "
             "WHOLE`, and name the whole",
         )
-    if not header.tensors:
+    if not header.parameters:
         raise DataError("Q-JUDGE-002", f"{path} is not a complete GGUF (it holds no tensor): fetch it again")
     return header
 

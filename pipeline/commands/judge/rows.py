@@ -84,17 +84,17 @@ def said(error: ToolError) -> str:
 
 def _checked(file: Path) -> Iterator[Row]:
     for number, row in enumerate(read_rows(file), 1):
-        chat: Row = {}
+        found = row
         if row.get("kind", "chat") == "chat":
             try:
-                chat = _chat(row)
+                found = {key: value for key, value in row.items() if key != "tools"} | _chat(row)
             except BadRow as error:
                 raise DataError(
                     "Q-JUDGE-006",
                     f"{file}, line {number}, is no chat ({error}): a line is "
                     '{"messages": [{"role": …, "content": …}, …]} with two messages at least',
                 ) from error
-        yield {"id": f"line-{number}", **row, **chat}
+        yield found | {"id": row.get("id") or f"line-{number}"}
 
 
 def _chat(row: Row) -> Row:

@@ -7,6 +7,7 @@ Reads `models/gguf/NAME-F16.gguf` (or BF16), `models/merged/`, `models/adapter/`
 `reports/budget/BUDGET.json`. Command: `python -m pipeline budget@4.2GB`
 """
 
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from pipeline.stages.budget.sizes import check_room, extremes, offered, uniform
 
 ROWS = 32  # of the training split, on which damages are measured
 TRIED = 128  # of the validation split: every other one for swaps, the others for the decision
+PART = re.compile(r"#\d+$")  # of a row's source: a part of a long conversation
 VERSION = 2  # of what is in the scratch folder
 NEW_FIELDS = 1 << 10  # bytes that llama-quantize adds to the header, generously
 
@@ -145,7 +147,7 @@ def encoded(tokenizer: Any, rows: Path, longest: int, most: int, seed: int) -> l
     found: list[tuple[str, Encoded]] = []
     for row in drawn(chats(read_rows(rows)), SPARE * most, seed):
         for one in islice(encodable(tokenizer, [row], longest), 1):
-            found.append((str(row["source"]).partition("#")[0], one))
+            found.append((PART.sub("", str(row["source"])), one))
         if len(found) == most:
             break
     return found

@@ -45,14 +45,20 @@ def recommend(
     """The strategy to ship `level`.
 
     `differences[first, second]` is second less first in score, `perfect` the same in rows that are all right,
-    for every pair in either order. The best-scoring strategy is taken if every other one is measurably below
-    it in one of them; else, of it and the others, those about as fast as the fastest, and of these the one
-    with the least disk on the way, then the smallest.
+    for every pair in either order. A strategy is out if another one is measurably above it in score, or not
+    below it in score and measurably above it in rows that are all right. Of those that stay, those
+    about as fast as the fastest, and of these the one with the least disk on the way, then the smallest.
     """
     order = list(STRATEGIES)
-    best = max(strategies, key=lambda one: (strategies[one].score, -order.index(one)))
-    worse = [one for one in strategies if below(differences, one, best) or below(perfect, one, best)]
-    equals = [one for one in strategies if one not in worse]
+
+    def beats(one: str, other: str) -> bool:
+        return above(differences, one, other) or (
+            above(perfect, one, other) and not above(differences, other, one)
+        )
+
+    worse = [one for one in strategies if any(beats(other, one) for other in strategies if other != one)]
+    # of three or more each may be below another
+    equals = [one for one in strategies if one not in worse] or list(strategies)
     speed = {one: strategies[one].speed for one in equals}
     fast = [one for one in equals if speed[one] >= AS_FAST * max(speed.values())]
     chosen = min(fast, key=lambda one: (strategies[one].on_disk, strategies[one].shipped, order.index(one)))
@@ -60,17 +66,17 @@ def recommend(
         why = "nothing else was measured"
     elif len(equals) == 1:
         runner = max(worse, key=lambda one: strategies[one].score)
-        found = between(differences, runner, best)
-        why = (
-            f"it scores {100 * strategies[best].score:.1f} points, {found.points:.1f} more than the next "
-            f"strategy ({found.low:.1f} to {found.high:.1f})"
-        )
+        found, more = between(differences, runner, chosen), between(perfect, runner, chosen)
+        score = f"it scores {100 * strategies[chosen].score:.1f} points"
+        why = f"{score}, {found.points:.1f} more than the next strategy ({found.low:.1f} to {found.high:.1f})"
         if not found.measurable:
-            more = between(perfect, runner, best)
-            why += f", and {more.points:.1f} more of 100 rows all right ({more.low:.1f} to {more.high:.1f})"
+            why = (
+                f"{score}, the next strategy {100 * strategies[runner].score:.1f}, and has {more.points:.1f} "
+                f"more of 100 rows all right ({more.low:.1f} to {more.high:.1f})"
+            )
     else:
         alike = f"{len(equals)} of {len(strategies)} strategies are not" if worse else "no strategy is"
-        why = f"{alike} measurably below the best one"
+        why = f"{alike} measurably below another one"
         if slow := [speed[one] for one in equals if one not in fast]:
             why += f", adapters cost speed ({min(slow):.2f} to {max(slow):.2f} of the level's)"
         if len(fast) > 1:
@@ -79,14 +85,12 @@ def recommend(
     over, remedy = f"over {seeds} seeds" if seeds > 1 else "with one seed", STRATEGIES[chosen].remedy
     sentence = f"{level}: {title(chosen, level)}: {over} {why}: {remedy.format(level=level)}"
     sentence += forgotten(strategies[chosen].general)
-    return Advice(chosen, len(equals) == 1, sentence)
+    return Advice(chosen, len(equals) == 1 < len(strategies), sentence)
 
 
-def below(differences: Mapping[tuple[str, str], Difference], one: str, best: str) -> bool:
-    """Whether `one` is measurably below `best`."""
-    if one == best:
-        return False
-    found = between(differences, one, best)
+def above(differences: Mapping[tuple[str, str], Difference], one: str, other: str) -> bool:
+    """Whether `one` is measurably above `other`."""
+    found = between(differences, other, one)
     return found.measurable and found.points > 0
 
 

@@ -235,14 +235,14 @@ def advice(
             5,
             LORA_LEVEL,
             False,
-            "no strategy is measurably below the best one, and it needs least disk",
+            "no strategy is measurably below another one, and it needs least disk",
         ),
         (
             (80, 79, 60, 60),
             5,
             MERGED_16,
             False,
-            "2 of 4 strategies are not measurably below the best one, and it needs least disk",
+            "2 of 4 strategies are not measurably below another one, and it needs least disk",
         ),
         ((80, 79, 78, 60), 5, LORA_NF4, False, "3 of 4 strategies"),
         ((0, 0, 0, 0), 0, LORA_LEVEL, False, "no strategy is measurably below"),
@@ -267,7 +267,11 @@ def test_of_equals_the_faster_is_taken_however_little_disk_an_adapter_needs() ->
         advice(equal | {LORA_LEVEL: 90.0}, 5, speed=speed).strategy == LORA_LEVEL
     )  # the best one, though slow
     assert advice(dict.fromkeys((LORA_NF4, LORA_LEVEL), 70.0), 5, speed=speed).strategy == LORA_NF4
-    assert advice({SCALES_LEVEL: 70.0}, 5).decided  # nothing else was measured
+    assert not advice({SCALES_LEVEL: 70.0}, 5).decided  # nothing else was measured
+    # the best score is no excuse for fewer rows that are all right
+    right = {MERGED_16: 10.0, SCALES_LEVEL: 19.0}
+    found = advice({MERGED_16: 70.3, SCALES_LEVEL: 70.2}, 5, right=right)
+    assert (found.strategy, found.decided) == (SCALES_LEVEL, True)
     # more rows that are all right are no noise, whatever the score says
     right = {MERGED_16: 10.0, LORA_LEVEL: 30.0, SCALES_LEVEL: 12.0}
     found = advice(equal | {LORA_LEVEL: 71.0}, 5, speed=speed, right=right)

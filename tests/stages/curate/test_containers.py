@@ -474,7 +474,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_raw_files_are_sorted_and_hidden_ones_are_no_data(tmp_path: Path) -> None:
-    for name in ("b.jsonl", "a/z.parquet", "a/.cache/x.jsonl", ".gitkeep", "notes.txt"):
+    for name in ("b.jsonl", "a/z.parquet", "a/.cache/x.jsonl", ".gitkeep", "b.jsonl.dvc", "notes.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")).touch()

@@ -207,7 +207,7 @@ def test_chats_of_data_distill_are_curated_and_learned_from(
     rows.append(text)
     (final / "test.jsonl").write_text("".join(f"{json.dumps(row | {'id': row_id(row)})}\n" for row in rows))
     chats = [chat(f"Word {number}?", f"Ask Zoltan Example, ann{number}@mailbox.org") for number in range(40)]
-    chats += [chat("Word 7?", "Yes."), chat("A word?", f"They say {long}.")]
+    chats += [chat("Word 7?", "Yes."), chat(" word  7?", "No!"), chat("A word?", f"They say {long}.")]
     folder.mkdir()
     (folder / "chats.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in chats))
     learned: list[str] = []
@@ -225,7 +225,9 @@ def test_chats_of_data_distill_are_curated_and_learned_from(
     general = [line for line in learned if "Word " in line]
     assert (found["train"], found["general"]) == (len(learned) - len(general), len(general))
     assert 5 < len(general) < len(learned) - 5
-    assert not any(word in line for line in general for word in ("mailbox", "Zoltan", "Yes.", "wolves"))
+    assert not any(
+        word in line for line in general for word in ("mailbox", "Zoltan", "Yes.", "No!", "wolves")
+    )
     assert found["data_distill"]["rejected"] == {"contaminated": 1}
     assert list(found["data_distill"]["files"]) == ["chats.jsonl"]
     assert distilled_of(root).read_bytes() != distilled_of(done).read_bytes()
@@ -241,9 +243,14 @@ def test_chats_of_data_distill_are_curated_and_learned_from(
     write_project(root, params)
     assert curated(apart, base, load_params(root / "params.yaml"), root / "data") is None
     assert "general_share is 0" in capsys.readouterr().out
+    assert not (apart / "data").exists()
     (folder / "notes.txt").rename(folder / ".gitkeep")
     for place in (root, tmp_path):
         assert curated(apart, base, load_params(ready / "params.yaml"), place / "data") is None
+    # in a clone before `dvc pull`
+    (folder / "chats.jsonl.dvc").write_text("outs: []\n")
+    with pytest.raises(DataError, match="Q-DISTILL-001"):
+        curated(apart, base, load_params(ready / "params.yaml"), root / "data")
 
 
 def test_what_can_not_be_distilled_is_refused_before_anything_runs(

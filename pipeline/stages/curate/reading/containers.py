@@ -68,8 +68,8 @@ def raw_files(raw: Path) -> list[tuple[str, Path]]:
 
 
 def files_below(top: Path) -> list[tuple[str, Path]]:
-    """(name below `top`, path) of every file, sorted by name; hidden ones (`.gitkeep`) are not data, links to
-    folders aren't followed.
+    """(name below `top`, path) of every file, sorted by name; hidden ones (`.gitkeep`) and DVC's notes about
+    files (`chats.jsonl.dvc`) are not data, links to folders aren't followed.
 
     Raises `DataError` if a folder can't be listed, and where two names are one in UTF-8.
     """
@@ -79,7 +79,8 @@ def files_below(top: Path) -> list[tuple[str, Path]]:
             unreadable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         links = [name for name in inner if Path(folder, name).is_symlink()]
         inner[:] = [name for name in inner if not name.startswith(".")]
-        for path in (Path(folder, name) for name in names + links if not name.startswith(".")):
+        seen = (name for name in names + links if not name.startswith(".") and not name.endswith(".dvc"))
+        for path in (Path(folder, name) for name in seen):
             found.append((printable(path.relative_to(top)), path))
     found.sort()
     for (name, one), (other, two) in pairwise(found):
