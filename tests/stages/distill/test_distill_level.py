@@ -277,8 +277,10 @@ def test_only_linears_with_scales_in_every_layer_train(ready: Path) -> None:
 
 def lines_of(path: Path, word: str, count: int = 100, kind: str = "chat") -> int:
     """Write rows of one length, ids from the word; the length as `write_rows` counts it."""
-    turns = [{"role": "user", "content": "Ä" * 10}, {"role": "assistant", "content": "yes"}]
-    rows = [{"id": f"{word}{number:03}", "kind": kind, "messages": turns} for number in range(count)]
+    rows = [{"id": f"{word}{number:03}", "kind": kind} for number in range(count)]
+    for row in rows:
+        question = {"role": "user", "content": f"ÄÄÄÄÄÄÄ{row['id']}??"}
+        row["messages"] = [question, {"role": "assistant", "content": "yes"}]  # type: ignore[assignment]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return 23 + 2 * OF_A_TURN
 
