@@ -20,6 +20,7 @@ KINDS = {
     stat.S_ISCHR: "a device, which may have no end",
     stat.S_ISBLK: "a block device",
 }
+DVC_NOTE = ".dvc"  # ends the name of what DVC writes beside a file of the user's
 KERNEL = ("/proc/", "/sys/")  # what is below is made while it is read: a file there may have no end
 ESCAPED = str.maketrans({"\n": "\\n", "\t": "\\t"})
 
@@ -29,6 +30,13 @@ def printable(path: Path) -> str:
     escapes.
     """
     return plain(path.as_posix()).translate(ESCAPED)
+
+
+def is_users_data(name: str) -> bool:
+    """Whether a file of this name in a folder of the user's is data: neither hidden nor DVC's note about
+    another.
+    """
+    return not name.startswith(".") and not name.endswith(DVC_NOTE)
 
 
 def trouble(path: Path) -> str | None:

@@ -3,7 +3,7 @@ those of `data/raw` and learned by nothing else.
 """
 
 import hashlib
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,9 @@ from pipeline.chat.rows import TRAINED, Row
 from pipeline.config.params import Params
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
+from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.core.publish import publishing, read_json, remove
+from pipeline.core.special_files import DVC_NOTE, is_users_data
 from pipeline.subprojects.folder import changed_params, open_subproject
 from pipeline.subprojects.processes import run_stage
 
@@ -30,7 +32,6 @@ OF_RAW = (
 )
 ANSWERS = "quench-held-out.jsonl"  # in the sub-project's data/guard
 OF_A_TURN = 16  # bytes
-DVC = ".dvc"  # ends the name of DVC's note about a file
 HELD_OUT = ("val", "test")
 COUNTS = ("rows_read", "rows_kept", "rejected", "untrained")  # of reports/data.json
 
@@ -53,17 +54,16 @@ def curated(apart: Path, base: Path, params: Params, data: Path) -> General | No
     that DVC knows is not there.
     """
     source = data / "distill"
-    there = [path for path in source.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    for pointer in there:
-        if pointer.suffix == DVC and not pointer.with_suffix("").exists():
+    for pointer in source.rglob(f"*{DVC_NOTE}"):
+        if not pointer.with_suffix("").exists():
             raise DataError(
                 "Q-DISTILL-001",
                 f"{pointer.with_suffix('')} is missing: run `dvc pull {pointer}`, which gets it",
             )
-    used = any(path.suffix != DVC for path in there)
-    if used and not params.distill.general_share:
+    there = any(path.is_file() and is_users_data(path.name) for path in source.rglob("*"))
+    if there and not params.distill.general_share:
         print(f"distill: {source} is not used, for distill.general_share is 0", flush=True)
-    if not used or not params.distill.general_share:
+    if not there or not params.distill.general_share:
         remove(apart)  # no copy stays of chats that were taken away
         return None
     own = params.curate
@@ -85,27 +85,29 @@ def write_answers(final: Path, target: Path) -> None:
     out. Questions may share an instruction, and rows a system prompt, with chats of other things: of
     questions only equal ones are kept out (`marks`).
     """
-    with publishing(target) as aside, aside.open("wb") as file:
-        for row in held_out_rows(final):
-            said = [text for role, text in texts(row) if role in ("", "assistant")]
-            file.write(orjson.dumps({"texts": said}, option=orjson.OPT_APPEND_NEWLINE))
+    write_rows(
+        target,
+        (
+            {"texts": [text for role, text in texts(row) if role in ("", "assistant")]}
+            for row in held_out_rows(final)
+        ),
+    )
 
 
 def held_out_rows(final: Path) -> Iterator[Row]:
     """The rows of the folder `final` that are held out for watching and for measuring."""
     for split in HELD_OUT:
         if (path := final / f"{split}.jsonl").is_file():
-            with path.open("rb") as file:
-                yield from map(orjson.loads, file)
+            yield from read_rows(path)
 
 
 def settings() -> dict[str, Any]:
     """What section `curate` differs in from the project's: every row is for training."""
-    defaults = Curate().model_dump(mode="json")
-    return {key: defaults[key] for key in OF_RAW} | {"val_fraction": 0.0, "test_fraction": 0.0}
+    values = Curate().model_dump(mode="json") | {"val_fraction": 0.0, "test_fraction": 0.0}
+    return {key: values[key] for key in OF_RAW}
 
 
-def write_rows(
+def write_drawn(
     final: Path, general: General | None, share: float, target: Path, size: int, seed: int
 ) -> dict[str, Any]:
     """Write rows with some `size` bytes of text, drawn by `seed`, or all if there are fewer, to `target`: the
@@ -115,45 +117,54 @@ def write_rows(
     The original is asked about every row before it is learned from, and would be asked about rows that no
     step gets to. Raises `DataError` if no row of `general` can be learned from.
     """
-    source, held = final / "train.jsonl", {mark for row in held_out_rows(final) for mark in marks(row)}
+    source = final / "train.jsonl"
+    own = shuffled(source, seed)
     if general is None:
-        kept, _ = draw(source, size, seed)
+        kept, _ = first_of(own, size)
         write_lines(target, (source, kept))
         return {"train": len(kept)}
+    held = {mark for row in held_out_rows(final) for mark in marks(row)}
     wanted = int(share * size)
-    _, there = draw(source, size - wanted, seed)
-    others, taken = draw(general.rows, max(1, wanted, size - there), seed, held)
+    _, there = first_of(own, size - wanted)
+    others, taken = first_of(shuffled(general.rows, seed, held), max(1, wanted, size - there))
     if not others:
         raise DataError(
             "Q-DISTILL-006",
             "no row of data/distill can be learned from: put chats or texts there that are in no held-out "
             "row, or empty it",
         )
-    kept, _ = draw(source, size - min(taken, wanted), seed)
+    kept, _ = first_of(own, size - min(taken, wanted))
     write_lines(target, (source, kept), (general.rows, others))
     return {"train": len(kept), "general": len(others)} | {"data_distill": general.account}
 
 
-def draw(file: Path, size: int, seed: int, held: Container[str] = ()) -> tuple[set[int], int]:
-    """(the places of lines of `file` whose rows have `size` bytes of text together, drawn by `seed`; their
-    bytes). Rows of kinds that no training uses, and those with one of the `marks` in `held`, are not drawn.
+def shuffled(file: Path, seed: int, held: Container[str] = ()) -> list[tuple[int, int]]:
+    """(place, bytes of text) of the lines of `file`, in an order drawn by `seed`. Rows of kinds that no
+    training uses, and those with one of the `marks` in `held`, are left out.
     """
     import numpy as np  # `quench plan` does without
 
-    with file.open("rb") as opened:
-        rows = (orjson.loads(line) for line in opened)
-        sizes = [
-            text_bytes(row) if row["kind"] in TRAINED and not any(mark in held for mark in marks(row)) else 0
-            for row in rows
-        ]
-    places, kept, left = [place for place, length in enumerate(sizes) if length], set[int](), size
-    np.random.default_rng(seed).shuffle(places)
-    for place in places:
-        if left <= 0:
+    found = [
+        (place, text_bytes(row))
+        for place, row in enumerate(read_rows(file))
+        if row["kind"] in TRAINED and not any(mark in held for mark in marks(row))
+    ]
+    order = list(range(len(found)))
+    np.random.default_rng(seed).shuffle(order)
+    return [found[number] for number in order]
+
+
+def first_of(order: Iterable[tuple[int, int]], size: int) -> tuple[set[int], int]:
+    """(the first places of `order` that have `size` bytes together, or all if there are fewer; their
+    bytes).
+    """
+    kept, taken = set[int](), 0
+    for place, length in order:
+        if taken >= size:
             break
         kept.add(place)
-        left -= sizes[place]
-    return kept, size - left
+        taken += length
+    return kept, taken
 
 
 def marks(row: Row) -> Iterator[str]:

@@ -25,7 +25,7 @@ from pipeline.stages.distill.stage import main
 from pipeline.stages.parity.scales_weights import distilled_weights
 from pipeline.subprojects import distill, distill_rows, training
 from pipeline.subprojects.distill import targets
-from pipeline.subprojects.distill_rows import OF_A_TURN, General, curated, write_rows
+from pipeline.subprojects.distill_rows import OF_A_TURN, General, curated, write_drawn
 
 Q4_0, QUERY, DOWN = "Q4_0", "blk.0.attn_q.weight", "blk.0.ffn_down.weight"
 TYPES = {"ffn_down": "f16"}  # which has no scales and stays as it is
@@ -276,7 +276,7 @@ def test_only_linears_with_scales_in_every_layer_train(ready: Path) -> None:
 
 
 def lines_of(path: Path, word: str, count: int = 100, kind: str = "chat") -> int:
-    """Write rows of one length, ids from the word; the length as `write_rows` counts it."""
+    """Write rows of one length, ids from the word; the length as `write_drawn` counts it."""
     rows = [{"id": f"{word}{number:03}", "kind": kind} for number in range(count)]
     for row in rows:
         question = {"role": "user", "content": f"ÄÄÄÄÄÄÄ{row['id']}??"}
@@ -289,14 +289,14 @@ def test_rows_are_drawn_until_there_are_enough(tmp_path: Path) -> None:
     target, general = tmp_path / "drawn.jsonl", General(tmp_path / "general.jsonl", {"rows_kept": 7})
     size = lines_of(tmp_path / "train.jsonl", "a")
     lines = (tmp_path / "train.jsonl").read_text().splitlines()
-    assert write_rows(tmp_path, None, 0.5, target, 10 * size, 1) == {"train": 10}
+    assert write_drawn(tmp_path, None, 0.5, target, 10 * size, 1) == {"train": 10}
     first = target.read_text().splitlines()
     assert len(first) == 10 and set(first) < set(lines) and first == sorted(first)
-    write_rows(tmp_path, None, 0.5, target, 10**9, 1)
+    write_drawn(tmp_path, None, 0.5, target, 10**9, 1)
     assert target.read_bytes() == (tmp_path / "train.jsonl").read_bytes()
 
     def drawn(share: float, lines: int) -> tuple[int, int]:
-        found = write_rows(tmp_path, general, share, target, lines * size, 1)
+        found = write_drawn(tmp_path, general, share, target, lines * size, 1)
         assert found["data_distill"] == {"rows_kept": 7}
         return found["train"], found["general"]
 

@@ -22,7 +22,7 @@ import orjson
 
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine, parse_line, read_raw_lines
-from pipeline.core.special_files import not_listed, printable, trouble, unreadable
+from pipeline.core.special_files import is_users_data, not_listed, printable, trouble, unreadable
 from pipeline.core.wording import plural
 from pipeline.stages.curate.reading.json_array import JSON_SPACE, array_rows
 from pipeline.stages.curate.reading.tables import csv_rows, parquet_rows
@@ -79,8 +79,7 @@ def files_below(top: Path) -> list[tuple[str, Path]]:
             unreadable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         links = [name for name in inner if Path(folder, name).is_symlink()]
         inner[:] = [name for name in inner if not name.startswith(".")]
-        seen = (name for name in names + links if not name.startswith(".") and not name.endswith(".dvc"))
-        for path in (Path(folder, name) for name in seen):
+        for path in (Path(folder, name) for name in filter(is_users_data, names + links)):
             found.append((printable(path.relative_to(top)), path))
     found.sort()
     for (name, one), (other, two) in pairwise(found):
