@@ -17,8 +17,8 @@ def held_out_rows(file: Path, count: int, seed: int) -> list[Row]:
     """`count` drawn chats of `file` that end in an answer in words, the ones that stage evaluate draws.
 
     Rows are those of data/final, or chats in any form that `messages` of data/raw may have; one without an
-    id is called by its line. Raises `DataError` if the file is
-    missing, a line is no chat or no chat ends in an answer.
+    id is called by its line. Raises `DataError` if the file is missing, a line is no chat or no chat ends in
+    an answer.
     """
     if not file.is_file():
         raise DataError(

@@ -25,7 +25,8 @@ from pipeline.stages.distill.stage import main
 from pipeline.stages.parity.scales_weights import distilled_weights
 from pipeline.subprojects import distill, distill_rows, training
 from pipeline.subprojects.distill import targets
-from pipeline.subprojects.distill_rows import OF_A_TURN, General, curated, write_drawn
+from pipeline.subprojects.distill_rows import OF_A_TURN, OF_RAW, General, curated, write_drawn
+from pipeline.workflow.stages import table
 
 Q4_0, QUERY, DOWN = "Q4_0", "blk.0.attn_q.weight", "blk.0.ffn_down.weight"
 TYPES = {"ffn_down": "f16"}  # which has no scales and stays as it is
@@ -203,7 +204,8 @@ def test_chats_of_data_distill_are_curated_and_learned_from(
         held_out | {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": other}]}
         for one, other in (("A tale?", f"Once {long}."), ("Word 7?", "Yes."))
     ]
-    text = held_out | {"kind": "text", "segments": [{"text": f"The tale: {long}!", "train": True}]}
+    segments = [{"text": f"The tale: {long}!", "train": True}, {"text": "", "train": False}]
+    text = held_out | {"kind": "text", "segments": segments}
     rows.append(text)
     (final / "test.jsonl").write_text("".join(f"{json.dumps(row | {'id': row_id(row)})}\n" for row in rows))
     chats = [chat(f"Word {number}?", f"Ask Zoltan Example, ann{number}@mailbox.org") for number in range(40)]
@@ -319,6 +321,18 @@ def test_rows_are_drawn_until_there_are_enough(tmp_path: Path) -> None:
     lines_of(general.rows, "b", kind="preference")
     with pytest.raises(DataError, match="Q-DISTILL-006"):
         drawn(0.9, 100)
+    # parts of long texts end in an empty segment, which is nothing that they share
+    end = {"text": "", "train": False}
+    for path, word in ((tmp_path / "test.jsonl", "held"), (general.rows, "other")):
+        row = {"id": word, "kind": "text", "messages": [], "segments": [{"text": word, "train": True}, end]}
+        path.write_text(f"{json.dumps(row)}\n")
+    assert drawn(0.5, 100) == (3, 1)
+
+
+def test_the_graph_leaves_out_what_is_said_of_data_raw_alone() -> None:
+    for stage in ("distill", "compare_distilled"):
+        (param,) = (one for one in table().stages[stage].params if one.startswith("curate"))
+        assert param == " -".join(("curate", *OF_RAW))
 
 
 def test_the_sub_project_trains_as_section_distill_says(ready: Path) -> None:
