@@ -61,9 +61,11 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
     return Base(tokenizer, plain, sizes[0], re.compile("|".join(control) or "(?!)"))
 
 
-def prove(path: Path, rows: Path, base: Base, max_length: int, rejected: int) -> dict[str, int]:
+def prove(
+    path: Path, rows: Path, base: Base, max_length: int, rejected: int, prompts: bool = False
+) -> dict[str, int]:
     """Prove the Parquet file at `path` against the rows that it was made of, of which `rejected` were left
-    out; the counts of what is in it.
+    out; the counts of what is in it. With `prompts` what is asked is trained too.
 
     Raises `DataError` with the failure's name and the row at the first difference.
     """
@@ -90,6 +92,11 @@ def prove(path: Path, rows: Path, base: Base, max_length: int, rejected: int) ->
     numbered = enumerate(read_rows(rows), start=1)
     while some := list(islice(numbered, TOGETHER)):
         by_row = [list(_claims(row, row_name(row, file, number), written, base)) for number, row in some]
+        if prompts:
+            by_row = [
+                [_with_prompt(claim, row, base) for claim in claims]
+                for claims, (_, row) in zip(by_row, some, strict=True)
+            ]
         claims = list(chain.from_iterable(by_row))
         read += len(some)
         trained_rows += sum(map(bool, by_row))
@@ -186,6 +193,25 @@ def _of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, n
         stretches += [(False, before[at:]), (True, answer)]
         at = len(before) + len(answer)
     return [*stretches, (False, shown[at:])]
+
+
+def _with_prompt(claim: Claim, row: Row, base: Base) -> Claim:
+    """The claim where what is asked is trained too: all of it but turns with `train: false`, and of an
+    unfolded row's later parts the answer alone.
+    """
+    name, pair, stretches, turns = claim
+    messages = row.get("messages", [])
+    if name.rpartition("#")[2].isdecimal() and "#" in name and not name.endswith("#1"):
+        return name, pair, stretches, turns
+    held = [turn for turn, message in enumerate(messages) if message.get("train") is False]
+    if held:
+        stretches = [
+            (not is_held, text) for is_held, text in _of_turns(messages, row.get("tools"), held, base, name)
+        ]
+    else:
+        stretches = [(True, text) for _, text in stretches]
+    ends = sum(text.count(base.tokenizer.eos_token) for trained, text in stretches if trained)
+    return name, pair, stretches, ends
 
 
 def _of_segments(segments: list[Any], base: Base) -> list[Stretch]:

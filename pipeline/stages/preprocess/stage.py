@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.manifest import NAME, manifest
+from pipeline.chat.prompt_labels import with_prompts
 from pipeline.chat.rendering import Unrenderable, own_system_prompt
 from pipeline.chat.tokens import Encoded, encode, load_tokenizer
 from pipeline.config.params import Params
@@ -31,13 +32,21 @@ SPLITS = ("train", "val")
 
 
 def preprocess(
-    *, rows_folder: Path, base: Path, tokens_folder: Path, max_length: int, packing: bool
+    *,
+    rows_folder: Path,
+    base: Path,
+    tokens_folder: Path,
+    max_length: int,
+    packing: bool,
+    prompts: bool = False,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Tokenize and pack both splits, prove what was written, publish the folder; the statistics of it, and
     some rows to look at.
 
     A row longer than `max_length` tokens, one that the template can't render whole and with exact labels, and
     one of a kind that supervised training has no use for is left out and counted by reason; nothing is cut.
+    With `prompts` what is asked is learned too, not the answers alone.
+
     Raises `DataError` where no training row is left, where tokenizer and configuration contradict each other
     and where the proof fails, `ConfigError` if the base can't keep packed rows apart.
     """
@@ -48,6 +57,7 @@ def preprocess(
     stats: dict[str, Any] = {
         "max_length": max_length,
         "packing": packing,
+        **({"prompts": True} if prompts else {}),
         "template_system_prompt": own_system_prompt(tokenizer),
         "splits": {},
     }
@@ -56,7 +66,9 @@ def preprocess(
         aside.mkdir()
         for split, split_stats in all_stats.items():
             rows, target = rows_folder / f"{split}.jsonl", aside / f"{split}.parquet"
-            stats["splits"][split] = write_split(rows, target, known, max_length, packing, split_stats)
+            stats["splits"][split] = write_split(
+                rows, target, known, max_length, packing, split_stats, prompts
+            )
         train = stats["splits"]["train"]
         if not train["rows"]:
             reasons = (
@@ -83,17 +95,23 @@ def preprocess(
 
 
 def write_split(
-    rows: Path, target: Path, base: Base, max_length: int, packing: bool, split_stats: SplitStats
+    rows: Path,
+    target: Path,
+    base: Base,
+    max_length: int,
+    packing: bool,
+    split_stats: SplitStats,
+    prompts: bool,
 ) -> dict[str, Any]:
     """Write one split's Parquet file and prove it; gives its statistics and counts its rows in
     `split_stats`.
     """
-    table = to_table(sequences(base.tokenizer, rows, max_length, split_stats))
+    table = to_table(sequences(base.tokenizer, rows, max_length, split_stats, prompts))
     lengths = token_lengths(table)
     packed = best_fit(lengths, max_length) if packing else [[number] for number in range(len(lengths))]
     write_rows_of(target, table, packed)
     del table  # the proof reads what is on the disk
-    proven = prove(target, rows, base, max_length, split_stats.rejected.total())
+    proven = prove(target, rows, base, max_length, split_stats.rejected.total(), prompts)
     if proven["tokens"] != sum(lengths):
         raise AssertionError(
             f"packing changed the number of tokens from {sum(lengths)} to {proven['tokens']}"
@@ -103,12 +121,14 @@ def write_split(
 
 
 def sequences(
-    tokenizer: Any, path: Path, max_length: int, split_stats: SplitStats
+    tokenizer: Any, path: Path, max_length: int, split_stats: SplitStats, prompts: bool = False
 ) -> Iterator[tuple[str, Encoded]]:
     """(row id, ids and labels) of every sequence of the rows in `path` that can be trained as they are;
     `split_stats` counts all.
     """
-    for number, (row, encoded) in enumerate(encode(tokenizer, read_rows(path)), start=1):
+    rows = encode(tokenizer, read_rows(path))
+    rows = with_prompts(tokenizer, rows) if prompts else rows
+    for number, (row, encoded) in enumerate(rows, start=1):
         name = row_name(row, path.name, number)
         if isinstance(encoded, Unrenderable):
             split_stats.reject(row, name, encoded.code, str(encoded))
@@ -130,6 +150,7 @@ def main(params: Params, root: Path) -> None:
         tokens_folder=root / "data/tokens",
         max_length=params.preprocess.max_length,
         packing=params.preprocess.packing,
+        prompts=params.train.train_on_prompt,
     )
     write_json(root / "reports/labels.json", stats)
     write_text(root / "reports/labels.html", render_labels_page(stats, samples))

@@ -81,6 +81,7 @@ def make_trainer(
         eval_dataset=held_out if len(held_out) else None,
         data_collator=learning,
         callbacks=[callback],
+        settings=settings,
         loss=loss,
         keep=settings.save_total_limit,
         held_out=[monitoring([row]) for row in held_out],

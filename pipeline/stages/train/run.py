@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.sections import Training
+from pipeline.config.sections import Train, Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hardware import cpu_name
 from pipeline.core.hashing import file_hash, json_hash, tree_hash
@@ -50,7 +50,24 @@ NAMES = {
     "base.template_sha256": "the base's chat template",
     "teacher_sha256": f"the file that is learned from ({SOURCE_FILE})",
 }
-LATER_KEYS = {"settings.tuner": "lora"}  # what runs did before there was such a key
+# keys of section train that later versions added: runs before them did what the defaults say
+ADDED = (
+    "layers",
+    "freeze_layers",
+    "rank_pattern",
+    "alpha_pattern",
+    "use_rslora",
+    "use_dora",
+    "init_lora_weights",
+    "loraplus_lr_ratio",
+    "clip_value",
+    "checkpoint_every",
+    "train_on_prompt",
+    "shuffle",
+)
+BEFORE = {name: value for name, value in Train().model_dump(mode="json").items() if name in ADDED}
+# what runs did before there was such a key
+LATER_KEYS = {"settings.tuner": "lora", **{f"settings.{name}": value for name, value in BEFORE.items()}}
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
 MACHINE = ("device", "threads")
 
@@ -187,9 +204,12 @@ def _best_of(checkpoint: Path) -> str | None:
 
 def run_id(record: dict[str, Any]) -> str:
     """What a run's checkpoints are told from another's by: a hash of its record, but for what it may go on
-    with changed.
+    with changed, and for keys at what runs did before there were such keys.
     """
-    return json_hash({key: value for key, value in record.items() if key not in MACHINE})
+    kept = {key: value for key, value in record.items() if key not in MACHINE}
+    settings = record.get("settings", {})
+    plain = {key: value for key, value in settings.items() if key not in BEFORE or value != BEFORE[key]}
+    return json_hash(kept | {"settings": plain} if "settings" in kept else kept)
 
 
 def run_in(folder: Path) -> str | None:
