@@ -34,6 +34,7 @@ COMMANDS = (
     "doctor",
     "plan",
     "explain",
+    "adapter-norms",
     "quantization-check",
     "parity",
     "split",
