@@ -91,7 +91,11 @@ def test_a_gguf(tmp_path: Path) -> None:
         assert one.norm_update == pytest.approx(ALPHA / RANK * np.linalg.norm(b @ a))
 
 
-def test_a_peft_folder_and_its_gguf_agree(finished: Path) -> None:
+@pytest.mark.parametrize("graph", ["finished", "served"])
+def test_a_peft_folder_and_its_gguf_agree_and_are_in_the_report(
+    graph: str, request: pytest.FixtureRequest
+) -> None:
+    finished: Path = request.getfixturevalue(graph)
     folder = sorted(one.norm_update for one in adapter_norms(finished / "models/adapter"))
     file = sorted(one.norm_update for one in adapter_norms(finished / "models/gguf/tiny-lora.gguf"))
     assert folder == pytest.approx(file, rel=1e-2)  # the GGUF is in 16 bit

@@ -20,9 +20,9 @@ from pipeline.gate.advice import advise
 from pipeline.gate.judgment import Judgment
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Inputs, load_inputs
-from pipeline.gguf.base_files import is_scales
 from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT
 from pipeline.metrics.adapter_norms import Norms, adapter_norms
+from pipeline.models.merging.adapter import WEIGHTS
 from pipeline.serve.key import KEY_FILE
 from pipeline.ship.card import PrintedTools, fill_text, printed_command, text_values
 from pipeline.ship.ollama import chat_template
@@ -92,9 +92,14 @@ def main(params: Params, root: Path) -> None:
         seed=params.evaluate.seed,
         jinja=read_template(root / "models" / "adapter"),
         llama_home=params.llamacpp.home,
-        norms=[] if is_scales(root / "models/adapter") else adapter_norms(root / "models/adapter"),
+        norms=norms_of(root / "models/adapter"),
     )
     show(inputs.evaluations, advice, verdicts, root / "reports" / "index.html")
+
+
+def norms_of(adapter: Path) -> list[Norms]:
+    """The norms of the adapter that was trained; none of scales, which are no adapter."""
+    return adapter_norms(adapter) if (adapter / WEIGHTS).is_file() else []
 
 
 def read_template(adapter: Path) -> str | None:
