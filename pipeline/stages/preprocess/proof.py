@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.chat.tokens import IGNORED, Row
+from pipeline.config.methods import METHODS, Method
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.wording import plural
@@ -61,7 +62,9 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
     return Base(tokenizer, plain, sizes[0], re.compile("|".join(control) or "(?!)"))
 
 
-def prove(path: Path, rows: Path, base: Base, max_length: int, rejected: int) -> dict[str, int]:
+def prove(
+    path: Path, rows: Path, base: Base, max_length: int, method: Method, rejected: int
+) -> dict[str, int]:
     """Prove the Parquet file at `path` against the rows that it was made of, of which `rejected` were left
     out; the counts of what is in it.
 
@@ -89,7 +92,9 @@ def prove(path: Path, rows: Path, base: Base, max_length: int, rejected: int) ->
     read = trained_rows = turns = 0
     numbered = enumerate(read_rows(rows), start=1)
     while some := list(islice(numbered, TOGETHER)):
-        by_row = [list(_claims(row, row_name(row, file, number), written, base)) for number, row in some]
+        by_row = [
+            list(_claims(row, row_name(row, file, number), written, base, method)) for number, row in some
+        ]
         claims = list(chain.from_iterable(by_row))
         read += len(some)
         trained_rows += sum(map(bool, by_row))
@@ -113,10 +118,13 @@ def prove(path: Path, rows: Path, base: Base, max_length: int, rejected: int) ->
     }
 
 
-def _claims(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim]:
+def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -> Iterator[Claim]:
     """(name, what is written, what should be, how many turns are trained) of each sequence of the row; none
     of a row that was left out.
     """
+    if METHODS[method].preferences:
+        yield from _claims_of_answers(row, name, written, base)
+        return
     entire = written.take(name)
     if row.get("kind", "chat") == "text":
         if entire is not None:
@@ -142,6 +150,38 @@ def _claims(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim
                 "lost a part",
             )
         yield f"{name}#{part}", one, _of_turns(messages[: turn + 1], tools, [turn], base, name), 1
+
+
+def _claims_of_answers(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim]:
+    """The same of a row whose answers are compared or judged: each answer behind the prompt, in its role."""
+    if row["kind"] == "preference":
+        prompt = len(row["messages"])
+        answers = [
+            (f"{name}#{key}", role, row["messages"] + row[key], prompt)
+            for key, role in (("chosen", 1), ("rejected", -1))
+        ]
+    elif row["kind"] == "feedback":
+        turns = [turn["role"] for turn in row["messages"]]
+        last = len(turns) - 1 - turns[::-1].index("assistant")
+        answers = [(name, 1 if row["label"] else -1, row["messages"][: last + 1], last)]
+    else:
+        return
+    for named, role, messages, start in answers:
+        if (found := written.role(named)) is None:
+            continue
+        if found != role:
+            raise DataError(
+                "Q-PREPROCESS-013",
+                f"answer {named} is written as {'preferred' if found > 0 else 'not preferred'}, and is not: "
+                "pairs would be learned the wrong way round",
+            )
+        learned = [
+            turn
+            for turn in range(start, len(messages))
+            if messages[turn]["role"] == "assistant" and messages[turn].get("train") is not False
+        ]
+        entire = written.take(named)
+        yield named, entire, _of_turns(messages, row.get("tools"), learned, base, name), len(learned)
 
 
 def _of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, name: str) -> list[Stretch]:
