@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.sections import Training
+from pipeline.config.sections import Train, Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hardware import cpu_name
 from pipeline.core.hashing import file_hash, json_hash, tree_hash
@@ -50,7 +50,6 @@ NAMES = {
     "base.template_sha256": "the base's chat template",
     "teacher_sha256": f"the file that is learned from ({SOURCE_FILE})",
 }
-LATER_KEYS = {"settings.tuner": "lora"}  # what runs did before there was such a key
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
 MACHINE = ("device", "threads")
 
@@ -207,13 +206,21 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> I
     """(key, sentence) of everything in which two records differ."""
     for key in sorted({*old, *new}):
         name = f"{prefix}{key}"
-        before, after = (one.get(key, LATER_KEYS.get(name)) for one in (old, new))
+        before, after = (one.get(key, default(name)) for one in (old, new))
         if isinstance(before, dict) and isinstance(after, dict):
             yield from differences(before, after, f"{name}.")
         elif before != after:
             shown = name.replace("settings.", "train.").replace("versions.", "library ")
             why = "; auto is what the machine is fast in" if name == "settings.bnb_4bit_compute_dtype" else ""
             yield name, NAMES.get(name) or f"{shown} ({before} → {after}{why})"
+
+
+def default(name: str) -> Any:
+    """What a run did whose record has no such key yet: the key's default."""
+    found: Any = {"settings": Train().model_dump(mode="json")}
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -67,6 +67,7 @@ def trainer(prepared: Path, tmp_path: Path) -> Callable[[Training], Any]:
             metrics_log,
             None,
             Interruption(),
+            {},
         )
         return made
 
@@ -117,6 +118,9 @@ ELSEWHERE = {
     "optim",
     "loss",
     "method",
+    "reward",
+    "reward_temperature",
+    "preference",
     "tuner",
     "distill_top_k",
     "distill_sft_weight",
