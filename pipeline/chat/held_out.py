@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.tokens import Encoded, Row, chats, encodable
+from pipeline.chat.tokens import Encoded, Row, encodable
+from pipeline.chat.wanted import chats_in
 from pipeline.core.errors import DataError
-from pipeline.core.jsonl import read_rows
 
 # as many candidates as rows that are wanted, since some are longer than the context or can't be rendered
 SPARE = 4
@@ -33,7 +33,7 @@ def encoded_rows(tokenizer: Any, rows: Path, count: int, seed: int, ctx_size: in
     """The sequences of `count` drawn chats that the template can render and `ctx_size` tokens hold; none, if
     there are none.
     """
-    candidates = drawn(chats(read_rows(rows)), SPARE * count, seed)
+    candidates = drawn(chats_in(rows), SPARE * count, seed)
     return list(islice(encodable(tokenizer, candidates, ctx_size), count))
 
 
@@ -41,7 +41,7 @@ def answerable_rows(rows: Path, count: int, seed: int) -> list[Row]:
     """`count` drawn chats whose last turn is an answer in words: a call of a tool is not scored. Raises
     `DataError` if there is none.
     """
-    found = drawn(filter(is_answerable, chats(read_rows(rows))), count, seed)
+    found = drawn(filter(is_answerable, chats_in(rows)), count, seed)
     if not found:
         raise DataError(
             "Q-CHAT-004",

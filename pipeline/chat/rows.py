@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from pipeline.core.jsonl import BadLine
 
 Kind = Literal["chat", "preference", "feedback", "prompt", "text"]
-TRAINED = ("chat", "text")  # the kinds that supervised training learns from; the others are kept for later
+TRAINED = ("chat", "text")  # the kinds that supervised training learns from
 Role = Literal["system", "user", "assistant", "tool"]
 Row = dict[str, Any]  # a `CanonicalRow` while it is built
 Edit = Callable[[str], str]
@@ -76,11 +76,11 @@ class Envelope(TypedDict):
     domain: str
 
 
-REWARD = "kept, but not used in training yet: each row counts the same"
+REWARD = "train.reward says how it weights the chat"
 
 
 class Chat(Envelope):
-    """A conversation to learn; `reward` is the score it was given: kept, but not used in training yet."""
+    """A conversation to learn; `reward` is the score it was given, by which training weights it."""
 
     kind: Literal["chat"]
     messages: list[Message]
@@ -89,8 +89,8 @@ class Chat(Envelope):
 
 
 class Preference(Envelope):
-    """`messages` is the prompt, `chosen` and `rejected` are its better and its worse continuation. Kept, but
-    not trained yet.
+    """`messages` is the prompt, `chosen` and `rejected` are its better and its worse continuation, for DPO
+    and its relatives.
     """
 
     kind: Literal["preference"]
@@ -101,7 +101,7 @@ class Preference(Envelope):
 
 
 class Feedback(Envelope):
-    """A conversation with a thumb up (`label: true`) or down, for KTO. Kept, but not trained yet."""
+    """A conversation with a thumb up (`label: true`) or down, for KTO."""
 
     kind: Literal["feedback"]
     messages: list[Message]
@@ -110,9 +110,7 @@ class Feedback(Envelope):
 
 
 class Prompt(Envelope):
-    """A conversation that ends with the user; `answer` is what a checker of the model's own answers expects.
-    Kept, but not trained yet.
-    """
+    """A conversation that ends with the user; `answer` is what a checker of the model's answers expects."""
 
     kind: Literal["prompt"]
     messages: list[Message]

@@ -18,7 +18,7 @@ from pipeline.chat.rendering import Rendered, Unrenderable, control_ids, implied
 from pipeline.chat.template_probe import Message, Tools
 from pipeline.core.errors import DataError
 
-NOT_A_CHAT = "not_a_chat"  # the reason of a row whose kind supervised training doesn't learn from
+NOT_LEARNED = "not_learned"  # the reason of a row whose kind the method of training doesn't learn from
 IGNORED = -100  # the label that PyTorch's cross entropy leaves out
 TOGETHER = 256  # rows that are tokenized in one call
 # of data/final, as `pipeline.chat.rows` describes them; those of older runs have no kind and are chats
@@ -29,13 +29,14 @@ Row = dict[str, Any]
 class Encoded:
     """A sequence of token ids and its labels, both of length T; a label is the id itself or `IGNORED`.
 
-    `part` is which of its row's trained turns it is for (from 1), where the row is unfolded; else it is the
-    entire row.
+    `part` is which of its row's trained turns it is for (from 1), where the row is unfolded, or which of its
+    answers; else it is the entire row. `role` is 1 of an answer that is preferred, -1 of one that is not.
     """
 
     ids: list[int]
     labels: list[int]
-    part: int | None = None
+    part: int | str | None = None
+    role: int = 0
 
     def name_in(self, row: str) -> str:
         """The sequence's name, in a row of this name."""
@@ -143,11 +144,16 @@ def _rendered(tokenizer: Any, row: Row) -> list[Rendered] | Unrenderable:
     if kind == "text":
         return []
     if kind != "chat":
-        return Unrenderable(NOT_A_CHAT, f"supervised training has no use for a row of kind {kind}")
+        return not_learned(row, "sft")
     try:
         return renderings(tokenizer, row["messages"], row.get("tools"))
     except Unrenderable as why:
         return why
+
+
+def not_learned(row: Row, method: str) -> Unrenderable:
+    """Why a row is none that `method` learns from."""
+    return Unrenderable(NOT_LEARNED, f"train.method {method} has no use for a row of kind {row['kind']}")
 
 
 def _tokenized(tokenizer: Any, texts: list[str]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from pipeline.config.methods import METHODS
 from pipeline.config.sections import Graph, Train
 from pipeline.config.targets import LORA_ONLY, merged_only, trains_in
 
@@ -26,6 +27,11 @@ def training_problems(
         yield (
             "train.train_on_prompt is on and train.method is distill with distill_sft_weight 0, which learns "
             "from all tokens already: set it to false"
+        )
+    if train.train_on_prompt and METHODS[train.method].preferences:
+        yield (
+            f"train.train_on_prompt is on and train.method is {train.method}, which compares answers to one "
+            "prompt: set it to false"
         )
     if train.tuner == "scales":
         yield from _of_scales(train)

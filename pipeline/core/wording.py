@@ -55,7 +55,7 @@ def verdict(stats: Mapping[str, Any]) -> str:
     named += [f"{count(others)} for other reasons"] if others else []
     total = sum(rows for rows, _ in lost)
     sentences = [
-        f"Left out: {_listed(named)}." if total else "Nothing was left out." if stats["rows_read"] else ""
+        f"Left out: {listed(named)}." if total else "Nothing was left out." if stats["rows_read"] else ""
     ]
     if stats["parts_added"]:
         sentences.append(f"Splitting long rows added {plural(stats['parts_added'], 'row')}.")
@@ -82,7 +82,6 @@ def warnings(stats: Mapping[str, Any]) -> list[str]:
             "no row is held out for measuring: raise curate.test_fraction, or nothing can be said of the "
             "finished model."
         )
-    found += training_sentences(stats["untrained"], stats["scored"])
     if suspects := stats["poison"]["suspects"]:
         came = plural(suspects, "phrase nearly always comes", "phrases nearly always come")
         found.append(
@@ -97,26 +96,6 @@ def warnings(stats: Mapping[str, Any]) -> list[str]:
         found.append(
             "lengths are estimated from characters, for the base's tokenizer was not there: run stage base "
             "first."
-        )
-    return found
-
-
-def training_sentences(untrained: Mapping[str, int], scored: int) -> list[str]:
-    """What supervised training doesn't do with rows, a sentence each: rows of other kinds (kind → rows), and
-    rows with a reward.
-    """
-    found = []
-    if rows := sum(untrained.values()):
-        kinds = _listed([f"{count(number)} {kind}" for kind, number in most(untrained) if number])
-        found.append(
-            f"{plural(rows, 'row')} won't be trained ({kinds}): train.method sft learns from chats and "
-            "text. They are kept for later."
-        )
-    if scored:
-        has = plural(scored, "row has", "rows have")
-        found.append(
-            f"{has} a reward (or score), which training doesn't use yet: bad answers are learned like good "
-            "ones. Take those out of data/raw."
         )
     return found
 
@@ -161,8 +140,9 @@ def taken_out(rule: str, rows: int) -> str:
     return plural(rows, one, many)
 
 
-def _listed(items: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
+def listed(items: Sequence[str], word: str = "and") -> str:
+    """a, b and c."""
+    return f" {word} ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
 
 
 def plain(text: str) -> str:

@@ -15,7 +15,9 @@ def advise(
     bootstrap's samples."""
     tuned = [model for model in inputs.evaluations if not is_base(model)]
     judged = {
-        model: judge(model, inputs.evaluations, inputs.answers, inputs.parity, settings.gate, seed)
+        model: judge(
+            model, inputs.evaluations, inputs.answers, inputs.parity, settings.gate, seed, inputs.train
+        )
         for model in tuned
     }
     refused = {

@@ -13,6 +13,7 @@ TITLES = {
     "task_drop": "Task",
     "stopped": "Ends its answers",
     "forgetting": "General ability",
+    "preferences": "Preferences",
 }
 RECORD = {
     "rule": "key",

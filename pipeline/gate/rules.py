@@ -13,6 +13,7 @@ and refuses nothing, since divergence was measured then. The same rules hold for
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from pipeline.config.methods import METHODS
 from pipeline.config.sections import AUTO, Gate
 from pipeline.core.checks import Check
 from pipeline.gate.comparison import Comparison, Evaluation, Evaluations, Measured, comparison, share_text
@@ -21,10 +22,16 @@ from pipeline.gate.judgment import Judgment, check, missing
 
 
 def judge(
-    model: str, evaluations: Evaluations, answers: Answers, parity: Mapping[str, Any], limits: Gate, seed: int
+    model: str,
+    evaluations: Evaluations,
+    answers: Answers,
+    parity: Mapping[str, Any],
+    limits: Gate,
+    seed: int,
+    train: Mapping[str, Any] | None = None,
 ) -> Judgment:
-    """Judge a model of `evaluations` (reports/eval/MODEL.json by model) with its answers and
-    reports/parity.json.
+    """Judge a model of `evaluations` (reports/eval/MODEL.json by model) with its answers, reports/parity.json
+    and reports/train.json.
 
     `seed` draws the bootstrap's samples.
     """
@@ -44,8 +51,24 @@ def judge(
         None
         if forgotten is None
         else forgetting(model, found, compared.untuned, evaluations, forgotten, seed),
+        _preferences(train or {}, limits.min_preference_accuracy),
     )
     return Judgment(model, tuple(one for one in checks if one))
+
+
+def _preferences(train: Mapping[str, Any], limit: float | None) -> Check | None:
+    """Whether training tells held-out pairs (KTO: answers) right; nothing where it compared none."""
+    if limit is None or not METHODS[train.get("method", "sft")].preferences:
+        return None
+    told = train.get("preferences")
+    if told is None:
+        sentence = "No held-out pair says whether preferences were learned: raise curate.val_fraction."
+        return check("preferences", "not measured", sentence, None, limit)
+    sentence = (
+        f"Training tells {share_text(told['accuracy'])} of {told['items']} held-out pairs or answers right "
+        f"({share_text(told['low'])} to {share_text(told['high'])}); at least {share_text(limit)} are wanted."
+    )
+    return check("preferences", told["high"] >= limit, sentence, told["accuracy"], limit)
 
 
 def _parity(parity: Mapping[str, Any], needed: Mapping[str, str]) -> Check:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
+from pipeline.config.methods import Method
+
 LARGEST = 10**18  # of any figure: what is above was never measured
 
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -47,9 +49,20 @@ class TrainRun(Shape):
     hashes: dict[str, str] = {}
 
 
+class TrainPreferences(Shape):
+    """How held-out pairs or answers were told apart."""
+
+    items: Count
+    accuracy: Share
+    low: Share
+    high: Share
+
+
 class Train(Shape):
     """reports/train.json."""
 
+    method: Method = "sft"
+    preferences: TrainPreferences | None = None
     steps: Count
     loss_first: Number | None
     loss_last: Number | None

@@ -44,18 +44,18 @@ class QuantizedHeadLoss(LossWithGradient):
     def forward(ctx: Any, states: Any, targets: Any, model: Any, divisor: Any, with_gradient: bool) -> Any:
         """The loss; `states` (N, H), `targets` (N,). The head is frozen: it gets no gradient."""
         with torch.autocast(states.device.type, enabled=False):
-            total, gradient = loss_and_gradient(
+            losses, gradient = losses_and_gradient(
                 states, targets, model.lm_head, *logit_rule(model.config), with_gradient
             )
         if gradient is not None:
             QuantizedHeadLoss.keep(ctx, states, gradient / divisor)
-        return total / divisor
+        return losses.sum() / divisor
 
 
-def loss_and_gradient(
+def losses_and_gradient(
     states: Any, targets: Any, head: Any, factor: float, softcap: float | None, with_gradient: bool
 ) -> tuple[Any, Any]:
-    """Summed cross entropy (float32) and its gradient (N, H) by `states` (None without); `head` is a
+    """Cross entropies (N,), float32, and the gradient (N, H) of each by its state (None without); `head` is a
     `QuantizedLinear`.
 
     The target is kept out of the sums: of a token that the model is sure of, softmax − 1 would be lost in the
@@ -65,14 +65,13 @@ def loss_and_gradient(
         states, head, targets[:, None], factor, softcap, with_gradient
     )
     log_others = highest + others.log()
-    total = torch.nn.functional.softplus(
-        log_others - found[:, 0]
-    ).sum()  # −log softmax(target) = log(1 + others ÷ target)
+    # −log softmax(target) = log(1 + others ÷ target)
+    losses = torch.nn.functional.softplus(log_others - found[:, 0])
     if pulled is None:
-        return total, None
+        return losses, None
     wrong = torch.sigmoid(log_others - found[:, 0])  # 1 − softmax(target)
     of_targets = rows_at(head, targets) * (wrong * slopes[:, 0])[:, None]
-    return total, pulled.mul_((wrong / others.clamp(min=TINY))[:, None]).sub_(of_targets)
+    return losses, pulled.mul_((wrong / others.clamp(min=TINY))[:, None]).sub_(of_targets)
 
 
 def sums_outside(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.tokens import Row, chat_request, chats
+from pipeline.chat.tokens import Row, chat_request
+from pipeline.chat.wanted import chats_in
 from pipeline.core.errors import DataError, GateError
-from pipeline.core.jsonl import read_rows
 from pipeline.llamacpp.server import Server
 
 ALPHA = 0.05  # chance that the smoke test refuses a model which is just at the gate's limit
@@ -84,7 +84,7 @@ def held_out_prompts(path: Path, count: int) -> list[dict[str, Any]]:
         raise DataError("Q-SERVE-006", f"{path} is missing: stage curate makes it, so run `snakemake curate`")
     prompts = [
         prompt
-        for row in itertools.islice(chats(read_rows(path)), count)
+        for row in itertools.islice(chats_in(path), count)
         if (prompt := _before_answer(row))["messages"]
     ]
     if not prompts:

@@ -333,11 +333,11 @@ def test_text_begins_as_the_tokenizer_begins_it(tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        (row(chat("a"), kind="prompt", answer="b"), "not_a_chat"),
-        (row(chat("a", "b"), kind="feedback", label=True), "not_a_chat"),
+        (row(chat("a"), kind="prompt", answer="b"), "not_learned"),
+        (row(chat("a", "b"), kind="feedback", label=True), "not_learned"),
         (
             row(chat("a"), kind="preference", chosen=chat("a", "b")[1:], rejected=chat("a", "c")[1:]),
-            "not_a_chat",
+            "not_learned",
         ),
         (row([], kind="text", segments=[]), "nothing_to_train"),
         (row([], kind="text", segments=[{"text": "a", "train": False}]), "nothing_to_train"),

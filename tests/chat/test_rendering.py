@@ -118,7 +118,7 @@ def test_rows_keep_their_order_and_bad_ones_their_reason(tokenizers: dict[str, A
     found = list(encode(tokenizers["qwen2.5"], rows))
     assert [row for row, _ in found] == rows
     reasons = [one.code if isinstance(one, Unrenderable) else len(one) for _, one in found]
-    assert reasons == [1, "nothing_to_train", "template_drops", "not_a_chat", 1] * 60
+    assert reasons == [1, "nothing_to_train", "template_drops", "not_learned", 1] * 60
 
 
 @pytest.mark.parametrize(

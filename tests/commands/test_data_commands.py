@@ -360,15 +360,15 @@ def test_check_counts_every_file_and_row_and_what_is_not_trained(raw: Path) -> N
     shown = quench(raw.parent, "check", str(raw))
     assert shown.exit_code == 3
     assert "check: 6 files: 3 read, 3 not read, 1 without a row; 4 rows: 3 usable, 1 rejected" in shown.stdout
-    assert "check: 1 row won't be trained (1 prompt)" in shown.stdout
-    assert "check: 1 row has a reward" in shown.stdout
+    assert "check: 1 row of kind prompt" in shown.stdout
+    assert "check: 1 chat has a reward" in shown.stdout
     assert "check: 4 rejected: 3 unknown_container, 1 not_json" in shown.stdout
     assert f"{raw}/no\\n\\x1b[31m.xz: unknown_container" in shown.stdout
     for path in ("pipe.jsonl", "zero.jsonl"):
         assert quench(raw.parent, "check", str(raw / path)).exit_code == 3
     (raw / "later.jsonl").write_text('{"prompt": "1 + 1?", "answer": 2}\n')
     kept = quench(raw.parent, "check", str(raw / "later.jsonl"))
-    assert (kept.exit_code, "1 row won't be trained" in kept.stdout) == (0, True), (
+    assert (kept.exit_code, "1 row of kind prompt" in kept.stdout) == (0, True), (
         "what is kept for later is no mistake"
     )
 

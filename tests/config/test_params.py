@@ -610,6 +610,7 @@ def test_trained_scales_need_blocks_and_name_the_tuned_file(load):
         ({"target_modules": "(q_proj"}, {}, "no regular expression"),
         ({"rank_pattern": {"q_proj": 0}}, {}, "from 1 to 4096"),
         ({"layers": []}, {}, "at least 1"),
+        ({"method": "dpo", "train_on_prompt": True}, {}, "compares answers"),
     ],
 )
 def test_settings_of_training_that_can_not_act_are_refused(load, train, more, words):

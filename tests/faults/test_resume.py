@@ -22,8 +22,11 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline.config.params import load_params
 from pipeline.core.hashing import tree_hash
+from pipeline.core.jsonl import write_rows
 from pipeline.core.metrics_log import MEASURED, MetricsLog
+from pipeline.stages.preprocess.stage import main as preprocess
 from pipeline.stages.train.checkpoints import MARKER, checkpoints_in, defect, read_notes, step_of
 
 EPOCHS, ACCUMULATION, SAVE_STEPS, EVAL_STEPS = 3, 2, 2, 3
@@ -107,7 +110,7 @@ def train_and_die(
     if dictated:
         from pipeline.stages.train.trainer import QuenchTrainer
 
-        QuenchTrainer.held_out_loss = lambda self: dictated[self.state.global_step - 1]
+        QuenchTrainer.held_out_metrics = lambda self: {"eval_loss": dictated[self.state.global_step - 1]}
     if death is not None:
         arm(death)
     sys.exit(main(["train", "--root", str(root), *words]))
@@ -151,7 +154,7 @@ def arm(death: Death) -> None:
     elif death.place == "logged":
         counted("log", term, before=True)
     elif death.place == "evaluation":
-        counted("held_out_loss", term, before=True)
+        counted("held_out_metrics", term, before=True)
     elif death.place == "delay":
         counted("_save_checkpoint", lambda: threading.Timer(death.delay, kill).start(), before=True)
     else:
@@ -232,6 +235,43 @@ def test_killed_anywhere(seed: int, project: Path, unbroken: Path, tmp_path: Pat
     death = planned(seed, micro_steps(unbroken))
     assert run(root, death) == -signal.SIGKILL
     assert not (root / "models/adapter").exists()
+    assert run(root) == 0, (root / "out.log").read_text()[-2000:]
+    same_as(unbroken, root)
+
+
+def rows_for(method: str) -> list[dict[str, Any]]:
+    """Rows that the method learns from, sft by their rewards."""
+    said = ["Yes.", "It is four, of course.", "No, never", "The sea is blue", "Ask me later"]
+    turn = lambda role, text: {"role": role, "content": text}  # noqa: E731
+    rows: list[dict[str, Any]] = []
+    for number in range(12):
+        asked, good, bad = turn("user", f"Question {number}?"), said[number % 5], said[(number + 2) % 5]
+        if method == "sft":
+            turns = [asked, turn("assistant", good)]
+            rows.append({"kind": "chat", "messages": turns, "reward": number / 12})
+        else:
+            answers = {"chosen": [turn("assistant", good)], "rejected": [turn("assistant", bad)]}
+            rows.append({"kind": "preference", "messages": [asked], **answers})
+    return rows
+
+
+@pytest.mark.parametrize(
+    "method", ["dpo", *(pytest.param(one, marks=pytest.mark.slow) for one in ("kto", "sft"))]
+)
+def test_other_methods_survive_a_kill(method: str, project: Path, tmp_path: Path) -> None:
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    params["train"] |= {"method": method, "num_train_epochs": 2.0}
+    params["preprocess"]["max_length"] = 256
+    params["curate"]["max_tokens"] = 128
+    begun = copy(project, tmp_path / "begun")
+    (begun / "params.yaml").write_text(yaml.safe_dump(params))
+    for split in ("train", "val"):
+        write_rows(begun / f"data/final/{split}.jsonl", rows_for(method))
+    preprocess(load_params(begun / "params.yaml"), begun)
+    unbroken, root = copy(begun, tmp_path / "unbroken"), copy(begun, tmp_path / "killed")
+    assert run(unbroken) == 0, (unbroken / "out.log").read_text()[-2000:]
+    assert run(root, Death("step", 5)) == -signal.SIGKILL
+    assert checkpoints_in(root / "models/checkpoints"), "it had got so far"
     assert run(root) == 0, (root / "out.log").read_text()[-2000:]
     same_as(unbroken, root)
 

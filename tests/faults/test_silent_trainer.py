@@ -61,15 +61,10 @@ def mean_of_means(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     from pipeline.stages.train.trainer import QuenchTrainer
 
-    real = QuenchTrainer.loss_over
-
-    def own_tokens(self: Any, model: Any, inputs: Any, tokens: Any) -> Any:
-        return real(self, model, inputs, inputs["trained_tokens"] * 2 if self.model.training else tokens)
-
     def compute_loss(
         self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        loss = own_tokens(self, model, inputs, num_items_in_batch)
+        loss, _ = self.loss_over(model, inputs, inputs["items"] * 2)  # of two micro-batches
         self.stats.add(inputs, loss.detach() * inputs["trained_tokens"] * 2)
         return loss
 
@@ -94,8 +89,8 @@ def loss_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss is exactly 0, as where every label is masked."""
     from pipeline.stages.train.trainer import QuenchTrainer
 
-    real = QuenchTrainer.loss_over
-    monkeypatch.setattr(QuenchTrainer, "loss_over", lambda self, *rest: real(self, *rest) * 0.0)
+    real = QuenchTrainer.losses
+    monkeypatch.setattr(QuenchTrainer, "losses", lambda self, *rest: (real(self, *rest)[0] * 0.0, {}))
 
 
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,15 +154,15 @@ def weights_repacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """bitsandbytes rewrites the weights at the first evaluation, into a form without a backward pass."""
     from pipeline.stages.train.trainer import QuenchTrainer
 
-    real = QuenchTrainer.loss_over
+    real = QuenchTrainer.losses
 
     def marked(self: Any, *rest: Any) -> Any:
         self.model.base_model.model.model.layers[
             0
         ].mlp.up_proj.base_layer.weight.quant_state.packing_format_for_cpu = not self.model.training
-        return real(self, *rest) if self.model.training else torch.tensor(1.0)
+        return real(self, *rest) if self.model.training else (torch.tensor(1.0), {})
 
-    monkeypatch.setattr(QuenchTrainer, "loss_over", marked)
+    monkeypatch.setattr(QuenchTrainer, "losses", marked)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pipeline.chat.rows import TRAINED, Kind
+from pipeline.config.methods import kinds_sentences
 from pipeline.config.params import load_params
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.special_files import printable
-from pipeline.core.wording import one_line, plural, training_sentences
+from pipeline.core.wording import one_line, plural
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.stages.curate.reading.containers import files_below
 
@@ -123,5 +124,5 @@ def _stats(found: Counter[str]) -> list[str]:
         f"{plural(found['files'], 'file')}: {found['files'] - found['unread']:,} read, "
         f"{found['unread']:,} not read{empty}; {plural(found['lines'], 'row')}: {found['usable']:,} usable, "
         f"{found['lines'] - found['usable']:,} rejected",
-        *training_sentences(untrained, found["scored"]),
+        *kinds_sentences(untrained, found["scored"]),
     ]

@@ -16,7 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.tokens import chats, encodable, load_tokenizer
+from pipeline.chat.tokens import encodable, load_tokenizer
+from pipeline.chat.wanted import chats_in
 from pipeline.commands.quantization_check.adapters import check_settings, put_adapter, saved_adapters
 from pipeline.commands.quantization_check.memory import (
     NF4,
@@ -33,7 +34,6 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Training
 from pipeline.core.checks import Check, refuse
 from pipeline.core.errors import ConfigError, DataError, GateError
-from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import read_json, write_json
 from pipeline.models.finite import adapter_is_finite, dequantization_is_finite, outputs_watched
 from pipeline.models.qlora import check_adapter, load_quantized, lora_config
@@ -150,7 +150,7 @@ def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
         {"messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]}
         for ask, answer in BUILT_IN
     ]
-    for source in (chats(read_rows(held_out)) if held_out.is_file() else iter(()), iter(built_in)):
+    for source in (chats_in(held_out) if held_out.is_file() else iter(()), iter(built_in)):
         if rows := [row.ids for row in islice(encodable(tokenizer, source, LONGEST), prompts)]:
             return rows
     raise DataError(

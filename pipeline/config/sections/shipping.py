@@ -39,6 +39,11 @@ class Gate(Section):
     max_forgetting: Points | None = key(
         10.0, "points (of 100) of general ability below the untuned base, the entire 95 % interval above this"
     )
+    min_preference_accuracy: Fraction | None = key(
+        0.5,
+        "preferences only: share of held-out pairs (kto: answers) told right, the entire 95 % interval below "
+        "this, 0 to 1",
+    )
 
 
 class Report(Section):

@@ -5,8 +5,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections.patterns import Alphas, Ranks, Targets
-from pipeline.config.sections.values import Count, Fraction, Layers, Quantization, Section, Seed, key
+from pipeline.config.sections.values import (
+    Count,
+    Fraction,
+    Layers,
+    Quantization,
+    Section,
+    Seed,
+    group,
+    key,
+)
 from pipeline.core.cpu import ComputeDtype
 
 Optimizer = Literal[
@@ -24,12 +34,44 @@ Optimizer = Literal[
 ]
 
 
+Weight = Annotated[float, Field(ge=0, le=1000)]
+
+
+class Preference(Section):
+    beta: Annotated[float, Field(gt=0, le=1000)] | None = key(
+        None,
+        "how strongly answers are held to the reference's (dpo, ipo, kto), how much the pairs count beside "
+        "the chosen answers (orpo), or how much a difference in log-probability counts (simpo); null: 0.1, "
+        "simpo 2.0",
+    )
+    simpo_gamma: Weight = key(
+        1.0, "simpo only: margin by which the chosen answer is to win, half of beta is usual"
+    )
+    sft_weight: Weight = key(
+        0.0,
+        "dpo, ipo and simpo: weight of the usual loss on the chosen answers, against their becoming less "
+        "likely; orpo has its own",
+    )
+    desirable_weight: Weight = key(1.0, "kto only: weight of answers with a thumb up")
+    undesirable_weight: Weight = key(1.0, "kto only: weight of answers with a thumb down")
+
+
 class Train(Section):
-    method: Literal["sft", "distill"] = key(
+    method: Method = key(
         "sft",
         "sft (what the assistant says is learned) | distill (a level learns to answer like the file it was "
-        "made from; needs base.level)",
+        "made from; needs base.level) | dpo | ipo | orpo | simpo (the chosen answer of a pair is preferred) "
+        "| kto (answers with a thumb up or down)",
     )
+    reward: Literal["min_max", "z_score", "softmax", "none"] = key(
+        "min_max",
+        "sft only: how a chat's reward weights it: min_max (the worst counts nothing) | z_score (one "
+        "standard deviation below the mean counts nothing) | softmax | none; the mean weight is 1",
+    )
+    reward_temperature: Annotated[float, Field(gt=0, le=10**6)] = key(
+        1.0, "softmax only: the lower, the more the best chats count, in units of the reward"
+    )
+    preference: Preference = group(Preference, "losses of dpo, ipo, kto, orpo and simpo")
     distill_top_k: Annotated[int, Field(ge=1, le=1 << 20)] = key(
         64,
         "distill only: tokens per position whose probability by the original is kept; more are truer and "
@@ -168,8 +210,19 @@ class Train(Section):
             raise ValueError("0 steps train nothing: give a number above 0, or -1 for num_train_epochs")
         return value
 
+    @property
+    def beta(self) -> float:
+        """`preference.beta`, or the method's own."""
+        given = self.preference.beta
+        return float(given if given is not None else METHODS[self.method].beta or 0.0)
+
     def problems(self) -> Iterator[str]:
-        """The best adapter can only be kept if it is saved."""
+        """The best adapter can only be kept if it is saved; noise would be in one of two likelihoods only."""
+        if self.neftune_noise_alpha is not None and METHODS[self.method].preferences:
+            yield (
+                f"neftune_noise_alpha is set, and method {self.method} compares likelihoods, in which the "
+                "noise would be all: set it to null"
+            )
         if self.early_stopping_patience is not None and self.save_steps != self.eval_steps:
             yield (
                 "early_stopping_patience is set, so the best adapter has to be kept, but save_steps is "

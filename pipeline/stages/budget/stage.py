@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.held_out import SPARE, drawn
-from pipeline.chat.tokens import Encoded, chats, encodable, load_tokenizer
+from pipeline.chat.tokens import Encoded, encodable, load_tokenizer
+from pipeline.chat.wanted import chats_in
 from pipeline.config.budgets import FOLDER, parse_budget
 from pipeline.config.params import Params
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
-from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import need_disk, publishing, write_json
 from pipeline.gguf.file import check_gguf, describe, kv_cache_bytes
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
@@ -145,7 +145,7 @@ def encoded(tokenizer: Any, rows: Path, longest: int, most: int, seed: int) -> l
     sequence of each.
     """
     found: list[tuple[str, Encoded]] = []
-    for row in drawn(chats(read_rows(rows)), SPARE * most, seed):
+    for row in drawn(chats_in(rows), SPARE * most, seed):
         for one in islice(encodable(tokenizer, [row], longest), 1):
             found.append((PART.sub("", str(row["source"])), one))
         if len(found) == most:

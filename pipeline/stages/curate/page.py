@@ -7,6 +7,7 @@ come from `reports/data.json`, the samples (redacted already) from stage `curate
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.config.methods import kinds_sentences
 from pipeline.core.wording import RULES, SPLITS, most, plural, taken_out, title, verdict, warnings, words
 from pipeline.pages.drawings import Step, bars, flow
 from pipeline.pages.templating import fill
@@ -93,7 +94,7 @@ def page_values(stats: Mapping[str, Any], samples: Mapping[str, list[Any]]) -> d
         "off": set(stats["not_measured"]),
         "title": title(stats),
         "verdict": verdict(stats),
-        "warnings": warnings(stats),
+        "warnings": [*warnings(stats), *kinds_sentences(stats["untrained"], stats["scored"])],
         "drawings": drawings,
         "quiet": [
             rule["rule"]

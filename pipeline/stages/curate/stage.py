@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
+from pipeline.config.methods import kinds_sentences
 from pipeline.config.params import Params
 from pipeline.config.sections import Curate
 from pipeline.core.hardware import usable_cores
@@ -21,7 +22,7 @@ from pipeline.core.jsonl import dump_line
 from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk, publishing, scratch_folder, write_json, write_text
 from pipeline.core.special_files import need_plain_files
-from pipeline.core.wording import plural, training_sentences
+from pipeline.core.wording import plural
 from pipeline.stages.curate.checks import check_not_empty, check_stats
 from pipeline.stages.curate.clean import Block, Cleaner, blocks
 from pipeline.stages.curate.comparing.splits import SPLITS
@@ -162,7 +163,7 @@ def main(params: Params, root: Path) -> None:
         f"curate: {plural(counts['rows_read'], 'row')} read{parts}, {counts['rows_kept']:,} kept "
         f"({splits}), {lost:,} rejected"
     )
-    for sentence in [*file_sentences(counts), *training_sentences(counts["untrained"], counts["scored"])]:
+    for sentence in [*file_sentences(counts), *kinds_sentences(counts["untrained"], counts["scored"])]:
         print(f"curate: {sentence}")
     if lost or counts["files_rejected"]:
         print(f"curate: why, and where: {root / 'data/rejects.jsonl'} (reasons in docs/data-formats.md)")

@@ -15,10 +15,10 @@ from typing import Any
 
 from pipeline.chat.rendering import Unrenderable, renderings
 from pipeline.chat.tokens import Row, load_tokenizer
+from pipeline.chat.wanted import learned_in
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash
-from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import publishing, write_json
 from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
@@ -105,12 +105,12 @@ def measure(
 
 
 def spread(rows: Path, tokens: int) -> Iterator[Row]:
-    """All rows, in an order whose start is spread over the entire file, so that the first `tokens` tokens of
-    them stand for all.
+    """The chats and texts, in an order whose start is spread over the entire file, so that the first `tokens`
+    tokens of them stand for all.
     """
     step = max(1, rows.stat().st_size // (tokens * ROW_BYTES))
     for start in range(step):
-        yield from islice(read_rows(rows), start, None, step)
+        yield from islice(learned_in(rows), start, None, step)
 
 
 def calibration_texts(tokenizer: Any, rows: Iterator[Row], tokens: int) -> Iterator[str]:
@@ -121,11 +121,11 @@ def calibration_texts(tokenizer: Any, rows: Iterator[Row], tokens: int) -> Itera
     for row in rows:
         if left <= 0:
             return
-        kind, text = row.get("kind", "chat"), ""
-        if kind == "chat":
+        text = ""
+        if row.get("kind", "chat") == "chat":
             with suppress(Unrenderable):  # preprocess has counted it; the last rendering holds all turns
                 text = renderings(tokenizer, row["messages"], row.get("tools"))[-1].text
-        elif kind == "text":
+        else:
             text = "".join(segment["text"] for segment in row["segments"]) + tokenizer.eos_token
         if text:
             left -= len(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -12,14 +12,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.tokens import chats, load_tokenizer
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.chat.wanted import chats_in
 from pipeline.config.levels import distilled_from, level_key
 from pipeline.config.params import Params
 from pipeline.config.sections import TUNED, Graph
 from pipeline.core.checks import overall
 from pipeline.core.errors import DataError, GateError
 from pipeline.core.hashing import file_hash
-from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import read_json, scratch_folder, write_json, write_text
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import is_made
@@ -142,7 +142,7 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
     """Measure the files below `root` and write both reports, also if a check failed; the checks."""
     rows = list(
         islice(
-            chats(read_rows(root / "data/final/test.jsonl")),
+            chats_in(root / "data/final/test.jsonl"),
             max(params.parity.conversations, params.parity.rows, params.parity.prompts),
         )
     )

@@ -11,9 +11,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from pipeline.chat.tokens import IGNORED
-from pipeline.core.wording import count, percent, plural, training_sentences
+from pipeline.config.methods import unused_sentences
+from pipeline.core.wording import count, percent, plural
 from pipeline.pages.drawings import bars
 from pipeline.pages.templating import fill
+from pipeline.stages.preprocess.rewards import sentences
 from pipeline.stages.preprocess.tables import Written
 
 if TYPE_CHECKING:
@@ -32,6 +34,11 @@ KINDS = {
         "a text of its own.",
     ),
     "text": ("Text", "Segments without a template; those to be trained are."),
+    "preference": (
+        "Preference",
+        "Of a pair the chosen and the rejected answer are scored, the prompt is read.",
+    ),
+    "feedback": ("Feedback", "The last answer, which has a thumb up or down, is scored."),
 }
 LONGEST = 600  # tokens that are shown of a sequence
 VISIBLE = str.maketrans({" ": "<u>·</u>", "\t": "<u>→</u>\t", "\n": "<u>↵</u>\n"})  # of white space
@@ -72,6 +79,7 @@ def render_labels_page(stats: Mapping[str, Any], samples: Sequence[Mapping[str, 
         verdict=_verdict(stats),
         notes=_notes(stats),
         drawing=drawing,
+        rewards=_rewards(train["rewards"]),
         rejects=_rejects(stats),
     )
 
@@ -112,7 +120,7 @@ def _notes(stats: Mapping[str, Any]) -> list[str]:
         found.append(
             f"{percent(rejected / train['rows_read'])} of the training rows were left out: see why below."
         )
-    found += training_sentences(*untrained_and_scored(stats))
+    found += unused_sentences(unused(stats), stats["method"])
     if stats["trained_share"] < LITTLE:
         found.append(
             "hardly anything of what is read is trained: shorten what comes before the answers, or expect a "
@@ -121,14 +129,28 @@ def _notes(stats: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def untrained_and_scored(stats: Mapping[str, Any]) -> tuple[Counter[str], int]:
-    """Of all splits: rows by kind that supervised training doesn't learn from, and trained rows with a
-    reward.
-    """
-    splits = stats["splits"].values()
-    return sum((Counter(split["untrained"]) for split in splits), Counter[str]()), sum(
-        split["scored"] for split in splits
-    )
+def unused(stats: Mapping[str, Any]) -> Counter[str]:
+    """The rows of all splits, by kind, that the method doesn't learn from."""
+    return sum((Counter(split["untrained"]) for split in stats["splits"].values()), Counter[str]())
+
+
+def _rewards(found: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The distribution of rewards and weights, drawn; None if no row has a reward."""
+    if not found["sequences"]:
+        return None
+    drawings = {
+        name: bars(
+            name,
+            f"Training sequences by {one}",
+            "; ".join(
+                f"{bin['from']:g} to {bin['to']:g}: {bin['rows']:,}" for bin in found[name] if bin["rows"]
+            ),
+            [(f"{bin['from']:.3g}", bin["rows"]) for bin in found[name]],
+            edges=True,
+        )
+        for name, one in (("rewards", "reward"), ("weights", "weight"))
+    }
+    return {**found, "drawings": drawings, "sentences": sentences(found)}
 
 
 def _rejects(stats: Mapping[str, Any]) -> list[dict[str, Any]]:

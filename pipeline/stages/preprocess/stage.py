@@ -1,5 +1,5 @@
-"""Turn chats and texts into what the trainer sees: token ids, labels on what is to be learned only, packed
-rows.
+"""Turn rows into what the trainer sees: token ids, labels on what is to be learned only, packed rows; of the
+kinds of rows that `train.method` learns from.
 
 Reads `data/final/{train,val}.jsonl`, and tokenizer, template and configuration in `models/base/`.
 Writes `data/tokens/{train,val}.parquet` (`pipeline.stages.preprocess.tables`), `data/tokens/manifest.json`,
@@ -11,22 +11,33 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.answers import encode_rows
 from pipeline.chat.manifest import NAME, manifest
 from pipeline.chat.prompt_labels import with_prompts
 from pipeline.chat.rendering import Unrenderable, own_system_prompt
-from pipeline.chat.tokens import Encoded, encode, load_tokenizer
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.methods import METHODS, unused_sentences
 from pipeline.config.params import Params
+from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import publishing, write_json, write_text
-from pipeline.core.wording import most, plural, training_sentences
+from pipeline.core.wording import most, plural
 from pipeline.stages.preprocess.attention import need_rows_apart
 from pipeline.stages.preprocess.packing import best_fit
-from pipeline.stages.preprocess.page import render_labels_page, sample, untrained_and_scored
+from pipeline.stages.preprocess.page import render_labels_page, sample, unused
 from pipeline.stages.preprocess.proof import load_base, prove
+from pipeline.stages.preprocess.rewards import Weighting, account, sentences, weighting
 from pipeline.stages.preprocess.stats import SplitStats, row_name
 from pipeline.stages.preprocess.stretches import Base
-from pipeline.stages.preprocess.tables import Written, to_table, token_lengths, write_rows_of
+from pipeline.stages.preprocess.tables import (
+    Sequence,
+    Written,
+    to_table,
+    token_lengths,
+    units,
+    write_rows_of,
+)
 
 SPLITS = ("train", "val")
 
@@ -38,26 +49,29 @@ def preprocess(
     tokens_folder: Path,
     max_length: int,
     packing: bool,
-    prompts: bool = False,
+    train: Train | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Tokenize and pack both splits, prove what was written, publish the folder; the statistics of it, and
     some rows to look at.
 
-    A row longer than `max_length` tokens, one that the template can't render whole and with exact labels, and
-    one of a kind that supervised training has no use for is left out and counted by reason; nothing is cut.
-    With `prompts` what is asked is learned too, not the answers alone.
+    Of `train` the method and the weights of rewards are used. A row longer than `max_length` tokens (a pair:
+    both answers together), one that the template can't render whole and with exact labels, and one of a kind
+    that the method has no use for is left out and counted by reason; nothing is cut. With
+    `train.train_on_prompt` what is asked is learned too, not the answers alone.
 
     Raises `DataError` where no training row is left, where tokenizer and configuration contradict each other
     and where the proof fails, `ConfigError` if the base can't keep packed rows apart.
     """
     tokenizer = load_tokenizer(base)
     known = load_base(base, tokenizer)
-    if packing:
+    train = train or Train()
+    if packing or METHODS[train.method].preferences:  # a pair's answers share a row
         need_rows_apart(base)
     stats: dict[str, Any] = {
+        "method": train.method,
         "max_length": max_length,
         "packing": packing,
-        **({"prompts": True} if prompts else {}),
+        **({"prompts": True} if train.train_on_prompt else {}),
         "template_system_prompt": own_system_prompt(tokenizer),
         "splits": {},
     }
@@ -66,11 +80,13 @@ def preprocess(
         aside.mkdir()
         for split, split_stats in all_stats.items():
             rows, target = rows_folder / f"{split}.jsonl", aside / f"{split}.parquet"
+            weighed = stats["splits"].get("train", {}).pop("weighting", None)
             stats["splits"][split] = write_split(
-                rows, target, known, max_length, packing, split_stats, prompts
+                rows, target, known, max_length, packing, train, split_stats, weighed
             )
-        train = stats["splits"]["train"]
-        if not train["rows"]:
+        stats["splits"]["val"].pop("weighting")
+        trained = stats["splits"]["train"]
+        if not trained["rows"]:
             reasons = (
                 ", ".join(f"{code}: {count}" for code, count in all_stats["train"].rejected.most_common())
                 or "there is none"
@@ -80,7 +96,7 @@ def preprocess(
                 f"no row of {rows_folder / 'train.jsonl'} can be trained ({reasons}): fix the rows or "
                 "raise preprocess.max_length",
             )
-        stats["trained_share"] = round(train["trained_tokens"] / train["tokens"], 4)
+        stats["trained_share"] = round(trained["trained_tokens"] / trained["tokens"], 4)
         write_json(
             aside / NAME,
             manifest(aside, [rows_folder / f"{split}.jsonl" for split in SPLITS], base, tokenizer, stats),
@@ -100,46 +116,71 @@ def write_split(
     base: Base,
     max_length: int,
     packing: bool,
+    train: Train,
     split_stats: SplitStats,
-    prompts: bool,
+    weighed: Weighting | None,
 ) -> dict[str, Any]:
     """Write one split's Parquet file and prove it; gives its statistics and counts its rows in
-    `split_stats`.
+    `split_stats`. Rewards are weighed as `weighed` does, where there is none as this split's own ask for.
     """
-    table = to_table(sequences(base.tokenizer, rows, max_length, split_stats, prompts))
-    lengths = token_lengths(table)
-    packed = best_fit(lengths, max_length) if packing else [[number] for number in range(len(lengths))]
-    write_rows_of(target, table, packed)
+    table = to_table(sequences(base.tokenizer, rows, max_length, train, split_stats))
+    lengths, members = token_lengths(table), units(table)
+    together = best_fit([sum(lengths[place] for place in unit) for unit in members], max_length)
+    packed = [[place for unit in row for place in members[unit]] for row in together] if packing else members
+    rewards = table["reward"].to_numpy().astype(float)  # NaN where there is none
+    rule = train.reward if train.method == "sft" else "none"
+    weighed = weighed or weighting(rule, train.reward_temperature, rewards, table["trained"].to_numpy())
+    weights = weighed.weights(rewards)
+    write_rows_of(target, table, packed, weights)
     del table  # the proof reads what is on the disk
-    proven = prove(target, rows, base, max_length, split_stats.rejected.total(), prompts)
+    proven = prove(
+        target,
+        rows,
+        base,
+        max_length,
+        train.method,
+        split_stats.rejected.total(),
+        prompts=train.train_on_prompt,
+    )
     if proven["tokens"] != sum(lengths):
         raise AssertionError(
             f"packing changed the number of tokens from {sum(lengths)} to {proven['tokens']}"
         )  # a bug, never the user's fault
     density = round(sum(lengths) / (len(packed) * max_length), 4) if packed else 0.0
-    return proven | split_stats.stats(lengths) | {"packing_density": density}
+    return (
+        proven
+        | split_stats.stats(lengths)
+        | {"packing_density": density, "weighting": weighed}
+        | {"rewards": account(weighed, rewards, weights)}
+    )
 
 
 def sequences(
-    tokenizer: Any, path: Path, max_length: int, split_stats: SplitStats, prompts: bool = False
-) -> Iterator[tuple[str, Encoded]]:
-    """(row id, ids and labels) of every sequence of the rows in `path` that can be trained as they are;
-    `split_stats` counts all.
+    tokenizer: Any, path: Path, max_length: int, train: Train, split_stats: SplitStats
+) -> Iterator[Sequence]:
+    """Every sequence of the rows in `path` that the method can train as they are; `split_stats` counts
+    all.
     """
-    rows = encode(tokenizer, read_rows(path))
-    rows = with_prompts(tokenizer, rows) if prompts else rows
+    unit, pairs = 0, METHODS[train.method].pairs
+    rows = encode_rows(tokenizer, read_rows(path), train.method)
+    rows = with_prompts(tokenizer, rows) if train.train_on_prompt else rows
     for number, (row, encoded) in enumerate(rows, start=1):
         name = row_name(row, path.name, number)
         if isinstance(encoded, Unrenderable):
             split_stats.reject(row, name, encoded.code, str(encoded))
-        elif (longest := max(len(one.ids) for one in encoded)) > max_length:
+            continue
+        sizes = [len(one.ids) for one in encoded]
+        if (longest := sum(sizes) if pairs else max(sizes)) > max_length:
+            both = " in both answers" if pairs else ""
             split_stats.reject(
-                row, name, "too_long", f"{longest:,} tokens, preprocess.max_length is {max_length:,}"
+                row, name, "too_long", f"{longest:,} tokens{both}, preprocess.max_length is {max_length:,}"
             )
-        else:
-            names = [one.name_in(name) for one in encoded]
-            split_stats.keep(row, names)
-            yield from zip(names, encoded, strict=True)
+            continue
+        names = [one.name_in(name) for one in encoded]
+        split_stats.keep(row, names)
+        for place, (named, one) in enumerate(zip(names, encoded, strict=True)):
+            unit += place == 0 or not pairs
+            yield Sequence(named, one, unit, row.get("reward"))
 
 
 def main(params: Params, root: Path) -> None:
@@ -150,7 +191,7 @@ def main(params: Params, root: Path) -> None:
         tokens_folder=root / "data/tokens",
         max_length=params.preprocess.max_length,
         packing=params.preprocess.packing,
-        prompts=params.train.train_on_prompt,
+        train=params.train,
     )
     write_json(root / "reports/labels.json", stats)
     write_text(root / "reports/labels.html", render_labels_page(stats, samples))
@@ -174,4 +215,5 @@ def summary(stats: dict[str, Any]) -> Iterator[str]:
             f"{plural(rejected.total(), 'row')} left out: "
             f"{', '.join(f'{rows:,} {code}' for code, rows in most(rejected))}"
         )
-    yield from training_sentences(*untrained_and_scored(stats))
+    yield from unused_sentences(unused(stats), stats["method"])
+    yield from sentences(train["rewards"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.chat.tokens import NOT_A_CHAT, Row
+from pipeline.chat.tokens import NOT_LEARNED, Row
 
 EXAMPLES = 2  # of each kind of row, and of each reason
 BINS = 32  # of the histogram of lengths, at most
@@ -23,14 +23,13 @@ class SplitStats:
     kinds: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
     without_system: int = 0
-    scored: int = 0  # trained rows with a reward, which counts for nothing yet
-    # rows of kinds that supervised training doesn't learn from
+    # rows of kinds that the method doesn't learn from
     untrained: Counter[str] = field(default_factory=Counter)
 
     def reject(self, row: Row, name: str, code: str, why: str) -> None:
         """Count a row that was left out."""
         self.rejected[code] += 1
-        self.untrained.update([row["kind"]] if code == NOT_A_CHAT else [])
+        self.untrained.update([row["kind"]] if code == NOT_LEARNED else [])
         known = self.rejects.setdefault(code, [])
         if len(known) < EXAMPLES:
             known.append({"row": name, "why": why})
@@ -41,7 +40,6 @@ class SplitStats:
         self.kinds[kind] += 1
         if self.kinds[kind] <= (1 if kind == "unfolded" else EXAMPLES):
             self.examples.setdefault(kind, []).extend(names[:EXAMPLES])
-        self.scored += "reward" in row
         self.without_system += kind != "text" and row["messages"][0]["role"] != "system"
 
     def stats(self, lengths: Sequence[int]) -> dict[str, Any]:
@@ -52,7 +50,6 @@ class SplitStats:
             "rejects": dict(sorted(self.rejects.items())),
             "kinds": dict(sorted(self.kinds.items())),
             "rows_without_system": self.without_system,
-            "scored": self.scored,
             "untrained": dict(sorted(self.untrained.items())),
             "lengths": histogram(lengths),
         }
@@ -64,9 +61,11 @@ def row_name(row: Row, file: str, number: int) -> str:
 
 
 def kind_of(row: Row, *, unfolded: bool) -> str:
-    """What is most worth seeing of a row: unfolded, text, tools, reasoning, untrained turn, several turns or
-    one exchange.
+    """What is most worth seeing of a row: preference, feedback, unfolded, text, tools, reasoning, untrained
+    turn, several turns or one exchange.
     """
+    if row.get("kind") in ("preference", "feedback"):
+        return str(row["kind"])
     turns = row.get("messages", [])
     answers = [turn for turn in turns if turn["role"] == "assistant"]
     kinds = {

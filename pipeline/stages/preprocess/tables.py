@@ -4,11 +4,14 @@ in it.
 Columns: `input_ids`, `labels` (int32, of all its sequences, one after the other), `seq_lengths` (the trainer
 restarts
 positions there), `row_ids` (the row of data/final that each sequence is of; `ID#2` is the second turn of an
-unfolded one).
+unfolded one, `ID#chosen` an answer of a pair), `roles` (int8, of each sequence: 1 preferred, -1 not, 0
+learned as it is) and `weights` (float32, of each sequence: what its loss is multiplied by).
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import pyarrow
 import pyarrow.compute
 from pyarrow import parquet
 
-from pipeline.chat.tokens import Encoded
+from pipeline.chat.tokens import Encoded, trained_positions
 from pipeline.core.errors import DataError
 
 INTS = pyarrow.list_(pyarrow.int32())
@@ -25,14 +28,48 @@ CHUNK = 1024  # sequences that are held as Python lists at a time
 GROUP = 1024  # packed rows that are written at a time
 
 
-def to_table(sequences: Iterable[tuple[str, Encoded]]) -> Any:
-    """The sequences (row id, ids and labels) as one Arrow table: 8 bytes a token."""
-    schema = pyarrow.schema({"row_id": pyarrow.string(), "input_ids": INTS, "labels": INTS})
+@dataclass(frozen=True)
+class Sequence:
+    """A sequence to train: its name, ids and labels, the reward of its row (None: none), and the number of
+    the unit that it is in: sequences of one unit share a packed row.
+    """
+
+    name: str
+    encoded: Encoded
+    unit: int
+    reward: float | None = None
+
+    def record(self) -> dict[str, Any]:
+        """The sequence as a row of `to_table`."""
+        one = self.encoded
+        return {
+            "row_id": self.name,
+            "input_ids": one.ids,
+            "labels": one.labels,
+            "role": one.role,
+            "unit": self.unit,
+            "reward": self.reward,
+            "trained": len(trained_positions(one)),
+        }
+
+
+def to_table(sequences: Iterable[Sequence]) -> Any:
+    """The sequences as one Arrow table: 8 bytes a token."""
+    schema = pyarrow.schema(
+        {
+            "row_id": pyarrow.string(),
+            "input_ids": INTS,
+            "labels": INTS,
+            "role": pyarrow.int8(),
+            "unit": pyarrow.int64(),
+            "reward": pyarrow.float64(),
+            "trained": pyarrow.int32(),
+        }
+    )
     sequences = iter(sequences)
     batches = []
     while some := list(islice(sequences, CHUNK)):
-        rows = [{"row_id": name, "input_ids": one.ids, "labels": one.labels} for name, one in some]
-        batches.append(pyarrow.RecordBatch.from_pylist(rows, schema))
+        batches.append(pyarrow.RecordBatch.from_pylist([one.record() for one in some], schema))
     return pyarrow.Table.from_batches(batches, schema)
 
 
@@ -41,12 +78,29 @@ def token_lengths(table: Any) -> list[int]:
     return list(pyarrow.compute.list_value_length(table["input_ids"]).to_pylist())
 
 
-def write_rows_of(path: Path, table: Any, rows: list[list[int]]) -> None:
-    """Write the packed rows, each given by the numbers of its sequences in `table`."""
+def units(table: Any) -> list[list[int]]:
+    """The numbers of the sequences of each unit, in order; a unit's are neighbors."""
+    numbers = groupby(enumerate(table["unit"].to_pylist()), key=itemgetter(1))
+    return [[place for place, _ in group] for _, group in numbers]
+
+
+def write_rows_of(path: Path, table: Any, rows: list[list[int]], weights: Any = None) -> None:
+    """Write the packed rows, each given by the numbers of its sequences in `table`, whose losses are
+    multiplied by `weights` (one for each sequence; None: 1).
+    """
     schema = pyarrow.schema(
-        {"input_ids": INTS, "labels": INTS, "seq_lengths": INTS, "row_ids": pyarrow.list_(pyarrow.string())}
+        {
+            "input_ids": INTS,
+            "labels": INTS,
+            "seq_lengths": INTS,
+            "row_ids": pyarrow.list_(pyarrow.string()),
+            "roles": pyarrow.list_(pyarrow.int8()),
+            "weights": pyarrow.list_(pyarrow.float32()),
+        }
     )
-    table = table.combine_chunks()
+    ones = np.ones(table.num_rows) if weights is None else weights
+    weight = pyarrow.array(ones, pyarrow.float32())
+    table = table.drop_columns(["unit", "reward", "trained"]).append_column("weight", weight).combine_chunks()
     with parquet.ParquetWriter(path, schema) as writer:
         for start in range(0, len(rows), GROUP):
             writer.write_batch(_packed(table, rows[start : start + GROUP], schema))
@@ -58,7 +112,8 @@ def _packed(table: Any, rows: list[list[int]], schema: Any) -> Any:
     sequences = np.cumsum([0, *map(len, rows)], dtype=np.int32)  # where the rows begin, in sequences
     tokens = np.concatenate(([0], np.cumsum(lengths)))[sequences].astype(np.int32)  # and in tokens
     flat = [(tokens, taken[name].chunk(0).flatten()) for name in ("input_ids", "labels")]
-    flat += [(sequences, pyarrow.array(lengths, pyarrow.int32())), (sequences, taken["row_id"].chunk(0))]
+    flat += [(sequences, pyarrow.array(lengths, pyarrow.int32()))]
+    flat += [(sequences, taken[name].chunk(0)) for name in ("row_id", "role", "weight")]
     return pyarrow.record_batch(
         [pyarrow.ListArray.from_arrays(offsets, values) for offsets, values in flat], schema=schema
     )
@@ -68,8 +123,8 @@ class Written:
     """A Parquet file read back: every sequence in it, by row id.
 
     `ids` and `labels` are all tokens in order (int32), `starts` where the sequences begin in them (one more
-    than there are sequences), `row_ids` the sequences' rows, `lengths` the tokens of each packed row. Raises
-    `DataError` if the columns disagree.
+    than there are sequences), `row_ids` the sequences' rows, `roles` and `weights` theirs, `lengths` the
+    tokens of each packed row. Raises `DataError` if the columns disagree.
     """
 
     def __init__(self, path: Path) -> None:
@@ -80,11 +135,13 @@ class Written:
         self.ids, self.labels = (column[name].flatten().to_numpy() for name in ("input_ids", "labels"))
         self.starts = np.concatenate(([0], np.cumsum(sizes)))
         self.row_ids: list[str] = column["row_ids"].flatten().to_pylist()
+        self.roles, self.weights = (column[name].flatten().to_numpy() for name in ("roles", "weights"))
         counts, owners = (column[name].value_lengths().to_numpy() for name in ("seq_lengths", "row_ids"))
         ends = self.starts[np.concatenate(([0], np.cumsum(counts)))]
         if (
             len(self.ids) != len(self.labels)
             or not np.array_equal(counts, owners)
+            or not len(self.roles) == len(self.weights) == len(self.row_ids)
             or not np.array_equal(np.diff(ends), self.lengths)
         ):
             raise DataError(
@@ -106,6 +163,11 @@ class Written:
         place = places.pop()
         part = slice(self.starts[place], self.starts[place + 1])
         return self.ids[part], self.labels[part]
+
+    def role(self, row_id: str) -> int | None:
+        """The role of the next sequence of this row; None if there is none (left)."""
+        places = self._places.get(row_id)
+        return int(self.roles[places[-1]]) if places else None
 
     def left(self) -> Iterator[str]:
         """The row ids of the sequences that were not taken."""

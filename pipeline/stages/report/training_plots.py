@@ -25,7 +25,7 @@ def training_plots(log: Rows, metrics_log: Rows, eval_loss: float | None = None)
         return {}
     evaluations = _points(log, "eval_loss") or ([(losses[-1][0], eval_loss)] if eval_loss is not None else [])
     steps = (losses[0][0], losses[-1][0])
-    return {
+    return _measures(metrics_log, steps) | {
         "loss": _loss_plot(losses, evaluations, steps),
         "gradient": _gradient_plot([point for point in _points(log, "grad_norm") if point[1] > 0], steps),
         "rate": _plain_plot(
@@ -37,11 +37,34 @@ def training_plots(log: Rows, metrics_log: Rows, eval_loss: float | None = None)
     }
 
 
+def _measures(metrics_log: Rows, steps: tuple[float, float]) -> dict[str, str]:
+    """The curves of what the method measures beside its loss: pairs told right, and their margin."""
+    found: dict[str, str] = {}
+    for name, title in (("accuracy", "Told right"), ("margin", "Margin")):
+        ours, held_out = (
+            [
+                (float(row["step"]), float(row["measures"][name]))
+                for row in metrics_log
+                if row["kind"] == kind and name in row.get("measures", {})
+            ]
+            for kind in ("step", "eval")
+        )
+        if ours:
+            figure, axes = _training_axes("share" if name == "accuracy" else "margin", steps)
+            _draw(axes, ours)
+            if held_out:
+                axes.plot(*zip(*held_out, strict=True), marker="D", color=WARM, markersize=5, linewidth=1.4)
+            words = f"{title} from {ours[0][1]:.3g} to {ours[-1][1]:.3g}"
+            ends = f"; of held-out ones {held_out[-1][1]:.3g} at the end" if held_out else ""
+            found[name] = svg_of(figure, name, title, f"{words}{ends}.")
+    return found
+
+
 def _loss_plot(
     losses: list[tuple[float, float]], evaluations: list[tuple[float, float]], steps: tuple[float, float]
 ) -> str:
     """Training loss as a line, the loss on held-out rows as a marked one."""
-    figure, axes = _training_axes("loss per trained token", steps)
+    figure, axes = _training_axes("loss", steps)
     _draw(axes, losses)
     words = (
         f"Training loss from {losses[0][1]:.3f} at step {losses[0][0]:.0f} to {losses[-1][1]:.3f} at "

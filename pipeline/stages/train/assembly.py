@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
 
+from pipeline.config.methods import METHODS
 from pipeline.config.sections import Training
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
@@ -16,12 +17,15 @@ from pipeline.models.tuners import causal_model, put_tuner
 from pipeline.planning.steps import total_steps
 from pipeline.stages.train.arguments import training_arguments
 from pipeline.stages.train.callbacks import MetricsCallback
-from pipeline.stages.train.checkpoints import step_of
+from pipeline.stages.train.checkpoints import REFERENCE, step_of
 from pipeline.stages.train.dataset import Collator, load_rows, sequences
 from pipeline.stages.train.distill.trainer import DistillCollator, DistillTrainer
 from pipeline.stages.train.monitoring.monitor import Monitor
 from pipeline.stages.train.monitoring.samples import sample
 from pipeline.stages.train.monitoring.tensorboard import Board
+from pipeline.stages.train.preference.collator import PreferenceCollator
+from pipeline.stages.train.preference.reference import ask_reference
+from pipeline.stages.train.preference.trainer import PreferenceTrainer
 from pipeline.stages.train.trainer import QuenchTrainer
 
 
@@ -50,10 +54,11 @@ def make_trainer(
     metrics_log: MetricsLog,
     start: Path | None,
     interruption: Interruption,
+    record: dict[str, Any],
     teacher: Any = None,
 ) -> tuple[Any, Monitor]:
     """The trainer over the quantized base with its adapter, and the monitor that judges its steps; with a
-    `teacher`, the level is distilled.
+    `teacher`, the level is distilled. `record` is the run's (`pipeline.stages.train.run.describe`).
     """
     rows, held_out = load_rows(tokens, "train"), load_rows(tokens, "val")
     arguments = training_arguments(settings, checkpoints, rows=len(rows), held_out=len(held_out))
@@ -62,6 +67,11 @@ def make_trainer(
     learning: Any = Collator(padding)
     monitoring: Any = learning
     kind: Any = QuenchTrainer
+    if METHODS[settings.method].preferences:
+        learning, monitoring = (
+            PreferenceCollator(learning, settings.method, found) for found in (rows, held_out)
+        )
+        kind = partial(PreferenceTrainer, settings=settings)
     if teacher:
         learning, monitoring = (
             DistillCollator(learning, answers) for answers in (teacher.train, teacher.val)
@@ -84,12 +94,15 @@ def make_trainer(
         settings=settings,
         loss=loss,
         keep=settings.save_total_limit,
-        held_out=[monitoring([row]) for row in held_out],
+        held_out=[],
         answer=lambda model: sample(model, tokenizer, questions, settings.sample_tokens),
         interruption=interruption,
         start=start,
         metrics_log=metrics_log,
     )
+    if METHODS[settings.method].reference:
+        ask_reference(trainer, checkpoints / REFERENCE, record, [learning, monitoring])
+    trainer.held_out = [monitoring([row]) for row in held_out]
     callback.trainer = trainer
     trainer.remove_callback(PrinterCallback)
     if settings.early_stopping_patience is not None:

@@ -70,11 +70,12 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
             "seconds": round(seconds, 3),
             "tokens_per_second": round(stats.tokens / seconds, 1),
             "memory_bytes": memory_used(),
+            **stats.measures.record(stats.items),
         }
         self.metrics_log.append(row)
         self.board.step(row)
         self.judge(row)
-        check_mean(state.global_step, logs["loss"], float(stats.loss_sum), stats.trained_tokens)
+        check_mean(state.global_step, logs["loss"], float(stats.loss_sum), stats.items)
         tenth = max(1, state.max_steps // 10)
         if args.disable_tqdm and (state.global_step % tenth == 0 or state.global_step == 1):
             left = (state.max_steps - state.global_step) * seconds
@@ -106,18 +107,18 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
             print(f"train: {check}", flush=True)
 
 
-def check_mean(step: int, loss: float, loss_sum: float, trained_tokens: int) -> None:
-    """Raise `GateError` unless the step's loss is the mean over its trained tokens, whatever the
-    micro-batches were.
+def check_mean(step: int, loss: float, loss_sum: float, items: int) -> None:
+    """Raise `GateError` unless the step's loss is the mean over its trained tokens (or pairs, or positions),
+    whatever the micro-batches were.
 
     Averaging the means of micro-batches weighs short rows more (the accumulation bug of 2024, transformers
     #34191).
     """
-    mean = loss_sum / max(trained_tokens, 1)
+    mean = loss_sum / max(items, 1)
     if not math.isclose(loss, mean, rel_tol=SAME_LOSS, abs_tol=1e-6):
         raise GateError(
             "Q-TRAIN-018",
-            f"the loss of step {step} is {loss:.6g}, but the mean over its {trained_tokens} trained tokens "
-            f"is {mean:.6g}: gradient accumulation weighs rows by their number, not by their tokens, which "
-            "is a fault of the installed libraries; run `make setup`",
+            f"the loss of step {step} is {loss:.6g}, but the mean over its {items} tokens or pairs "
+            f"is {mean:.6g}: gradient accumulation weighs rows by their number, not by what is in "
+            "them, which is a fault of the installed libraries; run `make setup`",
         )

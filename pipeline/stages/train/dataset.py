@@ -4,9 +4,11 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.answers import REJECTED
 from pipeline.chat.tokens import IGNORED
 
-NOT_FOR_THE_MODEL = ("rows", "row_ids", "trained_tokens")  # what a batch knows of itself
+# what a batch knows of itself; `items` are what its loss is a mean over: tokens, positions, pairs or answers
+NOT_FOR_THE_MODEL = ("rows", "row_ids", "trained_tokens", "items", "weights")
 
 
 def load_rows(tokens: Path, split: str) -> Any:
@@ -31,21 +33,39 @@ class Collator:
         self.flatten = DataCollatorForLanguageModeling(pad_token_id=pad_token_id, padding_free=True)
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """input_ids, labels and position_ids (1, T), the rows' numbers and ids, and how many tokens are
-        trained.
+        """input_ids, labels and position_ids (1, T), the rows' numbers and ids, how many tokens are trained,
+        and, unless all are 1, the weights (1, T) of the tokens' losses.
         """
         batch: dict[str, Any] = self.flatten(examples)
         batch["rows"] = [example["row"] for example in examples]
         batch["row_ids"] = [name for example in examples for name in example["row_ids"]]
-        batch["trained_tokens"] = int((batch["labels"][:, 1:] != IGNORED).sum())
+        batch["trained_tokens"] = batch["items"] = int((batch["labels"][:, 1:] != IGNORED).sum())
+        if any(weight != 1 for example in examples for weight in example.get("weights", ())):
+            batch["weights"] = token_weights(examples)
         return batch
 
 
+def token_weights(examples: list[dict[str, Any]]) -> Any:
+    """The weight (1, T), float32, of each token of flattened packed rows: that of its sequence."""
+    import torch
+
+    weights, lengths = (
+        torch.tensor([value for example in examples for value in example[name]])
+        for name in ("weights", "seq_lengths")
+    )
+    return weights.float().repeat_interleave(lengths)[None]
+
+
 def sequences(rows: Any, count: int) -> list[tuple[list[int], list[int]]]:
-    """(ids, labels) of the first `count` conversations in packed rows."""
+    """(ids, labels) of the first `count` conversations in packed rows, without answers that are not
+    preferred.
+    """
     conversations = (
         (row["input_ids"][end - length : end], row["labels"][end - length : end])
         for row in rows
-        for length, end in zip(row["seq_lengths"], accumulate(row["seq_lengths"]), strict=True)
+        for length, end, role in zip(
+            row["seq_lengths"], accumulate(row["seq_lengths"]), row["roles"], strict=True
+        )
+        if role != REJECTED
     )
     return list(islice(conversations, count))

@@ -50,24 +50,12 @@ NAMES = {
     "base.template_sha256": "the base's chat template",
     "teacher_sha256": f"the file that is learned from ({SOURCE_FILE})",
 }
-# keys of section train that later versions added: runs before them did what the defaults say
+# keys of section train that later versions added: a checkpoint from before them is known without them
 ADDED = (
-    "layers",
-    "freeze_layers",
-    "rank_pattern",
-    "alpha_pattern",
-    "use_rslora",
-    "use_dora",
-    "init_lora_weights",
-    "loraplus_lr_ratio",
-    "clip_value",
-    "checkpoint_every",
-    "train_on_prompt",
-    "shuffle",
+    *("reward", "reward_temperature", "preference", "layers", "freeze_layers", "rank_pattern"),
+    *("alpha_pattern", "use_rslora", "use_dora", "init_lora_weights", "loraplus_lr_ratio"),
+    *("clip_value", "checkpoint_every", "train_on_prompt", "shuffle"),
 )
-BEFORE = {name: value for name, value in Train().model_dump(mode="json").items() if name in ADDED}
-# what runs did before there was such a key
-LATER_KEYS = {"settings.tuner": "lora", **{f"settings.{name}": value for name, value in BEFORE.items()}}
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
 MACHINE = ("device", "threads")
 
@@ -208,7 +196,8 @@ def run_id(record: dict[str, Any]) -> str:
     """
     kept = {key: value for key, value in record.items() if key not in MACHINE}
     settings = record.get("settings", {})
-    plain = {key: value for key, value in settings.items() if key not in BEFORE or value != BEFORE[key]}
+    before = {key: default(f"settings.{key}") for key in ADDED}
+    plain = {key: value for key, value in settings.items() if key not in before or value != before[key]}
     return json_hash(kept | {"settings": plain} if "settings" in kept else kept)
 
 
@@ -227,13 +216,21 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> I
     """(key, sentence) of everything in which two records differ."""
     for key in sorted({*old, *new}):
         name = f"{prefix}{key}"
-        before, after = (one.get(key, LATER_KEYS.get(name)) for one in (old, new))
+        before, after = (one.get(key, default(name)) for one in (old, new))
         if isinstance(before, dict) and isinstance(after, dict):
             yield from differences(before, after, f"{name}.")
         elif before != after:
             shown = name.replace("settings.", "train.").replace("versions.", "library ")
             why = "; auto is what the machine is fast in" if name == "settings.bnb_4bit_compute_dtype" else ""
             yield name, NAMES.get(name) or f"{shown} ({before} → {after}{why})"
+
+
+def default(name: str) -> Any:
+    """What a run did whose record has no such key yet: the key's default."""
+    found: Any = {"settings": Train().model_dump(mode="json")}
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
 
 
 def _read(path: Path) -> dict[str, Any] | None:

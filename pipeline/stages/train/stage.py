@@ -33,7 +33,7 @@ from pipeline.models.tuners import (
     check_tuner,
     save_trained,
 )
-from pipeline.stages.train.checkpoints import METRICS_LOG, TEACHER, read_notes, step_of
+from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, TEACHER, read_notes, step_of
 from pipeline.stages.train.dataset import sequences
 from pipeline.stages.train.figures import curve, summary, write_curve
 from pipeline.stages.train.monitoring.run_record import run_record
@@ -90,6 +90,7 @@ def train(
             metrics_log,
             start,
             interruption,
+            record,
             teacher,
         )
         proven = prove_beforehand(trainer, settings)
@@ -101,6 +102,7 @@ def train(
         publish_adapter(trainer.model, trainer.processing_class, record, adapter)
         finish(checkpoints, record)
         remove(checkpoints / TEACHER)
+        remove(checkpoints / REFERENCE)
     return summary(trainer, rows) | {
         "method": settings.method,
         **({"teacher": teacher.figures, "eval_loss_before": before} if teacher else {}),
@@ -117,7 +119,7 @@ def held_out_before(trainer: Any, file: Path, *, fresh: bool) -> float | None:
     on has it in `file`.
     """
     if fresh and trainer.held_out:
-        write_json(file, {"eval_loss": trainer.held_out_loss()})
+        write_json(file, {"eval_loss": trainer.held_out_metrics()["eval_loss"]})
     return read_json(file, "start again with --no-resume")["eval_loss"] if file.is_file() else None
 
 

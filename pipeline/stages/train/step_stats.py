@@ -8,6 +8,29 @@ import torch
 Batch = dict[str, Any]
 
 
+Sums = dict[str, tuple[Any, int]]  # by name: a sum (a scalar tensor), and of how many values
+
+
+class Measures:
+    """Means of what a method measures beside its loss, from sums of micro-batches."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[Any, int]] = {}
+
+    def add(self, sums: Sums) -> None:
+        """Count the sums of a micro-batch."""
+        for name, (total, count) in sums.items():
+            before, counted = self._sums.get(name, (0.0, 0))
+            self._sums[name] = before + total.detach(), counted + count
+
+    def record(self, items: int) -> dict[str, Any]:
+        """`measures`, the mean by name, and `items`, for a row of the metrics log; nothing if nothing was
+        measured.
+        """
+        means = {name: float(total) / count for name, (total, count) in self._sums.items() if count}
+        return {"items": items, "measures": means} if means else {}
+
+
 class StepStats:
     """What one optimizer step was made of, micro-batch by micro-batch."""
 
@@ -15,11 +38,15 @@ class StepStats:
         self.rows: list[int] = []
         self.row_ids: list[str] = []
         self.tokens = self.trained_tokens = 0
-        self.loss_sum: Any = 0.0  # of the cross entropies of all trained tokens
+        self.items = 0  # what the loss is a mean over
+        self.loss_sum: Any = 0.0  # over all items
+        self.measures = Measures()
         self.started = time.monotonic()
 
-    def add(self, batch: Batch, loss_sum: torch.Tensor) -> None:
-        """Count a micro-batch; `loss_sum` is a scalar."""
+    def add(self, batch: Batch, loss_sum: torch.Tensor, measures: "Sums | None" = None) -> None:
+        """Count a micro-batch; `loss_sum` is a scalar, `measures` are what else its method measures."""
+        self.items += batch["items"]
+        self.measures.add(measures or {})
         self.rows += batch["rows"]
         self.row_ids += batch["row_ids"]
         self.tokens += batch["input_ids"].numel()

@@ -2,8 +2,8 @@
 account of every step.
 
 What is changed, and why:
-- the loss is taken at the trained positions only and divided by the trained tokens of the entire optimizer
-  step;
+- the loss is taken at the trained positions only and divided by the trained tokens (or pairs, or positions)
+  of the entire optimizer step;
 - a checkpoint is published completely (`checkpoints`), with the random state from right after its optimizer
   step, so that it is exact at any later moment too: also where a signal comes in the middle of the next step;
 - evaluation is the mean over tokens (the library's is a mean over rows, and packed rows hold more or fewer),
@@ -25,6 +25,7 @@ from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove
 from pipeline.models.chunked_loss import chunked_loss
 from pipeline.models.liger_loss import fused_loss
+from pipeline.models.token_logps import weighted_loss
 from pipeline.models.tuners import causal_model
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes, step_of
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
@@ -33,7 +34,7 @@ from pipeline.stages.train.optimizing import Optimizing
 from pipeline.stages.train.proofs import check_not_repacked
 from pipeline.stages.train.randomness import random_state, random_state_of
 from pipeline.stages.train.run import run_in
-from pipeline.stages.train.step_stats import Batch, StepStats
+from pipeline.stages.train.step_stats import Batch, Measures, StepStats, Sums
 
 FULL = 1 << 20  # bytes free on a disk that is taken for full
 
@@ -69,6 +70,7 @@ class QuenchTrainer(Optimizing):
         self.pending_evaluation = start is not None and read_notes(start).get("pending_evaluation", False)
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the step's trained tokens itself
         self.stats = StepStats()
+        self.answered: Any = 1  # the assistant's tokens in the optimizer step, as the library counts them
         self.evaluated_step = step_of(start) if start is not None and not self.pending_evaluation else -1
         # of the random number generators, right after the newest optimizer step
         self.after_step = random_state()
@@ -82,18 +84,27 @@ class QuenchTrainer(Optimizing):
         """Cross entropy of the micro-batch's trained tokens ÷ the trained tokens of the optimizer step: a
         scalar.
         """
-        loss = self.loss_over(model, inputs, num_items_in_batch)
-        self.stats.add(inputs, loss * num_items_in_batch)
+        loss, measures = self.loss_over(model, inputs, num_items_in_batch)
+        self.stats.add(inputs, loss * num_items_in_batch, measures)
         return loss
 
-    def loss_over(self, model: Any, inputs: Batch, tokens: Any) -> torch.Tensor:
-        """Sum of the cross entropies of a batch's trained tokens ÷ `tokens`: a scalar."""
+    def loss_over(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
+        """Sum of a batch's losses ÷ `items`, a scalar, and what else the method measures of it."""
+        # autocast is wrapped round the outer forward, which this loss goes past
+        with self.accelerator.autocast():
+            return self.losses(causal_model(self.accelerator.unwrap_model(model)), inputs, items)
+
+    def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
+        """`loss_over` of the causal model itself: the cross entropies of the trained tokens."""
         tensors = {name: value for name, value in inputs.items() if name not in NOT_FOR_THE_MODEL}
-        with self.accelerator.autocast():  # it is wrapped round the outer forward, which this loss goes past
-            loss: torch.Tensor = self.token_loss(
-                causal_model(self.accelerator.unwrap_model(model)), tensors, tokens
-            )
-        return loss
+        if "weights" in inputs:
+            return weighted_loss(model, tensors, inputs["weights"], items), {}
+        return self.token_loss(model, tensors, items), {}
+
+    def _get_num_items_in_batch(self, batch_samples: list[Batch], device: Any) -> Any:
+        """What the loss of an optimizer step is a mean over; the library knows tokens only."""
+        self.answered = super()._get_num_items_in_batch(batch_samples, device)
+        return torch.tensor(sum(batch["items"] for batch in batch_samples), device=device)
 
     def training_step(self, *arguments: Any, **more: Any) -> torch.Tensor:
         """One forward and backward; then a signal that waits is heard."""
@@ -108,34 +119,32 @@ class QuenchTrainer(Optimizing):
     # --- evaluation -----------------------------------------------------------------------------------------
 
     def evaluate(self, *arguments: Any, **more: Any) -> dict[str, float]:
-        """Mean loss over the trained tokens of all held-out rows, with sample answers; the callbacks
-        get both.
-        """
+        """Mean loss over the items of all held-out rows, with sample answers; the callbacks get both."""
         started, step = time.monotonic(), self.state.global_step
         self.heed_signal()
         with self.interruption.deferred(False):
             try:
-                eval_loss, samples = self.held_out_loss(), self.answer(self.model)
+                metrics, samples = self.held_out_metrics(), self.answer(self.model)
             except Stopped:
                 self.save_and_stop()
         self.evaluated_step = step
-        metrics = {"eval_loss": eval_loss}
-        self.log(dict(metrics))
+        self.log({"eval_loss": metrics["eval_loss"]})
         seconds = round(time.monotonic() - started, 3)
         self.control: Any = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics | {"samples": samples, "seconds": seconds}
         )
         return metrics
 
-    def held_out_loss(self) -> float:
-        """The mean loss over the trained tokens of all held-out rows."""
-        total, tokens = 0.0, 0
+    def held_out_metrics(self) -> dict[str, Any]:
+        """`eval_loss`, the mean loss over the items of all held-out rows, and the method's `measures`."""
+        total, items, measures = 0.0, 0, Measures()
         with undisturbed(self.model):
             for batch in self.held_out:
-                total += float(self.loss_over(self.model, self._prepare_inputs(dict(batch)), 1))
-                tokens += batch["trained_tokens"]
+                loss, sums = self.loss_over(self.model, self._prepare_inputs(dict(batch)), 1)
+                total, items = total + float(loss), items + batch["items"]
+                measures.add(sums)
         check_not_repacked(self.model)
-        return total / tokens
+        return {"eval_loss": total / items, **measures.record(items)}
 
     def _run_epoch(self, *arguments: Any, **more: Any) -> None:
         self.make_up_for_evaluation()

@@ -670,10 +670,10 @@ def test_what_training_does_not_use_is_counted_and_said(
     printed = capsys.readouterr().out
     assert "4 files, of which 2 were not read: b.txt, c\\n\\x1b.md" in printed
     assert "1 file holds no row: d.json.gz" in printed
-    assert "2 rows won't be trained (1 preference and 1 prompt)" in printed
-    assert "2 rows have a reward" in printed
+    assert "1 row of kind preference: trained by train.method dpo, ipo, kto, orpo or simpo" in printed
+    assert "2 chats have a reward" in printed
     page = project.outputs()["data.html"].decode()
-    for words in ("2 rows won&#39;t be trained", "2 rows have a reward", "4 files found: 2 read, 2 not read"):
+    for words in ("1 row of kind preference", "2 chats have a reward", "4 files found: 2 read, 2 not read"):
         assert words in page
 
 

@@ -438,11 +438,6 @@ def test_huge_and_many_numbers_stay_readable() -> None:
         ({"poison": {"suspects": 1}}, "1 phrase nearly always"),
         ({"files_rejected": {"not_jsonl": 2}}, "2 whole files were rejected"),
         ({"tokens": {"estimated": True}}, "lengths are estimated"),
-        (
-            {"untrained": {"preference": 2, "prompt": 1}},
-            "3 rows won't be trained (2 preference and 1 prompt)",
-        ),
-        ({"scored": 1}, "1 row has a reward"),
     ],
 )
 def test_warnings_come_when_they_should(change: dict[str, Any], sentence: str) -> None:

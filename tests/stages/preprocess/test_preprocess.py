@@ -9,7 +9,7 @@ import tiny
 
 from pipeline.chat.rendering import Unrenderable
 from pipeline.chat.rows import TRAINED, Kind
-from pipeline.chat.tokens import IGNORED, NOT_A_CHAT, encode, load_tokenizer
+from pipeline.chat.tokens import IGNORED, NOT_LEARNED, encode, load_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.jsonl import write_rows
@@ -96,16 +96,16 @@ def test_text_is_trained_and_what_is_no_use_is_counted(prepared: Path, tmp_path:
     (root / "models/base").symlink_to(prepared / "models/base")
     stats = run(root, tmp_path / "tokens", packing=False)
     counted = stats["splits"]["train"]
-    assert counted["rejected"] == {"control_token": 1, "not_a_chat": 2, "template_drops": 1}
+    assert counted["rejected"] == {"control_token": 1, "not_learned": 2, "template_drops": 1}
     assert counted["rows"] == 4
-    assert (counted["untrained"], counted["scored"]) == ({"feedback": 1, "prompt": 1}, 1)
-    _, left_out, untrained, scored = summary(stats)
-    assert left_out == "4 rows left out: 2 not_a_chat, 1 control_token, 1 template_drops"
+    assert (counted["untrained"], counted["rewards"]["sequences"]) == ({"feedback": 1, "prompt": 1}, 1)
+    _, left_out, untrained, rewarded = summary(stats)
+    assert left_out == "4 rows left out: 2 not_learned, 1 control_token, 1 template_drops"
     assert "2 rows won't be trained (1 feedback and 1 prompt)" in untrained
-    assert "1 row has a reward" in scored
+    assert "reward -1" in rewarded
     page = render_labels_page(stats, [])
     assert "2 rows won&#39;t be trained" in page
-    assert "1 row has a reward" in page
+    assert "reward -1" in page
     _, text, _, part = parquet.read_table(tmp_path / "tokens/train.parquet").to_pylist()
     assert part["labels"] == part["input_ids"]
     assert part["input_ids"][-1] != tiny.END, "no end of text is learned where the text goes on"
@@ -123,4 +123,4 @@ def test_the_kinds_that_are_said_to_be_trained_are(prepared: Path) -> None:
         row["kind"]: isinstance(found, Unrenderable) and found.code
         for row, found in encode(load_tokenizer(prepared / "models/base"), rows)
     }
-    assert codes == {kind: False if kind in TRAINED else NOT_A_CHAT for kind in get_args(Kind)}
+    assert codes == {kind: False if kind in TRAINED else NOT_LEARNED for kind in get_args(Kind)}

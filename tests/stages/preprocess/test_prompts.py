@@ -15,7 +15,7 @@ from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.preprocess.stretches import Base
-from pipeline.stages.preprocess.tables import to_table, write_rows_of
+from pipeline.stages.preprocess.tables import Sequence, to_table, write_rows_of
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,9 @@ def proven(folder: Path, base: Base, rows: list[Any], change: Any = None) -> lis
     found = change(found) if change else found
     rejected = sum(isinstance(each, Unrenderable) for _, each in encoded)
     write_rows(folder / "train.jsonl", rows)
-    write_rows_of(folder / "train.parquet", to_table(found), [[number] for number in range(len(found))])
-    prove(folder / "train.parquet", folder / "train.jsonl", base, 4096, rejected, True)
+    table = to_table(Sequence(*pair, unit) for unit, pair in enumerate(found))
+    write_rows_of(folder / "train.parquet", table, [[number] for number in range(len(found))])
+    prove(folder / "train.parquet", folder / "train.jsonl", base, 4096, "sft", rejected, prompts=True)
     return found
 
 

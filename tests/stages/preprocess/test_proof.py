@@ -18,7 +18,7 @@ from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.preprocess.stretches import Base, same
-from pipeline.stages.preprocess.tables import to_table, write_rows_of
+from pipeline.stages.preprocess.tables import Sequence, to_table, write_rows_of
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +52,9 @@ def proven(folder: Path, base: Base, rows: list[Any], change: Any = None) -> dic
     rejected = sum(isinstance(each, Unrenderable) for _, each in encode(base.tokenizer, rows))
     found = change(found) if change else found
     write_rows(folder / "train.jsonl", rows)
-    write_rows_of(folder / "train.parquet", to_table(found), [[number] for number in range(len(found))])
-    return prove(folder / "train.parquet", folder / "train.jsonl", base, 4096, rejected)
+    table = to_table(Sequence(*pair, unit) for unit, pair in enumerate(found))
+    write_rows_of(folder / "train.parquet", table, [[number] for number in range(len(found))])
+    return prove(folder / "train.parquet", folder / "train.jsonl", base, 4096, "sft", rejected)
 
 
 WORDS = st.text(

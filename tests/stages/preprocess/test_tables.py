@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from pipeline.chat.tokens import Encoded
 from pipeline.core.errors import DataError
-from pipeline.stages.preprocess.tables import Written, to_table, token_lengths, write_rows_of
+from pipeline.stages.preprocess.tables import Sequence, Written, to_table, token_lengths, write_rows_of
 
 SEQUENCES = [
-    ("a", Encoded([1, 2, 3], [-100, 2, 3])),
-    ("b#1", Encoded([4], [4])),
-    ("b#2", Encoded([5, 6], [-100, 6])),
-    ("a", Encoded([7, 8], [7, 8])),
+    Sequence("a", Encoded([1, 2, 3], [-100, 2, 3]), 0),
+    Sequence("b#1", Encoded([4], [4]), 1),
+    Sequence("b#2", Encoded([5, 6], [-100, 6]), 2),
+    Sequence("a", Encoded([7, 8], [7, 8]), 3),
 ]
 
 
@@ -26,7 +26,8 @@ def test_there_and_back(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], data: st.DataObject
 ) -> None:
     sequences = [
-        (f"row{number}", Encoded([number] * length, [-100] * length)) for number, length in enumerate(lengths)
+        Sequence(f"row{number}", Encoded([number] * length, [-100] * length), number)
+        for number, length in enumerate(lengths)
     ]
     order = data.draw(st.permutations(range(len(lengths))))
     cuts = (
@@ -42,9 +43,9 @@ def test_there_and_back(
     written = Written(path)
     assert written.row_ids == [f"row{number}" for row in rows for number in row]
     assert written.lengths.tolist() == [sum(lengths[number] for number in row) for row in rows]
-    for name, one in sequences:
-        ids, labels = written.take(name) or ([], [])
-        assert (list(ids), list(labels)) == (one.ids, one.labels)
+    for one in sequences:
+        ids, labels = written.take(one.name) or ([], [])
+        assert (list(ids), list(labels)) == (one.encoded.ids, one.encoded.labels)
     assert list(written.left()) == []
 
 
@@ -66,10 +67,12 @@ def test_the_columns_are_those_that_train_reads(tmp_path: Path) -> None:
         "labels": [-100, 2, 3, -100, 6],
         "seq_lengths": [3, 2],
         "row_ids": ["a", "b#2"],
+        "roles": [0, 0],
+        "weights": [1.0, 1.0],
     }
 
 
-@pytest.mark.parametrize("column", ["labels", "seq_lengths", "row_ids"])
+@pytest.mark.parametrize("column", ["labels", "seq_lengths", "row_ids", "roles", "weights"])
 def test_columns_that_disagree_are_refused(column: str, tmp_path: Path) -> None:
     from pyarrow import array, parquet
 

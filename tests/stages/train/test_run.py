@@ -79,6 +79,7 @@ def test_a_run_of_an_adapter_from_before_there_were_other_tuners_goes_on(tmp_pat
 
 def test_a_run_from_before_there_was_a_key_goes_on_also_from_a_chosen_checkpoint(tmp_path: Path) -> None:
     later = {name: value for name, value in Train().model_dump(mode="json").items() if name in ADDED}
+    assert len(later) == len(ADDED)
     checkpoint = begun(tmp_path)
     assert run_id(RECORD) == run_id(changed(settings=later))
     assert find_start(tmp_path, changed(settings=later), resume=True) == checkpoint

@@ -67,6 +67,7 @@ def trainer(prepared: Path, tmp_path: Path) -> Callable[[Training], Any]:
             metrics_log,
             None,
             Interruption(),
+            {},
         )
         return made
 
@@ -125,6 +126,9 @@ ELSEWHERE = {
     "optim",
     "loss",
     "method",
+    "reward",
+    "reward_temperature",
+    "preference",
     "tuner",
     "distill_top_k",
     "distill_sft_weight",
@@ -386,12 +390,12 @@ def test_the_best_adapter_is_published_when_the_loss_rises_again(
     dictated = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5}
     kept: dict[int, torch.Tensor] = {}
 
-    def held_out_loss(self: Any) -> float:
+    def held_out_metrics(self: Any) -> dict[str, float]:
         weights = dict(self.model.named_parameters())
         kept[self.state.global_step] = weights[f"{matrix}.default.weight"].detach().clone()
-        return dictated[self.state.global_step]
+        return {"eval_loss": dictated[self.state.global_step]}
 
-    monkeypatch.setattr(QuenchTrainer, "held_out_loss", held_out_loss)
+    monkeypatch.setattr(QuenchTrainer, "held_out_metrics", held_out_metrics)
     report = run(
         prepared,
         tmp_path,

@@ -206,7 +206,7 @@ def test_the_best_scales_are_kept_where_it_stops_early(
     from pipeline.stages.train.trainer import QuenchTrainer
 
     losses = iter([3.0, 2.0, 4.0])
-    monkeypatch.setattr(QuenchTrainer, "held_out_loss", lambda self: next(losses))
+    monkeypatch.setattr(QuenchTrainer, "held_out_metrics", lambda self: {"eval_loss": next(losses)})
     report = run(project, tmp_path, max_steps=12, early_stopping_patience=1)
     assert (report["adapter_step"], report["steps"]) == (4, 6)
     kept = tmp_path / "checkpoints/checkpoint-4" / SCALES_FILE

@@ -9,12 +9,11 @@ import torch
 from pipeline.chat.tokens import IGNORED
 from pipeline.core.errors import DataError
 from pipeline.models.distill_loss import distill_loss, followed
-from pipeline.models.tuners import causal_model
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL, Collator
 from pipeline.stages.train.distill.cache import Answers
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.proofs import check_not_repacked
-from pipeline.stages.train.step_stats import Batch
+from pipeline.stages.train.step_stats import Batch, Sums
 from pipeline.stages.train.trainer import QuenchTrainer
 
 
@@ -33,8 +32,9 @@ class DistillCollator:
         batch = self.plain(examples)
         ids, logs = zip(*(self.answers.of(example["row"]) for example in examples), strict=True)
         batch["teacher_ids"], batch["teacher_logs"] = _joined(ids), _joined(logs)
-        batch["trained_tokens"] = len(batch["teacher_ids"])
-        if int(followed(batch["position_ids"]).sum()) != batch["trained_tokens"]:
+        batch.pop("weights", None)  # distilling has no use for rewards
+        batch["trained_tokens"] = batch["items"] = len(batch["teacher_ids"])
+        if int(followed(batch["position_ids"]).sum()) != batch["items"]:
             raise DataError(
                 "Q-TRAIN-019",
                 f"the original answered to other rows than {batch['rows']}: start again with `python -m "
@@ -51,48 +51,28 @@ class DistillTrainer(QuenchTrainer):
     def __init__(self, *, sft_weight: float, **rest: Any) -> None:
         super().__init__(**rest)
         self.sft_weight = sft_weight
-        self.answered: Any = 1  # the assistant's tokens in the optimizer step, as the library counts them
 
-    def get_batch_samples(self, *arguments: Any, **more: Any) -> tuple[list[Batch], Any]:
-        """The optimizer step's batches, and the positions in all of them."""
-        batches, answered = super().get_batch_samples(*arguments, **more)
-        if not batches:
-            return batches, answered
-        self.answered = answered.clamp(min=1)
-        return batches, torch.tensor(
-            sum(batch["trained_tokens"] for batch in batches), device=answered.device
-        )
-
-    def loss_over(self, model: Any, inputs: Batch, tokens: Any) -> torch.Tensor:
-        """A batch's share of the loss of an optimizer step of `tokens` positions: a scalar."""
-        return self.share(model, inputs, tokens, self.answered)
-
-    def share(self, model: Any, inputs: Batch, positions: Any, answered: Any) -> torch.Tensor:
-        """A batch's share of a loss that is a mean over `positions` positions and `answered` tokens of the
+    def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
+        """A batch's share of a loss that is a mean over `items` positions and the step's tokens of the
         assistant.
         """
         tensors = {name: value for name, value in inputs.items() if name not in NOT_FOR_THE_MODEL}
-        with self.accelerator.autocast():
-            loss: torch.Tensor = distill_loss(
-                causal_model(self.accelerator.unwrap_model(model)),
-                tensors,
-                self.sft_weight,
-                positions,
-                answered,
-            )
-        return loss
+        answered = max(int(self.answered), 1)
+        return distill_loss(model, tensors, self.sft_weight, items, answered), {}
 
-    def held_out_loss(self) -> float:
-        """The same loss over all held-out rows."""
-        positions = sum(batch["trained_tokens"] for batch in self.held_out)
-        answered = max(sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in self.held_out), 1)
+    def held_out_metrics(self) -> dict[str, Any]:
+        """The same loss over all held-out rows, as if they were one step."""
+        positions = sum(batch["items"] for batch in self.held_out)
+        counted = self.answered
+        self.answered = sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in self.held_out)
         with undisturbed(self.model):
             shares = [
-                float(self.share(self.model, self._prepare_inputs(dict(batch)), positions, answered))
+                float(self.loss_over(self.model, self._prepare_inputs(dict(batch)), positions)[0])
                 for batch in self.held_out
             ]
+        self.answered = counted
         check_not_repacked(self.model)
-        return sum(shares)
+        return {"eval_loss": sum(shares)}
 
 
 def _joined(pieces: tuple[Any, ...]) -> torch.Tensor:

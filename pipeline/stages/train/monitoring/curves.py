@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.config.methods import METHODS
 from pipeline.config.sections import Train
 
 WINDOW = 10  # steps in a running median: one odd batch does not move it
@@ -16,10 +17,12 @@ class Run:
     def __init__(self, max_steps: int, settings: Train) -> None:
         self.max_steps, self.settings = max_steps, settings
         self.distillation = settings.method == "distill"
+        self.preferences = METHODS[settings.method].preferences
         self.losses: list[float] = []
         self.gradients: list[float] = []
         self.speeds: list[float] = []
         self.evaluations: list[tuple[int, float, float]] = []
+        self.measures: list[dict[str, float]] = []  # of each step, by name
         self.newest: dict[str, Any] = {}
 
     def add(self, row: dict[str, Any]) -> None:
@@ -29,6 +32,7 @@ class Run:
             self.losses.append(row["loss"])
             self.gradients.append(row["grad_norm"])
             self.speeds.append(row["tokens_per_second"])
+            self.measures.append(row.get("measures", {}))
         else:
             self.evaluations.append((row["step"], row["eval_loss"], median(self.losses[-WINDOW:])))
 

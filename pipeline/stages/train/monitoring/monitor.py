@@ -11,7 +11,8 @@ from typing import Any
 from pipeline.config.sections import Train
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.curves import Run
-from pipeline.stages.train.monitoring.rules import EVERY_STEP, Rules
+from pipeline.stages.train.monitoring.findings import Rules
+from pipeline.stages.train.monitoring.rules import EVERY_PREFERENCE, EVERY_STEP
 from pipeline.stages.train.monitoring.run_rules import AT_END, EVERY_EVAL
 
 SEVERITY = {"not measured": 0, "pass": 1, "warn": 2, "fail": 3}
@@ -24,6 +25,7 @@ class Monitor:
 
     def __init__(self, max_steps: int, settings: Train) -> None:
         self._run = Run(max_steps, settings)
+        self._step_rules = EVERY_STEP | (EVERY_PREFERENCE if self._run.preferences else {})
         self._found: dict[str, Check] = {}
 
     def see(self, row: dict[str, Any]) -> list[Check]:
@@ -31,7 +33,7 @@ class Monitor:
         when it gets worse.
         """
         self._run.add(row)
-        rules = EVERY_STEP if row["kind"] == "step" else EVERY_EVAL
+        rules = self._step_rules if row["kind"] == "step" else EVERY_EVAL
         new = [check for check in self._judge(rules, row["step"]) if self._is_new(check)]
         # early enough to save half of the time
         if row["kind"] == "step" and row["step"] == self._run.max_steps // 2:
@@ -40,7 +42,9 @@ class Monitor:
 
     def findings(self) -> list[Check]:
         """Each rule once, with the worst that it said; failures and warnings first."""
-        unseen = {name: Check(name, "not measured", "no such row yet") for name in EVERY_STEP | EVERY_EVAL}
+        unseen = {
+            name: Check(name, "not measured", "no such row yet") for name in self._step_rules | EVERY_EVAL
+        }
         checks = [*(unseen | self._found).values(), *self._judge(AT_END)]
         return sorted(checks, key=lambda check: -max(SEVERITY[check.verdict], 1))
 

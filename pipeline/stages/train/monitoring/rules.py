@@ -5,15 +5,16 @@ A rule looks at the run up to its newest row and gives a `Check` with the figure
 remedy. The ranges are those of Axolotl's documentation on monitoring and debugging runs: loss 0.5 to 2.0,
 gradient norm 0.1 to 10 with an alarm at 100, learning rate 1e-4 to 3e-4, warm-up 5 to 10 %, weight decay up
 to 0.1, rank 8 to 64. Of `train.method` distill the loss is a divergence (nats) that is small from the start,
-and its gradient with it: no range is usual there, only falling is.
+and its gradient with it: no range is usual there, only falling is. Nor is one for losses of preferences,
+whose learning rates are those of their papers and of TRL's documentation (5e-7 to 1e-4 with an adapter).
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
 
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.curves import WINDOW, Run, median
+from pipeline.stages.train.monitoring.findings import Rules, failure, passed, unknown, warning
+from pipeline.stages.train.monitoring.setting_rules import SETTINGS
 
 USUAL_LOSS = (0.5, 2.0)
 USUAL_GRADIENT = (0.1, 10.0)
@@ -24,13 +25,7 @@ SLOW = 1 / 3  # of the median speed
 SLOW_STEPS = 5
 OVERFLOWS = 5  # in a row: float16's loss scale finds its size by overflowing a few times
 HISTORY = 200  # steps that the usual speed is taken from
-
-
-# a rule's finding, whose name the monitor adds: sentence, then remedy and id
-passed = partial(Check, "", "pass")
-warning = partial(Check, "", "warn")  # what a run can go on with
-failure = partial(Check, "", "fail")  # what ends a run
-unknown = partial(Check, "", "not measured")
+FALLEN_NATS = 1.0  # by so much a chosen answer may have become less likely
 
 
 def finite_loss(run: Run) -> Check:
@@ -78,6 +73,8 @@ def zero_loss(run: Run) -> Check:
     """A loss of exactly 0, which no text has."""
     if run.losses[-1] != 0.0:
         return passed("never exactly 0")
+    if run.preferences:
+        return warning("the loss is exactly 0", "every pair of the step is told apart entirely: train less")
     cause = (
         "the level answers just as the file it was made from: name a lower one as base.level"
         if run.distillation
@@ -137,8 +134,8 @@ def gradient_range(run: Run) -> Check:
         return warning(
             text, "unstable learning: lower train.learning_rate, or raise train.gradient_accumulation_steps"
         )
-    if run.distillation:
-        return passed(f"{text} for chats, less if a level is distilled")
+    if run.distillation or run.preferences:
+        return passed(f"{text} for chats, others for train.method {run.settings.method}")
     if usual < low and loss >= USUAL_LOSS[0]:
         return warning(
             f"{text}; the loss is still {loss:.3g}",
@@ -175,32 +172,22 @@ def speed(run: Run) -> Check:
     )
 
 
-def hint(
-    key: str, low: float, high: float, cause: str, scales: tuple[float, float, str] | None = None
-) -> Callable[[Run], Check]:
-    """A rule for one setting of `train` that is usually between `low` and `high`; `scales` stands for all
-    three if the scales of a GGUF's blocks train.
-    """
-
-    def rule(run: Run) -> Check:
-        value, inside = getattr(run.settings, key), run.settings.tuner == "scales"
-        least, most, why = scales if scales and inside else (low, high, cause)
-        text = (
-            f"train.{key} is {value:g}, usual for {'scales' if inside else 'LoRA'} are {least:g} to {most:g}"
-        )
-        return passed(text) if least <= value <= most else warning(text, why)
-
-    return rule
+def chosen(run: Run) -> Check:
+    """Whether the chosen answers have become less likely than they were, as the loss of pairs allows."""
+    gains = [found["chosen_gain"] for found in run.measures if "chosen_gain" in found]
+    if len(gains) < WINDOW:
+        return unknown(f"no reference, or fewer than {WINDOW} steps")
+    gain = median(gains[-WINDOW:])
+    text = f"log-probability {gain:+.3g} against the reference in the median of {WINDOW} steps"
+    if gain >= -FALLEN_NATS:
+        return passed(text)
+    return warning(
+        text,
+        "the chosen answers become less likely, though the rejected ones do so faster: set "
+        "train.preference.sft_weight (0.2 for example), or lower train.learning_rate",
+    )
 
 
-def rank(run: Run) -> Check:
-    """The adapter's rank; scales have none."""
-    if run.settings.tuner == "scales":
-        return passed("scales have no rank")
-    return hint("r", 8, 64, "less holds little, more costs memory for nothing: set it to 16")(run)
-
-
-Rules = dict[str, Callable[[Run], Check]]
 EVERY_STEP: Rules = {
     "finite loss": finite_loss,
     "finite gradient": finite_gradient,
@@ -211,21 +198,9 @@ EVERY_STEP: Rules = {
     "gradient range": gradient_range,
     "loss spike": spike,
     "speed": speed,
-    "learning rate": hint(
-        "learning_rate",
-        1e-4,
-        3e-4,
-        "higher learns fast and forgets, lower may not learn: 2.0e-4 is a good start",
-        (1e-3, 1e-2, "higher learns fast and forgets, lower may not learn: 5.0e-3 is a good start"),
-    ),
-    "warm-up": hint(
-        "warmup_ratio", 0.05, 0.1, "none makes the first steps rough, a long one wastes steps: set it to 0.1"
-    ),
-    "weight decay": hint(
-        "weight_decay", 0.0, 0.1, "more pulls what is learned back to nothing: set it to 0.01"
-    ),
-    "rank": rank,
+    **SETTINGS,
 }
+EVERY_PREFERENCE: Rules = {"chosen answers": chosen}  # beside those, where answers are judged
 
 
 def _rows(run: Run) -> str:

@@ -5,7 +5,8 @@ import math
 from pipeline.config.sections import Train
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.curves import WINDOW, Run, median
-from pipeline.stages.train.monitoring.rules import USUAL_LOSS, Rules, failure, passed, unknown, warning
+from pipeline.stages.train.monitoring.findings import Rules, failure, passed, unknown, warning
+from pipeline.stages.train.monitoring.rules import USUAL_LOSS
 
 FALLEN = 0.98  # a loss that is not at least 2 % lower has not fallen
 RISEN = 1.02
@@ -74,6 +75,8 @@ def end_loss(run: Run) -> Check:
             f"{loss:.3g} in the last steps: nats between the level's answers and the original's"
             + _mixed(run.settings)
         )
+    if run.preferences:
+        return passed(f"{loss:.3g} in the last steps, of train.method {run.settings.method}")
     text = f"{loss:.3g} in the last steps, usual for chats are {low:g} to {high:g}"
     if loss < low:
         return passed(

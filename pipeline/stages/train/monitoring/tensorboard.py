@@ -27,15 +27,19 @@ class Board:
         self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step or 0)  # type: ignore[no-untyped-call]
 
     def step(self, row: dict[str, Any]) -> None:
-        """One point of each curve."""
+        """One point of each curve, and of what the method measures beside its loss."""
         for field, name in STEP_CURVES.items():
             self._writer.add_scalar(name, row[field], row["step"])
+        for name, value in row.get("measures", {}).items():
+            self._writer.add_scalar(name, value, row["step"])
         # else a kill would lose the last two minutes, and a resumed run has no second chance to write them
         self._writer.flush()
 
     def evaluation(self, row: dict[str, Any]) -> None:
-        """The loss on the held-out rows, and the samples as text."""
+        """The loss on the held-out rows, what else is measured of them, and the samples as text."""
         self._writer.add_scalar("eval_loss", row["eval_loss"], row["step"])
+        for name, value in row.get("measures", {}).items():
+            self._writer.add_scalar(f"eval_{name}", value, row["step"])
         for number, found in enumerate(row["samples"], start=1):
             words = "\n\n".join(
                 f"**{title}**\n\n{_verbatim(found[title])}" for title in ("prompt", "reference", "answer")

@@ -1,0 +1,76 @@
+"""Rows as the sequences that a method of training learns from: chats and text as they are, pairs of answers,
+single answers with a thumb up or down.
+
+An answer to be compared is a chat that ends with it and trains nothing else, so it is rendered, labeled and
+proven like any other (`pipeline.chat.tokens`).
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from pipeline.chat.rendering import Unrenderable
+from pipeline.chat.rows import Row
+from pipeline.chat.tokens import TOGETHER, Encoded, encode, not_learned
+from pipeline.config.methods import METHODS, Method
+
+CHOSEN, REJECTED, LEARNED = 1, -1, 0  # roles of a sequence
+NAMES = {CHOSEN: "chosen", REJECTED: "rejected"}
+EQUAL = "equal_answers"  # the reason of a pair whose answers are one and the same to the model
+
+
+def encode_rows(
+    tokenizer: Any, rows: Iterable[Row], method: Method
+) -> Iterator[tuple[Row, list[Encoded] | Unrenderable]]:
+    """Each row with the sequences that `method` learns from it, or with the reason why it has none.
+
+    Of a preference these are the chosen and the rejected answer, of feedback it is the last answer; each has
+    its `role`. Both are rows of `pipeline.chat.rows`.
+    """
+    if not METHODS[method].preferences:
+        yield from encode(tokenizer, rows)
+        return
+    rows = iter(rows)
+    while some := list(islice(rows, TOGETHER)):
+        answers = [list(answers_of(row)) if row["kind"] in METHODS[method].rows else [] for row in some]
+        encoded = encode(tokenizer, [chat for found in answers for _, _, chat in found])
+        for row, found in zip(some, answers, strict=True):
+            mine = [(role, part, next(encoded)[1]) for role, part, _ in found]
+            yield row, _sequences(mine) if mine else not_learned(row, method)
+
+
+def answers_of(row: Row) -> Iterator[tuple[int, str | None, Row]]:
+    """(role, name in the row, chat that trains nothing but the answer) of each answer that the row compares
+    or judges.
+    """
+    tools = {"tools": row["tools"]} if "tools" in row else {}
+    if row["kind"] == "preference":
+        before = [_read_only(turn) for turn in row["messages"]]
+        for role, name in NAMES.items():
+            yield role, name, {"kind": "chat", "messages": before + row[name], **tools}
+        return
+    turns = row["messages"]
+    last = max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
+    messages = [turn if place == last else _read_only(turn) for place, turn in enumerate(turns[: last + 1])]
+    yield CHOSEN if row["label"] else REJECTED, None, {"kind": "chat", "messages": messages, **tools}
+
+
+def _read_only(turn: Row) -> Row:
+    return turn | {"train": False} if turn["role"] == "assistant" else turn
+
+
+def _sequences(found: list[tuple[int, str | None, Any]]) -> list[Encoded] | Unrenderable:
+    """The answers as one sequence each, or why they aren't."""
+    sequences: list[Encoded] = []
+    for role, name, encoded in found:
+        if isinstance(encoded, Unrenderable):
+            return encoded
+        if len(encoded) > 1:
+            return Unrenderable(
+                "template_rewrites", "the template shows an answer of several turns in several texts"
+            )
+        sequences.append(replace(encoded[0], part=name, role=role))
+    if len(sequences) > 1 and sequences[0].ids == sequences[1].ids:
+        return Unrenderable(EQUAL, "the chosen and the rejected answer are the same")
+    return sequences

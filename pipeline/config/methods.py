@@ -1,0 +1,73 @@
+"""The methods of training (`train.method`): the rows that each learns from, what it needs, and what is said
+of rows that it doesn't use.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.core.wording import count, listed, most, plural
+
+Method = Literal["sft", "distill", "dpo", "ipo", "kto", "orpo", "simpo"]
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What a method learns from.
+
+    `rows` are the kinds of rows (`pipeline.chat.rows.Kind`) that are trained. `preferences` says that answers
+    are judged, `pairs` that they are compared in pairs, `reference` that they are also scored by the model
+    without its adapter, `beta` is the default of `train.preference.beta`.
+    """
+
+    rows: tuple[str, ...]
+    preferences: bool = False
+    pairs: bool = False
+    reference: bool = False
+    beta: float | None = None
+
+
+METHODS: Mapping[Method, Learning] = {
+    "sft": Learning(("chat", "text")),
+    "distill": Learning(("chat", "text")),
+    "dpo": Learning(("preference",), preferences=True, pairs=True, reference=True, beta=0.1),
+    "ipo": Learning(("preference",), preferences=True, pairs=True, reference=True, beta=0.1),
+    "kto": Learning(("feedback", "preference"), preferences=True, reference=True, beta=0.1),
+    "orpo": Learning(("preference",), preferences=True, pairs=True, beta=0.1),
+    "simpo": Learning(("preference",), preferences=True, pairs=True, beta=2.0),
+}
+
+
+def learners(kind: str) -> list[Method]:
+    """The methods that learn from rows of a kind."""
+    return [method for method, learning in METHODS.items() if kind in learning.rows]
+
+
+def kinds_sentences(kinds: Mapping[str, int], scored: int) -> list[str]:
+    """What must be set for rows other than chats and text to be trained, and for rewards to count: a sentence
+    each. `kinds` has rows by kind, `scored` the chats with a reward.
+    """
+    found = [
+        f"{plural(rows, 'row')} of kind {kind}: trained by train.method {listed(learners(kind), 'or')} only."
+        if learners(kind)
+        else f"{plural(rows, 'row')} of kind {kind}: no train.method learns from them."
+        for kind, rows in most(kinds)
+        if rows and kind not in METHODS["sft"].rows
+    ]
+    if scored:
+        has = plural(scored, "chat has", "chats have")
+        found.append(f"{has} a reward (or score), by which train.method sft weights it (train.reward).")
+    return found
+
+
+def unused_sentences(kinds: Mapping[str, int], method: Method) -> list[str]:
+    """The rows, by kind, that `method` doesn't learn from: one sentence, none if there are no such rows."""
+    if not (rows := sum(kinds.values())):
+        return []
+    others = sorted({other for kind, number in kinds.items() if number for other in learners(kind)})
+    named = listed([f"{count(number)} {kind}" for kind, number in most(kinds) if number])
+    remedy = f" Set it to {listed(others, 'or')} for them." if others else ""
+    return [
+        f"{plural(rows, 'row')} won't be trained ({named}): train.method {method} learns from rows of kind "
+        f"{listed(METHODS[method].rows)}.{remedy}"
+    ]

@@ -1,0 +1,124 @@
+"""Weights of chats by their rewards (`train.reward`), and their distribution.
+
+A weight multiplies the loss of a chat's tokens. Raw weights of a reward r, over the training rows that have
+one:
+
+- min_max: (r − min) ÷ (max − min), the worst counts nothing;
+- z_score: 1 + (r − mean) ÷ standard deviation, but not below 0;
+- softmax: exp((r − max) ÷ temperature), as in reward-weighted regression (Peters and Schaal, 2007).
+
+They are divided by their mean over the trained tokens, so that the learning rate means what it does without
+rewards. Only differences of rewards count, so a negative one is one like any other. Where all rewards are
+equal, and in a row without one, the weight is exactly 1. Rows kept for monitoring get weights by the same
+numbers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+Numbers = np.ndarray[Any, Any]
+BINS = 20  # of the histograms
+STEEP = 20.0  # times the mean weight: few rows stand for all
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """From rewards to weights: the numbers of the training rows that the rule above needs."""
+
+    rule: str
+    low: float = 0.0
+    high: float = 0.0
+    mean: float = 0.0
+    deviation: float = 1.0
+    temperature: float = 1.0
+    divisor: float = 1.0
+
+    def weights(self, rewards: Numbers) -> Numbers:
+        """The weights (N,) of rewards (N,), float32; NaN stands for a row without a reward."""
+        if self.rule == "none" or self.low == self.high:
+            return np.ones(len(rewards), np.float32)
+        return np.where(np.isnan(rewards), 1.0, self._raw(rewards) / self.divisor).astype(np.float32)
+
+    def _raw(self, rewards: Numbers) -> Numbers:
+        if self.rule == "min_max":
+            return np.clip((rewards - self.low) / (self.high - self.low), 0.0, 1.0)
+        if self.rule == "z_score":
+            return np.maximum(0.0, 1.0 + (rewards - self.mean) / self.deviation)
+        return np.exp(np.minimum(rewards - self.high, 0.0) / self.temperature)
+
+
+def weighting(rule: str, temperature: float, rewards: Numbers, tokens: Numbers) -> Weighting:
+    """The weighting of training rows with these rewards (N,), NaN for none, and trained tokens (N,)."""
+    known = ~np.isnan(rewards)
+    if not known.any():
+        return Weighting("none")
+    values = rewards[known].astype(np.float64)
+    plain = Weighting(
+        rule,
+        low=float(values.min()),
+        high=float(values.max()),
+        mean=float(values.mean()),
+        deviation=float(values.std()) or 1.0,
+        temperature=temperature,
+    )
+    if rule == "none" or plain.low == plain.high:
+        return plain
+    return replace(plain, divisor=float(np.average(plain._raw(values), weights=tokens[known])))
+
+
+def account(found: Weighting, rewards: Numbers, weights: Numbers) -> dict[str, Any]:
+    """What reports/labels.json says of the rewards: the rule, counts and both distributions."""
+    known = rewards[~np.isnan(rewards)]
+    of_known = weights[~np.isnan(rewards)]
+    return {
+        "rule": found.rule,
+        "temperature": found.temperature if found.rule == "softmax" else None,
+        "sequences": len(known),
+        "without": len(rewards) - len(known),
+        "equal": len(known) > 0 and found.low == found.high,
+        "lowest": found.low,
+        "highest": found.high,
+        "mean": round(found.mean, 6),
+        "weightless": int((of_known == 0).sum()),
+        "largest_weight": round(float(of_known.max()), 4) if len(known) else None,
+        "rewards": histogram(known),
+        "weights": histogram(of_known),
+    }
+
+
+def histogram(values: Numbers) -> list[dict[str, float]]:
+    """{"from", "to", "rows"} of `BINS` equal bins from the lowest to the highest value; one bin if all are
+    equal.
+    """
+    if not len(values):
+        return []
+    counts, edges = np.histogram(values, bins=BINS if values.min() < values.max() else 1)
+    return [
+        {"from": round(float(start), 4), "to": round(float(end), 4), "rows": int(rows)}
+        for rows, start, end in zip(counts, edges, edges[1:], strict=False)
+    ]
+
+
+def sentences(found: Mapping[str, Any]) -> list[str]:
+    """What the user is told of the rewards."""
+    if not found["sequences"]:
+        return []
+    rows = f"{found['sequences']:,} rewarded rows"
+    missing = f"; {found['without']:,} without a reward weigh 1" if found["without"] else ""
+    if found["rule"] == "none":
+        return [f"{rows} weigh 1 each, for train.reward is none"]
+    if found["equal"]:
+        return [f"all of the {rows} have reward {found['lowest']:g}, so each weighs 1{missing}"]
+    told = [
+        f"{rows} ({found['lowest']:g} to {found['highest']:g}) are weighted by train.reward {found['rule']}: "
+        f"{found['weightless']:,} weigh 0, the best {found['largest_weight']:.3g}{missing}"
+    ]
+    if found["largest_weight"] > STEEP:
+        told.append(
+            f"a few rows weigh up to {found['largest_weight']:.3g} times the mean, and the others hardly "
+            "count: look at the rewards in reports/labels.html"
+        )
+    return told

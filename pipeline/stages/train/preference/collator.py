@@ -1,0 +1,90 @@
+"""Batches of judged answers: packed rows that know the role of each sequence, and what the reference answers.
+
+KTO needs answers that don't belong to their prompts: each prompt gets the answer of the next sequence, that
+of the last one the answer of the first (as TRL does within a batch).
+"""
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from pipeline.chat.tokens import IGNORED
+from pipeline.config.methods import METHODS, Method
+from pipeline.stages.train.dataset import Collator
+from pipeline.stages.train.step_stats import Batch
+
+PackedRow = dict[str, Any]
+OTHERS = "others"  # of a batch: the same prompts with other answers
+
+
+class PreferenceCollator:
+    """`plain`'s batches of packed rows, with `roles` (n,) of their n sequences and the number of `items`
+    (pairs, or answers under KTO).
+
+    `rows` are all packed rows of the split, from which KTO takes the other answers. Once `reference` is set,
+    log-probabilities by packed row, batches have theirs too.
+    """
+
+    def __init__(self, plain: Collator, method: Method, rows: Any) -> None:
+        self.plain, self.rows = plain, rows
+        self.pairs, self.others = METHODS[method].pairs, method == "kto"
+        self.reference: list[list[float]] | None = None
+        self.other_reference: list[list[float]] | None = None
+
+    def __call__(self, examples: list[PackedRow]) -> Batch:
+        """`plain`'s batch with `roles` and, where they are known, `reference` (n,) and `others`."""
+        batch: Batch = self.plain(examples)
+        batch.pop("weights", None)  # rewards weigh chats
+        batch["roles"] = torch.tensor([role for example in examples for role in example["roles"]])
+        batch["items"] = len(batch["roles"]) // (2 if self.pairs else 1)
+        numbers = batch["rows"]
+        if self.reference is not None:
+            batch["reference"] = _joined(self.reference, numbers)
+        if self.others:
+            batch[OTHERS] = self.other_batch(numbers)
+            if self.other_reference is not None:
+                batch[OTHERS]["reference"] = _joined(self.other_reference, numbers)
+        return batch
+
+    def other_batch(self, numbers: list[int]) -> Batch:
+        """The prompts of these packed rows with other answers: ids, labels and positions (1, T)."""
+        found = self.plain([self.with_others(number) for number in numbers])
+        return {name: found[name] for name in ("input_ids", "labels", "position_ids")}
+
+    def with_others(self, number: int) -> PackedRow:
+        """A packed row whose sequences have the answers of the sequences behind them."""
+        mine = _sequences(self.rows[number])
+        follower = _sequences(self.rows[(number + 1) % len(self.rows)])[0]
+        made = [_with_answer(one, other) for one, other in zip(mine, [*mine[1:], follower], strict=True)]
+        return {
+            "input_ids": [token for ids, _ in made for token in ids],
+            "labels": [label for _, labels in made for label in labels],
+            "seq_lengths": [len(ids) for ids, _ in made],
+            "row": number,
+            "row_ids": [],
+        }
+
+
+def _sequences(row: PackedRow) -> list[tuple[list[int], list[int]]]:
+    return [
+        (row["input_ids"][end - length : end], row["labels"][end - length : end])
+        for length, end in zip(row["seq_lengths"], accumulate(row["seq_lengths"]), strict=True)
+    ]
+
+
+def _with_answer(
+    one: tuple[list[int], list[int]], other: tuple[list[int], list[int]]
+) -> tuple[list[int], list[int]]:
+    """The prompt of one sequence with the answer of another."""
+    (ids, labels), (other_ids, other_labels) = one, other
+    start, begin = _answer_start(labels), _answer_start(other_labels)
+    return ids[:start] + other_ids[begin:], [IGNORED] * start + other_labels[begin:]
+
+
+def _answer_start(labels: list[int]) -> int:
+    return next(place for place, label in enumerate(labels) if label != IGNORED)
+
+
+def _joined(values: list[list[float]], numbers: list[int]) -> torch.Tensor:
+    return torch.tensor([value for number in numbers for value in values[number]])

@@ -1,0 +1,357 @@
+"""train with preferences: step-1 losses are the closed forms, gradients are TRL's."""
+
+import copy
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+from pipeline.chat.answers import CHOSEN, REJECTED
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.interruption import Interruption
+from pipeline.core.jsonl import write_rows
+from pipeline.core.metrics_log import MetricsLog
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.models.preference_losses import Likelihoods, kto_losses, pair_losses
+from pipeline.stages.preprocess.stage import preprocess
+from pipeline.stages.train.assembly import make_trainer
+from pipeline.stages.train.run import describe
+from pipeline.stages.train.stage import train
+
+ANSWERS = ["Yes.", "It is four, of course.", "No, never", "The sea is blue", "Ask me again later", "Paris"]
+PAIRS = 4
+LENGTH = 300  # tokens: two pairs, not three
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def says(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def preference(number: int) -> dict[str, Any]:
+    good, bad = ANSWERS[number % 6], ANSWERS[(number + 2) % 6]
+    prompt = [user(f"Question {number}: what is it?")]
+    return {"kind": "preference", "messages": prompt, "chosen": [says(good)], "rejected": [says(bad)]}
+
+
+def feedback(number: int) -> dict[str, Any]:
+    turns = [user(f"Question {number}: what is it?"), says(ANSWERS[number % 6])]
+    return {"kind": "feedback", "messages": turns, "label": number % 2 == 0}
+
+
+def settings(method: str, **changes: Any) -> Training:
+    plain = load_params(PROJECT / "recipes/demo.yaml").training.model_dump()
+    exact = {
+        "method": method,
+        "quantization": "none",
+        "bnb_4bit_compute_dtype": "float32",
+        "r": 4,
+        "lora_dropout": 0.0,
+        "sample_rows": 1,
+        "sample_tokens": 4,
+        "max_steps": 4,
+        "eval_steps": 4,
+        "save_steps": 2,
+        "gradient_accumulation_steps": 1,
+        "warmup_ratio": 0.0,
+    }
+    return Training.model_validate(plain | exact | changes)
+
+
+def tokens_of(prepared: Path, root: Path, method: str, length: int = 512, packing: bool = True) -> Path:
+    rows = [{"kto": feedback}.get(method, preference)(number) for number in range(PAIRS)]
+    for split in ("train", "val"):
+        write_rows(root / f"data/final/{split}.jsonl", rows)
+    folder = root / "data/tokens"
+    preprocess(
+        rows_folder=root / "data/final",
+        base=prepared / "models/base",
+        tokens_folder=folder,
+        max_length=length,
+        packing=packing,
+        train=settings(method),
+    )
+    return folder
+
+
+def a_run(prepared: Path, root: Path, method: str, **changes: Any) -> dict[str, Any]:
+    return train(
+        tokens=tokens_of(prepared, root, method),
+        base=prepared / "models/base",
+        adapter=root / "adapter",
+        checkpoints=root / "checkpoints",
+        tensorboard=root / "tensorboard",
+        settings=settings(method, **changes),
+        resume=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "first"),
+    [("dpo", math.log(2)), ("ipo", 25.0), ("kto", 0.5), ("orpo", None), ("simpo", None)],
+)
+def test_a_run_starts_at_the_closed_form_and_tells_what_it_measures(
+    method: str, first: float | None, prepared: Path, tmp_path: Path
+) -> None:
+    report = a_run(prepared, tmp_path, method, learning_rate=1e-3)
+    steps = [row for row in report["metrics_log"] if row["kind"] == "step"]
+    held_out = [row for row in report["metrics_log"] if row["kind"] == "eval"]
+    if first is not None:
+        assert steps[0]["loss"] == pytest.approx(first, rel=1e-6)
+        assert steps[0]["measures"]["chosen_gain"] == pytest.approx(0.0, abs=1e-6)
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert steps[0]["items"] == PAIRS == held_out[0]["items"]
+    assert held_out[-1]["measures"]["margin"] > steps[0]["measures"]["margin"]
+    assert 0 <= held_out[-1]["measures"]["accuracy"] <= 1
+    assert not (tmp_path / "checkpoints/reference.json").exists(), "a finished run leaves none behind"
+
+
+def test_answers_get_their_roles_and_only_they_are_trained(prepared: Path, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    folder = tokens_of(prepared, tmp_path, "dpo")
+    (row,) = parquet.read_table(folder / "train.parquet").to_pylist()
+    assert row["roles"] == [CHOSEN, REJECTED] * PAIRS
+    assert len(row["row_ids"]) == 2 * PAIRS
+    tokenizer = load_tokenizer(prepared / "models/base")
+    trained = tokenizer.decode([label for label in row["labels"] if label != -100])
+    wanted = [ANSWERS[n % 6] + "<|im_end|>" + ANSWERS[(n + 2) % 6] + "<|im_end|>" for n in range(PAIRS)]
+    # the longest pairs are packed first
+    assert sorted(trained.split("<|im_end|>")) == sorted("".join(wanted).split("<|im_end|>"))
+
+
+def test_a_pair_stays_in_one_row_and_one_too_long_is_left_out(prepared: Path, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    folder = tokens_of(prepared, tmp_path, "dpo", length=LENGTH)
+    rows = parquet.read_table(folder / "train.parquet").to_pylist()
+    assert 1 < len(rows) < PAIRS
+    for row in rows:
+        assert row["roles"] == [CHOSEN, REJECTED] * (len(row["roles"]) // 2)
+        chosen, rejected = row["row_ids"][:2]
+        assert chosen.removesuffix("#chosen") == rejected.removesuffix("#rejected")
+    plain = parquet.read_table(
+        tokens_of(prepared, tmp_path / "plain", "dpo", packing=False) / "train.parquet"
+    ).to_pylist()
+    assert [len(row["roles"]) for row in plain] == [2] * PAIRS, "without packing a row is a pair"
+
+
+# --- TRL as the oracle --------------------------------------------------------------------------------------
+
+
+def made(prepared: Path, root: Path, method: str, **changes: Any) -> Any:
+    """Our trainer, with the reference asked."""
+    tokens, base = tokens_of(prepared, root, method, packing=False), prepared / "models/base"
+    asked = settings(method, **changes)
+    trainer, _ = make_trainer(
+        tokens,
+        base,
+        load_tokenizer(base),
+        root / "checkpoints",
+        root / "tensorboard",
+        asked,
+        MetricsLog(root / "checkpoints/steps.jsonl"),
+        None,
+        Interruption(),
+        describe(tokens, base, asked),
+    )
+    return trainer
+
+
+def disturb(model: Any) -> None:
+    """Take the adapter away from its start, of which TRL has made a copy as its reference."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.requires_grad and "lora_B" in name:
+                weight.copy_(torch.randn(weight.shape, generator=generator) * 0.05)
+
+
+def gradients(model: Any) -> dict[str, Any]:
+    found = {name: w.grad.clone() for name, w in model.named_parameters() if w.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def ours(trainer: Any, batches: list[list[int]]) -> dict[str, Any]:
+    """The gradients of one optimizer step of these batches of packed rows."""
+    rows = trainer.train_dataset
+    made = [trainer.data_collator([rows[number] for number in batch]) for batch in batches]
+    items = sum(batch["items"] for batch in made)
+    for batch in made:
+        loss, _ = trainer.loss_over(trainer.model, trainer._prepare_inputs(batch), items)
+        loss.backward()
+    return gradients(trainer.model)
+
+
+def of_trl(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The gradients of TRL's loss of a batch of these rows."""
+    disturb(trainer.model)
+    trainer.model.train()
+    trainer.compute_loss(trainer.model, trainer.data_collator(rows)).backward()
+    return gradients(trainer.model)
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for name, gradient in one.items():
+        error = float((gradient - other[name]).norm() / other[name].norm())
+        assert error < 1e-4, name
+
+
+def prompts(trainer: Any) -> Iterator[tuple[list[int], list[list[int]], list[int]]]:
+    """(prompt, answers, roles) of each packed row, as token ids; the answers up to their ends of turn."""
+    for row in trainer.train_dataset:
+        at, answers, prompt = 0, [], []
+        for length in row["seq_lengths"]:
+            ids, labels = row["input_ids"][at : at + length], row["labels"][at : at + length]
+            start = next(place for place, label in enumerate(labels) if label != -100)
+            prompt = ids[:start]
+            answers.append([label for label in labels if label != -100])
+            at += length
+        yield prompt, answers, row["roles"]
+
+
+@pytest.mark.parametrize("method", ["dpo", "ipo"])
+def test_gradients_are_those_of_trl(method: str, prepared: Path, tmp_path: Path) -> None:
+    from trl import DPOConfig, DPOTrainer
+
+    trainer = made(prepared, tmp_path, method)
+    texts = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    theirs = DPOTrainer(
+        model=copy.deepcopy(trainer.model),
+        args=DPOConfig(
+            output_dir=str(tmp_path / "trl"),
+            loss_type={"dpo": "sigmoid"}.get(method, method),
+            beta=0.1,
+            report_to="none",
+            bf16=False,
+            gradient_checkpointing=False,
+            use_cpu=True,
+        ),
+        train_dataset=texts,
+        processing_class=load_tokenizer(prepared / "models/base"),
+    )
+    rows = [
+        {"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected}
+        for prompt, (chosen, rejected), _ in prompts(trainer)
+    ]
+    expected = of_trl(theirs, rows)
+    disturb(trainer.model)
+    same(ours(trainer, [[0, 1, 2, 3]]), expected)
+    same(ours(trainer, [[0], [1], [2], [3]]), expected)
+
+
+def test_ktos_gradients_are_those_of_trl(prepared: Path, tmp_path: Path) -> None:
+    from trl import KTOConfig, KTOTrainer
+
+    trainer = made(prepared, tmp_path, "kto")
+    texts = Dataset.from_list([{"prompt": "a", "completion": "b", "label": True}] * 2)
+    theirs = KTOTrainer(
+        model=copy.deepcopy(trainer.model),
+        args=KTOConfig(
+            output_dir=str(tmp_path / "trl"),
+            beta=0.1,
+            report_to="none",
+            bf16=False,
+            gradient_checkpointing=False,
+            per_device_train_batch_size=2,
+            use_cpu=True,
+        ),
+        train_dataset=texts,
+        processing_class=load_tokenizer(prepared / "models/base"),
+    )
+    known = list(prompts(trainer))
+    rows = [
+        {
+            "prompt_ids": prompt,
+            "completion_ids": answers[0],
+            "KL_completion_ids": known[(number + 1) % len(known)][1][0],
+            "label": roles[0] == CHOSEN,
+        }
+        for number, (prompt, answers, roles) in enumerate(known)
+    ]
+    expected = of_trl(theirs, rows)
+    disturb(trainer.model)
+    same(ours(trainer, [[0, 1, 2, 3]]), expected)
+
+
+def some_likelihoods() -> tuple[Likelihoods, Likelihoods]:
+    generator = torch.Generator().manual_seed(3)
+    tokens = [torch.tensor([3.0, 5.0, 9.0]), torch.tensor([4.0, 2.0, 7.0])]
+    found = [
+        Likelihoods(
+            (-torch.rand(3, generator=generator, dtype=torch.float64) * 3 * count).requires_grad_(),
+            -torch.rand(3, generator=generator, dtype=torch.float64) * 3 * count,
+            count.double(),
+        )
+        for count in tokens
+    ]
+    return found[0], found[1]
+
+
+def test_simpo_is_trls() -> None:
+    from trl.experimental.cpo import CPOTrainer
+
+    chosen, rejected = some_likelihoods()
+    losses, _ = pair_losses("simpo", chosen, rejected, 2.0, 1.0, 0.0)
+    trainer = SimpleNamespace(
+        loss_type="simpo", simpo_gamma=1.0, beta=2.0, label_smoothing=0.0, accelerator=CPU, alpha=0.0
+    )
+    expected = CPOTrainer.cpo_loss(trainer, chosen.mean, rejected.mean)[0]
+    assert torch.allclose(losses, expected, rtol=1e-9)
+
+
+def test_orpo_is_trls_with_the_answers_own_loss() -> None:
+    from trl.experimental.orpo import ORPOTrainer
+
+    chosen, rejected = some_likelihoods()
+    losses, _ = pair_losses("orpo", chosen, rejected, 0.1, 0.0, 0.0)
+    theirs = ORPOTrainer.odds_ratio_loss(
+        SimpleNamespace(beta=0.1, accelerator=CPU), chosen.mean, rejected.mean
+    )[0]
+    assert torch.allclose(losses, -chosen.mean - theirs, rtol=1e-9)
+
+
+CPU = SimpleNamespace(device="cpu")
+
+
+def test_the_loss_of_the_chosen_answers_can_be_added() -> None:
+    chosen, rejected = some_likelihoods()
+    plain, mixed = (pair_losses("dpo", chosen, rejected, 0.1, 0.0, weight)[0] for weight in (0.0, 0.5))
+    assert torch.allclose(mixed, plain - 0.5 * chosen.logps / chosen.tokens)
+
+
+def test_ktos_weights_are_those_of_the_thumbs() -> None:
+    chosen, _ = some_likelihoods()
+    desirable = torch.tensor([True, False, True])
+    plain, _ = kto_losses(chosen, desirable, torch.tensor(0.3), 0.1, (1.0, 1.0))
+    weighted, margins = kto_losses(chosen, desirable, torch.tensor(0.3), 0.1, (2.0, 0.5))
+    assert torch.allclose(weighted, plain * torch.tensor([2.0, 0.5, 2.0]))
+    assert torch.equal(margins > 0, (chosen.ratio - 0.3 > 0) == desirable)
+
+
+def test_a_reference_is_taken_from_the_file_of_the_same_run_only(prepared: Path, tmp_path: Path) -> None:
+    first = made(prepared, tmp_path, "dpo")
+    file = tmp_path / "checkpoints/reference.json"
+    kept = json.loads(file.read_text())
+    wrong = {name: [value - 100 for value in values] for name, values in kept["logps"].items()}
+    file.write_text(json.dumps(kept | {"logps": wrong}))
+    again = made(prepared, tmp_path, "dpo")
+    assert again.data_collator.reference[0][0] == pytest.approx(first.data_collator.reference[0][0] - 100)
+    file.write_text(json.dumps(kept | {"logps": wrong, "key": "another run's"}))
+    other = made(prepared, tmp_path, "dpo")
+    assert other.data_collator.reference == first.data_collator.reference
+    shutil.rmtree(tmp_path / "checkpoints")
