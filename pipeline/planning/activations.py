@@ -13,6 +13,7 @@ from typing import Literal
 from pipeline.config.sections import Training
 from pipeline.config.targets import rank_of
 from pipeline.core.cpu import Device
+from pipeline.planning.dora import dora_kept
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Linear, Shape
 from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters, targets, tunes_scales
@@ -117,6 +118,8 @@ def layer_kept(step: Step, layer: int, targets: list[Linear], first: bool = Fals
     # gate, up and, unless Liger's, SiLU's output
     gated = step.tokens * step.shape.intermediate * step.element * (2 if step.loss == "liger" else 3)
     lora = lora_kept(step, layer, targets, ("normed",) if first else ())
+    if step.train.use_dora:
+        lora += dora_kept(step.train, layer, targets, step.tokens, step.element, step.lora_element)
     return norms * (1 if first else 2) + lora + attention_kept(step) + gated
 
 

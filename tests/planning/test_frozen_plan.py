@@ -55,6 +55,19 @@ def test_what_autograd_keeps_is_the_plan_to_the_byte(base: Path, changes: dict[s
     assert trained == weights.lora_parameters(step.shape, train)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.05])
+@pytest.mark.parametrize("targets", [["q_proj"], ["down_proj"], ["q_proj", "k_proj", "o_proj", "up_proj"]])
+def test_dora_is_planned_not_below_what_it_keeps(base: Path, dropout: float, targets: list[str]) -> None:
+    from pipeline.models.qlora import load_quantized
+    from pipeline.models.tuners import put_tuner
+
+    train = settings(lora_dropout=dropout, use_dora=True, target_modules=targets)
+    model = put_tuner(load_quantized(base, train), train).train()
+    step = Step(load_shape(base / "config.json"), train, "cpu", "chunked", TOKENS)
+    found = kept_bytes(model, lambda: hidden_states(model, TOKENS))
+    assert found <= activations.all_kept(step) < 1.2 * found
+
+
 def test_half_of_the_layers_frozen_save_activations_and_the_backward() -> None:
     train = RECIPE.training.model_copy(update={"gradient_checkpointing": False})
     half = train.model_copy(update={"freeze_layers": 14})
