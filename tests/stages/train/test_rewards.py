@@ -1,6 +1,4 @@
-"""train with rewards: equal ones give the bytes of plain SFT, others don't; a chat that weighs nothing teaches
-nothing.
-"""
+"""train with rewards: equal ones give the bytes of plain SFT, others do not."""
 
 from pathlib import Path
 from typing import Any
