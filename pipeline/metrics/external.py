@@ -40,7 +40,8 @@ FIRST_ID = "start"
 
 class ExternalScorer:
     """The program `command`, running while the context lasts; `timeout` is in seconds and for each request,
-    `start_timeout` for the first line. `folder` is where it runs and what a relative path begins at.
+    `start_timeout` for the first line. `folder` is where it runs and what a relative path begins at. Raises
+    `ConfigError` if there is no such program.
 
     `rewards` may be called by several threads. Linux ends the program with the thread that entered the
     context.
@@ -53,7 +54,8 @@ class ExternalScorer:
         start_timeout: float = START_SECONDS,
         folder: Path = Path(),
     ) -> None:
-        self.command, self.timeout, self.start_timeout, self.folder = command, timeout, start_timeout, folder
+        self.command = _found(command, folder)
+        self.timeout, self.start_timeout, self.folder = timeout, start_timeout, folder
         self.name = one_line(" ".join(command), SHOWN)
         self.waiting: dict[str, tuple[int, Future[list[float]]]] = {}  # by id: how many rewards it wants
         self.lock = threading.Lock()
@@ -62,11 +64,9 @@ class ExternalScorer:
         self.last_words = ""  # the last line on its standard error
 
     def __enter__(self) -> "ExternalScorer":
-        """Start the program and have its first line answered. Raises `ConfigError` if there is no such
-        program, else as `rewards`.
-        """
+        """Start the program and have its first line answered. Raises as `rewards`."""
         self.process = subprocess.Popen(
-            bound(_found(self.command, self.folder)),
+            bound(self.command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -38,7 +38,7 @@ def score(
         for row, mine in zip(rows, answers, strict=True)
     ]
     every = [answer for mine in by_row for answer in mine]
-    score_answers(every, [scorer], settings.seed, judge=settings.judge, root=root)
+    score_answers(every, [scorer], settings.seed, judge=settings.judge, external=settings.external, root=root)
     return by_row
 
 

@@ -59,7 +59,7 @@ def make(
     """
     check_target(root, target)
     evaluate, scorer = params.evaluate, scorer_of(params, asked)
-    parse(scorer, evaluate.judge, root)
+    parse(scorer, evaluate.judge, root, evaluate.external)
     name = choose_model(params, root, model)
     model_file(params, root, name)
     files = model_files(params, root, name)
