@@ -173,8 +173,8 @@ class Evaluate(Section):
     )
     external: External | None = key(
         None,
-        "the program that the scorer external asks (docs/rewards.md): {command: [data/evaluation/scorer, "
-        "ARGUMENT], seconds: 60, start_seconds: 120}; null: none",
+        "the program that the scorer external asks (docs/rewards.md): {command: [python3, "
+        "data/evaluation/scorer.py], seconds: 60, start_seconds: 120}; null: none",
     )
     max_new_tokens: Annotated[int, Field(ge=1, le=1 << 24)] = key(256, "longest answer, in tokens")
     general: GuardFile = key(
