@@ -31,6 +31,7 @@ COMMANDS = (
     "load",
     "report",
     "judge",
+    "pairs",
     "doctor",
     "plan",
     "explain",
