@@ -51,7 +51,7 @@ def _without_changes(model: Any) -> Iterator[None]:
     learned = [change.detach().clone() for change in changes]
     try:
         for change in changes:
-            change.data.zero_()  # a backward pass that is to come has the change itself, with its values again
+            change.data.zero_()  # not seen by autograd: a backward pass to come has the values again
         yield
     finally:
         for change, before in zip(changes, learned, strict=True):

@@ -21,6 +21,7 @@ from pipeline.llamacpp.tools import PROJECT, TOOLS
 COMMANDS = (
     "use",
     "graph",
+    "methods",
     "params",
     "serve",
     "adapters",
