@@ -5,7 +5,10 @@ Real text that is on every machine and that nobody wrote for this purpose. Each 
 of one function or class (module, name, required and optional parameters, summary); every field can be read
 off the question, so an answer can be checked field by field. Same interpreter, same bytes. No network.
 
-    python examples/pydoc.py [--out data/raw/pydoc.jsonl]
+Other kinds show other methods of training: `rewards` gives every second chat a chatty answer and the reward
+0, the others the reward 1; `preferences` makes each right answer the chosen one of a pair.
+
+    python examples/pydoc.py [--out data/raw/pydoc.jsonl] [--kind chats|rewards|preferences]
 """
 
 import argparse
@@ -192,6 +195,47 @@ def rows() -> Iterator[dict[str, Any]]:
                 yield made
 
 
+def chatty(record: dict[str, Any]) -> str:
+    """The same facts in a style that no program can read."""
+    takes = ", ".join(record["required"]) or "nothing"
+    return (
+        f"Sure! {record['name']} is in the module {record['module']}. It takes {takes}. {record['summary']}"
+    )
+
+
+def swapped(record: dict[str, Any]) -> str:
+    """The record with its parameters in the wrong lists, the required ones as optional ones."""
+    wrong = record | {"required": record["optional"], "optional": record["required"]}
+    return json.dumps(wrong, ensure_ascii=False, separators=(",", ":"))
+
+
+def rewarded(found: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The chats with rewards: every second one has a chatty answer, and the reward 0."""
+    for number, one in enumerate(found):
+        question, answer = one["messages"]
+        if number % 2:
+            answer = answer | {"content": chatty(json.loads(answer["content"]))}
+        yield {"messages": [question, answer], "reward": float(number % 2 == 0)}
+
+
+def preferences(found: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Pairs: the right answer is chosen, one that is chatty or has its parameters swapped is rejected."""
+    for number, one in enumerate(found):
+        question, answer = one["messages"]
+        record = json.loads(answer["content"])
+        same = record["required"] == record["optional"]
+        rejected = chatty(record) if number % 2 or same else swapped(record)
+        yield {
+            "prompt": [question],
+            "chosen": [answer],
+            "rejected": [{"role": "assistant", "content": rejected}],
+        }
+
+
+Rows = Iterator[dict[str, Any]]
+KINDS: dict[str, Callable[[Rows], Rows]] = {"chats": iter, "rewards": rewarded, "preferences": preferences}
+
+
 def main(argv: list[str] | None = None) -> None:
     """Write the rows and say how many."""
     parser = argparse.ArgumentParser(
@@ -200,11 +244,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("data/raw/pydoc.jsonl"), metavar="FILE", help="default: %(default)s"
     )
-    out = parser.parse_args(argv).out
+    parser.add_argument("--kind", choices=KINDS, default="chats", help="default: %(default)s")
+    asked = parser.parse_args(argv)
     here = Path(__file__).resolve().parent
     # else "import pydoc" finds this file
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
-    print(f"{write_rows(out, rows())} rows in {out}")
+    print(f"{write_rows(asked.out, KINDS[asked.kind](rows()))} rows in {asked.out}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pipeline.__main__ import STAGES
 from pipeline.__main__ import main as run_stage
 from pipeline.cli import app
 from pipeline.commands.explain import troubleshooting
+from pipeline.commands.methods import markdown
 from pipeline.config.params import Params
 from pipeline.config.scorers import SPELLINGS
 from pipeline.llamacpp.tools import PROJECT, TOOLS, VERSION
@@ -224,6 +225,13 @@ def test_the_pages_name_every_stage_recipe_scorer_and_tool() -> None:
 def test_troubleshooting_is_made_from_the_catalog_of_errors() -> None:
     page = (PROJECT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     assert page == troubleshooting(), "run `quench explain --write docs/troubleshooting.md`"
+
+
+def test_the_table_of_methods_is_made_from_what_is_enforced() -> None:
+    page = (PROJECT / "docs" / "methods.md").read_text(encoding="utf-8")
+    shown = page.partition("<!-- quench methods --markdown -->\n")[2].partition("<!-- end -->")[0]
+    assert shown == markdown(), "put what `quench methods --markdown` prints there"
+    assert "–" in shown, "something is refused"
 
 
 def test_ci_does_the_two_commands_of_the_readme() -> None:

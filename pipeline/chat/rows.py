@@ -65,7 +65,10 @@ Tools = list[dict[str, Any]]
 
 
 ID = "the start of the content's SHA-256: equal contents, equal ids"
-SOURCE = "FILE:LINE below data/raw; FILE:LINE#PART for a part of a long conversation or text"
+SOURCE = (
+    "FILE:LINE below data/raw; FILE:LINE#PART for a part of a long conversation or text; CHOSEN > REJECTED "
+    "for a pair that `curate.pairs` made of two chats"
+)
 
 
 class Envelope(TypedDict):

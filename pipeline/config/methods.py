@@ -17,10 +17,12 @@ class Learning:
 
     `rows` are the kinds of rows (`pipeline.chat.rows.Kind`) that are trained. `preferences` says that answers
     are judged, `pairs` that they are compared in pairs, `reference` that they are also scored by the model
-    without its adapter, `beta` is the default of `train.preference.beta`.
+    without its adapter, `beta` is the default of `train.preference.beta`. `loss` says in words what is made
+    smaller.
     """
 
     rows: tuple[str, ...]
+    loss: str
     preferences: bool = False
     pairs: bool = False
     reference: bool = False
@@ -28,13 +30,28 @@ class Learning:
 
 
 METHODS: Mapping[Method, Learning] = {
-    "sft": Learning(("chat", "text")),
-    "distill": Learning(("chat", "text")),
-    "dpo": Learning(("preference",), preferences=True, pairs=True, reference=True, beta=0.1),
-    "ipo": Learning(("preference",), preferences=True, pairs=True, reference=True, beta=0.1),
-    "kto": Learning(("feedback", "preference"), preferences=True, reference=True, beta=0.1),
-    "orpo": Learning(("preference",), preferences=True, pairs=True, beta=0.1),
-    "simpo": Learning(("preference",), preferences=True, pairs=True, beta=2.0),
+    "sft": Learning(("chat", "text"), "cross entropy, weighted by rewards"),
+    "distill": Learning(("chat", "text"), "divergence from the original"),
+    "dpo": Learning(
+        ("preference",), "log-sigmoid of the margin", preferences=True, pairs=True, reference=True, beta=0.1
+    ),
+    "ipo": Learning(
+        ("preference",),
+        "squared distance from a margin",
+        preferences=True,
+        pairs=True,
+        reference=True,
+        beta=0.1,
+    ),
+    "kto": Learning(
+        ("feedback", "preference"), "sigmoid of the gain", preferences=True, reference=True, beta=0.1
+    ),
+    "orpo": Learning(
+        ("preference",), "cross entropy and log-odds ratio", preferences=True, pairs=True, beta=0.1
+    ),
+    "simpo": Learning(
+        ("preference",), "log-sigmoid of the mean margin", preferences=True, pairs=True, beta=2.0
+    ),
 }
 
 

@@ -12,15 +12,15 @@ PLAIN = (  # take nothing after their name
     "rouge_l",
     "code",
 )
-SPELLINGS = f"{', '.join(PLAIN)}, number:MARKER, regex:PATTERN, python:FILE.py:FUNCTION or judge"
+SPELLINGS = f"{', '.join(PLAIN)}, number:MARKER, regex:PATTERN, python:FILE.py:FUNCTION, external or judge"
 MOST_REPEATS = 100_000  # of a pattern's {n} multiplied: 0.2 s to compile
 # can't lead out of the folder
 NAME = re.compile(r"(?P<file>[^./\\:][^/\\:]*(?:/[^./\\:][^/\\:]*)*\.py):(?P<function>[^\W\d]\w*)")
 
 
-def scorer_problems(spellings: Sequence[str], has_judge: bool) -> Iterator[str]:
-    """A sentence for each thing that can't be in a list of scorers; `has_judge`: evaluate.judge is set. No
-    file is opened.
+def scorer_problems(spellings: Sequence[str], has_judge: bool, has_external: bool = False) -> Iterator[str]:
+    """A sentence for each thing that can't be in a list of scorers; `has_judge`, `has_external`:
+    evaluate.judge, evaluate.external is set. No file is opened.
     """
     if twice := sorted({one for one in spellings if spellings.count(one) > 1}):
         yield f"{', '.join(twice)} is named twice: leave it out once"
@@ -33,6 +33,8 @@ def scorer_problems(spellings: Sequence[str], has_judge: bool) -> Iterator[str]:
                 "judge is named and evaluate.judge is null: give its url, model and key_file, or leave "
                 "the judge out"
             )
+        elif spelling == "external" and not has_external:
+            yield ("external is named and evaluate.external is null: give its command, or leave external out")
         elif kind == "number" and not argument.strip():
             yield (
                 f"{spelling!r} names no marker: write what stands before the number, number:#### for example"
@@ -44,7 +46,7 @@ def scorer_problems(spellings: Sequence[str], has_judge: bool) -> Iterator[str]:
                 f"python:{argument} names no function: write python:FILE.py:FUNCTION, the file below "
                 "data/evaluation"
             )
-        elif spelling != "judge" and kind not in (*PLAIN, "number", "python"):
+        elif spelling not in ("judge", "external") and kind not in (*PLAIN, "number", "python"):
             yield f"{spelling!r} is no scorer: write {SPELLINGS}"
 
 

@@ -29,6 +29,7 @@ RULES = {
         "rows that overlap what is measured on",
     ),
     "balance": ("Balance", "row over its domain's share", "rows over their domain's share"),
+    "pairs": ("Pairs", "pair", "pairs"),
 }
 
 
@@ -59,6 +60,8 @@ def verdict(stats: Mapping[str, Any]) -> str:
     ]
     if stats["parts_added"]:
         sentences.append(f"Splitting long rows added {plural(stats['parts_added'], 'row')}.")
+    if made := stats["pairs"].get("made"):
+        sentences.append(f"Scored rows made {plural(made, 'pair')}.")
     train, val, test = (stats["splits"].get(split, 0) for split in SPLITS)
     monitoring, measuring = (
         f"{count(val)} for monitoring it",
@@ -82,6 +85,8 @@ def warnings(stats: Mapping[str, Any]) -> list[str]:
             "no row is held out for measuring: raise curate.test_fraction, or nothing can be said of the "
             "finished model."
         )
+    if stats["pairs"] and not stats["pairs"]["made"]:
+        found.append(pairs_sentence(stats["pairs"]))
     if suspects := stats["poison"]["suspects"]:
         came = plural(suspects, "phrase nearly always comes", "phrases nearly always come")
         found.append(
@@ -98,6 +103,16 @@ def warnings(stats: Mapping[str, Any]) -> list[str]:
             "first."
         )
     return found
+
+
+def pairs_sentence(pairs: Mapping[str, Any]) -> str:
+    """How many pairs `curate.pairs` made of rows with a reward, and why other rows are in none."""
+    others = [f"{count(rows)} {words(why)}" for why, rows in most(pairs["rows"]) if why != "paired"]
+    made, scored = (
+        plural(number, one) for number, one in ((pairs["made"], "pair"), (pairs["scored_rows"], "row"))
+    )
+    why = f"; rows in none: {listed(others)}" if others else ""
+    return f"{made} made of {scored} with a reward{why}."
 
 
 def count(value: Any) -> str:

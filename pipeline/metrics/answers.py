@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import chat_request
-from pipeline.config.sections import Evaluate, Judge
+from pipeline.config.sections import Evaluate, External, Judge
 from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
 from pipeline.llamacpp.server import Server, serving
@@ -86,17 +86,23 @@ def score_answers(
     seed: int,
     *,
     judge: Judge | None = None,
+    external: External | None = None,
     root: Path = Path(),
 ) -> dict[str, Any]:
     """Score every answer in place (`score` by the first scorer, `scores` by each; None: not measured) and sum
     up.
 
-    `scorers` are spelled as in `evaluate.scorers`, `judge` is evaluate.judge, `root` the project's folder.
-    Means come with their 95 % interval. Raises `DataError` if a reference can't be scored, `ConfigError` for
-    a scorer that can't be made, `ToolError` if a judge or a sandbox is out of reach.
+    `scorers` are spelled as in `evaluate.scorers`, `judge` is evaluate.judge, `external` evaluate.external,
+    `root` the project's folder. Means come with their 95 % interval. Raises `DataError` if a reference can't
+    be scored, `ConfigError` for a scorer that can't be made, `ToolError` if a judge, a program or a sandbox
+    is out of reach.
     """
-    parsed = [parse(one, judge, root) for one in ([scorers] if isinstance(scorers, str) else scorers)]
-    scores = {scorer.name: _scored(answers, scorer) for scorer in parsed}
+    named = [scorers] if isinstance(scorers, str) else scorers
+    parsed = [parse(one, judge, root, external) for one in named]
+    with ExitStack() as running:
+        for scorer in parsed:
+            running.enter_context(scorer.running)
+        scores = {scorer.name: _scored(answers, scorer) for scorer in parsed}
     first = scores[parsed[0].name]
     for place, answer in enumerate(answers):
         answer["score"] = _rounded(first[place].points)

@@ -1,7 +1,8 @@
 """What a scorer says of one answer."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -21,8 +22,11 @@ Measure = Callable[[str, str, Mapping[str, Any]], Score]
 
 @dataclass(frozen=True)
 class Scorer:
-    """One entry of `evaluate.scorers`, as spelled there; `slots` answers may be scored at the same time."""
+    """One entry of `evaluate.scorers`, as spelled there; `slots` answers may be scored at the same time,
+    while `running` lasts.
+    """
 
     name: str
     measure: Measure
     slots: int = 1
+    running: AbstractContextManager[object] = field(default_factory=nullcontext)

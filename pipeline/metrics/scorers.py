@@ -1,26 +1,32 @@
 """The scorers by their spelling in `evaluate.scorers` of params.yaml; docs/evaluation.md has the table."""
 
+from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.scorers import scorer_problems
-from pipeline.config.sections import Judge
-from pipeline.core.errors import ConfigError
+from pipeline.config.sections import External, Judge
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.metrics import code, judging, own, text
-from pipeline.metrics.score import Scorer
+from pipeline.metrics.external import ExternalScorer
+from pipeline.metrics.score import Measure, Score, Scorer
 
 PLAIN = {**text.PLAIN, "code": code.passes}
-SLOTS = {"code": 2, "judge": 4}
+SLOTS = {"code": 2, "judge": 4, "external": 4}
 TEXT_ALONE = {*text.PLAIN, "number", "regex"}
 
 
-def parse(spelling: str, judge: Judge | None = None, root: Path = Path()) -> Scorer:
-    """The scorer that `spelling` names; `judge` is evaluate.judge, user's own functions lie in
-    `root`/data/evaluation.
+def parse(
+    spelling: str, judge: Judge | None = None, root: Path = Path(), program: External | None = None
+) -> Scorer:
+    """The scorer that `spelling` names; `judge` is evaluate.judge, `program` evaluate.external, user's own
+    functions lie in `root`/data/evaluation.
 
     Raises `ConfigError` for what is no scorer, a pattern that can't be read, a function that is missing, a
     judge that isn't set.
     """
-    for problem in scorer_problems([spelling], judge is not None):
+    for problem in scorer_problems([spelling], judge is not None, program is not None):
         raise ConfigError("Q-METRICS-014", f"evaluate.scorers: {problem}")
     kind, _, argument = spelling.partition(":")
     match kind:
@@ -30,9 +36,32 @@ def parse(spelling: str, judge: Judge | None = None, root: Path = Path()) -> Sco
             return Scorer(spelling, text.first_group(argument))
         case "python":
             return Scorer(spelling, own.function(argument, root / "data/evaluation"))
+        case "external" if program:
+            asked = ExternalScorer(program.command, program.seconds, program.start_seconds, root)
+            return Scorer(spelling, points(asked), SLOTS["external"], asked)
         case "judge" if judge:
             return Scorer(spelling, judging.judged_by(judge, root), SLOTS["judge"])
     return Scorer(spelling, PLAIN[kind], SLOTS.get(kind, 1))
+
+
+def points(scorer: ExternalScorer) -> Measure:
+    """The measure that asks `scorer`, which has to run, about one answer at a time, with the prompt's last
+    turn. It raises `DataError` for a reward that is not from 0 to 1, else as `ExternalScorer.rewards`.
+    """
+    numbers = count(1)  # two answers may be of one row
+
+    def measure(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
+        prompt = [{"role": "user", "content": row.get("prompt") or ""}]
+        [reward] = scorer.rewards(f"{row.get('id')}-{next(numbers)}", prompt, [answer], reference)
+        if not 0 <= reward <= 1:
+            raise DataError(
+                "Q-EXTERNAL-005",
+                f"the scorer `{scorer.name}` gave {reward:g} for row {row.get('id')}: evaluate.scorers wants "
+                "points from 0 to 1",
+            )
+        return Score(reward, bool(answer.strip()))
+
+    return measure
 
 
 def looks_at_text_alone(spelling: str) -> bool:

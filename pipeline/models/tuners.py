@@ -6,6 +6,7 @@ row).
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,24 @@ def put_tuner(model: Any, settings: Training) -> Any:
 def causal_model(model: Any) -> Any:
     """The causal language model itself, below PEFT's wrapping if there is one."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def without_tuner(model: Any) -> AbstractContextManager[Any]:
+    """The model as it is without what trains on it: an adapter switched off, scales as the file has them."""
+    return model.disable_adapter() if hasattr(model, "disable_adapter") else _without_changes(model)
+
+
+@contextmanager
+def _without_changes(model: Any) -> Iterator[None]:
+    changes = list(trained_changes(model).values())
+    learned = [change.detach().clone() for change in changes]
+    try:
+        for change in changes:
+            change.data.zero_()  # not seen by autograd: a backward pass to come has the values again
+        yield
+    finally:
+        for change, before in zip(changes, learned, strict=True):
+            change.data.copy_(before)
 
 
 def save_trained(model: Any, folder: Path | str) -> None:

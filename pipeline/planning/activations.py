@@ -147,9 +147,7 @@ def kept_by_layer(step: Step) -> dict[int, int]:
 
 
 def recomputed_layers(step: Step) -> list[int]:
-    """The layers whose forward runs again in the backward: of those with a backward each one whose number
-    `train.checkpoint_every` divides, as transformers counts.
-    """
+    """The layers with a backward whose number `train.checkpoint_every` divides, as transformers counts."""
     return [layer for layer in kept_by_layer(step) if layer % step.train.checkpoint_every == 0]
 
 

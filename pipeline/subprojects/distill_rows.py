@@ -19,7 +19,8 @@ from pipeline.core.special_files import DVC_NOTE, is_users_data
 from pipeline.subprojects.folder import changed_params, open_subproject
 from pipeline.subprojects.processes import run_stage
 
-# what a user says of single files and domains of data/raw, its languages and its splits: not of data/distill
+# what a user says of single files and domains of data/raw, its languages, pairs and splits: not of
+# data/distill
 OF_RAW = (
     "formats",
     "languages",
@@ -27,6 +28,8 @@ OF_RAW = (
     "max_rows_per_source",
     "max_domain_share",
     "temperature",
+    "pairs",
+    "pairs_min_gap",
     "val_fraction",
     "test_fraction",
 )

@@ -21,6 +21,7 @@ from pipeline.llamacpp.tools import PROJECT, TOOLS
 COMMANDS = (
     "use",
     "graph",
+    "methods",
     "params",
     "serve",
     "adapters",
@@ -31,6 +32,7 @@ COMMANDS = (
     "load",
     "report",
     "judge",
+    "pairs",
     "doctor",
     "plan",
     "explain",

@@ -1,6 +1,7 @@
 """answers: scores are counted right, by every scorer and domain, and only answers in words are asked for."""
 
 import json
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.config.sections import External
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.llamacpp.tools import PROJECT
 from pipeline.metrics import answers as module
 from pipeline.metrics.answers import answer_row, check_references, score_answers
 from pipeline.metrics.score import Score, Scorer
@@ -78,7 +81,7 @@ def test_what_is_not_measured_is_left_out_and_counted(monkeypatch: pytest.Monkey
     def unsure(reference: str, answer: str, row: Any) -> Score:
         return Score(None if row["id"] in ("0", "1") else 1.0, True)
 
-    monkeypatch.setattr(module, "parse", lambda name, judge, root: Scorer(name, unsure, slots=3))
+    monkeypatch.setattr(module, "parse", lambda name, *more: Scorer(name, unsure, slots=3))
     rows = answers("a", "b", "c")
     task = score_answers(rows, ["judge"], seed=0)
     assert [row["score"] for row in rows] == [None, None, 1.0]
@@ -101,7 +104,7 @@ def test_a_failure_in_one_slot_stops_the_others(monkeypatch: pytest.MonkeyPatch)
         time.sleep(0.01)
         raise ConfigError("Q-TEST-001", "no")
 
-    monkeypatch.setattr(module, "parse", lambda name, judge, root: Scorer(name, fails, slots=2))
+    monkeypatch.setattr(module, "parse", lambda name, *more: Scorer(name, fails, slots=2))
     with pytest.raises(ConfigError):
         score_answers(answers(*"x" * 500), ["judge"], seed=0)
     assert len(asked) < 500
@@ -197,3 +200,26 @@ def test_the_users_scorer_is_found_below_the_project(tmp_path: Path) -> None:
     )
     task = score_answers(answers("a", "b"), ["python:mine.py:by_domain"], seed=0, root=tmp_path)
     assert (task["scorer"], task["score"]) == ("python:mine.py:by_domain", 0.5)
+
+
+def test_an_external_scorer_gives_the_points_of_each_answer(tmp_path: Path) -> None:
+    program = External(command=[str(PROJECT / "examples/scorer.py")])
+    rows = answers("4", "It is 4", "5", reference="4")
+    task = score_answers(rows, ["external"], seed=0, external=program, root=tmp_path)
+    assert [row["score"] for row in rows] == [1.0, 0.8, 0.0]
+    assert task["scorer"] == "external"
+    with pytest.raises(ConfigError) as mistake:
+        score_answers(rows, ["external"], seed=0, root=tmp_path)
+    assert mistake.value.id == "Q-METRICS-014"
+    with pytest.raises(ConfigError) as missing:
+        score_answers(rows, ["external"], seed=0, external=External(command=["./none"]), root=tmp_path)
+    assert missing.value.id == "Q-EXTERNAL-004"
+
+
+def test_points_of_an_external_scorer_are_from_0_to_1(tmp_path: Path) -> None:
+    file = tmp_path / "two.py"
+    file.write_text((PROJECT / "examples/scorer.py").read_text().replace("return ", "return 2 + "))
+    program = External(command=[sys.executable, "two.py"])
+    with pytest.raises(DataError) as error:
+        score_answers(answers("4", reference="4"), ["external"], seed=0, external=program, root=tmp_path)
+    assert error.value.id == "Q-EXTERNAL-005"

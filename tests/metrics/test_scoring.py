@@ -326,6 +326,7 @@ def test_a_function_that_is_not_there_is_one_sentence(root: Path, spelling: str,
         (["python:/etc/f.py:g"], "write python:FILE.py:FUNCTION"),
         (["python:a/../../f.py:g"], "write python:FILE.py:FUNCTION"),
         (["judge"], "evaluate.judge is null"),
+        (["external"], "evaluate.external is null"),
         (["rouge_l", "exact_match", "rouge_l"], "rouge_l is named twice"),
     ],
 )

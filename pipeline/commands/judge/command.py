@@ -75,7 +75,7 @@ def judge(params: Params, root: Path, files: Sequence[Path], asked: Asked) -> di
     evaluate, load = evaluated(params, asked), load_of(params, asked)
     room, room_words = room_of(asked.memory, load)
     for scorer in evaluate.scorers:
-        parse(scorer, evaluate.judge, root)
+        parse(scorer, evaluate.judge, root, evaluate.external)
     found = candidates(files)
     check_context(found, load.ctx_size)
     reference = describe(asked.reference, asked.reference.stem) if asked.reference else None
@@ -175,7 +175,9 @@ def answered(
 
 def scored(name: str, answers: list[dict[str, Any]], settings: Evaluate, root: Path) -> dict[str, Any]:
     """The figures of the task; every answer gets its score. Raises `DataError` if none has one."""
-    found = score_answers(answers, settings.scorers, settings.seed, judge=settings.judge, root=root)
+    found = score_answers(
+        answers, settings.scorers, settings.seed, judge=settings.judge, external=settings.external, root=root
+    )
     if found["score"] is None:
         raise DataError(
             "Q-JUDGE-012",

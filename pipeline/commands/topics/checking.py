@@ -1,5 +1,5 @@
-"""Commands that show or measure whether the model and the files are good: report, judge, quantization check,
-parity, verify.
+"""Commands that show or measure whether the model and the files are good: report, judge, pairs, quantization
+check, parity, verify.
 """
 
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pipeline.commands.topics.options import Json, ParamsFile, Root, load, topic, working
+from pipeline.commands.topics.options import Json, Model, ParamsFile, Root, load, topic, working
 from pipeline.core.errors import DataError
 
 app = topic()
@@ -97,6 +97,44 @@ def judge(
     asked = Asked(data, rows, tuple(scorers or ()), reference, memory, ctx_size, threads, gpu_layers)
     with working(root):
         main(params, root, files, asked, as_json=as_json)
+
+
+@app.command(epilog="example: quench pairs data/raw/own.jsonl Q4_K_M -k 8 --rows 500")
+def pairs(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new .jsonl file below data/raw.")],
+    model: Model = None,
+    answers: Annotated[
+        int, typer.Option("-k", "--answers", metavar="K", min=2, max=1000, help="Answers to each request.")
+    ] = 8,
+    rows: Annotated[
+        int | None,
+        typer.Option("--rows", metavar="N", min=1, help="Requests to ask (default: evaluate.task_rows)."),
+    ] = None,
+    scorer: Annotated[
+        str | None,
+        typer.Option("--scorer", metavar="NAME", help="Default: the first of evaluate.scorers."),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option("--temperature", metavar="T", min=0.01, max=10, help="1: as the model has it.")
+    ] = 1.0,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", metavar="N", min=0, help="Of rows and answers (default: evaluate.seed)."),
+    ] = None,
+    min_gap: Annotated[
+        float, typer.Option("--min-gap", metavar="D", min=0, max=1, help="Least difference of the scores.")
+    ] = 0.0,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Make preferences of the model's own answers to training rows: the best and the worst of K, as a file
+    of data/raw.
+    """
+    from pipeline.commands.pairs.command import Asked, main
+
+    asked = Asked(answers, rows, seed, temperature, scorer, min_gap)
+    with working(root):
+        main(load(params, root), root, file, model, asked, file=params)
 
 
 @app.command(epilog="example: quench quantization-check --prompts 8")

@@ -1,4 +1,4 @@
-"""Commands about the configuration and this machine: use, params, graph, doctor, plan, explain."""
+"""Commands about the configuration and this machine: use, params, graph, methods, doctor, plan, explain."""
 
 from pathlib import Path
 from typing import Annotated
@@ -57,6 +57,17 @@ def graph(
     from pipeline.commands import recipes
 
     recipes.graph(root, force)
+
+
+@app.command(epilog="example: quench methods")
+def methods(
+    as_json: Json = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="As docs/methods.md has it.")] = False,
+) -> None:
+    """Show the methods of training: the rows they learn from, the bases they run on, and why others not."""
+    from pipeline.commands.methods import main
+
+    main(as_json=as_json, as_markdown=as_markdown)
 
 
 @app.command(epilog="example: quench doctor")

@@ -6,7 +6,7 @@ recipe.
 """
 
 from pipeline.config.sections.data import Base, Curate, Preprocess
-from pipeline.config.sections.measuring import Compare, Evaluate, Judge, Parity
+from pipeline.config.sections.measuring import Compare, Evaluate, External, Judge, Parity
 from pipeline.config.sections.models import Convert, Distill, Imatrix, Lora, LoraType, Merge, Quantize
 from pipeline.config.sections.shipping import Gate, LlamaCpp, Report, Serve
 from pipeline.config.sections.training import Train, Training
@@ -42,6 +42,7 @@ __all__ = [
     "Curate",
     "Distill",
     "Evaluate",
+    "External",
     "Format",
     "Gate",
     "Graph",

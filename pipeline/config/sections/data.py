@@ -200,11 +200,27 @@ class Curate(Section):
         1.0, "largest share of one domain among the training rows, above 0 to 1"
     )
     temperature: Fraction = key(1.0, "1 keeps the domains' proportions, 0 makes all as small as the smallest")
+    pairs: Literal["none", "rewards"] = key(
+        "none",
+        "make preferences of chats with a reward: none | rewards (of two answers to one request the one with "
+        "the higher reward is chosen, the other rejected; the chats stay)",
+    )
+    pairs_min_gap: Annotated[float, Field(ge=0, le=1e6)] = key(
+        0.0, "least difference of the two rewards; 0: any difference"
+    )
     val_fraction: SplitFraction = key(0.03, "share of the rows kept for monitoring training, 0 to 0.5")
     test_fraction: SplitFraction = key(
         0.12, "share of the rows kept for measuring the finished model, 0 to 0.5; never trained on"
     )
     seed: Seed = key(42, "another seed gives another split of the same rows")
+
+    def problems(self) -> Iterator[str]:
+        """A gap without pairs."""
+        if self.pairs == "none" and self.pairs_min_gap:
+            yield (
+                f"pairs_min_gap is {self.pairs_min_gap:g} and pairs is none, so no pair is made: set pairs "
+                "to rewards, or pairs_min_gap to 0"
+            )
 
 
 class Preprocess(Section):

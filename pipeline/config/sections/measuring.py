@@ -138,6 +138,16 @@ class Judge(Section):
     key_file: KeyFile | None = None
 
 
+class External(Section):
+    """A program that scores, in any language (docs/rewards.md): its arguments, never a shell's line; seconds
+    for an answer, and until it has started.
+    """
+
+    command: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(min_length=1, max_length=1000)]
+    seconds: Annotated[float, Field(gt=0, le=86400)] = 60.0
+    start_seconds: Annotated[float, Field(gt=0, le=86400)] = 120.0
+
+
 class Evaluate(Section):
     models: Annotated[list[str], Field(min_length=1, max_length=100)] = key(
         ["base-F16", "F16", "Q4_K_M", "Q5_K_M"],
@@ -153,12 +163,18 @@ class Evaluate(Section):
         "rouge_l (words in the same order: for chats whose answers can be put in other words) | "
         "number:MARKER (the number after it) | regex:PATTERN (its first group, or all of it) | code (a "
         "Python answer runs the row's tests, sandboxed) | python:FILE.py:FUNCTION (yours, below "
-        "data/evaluation) | judge (a model gives marks, see evaluate.judge); [] scores nothing",
+        "data/evaluation) | external (any program, see evaluate.external) | judge (a model gives marks, see "
+        "evaluate.judge); [] scores nothing",
     )
     judge: Judge | None = key(
         None,
         "the judge, any OpenAI-compatible address: {url: http://127.0.0.1:8080/v1, model: NAME, key_file: "
         ".quench/judge-key}; null: none",
+    )
+    external: External | None = key(
+        None,
+        "the program that the scorer external asks (docs/rewards.md): {command: [python3, "
+        "data/evaluation/scorer.py], seconds: 60, start_seconds: 120}; null: none",
     )
     max_new_tokens: Annotated[int, Field(ge=1, le=1 << 24)] = key(256, "longest answer, in tokens")
     general: GuardFile = key(
@@ -194,7 +210,7 @@ class Evaluate(Section):
 
     def problems(self) -> Iterator[str]:
         """What can't be a list of scorers."""
-        return scorer_problems(self.scorers, self.judge is not None)
+        return scorer_problems(self.scorers, self.judge is not None, self.external is not None)
 
     @property
     def scorer(self) -> str:

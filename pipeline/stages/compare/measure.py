@@ -110,7 +110,9 @@ def measure(made: Made, project: Path, params: Params, root: Path, tools: Toolch
     settings = params.evaluate
     rows = answerable_rows(root / "data/final/test.jsonl", params.compare.rows, settings.seed)
     answers = answer_rows(made.gguf, list(rows), settings, tools, lora=made.lora)
-    scored = score_answers(answers, settings.scorers, settings.seed, judge=settings.judge, root=root)
+    scored = score_answers(
+        answers, settings.scorers, settings.seed, judge=settings.judge, external=settings.external, root=root
+    )
     return {
         "points": {answer["id"]: answer["score"] for answer in answers},
         "valid": scored["valid"],

@@ -14,10 +14,14 @@ from pipeline.stages.curate.comparing.splits import SPLITS
 def check_stats(counts: Mapping[str, Any], folder: Path, rejects: Path) -> None:
     """Compare the counts with each other and with the files written; a difference is a bug of ours."""
     written = {split: count_lines(folder / f"{split}.jsonl") for split in SPLITS}
+    pairs = counts.get("pairs") or {"made": 0, "rows": {}, "splits": {}, "scored_rows": 0}
     entries = counts["rows_rejected"] + counts["rows_dropped"] + sum(counts["files_rejected"].values())
     balanced = (
         counts["rows_read"] == counts["rows_accepted"] + counts["rows_rejected"]
-        and counts["rows_accepted"] + counts["parts_added"] == counts["rows_kept"] + counts["rows_dropped"]
+        and counts["rows_accepted"] + counts["parts_added"] + pairs["made"]
+        == counts["rows_kept"] + counts["rows_dropped"]
+        and sum(pairs["rows"].values()) == pairs["scored_rows"]
+        and pairs["rows"].get("paired", 0) == 2 * pairs["made"] == 2 * sum(pairs["splits"].values())
         and counts["rules"][-1]["rows_out"] == counts["rows_kept"]
         and sum(counts["rejected"].values()) == counts["rows_rejected"] + counts["rows_dropped"]
         and sum(file["rows"] for file in counts["files"].values()) == counts["rows_read"]

@@ -48,6 +48,7 @@ EMPTY: dict[str, Any] = {
     "turns": {},
     "poison": {"suspects": 0},
     "balance": {},
+    "pairs": {},
     "not_measured": [],
     "tokens": {
         "rows_measured": 0,
@@ -58,7 +59,7 @@ EMPTY: dict[str, Any] = {
         "estimated": False,
     },
 }
-SAMPLES = ("rejects", "changes", "clusters", "answers", "contamination", "suspects", "rows")
+SAMPLES = ("rejects", "changes", "clusters", "answers", "contamination", "pairs", "suspects", "rows")
 
 
 def render_data_page(stats: Mapping[str, Any], samples: Mapping[str, Any]) -> str:
@@ -146,7 +147,7 @@ def _flow(stats: Mapping[str, Any], rejects: Sequence[Mapping[str, Any]], splits
                 )
             )
         if added > 0:
-            source = ": parts of long ones" if name == "length" else ""
+            source = {"length": ": parts of long ones", "pairs": ": of scored ones"}.get(name, "")
             steps.append(
                 Step(
                     "" if lost else shown,

@@ -52,6 +52,18 @@ def answer_samples(spool: Spool, requests: Sequence[Sequence[int]]) -> list[dict
     return [{"prompt": _cut(own[0][0]), "answers": [_cut(answer) for _, answer in own]} for own in pairs]
 
 
+def pair_samples(spool: Spool, pairs: Sequence[tuple[int, int, float]]) -> list[dict[str, Any]]:
+    """The first pairs (chosen row, rejected row, gap of their rewards): request and both answers."""
+    found = []
+    for chosen, rejected, gap in pairs[:SHOWN]:
+        better, worse = spool.row(chosen), spool.row(rejected)
+        answers = [_cut(request_and_answer(row)[1]) for row in (better, worse)]
+        prompt = _cut(request_and_answer(better)[0])
+        sources = [better["source"], worse["source"]]
+        found.append({"prompt": prompt, "answers": answers, "sources": sources, "gap": gap})
+    return found
+
+
 def answer_text(row: Row) -> str:
     """All that a row says, a turn a line."""
     return _cut("\n".join(f"{part.role}: {part.text}" for part in parts(row)))

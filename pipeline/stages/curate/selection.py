@@ -29,9 +29,16 @@ from pipeline.stages.curate.comparing.splits import TEST
 from pipeline.stages.curate.counts import group_counts, token_counts, turn_counts
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.outputs import write_clusters, write_rows
+from pipeline.stages.curate.pairs import add_pairs, make_pairs, near_duplicates, pair_counts
 from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.token_count import TokenCounter
-from pipeline.stages.curate.samples import ROWS_SHOWN, SHOWN, answer_samples, cluster_samples
+from pipeline.stages.curate.samples import (
+    ROWS_SHOWN,
+    SHOWN,
+    answer_samples,
+    cluster_samples,
+    pair_samples,
+)
 from pipeline.stages.curate.spool import Spool, spread_evenly
 from pipeline.stages.curate.stats import CurationStats
 from pipeline.stages.curate.workers import Workers
@@ -62,12 +69,15 @@ def select_and_write(
     decide_splits(decisions, table, clusters, settings)
     kept = decisions.fate == KEPT
     prevented = leaks_prevented(decisions, table, clusters, settings)
-    tested = decisions.split == TEST
-    leaks = {leak.row: leak for leak in comparison.overlaps.leaks(kept & ~tested, kept & tested, spool.row)}
+    tested, used = decisions.split == TEST, kept | near_duplicates(decisions, table, settings)
+    leaks = {leak.row: leak for leak in comparison.overlaps.leaks(used & ~tested, used & tested, spool.row)}
     decisions.fate[list(leaks)] = CONTAMINATED
-    decide_balance(
-        decisions, table, settings, [by_glob(name, settings.source_weights, 1.0) for name in stats.files]
-    )
+    weights = [by_glob(name, settings.source_weights, 1.0) for name in stats.files]
+    decide_balance(decisions, table, settings, weights)
+    pairs = make_pairs(spool, decisions, table, clusters, settings, weights)
+    paired = pair_counts(pairs, decisions, table) if settings.pairs != "none" else None
+    shown_pairs = pair_samples(spool, pairs.made)
+    decisions, table, clusters = add_pairs(spool, pairs, decisions, table, clusters)
     requests, shown_requests = comparison.several_answers(clusters, SHOWN)
     looked_at = spread_evenly(np.flatnonzero(decisions.fate == KEPT), SAMPLE_ROWS)
     suspected = suspects(map(spool.row, looked_at), clusters.group[looked_at])
@@ -88,6 +98,7 @@ def select_and_write(
         "tokens": count_tokens(root / "models/base", spool, kept),
         "turns": turn_counts(table.turns[kept]),
         "not_measured": not_measured(settings, root / "models/base"),
+        **({"pairs": paired} if paired else {}),
     }
     samples = {
         "rejects": [
@@ -101,10 +112,11 @@ def select_and_write(
             {"source": spool.source(leak.row), "matched": found["detail"], "span": found["spans"][0]["text"]}
             for leak, found in ((leak, comparison.describe(leak)) for leak in islice(leaks.values(), SHOWN))
         ],
+        "pairs": shown_pairs,
         "suspects": [asdict(suspect) for suspect in suspected[:SHOWN]],
         "rows": [spool.row(index) for index in spread_evenly(np.flatnonzero(kept), ROWS_SHOWN)],
     }
-    return stats.summary(settings, decisions, table, clusters, extra), samples
+    return stats.summary(settings, decisions, table, clusters, extra, len(pairs.made)), samples
 
 
 def not_measured(settings: Curate, base: Path) -> list[str]:

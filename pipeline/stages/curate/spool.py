@@ -38,6 +38,13 @@ class Spool:
         self.offsets = np.cumsum(np.concatenate([np.zeros(1, np.int64), *self.lengths]))
         self.lengths.clear()
 
+    def extend(self, lines: Sequence[bytes]) -> None:
+        """Add rows behind all others, after `finish`."""
+        self.file.seek(0, os.SEEK_END)
+        self.lengths.append(np.diff(self.offsets).astype(np.int32))
+        self.append(lines)
+        self.finish()
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

@@ -22,7 +22,7 @@ from pipeline.core.jsonl import dump_line
 from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk, publishing, scratch_folder, write_json, write_text
 from pipeline.core.special_files import need_plain_files
-from pipeline.core.wording import plural
+from pipeline.core.wording import pairs_sentence, plural
 from pipeline.stages.curate.checks import check_not_empty, check_stats
 from pipeline.stages.curate.clean import Block, Cleaner, blocks
 from pipeline.stages.curate.comparing.splits import SPLITS
@@ -163,7 +163,9 @@ def main(params: Params, root: Path) -> None:
         f"curate: {plural(counts['rows_read'], 'row')} read{parts}, {counts['rows_kept']:,} kept "
         f"({splits}), {lost:,} rejected"
     )
-    for sentence in [*file_sentences(counts), *kinds_sentences(counts["untrained"], counts["scored"])]:
+    paired = [pairs_sentence(counts["pairs"])] if "pairs" in counts else []
+    told = [*file_sentences(counts), *kinds_sentences(counts["untrained"], counts["scored"]), *paired]
+    for sentence in told:
         print(f"curate: {sentence}")
     if lost or counts["files_rejected"]:
         print(f"curate: why, and where: {root / 'data/rejects.jsonl'} (reasons in docs/data-formats.md)")

@@ -111,9 +111,13 @@ class CurationStats:
         table: Table,
         clusters: Clusters,
         extra: Mapping[str, Any],
+        pairs: int,
     ) -> dict[str, Any]:
-        """What `reports/data.json` holds; `extra` are the parts that others have counted."""
+        """What `reports/data.json` holds; `extra` are the parts that others have counted, `pairs` how many of
+        the rows are made of others.
+        """
         kept = decisions.fate == KEPT
+        parts_added = len(table.key) - self.accepted - pairs
         lost = {rule: int((decisions.fate == fate).sum()) for fate, (rule, _) in FATES.items()}
         reasons = {reason: lost[rule] for rule, reason in FATES.values() if lost[rule]}
         domains = list(self.domains)
@@ -123,10 +127,10 @@ class CurationStats:
             "rows_read": self.lines,
             "rows_accepted": self.accepted,
             "rows_rejected": self.lines - self.accepted,
-            "parts_added": len(table.key) - self.accepted,
+            "parts_added": parts_added,
             "rows_dropped": sum(lost.values()),
             "rows_kept": int(kept.sum()),
-            "rules": self.rules(lost, len(table.key) - self.accepted),
+            "rules": self.rules(lost, parts_added, pairs),
             "rejected": counted(self.cleaning_stats, "rejected") | reasons,
             "files_found": self.files_found,
             "files_rejected": counted(self.cleaning_stats, "files_rejected"),
@@ -150,14 +154,15 @@ class CurationStats:
             **extra,
         }
 
-    def rules(self, lost: Mapping[str, int], parts_added: int) -> list[dict[str, Any]]:
+    def rules(self, lost: Mapping[str, int], parts_added: int, pairs: int) -> list[dict[str, Any]]:
         """How many rows every rule saw, passed on, rejected and changed, in the order in which they are
         applied.
         """
         steps, now = [], self.lines
-        for rule in (*ROW_RULES, *lost):
+        added = {"length": parts_added} | ({"pairs": pairs} if pairs else {})
+        for rule in (*ROW_RULES, *lost, *added.keys() - {"length"}):
             rejected = lost.get(rule, self.cleaning_stats["rejected_by", rule])
-            after = now - rejected + (parts_added if rule == "length" else 0)
+            after = now - rejected + added.get(rule, 0)
             steps.append(
                 {
                     "rule": rule,

@@ -143,7 +143,9 @@ def task(
     answers = answer_rows(
         model, answerable_rows(rows, settings.task_rows, settings.seed), settings, tools, lora
     )
-    return score_answers(answers, settings.scorers, settings.seed, judge=settings.judge, root=root), answers
+    return score_answers(
+        answers, settings.scorers, settings.seed, judge=settings.judge, external=settings.external, root=root
+    ), answers
 
 
 def harness(

@@ -111,7 +111,14 @@ def measure(
         divergence, points = gguf_divergence(reference, gguf, threads=evaluate.threads, tools=tools), None
         if task_rows and place == 0:
             answers = answer_rows(gguf, task_rows, evaluate, tools)
-            score_answers(answers, evaluate.scorer, evaluate.seed, judge=evaluate.judge, root=root)
+            score_answers(
+                answers,
+                evaluate.scorer,
+                evaluate.seed,
+                judge=evaluate.judge,
+                external=evaluate.external,
+                root=root,
+            )
             points = [answer["score"] for answer in answers]
         found[level] = (divergence, points)
         remove(gguf)

@@ -24,7 +24,7 @@ from pipeline.stages.train.monitoring.monitor import Monitor
 from pipeline.stages.train.monitoring.samples import sample
 from pipeline.stages.train.monitoring.tensorboard import Board
 from pipeline.stages.train.preference.collator import PreferenceCollator
-from pipeline.stages.train.preference.reference import ask_reference
+from pipeline.stages.train.preference.reference import Reference
 from pipeline.stages.train.preference.trainer import PreferenceTrainer
 from pipeline.stages.train.trainer import QuenchTrainer
 
@@ -71,7 +71,9 @@ def make_trainer(
         learning, monitoring = (
             PreferenceCollator(learning, settings.method, found) for found in (rows, held_out)
         )
-        kind = partial(PreferenceTrainer, settings=settings)
+        asked = METHODS[settings.method].reference
+        reference = Reference(checkpoints / REFERENCE, record) if asked else None
+        kind = partial(PreferenceTrainer, settings=settings, reference=reference)
     if teacher:
         learning, monitoring = (
             DistillCollator(learning, answers) for answers in (teacher.train, teacher.val)
@@ -94,15 +96,12 @@ def make_trainer(
         settings=settings,
         loss=loss,
         keep=settings.save_total_limit,
-        held_out=[],
+        held_out=[monitoring([row]) for row in held_out],
         answer=lambda model: sample(model, tokenizer, questions, settings.sample_tokens),
         interruption=interruption,
         start=start,
         metrics_log=metrics_log,
     )
-    if METHODS[settings.method].reference:
-        ask_reference(trainer, checkpoints / REFERENCE, record, [learning, monitoring])
-    trainer.held_out = [monitoring([row]) for row in held_out]
     callback.trainer = trainer
     trainer.remove_callback(PrinterCallback)
     if settings.early_stopping_patience is not None:

@@ -19,7 +19,7 @@ MARKER = "complete.json"
 WRITING = ".writing"  # where the trainer writes; what is in there was never finished
 TORN = "torn"
 TEACHER = "teacher"  # folder of what the teacher answers, beside them
-REFERENCE = "reference.json"  # what the reference answers to preferences
+REFERENCE = "reference.jsonl"  # what the reference answers to preferences
 LATER = "later"  # those after a checkpoint that a user chose to go on from; nothing reads them
 METRICS_LOG = "steps.jsonl"
 

@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from pipeline.llamacpp.tools import PROJECT
 from pipeline.models.preference_losses import Likelihoods, kto_losses, pair_losses
 from pipeline.stages.preprocess.stage import preprocess
 from pipeline.stages.train.assembly import make_trainer
+from pipeline.stages.train.preference.reference import likelihoods
 from pipeline.stages.train.run import describe
 from pipeline.stages.train.stage import train
 
@@ -115,7 +115,7 @@ def test_a_run_starts_at_the_closed_form_and_tells_what_it_measures(
     assert steps[0]["items"] == PAIRS == held_out[0]["items"]
     assert held_out[-1]["measures"]["margin"] > steps[0]["measures"]["margin"]
     assert 0 <= held_out[-1]["measures"]["accuracy"] <= 1
-    assert not (tmp_path / "checkpoints/reference.json").exists(), "a finished run leaves none behind"
+    assert not (tmp_path / "checkpoints/reference.jsonl").exists(), "a finished run leaves none behind"
 
 
 def test_answers_get_their_roles_and_only_they_are_trained(prepared: Path, tmp_path: Path) -> None:
@@ -343,15 +343,27 @@ def test_ktos_weights_are_those_of_the_thumbs() -> None:
     assert torch.equal(margins > 0, (chosen.ratio - 0.3 > 0) == desirable)
 
 
-def test_a_reference_is_taken_from_the_file_of_the_same_run_only(prepared: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_reference_is_taken_from_the_file_of_the_same_base_only(
+    changed: bool, prepared: Path, tmp_path: Path
+) -> None:
     first = made(prepared, tmp_path, "dpo")
-    file = tmp_path / "checkpoints/reference.json"
-    kept = json.loads(file.read_text())
-    wrong = {name: [value - 100 for value in values] for name, values in kept["logps"].items()}
-    file.write_text(json.dumps(kept | {"logps": wrong}))
+    disturb(first.model)
+    batch = first.data_collator([first.train_dataset[0]])
+    asked = first.reference.logps(first.model, first.model.get_base_model(), batch, 2)
+    (row,) = MetricsLog(tmp_path / "checkpoints/reference.jsonl").rows()
+    wrong = row | {"logps": [-1.0, -2.0], "key": "another base's" if changed else row["key"]}
+    (tmp_path / "checkpoints/reference.jsonl").write_text(json.dumps(wrong) + "\n")
     again = made(prepared, tmp_path, "dpo")
-    assert again.data_collator.reference[0][0] == pytest.approx(first.data_collator.reference[0][0] - 100)
-    file.write_text(json.dumps(kept | {"logps": wrong, "key": "another run's"}))
-    other = made(prepared, tmp_path, "dpo")
-    assert other.data_collator.reference == first.data_collator.reference
-    shutil.rmtree(tmp_path / "checkpoints")
+    found = again.reference.logps(again.model, again.model.get_base_model(), batch, 2)
+    assert found.tolist() == (asked.tolist() if changed else [-1.0, -2.0])
+
+
+def test_the_reference_is_the_model_without_its_adapter(prepared: Path, tmp_path: Path) -> None:
+    trainer = made(prepared, tmp_path, "dpo")
+    batch = trainer.data_collator([trainer.train_dataset[0]])
+    model = trainer.model.get_base_model()
+    before = likelihoods(model, batch, 2)[0]
+    disturb(trainer.model)
+    assert not torch.allclose(likelihoods(model, batch, 2)[0], before, atol=0.1)
+    assert torch.allclose(trainer.reference.logps(trainer.model, model, batch, 2), before, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Batches of judged answers: packed rows that know the role of each sequence, and what the reference answers.
+"""Batches of judged answers: packed rows that know the role of each sequence.
 
 KTO needs answers that don't belong to their prompts: each prompt gets the answer of the next sequence, that
 of the last one the answer of the first (as TRL does within a batch).
@@ -22,29 +22,21 @@ class PreferenceCollator:
     """`plain`'s batches of packed rows, with `roles` (n,) of their n sequences and the number of `items`
     (pairs, or answers under KTO).
 
-    `rows` are all packed rows of the split, from which KTO takes the other answers. Once `reference` is set,
-    log-probabilities by packed row, batches have theirs too.
+    `rows` are all packed rows of the split, from which KTO takes the other answers.
     """
 
     def __init__(self, plain: Collator, method: Method, rows: Any) -> None:
         self.plain, self.rows = plain, rows
         self.pairs, self.others = METHODS[method].pairs, method == "kto"
-        self.reference: list[list[float]] | None = None
-        self.other_reference: list[list[float]] | None = None
 
     def __call__(self, examples: list[PackedRow]) -> Batch:
-        """`plain`'s batch with `roles` and, where they are known, `reference` (n,) and `others`."""
+        """`plain`'s batch with `roles` and, under KTO, `others`."""
         batch: Batch = self.plain(examples)
         batch.pop("weights", None)  # rewards weigh chats
         batch["roles"] = torch.tensor([role for example in examples for role in example["roles"]])
         batch["items"] = len(batch["roles"]) // (2 if self.pairs else 1)
-        numbers = batch["rows"]
-        if self.reference is not None:
-            batch["reference"] = _joined(self.reference, numbers)
         if self.others:
-            batch[OTHERS] = self.other_batch(numbers)
-            if self.other_reference is not None:
-                batch[OTHERS]["reference"] = _joined(self.other_reference, numbers)
+            batch[OTHERS] = self.other_batch(batch["rows"])
         return batch
 
     def other_batch(self, numbers: list[int]) -> Batch:
@@ -84,7 +76,3 @@ def _with_answer(
 
 def _answer_start(labels: list[int]) -> int:
     return next(place for place, label in enumerate(labels) if label != IGNORED)
-
-
-def _joined(values: list[list[float]], numbers: list[int]) -> torch.Tensor:
-    return torch.tensor([value for number in numbers for value in values[number]])

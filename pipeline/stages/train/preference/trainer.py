@@ -10,23 +10,25 @@ from pipeline.chat.answers import CHOSEN, REJECTED
 from pipeline.config.sections import Training
 from pipeline.models.preference_losses import Likelihoods, kto_losses, pair_losses
 from pipeline.stages.train.preference.collator import OTHERS
-from pipeline.stages.train.preference.reference import likelihoods
+from pipeline.stages.train.preference.reference import Reference, likelihoods
 from pipeline.stages.train.step_stats import Batch, Sums
 from pipeline.stages.train.trainer import QuenchTrainer
 
 
 class PreferenceTrainer(QuenchTrainer):
-    """Trains with the loss of `settings.method` (`pipeline.models.preference_losses`)."""
+    """Trains with the loss of `settings.method` (`pipeline.models.preference_losses`); `reference` is None
+    where the method has none.
+    """
 
-    def __init__(self, *, settings: Training, **rest: Any) -> None:
+    def __init__(self, *, settings: Training, reference: Reference | None, **rest: Any) -> None:
         super().__init__(**rest)
-        self.settings = settings
+        self.settings, self.reference = settings, reference
 
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
         """Sum of the losses of a batch's pairs or answers ÷ `items`, and the sums of what is measured."""
         roles = inputs["roles"]
         logps, tokens = likelihoods(model, inputs, len(roles))
-        answers = Likelihoods(logps, inputs.get("reference", torch.zeros_like(logps)), tokens)
+        answers = Likelihoods(logps, self.asked(model, inputs, logps), tokens)
         chosen, rejected = answers.of(roles == CHOSEN), answers.of(roles == REJECTED)
         if self.settings.method == "kto":
             divergence = self.divergence(model, inputs)
@@ -35,7 +37,13 @@ class PreferenceTrainer(QuenchTrainer):
         else:
             losses, margins = self.paired(chosen, rejected)
             extra = {}
-        return losses.sum() / items, extra | measured(chosen, rejected, margins, "reference" in inputs)
+        return losses.sum() / items, extra | measured(chosen, rejected, margins, self.reference is not None)
+
+    def asked(self, model: Any, batch: Batch, logps: Any) -> Any:
+        """The reference's log-probabilities of a batch whose own are `logps` (n,); zeros without one."""
+        if self.reference is None:
+            return torch.zeros_like(logps)
+        return self.reference.logps(self.model, model, batch, len(logps))
 
     def paired(self, chosen: Likelihoods, rejected: Likelihoods) -> tuple[Any, Any]:
         """Losses and margins (pairs,)."""
@@ -60,7 +68,7 @@ class PreferenceTrainer(QuenchTrainer):
         others = inputs[OTHERS]
         with torch.no_grad():
             logps, _ = likelihoods(model, others, len(inputs["roles"]))
-        return (logps - others["reference"]).mean().clamp(min=0)
+            return (logps - self.asked(model, others, logps)).mean().clamp(min=0)
 
 
 def measured(chosen: Likelihoods, rejected: Likelihoods, margins: Any, has_reference: bool) -> Sums:

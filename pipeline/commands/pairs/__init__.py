@@ -1,0 +1,1 @@
+"""`quench pairs`: preferences of the model's own answers."""

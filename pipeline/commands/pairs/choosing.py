@@ -1,0 +1,106 @@
+"""Which of the answers to one request are the pair: the best and the worst by a scorer."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pipeline.chat.tokens import Row
+from pipeline.config.sections import Evaluate
+from pipeline.core.jsonl import BadLine, dump_line, parse_line
+from pipeline.metrics.answers import score_answers
+from pipeline.metrics.refusals import is_refusal
+
+
+def score(
+    rows: Sequence[Row],
+    answers: Sequence[Sequence[Mapping[str, Any]]],
+    scorer: str,
+    settings: Evaluate,
+    root: Path,
+) -> list[list[dict[str, Any]]]:
+    """The answers with their `score` (None: not measured), by row."""
+    by_row = [
+        [
+            dict(answer)
+            | {
+                "id": row["id"],
+                "domain": row.get("domain"),
+                "prompt": row["messages"][-2]["content"],
+                "reference": row["messages"][-1]["content"],
+                "answer": answer["turn"]["content"],
+                "refused": is_refusal(answer["turn"]["content"]),
+            }
+            for answer in mine
+        ]
+        for row, mine in zip(rows, answers, strict=True)
+    ]
+    every = [answer for mine in by_row for answer in mine]
+    score_answers(every, [scorer], settings.seed, judge=settings.judge, external=settings.external, root=root)
+    return by_row
+
+
+def problem_of(answer: Mapping[str, Any]) -> str | None:
+    """Why an answer can't be half of a pair."""
+    problems = {
+        "calls_a_tool": answer["calls"],
+        "cut_off": not answer["stopped"],
+        "empty": not answer["answer"].strip(),
+        "not_measured": answer["score"] is None,
+        "unreadable": not _is_read(answer["turn"]),  # a control character, say
+    }
+    return next((name for name, there in problems.items() if there), None)
+
+
+def _is_read(turn: Mapping[str, Any]) -> bool:
+    """Whether curate would read a line with this turn."""
+    with suppress(BadLine):
+        return bool(parse_line(dump_line(dict(turn))))
+    return False
+
+
+def pair_of(row: Row, answers: Sequence[Mapping[str, Any]], min_gap: float) -> dict[str, Any] | str:
+    """The best and the worst answer as a row that curate reads as a preference, or why there is none."""
+    usable = [answer for answer in answers if problem_of(answer) is None]
+    if len(usable) < 2:
+        return "fewer_than_two"
+    best, worst = (pick(usable, key=lambda answer: answer["score"]) for pick in (max, min))
+    gap = best["score"] - worst["score"]
+    if gap == 0 or gap < min_gap:
+        return "all_equal" if gap == 0 else "gap_too_small"
+    prompt = [{key: value for key, value in turn.items() if key != "train"} for turn in row["messages"][:-1]]
+    return {
+        "prompt": prompt,
+        "chosen": [best["turn"]],
+        "rejected": [worst["turn"]],
+        **({"tools": row["tools"]} if "tools" in row else {}),
+        "domain": row["domain"],
+        "meta": {
+            "of": row["id"],
+            "source": row["source"],
+            "chosen_score": best["score"],
+            "rejected_score": worst["score"],
+        },
+    }
+
+
+def counts(
+    found: Sequence[dict[str, Any] | str], scored: Sequence[Sequence[Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """What became of every request and every answer, and mean scores: of the best, the worst and all answers
+    that count, over the requests that have two or more.
+    """
+    usable = [[one["score"] for one in mine if problem_of(one) is None] for mine in scored]
+    groups = [mine for mine in usable if len(mine) > 1]
+    problems = Counter(problem for mine in scored for one in mine if (problem := problem_of(one)))
+    return {
+        "requests": len(found),
+        "pairs": sum(isinstance(one, dict) for one in found),
+        "no_pair": dict(sorted(Counter(one for one in found if isinstance(one, str)).items())),
+        "answers_left_out": dict(sorted(problems.items())),
+        "best_score": round(fmean(map(max, groups)), 4) if groups else None,
+        "mean_score": round(fmean(map(fmean, groups)), 4) if groups else None,
+        "worst_score": round(fmean(map(min, groups)), 4) if groups else None,
+    }

@@ -1,0 +1,163 @@
+"""Preferences of the model's own answers (rejection sampling): it answers requests of training several times,
+a scorer judges the answers, and the best and the worst become a row of data/raw.
+
+Reads `data/final/train.jsonl`, never a held-out row, and the model's GGUF. Writes FILE, which must not be
+there yet, its account `reports/pairs/FILE.json` and, below `reports/pairs/`, the answers.
+
+    quench pairs data/raw/own.jsonl Q4_K_M -k 8 --rows 500
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.pairs.answering import FOLDER, Sampling, hashes, sampled_answers
+from pipeline.commands.pairs.choosing import counts, pair_of, score
+from pipeline.commands.pairs.training_rows import training_requests
+from pipeline.commands.serve import choose_model, model_file
+from pipeline.config.params import Params
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.jsonl import write_rows
+from pipeline.core.publish import remove, write_json
+from pipeline.core.wording import most, plural, words
+from pipeline.llamacpp.tools import find_toolchain
+from pipeline.metrics.answers import check_references
+from pipeline.metrics.scorers import parse
+from pipeline.stages.evaluate.files import model_files
+from pipeline.workflow.integrity import verify_outputs
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command's options; None: as section evaluate says."""
+
+    answers: int = 8
+    rows: int | None = None
+    seed: int | None = None
+    temperature: float = 1.0
+    scorer: str | None = None
+    min_gap: float = 0.0
+
+
+def main(
+    params: Params, root: Path, target: Path, model: str | None, asked: Asked, *, file: Path | None
+) -> None:
+    """Make the pairs and say how many, and where the account is."""
+    account = make(params, root, target, model, asked, file=file)
+    print(f"{target}: {sentence(account)}")
+    print(f"the account: {account_file(root, target)}; `snakemake` curates the pairs like any other rows")
+
+
+def make(
+    params: Params, root: Path, target: Path, model: str | None, asked: Asked, *, file: Path | None = None
+) -> dict[str, Any]:
+    """Publish the pairs and their account, and give that. Raises `ConfigError` and `DataError` for what can't
+    be, before the model is asked, and `DataError` if no pair came of it: then nothing is written.
+    """
+    check_target(root, target)
+    evaluate, scorer = params.evaluate, scorer_of(params, asked)
+    parse(scorer, evaluate.judge, root, evaluate.external)
+    name = choose_model(params, root, model)
+    model_file(params, root, name)
+    files = model_files(params, root, name)
+    verify_outputs([one for one in files if one], root, params=file)
+    sampling = Sampling(asked.answers, asked.temperature, evaluate.seed if asked.seed is None else asked.seed)
+    rows = training_requests(root, asked.rows or evaluate.task_rows, sampling.seed)
+    check_references(rows, [scorer], root)
+    tools = find_toolchain(params.llamacpp.home)
+    answers = sampled_answers(files, rows, sampling, evaluate, tools, root)
+    scored = score(rows, answers, scorer, evaluate, root)
+    found = [pair_of(row, mine, asked.min_gap) for row, mine in zip(rows, scored, strict=True)]
+    pairs = [one for one in found if isinstance(one, dict)]
+    account = {
+        "model": name,
+        "files": hashes(files),
+        "llama_cpp": tools.version,
+        "scorer": scorer,
+        **asdict(sampling),
+        "max_new_tokens": evaluate.max_new_tokens,
+        "min_gap": asked.min_gap,
+        **counts(found, scored),
+    }
+    if not pairs:
+        raise DataError(
+            "Q-PAIRS-004",
+            f"{sentence(account)}, so nothing is written: ask more rows (--rows), for more answers (-k) or "
+            "with another --scorer",
+        )
+    write_json(account_file(root, target), account)
+    publish(root, target, pairs)
+    return account
+
+
+def check_target(root: Path, target: Path) -> None:
+    """Raise `ConfigError` unless `target` is a new JSONL file that stage curate would read."""
+    raw, place = (root / "data/raw").resolve(), target.resolve()
+    inside = place.relative_to(raw).parts if place.is_relative_to(raw) else ()
+    if target.suffix != ".jsonl" or not inside or any(part.startswith(".") for part in inside):
+        raise ConfigError(
+            "Q-PAIRS-001",
+            f"{target} is no file that curate reads: name a .jsonl file below {root / 'data/raw'}, none that "
+            "is hidden",
+        )
+    if os.path.lexists(target):
+        raise exists(target)
+
+
+def exists(target: Path) -> ConfigError:
+    """What is said of a file that would have to be overwritten."""
+    return ConfigError(
+        "Q-PAIRS-002", f"{target} is there already and is not overwritten: name another file, or move it"
+    )
+
+
+def scorer_of(params: Params, asked: Asked) -> str:
+    """The scorer that decides. Raises `ConfigError` if there is none."""
+    found = asked.scorer or params.evaluate.scorer
+    if found == "none":
+        raise ConfigError(
+            "Q-PAIRS-005",
+            "evaluate.scorers is [], so no answer can be called better: name a scorer with --scorer, rouge_l "
+            "for example",
+        )
+    return found
+
+
+def sentence(account: Mapping[str, Any]) -> str:
+    """The account in words."""
+    made = f"{plural(account['pairs'], 'pair')} of {plural(account['requests'], 'request')}"
+    dropped = [
+        f"{what}: " + ", ".join(f"{number} {words(why)}" for why, number in most(account[key]))
+        for what, key in (("no pair of", "no_pair"), ("answers left out", "answers_left_out"))
+        if account[key]
+    ]
+    best, worst = account["best_score"], account["worst_score"]
+    scores = [] if best is None else [f"{account['scorer']} best {best:.2f}, worst {worst:.2f} in the mean"]
+    return "; ".join([made, *dropped, *scores])
+
+
+def account_file(root: Path, target: Path) -> Path:
+    """Where the account of `target` is: not beside it, for curate would read it as data."""
+    inside = target.resolve().relative_to((root / "data/raw").resolve())
+    return root / FOLDER / f"{inside}.json"
+
+
+def publish(root: Path, target: Path, pairs: Sequence[dict[str, Any]]) -> None:
+    """Put the pairs where curate reads them, whole and over nothing: data/raw is the user's, and no half made
+    file may stay in it.
+    """
+    aside = account_file(root, target).with_suffix(".rows")
+    write_rows(aside, pairs)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(aside, target)
+    except FileExistsError:
+        raise exists(target) from None
+    except OSError:  # another disk
+        write_rows(target, pairs)
+    finally:
+        with suppress(OSError):
+            remove(aside)

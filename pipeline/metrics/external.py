@@ -1,0 +1,239 @@
+"""A scorer that is any program in any language: a JSON line in, a JSON line out (docs/rewards.md).
+
+    {"id": "7", "prompt": [{"role": "user", "content": "2 + 2?"}], "completions": ["4", "5"], "answer": "4"}
+    {"id": "7", "rewards": [1.0, 0.0]}
+
+    with ExternalScorer(["examples/scorer.py"], timeout=60) as scorer:
+        rewards = scorer.rewards("7", messages, ["4", "5"], answer="4")
+
+The program is started once, from a list of arguments and never by a shell, and kept running. Its answers are
+told apart by their ids, so it may give them in any order. Its first line has no completions and wants
+`"rewards": []`: that it starts and speaks the protocol is known before anything long begins.
+"""
+
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NoAnswer
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from pipeline.core.child import bound
+from pipeline.core.errors import ConfigError, QuenchError, ToolError
+from pipeline.core.wording import one_line
+
+START_SECONDS = 120.0  # until the first line is answered: a program may load a model
+END_SECONDS = 2.0  # that it gets to end by itself when its input ends
+LONGEST_LINE = 1 << 24  # bytes of one answer
+SHOWN = 200  # characters of a program's own text in a sentence
+FIRST_ID = "start"
+
+
+class ExternalScorer:
+    """The program `command`, running while the context lasts; `timeout` is in seconds and for each request,
+    `start_timeout` for the first line. `folder` is where it runs and what a relative path begins at. Raises
+    `ConfigError` if there is no such program.
+
+    `rewards` may be called by several threads. Linux ends the program with the thread that entered the
+    context.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        timeout: float,
+        start_timeout: float = START_SECONDS,
+        folder: Path = Path(),
+    ) -> None:
+        self.command = _found(command, folder)
+        self.timeout, self.start_timeout, self.folder = timeout, start_timeout, folder
+        self.name = one_line(" ".join(command), SHOWN)
+        self.waiting: dict[str, tuple[int, Future[list[float]]]] = {}  # by id: how many rewards it wants
+        self.lock = threading.Lock()
+        self.lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.broken: QuenchError | None = None  # why nothing more can be asked
+        self.last_words = ""  # the last line on its standard error
+
+    def __enter__(self) -> "ExternalScorer":
+        """Start the program and have its first line answered. Raises as `rewards`."""
+        self.process = subprocess.Popen(
+            bound(self.command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self.folder,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},  # a print() without flush would never come
+            start_new_session=True,
+        )
+        jobs = (self._write, self._read_errors, self._read)
+        self.threads = [threading.Thread(target=job, name="scorer", daemon=True) for job in jobs]
+        for thread in self.threads:
+            thread.start()
+        try:
+            self._ask(FIRST_ID, {"prompt": [], "completions": []}, self.start_timeout)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def rewards(
+        self, id: str, prompt: Sequence[Any], completions: Sequence[str], answer: str | None = None
+    ) -> list[float]:
+        """A finite number for each of `completions`, answers to the messages `prompt`; `answer` is the row's
+        reference. No two requests that run at the same time may have one `id`.
+
+        Raises `ToolError` if the program ends, is too slow, or answers what is not the protocol.
+        """
+        request = {"prompt": list(prompt), "completions": list(completions)}
+        return self._ask(id, request | ({} if answer is None else {"answer": answer}), self.timeout)
+
+    def close(self) -> None:
+        """End the program, asked first by the end of its input, and all that it has started."""
+        self.lines.put(None)
+        self._status(0 if self.broken else END_SECONDS)
+        with suppress(ProcessLookupError, PermissionError):  # nobody of the group is left
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for thread in self.threads:
+            thread.join(END_SECONDS)
+
+    def _ask(self, id: str, request: dict[str, Any], seconds: float) -> list[float]:
+        found: Future[list[float]] = Future()
+        with self.lock:
+            if self.broken:
+                raise self.broken
+            if id in self.waiting:
+                raise ValueError(f"{id!r} is being asked already")  # a bug of ours
+            self.waiting[id] = len(request["completions"]), found
+        self.lines.put(json.dumps({"id": id} | request, ensure_ascii=True).encode() + b"\n")
+        try:
+            return found.result(seconds)
+        except NoAnswer:
+            raise self._break(
+                ToolError(
+                    "Q-EXTERNAL-002",
+                    f"the scorer `{self.name}` did not answer {id} in {seconds:g} s{self._words()}: make it "
+                    "faster or raise its time limit",
+                )
+            ) from None
+
+    def _write(self) -> None:
+        """Carry requests to the program: a thread, for a program that does not read would stop its caller."""
+        assert self.process.stdin is not None
+        with suppress(OSError), self.process.stdin as stdin:  # that it ended is seen where it is read
+            while line := self.lines.get():
+                stdin.write(line)
+                stdin.flush()
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        for line in _lines(self.process.stderr):
+            if words := line.decode(errors="replace").strip():
+                self.last_words = one_line(words, SHOWN)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in _lines(self.process.stdout):
+            if line.strip():
+                self._take(line)
+        status = self._status(END_SECONDS)
+        self.threads[1].join(END_SECONDS)  # its last words may come after its end
+        ended = "closed its output" if status is None else f"ended with exit status {status}"
+        self._break(
+            ToolError(
+                "Q-EXTERNAL-001",
+                f"the scorer `{self.name}` {ended}{self._words()}: correct it, its input was not at its end",
+            )
+        )
+
+    def _take(self, line: bytes) -> None:
+        """Give an answer to who asked for it; one that nobody asked for breaks the scorer."""
+        try:
+            answer = json.loads(line)
+            id, values = str(answer["id"]), answer["rewards"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            self._break(self._wrong(f'{_shown(line)}, which is no {{"id": …, "rewards": […]}}'))
+            return
+        with self.lock:
+            number, found = self.waiting.pop(id, (0, None))
+        if found is None:
+            self._break(self._wrong(f"for the id {one_line(id, SHOWN)!r}, which nobody waits for"))
+        elif problem := _problem(values, number):
+            found.set_exception(self._wrong(f"{id} with {problem}"))
+        else:
+            found.set_result([float(value) for value in values])
+
+    def _wrong(self, what: str) -> ToolError:
+        return ToolError(
+            "Q-EXTERNAL-003", f"the scorer `{self.name}` answered {what}: correct it (docs/rewards.md)"
+        )
+
+    def _break(self, why: QuenchError) -> QuenchError:
+        """Nothing more can be asked; who waits is told `why`. Gives the first reason."""
+        with self.lock:
+            self.broken = self.broken or why
+            waiting, self.waiting = self.waiting, {}
+        for _, found in waiting.values():
+            if not found.done():
+                found.set_exception(self.broken)
+        return self.broken
+
+    def _status(self, seconds: float) -> int | None:
+        """The program's exit status (-9: killed by signal 9), if it ends within `seconds`."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(seconds)
+        return None
+
+    def _words(self) -> str:
+        return f' (it said last: "{self.last_words}")' if self.last_words else ""
+
+
+def _found(command: Sequence[str], folder: Path) -> list[str]:
+    """`command` with the place of its program. Raises `ConfigError` if there is none that can be run."""
+    program = (
+        str(folder.absolute() / command[0]) if command and os.sep in command[0] else "".join(command[:1])
+    )
+    place = shutil.which(program) if program else None
+    if place is None:
+        raise ConfigError(
+            "Q-EXTERNAL-004",
+            f"the scorer {list(command)} names no program that can be run: write [PROGRAM, ARGUMENT, …], its "
+            "file executable (chmod +x)",
+        )
+    return [place, *command[1:]]
+
+
+def _lines(pipe: IO[bytes]) -> Any:
+    """Lines up to the pipe's end; of a longer one than `LONGEST_LINE` pieces."""
+    with suppress(OSError, ValueError), pipe:
+        yield from iter(lambda: pipe.readline(LONGEST_LINE), b"")
+
+
+def _problem(values: Any, number: int) -> str | None:
+    """Why `values` are not `number` finite numbers."""
+    if not isinstance(values, list) or len(values) != number:
+        return f"{len(values) if isinstance(values, list) else 'no list of'} rewards where {number} are due"
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return f"the reward {one_line(json.dumps(value), SHOWN)}, which is no number"
+        if not abs(value) <= sys.float_info.max:  # nor is NaN
+            return "a reward that is NaN or infinite"
+    return None
+
+
+def _shown(line: bytes) -> str:
+    return repr(one_line(line[: 4 * SHOWN].decode(errors="replace"), SHOWN))

@@ -1,0 +1,190 @@
+"""Preference rows of chats that were scored: of two answers to one request the one with the higher reward is
+chosen, the other rejected (`curate.pairs`).
+
+One request is: the same messages up to the last answer, and the same tools, on the same side of the split, so
+that a pair is where its chats are. The best answer is paired with the worst, the second best with the second
+worst and so on, so that no chat is in two pairs. The chats stay: `train.method` decides what is learned.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+import xxhash
+from numpy.typing import NDArray
+
+from pipeline.chat.rows import Row, row_id
+from pipeline.config.sections import Curate
+from pipeline.core.jsonl import dump_line
+from pipeline.stages.curate.clean import KINDS
+from pipeline.stages.curate.comparing.decide import KEPT, NEAR, Decisions, Table
+from pipeline.stages.curate.comparing.duplicates import Clusters
+from pipeline.stages.curate.comparing.spill import pieces
+from pipeline.stages.curate.comparing.splits import SPLITS
+from pipeline.stages.curate.spool import Spool
+
+PREFERENCE = KINDS.index("preference")
+Mask = NDArray[np.bool_]
+# an entry per candidate; of rows with the same request and split the hash is the same
+ANSWER = np.dtype([("request", "u8"), ("reward", "f8"), ("row", "i8")])
+
+
+class Pair(NamedTuple):
+    """Two rows with different answers to one request; `gap` is the difference of their rewards, above 0."""
+
+    chosen: int
+    rejected: int
+    gap: float
+
+
+@dataclass
+class Pairs:
+    """The pairs in the order of their chosen rows, and what became of every row with a reward (reason →
+    rows).
+    """
+
+    made: list[Pair]
+    rows: Counter[str]
+
+
+def near_duplicates(decisions: Decisions, table: Table, settings: Curate) -> Mask:
+    """Rows that are dropped as chats, for one that is nearly the same stays, and may still be half of a pair:
+    their answers may differ in nothing but what matters.
+    """
+    if settings.pairs == "none":
+        return np.zeros(len(table), np.bool_)
+    scored: Mask = table.scored & (decisions.fate == NEAR)
+    return scored
+
+
+def make_pairs(
+    spool: Spool,
+    decisions: Decisions,
+    table: Table,
+    clusters: Clusters,
+    settings: Curate,
+    weights: Sequence[float],
+) -> Pairs:
+    """The pairs of `curate.pairs`; `weights` is the share of each file that is used for training.
+
+    A row takes part if it is kept, or dropped only because a row that is kept is nearly the same.
+    """
+    pairs = Pairs([], Counter())
+    if settings.pairs == "none":
+        return pairs
+    beside = near_duplicates(decisions, table, settings)
+    beside[beside] = (decisions.fate[decisions.twin[beside]] == KEPT) & (
+        np.asarray(weights)[table.file[beside]] > 0
+    )
+    candidates = np.flatnonzero(table.scored & ((decisions.fate == KEPT) | beside))
+    pairs.rows["left_out"] = int(table.scored.sum()) - len(candidates)
+    answers = np.fromiter(_answers(spool, candidates, decisions), ANSWER)
+    pairs.rows["not_trained"] = len(candidates) - len(answers)
+    answers = answers[np.lexsort((answers["row"], -answers["reward"], answers["request"]))]
+    for own in pieces(answers, answers["request"]):
+        pairs.made += _pairs_of(own, clusters.first, settings.pairs_min_gap, pairs.rows)
+    pairs.made.sort()
+    return pairs
+
+
+def _answers(spool: Spool, candidates: NDArray[np.int64], decisions: Decisions) -> Iterator[Any]:
+    """Of each candidate an `ANSWER`, unless its last answer is not to be learned."""
+    for index in candidates.tolist():
+        row = spool.row(index)
+        if row["messages"][-1].get("train", True):
+            yield _request_key(row, int(decisions.split[index])), row["reward"], index
+
+
+def _request_key(row: Row, split: int) -> int:
+    request = [_plain(row["messages"][:-1]), row.get("tools"), split]
+    return xxhash.xxh3_64_intdigest(orjson.dumps(request, option=orjson.OPT_SORT_KEYS))
+
+
+def _plain(turns: list[Row]) -> list[Row]:
+    """Turns of a prompt: none of them is learned."""
+    return [{key: value for key, value in turn.items() if key != "train"} for turn in turns]
+
+
+def _pairs_of(own: NDArray, first: NDArray[np.int32], min_gap: float, why: Counter[str]) -> Iterator[Pair]:
+    """The pairs among the answers to one request, highest reward first; equal answers (equal in `first`)
+    count once, as the one with the highest reward.
+    """
+    _, at = np.unique(first[own["row"]], return_index=True)
+    why["identical_answers"] += len(own) - len(at)
+    own = own[np.sort(at)]
+    if len(own) == 1:
+        why["alone"] += 1
+        return
+    why["left_over"] += len(own) % 2
+    for better, worse in zip(own[: len(own) // 2], own[::-1], strict=False):
+        gap = float(better["reward"] - worse["reward"])
+        reason = "equal_rewards" if gap == 0 else "gap_too_small" if gap < min_gap else "paired"
+        why[reason] += 2
+        if reason == "paired":
+            yield Pair(int(better["row"]), int(worse["row"]), gap)
+
+
+def add_pairs(
+    spool: Spool, pairs: Pairs, decisions: Decisions, table: Table, clusters: Clusters
+) -> tuple[Decisions, Table, Clusters]:
+    """Put the pairs behind the rows of the spool, each with the file, the domain, the split and the group of
+    its chosen chat; gives what is known of all rows.
+    """
+    if not pairs.made:
+        return decisions, table, clusters
+    rows = [_preference(spool.row(pair.chosen), spool.row(pair.rejected)) for pair in pairs.made]
+    before, chosen = len(spool), np.array([pair.chosen for pair in pairs.made])
+    spool.extend([dump_line(row) for row in rows])
+    more = table[chosen].copy()
+    more.key = [int(row["id"], 16) for row in rows]
+    more.turns, more.kind, more.scored = table.turns[chosen] - 1, PREFERENCE, False
+    new = np.arange(before, len(spool), dtype=np.int32)
+    ones = np.ones(len(new), np.float32)
+    return (
+        Decisions(
+            np.append(decisions.fate, np.full(len(new), KEPT, np.uint8)),
+            np.append(decisions.split, decisions.split[chosen]),
+            np.append(decisions.twin, np.full(len(new), -1, np.int32)),
+        ),
+        np.concatenate([table, more]).view(np.recarray),
+        replace(
+            clusters,
+            cluster=np.append(clusters.cluster, new),
+            first=np.append(clusters.first, new),
+            group=np.append(clusters.group, clusters.group[chosen]),
+            keep=np.append(clusters.keep, ones > 0),
+            similarity=np.append(clusters.similarity, ones),
+        ),
+    )
+
+
+def _preference(chosen: Row, rejected: Row) -> Row:
+    """The canonical row of a pair; its source names both chats."""
+    row = {
+        "source": f"{chosen['source']} > {rejected['source']}",
+        "kind": "preference",
+        "domain": chosen["domain"],
+        "messages": _plain(chosen["messages"][:-1]),
+        **({"tools": chosen["tools"]} if "tools" in chosen else {}),
+        "chosen": _plain(chosen["messages"][-1:]),
+        "rejected": _plain(rejected["messages"][-1:]),
+    }
+    return {"id": row_id(row), **row}
+
+
+def pair_counts(pairs: Pairs, decisions: Decisions, table: Table) -> dict[str, Any]:
+    """What `reports/data.json` holds of the pairs: how many by split, the mean gap, and what became of the
+    rows with a reward.
+    """
+    split = decisions.split[[pair.chosen for pair in pairs.made]]
+    gaps = [pair.gap for pair in pairs.made]
+    return {
+        "made": len(pairs.made),
+        "splits": {name: int((split == number).sum()) for number, name in enumerate(SPLITS)},
+        "mean_gap": round(float(np.mean(gaps)), 6) if gaps else None,
+        "scored_rows": int(table.scored.sum()),
+        "rows": {reason: rows for reason, rows in sorted(pairs.rows.items()) if rows},
+    }

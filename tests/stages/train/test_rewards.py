@@ -1,0 +1,51 @@
+"""train with rewards: equal ones give the bytes of plain SFT, others do not."""
+
+from pathlib import Path
+from typing import Any
+
+from test_preference import ANSWERS, says, settings, user
+
+from pipeline.core.hashing import file_hash
+from pipeline.core.jsonl import write_rows
+from pipeline.stages.preprocess.stage import preprocess
+from pipeline.stages.train.stage import train
+
+ROWS = 6
+
+
+def adapter(prepared: Path, root: Path, rewards: list[float | None], rows: int = ROWS, **changes: Any) -> str:
+    """The hash of the weights that were trained on chats with these rewards."""
+    chats = [
+        {"kind": "chat", "messages": [user(f"Question {number}: what is it?"), says(ANSWERS[number])]}
+        | ({} if rewards[number] is None else {"reward": rewards[number]})
+        for number in range(rows)
+    ]
+    for split in ("train", "val"):
+        write_rows(root / f"data/final/{split}.jsonl", chats)
+    asked = settings("sft", quantization="nf4", max_steps=2, eval_steps=2, **changes)
+    preprocess(
+        rows_folder=root / "data/final",
+        base=prepared / "models/base",
+        tokens_folder=root / "data/tokens",
+        max_length=128,
+        packing=True,
+        train=asked,
+    )
+    train(
+        tokens=root / "data/tokens",
+        base=prepared / "models/base",
+        adapter=root / "adapter",
+        checkpoints=root / "checkpoints",
+        tensorboard=root / "tensorboard",
+        settings=asked,
+        resume=True,
+    )
+    return file_hash(root / "adapter/adapter_model.safetensors")
+
+
+def test_equal_rewards_give_plain_sfts_bytes_and_others_do_not(prepared: Path, tmp_path: Path) -> None:
+    plain = adapter(prepared, tmp_path / "plain", [None] * ROWS)
+    assert adapter(prepared, tmp_path / "equal", [-0.5] * ROWS) == plain
+    different = [number / 5 for number in range(ROWS)]
+    assert adapter(prepared, tmp_path / "off", different, reward="none") == plain
+    assert adapter(prepared, tmp_path / "weighted", different) != plain
