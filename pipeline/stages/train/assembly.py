@@ -73,7 +73,7 @@ def make_trainer(
         )
         asked = METHODS[settings.method].reference
         reference = Reference(checkpoints / REFERENCE, record) if asked else None
-        kind = partial(PreferenceTrainer, settings=settings, reference=reference)
+        kind = partial(PreferenceTrainer, reference=reference)
     if teacher:
         learning, monitoring = (
             DistillCollator(learning, answers) for answers in (teacher.train, teacher.val)
