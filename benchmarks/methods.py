@@ -4,9 +4,9 @@ rewards unlearn.
     python benchmarks/methods.py [METHOD …] [--steps 24] [--base models/base] [--folder FOLDER]
 
 A METHOD is dpo, ipo, kto, orpo, simpo, weighted or unweighted (all). `--base` is a project's base. Data
-comes from `examples/pydoc.py`: pairs of a right answer with a chatty or a wrong one, and chats of which every second
-one is chatty and has the reward 0. Prints a row per method: the share of held-out pairs (kto: answers) told
-right before and after, or the share of chatty answers after training.
+comes from `examples/pydoc.py`: pairs of a right answer with a chatty or a wrong one, and chats of which every
+second one is chatty and has the reward 0. Prints a row per method: the share of held-out pairs (kto: answers)
+told right before and after, or the share of chatty answers after training.
 """
 
 import argparse
