@@ -173,3 +173,23 @@ def test_a_tokenizer_that_gives_text_back_must_give_its_spaces_back(
 
     base = SimpleNamespace(plain=Tokenizer.from_file(str(tiny_qwen2 / "tokenizer.json")))
     assert same(decoded, "  4 and more", base) is expected
+
+
+STEPS = "DECOMPOSE: first | second\nRECURSE_STEP 1: first\n  RECURSE_STEP 1.1: so\nANSWER: 4"
+
+
+@pytest.mark.parametrize("name", ["smollm", "qwen3"])
+def test_markers_of_reasoning_are_learned_as_the_text_that_they_are(
+    name: str, bases: dict[str, Base], tmp_path: Path
+) -> None:
+    thought = "<think>\n2 and 2\n</think>\n\n"
+    answer = STEPS if name == "qwen3" else thought + STEPS  # to Qwen3 <think> is a token, not text
+    row = chat("2 + 2?", answer)
+    if name == "qwen3":
+        row["messages"][1]["reasoning_content"] = "2 and 2"
+    assert proven(tmp_path, bases[name], [row])["rows"] == 1
+    (_, encoded), *_ = encode(bases[name].tokenizer, [row])
+    assert not isinstance(encoded, Unrenderable)
+    learned = [label for label in encoded[0].labels if label != IGNORED]
+    shown = bases[name].tokenizer.decode(learned)
+    assert shown == thought + STEPS + bases[name].tokenizer.eos_token
