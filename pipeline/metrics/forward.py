@@ -78,9 +78,10 @@ def plain_model(folder: Path, adapter: Path | None = None) -> Iterator[Speaker]:
     """
     silence_libraries()
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
+    from pipeline.models.experts.separate import model_class
+
+    model = model_class(folder).from_pretrained(
         folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
     )
     yield speaker_of(in_float32(PeftModel.from_pretrained(model, adapter) if adapter else model))

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, ToolError
+from pipeline.models.experts.targets import check_routed, is_routed, plain_targets
 
 
 def load_quantized(folder: Path, train: Training, device: str | None = None) -> Any:
@@ -34,7 +35,9 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
     """The model of a Hugging Face folder with its linears in NF4, or in `dtype` where `train.quantization` is
     none.
     """
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import BitsAndBytesConfig
+
+    from pipeline.models.experts.separate import model_class
 
     nf4 = BitsAndBytesConfig(
         load_in_4bit=True,
@@ -42,7 +45,7 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
         bnb_4bit_use_double_quant=train.bnb_4bit_use_double_quant,
         bnb_4bit_compute_dtype=dtype,
     )
-    model = AutoModelForCausalLM.from_pretrained(
+    model = model_class(folder).from_pretrained(
         folder,
         dtype=dtype,
         quantization_config=nf4 if train.quantization == "nf4" else None,
@@ -132,6 +135,19 @@ def keep_embeddings_on_cpu(model: Any) -> None:
     model.set_input_embeddings(EmbeddingsInMainMemory())
 
 
+def linear_names(model: Any) -> list[str]:
+    """The names of all linears in the layers, "layers.3.self_attn.q_proj", whether they have an adapter or
+    not.
+    """
+    import torch
+
+    return [
+        f"layers.{name.partition('.layers.')[2].removesuffix('.base_layer')}"
+        for name, module in model.named_modules()
+        if ".layers." in name and ".lora_" not in name and isinstance(module, torch.nn.Linear)
+    ]
+
+
 def lora_config(train: Training) -> Any:
     """PEFT's configuration of the adapter, sorted so that its file has the same bytes in every run."""
     from peft import LoraConfig
@@ -162,16 +178,19 @@ def check_adapter(model: Any, train: Training) -> int:
         for name, module in layer.named_modules()
         if isinstance(module, LoraLayer)
     }
-    hit = sorted({name.rpartition(".")[2] for name in matched})
-    if unknown := sorted(set(train.target_modules) - set(hit)):
+    linears = linear_names(model)
+    check_routed(matched, linears, train)
+    ours, asked = [name for name in matched if not is_routed(name)], plain_targets(train, linears)
+    hit = sorted({name.rpartition(".")[2] for name in ours})
+    if unknown := sorted(set(asked) - set(hit)):
         raise ConfigError(
             "Q-MODELS-026",
             f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take "
-            f"names of its linears, as {hit[0]}",
+            f"names of its linears, as {linears[0].rpartition('.')[2]}",
         )
     # by layer and target: "layers.3.self_attn.q_proj" is q_proj of layer 3
-    counts = Counter((int(name.split(".")[1]), name.rpartition(".")[2]) for name in matched)
-    for number, target in product(range(len(layers)), train.target_modules):
+    counts = Counter((int(name.split(".")[1]), name.rpartition(".")[2]) for name in ours)
+    for number, target in product(range(len(layers)), asked):
         if counts[number, target] != 1:
             raise ConfigError(
                 "Q-MODELS-026",

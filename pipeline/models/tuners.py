@@ -14,7 +14,8 @@ from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.gguf.base_files import MODEL_FILE, SCALES_FILE
 from pipeline.gguf.tensors import SCALES
-from pipeline.models.qlora import check_adapter, lora_config
+from pipeline.models.experts.targets import check_mixture, is_routed, narrowed
+from pipeline.models.qlora import check_adapter, linear_names, lora_config
 
 AGAIN = "run `snakemake --force train`"
 
@@ -28,9 +29,11 @@ def put_tuner(model: Any, settings: Training) -> Any:
 
         # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from
         # its first step on
-        return get_peft_model(model, lora_config(settings), autocast_adapter_dtype=True)
+        config = narrowed(lora_config(settings), linear_names(model), settings)
+        return get_peft_model(model, config, autocast_adapter_dtype=True)
     from pipeline.models.scaled_linear import put_scales
 
+    check_mixture(settings, mixture=any(map(is_routed, linear_names(model))))
     put_scales(model, settings.target_modules)
     return model
 

@@ -11,7 +11,7 @@ from pipeline.config.levels import LEVELS
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
-from pipeline.models.experts import check_no_experts_of
+from pipeline.models.experts.recognize import check_experts_of
 from pipeline.planning.level_bytes import NAMES, TYPES, level_bytes, matrices
 from pipeline.planning.shape import Shape, read_shape
 
@@ -150,7 +150,7 @@ def gguf_shape(file: Path) -> Shape:
     `DataError` for a damaged file.
     """
     header = _header(file)
-    check_no_experts_of(header.fields, str(file))
+    check_experts_of(header.fields, str(file))
     architecture = header.fields.get("general.architecture")
     table = header.tensors.get("token_embd.weight", ((0, 0), 0))[0]
     config = {

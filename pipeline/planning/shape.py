@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.models.experts import check_no_experts
+from pipeline.models.experts.recognize import check_experts
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -87,7 +87,7 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     Raises `ConfigError` for another architecture, `DataError` for a mixture of experts and where a number is
     missing or can't be.
     """
-    check_no_experts(config, where)
+    check_experts(config, where)
     kind = config.get("model_type")
     if kind not in KNOWN:
         raise ConfigError(

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.models.experts import check_no_experts, check_no_experts_of
+from pipeline.models.experts.recognize import check_experts, check_experts_of
 
 MIXTURES: list[dict[str, Any]] = [
-    {"model_type": "qwen2_moe", "num_experts": 60, "moe_intermediate_size": 1408},
+    {"model_type": "qwen2_moe", "num_experts": 60, "mlp_only_layers": [0]},
+    {"model_type": "qwen3_moe", "num_experts": 60, "decoder_sparse_step": 2},
     {"model_type": "mixtral", "num_local_experts": 8},
     {"model_type": "deepseek_v2", "n_routed_experts": 64, "n_shared_experts": 2},
     {"model_type": "new", "moe_num_experts": [64, 64]},
@@ -20,7 +21,9 @@ MIXTURES: list[dict[str, Any]] = [
     {"model_type": "dbrx", "ffn_config": {"moe_num_experts": 16}},
     {"model_type": "llama4", "text_config": {"num_local_experts": 16}},
 ]
-DENSE: list[dict[str, Any]] = [
+ACCEPTED: list[dict[str, Any]] = [
+    {"model_type": "qwen2_moe", "num_experts": 60, "moe_intermediate_size": 1408},
+    {"model_type": "qwen3_moe", "num_experts": 128, "decoder_sparse_step": 1, "mlp_only_layers": []},
     {"model_type": "qwen2"},
     {"model_type": "deepseek_v2", "n_routed_experts": None},
     {"model_type": "granitemoehybrid", "num_local_experts": 0, "num_experts_per_tok": 0},
@@ -30,14 +33,14 @@ DENSE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("config", MIXTURES, ids=str)
-def test_a_mixture_is_refused(config: dict[str, Any]) -> None:
+def test_a_mixture_that_cannot_be_trained_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="Q-MODELS-010"):
-        check_no_experts(config, "a/b")
+        check_experts(config, "a/b")
 
 
-@pytest.mark.parametrize("config", DENSE, ids=str)
-def test_a_dense_model_is_not(config: dict[str, Any]) -> None:
-    check_no_experts(config, "a/b")
+@pytest.mark.parametrize("config", ACCEPTED, ids=str)
+def test_another_model_is_not(config: dict[str, Any]) -> None:
+    check_experts(config, "a/b")
 
 
 @pytest.mark.parametrize(
@@ -46,4 +49,4 @@ def test_a_dense_model_is_not(config: dict[str, Any]) -> None:
 )
 def test_a_gguf_says_it_in_its_header(fields: dict[str, Any], refused: bool) -> None:
     with pytest.raises(DataError, match="Q-MODELS-010") if refused else nullcontext():
-        check_no_experts_of({"general.architecture": "llama"} | fields, "x.gguf")
+        check_experts_of({"general.architecture": "llama"} | fields, "x.gguf")

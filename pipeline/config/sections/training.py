@@ -105,6 +105,11 @@ class Train(Section):
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         "linears that get an adapter, or whose scales train",
     )
+    target_experts: list[Literal["gate_proj", "up_proj", "down_proj"]] | None = key(
+        None,
+        "mixtures of experts only: matrices of the routed experts that get an adapter; []: none; null: those "
+        "in target_modules, which else means attention and shared experts",
+    )
     num_train_epochs: Annotated[float, Field(gt=0, le=10_000)] = key(
         3.0, "passes over the training rows; max_steps wins if it is above 0"
     )

@@ -1,8 +1,5 @@
-"""Mixtures of experts: recognized by a model's configuration, and refused, for adapters are trained on dense
-models only.
-
-transformers keeps a layer's routed experts in one parameter, which no LoRA on linears reaches and
-bitsandbytes leaves in 16 bit.
+"""Mixtures of experts: recognized by a model's configuration, and refused where no adapter can be trained for
+their experts.
 """
 
 import re
@@ -14,27 +11,38 @@ from pipeline.core.errors import DataError
 # how many experts there are, in the words of config.json (Qwen, Mixtral, DeepSeek, DBRX …); that of a GGUF is
 # put under the first
 COUNT = re.compile(r"(?:moe_)?(?:num|n)_(?:local_|routed_)?experts")
+# model_type of those whose experts can be trained: general.architecture of their GGUF
+TRAINABLE = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 
 
-def check_no_experts(config: Mapping[str, Any], where: str) -> None:
+def check_experts(config: Mapping[str, Any], where: str) -> None:
     """Raise `DataError` if a model of this config.json (or with these fields of a GGUF's header) is a mixture
-    of experts.
+    of experts that can't be trained: of another kind, or with dense layers among the others.
     """
-    if found := sign_of_experts(config):
+    found = sign_of_experts(config)
+    if not found:
+        return
+    if config.get("model_type") not in (*TRAINABLE, *TRAINABLE.values()):
         raise DataError(
             "Q-MODELS-010",
-            f"{where} is a mixture of experts ({found}), whose experts no adapter can be trained for yet: "
-            "take a dense model, a Qwen2.5, Qwen3, Llama or Mistral whose name says no number of active "
-            "weights (A3B) or experts (8x7B)",
+            f"{where} is a mixture of experts ({found}) of a kind whose experts no adapter can be trained for: "
+            "take a Qwen2-MoE or Qwen3-MoE, or a dense model, a Qwen2.5, Qwen3, Llama or Mistral whose name "
+            "says no number of active weights (A3B) or experts (8x7B)",
         )
+    dense = {"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [])}
+    for key, usual in dense.items():
+        if config.get(key) not in usual:
+            raise DataError(
+                "Q-MODELS-010",
+                f"{where} has {key} {config[key]}, so some of its layers are dense, and mixtures are trained "
+                "only where every layer has experts: take another Qwen2-MoE or Qwen3-MoE",
+            )
 
 
-def check_no_experts_of(fields: Mapping[str, Any], where: str) -> None:
+def check_experts_of(fields: Mapping[str, Any], where: str) -> None:
     """The same for the fields of a GGUF's header."""
     architecture = fields.get("general.architecture")
-    check_no_experts(
-        {"model_type": architecture, "num_experts": fields.get(f"{architecture}.expert_count")}, where
-    )
+    check_experts({"model_type": architecture, "num_experts": fields.get(f"{architecture}.expert_count")}, where)
 
 
 def sign_of_experts(config: Mapping[str, Any]) -> str | None:
