@@ -26,6 +26,12 @@ def together(name: str) -> str:
     return NUMBER.sub(".experts.", name)
 
 
+def expert_of(name: str) -> str | None:
+    """The routed expert, "….layers.3.mlp.experts.7", that a name is in; None outside of experts."""
+    found = NUMBER.search(name)
+    return name[: found.end() - 1] if found else None
+
+
 def expert_parts(train: Train) -> list[str]:
     """The routed experts' matrices that get an adapter; where nothing is said, those among `target_modules`."""
     asked = train.target_modules if train.target_experts is None else train.target_experts
