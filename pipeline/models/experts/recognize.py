@@ -25,9 +25,9 @@ def check_experts(config: Mapping[str, Any], where: str) -> None:
     if config.get("model_type") not in (*TRAINABLE, *TRAINABLE.values()):
         raise DataError(
             "Q-MODELS-010",
-            f"{where} is a mixture of experts ({found}) of a kind whose experts no adapter can be trained for: "
-            "take a Qwen2-MoE or Qwen3-MoE, or a dense model, a Qwen2.5, Qwen3, Llama or Mistral whose name "
-            "says no number of active weights (A3B) or experts (8x7B)",
+            f"{where} is a mixture of experts ({found}) of a kind whose experts no adapter can be trained "
+            "for: take a Qwen2-MoE or Qwen3-MoE, or a dense model, a Qwen2.5, Qwen3, Llama or Mistral whose "
+            "name says no number of active weights (A3B) or experts (8x7B)",
         )
     dense = {"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [])}
     for key, usual in dense.items():
@@ -42,7 +42,32 @@ def check_experts(config: Mapping[str, Any], where: str) -> None:
 def check_experts_of(fields: Mapping[str, Any], where: str) -> None:
     """The same for the fields of a GGUF's header."""
     architecture = fields.get("general.architecture")
-    check_experts({"model_type": architecture, "num_experts": fields.get(f"{architecture}.expert_count")}, where)
+    check_experts(
+        {"model_type": architecture, "num_experts": fields.get(f"{architecture}.expert_count")}, where
+    )
+
+
+def expert_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json says about the experts, by a GGUF's header, of which transformers 5.23 doesn't read
+    all; empty for a dense model. llama.cpp always divides the chosen experts' weights by their sum in
+    Qwen3-MoE, and never in Qwen2-MoE.
+    """
+    architecture = fields.get("general.architecture")
+    if architecture not in TRAINABLE.values():
+        return {}
+    keys = {
+        "num_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+        "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    }
+    found = {key: fields.get(f"{architecture}.{field}") for key, field in keys.items()}
+    known: dict[str, Any] = {key: value for key, value in found.items() if value is not None}
+    return known | {
+        "norm_topk_prob": architecture == "qwen3moe",
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
 
 
 def sign_of_experts(config: Mapping[str, Any]) -> str | None:

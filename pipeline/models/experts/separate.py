@@ -1,9 +1,9 @@
 """A mixture whose routed experts are ordinary linears, one by one, as they are in its files.
 
-transformers keeps all experts of a layer in two parameters of three dimensions, which bitsandbytes leaves in 16
-bit and no LoRA on linears reaches. Here an expert has its own `gate_proj`, `up_proj` and `down_proj`, named as in
-the checkpoint (`mlp.experts.7.up_proj`), so that whatever quantizes, loads, adapts and checks linears does so with
-theirs too.
+transformers keeps all experts of a layer in two parameters of three dimensions, which bitsandbytes leaves
+in 16 bit and no LoRA on linears reaches. Here an expert has its own `gate_proj`, `up_proj` and `down_proj`,
+named as in the checkpoint (`mlp.experts.7.up_proj`), so that whatever quantizes, loads, adapts and checks
+linears does so with theirs too.
 """
 
 from functools import cache
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from pipeline.models.experts.recognize import TRAINABLE
@@ -37,9 +37,11 @@ class Experts(torch.nn.Module):
             self.add_module(str(number), torch.nn.ModuleDict(linears))
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """(T, hidden) for x (T, hidden), the experts `chosen` for each token (T, k) and their weights (T, k)."""
+        """(T, hidden) for x (T, hidden), the experts `chosen` for each token (T, k) and their weights (T,
+        k).
+        """
         out = torch.zeros_like(x)
-        for number in chosen.unique().tolist():
+        for number in torch.unique(chosen).tolist():
             tokens, places = torch.where(chosen == number)
             one: Any = self.get_submodule(str(number))
             rows = x[tokens]
@@ -49,11 +51,16 @@ class Experts(torch.nn.Module):
 
 
 def model_class(folder: Path) -> Any:
-    """What loads the model of `folder` (`from_pretrained`): transformers' own class, or for a mixture one with
-    separate experts.
+    """The class that loads the model of `folder`: see `class_for`."""
+    return class_for(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
+
+
+def class_for(config: Any) -> Any:
+    """transformers' own class of causal language models for this configuration, for a mixture with separate
+    experts.
     """
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return separated(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]) if is_mixture(config) else AutoModelForCausalLM
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return separated(kind) if is_mixture(config) else kind
 
 
 def expert_linears(model: Any) -> list[str]:

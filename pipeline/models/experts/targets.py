@@ -1,8 +1,8 @@
-"""Which matrices of a mixture's routed experts get an adapter (`train.target_experts`), and PEFT's settings for
-that.
+"""Which matrices of a mixture's routed experts get an adapter (`train.target_experts`), and PEFT's settings
+for that.
 
-A routed expert's linear is `….mlp.experts.7.gate_proj`; a shared expert's (`….mlp.shared_expert.gate_proj`) is an
-ordinary linear, for `train.target_modules`.
+A routed expert's linear is `….mlp.experts.7.gate_proj`; a shared expert's (`….mlp.shared_expert.gate_proj`)
+is an ordinary linear, for `train.target_modules`.
 """
 
 import re
@@ -32,14 +32,22 @@ def expert_of(name: str) -> str | None:
     return name[: found.end() - 1] if found else None
 
 
+def expert_number(name: str) -> int | None:
+    """Which of its layer's routed experts a name is in; None outside of experts."""
+    found = NUMBER.search(name)
+    return int(found[0].split(".")[2]) if found else None
+
+
 def expert_parts(train: Train) -> list[str]:
-    """The routed experts' matrices that get an adapter; where nothing is said, those among `target_modules`."""
+    """The routed experts' matrices that get an adapter; where nothing is said, those among
+    `target_modules`.
+    """
     asked = train.target_modules if train.target_experts is None else train.target_experts
     return [part for part in PARTS if part in asked]
 
 
 def plain_targets(train: Train, linears: Sequence[str]) -> list[str]:
-    """`target_modules` without those that only routed experts have, in a model with linears of these names."""
+    """`target_modules` without those that only routed experts have, of a model with these `linears`."""
     only_routed = {leaf(name) for name in linears if is_routed(name)} - {
         leaf(name) for name in linears if not is_routed(name)
     }
@@ -47,8 +55,8 @@ def plain_targets(train: Train, linears: Sequence[str]) -> list[str]:
 
 
 def check_routed(matched: Iterable[str], linears: Sequence[str], train: Train) -> None:
-    """Raise `AssertionError` unless, of all `linears`, those routed experts' have an adapter (are `matched`) that
-    the settings ask for.
+    """Raise `AssertionError` unless, of all `linears`, those routed experts' have an adapter (are
+    `matched`) that the settings ask for.
     """
     parts, found = expert_parts(train), {name for name in matched if is_routed(name)}
     wanted = {name for name in linears if is_routed(name) and leaf(name) in parts}
@@ -72,14 +80,14 @@ def check_mixture(train: Train, *, mixture: bool) -> None:
     if mixture and train.tuner == "scales":
         raise ConfigError(
             "Q-MODELS-034",
-            "train.tuner is scales, and this base is a mixture of experts, whose scales can't be trained: set "
-            "it to lora",
+            "train.tuner is scales, and this base is a mixture of experts, whose scales can't be trained: "
+            "set it to lora",
         )
 
 
 def narrowed(config: Any, names: list[str], train: Train) -> Any:
-    """PEFT's `LoraConfig` for a model with linears of these `names`, told which experts' matrices are meant; as
-    it is for a dense model. Raises what `check_mixture` does.
+    """PEFT's `LoraConfig` for a model with linears of these `names`, told which experts' matrices are
+    meant; as it is for a dense model. Raises what `check_mixture` does.
     """
     routed = [name for name in names if is_routed(name)]
     check_mixture(train, mixture=bool(routed))

@@ -103,8 +103,8 @@ def check_rows(steps: list[dict[str, Any]], packed_rows: int) -> None:
 
 
 def idle_experts(model: Any) -> dict[str, int]:
-    """How many routed experts have an adapter, and how many of these were never chosen after the warm-up's start,
-    so that it is still 0. Empty for a dense model; printed if there are any idle ones.
+    """How many routed experts have an adapter, and how many of these got no token, so that theirs is still 0;
+    empty for a dense model. Idle ones are named on stderr.
     """
     learned: dict[str, bool] = {}
     for name, weight, from_zero in trained_numbers(model):
