@@ -239,7 +239,7 @@ def tiny_gguf(file: Path, *, tensors: dict[str, Any] | None = None, **changed: A
     file.
 
     `changed` replaces metadata fields ("." written as "__"; None leaves a field out), `tensors` adds or
-    replaces tensors by name.
+    replaces tensors by name (None leaves one out).
     """
     import gguf
     import numpy as np
@@ -300,7 +300,8 @@ def tiny_gguf(file: Path, *, tensors: dict[str, Any] | None = None, **changed: A
         for name in ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")
     }
     for name, values in (weights | (tensors or {})).items():
-        writer.add_tensor(name, values)
+        if values is not None:
+            writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -51,7 +51,7 @@ def stack_each_projection() -> None:
             return
         stack = held.setdefault((found[1], found[3]), {})
         stack[int(found[2])] = data
-        if len(stack) == self.find_hparam(["num_experts"]):
+        if len(stack) == self.find_hparam(["num_local_experts", "num_experts"]):
             whole = torch.stack([stack[number] for number in sorted(stack)], dim=0)
             del held[found[1], found[3]]
             yield from super(Qwen2MoeModel, self).modify_tensors(whole, f"{found[1]}.{found[3]}.weight", bid)

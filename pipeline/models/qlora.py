@@ -37,7 +37,7 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
     """
     from transformers import BitsAndBytesConfig
 
-    from pipeline.models.experts.separate import model_class
+    from pipeline.models.experts.separate import load_model
 
     nf4 = BitsAndBytesConfig(
         load_in_4bit=True,
@@ -45,14 +45,11 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
         bnb_4bit_use_double_quant=train.bnb_4bit_use_double_quant,
         bnb_4bit_compute_dtype=dtype,
     )
-    model = model_class(folder).from_pretrained(
+    model = load_model(
         folder,
         dtype=dtype,
         quantization_config=nf4 if train.quantization == "nf4" else None,
         device_map={"": device},
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
     )
     # with a cache, packed rows leak into each other (field-measured: logits differ by 25)
     model.config.use_cache = False

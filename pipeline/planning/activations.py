@@ -14,7 +14,7 @@ from pipeline.config.sections import Training
 from pipeline.core.cpu import Device
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Linear, Shape
-from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters, tunes_scales
+from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters, targets, tunes_scales
 
 Loss = Literal["liger", "chunked", "plain"]  # plain: transformers' own, with all logits; for comparison
 CHUNK_LOGITS = 5 << 20  # `pipeline.models.chunked_loss`'s, which imports torch; a test keeps them equal
@@ -22,6 +22,7 @@ LOSS_BYTES = 3 * FLOAT  # per logit alive: log-softmax and two gradients
 # `pipeline.gguf.base_files`'s, which import torch too: dense at a time of a linear, of the head
 BLOCK_WEIGHTS, BLOCK_HEAD = 32 << 20, 8 << 20
 BLOCK_SCALED = 8 << 20  # `pipeline.models.scaled_linear`'s
+INDEX = 8  # bytes of an index
 CUBLAS_WORKSPACE = 8_519_680  # torch's default for a stream, :4096:2:16:8
 
 
@@ -67,22 +68,22 @@ def lora_kept(step: Step, without_mask: tuple[str, ...] = ()) -> int:
     Inputs named in `without_mask` need no gradient, so their dropout keeps no mask. Linears whose scales
     train keep their inputs alone.
     """
-    targets = [linear for linear in step.shape.linears if linear.name in step.train.target_modules]
+    adapted = targets(step.shape, step.train)
     scaled = tunes_scales(step.train)
-    kept = 0 if scaled else len(targets) * step.train.r * step.lora_element
+    kept = 0 if scaled else sum(linear.used for linear in adapted) * step.train.r * step.lora_element
     if step.train.lora_dropout and not scaled:
         mask = (
             1 if step.device == "cuda" else step.lora_element
         )  # a bool on CUDA, on the CPU the noise itself
         kept += sum(
-            linear.inputs * (step.lora_element + (0 if linear.reads in without_mask else mask))
-            for linear in targets
+            linear.used * linear.inputs * (step.lora_element + (0 if linear.reads in without_mask else mask))
+            for linear in adapted
         )
     elif step.lora_element != step.element and not scaled:
-        kept += sum(linear.inputs * step.lora_element for linear in targets)
+        kept += sum(linear.used * linear.inputs * step.lora_element for linear in adapted)
     else:
         # attention keeps its output anyway
-        inputs = {linear.reads: linear.inputs for linear in targets if linear.reads != "attended"}
+        inputs = {one.reads: one.used * one.inputs for one in adapted if one.reads != "attended"}
         kept += sum(inputs.values()) * step.element
     return step.tokens * kept
 
@@ -115,7 +116,17 @@ def layer_kept(step: Step, first: bool = False) -> int:
     # gate, up and, unless Liger's, SiLU's output
     gated = step.tokens * step.shape.intermediate * step.element * (2 if step.loss == "liger" else 3)
     lora = lora_kept(step, ("normed",) if first else ())
-    return norms * (1 if first else 2) + lora + attention_kept(step) + gated
+    return norms * (1 if first else 2) + lora + attention_kept(step) + gated + experts_kept(step)
+
+
+def experts_kept(step: Step) -> int:
+    """Bytes that a mixture's layer keeps beside its linears' inputs: what the router gives, which tokens go
+    where, the experts' answers before and after they are weighted, the shared one's before.
+    """
+    shape = step.shape
+    shared = any(linear.name == "shared_expert_gate" for linear in shape.linears)
+    answers = shape.chosen * (2 * shape.hidden + 1) + shared * (shape.hidden + 1)
+    return step.tokens * (answers * step.element + shape.chosen * 3 * INDEX + shape.experts * FLOAT)
 
 
 def rope_bytes(step: Step) -> int:

@@ -9,7 +9,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.planning.shape import Shape
 from pipeline.planning.steps import steps_per_epoch, total_steps
-from pipeline.planning.weights import lora_parameters, tunes_scales
+from pipeline.planning.weights import targets, tunes_scales
 
 # dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows;
 # NVIDIA's data sheets
@@ -45,12 +45,12 @@ def flops_per_token(shape: Shape, train: Train, max_length: int) -> float:
     """
     again = 2 if train.gradient_checkpointing else 0
     if tunes_scales(train):  # the gradient of every weight is made, and summed up per scale
-        targets = (linear.weights for linear in shape.linears if linear.name in train.target_modules)
-        own = 2 * shape.layers * sum(targets)
-    else:
-        own = lora_parameters(shape, train) * (6 + again)
+        own = 2 * shape.layers * sum(linear.weights for linear in targets(shape, train))
+    else:  # of the routed experts', a token meets that of those it is sent to
+        met = sum(one.used * (one.inputs + one.outputs) for one in targets(shape, train))
+        own = shape.layers * train.r * met * (6 + again)
     attention = shape.layers * 4 * shape.queries * max_length / 2
-    return shape.linear_weights * (4 + again) + shape.table_weights * 4 + own + attention * (3 + again / 2)
+    return shape.used_weights * (4 + again) + shape.table_weights * 4 + own + attention * (3 + again / 2)
 
 
 def run_of(train: Train, packed_rows: int, tokens: int) -> Work:

@@ -6,9 +6,10 @@ from math import ceil
 
 from pipeline.config.sections import Train, Training
 from pipeline.core.errors import ConfigError
+from pipeline.models.experts.targets import check_mixture, expert_parts
 from pipeline.planning.level_bytes import NAMES
 from pipeline.planning.quantized import QuantizedBase
-from pipeline.planning.shape import Shape
+from pipeline.planning.shape import ROUTED, Linear, Shape
 
 FLOAT = 4  # bytes of a float32
 ELEMENT = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of what train.bnb_4bit_compute_dtype names
@@ -60,7 +61,7 @@ def linear_bytes(shape: Shape, train: Training, quantized: QuantizedBase | None 
     if train.quantization != "nf4":
         return shape.linear_weights * ELEMENT[train.bnb_4bit_compute_dtype]
     return shape.layers * sum(
-        nf4_bytes(linear.weights, train.bnb_4bit_use_double_quant) for linear in shape.linears
+        nf4_bytes(linear.weights, train.bnb_4bit_use_double_quant) * linear.copies for linear in shape.linears
     )
 
 
@@ -78,23 +79,33 @@ def small_bytes(shape: Shape, train: Train) -> int:
     return shape.small_weights * ELEMENT[train.bnb_4bit_compute_dtype] + 2 * ceil(shape.head_dim / 2) * FLOAT
 
 
-def lora_shapes(shape: Shape, train: Train) -> list[int]:
-    """Elements of every matrix of the adapter, A (r × in) and B (out × r) of each targeted linear.
+def targets(shape: Shape, train: Train) -> list[Linear]:
+    """The linears of a layer that get an adapter, or whose scales train; `train.target_experts` says which of
+    the routed experts'.
 
-    Raises `ConfigError` for a target that the layers don't have.
+    Raises `ConfigError` for a target that the layers don't have, and as `check_mixture`.
     """
-    names = [linear.name for linear in shape.linears]
+    check_mixture(train, mixture=bool(shape.experts))
+    names = [linear.name.removeprefix(ROUTED) for linear in shape.linears]
     if unknown := sorted(set(train.target_modules) - set(names)):
         raise ConfigError(
             "Q-PLANNING-007",
             f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take "
-            f"some of {', '.join(names)}",
+            f"some of {', '.join(dict.fromkeys(names))}",
         )
+    asked = {*train.target_modules, *(ROUTED + part for part in expert_parts(train))}
+    return [linear for linear in shape.linears if linear.name in asked]
+
+
+def lora_shapes(shape: Shape, train: Train) -> list[int]:
+    """Elements of every matrix of the adapter, A (r × in) and B (out × r) of each targeted linear.
+
+    Raises what `targets` does.
+    """
     return [
         train.r * features
-        for linear in shape.linears
-        if linear.name in train.target_modules
-        for features in (linear.inputs, linear.outputs)
+        for linear in targets(shape, train)
+        for features in (linear.inputs, linear.outputs) * linear.copies
     ] * shape.layers
 
 
@@ -118,8 +129,8 @@ def trained_tensors(shape: Shape, train: Train, quantized: QuantizedBase | None 
     if not tunes_scales(train):
         return matrices
     assert quantized, "the scales of a GGUF train, and nobody has said how many it has"
-    targets = {NAMES[name] for name in train.target_modules}
-    return [count for name, count in quantized.scales if name in targets]
+    names = {NAMES[name] for name in train.target_modules}
+    return [count for name, count in quantized.scales if name in names]
 
 
 def optimizer_bytes(shape: Shape, train: Train, quantized: QuantizedBase | None = None) -> int:

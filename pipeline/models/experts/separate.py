@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from pipeline.core.errors import DataError
 from pipeline.models.experts.recognize import TRAINABLE
 from pipeline.models.experts.targets import PARTS
 
@@ -46,13 +47,30 @@ class Experts(torch.nn.Module):
             one: Any = self.get_submodule(str(number))
             rows = x[tokens]
             rows = one["down_proj"](self.act_fn(one["gate_proj"](rows)) * one["up_proj"](rows))
-            out = out.index_add(0, tokens, (rows * weights[tokens, places, None]).to(out.dtype))
+            out.index_add_(0, tokens, (rows * weights[tokens, places, None]).to(out.dtype))
         return out
 
 
-def model_class(folder: Path) -> Any:
-    """The class that loads the model of `folder`: see `class_for`."""
-    return class_for(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
+def load_model(folder: Path, **settings: Any) -> Any:
+    """The causal language model of the Hugging Face folder, with separate experts if it is a mixture;
+    `settings` are for transformers' `from_pretrained`. Raises `DataError` if its files lack a weight.
+    """
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    model, loaded = class_for(config).from_pretrained(
+        folder,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+        **settings,
+    )
+    if missing := sorted(loaded["missing_keys"]):
+        raise DataError(
+            "Q-MODELS-035",
+            f"{folder} has no {missing[0]} ({len(missing)} weights so), which transformers would make up: take "
+            "a base that is complete and whose experts, if it has some, are stored one by one",
+        )
+    return model
 
 
 def class_for(config: Any) -> Any:
