@@ -138,6 +138,9 @@ def tiny_moe(folder: Path, tools: Toolchain, kind: str, *, seed: int = 0) -> Pat
         for name, parameter in model.named_parameters():
             if name.endswith("mlp.gate.weight"):  # else all experts are as likely: near ties change sides
                 parameter.normal_(0, 0.5)
+            if name == "lm_head.weight":  # and so are all tokens
+                parameter.mul_(torch.randn(ROWS, 1).mul(0.7).exp())
+                parameter[WORDS:].mul_(0.1)  # no answer ends by chance
         model = model.to(torch.bfloat16)
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=WORDS, eos_token_id=[END, WORDS], pad_token_id=WORDS

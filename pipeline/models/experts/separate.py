@@ -55,7 +55,7 @@ def load_model(folder: Path, **settings: Any) -> Any:
     """The causal language model of the Hugging Face folder, with separate experts if it is a mixture;
     `settings` are for transformers' `from_pretrained`. Raises `DataError` if its files lack a weight.
     """
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = read_config(folder)
     model, loaded = class_for(config).from_pretrained(
         folder,
         local_files_only=True,
@@ -67,10 +67,20 @@ def load_model(folder: Path, **settings: Any) -> Any:
     if missing := sorted(loaded["missing_keys"]):
         raise DataError(
             "Q-MODELS-035",
-            f"{folder} has no {missing[0]} ({len(missing)} weights so), which transformers would make up: take "
-            "a base that is complete and whose experts, if it has some, are stored one by one",
+            f"{folder} has no {missing[0]} ({len(missing)} weights so), which would be made up: take a "
+            "base that is complete and whose experts, if it has some, are stored one by one",
         )
     return model
+
+
+def read_config(folder: Path) -> Any:
+    """transformers' configuration of the model in a folder."""
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def is_mixture(folder: Path) -> bool:
+    """Whether the model in a folder has experts that are separated where it is trained."""
+    return has_experts(read_config(folder))
 
 
 def class_for(config: Any) -> Any:
@@ -78,12 +88,12 @@ def class_for(config: Any) -> Any:
     experts.
     """
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return separated(kind) if is_mixture(config) else kind
+    return separated(kind) if has_experts(config) else kind
 
 
 def expert_linears(model: Any) -> list[str]:
     """The names that the linears of the routed experts of transformers' own `model` have once separated."""
-    if not is_mixture(model.config):
+    if not has_experts(model.config):
         return []
     return [
         f"{name}.{expert}.{part}"
@@ -94,7 +104,7 @@ def expert_linears(model: Any) -> list[str]:
     ]
 
 
-def is_mixture(config: Any) -> bool:
+def has_experts(config: Any) -> bool:
     """Whether a model of this configuration has experts that can be separated."""
     return config.model_type in TRAINABLE
 
