@@ -125,7 +125,7 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
 
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     kv_heads = number("num_key_value_heads", heads)
-    head_dim = number("head_dim", 128 if kind.startswith("qwen3") else hidden // heads)
+    head_dim = number("head_dim", 128 if kind == "qwen3" else hidden // heads)
     if heads % kv_heads:
         raise DataError(
             "Q-PLANNING-006",
