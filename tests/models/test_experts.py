@@ -3,12 +3,15 @@ experts too.
 """
 
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.models.experts.recognize import check_experts, check_experts_of
+from pipeline.models.experts.recognize import check_experts, check_experts_of, expert_settings
+from pipeline.stages.base.gguf_import import unpack_gguf
 
 MIXTURES: list[dict[str, Any]] = [
     {"model_type": "qwen2_moe", "num_experts": 60, "mlp_only_layers": [0]},
@@ -50,3 +53,28 @@ def test_another_model_is_not(config: dict[str, Any]) -> None:
 def test_a_gguf_says_it_in_its_header(fields: dict[str, Any], refused: bool) -> None:
     with pytest.raises(DataError, match="Q-MODELS-010") if refused else nullcontext():
         check_experts_of({"general.architecture": "llama"} | fields, "x.gguf")
+
+
+def test_a_ggufs_header_says_what_config_json_says() -> None:
+    fields = {
+        "general.architecture": "qwen2moe",
+        "qwen2moe.expert_count": 60,
+        "qwen2moe.expert_used_count": 4,
+    }
+    found = expert_settings(fields | {"qwen2moe.expert_feed_forward_length": 1408})
+    assert (found["num_experts"], found["num_experts_per_tok"], found["moe_intermediate_size"]) == (
+        60,
+        4,
+        1408,
+    )
+    assert (
+        not found["norm_topk_prob"]
+        and expert_settings({"general.architecture": "qwen3moe"})["norm_topk_prob"]
+    )
+    assert expert_settings({"general.architecture": "qwen3"}) == {}
+
+
+def test_a_mixtures_gguf_is_not_unpacked() -> None:
+    header = SimpleNamespace(fields={"general.architecture": "qwen3moe"})
+    with pytest.raises(DataError, match="Q-BASE-029"):
+        unpack_gguf(Path("x.gguf"), header, Path("folder"), None)

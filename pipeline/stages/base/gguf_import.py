@@ -27,14 +27,14 @@ def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> N
     the architecture, a weight is left over, missing or too large, or the tokenizer gives other ids than
     llama.cpp's.
     """
-    from transformers import GenerationConfig
-
     if expert_settings(header.fields):
         raise DataError(
             "Q-BASE-029",
             f"{file} is a mixture of experts, whose 16-bit weights can't be taken out of a GGUF: set "
             "base.quantization to gguf, or take its Hugging Face folder",
         )
+    from transformers import GenerationConfig
+
     tokenizer, model = load_tokenizer_of(file, header), load_gguf(file, header)
     check_weights(model, header, file)
     model.config.update(special_ids(tokenizer))
