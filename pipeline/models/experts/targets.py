@@ -60,7 +60,7 @@ def check_mixture(train: Train, *, mixture: bool) -> None:
     if mixture and train.use_dora:
         raise ConfigError(
             "Q-MODELS-034",
-            "train.use_dora is on, and this base is a mixture of experts, for which it is not measured: set it "
+            "train.use_dora is on, and this base is a mixture of experts, which was never tried: set it "
             "to false",
         )
     if mixture and train.tuner == "scales":
