@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from pipeline.config.methods import METHODS, Method
+from pipeline.config.sections.grpo import Grpo
 from pipeline.config.sections.values import (
     Count,
     Fraction,
@@ -164,6 +165,7 @@ class Train(Section):
     )
     sample_tokens: Annotated[int, Field(ge=1, le=1 << 24)] = key(128, "longest sample, in tokens")
     seed: Seed = key(42, "seed of the adapter's start, the row order and the dropout")
+    grpo: Grpo = group(Grpo, "method grpo only: rewards, rollouts and the update")
 
     @field_validator("max_steps")
     @classmethod
