@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.chat.tokens import IGNORED, Row
 
-KINDS = ("prompt", "chat")
+QUESTIONS = "questions"  # of the files in data/tokens with a line per prompt: questions-train.jsonl
 UNKNOWN = "unknown"  # the domain of a row without one
 
 

@@ -70,14 +70,26 @@ def training_batch(prompts: Batch, groups: Sequence[Group], settings: Grpo) -> B
         "rollout": [[float("nan") if log is None else log for log in one.logps] for _, one in pairs],
         "reference": [one.reference or [] for _, one in pairs],
     }
+    counted = [one for group in groups for one in unmasked(group, settings)]
+    tokens_counted = sum(len(one.ids) for one in counted)
     return {
         **{name: torch.tensor([list(chain(*rows))], dtype=torch.long) for name, rows in flat.items()},
         **{name: torch.tensor(list(chain(*rows)), dtype=torch.float32) for name, rows in tokens.items()},
         "rows": prompts["rows"],
         "row_ids": prompts["row_ids"],
-        "trained_tokens": sum(len(one.ids) for group in groups for one in unmasked(group, settings)),
+        "trained_tokens": tokens_counted,
+        "items": items(settings, tokens_counted, sum(map(len, groups))),
         "groups": groups,
     }
+
+
+def items(settings: Grpo, tokens: int, completions: int) -> int:
+    """A batch's share of what the sum over an optimizer step's tokens is divided by.
+
+    `dapo`: the tokens, so each counts alike. `dr_grpo`: as many as there could have been, so a step of short
+    completions is no larger than one of long ones.
+    """
+    return tokens if settings.loss == "dapo" else completions * settings.max_new_tokens
 
 
 def for_the_model(batch: Batch) -> Batch:

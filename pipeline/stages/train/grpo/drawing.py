@@ -43,7 +43,10 @@ class Rounds:
         questions: Mapping[str, Sequence[Question]],
         tokenizer: Any,
         checkpoints: Path,
+        run: str,
+        replay: bool = False,
     ) -> None:
+        self.run, self.replay = run, replay
         self.settings, self.grpo = settings, settings.grpo
         self.source, self.rewards, self.questions = source, rewards, questions  # of each split, by row
         self.tokenizer, self.checkpoints = tokenizer, checkpoints
@@ -53,11 +56,11 @@ class Rounds:
         `DataError` if it is gone or another's.
         """
         found = read_round(round_file(self.checkpoints, step))
-        if found is None or found.head["rows"][-len(rows) :] != rows:
+        if found is None or found.head["run"] != self.run or found.head["rows"][-len(rows) :] != rows:
             raise DataError(
                 "Q-GRPO-007",
                 f"{round_file(self.checkpoints, step)}, the rollouts that the run was on, is "
-                f"{'missing' if found is None else 'of other rows'}: put it back, or {RESTART}",
+                f"{'missing' if found is None else 'of another run'}: put it back, or {RESTART}",
             )
         return found
 
@@ -67,10 +70,23 @@ class Rounds:
         """The round before `step` + 1 for batches of prompts; `resumed`: a run goes on with it."""
         file = round_file(self.checkpoints, step)
         rows = list(chain(*(batch["rows"] for batch in prompts)))
-        head = {"step": step, "rows": rows, "adapter_sha256": sha_of(model), "drawn_by": self.source.name}
+        head = {
+            "step": step,
+            "rows": rows,
+            "adapter_sha256": sha_of(model),
+            "drawn_by": self.source.name,
+            "run": self.run,
+        }
         found = read_round(file)
-        if found and not (changed := differences(found, head)):
+        changed = differences(found, head) if found else ["file"]
+        if found and not changed:
             return found
+        if self.replay:
+            raise DataError(
+                "Q-GRPO-010",
+                f"the run can't be replayed from step {step + 1} on: {file} is "
+                f"{'of another run (' + ', '.join(changed) + ')' if found else 'missing'}: leave --replay out to draw",
+            )
         if found:
             print(f"train: {file.name} is of another run ({', '.join(changed)} differ): drawn again", file=sys.stderr)
         if resumed and not self.source.same_again:

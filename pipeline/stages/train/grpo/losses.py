@@ -1,4 +1,4 @@
-"""GRPO's loss from log-probabilities, per token; the reduction to a scalar is `divisor`'s.
+"""GRPO's loss from log-probabilities, per token.
 
 With the ratio r = π ÷ π_old of training's own probabilities now and at the beginning of the round, an
 advantage A, and the correction w for rollouts that another program drew (μ):
@@ -59,12 +59,3 @@ def correction(old: Any, rollout: Any, cap: float | None) -> Any:
     if cap is None:
         return torch.ones_like(old)
     return torch.exp(old - rollout).clamp(max=cap).nan_to_num(nan=1.0)
-
-
-def divisor(rule: str, tokens: int, completions: int, max_new_tokens: int) -> int:
-    """What the sum over an optimizer step's tokens is divided by: at least 1.
-
-    `dapo`: its trained tokens, so each token counts alike. `dr_grpo`: as many as there could have been, so
-    a step of short completions is no larger than one of long ones.
-    """
-    return max(tokens if rule == "dapo" else completions * max_new_tokens, 1)

@@ -17,7 +17,7 @@ from pipeline.metrics.refusals import is_refusal
 from pipeline.metrics.score import Scorer
 from pipeline.metrics.scorers import parse
 
-Question = Mapping[str, Any]  # id, domain, prompt, reference: a line of data/tokens/prompts-SPLIT.jsonl
+Question = Mapping[str, Any]  # id, domain, prompt, reference: a line of data/tokens/questions-SPLIT.jsonl
 
 
 class Answer(NamedTuple):

@@ -11,11 +11,11 @@ from pipeline.models.tuners import causal_model
 from pipeline.planning.steps import steps_per_epoch
 from pipeline.stages.train.grpo.batches import Group, for_the_model, trained, training_batch
 from pipeline.stages.train.grpo.drawing import Rounds
-from pipeline.stages.train.grpo.figures import Sums, figures, of_groups, of_tokens
-from pipeline.stages.train.grpo.losses import correction, divisor, policy_terms
+from pipeline.stages.train.grpo.figures import of_groups, of_tokens
+from pipeline.stages.train.grpo.losses import correction, policy_terms
 from pipeline.stages.train.grpo.rounds import Round
 from pipeline.stages.train.monitoring.samples import undisturbed
-from pipeline.stages.train.step_stats import Batch
+from pipeline.stages.train.step_stats import Batch, Sums
 from pipeline.stages.train.trainer import QuenchTrainer
 
 
@@ -27,7 +27,6 @@ class GrpoTrainer(QuenchTrainer):
         self.rounds, self.grpo = rounds, rounds.grpo
         self.waiting: list[Batch] = []  # of the round, in order; not yet trained
         self.resumed = rest["start"] is not None
-        self.sums, self.tokens = Sums(), 1  # of the optimizer step
 
     # --- rounds -----------------------------------------------------------------------------------------
 
@@ -36,10 +35,7 @@ class GrpoTrainer(QuenchTrainer):
         if not self.waiting:
             self.waiting = self.next_round(epoch_iterator)
         batches, self.waiting = self.waiting[:num_batches], self.waiting[num_batches:]
-        self.sums = of_groups(group for batch in batches for group in batch.pop("groups"))
-        self.tokens = max(sum(batch["trained_tokens"] for batch in batches), 1)
-        whole = divisor(self.grpo.loss, self.tokens, self.sums["completions"], self.grpo.max_new_tokens)
-        return batches, torch.tensor(whole, device=device)
+        return batches, torch.tensor(max(sum(batch["items"] for batch in batches), 1), device=device)
 
     def next_round(self, prompts: Iterator[Batch]) -> list[Batch]:
         """The batches of the round that the next step is in; those of them that are left, where a run goes on
@@ -54,51 +50,30 @@ class GrpoTrainer(QuenchTrainer):
         else:
             made = self.rounds.at(self.model, step, asked, self.measure, self.heed_signal, self.resumed)
         self.resumed = False
-        return [training_batch(batch, groups, self.grpo) for batch, groups in self.shared(asked, made)]
-
-    def shared(self, asked: Sequence[Batch], made: Round) -> Iterator[tuple[Batch, list[Group]]]:
-        """Each batch of prompts with its groups, which are the round's last ones."""
-        count = sum(len(batch["rows"]) for batch in asked)
-        groups = iter(made.groups()[-count:])
-        return ((batch, list(islice(groups, len(batch["rows"])))) for batch in asked)
+        return [training_batch(batch, groups, self.grpo) for batch, groups in shared(asked, made)]
 
     def measure(self, prompts: Batch, groups: Sequence[Group], reference: bool) -> list[list[float]]:
         """The log-probabilities of each completion that is trained, by the model as it is or (`reference`)
         without what it has learned.
         """
-        batch = training_batch(prompts, groups, self.grpo)
         lengths = [len(one.ids) for group in groups for one in trained(group, self.grpo)]
         if not lengths:
             return []
-        with undisturbed(self.model), without_tuner(self.model, reference):
-            logps = self.logps(self.model, self._prepare_inputs(for_the_model(batch)))
+        inputs = self._prepare_inputs(for_the_model(training_batch(prompts, groups, self.grpo)))
+        with undisturbed(self.model), without_tuner(self.model, reference), self.accelerator.autocast():
+            logps = token_logps(causal_model(self.accelerator.unwrap_model(self.model)), inputs)
         return [piece.tolist() for piece in logps.cpu().split(lengths)]
-
-    def logps(self, model: Any, inputs: Batch) -> torch.Tensor:
-        """Log-probabilities (N,) of a batch's labelled tokens, float32."""
-        with self.accelerator.autocast():
-            found: torch.Tensor = token_logps(
-                causal_model(self.accelerator.unwrap_model(model)), for_the_model(inputs)
-            )
-        return found
 
     # --- the loss ---------------------------------------------------------------------------------------
 
-    def compute_loss(
-        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> torch.Tensor:
-        """A batch's share of the step's loss: a scalar."""
-        loss = self.loss_over(model, inputs, num_items_in_batch)
-        self.stats.add(inputs, loss * self.tokens)
-        return loss
-
-    def loss_over(self, model: Any, inputs: Batch, tokens: Any) -> torch.Tensor:
-        """The sum of GRPO's loss over a batch's tokens ÷ `tokens`."""
+    def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
+        """The sum of GRPO's loss over a batch's tokens ÷ `items`, and what is measured of the batch."""
+        measured = of_groups(inputs["groups"])
         if not inputs["input_ids"].numel():
-            return sum(weight.sum() * 0 for weight in model.parameters() if weight.requires_grad)
+            return sum(weight.sum() * 0 for weight in model.parameters() if weight.requires_grad), measured
         weights = correction(inputs["old"], inputs["rollout"], self.grpo.correction_cap)
         terms = policy_terms(
-            self.logps(model, inputs),
+            token_logps(model, for_the_model(inputs)),
             inputs["old"],
             inputs["advantages"],
             weights,
@@ -107,13 +82,18 @@ class GrpoTrainer(QuenchTrainer):
             reference=inputs["reference"] if self.grpo.kl_beta else None,
             kl_beta=self.grpo.kl_beta,
         )
-        self.sums.update(of_tokens(terms, inputs, weights, self.grpo))
-        return terms.loss.sum() / tokens
+        return terms.loss.sum() / items, measured | of_tokens(terms, inputs, weights, self.grpo)
 
-    def held_out_loss(self) -> float:
-        """Minus the mean reward of one completion for each held-out prompt, always with the same seeds."""
-        return -self.rounds.watched(self.model, self.held_out)
+    def held_out_metrics(self) -> dict[str, Any]:
+        """The mean reward of one completion for each held-out prompt, always with the same seeds; its negative
+        is the loss that early stopping goes by.
+        """
+        reward = self.rounds.watched(self.model, self.held_out)
+        items = sum(len(batch["rows"]) for batch in self.held_out)
+        return {"eval_loss": -reward, "items": items, "measures": {"reward": reward}}
 
-    def step_figures(self) -> dict[str, float | None]:
-        """The optimizer step in figures, for the metrics log."""
-        return figures(self.sums, self.grpo)
+
+def shared(asked: Sequence[Batch], made: Round) -> Iterator[tuple[Batch, list[Group]]]:
+    """Each batch of prompts with its groups, which are the last ones of the round."""
+    groups = iter(made.groups()[-sum(len(batch["rows"]) for batch in asked) :])
+    return ((batch, list(islice(groups, len(batch["rows"])))) for batch in asked)
