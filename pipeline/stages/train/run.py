@@ -20,6 +20,8 @@ from pipeline.core.jsonl import parse_object
 from pipeline.core.publish import remove, write_json
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
 from pipeline.stages.train.checkpoints import (
+    ROLLOUTS,
+    ROUNDS,
     TEACHER,
     TORN,
     checkpoints_in,
@@ -29,8 +31,12 @@ from pipeline.stages.train.checkpoints import (
     set_later_aside,
     step_of,
 )
+from pipeline.stages.train.grpo.inputs import reward_hashes
 
 RUN = "run.json"
+# what a start from nothing leaves, by method: the original's answers and rounds know what they are of, and are
+# used for nothing else
+KEPT = {"distill": {TEACHER}, "grpo": {ROUNDS, ROLLOUTS}}
 LIBRARIES = (
     "torch",
     "transformers",
@@ -70,6 +76,7 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
     return {
         "tokens_sha256": tree_hash(tokens),
         **({"teacher_sha256": file_hash(source)} if distilled else {}),
+        **({"rewards_sha256": reward_hashes(tokens, settings)} if settings.method == "grpo" else {}),
         "base": base_hashes(base),
         "settings": settings.model_dump(mode="json"),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
@@ -95,12 +102,14 @@ def base_hashes(base: Path) -> dict[str, str]:
     }
 
 
-def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> Path | None:
+def find_start(
+    folder: Path, record: dict[str, Any], *, resume: bool | Path, replay: bool = False
+) -> Path | None:
     """The checkpoint below `folder` to go on from, None for a start from nothing; `folder` is then this
     run's.
 
     `resume` may be a chosen checkpoint. Without `resume`, and where a *finished* run left checkpoints of
-    other inputs, they are removed. Raises `ConfigError` where an unfinished run is there and its inputs,
+    other inputs, they are removed; a `replay` starts from nothing but the rounds. Raises `ConfigError` where an unfinished run is there and its inputs,
     settings or libraries were others, and for a choice that is none; nothing is deleted then.
     """
     known = _read(folder / RUN) if resume else None
@@ -124,10 +133,9 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> 
                 "put that back to go on with it, or start again with `python -m pipeline train --no-resume`",
             )
     if start is None:
-        # the original's answers know what they are of, and are used for nothing else
-        kept = {TORN, TEACHER} if record["settings"].get("method") == "distill" else {TORN}
+        kept = {TORN, *KEPT.get(record["settings"].get("method"), ())} if resume else {ROUNDS} if replay else set()
         for path in folder.glob("*"):
-            if path.name not in kept or not resume:
+            if path.name not in kept:
                 remove(path)
     for _, text in changed if start else []:
         print(

@@ -10,7 +10,7 @@ in `models/checkpoints/` on the way. Command: `python -m pipeline train`
 
 import json
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from pipeline.models.tuners import (
     check_tuner,
     save_trained,
 )
-from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, TEACHER, read_notes, step_of
+from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, ROLLOUTS, TEACHER, read_notes, step_of
 from pipeline.stages.train.dataset import sequences
 from pipeline.stages.train.figures import curve, summary, write_curve
 from pipeline.stages.train.monitoring.run_record import run_record
@@ -53,24 +53,30 @@ def train(
     tensorboard: Path,
     settings: Training,
     resume: bool | Path,
+    replay: bool = False,
+    home: str | None = None,
 ) -> dict[str, Any]:
     """Train, publish the adapter folder, return the report; `metrics_log` in it are the rows of every step
     and evaluation.
 
     With `resume`, goes on from the newest verified checkpoint of the same run, or from the one that it names;
-    otherwise starts again. Raises `GateError` where a monitoring rule fails or the adapter learned nothing,
+    otherwise starts again; with `replay` on the rounds that a run of GRPO left, and draws none. `home` is
+    llamacpp.home. Raises `GateError` where a monitoring rule fails or the adapter learned nothing,
     `ConfigError` where an unfinished run of other inputs is in the way, `Stopped` after a signal.
     """
     silence_libraries()
     from pipeline.stages.train.assembly import make_trainer
     from pipeline.stages.train.distill.teacher import ask_teacher
+    from pipeline.stages.train.grpo.setup import open_rounds
 
     use_all_cores()
     tokenizer = load_tokenizer(base)
     check_manifest(tokens, base, tokenizer)
-    with Interruption() as interruption, closing(MetricsLog(checkpoints / METRICS_LOG)) as metrics_log:
+    with ExitStack() as opened:
+        interruption = opened.enter_context(Interruption())
+        metrics_log = opened.enter_context(closing(MetricsLog(checkpoints / METRICS_LOG)))
         record = describe(tokens, base, settings)
-        start = find_start(checkpoints, record, resume=resume)
+        start = find_start(checkpoints, record, resume=resume and not replay, replay=replay)
         pending = start is not None and read_notes(start).get("pending_evaluation", False)
         metrics_log.truncate(after_step=step_of(start) if start else 0, evaluated=not pending)
         if start is None:
@@ -92,6 +98,11 @@ def train(
             interruption,
             record,
             teacher,
+            opened.enter_context(
+                open_rounds(
+                    tokens, base, tokenizer, checkpoints, settings, record, home=home, replay=replay
+                )
+            ),
         )
         proven = prove_beforehand(trainer, settings)
         before = held_out_before(trainer, checkpoints / BEFORE, fresh=start is None) if teacher else None
@@ -103,6 +114,7 @@ def train(
         finish(checkpoints, record)
         remove(checkpoints / TEACHER)
         remove(checkpoints / REFERENCE)
+        remove(checkpoints / ROLLOUTS)
     return summary(trainer, rows) | {
         "method": settings.method,
         **({"teacher": teacher.figures, "eval_loss_before": before} if teacher else {}),
@@ -168,7 +180,7 @@ def tidy_adapter(folder: Path) -> None:
     (folder / "README.md").unlink(missing_ok=True)
 
 
-def main(params: Params, root: Path, resume: bool | Path = True) -> None:
+def main(params: Params, root: Path, resume: bool | Path = True, replay: bool = False) -> None:
     """Run the stage on the files below `root`."""
     silence_libraries()
     checks = preflight(
@@ -192,6 +204,8 @@ def main(params: Params, root: Path, resume: bool | Path = True) -> None:
         tensorboard=root / "reports/tensorboard",
         settings=params.training,
         resume=resume,
+        replay=replay,
+        home=params.llamacpp.home,
     )
     rows, inputs = report.pop("metrics_log"), report.pop("inputs")
     hashes = {

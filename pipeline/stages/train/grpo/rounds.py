@@ -14,8 +14,8 @@ from typing import Any
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import parse_object, to_line
 from pipeline.core.publish import publishing
+from pipeline.stages.train.checkpoints import ROUNDS
 
-FOLDER = "rounds"  # below models/checkpoints
 RESTART = "start again with `python -m pipeline train --no-resume`"
 
 
@@ -60,7 +60,7 @@ def in_groups(completions: list[Completion], size: int) -> list[list[Completion]
 
 def round_file(checkpoints: Path, step: int) -> Path:
     """Where the round that is drawn before optimizer step `step` + 1 is."""
-    return checkpoints / FOLDER / f"{step:08}.jsonl"
+    return checkpoints / ROUNDS / f"{step:08}.jsonl"
 
 
 def write_round(file: Path, made: Round) -> None:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.tuners import file_scales, save_trained
+from pipeline.stages.train.checkpoints import ROLLOUTS
 from pipeline.stages.train.grpo.alignment import aligned
 from pipeline.stages.train.grpo.rollouts import Drawn, Request
 
-FOLDER = "rollouts"  # below models/checkpoints: the base as a GGUF
 # probabilities that come back are those before the samplers: at temperature 1 and without any other sampler
 # they are those that were drawn by
 SAMPLING = {
@@ -50,12 +51,18 @@ class ServerSource:
     name = "llama-server"
 
     def __init__(self, tools: Toolchain, base: Path, folder: Path, settings: Training, weights: str) -> None:
-        self.tools, self.base, self.settings = tools, base, settings
-        self.model = base / MODEL_FILE
+        self.tools, self.base, self.folder, self.settings = tools, base, folder, settings
+        self.weights = weights
         # on more slots, which requests share a batch depends on the machine's mood, and so does the rounding
         self.same_again = settings.grpo.parallel == 1 and settings.grpo.n_gpu_layers == 0
-        if not self.model.is_file():
-            self.model = as_gguf(tools, base, folder / FOLDER, settings.grpo.rollout_type, weights)
+
+    @cached_property
+    def model(self) -> Path:
+        """The base's GGUF: its own file, else one that is made of it when it is first needed."""
+        own, made = self.base / MODEL_FILE, self.folder / ROLLOUTS
+        if own.is_file():
+            return own
+        return as_gguf(self.tools, self.base, made, self.settings.grpo.rollout_type, self.weights)
 
     def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
         """A completion for each request by `model` as it is now."""

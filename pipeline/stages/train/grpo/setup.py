@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.prompts import QUESTIONS
-from pipeline.config.scorers import NAME
 from pipeline.config.sections import Training
-from pipeline.core.errors import ConfigError
-from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import read_rows
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.stages.train.grpo.drawing import Rounds
+from pipeline.stages.train.grpo.inputs import project_of
 from pipeline.stages.train.grpo.own_rollouts import OwnSource
 from pipeline.stages.train.grpo.rewards import open_rewards
 from pipeline.stages.train.grpo.rollouts import Source
@@ -29,51 +27,33 @@ def open_rounds(
     settings: Training,
     record: dict[str, Any],
     *,
-    replay: bool = False,
+    home: str | None,
+    replay: bool,
 ) -> Iterator[Rounds | None]:
     """The rounds of a run of GRPO, None of another method; a scorer's program runs as long as the body.
 
-    `record` is the run's. Raises `ConfigError` for a scorer that can't be made, `ToolError` without llama.cpp.
+    `record` is the run's, `home` is llamacpp.home. With `replay` nothing is drawn. Raises `ConfigError` for a scorer that can't be made, `ToolError` without llama.cpp.
     """
     if settings.method != "grpo":
         yield None
         return
     questions = {split: list(read_rows(tokens / f"{QUESTIONS}-{split}.jsonl")) for split in ("train", "val")}
     with open_rewards(settings.grpo, project_of(tokens)) as rewards:
-        source = open_source(base, tokenizer, checkpoints, settings, record)
+        source = open_source(base, tokenizer, checkpoints, settings, record, home)
         run = run_id(record)
         yield Rounds(settings, source, rewards, questions, tokenizer, checkpoints, run, replay)
 
 
 def open_source(
-    base: Path, tokenizer: Any, checkpoints: Path, settings: Training, record: dict[str, Any]
+    base: Path,
+    tokenizer: Any,
+    checkpoints: Path,
+    settings: Training,
+    record: dict[str, Any],
+    home: str | None,
 ) -> Source:
     """Who draws, by `train.grpo.rollouts`."""
     if settings.grpo.rollouts == "llama-server":
         weights = record["base"]["weights_sha256"]
-        return ServerSource(find_toolchain(), base, checkpoints, settings, weights)
+        return ServerSource(find_toolchain(home), base, checkpoints, settings, weights)
     return OwnSource([tokenizer.eos_token_id], settings.grpo.max_new_tokens)
-
-
-def reward_hashes(tokens: Path, settings: Training) -> dict[str, str]:
-    """sha256 of each file whose functions are rewards, for the run's record. Raises `ConfigError` if one is
-    missing.
-    """
-    found = {}
-    for spelling in settings.grpo.rewards:
-        kind, _, name = spelling.partition(":")
-        if kind == "python" and (match := NAME.fullmatch(name)):
-            file = project_of(tokens) / "data/evaluation" / match["file"]
-            if not file.is_file():
-                raise ConfigError(
-                    "Q-GRPO-011",
-                    f"{file} is missing, and train.grpo.rewards names its function {match['function']}: write "
-                    "it, or leave the reward out",
-                )
-            found[match["file"]] = file_hash(file)
-    return found
-
-
-def project_of(tokens: Path) -> Path:
-    """The project's folder, of data/tokens."""
-    return tokens.parent.parent
