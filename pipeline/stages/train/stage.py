@@ -19,7 +19,7 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import Params
 from pipeline.config.sections import Training
 from pipeline.core.checks import refuse
-from pipeline.core.errors import DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog, write_rows
@@ -69,6 +69,11 @@ def train(
     from pipeline.stages.train.distill.teacher import ask_teacher
     from pipeline.stages.train.grpo.setup import open_rounds
 
+    if replay and settings.method != "grpo":
+        raise ConfigError(
+            "Q-GRPO-015",
+            f"--replay is about rollouts, and train.method {settings.method} has none: leave it out",
+        )
     use_all_cores()
     tokenizer = load_tokenizer(base)
     check_manifest(tokens, base, tokenizer)
@@ -76,7 +81,7 @@ def train(
         interruption = opened.enter_context(Interruption())
         metrics_log = opened.enter_context(closing(MetricsLog(checkpoints / METRICS_LOG)))
         record = describe(tokens, base, settings)
-        start = find_start(checkpoints, record, resume=resume and not replay, replay=replay)
+        start = find_start(checkpoints, record, resume=False if replay else resume, replay=replay)
         pending = start is not None and read_notes(start).get("pending_evaluation", False)
         metrics_log.truncate(after_step=step_of(start) if start else 0, evaluated=not pending)
         if start is None:
