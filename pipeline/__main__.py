@@ -197,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="resume",
         action="store_const",
         const=REPLAY,
-        help="train, method grpo: train again on the rollouts of the last run, to the same bytes; none is drawn",
+        help="train.method grpo: train again on the last run's rollouts, to the same bytes; none is drawn",
     )
     return parser
 

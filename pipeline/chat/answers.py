@@ -34,7 +34,9 @@ def encode_rows(
         return
     rows = iter(rows)
     while some := list(islice(rows, TOGETHER)):
-        answers = [list(answers_of(row, method)) if row["kind"] in METHODS[method].rows else [] for row in some]
+        answers = [
+            list(answers_of(row, method)) if row["kind"] in METHODS[method].rows else [] for row in some
+        ]
         encoded = encode(tokenizer, [chat for found in answers for _, _, chat in found])
         for row, found in zip(some, answers, strict=True):
             mine = [(role, part, next(encoded)[1]) for role, part, _ in found]

@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.chat.tokens import IGNORED, Row
 
 QUESTIONS = "questions"  # of the files in data/tokens with a line per prompt: questions-train.jsonl
+REWARDS = "rewards"  # folder in data/tokens with the user's functions that reward, as they were
 UNKNOWN = "unknown"  # the domain of a row without one
 
 
@@ -22,8 +23,12 @@ def as_chat(row: Row) -> Row:
     if row.get("kind") == "prompt":
         turns = [*turns, {"role": "assistant", "content": row["answer"]}]
     last = max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=-1)
-    asked = [turn | {"train": False} if turn["role"] == "assistant" else turn for turn in turns[: max(last, 0)]]
-    answer = [{key: value for key, value in turn.items() if key != "train"} for turn in turns[last : last + 1]]
+    asked = [
+        turn | {"train": False} if turn["role"] == "assistant" else turn for turn in turns[: max(last, 0)]
+    ]
+    answer = [
+        {key: value for key, value in turn.items() if key != "train"} for turn in turns[last : last + 1]
+    ]
     return {**row, "kind": "chat", "messages": asked + answer}
 
 

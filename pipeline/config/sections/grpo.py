@@ -16,8 +16,8 @@ Word = Annotated[str, Field(min_length=1, max_length=1000)]
 class Grpo(Section):
     rewards: Annotated[dict[str, Weight], Field(min_length=1, max_length=20)] = key(
         {"exact_match": 1.0},
-        "scorers of an answer with their weights, spelled as in evaluate.scorers (the prompt's answer, or the "
-        "chat's last turn, is the reference), or external; a reward is the weighted sum of their points",
+        "scorers of an answer with their weights, spelled as in evaluate.scorers (the prompt's answer, or "
+        "the chat's last turn, is the reference), or external; a reward is the weighted sum of their points",
     )
     external: Annotated[list[Word], Field(min_length=1, max_length=100)] | None = key(
         None, "command of a scorer of your own in any language, as a list: [python, score.py]; null: none"
@@ -47,7 +47,8 @@ class Grpo(Section):
     threads: Threads = key(2, "CPU threads of llama-server")
     n_gpu_layers: Layers = key(0, "layers of llama-server on the GPU: 0 for none, 99 for all")
     scale_rewards: bool = key(
-        True, "divide advantages by their group's standard deviation; false: as Dr. GRPO, only the mean is taken off"
+        True,
+        "divide advantages by their group's standard deviation; false: only take off its mean (Dr. GRPO)",
     )
     loss: Literal["dapo", "dr_grpo"] = key(
         "dapo",
@@ -76,7 +77,7 @@ class Grpo(Section):
             yield (
                 "grpo.rewards names external, but grpo.external is null: give its command"
                 if EXTERNAL in self.rewards
-                else "grpo.external is a command, but grpo.rewards doesn't name external: give it a weight there"
+                else "grpo.external is a command, but grpo.rewards doesn't name external: weigh it there"
             )
         if not any(self.rewards.values()):
             yield "all weights in grpo.rewards are 0, so every reward would be 0: give one a weight"

@@ -61,7 +61,7 @@ class Train(Section):
         "sft",
         "sft (what the assistant says is learned) | distill (a level learns to answer like the file it was "
         "made from; needs base.level) | dpo | ipo | orpo | simpo (the chosen answer of a pair is preferred) "
-        "| kto (answers with a thumb up or down) | grpo (the model's own answers to prompts, by their rewards)",
+        "| kto (answers with a thumb up or down) | grpo (the model's own answers, by their rewards)",
     )
     reward: Literal["min_max", "z_score", "softmax", "none"] = key(
         "min_max",
@@ -185,8 +185,8 @@ class Train(Section):
         learning = METHODS[self.method]
         if self.method == "grpo" and self.tuner == "lora" and self.lora_dropout:
             yield (
-                f"lora_dropout is {self.lora_dropout:g}, and method grpo compares what a model says of a token "
-                "with what it said before, in which the dropout would be all: set it to 0.0"
+                f"lora_dropout is {self.lora_dropout:g}, and method grpo compares likelihoods before and "
+                "after a step, in which the dropout would be all: set it to 0.0"
             )
         if self.neftune_noise_alpha is not None and (learning.preferences or learning.prompts):
             yield (

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.chat.answers import encode_rows
 from pipeline.chat.manifest import NAME, manifest
-from pipeline.chat.prompts import QUESTIONS
+from pipeline.chat.prompts import QUESTIONS, REWARDS
 from pipeline.chat.rendering import Unrenderable, own_system_prompt
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.methods import METHODS, unused_sentences
@@ -28,7 +28,7 @@ from pipeline.stages.preprocess.attention import need_rows_apart
 from pipeline.stages.preprocess.packing import best_fit
 from pipeline.stages.preprocess.page import render_labels_page, sample, unused
 from pipeline.stages.preprocess.proof import load_base, prove
-from pipeline.stages.preprocess.questions import write_questions
+from pipeline.stages.preprocess.questions import copy_rewards, write_questions
 from pipeline.stages.preprocess.rewards import Weighting, account, sentences, weighting
 from pipeline.stages.preprocess.stats import SplitStats, row_name
 from pipeline.stages.preprocess.stretches import Base
@@ -88,6 +88,8 @@ def preprocess(
             )
             if learning.prompts:
                 write_questions(aside / f"{QUESTIONS}-{split}.jsonl", target, rows)
+        if learning.prompts:
+            copy_rewards(aside / REWARDS, train.grpo.rewards, tokens_folder.parent / "evaluation")
         stats["splits"]["val"].pop("weighting")
         trained = stats["splits"]["train"]
         if not trained["rows"]:

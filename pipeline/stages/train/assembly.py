@@ -61,7 +61,8 @@ def make_trainer(
     rounds: Any = None,
 ) -> tuple[Any, Monitor]:
     """The trainer over the quantized base with its adapter, and the monitor that judges its steps; with a
-    `teacher`, the level is distilled. With `rounds`, the model's own answers are. `record` is the run's (`pipeline.stages.train.run.describe`).
+    `teacher`, the level is distilled, with `rounds` the model's own answers are learned from. `record` is
+    the run's (`pipeline.stages.train.run.describe`).
     """
     rows, held_out = load_rows(tokens, "train"), load_rows(tokens, "val")
     arguments = training_arguments(settings, checkpoints, rows=len(rows), held_out=len(held_out))

@@ -22,6 +22,9 @@ TEACHER = "teacher"  # folder of what the teacher answers, beside them
 REFERENCE = "reference.jsonl"  # what the reference answers to preferences
 ROUNDS = "rounds"  # folder of what was drawn, of train.method grpo
 ROLLOUTS = "rollouts"  # folder of the base as a GGUF, to draw with
+# what a start from nothing leaves, by method: the original's answers, and rounds, know what they are of, and
+# are used for nothing else
+KEPT = {"distill": {TEACHER}, "grpo": {ROUNDS, ROLLOUTS}}
 LATER = "later"  # those after a checkpoint that a user chose to go on from; nothing reads them
 METRICS_LOG = "steps.jsonl"
 

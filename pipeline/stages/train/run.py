@@ -20,9 +20,8 @@ from pipeline.core.jsonl import parse_object
 from pipeline.core.publish import remove, write_json
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
 from pipeline.stages.train.checkpoints import (
-    ROLLOUTS,
+    KEPT,
     ROUNDS,
-    TEACHER,
     TORN,
     checkpoints_in,
     defect,
@@ -31,12 +30,8 @@ from pipeline.stages.train.checkpoints import (
     set_later_aside,
     step_of,
 )
-from pipeline.stages.train.grpo.inputs import reward_hashes
 
 RUN = "run.json"
-# what a start from nothing leaves, by method: the original's answers and rounds know what they are of, and are
-# used for nothing else
-KEPT = {"distill": {TEACHER}, "grpo": {ROUNDS, ROLLOUTS}}
 LIBRARIES = (
     "torch",
     "transformers",
@@ -76,7 +71,6 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
     return {
         "tokens_sha256": tree_hash(tokens),
         **({"teacher_sha256": file_hash(source)} if distilled else {}),
-        **({"rewards_sha256": reward_hashes(tokens, settings)} if settings.method == "grpo" else {}),
         "base": base_hashes(base),
         "settings": settings.model_dump(mode="json"),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
@@ -109,8 +103,9 @@ def find_start(
     run's.
 
     `resume` may be a chosen checkpoint. Without `resume`, and where a *finished* run left checkpoints of
-    other inputs, they are removed; a `replay` starts from nothing but the rounds. Raises `ConfigError` where an unfinished run is there and its inputs,
-    settings or libraries were others, and for a choice that is none; nothing is deleted then.
+    other inputs, they are removed; a `replay` starts from nothing but the rounds. Raises `ConfigError` where
+    an unfinished run is there and its inputs, settings or libraries were others, and for a choice that is
+    none; nothing is deleted then.
     """
     known = _read(folder / RUN) if resume else None
     if resume and known is None and checkpoints_in(folder):
@@ -133,7 +128,13 @@ def find_start(
                 "put that back to go on with it, or start again with `python -m pipeline train --no-resume`",
             )
     if start is None:
-        kept = {TORN, *KEPT.get(record["settings"].get("method"), ())} if resume else {ROUNDS} if replay else set()
+        kept = (
+            {TORN, *KEPT.get(record["settings"].get("method"), ())}
+            if resume
+            else {ROUNDS}
+            if replay
+            else set()
+        )
         for path in folder.glob("*"):
             if path.name not in kept:
                 remove(path)

@@ -71,7 +71,7 @@ def train(
 
     if replay and settings.method != "grpo":
         raise ConfigError(
-            "Q-GRPO-015",
+            "Q-GRPO-014",
             f"--replay is about rollouts, and train.method {settings.method} has none: leave it out",
         )
     use_all_cores()
@@ -104,9 +104,7 @@ def train(
             record,
             teacher,
             opened.enter_context(
-                open_rounds(
-                    tokens, base, tokenizer, checkpoints, settings, record, home=home, replay=replay
-                )
+                open_rounds(tokens, base, tokenizer, checkpoints, settings, record, home=home, replay=replay)
             ),
         )
         proven = prove_beforehand(trainer, settings)

@@ -66,7 +66,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose base is a one-layer Llama at Q4_0, up to `preprocess`. Read only: copy it to change it."""
+    """A project whose base is a one-layer Llama at Q4_0, up to `preprocess`. Read only."""
     root = tmp_path_factory.mktemp("grpo")
     params = tiny_params(tiny_gguf(root / "source.gguf"))
     params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
@@ -120,9 +120,9 @@ def steps(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_prompts_are_what_stands_before_the_answer_and_scorers_get_the_rest(project: Path) -> None:
-    from pipeline.stages.train.dataset import load_rows
     from pipeline.chat.prompts import prompt_ids
     from pipeline.chat.tokens import load_tokenizer
+    from pipeline.stages.train.dataset import load_rows
 
     tokenizer, rows = load_tokenizer(project / "models/base"), load_rows(project / "data/tokens", "train")
     questions = [json.loads(line) for line in (project / "data/tokens/questions-train.jsonl").open()]
@@ -130,7 +130,10 @@ def test_prompts_are_what_stands_before_the_answer_and_scorers_get_the_rest(proj
     for row, question in zip(rows, questions, strict=True):
         text = tokenizer.decode(prompt_ids(row["input_ids"], row["labels"]))
         assert question["prompt"] in text and text.endswith("<|im_start|>assistant\n")
-    assert any(question["prompt"] == "Say a vowel, please?" and question["reference"] == "a" for question in questions)
+    assert any(
+        question["prompt"] == "Say a vowel, please?" and question["reference"] == "a"
+        for question in questions
+    )
 
 
 def test_the_reward_rises_and_rounds_say_what_was_drawn(project: Path, tmp_path: Path) -> None:
@@ -138,11 +141,18 @@ def test_the_reward_rises_and_rounds_say_what_was_drawn(project: Path, tmp_path:
     measured = [row["measures"] for row in steps(report)]
     first, last = (fmean(one["reward"] for one in some) for some in (measured[:8], measured[-12:]))
     assert last > 1.5 * first
-    assert {"reward", "zero_variance", "truncated", "completion_tokens", "entropy", "clipped", "gap"} <= set(measured[0])
+    assert {"reward", "zero_variance", "truncated", "completion_tokens", "entropy", "clipped", "gap"} <= set(
+        measured[0]
+    )
     assert measured[0]["gap"] < 1e-4
     made = read_round(tmp_path / "checkpoints" / ROUNDS / "00000002.jsonl")
-    assert made is not None and made.head["rows"] == [row for one in steps(report)[2:4] for row in one["rows"]]
-    assert all(len(one.ids) == len(one.logps) and one.reward == one.points["python:letters.py:letters"] for one in made.completions)
+    assert made is not None and made.head["rows"] == [
+        row for one in steps(report)[2:4] for row in one["rows"]
+    ]
+    assert all(
+        len(one.ids) == len(one.logps) and one.reward == one.points["python:letters.py:letters"]
+        for one in made.completions
+    )
     evaluation = next(row for row in report["metrics_log"] if row["kind"] == "eval")
     assert evaluation["eval_loss"] == -evaluation["measures"]["reward"]
 
@@ -209,11 +219,13 @@ def test_a_replay_draws_nothing_and_ends_in_the_same_bytes(
     assert report["resumed_from"] is None and report["steps"] == 6
     assert tree_hash(tmp_path / "adapter") == tree_hash(whole / "adapter")
     (tmp_path / "checkpoints" / ROUNDS / "00000002.jsonl").unlink()
-    with pytest.raises(DataError, match="Q-GRPO-010: the run can't be replayed from step 3 on: .*missing"):
+    with pytest.raises(DataError, match=r"Q-GRPO-010: the run can't be replayed from step 3 on: .*missing"):
         run(project, tmp_path, replay=True, **SHORT)
 
 
-def test_a_round_that_is_gone_in_the_middle_is_one_sentence(project: Path, whole: Path, tmp_path: Path) -> None:
+def test_a_round_that_is_gone_in_the_middle_is_one_sentence(
+    project: Path, whole: Path, tmp_path: Path
+) -> None:
     shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
     (tmp_path / "checkpoints" / ROUNDS / "00000004.jsonl").unlink()
     with pytest.raises(DataError, match="Q-GRPO-007"):
@@ -227,7 +239,6 @@ def test_a_round_that_is_gone_in_the_middle_is_one_sentence(project: Path, whole
         ({"rewards": {"python:letters.py:hangs": 1.0}, "reward_seconds": 0.2}, "Q-GRPO-001"),
         ({"rewards": {"python:letters.py:no_number": 1.0}}, "Q-METRICS-009"),
         ({"rewards": {"python:letters.py:dies": 1.0}}, "Q-METRICS-009"),
-        ({"rewards": {"python:gone.py:letters": 1.0}}, "Q-GRPO-011"),
     ],
 )
 def test_a_reward_that_cant_be_used_ends_in_one_sentence(
@@ -249,3 +260,28 @@ def test_completions_that_are_all_empty_end_in_one_sentence(
     )
     with pytest.raises(GateError, match="Q-GRPO-008"):
         run(project, tmp_path, **SHORT)
+
+
+@pytest.mark.parametrize("tuner", ["lora", "scales"])
+def test_llama_server_draws_with_what_was_learned(
+    project: Path, tmp_path: Path, tools: Any, tuner: str
+) -> None:
+    rate = {"lora": 2e-2, "scales": 2e-1}[tuner]
+    more: dict[str, Any] = {
+        "grpo": {"rollouts": "llama-server", "kl_beta": 0.01},
+        "tuner": tuner,
+        "learning_rate": rate,
+    }
+    report = run(project, tmp_path, **SHORT | {"max_steps": 4, "eval_steps": 4}, **more)
+    measured = [row["measures"] for row in steps(report)]
+    learned = max(one["kl"] for one in measured[2:])  # by now it is not the base
+    assert learned > 1e-3 and measured[0]["kl"] < 1e-6
+    assert all(0 < one["gap"] < 0.02 for one in measured)
+    made = read_round(tmp_path / "checkpoints" / ROUNDS / "00000002.jsonl")
+    assert made is not None and made.head["drawn_by"] == "llama-server"
+    moved = [
+        abs(old - base)
+        for one in made.completions
+        for old, base in zip(one.old or [], one.reference or [], strict=True)
+    ]
+    assert fmean(moved) > 3 * measured[2]["gap"]  # the base alone would be as far off as it has moved

@@ -15,14 +15,23 @@ from pipeline.core.errors import DataError
 from pipeline.stages.train.grpo.advantages import advantages, seed_of, teaches
 from pipeline.stages.train.grpo.alignment import aligned
 from pipeline.stages.train.grpo.rewards import Answer, Rewards, open_rewards
-from pipeline.stages.train.grpo.rounds import Completion, Round, differences, read_round, round_file, write_round
+from pipeline.stages.train.grpo.rounds import (
+    Completion,
+    Round,
+    differences,
+    read_round,
+    round_file,
+    write_round,
+)
 
 QUESTION = {"id": "0123456789abcdef", "domain": "sums", "prompt": "1 + 1?", "reference": "2"}
 
 
 def test_advantages_are_the_distance_from_the_groups_mean_in_its_deviations() -> None:
     assert advantages([0.0, 1.0], scaled=False) == [-0.5, 0.5]
-    assert advantages([0.0, 1.0], scaled=True) == pytest.approx([-0.5 / (0.5**0.5 + 1e-4), 0.5 / (0.5**0.5 + 1e-4)])
+    assert advantages([0.0, 1.0], scaled=True) == pytest.approx(
+        [-0.5 / (0.5**0.5 + 1e-4), 0.5 / (0.5**0.5 + 1e-4)]
+    )
     assert advantages([0.3] * 4, scaled=True) == pytest.approx([0.0] * 4)
 
 
@@ -57,8 +66,10 @@ def given_points(*points: Any) -> Rewards:
 
 
 def test_a_reward_is_the_weighted_sum_of_scorers_and_own_functions(tmp_path: Path) -> None:
-    (tmp_path / "data/evaluation").mkdir(parents=True)
-    (tmp_path / "data/evaluation/own.py").write_text("def short(reference, answer, row):\n    return len(answer) < 3\n")
+    (tmp_path / "rewards").mkdir(parents=True)
+    (tmp_path / "rewards/own.py").write_text(
+        "def short(reference, answer, row):\n    return len(answer) < 3\n"
+    )
     settings = Grpo(rewards={"exact_match": 1.0, "python:own.py:short": -0.5})
     with open_rewards(settings, tmp_path) as rewards:
         found, points = rewards.of(QUESTION, [Answer("2", True), Answer("two", True), Answer("3", False)])
@@ -66,7 +77,9 @@ def test_a_reward_is_the_weighted_sum_of_scorers_and_own_functions(tmp_path: Pat
     assert points == {"exact_match": [1.0, 0.0, 0.0], "python:own.py:short": [1.0, 0.0, 1.0]}
 
 
-@pytest.mark.parametrize("points", [(1.0, float("nan")), (1.0,), (1.0, None), (1.0, float("inf")), (1.0, "2")])
+@pytest.mark.parametrize(
+    "points", [(1.0, float("nan")), (1.0,), (1.0, None), (1.0, float("inf")), (1.0, "2")]
+)
 def test_points_that_are_no_number_for_each_answer_are_one_sentence(points: tuple[Any, ...]) -> None:
     with pytest.raises(DataError, match=r"Q-GRPO-003: train\.grpo\.rewards: given, row 0123456789abcdef"):
         given_points(*points).of(QUESTION, [Answer("a", True), Answer("b", True)])
@@ -85,7 +98,7 @@ def test_a_reference_that_cant_be_scored_names_its_row() -> None:
     def refuses(question: Any, answers: Sequence[Answer]) -> list[float]:
         raise ValueError("its reference is no JSON")
 
-    with pytest.raises(DataError, match="Q-GRPO-002.*0123456789abcdef: its reference is no JSON"):
+    with pytest.raises(DataError, match=r"Q-GRPO-002.*0123456789abcdef: its reference is no JSON"):
         Rewards({"json": refuses}, {"json": 1.0}, 5.0).of(QUESTION, [Answer("a", True)])
 
 
@@ -106,7 +119,19 @@ def test_rewards_that_cant_be_are_refused(settings: dict[str, Any], words: str) 
 
 def a_round(logps: list[float | None]) -> Round:
     made = [
-        Completion(row, member, 7, [1, 2], logps, True, "text", float(member), 0.1, {"exact_match": 1.0}, [-0.1, -0.2])
+        Completion(
+            row,
+            member,
+            7,
+            [1, 2],
+            logps,
+            True,
+            "text",
+            float(member),
+            0.1,
+            {"exact_match": 1.0},
+            [-0.1, -0.2],
+        )
         for row in (3, 1)
         for member in (0, 1)
     ]

@@ -33,7 +33,14 @@ def test_at_the_policy_itself_the_gradient_is_the_policy_gradient() -> None:
 
 @pytest.mark.parametrize(
     ("moved", "advantage", "counts"),
-    [(0.3, 1.0, False), (0.2, 1.0, True), (0.3, -1.0, True), (-0.3, -1.0, False), (-0.2, -1.0, True), (-0.3, 1.0, True)],
+    [
+        (0.3, 1.0, False),
+        (0.2, 1.0, True),
+        (0.3, -1.0, True),
+        (-0.3, -1.0, False),
+        (-0.2, -1.0, True),
+        (-0.3, 1.0, True),
+    ],
 )
 def test_beyond_its_border_a_token_that_has_moved_far_enough_is_left_alone(
     moved: float, advantage: float, counts: bool
@@ -77,7 +84,10 @@ def test_loss_and_gradient_are_trls(loss: str, kl_beta: float) -> None:
         name: numbers(seed, 4, 6)
         for seed, name in enumerate(("old_per_token_logps", "ref_per_token_logps", "sampling"))
     }
-    advantages, logps = numbers(7, 4), (given["old_per_token_logps"] + 0.3 * numbers(8, 4, 6)).requires_grad_()
+    advantages, logps = (
+        numbers(7, 4),
+        (given["old_per_token_logps"] + 0.3 * numbers(8, 4, 6)).requires_grad_(),
+    )
     inputs = given | {
         "prompt_ids": torch.zeros(4, 2, dtype=torch.long),
         "prompt_mask": torch.ones(4, 2, dtype=torch.long),
@@ -117,7 +127,11 @@ def trl(loss: str, kl_beta: float, logps: Any) -> Any:
         num_processes=1, gather=lambda value: value, reduce=lambda value, reduction: value
     )
     return SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *given, **more: (logps, torch.zeros_like(logps).detach(), None),
+        _get_per_token_logps_and_entropies=lambda *given, **more: (
+            logps,
+            torch.zeros_like(logps).detach(),
+            None,
+        ),
         accelerator=accelerator,
         args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
         model=SimpleNamespace(training=True),

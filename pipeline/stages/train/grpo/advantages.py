@@ -28,11 +28,11 @@ def deviation(rewards: Sequence[float]) -> float:
 
 
 def teaches(rewards: Sequence[float]) -> bool:
-    """Whether a group's rewards differ: if not, each advantage is 0, and there is nothing to learn from it."""
+    """Whether a group's rewards differ: if not, each advantage is 0, and nothing is learned from it."""
     return deviation(rewards) > SAME
 
 
 def seed_of(seed: int, step: int, row: int, member: int) -> int:
-    """The sampler's seed, 31 bits, of completion `member` of the group of `row` in the round before `step`."""
+    """The sampler's seed, 31 bits, of completion `member` of `row`'s group in the round before `step`."""
     digest = hashlib.sha256(f"{seed} {step} {row} {member}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

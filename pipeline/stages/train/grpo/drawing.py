@@ -65,7 +65,13 @@ class Rounds:
         return found
 
     def at(
-        self, model: Any, step: int, prompts: Sequence[Batch], measure: Measure, heed: Callable[[], None], resumed: bool
+        self,
+        model: Any,
+        step: int,
+        prompts: Sequence[Batch],
+        measure: Measure,
+        heed: Callable[[], None],
+        resumed: bool,
     ) -> Round:
         """The round before `step` + 1 for batches of prompts; `resumed`: a run goes on with it."""
         file = round_file(self.checkpoints, step)
@@ -85,18 +91,24 @@ class Rounds:
             raise DataError(
                 "Q-GRPO-010",
                 f"the run can't be replayed from step {step + 1} on: {file} is "
-                f"{'of another run (' + ', '.join(changed) + ')' if found else 'missing'}: leave --replay out to draw",
+                f"{'of another run (' + ', '.join(changed) + ')' if found else 'missing'}: leave --replay "
+                "out to draw again",
             )
         if found:
-            print(f"train: {file.name} is of another run ({', '.join(changed)} differ): drawn again", file=sys.stderr)
-        if resumed and not self.source.same_again:
             print(
-                f"train: the rollouts of step {step + 1} were cut off and are drawn again; {self.source.name} with "
-                f"train.grpo.parallel {self.grpo.parallel} does not draw the same twice: the run goes on, but not "
-                "to the very bytes of an unbroken one",
+                f"train: {file.name} is of another run ({', '.join(changed)} differ): drawn again",
                 file=sys.stderr,
             )
-        made = Round(head, self._measured(prompts, self._scored(self._drawn(model, step, prompts, heed)), measure))
+        if resumed and not self.source.same_again:
+            print(
+                f"train: the rollouts before step {step + 1} were cut off and are drawn again; "
+                f"llama-server with train.grpo.parallel {self.grpo.parallel} and n_gpu_layers {self.grpo.n_gpu_layers} may "
+                "draw others: the run goes on, but not to the very bytes of an unbroken one",
+                file=sys.stderr,
+            )
+        made = Round(
+            head, self._measured(prompts, self._scored(self._drawn(model, step, prompts, heed)), measure)
+        )
         write_round(file, made)
         return made
 
@@ -117,8 +129,9 @@ class Rounds:
         if not any(one.text.strip() for one in made):
             raise GateError(
                 "Q-GRPO-008",
-                f"all {len(made)} completions of the round before step {step + 1} are empty, so there is nothing "
-                "to reward: lower train.learning_rate, or tune the base on answers first (train.method sft)",
+                f"all {len(made)} completions of the round before step {step + 1} are empty, so there is "
+                "nothing to reward: lower train.learning_rate, or tune the base on answers first (method "
+                "sft)",
             )
         return made
 
@@ -154,7 +167,9 @@ class Rounds:
             for group in mine:
                 chosen = {one.member for one in trained(group, self.grpo)}
                 measured += [
-                    replace(one, old=next(old), reference=next(reference, None)) if one.member in chosen else one
+                    replace(one, old=next(old), reference=next(reference, None))
+                    if one.member in chosen
+                    else one
                     for one in group
                 ]
         return measured

@@ -14,9 +14,9 @@ from pipeline.stages.train.step_stats import Batch, Sums
 
 
 def of_groups(groups: Sequence[Group]) -> Sums:
-    """Of all that was drawn: `reward`, `zero_variance` (groups of equal rewards, of which nothing is learned),
-    `truncated` (completions that hit the limit), `completion_tokens`, `entropy` (−log-probability of a drawn
-    token, in nats), `unknown` (tokens without a log-probability of the rollout).
+    """Of all that was drawn: `reward`, `zero_variance` (groups of equal rewards, of which nothing is
+    learned), `truncated` (completions that hit the limit), `completion_tokens`, `entropy` (−log-probability
+    of a drawn token, in nats), `unknown` (tokens without a log-probability of the rollout).
     """
     drawn = [one for group in groups for one in group]
     tokens = [log for one in drawn for log in one.logps]

@@ -7,7 +7,7 @@ advantage A, and the correction w for rollouts that another program drew (μ):
     w = min(π_old ÷ μ, cap),  k3 = exp(ref − π) − (ref − π) − 1.
 
 The clipping is PPO's, its upper border apart from the lower one as in DAPO (arXiv:2503.14476, section 3.1); w
-is truncated importance sampling (https://fengyao.notion.site/off-policy-rl, and TRL's `token_truncate`); k3 is
+is truncated importance sampling (https://fengyao.notion.site/off-policy-rl; TRL's `token_truncate`); k3 is
 Schulman's estimate of the KL divergence to the reference (http://joschu.net/blog/kl-approx.html).
 """
 

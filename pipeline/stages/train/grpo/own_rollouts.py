@@ -38,8 +38,13 @@ class OwnSource:
         for _ in range(self.max_new_tokens):
             output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
             logs, cache = output.logits[:, -1].float().log_softmax(-1).cpu(), output.past_key_values
-            picked = [int(torch.multinomial(log.exp(), 1, generator=g)) for log, g in zip(logs, chance, strict=True)]
-            drawn = [self._longer(one, pick, logs[n]) for n, (one, pick) in enumerate(zip(drawn, picked, strict=True))]
+            picked = [
+                int(torch.multinomial(log.exp(), 1, generator=g)) for log, g in zip(logs, chance, strict=True)
+            ]
+            drawn = [
+                self._longer(one, pick, logs[n])
+                for n, (one, pick) in enumerate(zip(drawn, picked, strict=True))
+            ]
             if all(one.stopped for one in drawn):
                 break
             ids = torch.tensor(picked, device=model.device)[:, None]

@@ -11,8 +11,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipeline.chat.prompts import REWARDS
 from pipeline.config.sections.grpo import EXTERNAL, Grpo
 from pipeline.core.errors import DataError
+from pipeline.metrics import own
 from pipeline.metrics.refusals import is_refusal
 from pipeline.metrics.score import Scorer
 from pipeline.metrics.scorers import parse
@@ -57,7 +59,10 @@ class Rewards:
     ) -> list[float]:
         where = f"train.grpo.rewards: {name}, row {question['id']}"
         try:
-            found = within(self.seconds, lambda: measure(question, answers))
+            if name == EXTERNAL:  # a program has time limits of its own
+                found = measure(question, answers)
+            else:
+                found = within(self.seconds, lambda: measure(question, answers))
         except TimeoutError:
             raise DataError(
                 "Q-GRPO-001",
@@ -82,21 +87,33 @@ def _is_finite(points: Any) -> bool:
 
 
 @contextmanager
-def open_rewards(settings: Grpo, root: Path) -> Iterator[Rewards]:
-    """The rewards of `train.grpo`; user's functions lie in `root`/data/evaluation, and the external program
-    runs as long as the body does. Raises `ConfigError` for a scorer that can't be made.
+def open_rewards(settings: Grpo, tokens: Path) -> Iterator[Rewards]:
+    """The rewards of `train.grpo`; the user's functions were copied to `tokens`/rewards, and the external
+    program runs as long as the body does. Raises `ConfigError` for a scorer that can't be made.
     """
     with ExitStack() as opened:
         measures: dict[str, Measure] = {}
         for spelling in settings.rewards:
             if spelling == EXTERNAL:
-                from pipeline.metrics.external import ExternalScorer
+                from pipeline.metrics.external import (  # type: ignore[import-untyped, import-not-found, unused-ignore]
+                    ExternalScorer,
+                )
 
-                program = ExternalScorer(settings.external or [], settings.reward_seconds)
+                folder = tokens.parent.parent  # the project's
+                program = ExternalScorer(settings.external or [], settings.reward_seconds, folder=folder)
                 measures[spelling] = by_program(opened.enter_context(program))
             else:
-                measures[spelling] = by_scorer(parse(spelling, root=root))
+                measures[spelling] = by_scorer(scorer_of(spelling, tokens))
         yield Rewards(measures, settings.rewards, settings.reward_seconds)
+
+
+def scorer_of(spelling: str, tokens: Path) -> Scorer:
+    """The scorer of this spelling."""
+    kind, _, name = spelling.partition(":")
+    if kind != "python":
+        return parse(spelling)
+    shown = tokens.parent / "evaluation"
+    return Scorer(spelling, own.function(name, tokens / REWARDS, shown))
 
 
 def by_scorer(scorer: Scorer) -> Measure:
@@ -117,9 +134,7 @@ def by_program(program: Any) -> Measure:
 
     def measure(question: Question, answers: Sequence[Answer]) -> list[float | None]:
         texts = [answer.text for answer in answers]
-        return list(
-            program.rewards(question["id"], question["prompt"], texts, answer=question["reference"])
-        )
+        return list(program.rewards(question["id"], question["prompt"], texts, answer=question["reference"]))
 
     return measure
 
@@ -134,7 +149,7 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
     def run() -> None:
         try:
             found.append(work())
-        except BaseException as error:  # noqa: BLE001 (it is raised again where it was waited for)
+        except BaseException as error:
             failed.append(error)
 
     thread = threading.Thread(target=run, daemon=True, name="rewards")

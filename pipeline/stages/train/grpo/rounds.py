@@ -83,11 +83,11 @@ def read_round(file: Path) -> Round | None:
         lines = body.split(b"\n")[:-1]
         return Round(head, [Completion(**parse_object(line)) for line in lines])
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError("Q-GRPO-004", f"{file} is damaged ({error}): delete it, and it is drawn again, or "
-                        f"{RESTART}") from error
+        raise DataError(
+            "Q-GRPO-004", f"{file} is damaged ({error}): delete it, and it is drawn again, or {RESTART}"
+        ) from error
 
 
 def differences(found: Round, wanted: dict[str, Any]) -> list[str]:
     """In which of `wanted`'s entries a round's head differs."""
     return [name for name, value in wanted.items() if json.loads(json.dumps(value)) != found.head.get(name)]
-

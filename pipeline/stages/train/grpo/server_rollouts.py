@@ -19,7 +19,7 @@ from pipeline.core.errors import ToolError
 from pipeline.core.publish import read_json, write_json
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.tuned_file import write_tuned
-from pipeline.llamacpp.converters import lora_to_gguf, to_gguf
+from pipeline.llamacpp.converters import RolloutType, lora_to_gguf, to_gguf
 from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Toolchain
@@ -110,7 +110,7 @@ class ServerSource:
         return self.model, scratch / "lora.gguf"
 
 
-def as_gguf(tools: Toolchain, base: Path, folder: Path, type: str, weights: str) -> Path:
+def as_gguf(tools: Toolchain, base: Path, folder: Path, type: RolloutType, weights: str) -> Path:
     """The Hugging Face folder `base` as a GGUF in `folder`, made unless it is there."""
     file, key = folder / f"base-{type}.gguf", {"weights_sha256": weights, "llama_cpp": tools.commit}
     record = folder / "made-of.json"
@@ -129,8 +129,8 @@ def complete(server: Server, request: Request, max_new_tokens: int) -> Drawn:
     if not ids:
         raise ToolError(
             "Q-GRPO-005",
-            f"llama-server completed a prompt of {len(request.prompt)} tokens with nothing, not even an end of "
-            "turn: give it more context or another base",
+            f"llama-server completed a prompt of {len(request.prompt)} tokens with nothing, not even an end "
+            "of turn: give it more context or another base",
         )
     try:
         entries = [(int(one["id"]), float(one["logprob"])) for one in answer["completion_probabilities"]]
@@ -138,6 +138,6 @@ def complete(server: Server, request: Request, max_new_tokens: int) -> Drawn:
     except (KeyError, TypeError, ValueError) as error:
         raise ToolError(
             "Q-GRPO-006",
-            f"llama-server's log-probabilities don't fit its tokens ({error}): run `make setup` for the pinned "
-            "llama.cpp",
+            f"llama-server's log-probabilities don't fit its tokens ({error}): run `make setup` for the "
+            "pinned llama.cpp",
         ) from error

@@ -10,7 +10,6 @@ from pipeline.config.sections import Training
 from pipeline.core.jsonl import read_rows
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.stages.train.grpo.drawing import Rounds
-from pipeline.stages.train.grpo.inputs import project_of
 from pipeline.stages.train.grpo.own_rollouts import OwnSource
 from pipeline.stages.train.grpo.rewards import open_rewards
 from pipeline.stages.train.grpo.rollouts import Source
@@ -32,13 +31,14 @@ def open_rounds(
 ) -> Iterator[Rounds | None]:
     """The rounds of a run of GRPO, None of another method; a scorer's program runs as long as the body.
 
-    `record` is the run's, `home` is llamacpp.home. With `replay` nothing is drawn. Raises `ConfigError` for a scorer that can't be made, `ToolError` without llama.cpp.
+    `record` is the run's, `home` is llamacpp.home. With `replay` nothing is drawn. Raises `ConfigError` for a
+    scorer that can't be made, `ToolError` without llama.cpp.
     """
     if settings.method != "grpo":
         yield None
         return
     questions = {split: list(read_rows(tokens / f"{QUESTIONS}-{split}.jsonl")) for split in ("train", "val")}
-    with open_rewards(settings.grpo, project_of(tokens)) as rewards:
+    with open_rewards(settings.grpo, tokens) as rewards:
         source = open_source(base, tokenizer, checkpoints, settings, record, home)
         run = run_id(record)
         yield Rounds(settings, source, rewards, questions, tokenizer, checkpoints, run, replay)

@@ -43,7 +43,9 @@ class GrpoTrainer(QuenchTrainer):
         inside a round. A round ends with its epoch.
         """
         step = self.state.global_step
-        done = step % steps_per_epoch(self.rounds.settings, len(self.train_dataset)) % self.grpo.steps_per_round
+        done = (
+            step % steps_per_epoch(self.rounds.settings, len(self.train_dataset)) % self.grpo.steps_per_round
+        )
         left = (self.grpo.steps_per_round - done) * self.args.gradient_accumulation_steps
         asked = list(islice(prompts, left))
         if done:
@@ -86,8 +88,8 @@ class GrpoTrainer(QuenchTrainer):
         return terms.loss.sum() / items, measured | of_tokens(terms, inputs, weights, self.grpo)
 
     def held_out_metrics(self) -> dict[str, Any]:
-        """The mean reward of one completion for each held-out prompt, always with the same seeds; its negative
-        is the loss that early stopping goes by.
+        """The mean reward of one completion for each held-out prompt, always with the same seeds; its
+        negative is the loss that early stopping goes by.
         """
         reward = self.rounds.watched(self.model, self.held_out)
         items = sum(len(batch["rows"]) for batch in self.held_out)

@@ -45,8 +45,8 @@ def constant_reward(run: Run) -> Check:
     return failure(
         f"in all {len(same)} steps every completion of a prompt had the same reward (mean "
         f"{statistics.fmean(run.measured('reward')):.3g})",
-        "nothing can be learned: give partial points in train.grpo.rewards, easier or harder prompts, or tune the "
-        "base on such answers first (train.method sft)",
+        "nothing can be learned: give partial points in train.grpo.rewards, easier or harder prompts, or "
+        "tune the base on such answers first (train.method sft)",
         "Q-GRPO-009",
     )
 
@@ -57,7 +57,9 @@ def zero_variance(run: Run) -> Check:
     if len(same) < WINDOW:
         return unknown(f"fewer than {WINDOW} steps")
     share = statistics.fmean(same)
-    text = f"{share:.0%} of the groups have equal rewards in the last {WINDOW} steps, usual is below {SAME:.0%}"
+    text = (
+        f"{share:.0%} of the groups have equal rewards in the last {WINDOW} steps, usual is below {SAME:.0%}"
+    )
     if share < SAME:
         return passed(text)
     return warning(text, "most prompts are too easy or too hard by now: stop here, or take other prompts")
@@ -68,13 +70,15 @@ def reward_collapse(run: Run) -> Check:
     rewards = run.measured("reward")
     if len(rewards) < 2 * WINDOW:
         return unknown(f"fewer than {2 * WINDOW} steps")
-    windows = [statistics.fmean(rewards[start : start + WINDOW]) for start in range(len(rewards) - WINDOW + 1)]
+    windows = [
+        statistics.fmean(rewards[start : start + WINDOW]) for start in range(len(rewards) - WINDOW + 1)
+    ]
     scatter = statistics.fmean(abs(after - before) for before, after in pairwise(rewards)) + 1e-9
     best, now = max(windows), windows[-1]
     text = f"mean reward {now:.3g} in the last {WINDOW} steps, {best:.3g} at best, {windows[0]:.3g} at first"
-    cause = "the policy has left what the reward was good for: lower train.learning_rate, or set train.grpo.kl_beta"
+    cause = "the policy left what had the reward: lower train.learning_rate, or set train.grpo.kl_beta"
     if now < best - SCATTER[1] * scatter and now < windows[0]:
-        return failure(text, cause, "Q-GRPO-012")
+        return failure(text, cause, "Q-GRPO-011")
     return warning(text, cause) if now < best - SCATTER[0] * scatter else passed(text)
 
 
@@ -89,8 +93,8 @@ def entropy_collapse(run: Run) -> Check:
         return passed(text)
     return warning(
         text,
-        "the model says the same again and again, so nothing is tried any more: raise train.grpo.clip_high, lower "
-        "train.learning_rate, or stop here if the reward is what you want",
+        "the model says the same again and again, so nothing is tried any more: raise train.grpo.clip_high, "
+        "lower train.learning_rate, or stop here if the reward is what you want",
     )
 
 
@@ -104,7 +108,7 @@ def length_explosion(run: Run) -> Check:
     text = f"{now:.0f} tokens a completion, {first:.0f} at first, {share:.0%} cut off"
     if share == 1 and run.settings.grpo.mask_truncated:
         return failure(
-            text, "all are masked, so nothing is trained: raise train.grpo.max_new_tokens", "Q-GRPO-013"
+            text, "all are masked, so nothing is trained: raise train.grpo.max_new_tokens", "Q-GRPO-012"
         )
     if now > LONGER * first or share > CUT:
         return warning(text, "raise train.grpo.max_new_tokens, or reward short answers")
@@ -117,10 +121,12 @@ def divergence(run: Run) -> Check:
     if not found:
         return unknown("train.grpo.kl_beta is 0, so it is not computed")
     now = statistics.fmean(found)
-    text = f"{now:.3g} nats a token from the base in the last {len(found)} steps, usual are below {DIVERGENCE}"
+    text = (
+        f"{now:.3g} nats a token from the base in the last {len(found)} steps, usual are below {DIVERGENCE}"
+    )
     cause = "lower train.learning_rate or raise train.grpo.kl_beta"
     if now > BLOWN_UP and len(found) == WINDOW:
-        return failure(text, cause, "Q-GRPO-014")
+        return failure(text, cause, "Q-GRPO-013")
     return warning(text, cause) if now > DIVERGENCE else passed(text)
 
 
