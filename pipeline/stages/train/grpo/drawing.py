@@ -102,8 +102,9 @@ class Rounds:
         if resumed and not self.source.same_again:
             print(
                 f"train: the rollouts before step {step + 1} were cut off and are drawn again; "
-                f"llama-server with train.grpo.parallel {self.grpo.parallel} and n_gpu_layers {self.grpo.n_gpu_layers} may "
-                "draw others: the run goes on, but not to the very bytes of an unbroken one",
+                f"llama-server with train.grpo.parallel {self.grpo.parallel} and n_gpu_layers "
+                f"{self.grpo.n_gpu_layers} may draw others: the run goes on, but not to the very bytes of an "
+                "unbroken one",
                 file=sys.stderr,
             )
         made = Round(
@@ -130,7 +131,7 @@ class Rounds:
             raise GateError(
                 "Q-GRPO-008",
                 f"all {len(made)} completions of the round before step {step + 1} are empty, so there is "
-                "nothing to reward: lower train.learning_rate, or tune the base on answers first (method "
+                "nothing to reward: lower train.learning_rate, or tune the base on answers first (train.method "
                 "sft)",
             )
         return made
