@@ -10,7 +10,7 @@ it is what stands before the first label.
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.chat.tokens import IGNORED, Row
+from pipeline.chat.tokens import IGNORED, Row, chat_request
 
 QUESTIONS = "questions"  # of the files in data/tokens with a line per prompt: questions-train.jsonl
 REWARDS = "rewards"  # folder in data/tokens with the user's functions that reward, as they were
@@ -38,8 +38,8 @@ def prompt_ids(ids: Sequence[int], labels: Sequence[int]) -> list[int]:
 
 
 def question(name: str, row: Row) -> dict[str, Any]:
-    """What a scorer gets to know of a row, as in stage evaluate: id, domain, the last turn before the answer,
-    the reference.
+    """What a scorer gets to know of a row, as in stage evaluate: id, domain, the last turn before the answer
+    (`prompt`) and all turns up to there (`messages`), the reference.
     """
     *asked, last = as_chat(row)["messages"]
     domain = row.get("domain")
@@ -47,5 +47,6 @@ def question(name: str, row: Row) -> dict[str, Any]:
         "id": name,
         "domain": domain if isinstance(domain, str) else UNKNOWN,
         "prompt": asked[-1]["content"] if asked else "",
+        "messages": chat_request(asked)["messages"],
         "reference": last["content"],
     }

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pipeline.config.scorers import scorer_problems
+from pipeline.config.sections.measuring import External
 from pipeline.config.sections.values import Count, Layers, Section, Slots, Threads, key
 
 EXTERNAL = "external"  # how `rewards` names the program of `external`
 Weight = Annotated[float, Field(ge=-1000, le=1000)]
-Word = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class Grpo(Section):
@@ -19,11 +19,13 @@ class Grpo(Section):
         "scorers of an answer with their weights, spelled as in evaluate.scorers (the prompt's answer, or "
         "the chat's last turn, is the reference), or external; a reward is the weighted sum of their points",
     )
-    external: Annotated[list[Word], Field(min_length=1, max_length=100)] | None = key(
-        None, "command of a scorer of your own in any language, as a list: [python, score.py]; null: none"
+    external: External | None = key(
+        None,
+        "the program that external asks (docs/rewards.md): {command: [data/evaluation/scorer, ARGUMENT], "
+        "seconds: 60, start_seconds: 120}; null: none",
     )
     reward_seconds: Annotated[float, Field(gt=0, le=86_400)] = key(
-        60.0, "longest that the scoring of one group may take"
+        60.0, "longest that a scorer may take for one group of completions; external has its own limit"
     )
     group_size: Annotated[int, Field(ge=2, le=1024)] = key(8, "completions drawn per prompt, 4 to 16")
     max_new_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = key(256, "longest completion, in tokens")

@@ -5,12 +5,13 @@ The functions are copied, so that data/tokens is all that training depends on, a
 """
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat.prompts import question
 from pipeline.config.scorers import NAME
+from pipeline.config.sections.grpo import Grpo
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.metrics.own import function
 from pipeline.stages.preprocess.stats import row_name
@@ -26,16 +27,24 @@ def write_questions(target: Path, table: Path, rows: Path) -> None:
         raise AssertionError(f"{target.name} has not a line for each row of {table.name}")
 
 
-def copy_rewards(target: Path, spellings: Iterable[str], functions: Path) -> None:
-    """Copy the files that `train.grpo.rewards` names functions of from the folder `functions`. Raises
-    `ConfigError` if one is missing, or is no Python with that function.
+def copy_rewards(target: Path, settings: Grpo, root: Path) -> None:
+    """Copy the files below `root`/data/evaluation that reward: those of functions that `rewards` names, and
+    those that are in the command of `external`. Raises `ConfigError` if a function is missing.
     """
-    for spelling in spellings:
-        kind, _, name = spelling.partition(":")
-        if kind == "python" and (match := NAME.fullmatch(name)):
-            function(name, functions)
-            (target / match["file"]).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(functions / match["file"], target / match["file"])
+    folder = root / "data/evaluation"
+    named = (one.removeprefix("python:") for one in settings.rewards if one.startswith("python:"))
+    for name in filter(None, map(NAME.fullmatch, named)):
+        function(name[0], folder)
+        _copy(folder / name["file"], folder, target)
+    for word in settings.external.command if settings.external else ():
+        if (root / word).is_file() and (root / word).resolve().is_relative_to(folder.resolve()):
+            _copy((root / word).resolve(), folder.resolve(), target)
+
+
+def _copy(file: Path, folder: Path, target: Path) -> None:
+    place = target / file.relative_to(folder)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, place)
 
 
 def questions(rows: Path, names: list[str]) -> Iterator[dict[str, Any]]:

@@ -89,7 +89,7 @@ def preprocess(
             if learning.prompts:
                 write_questions(aside / f"{QUESTIONS}-{split}.jsonl", target, rows)
         if learning.prompts:
-            copy_rewards(aside / REWARDS, train.grpo.rewards, tokens_folder.parent / "evaluation")
+            copy_rewards(aside / REWARDS, train.grpo, tokens_folder.parent.parent)
         stats["splits"]["val"].pop("weighting")
         trained = stats["splits"]["train"]
         if not trained["rows"]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.sections.grpo import Grpo
 from pipeline.core.errors import DataError
+from pipeline.llamacpp.tools import PROJECT
 from pipeline.stages.train.grpo.advantages import advantages, seed_of, teaches
 from pipeline.stages.train.grpo.alignment import aligned
 from pipeline.stages.train.grpo.rewards import Answer, Rewards, open_rewards
@@ -24,7 +25,7 @@ from pipeline.stages.train.grpo.rounds import (
     write_round,
 )
 
-QUESTION = {"id": "0123456789abcdef", "domain": "sums", "prompt": "1 + 1?", "reference": "2"}
+QUESTION = {"id": "0123456789abcdef", "domain": "sums", "prompt": "1 + 1?", "messages": [], "reference": "2"}
 
 
 def test_advantages_are_the_distance_from_the_groups_mean_in_its_deviations() -> None:
@@ -77,6 +78,14 @@ def test_a_reward_is_the_weighted_sum_of_scorers_and_own_functions(tmp_path: Pat
     assert points == {"exact_match": [1.0, 0.0, 0.0], "python:own.py:short": [1.0, 0.0, 1.0]}
 
 
+def test_a_program_rewards_too(tmp_path: Path) -> None:
+    (tmp_path / "data/tokens").mkdir(parents=True)
+    settings = Grpo(rewards={"external": 3.0}, external={"command": [str(PROJECT / "examples/scorer.py")]})
+    with open_rewards(settings, tmp_path / "data/tokens") as rewards:
+        found, _ = rewards.of(QUESTION, [Answer("2", True), Answer("nothing", True)])
+    assert found[0] == 3.0 > found[1]
+
+
 @pytest.mark.parametrize(
     "points", [(1.0, float("nan")), (1.0,), (1.0, None), (1.0, float("inf")), (1.0, "2")]
 )
@@ -106,7 +115,7 @@ def test_a_reference_that_cant_be_scored_names_its_row() -> None:
     ("settings", "words"),
     [
         ({"rewards": {"external": 1.0}}, "grpo.external is null"),
-        ({"external": ["score"]}, "doesn't name external"),
+        ({"external": {"command": ["score"]}}, "doesn't name external"),
         ({"rewards": {"judge": 1.0}}, "judge"),
         ({"rewards": {"exact_match": 0.0}}, "are 0"),
         ({"rewards": {"best": 1.0}}, "is no scorer"),

@@ -131,8 +131,8 @@ class Rounds:
             raise GateError(
                 "Q-GRPO-008",
                 f"all {len(made)} completions of the round before step {step + 1} are empty, so there is "
-                "nothing to reward: lower train.learning_rate, or tune the base on answers first (train.method "
-                "sft)",
+                "nothing to reward: lower train.learning_rate, or tune the base on answers first "
+                "(train.method sft)",
             )
         return made
 

@@ -15,11 +15,14 @@ from pipeline.chat.prompts import REWARDS
 from pipeline.config.sections.grpo import EXTERNAL, Grpo
 from pipeline.core.errors import DataError
 from pipeline.metrics import own
+from pipeline.metrics.external import ExternalScorer
 from pipeline.metrics.refusals import is_refusal
 from pipeline.metrics.score import Scorer
 from pipeline.metrics.scorers import parse
 
-Question = Mapping[str, Any]  # id, domain, prompt, reference: a line of data/tokens/questions-SPLIT.jsonl
+Question = Mapping[
+    str, Any
+]  # id, domain, prompt, messages, reference: a line of data/tokens/questions-SPLIT.jsonl
 
 
 class Answer(NamedTuple):
@@ -95,12 +98,10 @@ def open_rewards(settings: Grpo, tokens: Path) -> Iterator[Rewards]:
         measures: dict[str, Measure] = {}
         for spelling in settings.rewards:
             if spelling == EXTERNAL:
-                from pipeline.metrics.external import (  # type: ignore[import-untyped, import-not-found, unused-ignore]
-                    ExternalScorer,
-                )
-
-                folder = tokens.parent.parent  # the project's
-                program = ExternalScorer(settings.external or [], settings.reward_seconds, folder=folder)
+                assert settings.external  # or the settings are refused
+                asked = settings.external
+                root = tokens.parent.parent
+                program = ExternalScorer(asked.command, asked.seconds, asked.start_seconds, root)
                 measures[spelling] = by_program(opened.enter_context(program))
             else:
                 measures[spelling] = by_scorer(scorer_of(spelling, tokens))
@@ -129,12 +130,12 @@ def by_scorer(scorer: Scorer) -> Measure:
     return measure
 
 
-def by_program(program: Any) -> Measure:
+def by_program(program: ExternalScorer) -> Measure:
     """An `ExternalScorer`, asked once for the group."""
 
     def measure(question: Question, answers: Sequence[Answer]) -> list[float | None]:
         texts = [answer.text for answer in answers]
-        return list(program.rewards(question["id"], question["prompt"], texts, answer=question["reference"]))
+        return list(program.rewards(question["id"], question["messages"], texts, question["reference"]))
 
     return measure
 
