@@ -26,6 +26,9 @@ REWARD = """
 def letters(reference, answer, row):
     return sum(letter in "abcdefgh" for letter in answer) / 12
 
+def length(reference, answer, row):
+    return len(answer) % 10 / 10
+
 def constant(reference, answer, row):
     return 0.5
 
@@ -285,3 +288,22 @@ def test_llama_server_draws_with_what_was_learned(
         for old, base in zip(one.old or [], one.reference or [], strict=True)
     ]
     assert fmean(moved) > 3 * measured[2]["gap"]  # the base alone would be as far off as it has moved
+
+
+def test_a_base_in_nf4_is_drawn_with_its_own_gguf(tiny_qwen2: Path, tmp_path: Path, tools: Any) -> None:
+    params = tiny_params(tiny_qwen2)
+    params["train"] |= SETTINGS | {"grpo": params["train"]["grpo"] | GRPO | {"rollouts": "llama-server"}}
+    params["train"]["grpo"] |= {"rewards": {"python:letters.py:length": 1.0}, "steps_per_round": 1}
+    params["train"]["grpo"] |= {"parallel": 2}
+    root = write_project(tmp_path / "project", params)
+    (root / "data/evaluation").mkdir()
+    (root / "data/evaluation/letters.py").write_text(REWARD)
+    run_stages(root, ("base", "curate", "preprocess"))
+    report = run(root, tmp_path, max_steps=1, warmup_ratio=0.0, eval_steps=1, save_steps=1, sample_rows=0)
+    (row,) = steps(report)
+    made = read_round(tmp_path / "checkpoints" / ROUNDS / "00000000.jsonl")
+    assert made is not None
+    unknown = sum(log is None for one in made.completions for log in one.logps)
+    assert 0 < unknown / sum(len(one.ids) for one in made.completions) == row["measures"]["unknown"] < 0.7
+    assert 1e-4 < row["measures"]["gap"] < 0.5  # NF4 is not 16 bit
+    assert not (tmp_path / "checkpoints/rollouts").exists()
