@@ -23,16 +23,13 @@ def rows() -> Iterator[dict[str, Any]]:
     draw = random.Random(SEED)  # noqa: S311 (nothing is kept secret by it)
     seen = set[tuple[int, int]]()
     while len(seen) < ROWS:
-        pair = tuple(draw.sample(range(LARGEST), 2))
-        pair = pair if (pair[0] > pair[1]) == (len(seen) % 2 == 0) else pair[::-1]
-        if pair in seen:
-            continue
-        seen.add(pair)
-        question = f"Is {pair[0]} larger than {pair[1]}? Answer with Yes or No."
-        yield {
-            "messages": [{"role": "user", "content": question}],
-            "answer": "Yes" if pair[0] > pair[1] else "No",
-        }
+        small, large = sorted(draw.sample(range(LARGEST), 2))
+        answer = "Yes" if len(seen) % 2 == 0 else "No"
+        pair = (large, small) if answer == "Yes" else (small, large)
+        if pair not in seen:
+            seen.add(pair)
+            question = f"Is {pair[0]} larger than {pair[1]}? Answer with Yes or No."
+            yield {"messages": [{"role": "user", "content": question}], "answer": answer}
 
 
 def main() -> None:

@@ -67,6 +67,7 @@ def train(
     silence_libraries()
     from pipeline.stages.train.assembly import make_trainer
     from pipeline.stages.train.distill.teacher import ask_teacher
+    from pipeline.stages.train.grpo.figures import rewards_of
     from pipeline.stages.train.grpo.setup import open_rounds
 
     if replay and settings.method != "grpo":
@@ -121,6 +122,7 @@ def train(
     return summary(trainer, rows) | {
         "method": settings.method,
         **({"teacher": teacher.figures, "eval_loss_before": before} if teacher else {}),
+        **(rewards_of(rows) if settings.method == "grpo" else {}),
         "proven": proven,
         "inputs": record,
         "resumed_from": start.name if start else None,
@@ -225,3 +227,8 @@ def main(params: Params, root: Path, resume: bool | Path = True, replay: bool = 
         f"train: {report['steps']} steps, loss {report['loss_first']:{shown}} → "
         f"{report['loss_last']:{shown}}, {report['seconds']:.0f} s"
     )
+    if rewards := report.get("rewards"):
+        print(
+            f"train: mean reward {rewards['first']:.3f} in the first steps, {rewards['last']:.3f} in the "
+            f"last; rollouts {rewards.get('gap', 0):.2g} nats a token from training"
+        )

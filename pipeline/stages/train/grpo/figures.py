@@ -1,6 +1,7 @@
 """What is measured of a batch of GRPO, as sums and of how many values each is."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from pipeline.stages.train.grpo.advantages import teaches
 from pipeline.stages.train.grpo.batches import Group
 from pipeline.stages.train.grpo.losses import Terms
 from pipeline.stages.train.step_stats import Batch, Sums
+
+ENDS = 10  # steps at the beginning and at the end whose mean reward is told
 
 
 def of_groups(groups: Sequence[Group]) -> Sums:
@@ -30,6 +33,22 @@ def of_groups(groups: Sequence[Group]) -> Sums:
         "unknown": (len(tokens) - len(known), len(tokens)),
     }
     return {name: (torch.tensor(float(total)), count) for name, (total, count) in sums.items()}
+
+
+def rewards_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """`rewards` of reports/train.json, from the metrics log: means of the first and of the last steps, and
+    over all steps what says how far they can be trusted.
+    """
+    steps = [row["measures"] for row in rows if row["kind"] == "step"]
+    means = {
+        name: round(statistics.fmean(found), 6)
+        for name in ("zero_variance", "truncated", "entropy", "kl", "clipped", "gap", "capped", "unknown")
+        if (found := [one[name] for one in steps if name in one])
+    }
+    first, last = (
+        round(statistics.fmean(one["reward"] for one in some), 4) for some in (steps[:ENDS], steps[-ENDS:])
+    )
+    return {"rewards": {"first": first, "last": last, **means}}
 
 
 def of_tokens(terms: Terms, batch: Batch, weights: Any, settings: Grpo) -> Sums:

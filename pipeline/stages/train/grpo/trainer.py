@@ -1,14 +1,14 @@
 """The trainer of GRPO: each optimizer step is made of rollouts, of which a round is drawn every few steps."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import chain, islice
 from typing import Any
 
 import torch
 
 from pipeline.models.token_logps import token_logps
-from pipeline.models.tuners import causal_model, trained_changes
+from pipeline.models.tuners import causal_model, without_tuner
 from pipeline.planning.steps import steps_per_epoch
 from pipeline.stages.train.grpo.batches import Group, for_the_model, trained, training_batch
 from pipeline.stages.train.grpo.drawing import Rounds
@@ -63,7 +63,11 @@ class GrpoTrainer(QuenchTrainer):
         if not lengths:
             return []
         inputs = self._prepare_inputs(for_the_model(training_batch(prompts, groups, self.grpo)))
-        with undisturbed(self.model), without_tuner(self.model, reference), self.accelerator.autocast():
+        with (
+            undisturbed(self.model),
+            without_tuner(self.model) if reference else nullcontext(),
+            self.accelerator.autocast(),
+        ):
             logps = token_logps(causal_model(self.accelerator.unwrap_model(self.model)), inputs)
         return [piece.tolist() for piece in logps.cpu().split(lengths)]
 
@@ -94,27 +98,6 @@ class GrpoTrainer(QuenchTrainer):
         reward = self.rounds.watched(self.model, self.held_out)
         items = sum(len(batch["rows"]) for batch in self.held_out)
         return {"eval_loss": -reward, "items": items, "measures": {"reward": reward}}
-
-
-def without_tuner(model: Any, off: bool) -> AbstractContextManager[Any]:
-    """`model` without what it has learned, if `off`."""
-    if not off:
-        return nullcontext()
-    return model.disable_adapter() if hasattr(model, "disable_adapter") else _without_changes(model)
-
-
-@contextmanager
-def _without_changes(model: Any) -> Iterator[None]:
-    """The scales as the file has them, for a while."""
-    changes = list(trained_changes(model).values())
-    learned = [change.detach().clone() for change in changes]
-    try:
-        for change in changes:
-            change.data.zero_()
-        yield
-    finally:
-        for change, before in zip(changes, learned, strict=True):
-            change.data.copy_(before)
 
 
 def shared(asked: Sequence[Batch], made: Round) -> Iterator[tuple[Batch, list[Group]]]:
