@@ -37,7 +37,7 @@ from pipeline.config.sections import Training
 
 PROJECT = Path(__file__).resolve().parents[1]
 FLOPS_PER_TOKEN = 42.5e9  # Qwen2.5-7B with checkpointing
-PARTS = ("tests", "speed", "planner", "quantized", "resume")
+PARTS = ("tests", "speed", "planner", "quantized", "methods", "resume")
 ROUNDS = 2  # of the speed comparison: A B A B
 # of the time, at most, for the tests: what comes after them is why the card was asked for
 TESTS_SHARE = 1 / 3
@@ -276,6 +276,21 @@ def quantized(run: Run) -> None:
         )
 
 
+def methods(run: Run) -> None:
+    """DPO and KTO on the small NF4 base: the first loss against its closed form, and the speed."""
+    for method in ("dpo", "kto"):
+        settings = nf4_settings(
+            run,
+            method=method,
+            max_steps=3 if run.smoke else 8,
+            gradient_accumulation_steps=1,
+            optim="adamw_torch",
+            lora_dropout=0.0,
+        )
+        for figures in run.part(f"method-{method}", "method", settings=settings):
+            run.note(**{f"{method}_{key}": value for key, value in figures.items()})
+
+
 def resume(run: Run) -> None:
     """A run with the recipe's paged 8-bit optimizer, killed with SIGKILL and resumed, against unbroken ones,
     on NF4 and on a GGUF's blocks.
@@ -417,6 +432,24 @@ TABLE = (
     ),
     Row("scales_step_peak_gib", "… peak GiB", "{:.2f}", "quantized", "≤ 8.0", lambda found: found <= 8.0),
     Row("scales_speed_ratio", "… speed ÷ the adapter's", "{:.2f}", "quantized"),
+    Row(
+        "dpo_first_loss",
+        "DPO: loss of the first step, ln 2 by its formula",
+        "{:.5f}",
+        "methods",
+        "0.69315",
+        lambda found: abs(found - 0.693147) < 1e-4,
+    ),
+    Row("dpo_tokens_per_second", "… tokens/s, reference included", "{:,.0f}", "methods"),
+    Row(
+        "kto_first_loss",
+        "KTO: loss of the first step, ½ by its formula",
+        "{:.5f}",
+        "methods",
+        "0.50000",
+        lambda found: abs(found - 0.5) < 1e-4,
+    ),
+    Row("kto_tokens_per_second", "… tokens/s, reference and other answers included", "{:,.0f}", "methods"),
     Row("nf4_unbroken_equal", "NF4: two unbroken runs end in the same bytes", "{}", "resume"),
     Row(
         "nf4_resumed_equal",
@@ -530,7 +563,7 @@ def measure(run: Run, only: list[str]) -> None:
     """Every part in turn; the large files are written while the tests hold the GPU."""
     shapes = {"shape": "tiny" if run.smoke else "7b", "resume_shape": "tiny" if run.smoke else "0.5b"}
     writing, _ = run.start("write", "write", tokens=row_tokens(run), **shapes)
-    for part in (tests, speed, planner, quantized, resume):
+    for part in (tests, speed, planner, quantized, methods, resume):
         if part.__name__ not in only:
             continue
         try:

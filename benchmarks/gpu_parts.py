@@ -104,6 +104,34 @@ def ours(say: Say, folder: Path, settings: Training, tokens: int, cap_gib: float
         )
 
 
+def method(say: Say, folder: Path, settings: Training, **_: Any) -> None:
+    """A few steps of a method that compares answers, on the small base: the first loss, and tokens per second
+    after the warm-up.
+    """
+    from pipeline.stages.train.stage import train
+
+    out = folder / settings.method
+    shutil.rmtree(out, ignore_errors=True)
+    found = train(
+        tokens=folder / "resume/rows",
+        base=folder / "resume/base",
+        adapter=out / "adapter",
+        checkpoints=out / "checkpoints",
+        tensorboard=out / "tensorboard",
+        settings=settings,
+        resume=False,
+    )
+    steps = [row for row in found["metrics_log"] if row["kind"] == "step"]
+    later = steps[WARM_UP:]
+    seconds = sum(row["seconds"] for row in later)
+    say(
+        {
+            "first_loss": steps[0]["loss"],
+            "tokens_per_second": sum(row["tokens"] for row in later) / seconds,
+        }
+    )
+
+
 def matrix_tflops(size: int = 8_192, rounds: int = 10) -> float:
     """TFLOP/s of a bfloat16 matrix product on random data: the ceiling that utilization is of."""
     a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))

@@ -163,12 +163,9 @@ def write_rows(folder: Path, base: Path, tokens: int) -> Path:
     from pipeline.chat.manifest import NAME, manifest
     from pipeline.chat.tokens import load_tokenizer
     from pipeline.core.publish import write_json
+    from pipeline.stages.preprocess.tables import packed_schema
 
     folder.mkdir(parents=True)
-    ints = pyarrow.list_(pyarrow.int32())
-    schema = pyarrow.schema(
-        {"input_ids": ints, "labels": ints, "seq_lengths": ints, "row_ids": pyarrow.list_(pyarrow.string())}
-    )
     random = np.random.default_rng(0)
     ids = [random.integers(0, 256, tokens).tolist() for _ in range(ROW_COUNT)]
     halves = [[tokens // 2, tokens - tokens // 2]] * ROW_COUNT  # two conversations a row
@@ -177,9 +174,11 @@ def write_rows(folder: Path, base: Path, tokens: int) -> Path:
         "labels": ids,
         "seq_lengths": halves,
         "row_ids": [[f"{number}-a", f"{number}-b"] for number in range(ROW_COUNT)],
+        "roles": [[1, -1]] * ROW_COUNT,  # a pair, to methods that compare answers
+        "weights": [[1.0, 1.0]] * ROW_COUNT,
     }
     for split, some in (("train", rows), ("val", {key: values[:1] for key, values in rows.items()})):
-        parquet.write_table(pyarrow.table(some, schema=schema), folder / f"{split}.parquet")
+        parquet.write_table(pyarrow.table(some, schema=packed_schema()), folder / f"{split}.parquet")
     counts = {
         split: {
             "rows": 2 * n,

@@ -119,10 +119,8 @@ def cut_vocabulary(tokenizer_file: Path, kept: int) -> None:
     tokenizer_file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
-def untied_qwen2(folder: Path) -> Path:
-    """A random two-layer Qwen2 of 512 tokens whose head is a table of its own, without a tokenizer; the
-    folder.
-    """
+def untied_qwen2(folder: Path, layers: int = 2) -> Path:
+    """A random Qwen2 of 512 tokens whose head is a table of its own, without a tokenizer; the folder."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -130,7 +128,7 @@ def untied_qwen2(folder: Path) -> Path:
         vocab_size=512,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         tie_word_embeddings=False,

@@ -18,12 +18,12 @@ from pipeline.models.quantized_model import load_gguf, tensor_names
 from pipeline.models.row_order import in_order
 from pipeline.models.scaled_linear import put_scales
 
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"]
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")
 
 
 def train_by_chance(base: Path, adapter: Path, size: float = 0.05, **settings: Any) -> None:
     """Put scales that are changed by about `size`, and the record of their run, into the folder `adapter`."""
-    linears = put_scales(load_gguf(base, compute_dtype=torch.float32, device="cpu"), TARGETS)
+    linears = put_scales(load_gguf(base, compute_dtype=torch.float32, device="cpu"), trains)
     torch.manual_seed(0)
     adapter.mkdir(exist_ok=True)
     save_file(
@@ -44,7 +44,7 @@ def tune_by_hand(base: Path, adapter: Path, target: Path) -> None:
     shutil.copy(base / MODEL_FILE, target)
     model = load_gguf(base, compute_dtype=torch.float32, device="cpu")
     names = tensor_names(model.config, gguf_tensors(target)[0], target)
-    linears, changes = put_scales(model, TARGETS), load_file(adapter / SCALES_FILE)
+    linears, changes = put_scales(model, trains), load_file(adapter / SCALES_FILE)
     for path, linear in linears.items():
         linear.change.data.copy_(changes[path])
         tuned, parameter = linear.tuned().weight, f"{path}.weight"
@@ -54,6 +54,10 @@ def tune_by_hand(base: Path, adapter: Path, target: Path) -> None:
         in_file[place] = tuned
         change_rows(target, names.of(parameter), replaced_by(in_file.numpy()))
     add_texts(target, {ADAPTER: file_hash(adapter / SCALES_FILE), BASE_FILE: file_hash(base / MODEL_FILE)})
+
+
+def trains(path: str) -> bool:
+    return path.endswith(TARGETS)
 
 
 def replaced_by(rows: Bytes) -> Callable[[Bytes], Bytes]:

@@ -12,6 +12,7 @@ from pipeline.config import sections
 from pipeline.config.faults import new_name, report
 from pipeline.config.levels import split_level
 from pipeline.config.sections.values import group, keys_of
+from pipeline.config.training_problems import training_problems
 from pipeline.core.cpu import Device, fast_dtype, training_device
 from pipeline.core.errors import ConfigError
 from pipeline.core.strict_yaml import Place, read_strict
@@ -81,6 +82,12 @@ class Params(sections.Section):
                 "train.tuner is scales and train.keep_quantized is false, so there would be no blocks to "
                 "train: set it to true"
             )
+        yield from training_problems(
+            self.train,
+            self.graph,
+            full_parity=self.parity.depth == "full",
+            compared=self.compare.strategies.asked if self.compare.seeds else (),
+        )
         yield from self._of_models()
         if self.graph == "merged":
             yield from self._of_levels()

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-def write_more(fields: dict[str, str | int]) -> None:
+def write_more(fields: dict[str, str | int | float]) -> None:
     """Let every GGUF that this process writes have `fields` too; they win over the converter's own."""
     from gguf import GGUFWriter
 
@@ -37,7 +37,8 @@ def write_more(fields: dict[str, str | int]) -> None:
     def with_fields(writer: Any, path: Any = None) -> None:
         for key, value in fields.items():
             writer.remove_key(key)
-            writer.add_string(key, value) if isinstance(value, str) else writer.add_uint32(key, value)
+            kinds = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+            kinds[type(value)](key, value)
         write_header(writer, path)
 
     GGUFWriter.write_header_to_file = with_fields  # type: ignore[method-assign]

@@ -8,8 +8,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from pipeline.config.sections import LoraType
+from pipeline.config.targets import alpha_alone, merged_only
+from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash
-from pipeline.core.publish import need_disk, publishing
+from pipeline.core.publish import need_disk, publishing, read_json
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.provenance import lineage_fields
 from pipeline.gguf.tensor_types import check_tensor_types, prove_tensor_types
@@ -17,7 +19,7 @@ from pipeline.llamacpp.tools import VERSION, Toolchain, run_converter, run_tool
 
 FloatType = Literal["F16", "BF16"]
 RolloutType = Literal["F16", "BF16", "Q8_0"]
-Fields = Mapping[str, str | int]  # GGUF metadata; a number is written as uint32
+Fields = Mapping[str, str | int | float]  # GGUF metadata; numbers are written as uint32 and float32
 NO_FIELDS: Fields = MappingProxyType({})
 NO_TYPES: Mapping[str, str] = MappingProxyType({})
 
@@ -69,8 +71,15 @@ def lora_to_gguf(
     """Write the adapter of the model in `base` as `target`, for `llama-server --lora`, published where
     `check` lets it pass.
 
-    Raises `ToolError` if the converter fails.
+    Raises `DataError` if an adapter's GGUF can't hold what it is, `ToolError` if the converter fails.
     """
+    config = read_json(adapter / "adapter_config.json", "run `snakemake --force train`")
+    if problem := merged_only(config):
+        raise DataError(
+            "Q-LLAMACPP-021", f"{adapter} can't be a GGUF of its own ({problem}): merge it into its base"
+        )
+    if config.get("use_rslora"):  # the converter knows α alone
+        fields = {**fields, "adapter.lora.alpha": alpha_alone(config)}
     with publishing(target, check) as aside:
         run_converter(
             tools,

@@ -125,7 +125,7 @@ def run_converter(
     script: str,
     arguments: Sequence[str | Path],
     pre: str | None = None,
-    fields: Mapping[str, str | int] | None = None,
+    fields: Mapping[str, str | int | float] | None = None,
 ) -> str:
     """Run one of llama.cpp's converters (`convert_hf_to_gguf.py`, …) with its own `gguf` package, offline.
 

@@ -6,6 +6,7 @@ served; the gradient goes straight through that rounding (Bengio et al., arXiv:1
 To tune the scales alone is what PEQA does (arXiv:2305.14152) and mlx-lm's DWQ, there on other formats.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -126,16 +127,15 @@ class ScaledLinear(QuantizedLinear):
         return self.tuned().densify()
 
 
-def put_scales(model: Any, target_modules: list[str]) -> dict[str, ScaledLinear]:
-    """Replace the linears of `model`'s layers (a model of `load_gguf`) whose names are in `target_modules` by
-    ones whose scales train; they, by name.
+def put_scales(model: Any, trains: Callable[[str], bool]) -> dict[str, ScaledLinear]:
+    """Replace the linears of `model`'s layers (a model of `load_gguf`) for whose path `trains` holds by ones
+    whose scales train; they, by path.
 
     Raises `DataError` for a type without scales.
     """
     made = {}
     for path, module in list(model.named_modules()):
-        wanted = ".layers." in path and path.rpartition(".")[2] in target_modules
-        if wanted and isinstance(module, QuantizedLinear):
+        if ".layers." in path and trains(path) and isinstance(module, QuantizedLinear):
             made[path] = ScaledLinear(
                 module.weight, module.ggml_type, module.bias, compute_dtype=module.compute_dtype
             )

@@ -11,27 +11,34 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Training
+from pipeline.config.targets import is_target, trains_in
 from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.gguf.base_files import MODEL_FILE, SCALES_FILE
 from pipeline.gguf.tensors import SCALES
-from pipeline.models.qlora import check_adapter, lora_config
+from pipeline.models.frozen_layers import stop_gradients
+from pipeline.models.qlora import check_adapter, check_targets, lora_config
 
 AGAIN = "run `snakemake --force train`"
 
 
 def put_tuner(model: Any, settings: Training) -> Any:
     """The frozen base of `load_quantized` with what trains on it; an adapter's start is drawn from the random
-    state. Raises `DataError` if a linear has no scales.
+    state. Layers below the first that trains run without autograd.
+
+    Raises `ConfigError` for targets or layers that the model lacks, `DataError` if a linear has no scales.
     """
+    check_targets(model, settings)
     if settings.tuner == "lora":
         from peft import get_peft_model
 
         # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from
         # its first step on
-        return get_peft_model(model, lora_config(settings), autocast_adapter_dtype=True)
-    from pipeline.models.scaled_linear import put_scales
+        model = get_peft_model(model, lora_config(settings), autocast_adapter_dtype=True)
+    else:
+        from pipeline.models.scaled_linear import put_scales
 
-    put_scales(model, settings.target_modules)
+        put_scales(model, lambda path: is_target(path, settings))
+    stop_gradients(causal_model(model))
     return model
 
 
@@ -127,7 +134,7 @@ def load_scales(model: Any, adapter: Path) -> None:
     """
     from pipeline.models.scaled_linear import put_scales
 
-    put_scales(model, sorted({name.rpartition(".")[2] for name, _ in read_changes(adapter)}))
+    put_scales(model, {name for name, _ in read_changes(adapter)}.__contains__)
     fill_scales(model, adapter)
 
 
@@ -173,8 +180,11 @@ def check_tuner(model: Any, settings: Training) -> int:
     if settings.tuner == "lora":
         return check_adapter(model, settings)
     changes = trained_changes(model)
-    for number in range(len(model.model.layers)):
-        for target in settings.target_modules:
+    if wrong := sorted(name for name in changes if not is_target(name, settings)):
+        raise AssertionError(f"{wrong[0]} trains, and is no target")
+    named = [] if isinstance(settings.target_modules, str) else settings.target_modules
+    for number in filter(lambda one: trains_in(one, settings), range(len(model.model.layers))):
+        for target in named:
             found = sum(f".layers.{number}." in name and name.endswith(f".{target}") for name in changes)
             if found != 1:
                 raise ConfigError(

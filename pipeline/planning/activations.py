@@ -11,10 +11,12 @@ from math import ceil
 from typing import Literal
 
 from pipeline.config.sections import Training
+from pipeline.config.targets import rank_of
 from pipeline.core.cpu import Device
+from pipeline.planning.dora import dora_kept
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Linear, Shape
-from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters, tunes_scales
+from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters, targets, tunes_scales
 
 Loss = Literal["liger", "chunked", "plain"]  # plain: transformers' own, with all logits; for comparison
 CHUNK_LOGITS = 5 << 20  # `pipeline.models.chunked_loss`'s, which imports torch; a test keeps them equal
@@ -60,16 +62,17 @@ def norm_kept(step: Step, rows: int, width: int) -> int:
     return rows * (width * (step.element if step.loss == "liger" else FLOAT) + FLOAT)
 
 
-def lora_kept(step: Step, without_mask: tuple[str, ...] = ()) -> int:
-    """Bytes kept by one layer's LoRA branches: dropout's mask and output (or the input), and A's output.
+def lora_kept(step: Step, layer: int, targets: list[Linear], without_mask: tuple[str, ...] = ()) -> int:
+    """Bytes kept by a layer's LoRA branches, on `targets`: dropout's mask and output (or the input), and A's
+    output.
 
     Without dropout, linears that read the same tensor share it, unless each makes its own float32 copy.
     Inputs named in `without_mask` need no gradient, so their dropout keeps no mask. Linears whose scales
     train keep their inputs alone.
     """
-    targets = [linear for linear in step.shape.linears if linear.name in step.train.target_modules]
     scaled = tunes_scales(step.train)
-    kept = 0 if scaled else len(targets) * step.train.r * step.lora_element
+    ranks = sum(rank_of(linear.path(layer), step.train) for linear in targets)
+    kept = 0 if scaled else ranks * step.lora_element
     if step.train.lora_dropout and not scaled:
         mask = (
             1 if step.device == "cuda" else step.lora_element
@@ -107,14 +110,16 @@ def attention_kept(step: Step) -> int:
     return kept
 
 
-def layer_kept(step: Step, first: bool = False) -> int:
-    """Bytes that one layer's forward keeps; the first layer's input needs no gradient, which saves a norm and
-    masks.
+def layer_kept(step: Step, layer: int, targets: list[Linear], first: bool = False) -> int:
+    """Bytes that the forward of `layer`, with `targets` that train, keeps; the `first` one's input needs no
+    gradient, which saves a norm and masks.
     """
     norms = norm_kept(step, step.tokens, step.shape.hidden)
     # gate, up and, unless Liger's, SiLU's output
     gated = step.tokens * step.shape.intermediate * step.element * (2 if step.loss == "liger" else 3)
-    lora = lora_kept(step, ("normed",) if first else ())
+    lora = lora_kept(step, layer, targets, ("normed",) if first else ())
+    if step.train.use_dora:
+        lora += dora_kept(step.train, layer, targets, step.tokens, step.element, step.lora_element)
     return norms * (1 if first else 2) + lora + attention_kept(step) + gated
 
 
@@ -128,16 +133,42 @@ def ends_kept(step: Step) -> int:
     return rope_bytes(step) + norm_kept(step, step.tokens, step.shape.hidden)
 
 
-def inputs_kept(step: Step) -> int:
-    """With gradient checkpointing: the input of every layer, L·T·h elements, and what is kept outside the
-    layers.
+def kept_by_layer(step: Step) -> dict[int, int]:
+    """{layer: bytes that its forward keeps} from the first layer that trains on: those below keep nothing.
+    With gradient checkpointing the first layer's input needs a gradient too.
     """
-    return step.shape.layers * step.tokens * step.shape.hidden * step.element + ends_kept(step)
+    by_layer = targets(step.shape, step.train)
+    first = next(layer for layer, linears in enumerate(by_layer) if linears)
+    entry = None if step.train.gradient_checkpointing and not first else first
+    return {
+        layer: layer_kept(step, layer, by_layer[layer], layer == entry)
+        for layer in range(first, step.shape.layers)
+    }
+
+
+def recomputed_layers(step: Step) -> list[int]:
+    """The layers with a backward whose number `train.checkpoint_every` divides, as transformers counts."""
+    return [layer for layer in kept_by_layer(step) if layer % step.train.checkpoint_every == 0]
+
+
+def inputs_kept(step: Step) -> int:
+    """With gradient checkpointing: the input of every layer that is recomputed, T·h elements each, what the
+    others keep, and what is kept outside the layers.
+    """
+    again, kept = set(recomputed_layers(step)), kept_by_layer(step)
+    inputs = len(again) * step.tokens * step.shape.hidden * step.element
+    return inputs + sum(size for layer, size in kept.items() if layer not in again) + ends_kept(step)
+
+
+def recomputed_kept(step: Step) -> int:
+    """With gradient checkpointing: what the forward of a recomputed layer keeps, of the widest one."""
+    kept = kept_by_layer(step)
+    return max((kept[layer] for layer in recomputed_layers(step)), default=0)
 
 
 def all_kept(step: Step) -> int:
     """Without gradient checkpointing: all that the layers keep, and what is kept outside them."""
-    return layer_kept(step, first=True) + (step.shape.layers - 1) * layer_kept(step) + ends_kept(step)
+    return sum(kept_by_layer(step).values()) + ends_kept(step)
 
 
 def autocast_copies(step: Step) -> int:

@@ -9,7 +9,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.planning.shape import Shape
 from pipeline.planning.steps import steps_per_epoch, total_steps
-from pipeline.planning.weights import lora_parameters, tunes_scales
+from pipeline.planning.weights import first_trained, lora_parameters, targets, tunes_scales
 
 # dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows;
 # NVIDIA's data sheets
@@ -39,18 +39,23 @@ def flops_per_token(shape: Shape, train: Train, max_length: int) -> float:
     """Floating-point operations a token costs, 42.5 GFLOP for Qwen2.5-7B at 1,024 tokens with checkpointing.
 
     Per weight 2 for the forward, 2 for the gradient of its input (frozen weights have none of their own), 2
-    where the forward is recomputed; the head's is never. The adapter adds 2 for its gradients. Attention: 4
+    where the forward is recomputed; the head's is never; layers below the first that trains have the forward
+    alone. The adapter adds 2 for its gradients. Attention: 4
     per query width and key, half of them masked, ×2 in the backward (Kaplan et al., arXiv:2001.08361,
     appendix B).
     """
-    again = 2 if train.gradient_checkpointing else 0
+    back = 1 - first_trained(shape, train) / shape.layers
+    again = 2 / train.checkpoint_every if train.gradient_checkpointing else 0
     if tunes_scales(train):  # the gradient of every weight is made, and summed up per scale
-        targets = (linear.weights for linear in shape.linears if linear.name in train.target_modules)
-        own = 2 * shape.layers * sum(targets)
+        own = 2.0 * sum(linear.weights for linears in targets(shape, train) for linear in linears)
     else:
         own = lora_parameters(shape, train) * (6 + again)
     attention = shape.layers * 4 * shape.queries * max_length / 2
-    return shape.linear_weights * (4 + again) + shape.table_weights * 4 + own + attention * (3 + again / 2)
+    linears, scores = (
+        shape.linear_weights * (2 + (2 + again) * back),
+        attention * (1 + (2 + again / 2) * back),
+    )
+    return linears + shape.table_weights * 4 + own + scores
 
 
 def run_of(train: Train, packed_rows: int, tokens: int) -> Work:

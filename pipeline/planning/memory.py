@@ -91,7 +91,7 @@ def plan_memory(
     if train.gradient_checkpointing:
         inputs = activations.inputs_kept(step) + mask
         kept = Part("layer inputs kept", inputs, "layers × tokens × hidden width")
-        in_layer += activations.layer_kept(step)
+        in_layer += activations.recomputed_kept(step)
         moment, source = "one layer recomputed", "what its forward keeps, and gradients"
         at_loss += copies  # the recomputed layer makes its own again
     else:

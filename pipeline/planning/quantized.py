@@ -4,6 +4,7 @@ shape before there is a file.
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,7 @@ class QuantizedBase:
     source: str  # "as in the file", "computed for Q4_K_M"
     # bytes of the GGUF that it is quantized from here (`base.level`), 0 where it is fetched as it is
     made_from: int = 0
-    # (attn_q, how many scales and minima its blocks have) for every linear of every layer
+    # (blk.0.attn_q, how many scales and minima its blocks have) for every linear of every layer
     scales: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -92,7 +93,7 @@ def quantized_file(file: Path) -> QuantizedBase:
         file.stat().st_size,
         ggml_types,
         "as in the file",
-        scales=tuple((name.split(".")[2], scales_of(types[name], sizes[name])) for name in linears),
+        scales=tuple((name.removesuffix(".weight"), scales_of(types[name], sizes[name])) for name in linears),
     )
 
 
@@ -107,10 +108,11 @@ def quantized_level(shape: Shape, level: str) -> QuantizedBase:
     it.
     """
     sizes, ggml_types = {"linears": 0, "token_embd": 0, "output": 0}, set()
-    scales = []
+    scales, layers = [], Counter[str]()
     for tensor, ggml_type, size in matrices(shape, level):
         if tensor not in sizes:
-            scales.append((tensor, scales_of(ggml_type, size)))
+            scales.append((f"blk.{layers[tensor]}.{tensor}", scales_of(ggml_type, size)))
+            layers[tensor] += 1
         sizes[tensor if tensor in sizes else "linears"] += size
         ggml_types.add(ggml_type)
     return QuantizedBase(

@@ -30,6 +30,11 @@ class Linear:
         """Elements of the weight, without the bias."""
         return self.inputs * self.outputs
 
+    def path(self, layer: int) -> str:
+        """Its name in transformers' model."""
+        part = "self_attn" if self.reads in ("normed", "attended") else "mlp"
+        return f"model.layers.{layer}.{part}.{self.name}"
+
 
 @dataclass(frozen=True)
 class Shape:

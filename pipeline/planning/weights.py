@@ -5,10 +5,11 @@ tensor.
 from math import ceil
 
 from pipeline.config.sections import Train, Training
+from pipeline.config.targets import is_target, misfits, rank_of
 from pipeline.core.errors import ConfigError
 from pipeline.planning.level_bytes import NAMES
 from pipeline.planning.quantized import QuantizedBase
-from pipeline.planning.shape import Shape
+from pipeline.planning.shape import Linear, Shape
 
 FLOAT = 4  # bytes of a float32
 ELEMENT = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of what train.bnb_4bit_compute_dtype names
@@ -78,28 +79,45 @@ def small_bytes(shape: Shape, train: Train) -> int:
     return shape.small_weights * ELEMENT[train.bnb_4bit_compute_dtype] + 2 * ceil(shape.head_dim / 2) * FLOAT
 
 
-def lora_shapes(shape: Shape, train: Train) -> list[int]:
-    """Elements of every matrix of the adapter, A (r × in) and B (out × r) of each targeted linear.
-
-    Raises `ConfigError` for a target that the layers don't have.
+def targets(shape: Shape, train: Train) -> list[list[Linear]]:
+    """The linears that train, of each layer. Raises `ConfigError` for targets or layers that the model
+    hasn't.
     """
-    names = [linear.name for linear in shape.linears]
-    if unknown := sorted(set(train.target_modules) - set(names)):
-        raise ConfigError(
-            "Q-PLANNING-007",
-            f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take "
-            f"some of {', '.join(names)}",
-        )
+    paths = [linear.path(layer) for layer in range(shape.layers) for linear in shape.linears]
+    if problem := next(misfits(train, paths, shape.layers), None):
+        raise ConfigError("Q-PLANNING-007", problem)
     return [
-        train.r * features
-        for linear in shape.linears
-        if linear.name in train.target_modules
-        for features in (linear.inputs, linear.outputs)
-    ] * shape.layers
+        [linear for linear in shape.linears if is_target(linear.path(layer), train)]
+        for layer in range(shape.layers)
+    ]
+
+
+def lora_shapes(shape: Shape, train: Train) -> list[int]:
+    """Elements of every tensor of the adapter: A (r × in) and B (out × r) of each targeted linear, under DoRA
+    its magnitudes (out) too.
+
+    Raises `ConfigError` for targets or layers that the model hasn't.
+    """
+    return [
+        elements
+        for layer, linears in enumerate(targets(shape, train))
+        for linear in linears
+        for rank in (rank_of(linear.path(layer), train),)
+        for elements in (
+            rank * linear.inputs,
+            rank * linear.outputs,
+            *((linear.outputs,) if train.use_dora else ()),
+        )
+    ]
+
+
+def first_trained(shape: Shape, train: Train) -> int:
+    """The first layer in which something trains: the ones below have no backward."""
+    return next(layer for layer, linears in enumerate(targets(shape, train)) if linears)
 
 
 def lora_parameters(shape: Shape, train: Train) -> int:
-    """Σ r·(in + out) over the targeted linears (LoRA, arXiv:2106.09685)."""
+    """Σ r·(in + out) over the targeted linears (LoRA, arXiv:2106.09685); with DoRA + out."""
     return sum(lora_shapes(shape, train))
 
 
@@ -118,8 +136,12 @@ def trained_tensors(shape: Shape, train: Train, quantized: QuantizedBase | None 
     if not tunes_scales(train):
         return matrices
     assert quantized, "the scales of a GGUF train, and nobody has said how many it has"
-    targets = {NAMES[name] for name in train.target_modules}
-    return [count for name, count in quantized.scales if name in targets]
+    trained = {
+        f"blk.{layer}.{NAMES[linear.name]}"
+        for layer, linears in enumerate(targets(shape, train))
+        for linear in linears
+    }
+    return [count for name, count in quantized.scales if name in trained]
 
 
 def optimizer_bytes(shape: Shape, train: Train, quantized: QuantizedBase | None = None) -> int:

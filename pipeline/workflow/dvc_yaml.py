@@ -29,7 +29,7 @@ def dvc_text(graph: Graph) -> str:
     }
     stages |= {name: _dvc_stage(name, stage) for name, stage in stages_in(graph).items()}
     writer = ruamel.yaml.YAML()
-    writer.width = 160
+    writer.width = 200
     writer.indent(mapping=2, sequence=4, offset=2)
     text = io.StringIO()
     writer.dump(

@@ -36,6 +36,7 @@ COMMANDS = (
     "doctor",
     "plan",
     "explain",
+    "adapter-norms",
     "quantization-check",
     "parity",
     "split",

@@ -597,3 +597,42 @@ def test_trained_scales_need_blocks_and_name_the_tuned_file(load):
         load(changed(train=scales))
     with pytest.raises(ConfigError, match=r"train\.keep_quantized is false"):
         load(changed(base=base, train=scales | {"keep_quantized": False}, evaluate={"models": ["tuned"]}))
+
+
+@pytest.mark.parametrize(
+    ("train", "more", "words"),
+    [
+        ({"layers": [1], "freeze_layers": 2}, {}, "nothing would train"),
+        ({"checkpoint_every": 2, "gradient_checkpointing": False}, {}, "no layer is recomputed"),
+        ({"use_dora": True}, {}, "parity.depth full"),
+        ({"alpha_pattern": {"q_proj": 2}}, {}, "one alpha"),
+        ({"use_dora": True}, {"parity": {"depth": "standard"}, "compare": {"seeds": [1]}}, "lora_nf4"),
+        ({"target_modules": "(q_proj"}, {}, "no regular expression"),
+        ({"rank_pattern": {"q_proj": 0}}, {}, "from 1 to 4096"),
+        ({"layers": []}, {}, "at least 1"),
+        ({"method": "dpo", "train_on_prompt": True}, {}, "compares answers"),
+    ],
+)
+def test_settings_of_training_that_can_not_act_are_refused(load, train, more, words):
+    values = copy.deepcopy(DEMO)
+    values["train"] |= train
+    for section, changes in more.items():
+        values[section] |= changes
+    with pytest.raises(ConfigError, match=words):
+        load(values)
+
+
+def test_dora_is_for_merged_models_and_scales_have_no_adapter(load):
+    gguf = {"quantization": "gguf", "source": "gguf", "model": "x.gguf", "level": None}
+    for train, refused in (
+        ({"use_dora": True}, "set that to nf4"),
+        ({"tuner": "scales", "use_rslora": True}, "has no adapter"),
+        ({"tuner": "scales", "loraplus_lr_ratio": 2.0}, "has no adapter"),
+    ):
+        served = "tuned" if "tuner" in train else "adapter"
+        with pytest.raises(ConfigError, match=refused):
+            load({"base": gguf, "train": train, "evaluate": {"models": [served]}})
+    load({"train": {"use_dora": True}, "parity": {"depth": "standard"}})
+    load(
+        {"base": gguf, "train": {"use_rslora": True, "freeze_layers": 1}, "evaluate": {"models": ["adapter"]}}
+    )

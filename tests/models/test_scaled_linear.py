@@ -185,7 +185,7 @@ def test_only_the_layers_linears_that_are_named_get_scales() -> None:
     model.lm_head = QuantizedLinear(random_rows(GgmlType.Q8_0), 8, compute_dtype=torch.float32)
     outer = torch.nn.Module()
     outer.model = model
-    made = put_scales(outer, ["q_proj"])
+    made = put_scales(outer, lambda path: path.endswith("q_proj"))
     assert list(made) == ["model.layers.0.q_proj", "model.layers.1.q_proj"]
     training = [name for name, one in outer.named_parameters() if one.requires_grad]
     assert training == [f"{name}.change" for name in made]

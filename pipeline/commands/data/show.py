@@ -14,6 +14,7 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.answers import answers_of
 from pipeline.chat.rows import Row
 from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import DataError
@@ -118,10 +119,9 @@ def _tokenizer(root: Path) -> Any:
 
 def _sides(row: Row) -> list[tuple[str, list[dict[str, Any]]]]:
     """(title, messages) of each text that comes of a row."""
-    if row["kind"] == "preference":
-        return [(side, row["messages"] + row[side]) for side in ("chosen", "rejected")]
-    if row["kind"] == "feedback":
-        return [("thumb up" if row["label"] else "thumb down", row["messages"])]
+    if row["kind"] in ("preference", "feedback"):
+        thumb = "thumb up" if row.get("label") else "thumb down"
+        return [(name or thumb, chat["messages"]) for _, name, chat in answers_of(row)]
     return [("", row["messages"])]
 
 

@@ -97,7 +97,7 @@ def check_settings(adapter: Path, settings: Training) -> None:
     """Raise `DataError` unless the adapter is complete and has the rank and targets of `settings`."""
     try:
         known = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-        found = known["r"], sorted(known["target_modules"])
+        found = known["r"], _named(known["target_modules"])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             "Q-COMMANDS-027",
@@ -105,9 +105,15 @@ def check_settings(adapter: Path, settings: Training) -> None:
         ) from error
     if not (adapter / WEIGHTS).is_file():
         raise DataError("Q-COMMANDS-027", f"{adapter} has no {WEIGHTS}: run `snakemake --force train`")
-    if found != (settings.r, sorted(settings.target_modules)):
+    wanted = _named(settings.target_modules)
+    if found != (settings.r, wanted):
         raise DataError(
             "Q-COMMANDS-027",
-            f"{adapter} has rank {found[0]} on {', '.join(found[1])}, and params.yaml says {settings.r} on "
-            f"{', '.join(sorted(settings.target_modules))}: put that back, or train again",
+            f"{adapter} has rank {found[0]} on {found[1]}, and params.yaml says {settings.r} on {wanted}: "
+            "put that back, or train again",
         )
+
+
+def _named(targets: list[str] | str) -> str:
+    """Targets, names in any order or a pattern, as one text."""
+    return targets if isinstance(targets, str) else ", ".join(sorted(targets))

@@ -27,6 +27,21 @@ def report(
         typer.launch(str(page))
 
 
+@app.command("adapter-norms", epilog="example: quench adapter-norms models/adapter --base models/base")
+def adapter_norms(
+    adapter: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A PEFT folder or an adapter's GGUF.")],
+    base: Annotated[
+        Path | None,
+        typer.Option("--base", metavar="DIR|FILE", help="The base's folder, or GGUF, to compare with."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show how much an adapter changes each layer and module."""
+    from pipeline.commands.adapter_norms import main
+
+    main(adapter, base, as_json=as_json)
+
+
 @app.command(epilog='example: quench judge 14b-Q2_K.gguf 7b-Q4_K_M.gguf 4b-Q8_0.gguf --memory "8 GB"')
 def judge(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="GGUF files, anybody's.")],

@@ -7,10 +7,11 @@ from pydantic import Field, field_validator
 
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections.grpo import Grpo
+from pipeline.config.sections.patterns import Alphas, Ranks, Targets
 from pipeline.config.sections.values import (
     Count,
     Fraction,
-    ModuleName,
+    Layers,
     Quantization,
     Section,
     Seed,
@@ -102,9 +103,30 @@ class Train(Section):
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = key(
         0.05, "lora only: share of LoRA inputs dropped while training, 0 to 1"
     )
-    target_modules: Annotated[list[ModuleName], Field(min_length=1, max_length=1000)] = key(
+    target_modules: Targets = key(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        "linears that get an adapter, or whose scales train",
+        "linears that get an adapter, or whose scales train; or a regular expression that matches their "
+        "whole names, e.g. .*self_attn.*_proj",
+    )
+    layers: Annotated[list[Layers], Field(min_length=1, max_length=10_000)] | None = key(
+        None, "layers that train, counted from 0, e.g. [20, 21, 22, 23]; null: all"
+    )
+    freeze_layers: Layers = key(
+        0, "first layers that don't train: no adapter, no backward, no activations kept; faster and smaller"
+    )
+    rank_pattern: Ranks = key(
+        {}, "lora only: other ranks, by the end of a linear's name (regular expression), e.g. {down_proj: 32}"
+    )
+    alpha_pattern: Alphas = key({}, "lora only: other values of lora_alpha, by the end of a linear's name")
+    use_rslora: bool = key(False, "lora only: scale is lora_alpha / √r, for large ranks")
+    use_dora: bool = key(
+        False, "lora only: train the length of each weight's rows too (DoRA); slower, and has to be merged"
+    )
+    init_lora_weights: Literal["default", "gaussian"] = key(
+        "default", "lora only: how A starts: default (Kaiming) | gaussian"
+    )
+    loraplus_lr_ratio: Annotated[float, Field(ge=1, le=1000)] | None = key(
+        None, "lora only: B learns at so many times learning_rate (LoRA+), 2 to 16; null: at the same"
     )
     num_train_epochs: Annotated[float, Field(gt=0, le=10_000)] = key(
         3.0, "passes over the training rows; max_steps wins if it is above 0"
@@ -131,6 +153,9 @@ class Train(Section):
     max_grad_norm: Annotated[float, Field(gt=0, le=10**6)] = key(
         1.0, "gradients are scaled down to this norm"
     )
+    clip_value: Annotated[float, Field(gt=0, le=10**6)] | None = key(
+        None, "each element of a gradient is cut to ± this, before max_grad_norm; null: none is"
+    )
     neftune_noise_alpha: Annotated[float, Field(gt=0, le=1000)] | None = key(
         None, "noise on the embeddings while training (NEFTune), 5 to 15 usual; null: none"
     )
@@ -142,6 +167,9 @@ class Train(Section):
     gradient_checkpointing: bool = key(
         False, "recompute activations in the backward pass: less memory, a third slower"
     )
+    checkpoint_every: Annotated[int, Field(ge=1, le=10_000)] = key(
+        1, "gradient_checkpointing only: of every so many layers one is recomputed; 1: all"
+    )
     embeddings_on_cpu: bool = key(
         False,
         "keep the embeddings in main memory: saves their bytes on the GPU (1.0 GB at 7B), a little slower",
@@ -149,6 +177,16 @@ class Train(Section):
     loss: Literal["auto", "liger", "chunked"] = key(
         "auto",
         "the loss that never holds all logits: auto (liger on a GPU, chunked on a CPU) | liger | chunked",
+    )
+    train_on_prompt: bool = key(
+        False,
+        "learn what the user and the system say too, not the assistant's answers alone (turns with "
+        "train: false stay out)",
+    )
+    shuffle: bool = key(
+        True,
+        "each pass in another order; false: in the file's order (packed rows: as data/tokens has them, the "
+        "fullest first)",
     )
     save_steps: Count = key(100, "steps between two checkpoints")
     save_total_limit: Count = key(3, "checkpoints kept")

@@ -133,7 +133,6 @@ def group(section: type[Section], comment: str | None = None) -> Any:
 
 
 Quantization = Literal["nf4", "gguf", "none"]
-ModuleName = Annotated[str, fits(r"[A-Za-z0-9_.-]{1,200}", "the name of a linear: q_proj for example")]
 
 
 Key = tuple[str, ...]  # the names of a section and of what is below it

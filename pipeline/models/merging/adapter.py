@@ -8,6 +8,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.targets import by_pattern
 from pipeline.core.errors import DataError
 from pipeline.core.publish import read_json
 from pipeline.gguf.safetensors_rows import Entry, read_header
@@ -87,20 +88,13 @@ class Adapter:
 
     def rank(self, key: str) -> int:
         """The rank for a module or parameter by its full name: PEFT's patterns, else `r`."""
-        return int(_by_pattern(self.config.get("rank_pattern"), key, self.config["r"]))
+        return int(by_pattern(self.config.get("rank_pattern"), key, self.config["r"]))
 
     def scale(self, key: str) -> float:
         """α ÷ r, with rank-stabilized LoRA α ÷ √r (arXiv:2312.03732)."""
         rank = self.rank(key)
-        alpha = float(_by_pattern(self.config.get("alpha_pattern"), key, self.config["lora_alpha"]))
+        alpha = float(by_pattern(self.config.get("alpha_pattern"), key, self.config["lora_alpha"]))
         return alpha / (sqrt(rank) if self.config.get("use_rslora") else rank)
-
-
-def _by_pattern(patterns: dict[str, Any] | None, key: str, default: Any) -> Any:
-    return next(
-        (value for pattern, value in (patterns or {}).items() if re.match(rf"(.*\.)?({pattern})$", key)),
-        default,
-    )
 
 
 def weights_of(folder: Path) -> Path:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.params import Params
-from pipeline.config.sections import TUNED
+from pipeline.config.sections import TUNED, Train
+from pipeline.config.targets import LORA_ONLY
 from pipeline.core.publish import publishing, write_json
 from pipeline.gguf.patch import write_patch
 from pipeline.subprojects.folder import Settings
@@ -31,6 +32,7 @@ def scale_settings(params: Params, settings: Settings) -> Settings:
         "learning_rate": params.compare.scales_learning_rate,
         "weight_decay": 0.0,
         "keep_quantized": True,
+        **{name: getattr(Train(), name) for name in LORA_ONLY},
     }
     return settings | {"train": settings["train"] | own, "evaluate": {"models": [TUNED]}}
 

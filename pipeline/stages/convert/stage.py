@@ -2,20 +2,23 @@
 
 Reads `models/base/`, `models/base.json`, `models/adapter/`, `models/merged/`.
 Writes `models/gguf/NAME-F16.gguf`, `NAME-base-F16.gguf` and `NAME-lora.gguf` (BF16 where `convert.type` says
-so). Where `convert.base` is false, `NAME-base-F16.gguf` holds no weights and says so. Command: `python -m
-pipeline convert`
+so). Where `convert.base` is false, `NAME-base-F16.gguf` holds no weights and says so; so does the
+adapter's of one that can only be merged (DoRA). Command: `python -m pipeline convert`
 """
 
 from pathlib import Path
 
 from pipeline.config.params import Params
-from pipeline.core.publish import need_disk
+from pipeline.config.targets import merged_only
+from pipeline.core.publish import need_disk, read_json
 from pipeline.gguf.file import write_not_made
 from pipeline.gguf.provenance import Fields, adapter_fields, folder_fields
 from pipeline.llamacpp.converters import FloatType, base_fields, lora_to_gguf, to_gguf
 from pipeline.llamacpp.pretokenizer import PreTokenizer
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.stages.convert.preflight import Found, preflight
+
+AGAIN = "run `snakemake --force train`"
 
 
 def convert(
@@ -53,14 +56,11 @@ def convert(
         to_gguf(
             tools, source, folder / f"{target}.gguf", type, target.removesuffix(f"-{type}"), pre.name, fields
         )
-    lora_to_gguf(
-        tools,
-        adapter,
-        base,
-        folder / f"{name}-lora.gguf",
-        type,
-        {**shared, **tuned, "general.name": f"{name}-lora"},
-    )
+    lora, config = folder / f"{name}-lora.gguf", read_json(adapter / "adapter_config.json", AGAIN)
+    if why := merged_only(config):
+        write_not_made(lora, f"train.{why}")
+    else:
+        lora_to_gguf(tools, adapter, base, lora, type, {**shared, **tuned, "general.name": f"{name}-lora"})
     return found
 
 

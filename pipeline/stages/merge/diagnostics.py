@@ -1,16 +1,15 @@
 """How much an adapter changes each weight, measured while it is merged."""
 
-import re
 from collections.abc import Mapping, Sequence
 from math import gcd, sqrt
 from typing import Any
 
 from pipeline.gguf.safetensors_rows import Entry, read_rows
+from pipeline.metrics.adapter_norms import place_of
 from pipeline.models.merging.nf4 import Nf4, round_trip, tensor_scales
 from pipeline.models.merging.updates import Update
 
 SAMPLE = 1 << 18  # numbers of a tensor from which what NF4 costs is measured
-LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)")
 
 
 class ChangeStats:
@@ -41,12 +40,12 @@ def figures(name: str, update: Update, change_stats: ChangeStats, lost: float | 
     `rows` and `columns` are one expert's, as is the spectral norm (the largest of all), which DoRA's change,
     being of full rank, has none of.
     """
-    layer = LAYER.search(name)
+    layer, module = place_of(name)
     change, weight = sqrt(change_stats.change_squares), sqrt(change_stats.start_squares)
     return {
         "tensor": name,
-        "layer": int(layer[1]) if layer else None,
-        "module": (layer[2] if layer else name).removesuffix(".weight"),
+        "layer": layer,
+        "module": module,
         "rank": update.right.shape[1],
         "scale": update.scale,
         "norm_a": _norm(update.right),

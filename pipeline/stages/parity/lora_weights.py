@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.config.targets import alpha_alone
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError
 from pipeline.core.publish import read_json
@@ -54,7 +55,7 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
             if not np.array_equal(stored, rounded(trained.numpy(), found.type)):
                 wrong.append(f"{name} differs from {key}")
     wrong += [f"{name} is nowhere in the adapter" for name in tensors if name not in seen]
-    alpha = float(read_json(adapter / "adapter_config.json", AGAIN)["lora_alpha"])
+    alpha = float(np.float32(alpha_alone(read_json(adapter / "adapter_config.json", AGAIN))))
     if header.fields.get("adapter.lora.alpha") != alpha:
         wrong.append(f"alpha is {header.fields.get('adapter.lora.alpha')} instead of {alpha}")
     return count_check(

@@ -21,8 +21,9 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.wording import plural
 from pipeline.stages.preprocess.stats import row_name
-from pipeline.stages.preprocess.stretches import Base, Claim, Stretch, check_claims, short
+from pipeline.stages.preprocess.stretches import Base, Claim, check_claims
 from pipeline.stages.preprocess.tables import Written
+from pipeline.stages.preprocess.wanted_text import of_segments, of_turns, with_prompt
 
 TOGETHER = 256  # rows that are decoded in one call
 
@@ -64,10 +65,16 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
 
 
 def prove(
-    path: Path, rows: Path, base: Base, max_length: int, method: Method, rejected: int
+    path: Path,
+    rows: Path,
+    base: Base,
+    max_length: int,
+    method: Method,
+    rejected: int,
+    prompts: bool = False,
 ) -> dict[str, int]:
     """Prove the Parquet file at `path` against the rows that it was made of, of which `rejected` were left
-    out; the counts of what is in it.
+    out; the counts of what is in it. With `prompts` what is asked is trained too.
 
     Raises `DataError` with the failure's name and the row at the first difference.
     """
@@ -96,6 +103,11 @@ def prove(
         by_row = [
             list(_claims(row, row_name(row, file, number), written, base, method)) for number, row in some
         ]
+        if prompts:
+            by_row = [
+                [with_prompt(claim, row, base) for claim in claims]
+                for claims, (_, row) in zip(by_row, some, strict=True)
+            ]
         claims = list(chain.from_iterable(by_row))
         read += len(some)
         trained_rows += sum(map(bool, by_row))
@@ -133,7 +145,7 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
     entire = written.take(name)
     if row.get("kind", "chat") == "text":
         if entire is not None:
-            yield name, entire, _of_segments(row["segments"], base), int(row["segments"][-1]["train"])
+            yield name, entire, of_segments(row["segments"], base), int(row["segments"][-1]["train"])
         return
     messages, tools = row["messages"], row.get("tools")
     learned = [
@@ -142,7 +154,7 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
         if message["role"] == "assistant" and message.get("train") is not False
     ]
     if entire is not None:
-        yield name, entire, _of_turns(messages, tools, learned, base, name), len(learned)
+        yield name, entire, of_turns(messages, tools, learned, base, name), len(learned)
         return
     for part, turn in enumerate(learned, start=1):
         one = written.take(f"{name}#{part}")
@@ -154,7 +166,7 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
                 f"turn {turn + 1} of row {name} is not in data/tokens, but the turns before it are: the row "
                 "lost a part",
             )
-        yield f"{name}#{part}", one, _of_turns(messages[: turn + 1], tools, [turn], base, name), 1
+        yield f"{name}#{part}", one, of_turns(messages[: turn + 1], tools, [turn], base, name), 1
 
 
 def _claims_of_answers(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim]:
@@ -186,61 +198,4 @@ def _claims_of_answers(row: Row, name: str, written: Written, base: Base) -> Ite
             if messages[turn]["role"] == "assistant" and messages[turn].get("train") is not False
         ]
         entire = written.take(named)
-        yield named, entire, _of_turns(messages, row.get("tools"), learned, base, name), len(learned)
-
-
-def _of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, name: str) -> list[Stretch]:
-    """The text of a conversation in stretches, trained from the end of what is before a turn to the turn's
-    own end.
-    """
-
-    def text(turns: list[Any], prompt: bool = False) -> str:
-        return str(
-            base.tokenizer.apply_chat_template(
-                turns, tools=tools, tokenize=False, add_generation_prompt=prompt
-            )
-        )
-
-    for number, message in enumerate(messages, start=1):
-        if found := base.control.search(message["content"]):
-            raise DataError(
-                "Q-PREPROCESS-007",
-                f"row {name}: turn {number} says {found[0]}, a control token of the base, which would end "
-                "or begin a turn there",
-            )
-    eos = base.tokenizer.eos_token
-    shown, at, stretches = text(messages), 0, list[Stretch]()
-    for turn in learned:
-        before = text(messages[:turn], prompt=True)
-        after = shown if turn + 1 == len(messages) else text(messages[: turn + 1])
-        answer = after.removeprefix(before)
-        answer = answer[: answer.rfind(eos) + len(eos)]
-        stated = messages[turn]["content"].strip()
-        if stated not in answer and json.dumps(stated, ensure_ascii=False)[1:-1] not in answer:
-            raise DataError(
-                "Q-PREPROCESS-008",
-                f"row {name}: turn {turn + 1} says {short(stated)}, which the template does not show in what "
-                "is trained",
-            )
-        if shown[at : len(before)] != before[at:] or not shown.startswith(answer, len(before)):
-            raise DataError(
-                "Q-PREPROCESS-008",
-                f"row {name}: the template shows turn {turn + 1} differently once more turns follow, so it "
-                "can't be learned in one text",
-            )
-        stretches += [(False, before[at:]), (True, answer)]
-        at = len(before) + len(answer)
-    return [*stretches, (False, shown[at:])]
-
-
-def _of_segments(segments: list[Any], base: Base) -> list[Stretch]:
-    """Text without a template, between the tokenizer's own beginning and its end, if that is learned."""
-    tokenizer = base.tokenizer
-    stretches = [(segment["train"], segment["text"]) for segment in segments]
-    if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] and not segments[0]["text"].startswith(
-        tokenizer.bos_token
-    ):
-        stretches.insert(0, (False, tokenizer.bos_token))
-    if segments[-1]["train"] and not segments[-1]["text"].endswith(tokenizer.eos_token):
-        stretches.append((True, tokenizer.eos_token))
-    return stretches
+        yield named, entire, of_turns(messages, row.get("tools"), learned, base, name), len(learned)

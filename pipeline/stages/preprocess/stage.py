@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.chat.answers import encode_rows
 from pipeline.chat.manifest import NAME, manifest
+from pipeline.chat.prompt_labels import with_prompts
 from pipeline.chat.prompts import QUESTIONS, REWARDS
 from pipeline.chat.rendering import Unrenderable, own_system_prompt
 from pipeline.chat.tokens import load_tokenizer
@@ -58,7 +59,9 @@ def preprocess(
 
     Of `train` the method and the weights of rewards are used. A row longer than `max_length` tokens (a pair:
     both answers together), one that the template can't render whole and with exact labels, and one of a kind
-    that the method has no use for is left out and counted by reason; nothing is cut.
+    that the method has no use for is left out and counted by reason; nothing is cut. With
+    `train.train_on_prompt` what is asked is learned too, not the answers alone.
+
     Raises `DataError` where no training row is left, where tokenizer and configuration contradict each other
     and where the proof fails, `ConfigError` if the base can't keep packed rows apart.
     """
@@ -74,6 +77,7 @@ def preprocess(
         "method": train.method,
         "max_length": max_length,
         "packing": packing,
+        **({"prompts": True} if train.train_on_prompt else {}),
         "template_system_prompt": own_system_prompt(tokenizer),
         "splits": {},
     }
@@ -139,7 +143,15 @@ def write_split(
     weights = weighed.weights(rewards)
     write_rows_of(target, table, packed, weights)
     del table  # the proof reads what is on the disk
-    proven = prove(target, rows, base, max_length, train.method, split_stats.rejected.total())
+    proven = prove(
+        target,
+        rows,
+        base,
+        max_length,
+        train.method,
+        split_stats.rejected.total(),
+        prompts=train.train_on_prompt,
+    )
     if proven["tokens"] != sum(lengths):
         raise AssertionError(
             f"packing changed the number of tokens from {sum(lengths)} to {proven['tokens']}"
@@ -160,7 +172,9 @@ def sequences(
     all.
     """
     unit, pairs = 0, METHODS[train.method].pairs
-    for number, (row, encoded) in enumerate(encode_rows(tokenizer, read_rows(path), train.method), start=1):
+    rows = encode_rows(tokenizer, read_rows(path), train.method)
+    rows = with_prompts(tokenizer, rows) if train.train_on_prompt else rows
+    for number, (row, encoded) in enumerate(rows, start=1):
         name = row_name(row, path.name, number)
         if isinstance(encoded, Unrenderable):
             split_stats.reject(row, name, encoded.code, str(encoded))

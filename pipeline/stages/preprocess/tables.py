@@ -84,11 +84,9 @@ def units(table: Any) -> list[list[int]]:
     return [[place for place, _ in group] for _, group in numbers]
 
 
-def write_rows_of(path: Path, table: Any, rows: list[list[int]], weights: Any = None) -> None:
-    """Write the packed rows, each given by the numbers of its sequences in `table`, whose losses are
-    multiplied by `weights` (one for each sequence; None: 1).
-    """
-    schema = pyarrow.schema(
+def packed_schema() -> Any:
+    """The columns of a Parquet file of packed rows."""
+    return pyarrow.schema(
         {
             "input_ids": INTS,
             "labels": INTS,
@@ -98,6 +96,13 @@ def write_rows_of(path: Path, table: Any, rows: list[list[int]], weights: Any = 
             "weights": pyarrow.list_(pyarrow.float32()),
         }
     )
+
+
+def write_rows_of(path: Path, table: Any, rows: list[list[int]], weights: Any = None) -> None:
+    """Write the packed rows, each given by the numbers of its sequences in `table`, whose losses are
+    multiplied by `weights` (one for each sequence; None: 1).
+    """
+    schema = packed_schema()
     ones = np.ones(table.num_rows) if weights is None else weights
     weight = pyarrow.array(ones, pyarrow.float32())
     table = table.drop_columns(["unit", "reward", "trained"]).append_column("weight", weight).combine_chunks()

@@ -16,9 +16,11 @@ from pipeline.gate.distillation import distillation, is_distillation
 from pipeline.gate.distillation import sentence as recovery_sentence
 from pipeline.gate.recommend import Recommendation, is_base, reference_name
 from pipeline.gate.records import Inputs
+from pipeline.metrics.adapter_norms import Norms
 from pipeline.pages.formats import FILTERS
 from pipeline.pages.parity_summary import code, counts, grouped
 from pipeline.pages.templating import TEMPLATES, fill
+from pipeline.stages.report.adapter_section import adapter_values
 from pipeline.stages.report.answers_browser import Answers, browser_values
 from pipeline.stages.report.budgets_section import budget_values
 from pipeline.stages.report.commands import anchor, command_list
@@ -55,9 +57,15 @@ def render(template: str, **values: Any) -> str:
 
 
 def page_values(
-    inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, "Judgment"], seed: int
+    inputs: Inputs,
+    advice: Recommendation,
+    verdicts: Mapping[str, "Judgment"],
+    seed: int,
+    norms: Sequence[Norms] = (),
 ) -> dict[str, Any]:
-    """What the templates need beyond the inputs themselves; `seed` draws the bootstrap's samples."""
+    """What the templates need beyond the inputs themselves; `seed` draws the bootstrap's samples, `norms` are
+    the adapter's.
+    """
     from markupsafe import Markup
 
     from pipeline.stages.report.training_plots import training_plots
@@ -94,6 +102,7 @@ def page_values(
         "merged": merge_values(inputs.merge, inputs.parity, inputs.evaluations, reference)
         if inputs.merge
         else None,
+        "adapter": adapter_values(norms),
         "check_groups": grouped(inputs.parity["checks"]),
         "check_counts": counts(inputs.parity["checks"]),
         "code": code,
@@ -166,6 +175,7 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         Section("data", "Data", ["curate", "preprocess"]),
         Section("strategies", "Strategies to ship", ["compare"]) if values["strategies"] else None,
         Section("merge", "Merge", ["merge", "parity"]) if values["merged"] else None,
+        Section("adapter", "The adapter", ["train", "report"]) if values["adapter"] else None,
         Section("serve", "Serve it", ["report"]),
         Section("lineage", "Lineage", ["base"], each),
         Section("commands", "Commands", []),

@@ -1,7 +1,7 @@
 """Put everything that was measured on one page, judge each level by the gate, and recommend the one to serve.
 
 Reads reports/{data,labels,train,merge,parity}.json (no merge.json where base.quantization is gguf),
-reports/train.csv and train.jsonl, models/base.json, the chat template in models/adapter, and
+reports/train.csv and train.jsonl, models/base.json, matrices and chat template in models/adapter, and
 reports/eval/MODEL.json with MODEL.answers.jsonl for every model of `evaluate.models`. Writes
 reports/index.html, quants.csv, quants.json, metrics.json, card.md, Modelfile and serve.txt.
 
@@ -9,6 +9,7 @@ reports/index.html, quants.csv, quants.json, metrics.json, card.md, Modelfile an
 """
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config.params import Params
@@ -20,6 +21,8 @@ from pipeline.gate.judgment import Judgment
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Inputs, load_inputs
 from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT
+from pipeline.metrics.adapter_norms import Norms, adapter_norms
+from pipeline.models.merging.adapter import WEIGHTS
 from pipeline.serve.key import KEY_FILE
 from pipeline.ship.card import PrintedTools, fill_text, printed_command, text_values
 from pipeline.ship.ollama import chat_template
@@ -40,12 +43,13 @@ def report(
     seed: int,
     jinja: str | None = None,
     llama_home: str | None = None,
+    norms: Sequence[Norms] = (),
 ) -> tuple[Recommendation, dict[str, Judgment]]:
     """Write the report's files into `folder`; gives the recommendation and the gate's verdict on each tuned
     model.
 
     `name` is the GGUFs' name (`convert.name`), `seed` draws the bootstrap's samples, `jinja` is the base's
-    chat template.
+    chat template, `norms` are the adapter's.
     """
     advice, verdicts = advise(inputs, settings, serve, seed)
     advice = with_warnings(advice, inputs.parity, forgotten(inputs.evaluations, seed))
@@ -61,7 +65,7 @@ def report(
     }
     page = (
         texts
-        | page_values(inputs, advice, verdicts, seed)
+        | page_values(inputs, advice, verdicts, seed, norms)
         | {
             "settings": settings,
             "llama_version": inputs.evaluations[level].get("llama_cpp", "of unknown version"),
@@ -88,8 +92,14 @@ def main(params: Params, root: Path) -> None:
         seed=params.evaluate.seed,
         jinja=read_template(root / "models" / "adapter"),
         llama_home=params.llamacpp.home,
+        norms=norms_of(root / "models/adapter"),
     )
     show(inputs.evaluations, advice, verdicts, root / "reports" / "index.html")
+
+
+def norms_of(adapter: Path) -> list[Norms]:
+    """The norms of the adapter that was trained; none of scales, which are no adapter."""
+    return adapter_norms(adapter) if (adapter / WEIGHTS).is_file() else []
 
 
 def read_template(adapter: Path) -> str | None:

@@ -77,7 +77,7 @@ def make_trainer(
         )
         asked = METHODS[settings.method].reference
         reference = Reference(checkpoints / REFERENCE, record) if asked else None
-        kind = partial(PreferenceTrainer, settings=settings, reference=reference)
+        kind = partial(PreferenceTrainer, reference=reference)
     if rounds:
         learning = monitoring = PromptCollator(learning)
         kind = partial(GrpoTrainer, rounds=rounds)
@@ -100,6 +100,7 @@ def make_trainer(
         eval_dataset=held_out if len(held_out) else None,
         data_collator=learning,
         callbacks=[callback],
+        settings=settings,
         loss=loss,
         keep=settings.save_total_limit,
         held_out=[monitoring([row]) for row in held_out],

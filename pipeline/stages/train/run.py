@@ -51,6 +51,12 @@ NAMES = {
     "base.template_sha256": "the base's chat template",
     "teacher_sha256": f"the file that is learned from ({SOURCE_FILE})",
 }
+# keys of section train that later versions added: a checkpoint from before them is known without them
+ADDED = (
+    *("reward", "reward_temperature", "preference", "layers", "freeze_layers", "rank_pattern"),
+    *("alpha_pattern", "use_rslora", "use_dora", "init_lora_weights", "loraplus_lr_ratio"),
+    *("clip_value", "checkpoint_every", "train_on_prompt", "shuffle", "grpo"),
+)
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
 MACHINE = ("device", "threads")
 
@@ -195,9 +201,13 @@ def _best_of(checkpoint: Path) -> str | None:
 
 def run_id(record: dict[str, Any]) -> str:
     """What a run's checkpoints are told from another's by: a hash of its record, but for what it may go on
-    with changed.
+    with changed, and for keys at what runs did before there were such keys.
     """
-    return json_hash({key: value for key, value in record.items() if key not in MACHINE})
+    kept = {key: value for key, value in record.items() if key not in MACHINE}
+    settings = record.get("settings", {})
+    before = {key: default(f"settings.{key}") for key in ADDED}
+    plain = {key: value for key, value in settings.items() if key not in before or value != before[key]}
+    return json_hash(kept | {"settings": plain} if "settings" in kept else kept)
 
 
 def run_in(folder: Path) -> str | None:

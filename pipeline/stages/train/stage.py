@@ -179,8 +179,9 @@ def tidy_adapter(folder: Path) -> None:
     """
     config_file = folder / "adapter_config.json"
     settings = json.loads(config_file.read_text(encoding="utf-8"))
-    # PEFT has a set, whose order changes from run to run
-    settings["target_modules"] = sorted(settings["target_modules"])
+    if not isinstance(settings["target_modules"], str):
+        # PEFT has a set, whose order changes from run to run
+        settings["target_modules"] = sorted(settings["target_modules"])
     write_json(config_file, settings)
     (folder / "README.md").unlink(missing_ok=True)
 

@@ -30,16 +30,16 @@ from pipeline.models.tuners import causal_model
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes, step_of
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
 from pipeline.stages.train.monitoring.samples import undisturbed
+from pipeline.stages.train.optimizing import Optimizing
 from pipeline.stages.train.proofs import check_not_repacked
 from pipeline.stages.train.randomness import random_state, random_state_of
 from pipeline.stages.train.run import run_in
 from pipeline.stages.train.step_stats import Batch, Measures, StepStats, Sums
-from pipeline.stages.train.trained_only import TrainedOnly
 
 FULL = 1 << 20  # bytes free on a disk that is taken for full
 
 
-class QuenchTrainer(TrainedOnly):
+class QuenchTrainer(Optimizing):
     """Trains with `loss` (liger or chunked), keeps `keep` checkpoints, evaluates on the batches `held_out`.
 
     `answer` gives sample answers of the model as it is. `metrics_log` is brought to the disk before a

@@ -137,11 +137,16 @@ def cut(text: str, most: int) -> list[str]:
         ("def f():\n    return 1\n\n\n    x = 2\n", 26, ["def f():\n    return 1\n\n\n", "    x = 2\n"]),
         ("no end of any sentence here", 12, ["no end of ", "any ", "sentence ", "here"]),
         ("漢字仮名交文章", 3, ["漢字仮", "名交文", "章"]),
-        ("  \n indented", 9, None),
-        ("e\u0301\u0323e\u0301\u0323 x", 4, None),  # a letter is never torn from its accents
+        ("  \n indented", 9, ["  \n inden", "ted"]),  # a word that is too long by itself
+        ("to 0123456789 and", 6, ["to ", "012345", "6789 ", "and"]),
+        # a letter is never torn from its accents, a picture never from its parts
+        ("e\u0301\u0323e\u0301\u0323 x", 4, ["e\u0301\u0323", "e\u0301\u0323 ", "x"]),
+        ("e\u0301\u0323", 2, None),
+        ("ab👩‍💻c", 4, ["ab", "👩‍💻c"]),
         ("fits", 4, ["fits"]),
         (" " * 50 + "word wor", 56, [" " * 50 + "word ", "wor"]),  # no part is space alone
-        (" " * 50 + "word", 53, None),
+        (" " * 50 + "word", 53, [" " * 50 + "wor", "d"]),
+        (" " * 50 + "word", 50, None),
     ],
 )
 def test_a_text_is_cut_where_a_reader_would_cut_it(text: str, most: int, parts: list[str] | None) -> None:
@@ -186,7 +191,7 @@ def test_a_split_text_is_noted(rule: Length) -> None:
 @pytest.mark.parametrize(
     ("row", "mode"),
     [
-        (text_row("a" * 900), "split"),
+        (text_row("a" + "\u0301" * 900), "split"),
         (text_row(ENGLISH * 9), "reject"),
         (
             text_row("")

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from test_checkpoints import make
 
+from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
-from pipeline.stages.train.run import RUN, differences, find_start, finish
+from pipeline.stages.train.run import ADDED, RUN, differences, find_start, finish, run_id
 
 RECORD: dict[str, Any] = {
     "tokens_sha256": "t",
@@ -74,6 +75,19 @@ def test_a_run_of_an_adapter_from_before_there_were_other_tuners_goes_on(tmp_pat
     assert find_start(tmp_path, changed(settings={"tuner": "lora"}), resume=True) == checkpoint
     with pytest.raises(ConfigError, match=r"Q-TRAIN-029: .*train\.tuner \(lora → scales\)"):
         find_start(tmp_path, changed(settings={"tuner": "scales"}), resume=True)
+
+
+def test_a_run_from_before_there_was_a_key_goes_on_also_from_a_chosen_checkpoint(tmp_path: Path) -> None:
+    later = {name: value for name, value in Train().model_dump(mode="json").items() if name in ADDED}
+    assert len(later) == len(ADDED)
+    checkpoint = begun(tmp_path)
+    assert run_id(RECORD) == run_id(changed(settings=later))
+    assert find_start(tmp_path, changed(settings=later), resume=True) == checkpoint
+    assert find_start(tmp_path, changed(settings=later), resume=checkpoint) == checkpoint
+    with pytest.raises(ConfigError, match=r"Q-TRAIN-029: .*train\.freeze_layers \(0 → 1\)"):
+        find_start(tmp_path, changed(settings=later | {"freeze_layers": 1}), resume=True)
+    with pytest.raises(ConfigError, match=r"Q-TRAIN-029: .*train\.rank_pattern"):
+        find_start(tmp_path, changed(settings=later | {"rank_pattern": {"q_proj": 2}}), resume=True)
 
 
 def test_another_machine_may_go_on_but_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,6 +108,14 @@ WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the 
     "max_grad_norm": lambda made: made.args.max_grad_norm,
     "neftune_noise_alpha": lambda made: made.neftune_noise_alpha,
     "gradient_checkpointing": lambda made: made.args.gradient_checkpointing,
+    "checkpoint_every": lambda made: made.args.gradient_checkpointing_kwargs.get("every_n_layers", 1),
+    "clip_value": lambda made: made.settings.clip_value,
+    "loraplus_lr_ratio": lambda made: made.settings.loraplus_lr_ratio,
+    "shuffle": lambda made: made.args.train_sampling_strategy == "random",
+    "use_rslora": lambda made: made.model.peft_config["default"].use_rslora,
+    "use_dora": lambda made: made.model.peft_config["default"].use_dora,
+    "rank_pattern": lambda made: made.model.peft_config["default"].rank_pattern,
+    "alpha_pattern": lambda made: made.model.peft_config["default"].alpha_pattern,
     "save_steps": lambda made: made.args.save_steps,
     "save_total_limit": lambda made: made.keep,
     "eval_steps": lambda made: made.args.eval_steps,
@@ -129,6 +137,10 @@ ELSEWHERE = {
     "early_stopping_patience",
     "sample_rows",
     "sample_tokens",
+    "layers",
+    "freeze_layers",
+    "init_lora_weights",
+    "train_on_prompt",
 }  # tested below or beside their code
 
 

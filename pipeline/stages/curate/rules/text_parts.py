@@ -1,5 +1,5 @@
 """A text over the token budget, cut as a reader would cut it: between paragraphs, else sentences, else lines,
-else words; in any script.
+else words; in any script. A word that is too long by itself (data in base 64, say) is cut between characters.
 
 Joined in order, the parts are the text itself, to the character: the white space at a cut stays at the end of
 the part before it (a new line's indentation begins the part after it).
@@ -19,6 +19,7 @@ SLOWER = 0.9  # how a guess that was too high lowers the next one
 FULL = 0.9  # of the budget: a stretch of text that fills so much is looked through for a place to cut
 BEYOND = 64  # characters behind a place that are looked at, to judge it
 PARAGRAPH, SENTENCE, LINE = range(3)  # places to cut, the best first
+JOINER = "\u200d"  # of the parts of one picture
 SPACED = ".!?…"  # these end a sentence only in front of white space: 3.14, example.org
 
 Size = Callable[[int, int], int]  # tokens of text[start:end] as a part
@@ -26,8 +27,8 @@ Span = tuple[int, int, int]  # start, end and tokens of a part
 
 
 class Unbreakable(Exception):
-    """A stretch without a place to cut is longer than the budget; it starts at `place`, a character of the
-    text.
+    """One character with its marks, or space alone, is longer than the budget; it starts at `place`, a
+    character of the text.
     """
 
     def __init__(self, place: int) -> None:
@@ -65,9 +66,14 @@ def _cut(text: str, size: Size, most: int, start: int, reach: int, rate: float) 
     first = min(
         chain((place for _, place in cuts(text, start, reach)), word_ends(text, start, reach)), default=None
     )
-    if first is None or (tokens := size(start, first)) > most:
+    if first is not None and (tokens := size(start, first)) <= most:
+        return first, tokens
+    torn = last_character(text, start, reach)
+    while torn is not None and (tokens := size(start, torn)) > most:
+        torn = last_character(text, start, torn - 1)
+    if torn is None:
         raise Unbreakable(start)
-    return first, tokens
+    return torn, tokens
 
 
 def farthest(
@@ -110,6 +116,17 @@ def last_cut(text: str, start: int, reach: int) -> int | None:
     return next((place for place in words if text[start:place].strip()), None) or max(
         word_ends(text, start, reach), default=None
     )
+
+
+def last_character(text: str, start: int, reach: int) -> int | None:
+    """The last place behind `start`, at most at `reach`, where a character ends with all its marks, and more
+    than space is before it.
+    """
+    for place in range(min(reach, len(text) - 1), start, -1):
+        joined = unicodedata.category(text[place])[0] == "M" or JOINER in text[place - 1 : place + 1]
+        if not joined and text[start:place].strip():
+            return place
+    return None
 
 
 def cuts(text: str, start: int, reach: int) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from pipeline.chat.answers import CHOSEN, REJECTED
-from pipeline.config.sections import Training
 from pipeline.models.preference_losses import Likelihoods, kto_losses, pair_losses
 from pipeline.stages.train.preference.collator import OTHERS
 from pipeline.stages.train.preference.reference import Reference, likelihoods
@@ -20,9 +19,9 @@ class PreferenceTrainer(QuenchTrainer):
     where the method has none.
     """
 
-    def __init__(self, *, settings: Training, reference: Reference | None, **rest: Any) -> None:
+    def __init__(self, *, reference: Reference | None, **rest: Any) -> None:
         super().__init__(**rest)
-        self.settings, self.reference = settings, reference
+        self.reference = reference
 
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
         """Sum of the losses of a batch's pairs or answers ÷ `items`, and the sums of what is measured."""

@@ -1,0 +1,52 @@
+"""Kinds of values that name linears: by a list of names, by a regular expression, or with a number each."""
+
+import re
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import PlainValidator
+
+from pipeline.core.strict_yaml import quoted
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+LONGEST, MOST = 500, 1000  # characters of a pattern, names or patterns of one key
+
+
+def pattern_problem(pattern: str) -> str | None:
+    """Why a text is no regular expression here, as a sentence; None if it is one."""
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"{quoted(pattern)} is no regular expression ({error}): correct it"
+    return None if 0 < len(pattern) <= LONGEST else f"a pattern has 1 to {LONGEST} characters: shorten it"
+
+
+def _targets(value: Any) -> Any:
+    if isinstance(value, str):
+        if problem := pattern_problem(value):
+            raise ValueError(problem)
+        return value
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST:
+        raise ValueError(f"is {quoted(value)}: name at least 1 linear in a list, or give a pattern")
+    for name in value:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise ValueError(f"{quoted(name)} is not the name of a linear: q_proj for example")
+    return value
+
+
+def _numbers(most: int, value: Any) -> Any:
+    if not isinstance(value, dict) or len(value) > MOST:
+        raise ValueError(f"is {quoted(value)}: give a number for each pattern, e.g. {{down_proj: 32}}")
+    for pattern, number in value.items():
+        if not isinstance(pattern, str):
+            raise ValueError(f"{quoted(pattern)} is no pattern of names: down_proj for example")
+        if problem := pattern_problem(pattern):
+            raise ValueError(problem)
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
+            raise ValueError(f"{pattern} has {quoted(number)}: give a number from 1 to {most}")
+    return value
+
+
+Targets = Annotated[list[str] | str, PlainValidator(_targets)]
+Ranks = Annotated[dict[str, int], PlainValidator(partial(_numbers, 4096))]
+Alphas = Annotated[dict[str, int], PlainValidator(partial(_numbers, 1 << 16))]

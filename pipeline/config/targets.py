@@ -1,0 +1,138 @@
+"""Which linears train, and how: by name or pattern, by layer, with which rank and scale (section `train`).
+
+The one place that decides it: the adapter is made, proven and planned by these. A linear's path is its name
+in transformers' model, `model.layers.3.self_attn.q_proj`. Patterns are PEFT's: `target_modules` as a text has
+to match the entire path, a key of `rank_pattern` its end.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from math import sqrt
+from typing import Any
+
+from pipeline.config.sections.training import Train
+from pipeline.core.wording import plural
+
+PLACE = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+LORA_ONLY = (
+    "use_rslora",
+    "use_dora",
+    "init_lora_weights",
+    "loraplus_lr_ratio",
+    "rank_pattern",
+    "alpha_pattern",
+)
+
+
+def layer_of(path: str) -> int | None:
+    """The number of the layer that a path leads into; None outside the layers."""
+    found = PLACE.search(path)
+    return int(found[1]) if found else None
+
+
+def trains_in(layer: int, train: Train) -> bool:
+    """Whether targets of this layer train: not among the frozen ones, and one of `train.layers`."""
+    return layer >= train.freeze_layers and (train.layers is None or layer in train.layers)
+
+
+def is_target(path: str, train: Train) -> bool:
+    """Whether the linear at `path` trains."""
+    layer = layer_of(path)
+    if layer is None or not trains_in(layer, train):
+        return False
+    if isinstance(train.target_modules, str):
+        return _pattern(train.target_modules).fullmatch(path) is not None
+    return path.rpartition(".")[2] in train.target_modules
+
+
+def rank_of(path: str, train: Train) -> int:
+    """The adapter's rank on the linear at `path`."""
+    return int(by_pattern(train.rank_pattern, path, train.r))
+
+
+def scale_of(path: str, train: Train) -> float:
+    """α ÷ r, with rank-stabilized LoRA α ÷ √r (arXiv:2312.03732)."""
+    rank = rank_of(path, train)
+    alpha = float(by_pattern(train.alpha_pattern, path, train.lora_alpha))
+    return alpha / (sqrt(rank) if train.use_rslora else rank)
+
+
+def by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
+    """The value of the first pattern that matches the end of `path`, as PEFT looks for it."""
+    return next((value for pattern, value in (patterns or {}).items() if _ends_in(pattern, path)), default)
+
+
+def left_out(train: Train) -> str | None:
+    """A pattern, for PEFT's `exclude_modules`, of all modules in layers that don't train; None if all do."""
+    if train.layers is not None:
+        kept = "|".join(str(layer) for layer in sorted(set(train.layers)) if layer >= train.freeze_layers)
+        return rf".*\.layers\.(?!(?:{kept})\.).*"
+    frozen = "|".join(map(str, range(train.freeze_layers)))
+    return rf".*\.layers\.(?:{frozen})\..*" if frozen else None
+
+
+def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
+    """What of `train` doesn't fit a model of `layers` layers with linears at `paths`, a sentence each."""
+    found = list(paths)
+    if train.freeze_layers >= layers:
+        yield (
+            f"train.freeze_layers is {train.freeze_layers} and the model has {plural(layers, 'layer')}, so "
+            "none would train: lower it"
+        )
+    if beyond := [layer for layer in train.layers or () if layer >= layers]:
+        yield (
+            f"train.layers names {beyond[0]} and the model has {plural(layers, 'layer')}, counted from 0: "
+            f"take numbers up to {layers - 1}"
+        )
+    hit = [path for path in found if is_target(path, train)]
+    names = list(dict.fromkeys(path.rpartition(".")[2] for path in found if layer_of(path) is not None))
+    wanted = () if isinstance(train.target_modules, str) else train.target_modules
+    if unknown := sorted(set(wanted) - set(names)):
+        yield (
+            f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take some "
+            f"of {', '.join(names)}"
+        )
+    elif not hit:
+        yield (
+            f"train.target_modules is {train.target_modules!r}, which matches no linear of the layers that "
+            f"train: match whole names, as {next(iter(found), 'model.layers.0.self_attn.q_proj')}"
+        )
+    for key in ("rank_pattern", "alpha_pattern"):
+        for pattern in getattr(train, key):
+            if hit and not any(_ends_in(pattern, path) for path in hit):
+                yield (
+                    f"train.{key} has {pattern}, which no linear that trains ends in: correct it or remove it"
+                )
+
+
+def merged_only(config: Mapping[str, Any]) -> str | None:
+    """Why an adapter of these settings (section `train`, or adapter_config.json) can't be a GGUF of its own,
+    in half a sentence; None if it can.
+
+    llama.cpp adds (α ÷ r)·B·A with one α a file and r the matrices' own (`llama-adapter.h`).
+    """
+    if config.get("use_dora"):
+        return "use_dora is on, and an adapter's GGUF has no magnitudes"
+    if config.get("alpha_pattern"):
+        return "alpha_pattern is set, and an adapter's GGUF has one alpha"
+    if config.get("use_rslora") and config.get("rank_pattern"):
+        return "use_rslora is on with rank_pattern, and an adapter's GGUF has one alpha"
+    return None
+
+
+def alpha_alone(config: Mapping[str, Any]) -> float:
+    """The alpha of an adapter's GGUF, by its adapter_config.json: llama.cpp divides it by r, so that of
+    rank-stabilized LoRA is α·√r.
+    """
+    alpha = float(config["lora_alpha"])
+    return alpha * sqrt(config["r"]) if config.get("use_rslora") else alpha
+
+
+def _ends_in(pattern: str, path: str) -> bool:
+    return re.match(rf"(.*\.)?({pattern})$", path) is not None
+
+
+@cache
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text)

@@ -1,0 +1,79 @@
+"""Settings of section `train` that don't fit together, or don't fit what the trained model becomes."""
+
+from collections.abc import Iterator, Sequence
+
+from pipeline.config.methods import METHODS
+from pipeline.config.sections import Graph, Train
+from pipeline.config.targets import LORA_ONLY, merged_only, trains_in
+
+
+def training_problems(
+    train: Train, graph: Graph, *, full_parity: bool, compared: Sequence[str]
+) -> Iterator[str]:
+    """A sentence on each. `full_parity`: the adapter is put on the base's levels; `compared` are the
+    strategies that are compared.
+    """
+    if train.layers is not None and not any(trains_in(layer, train) for layer in train.layers):
+        yield (
+            f"train.layers names {max(train.layers)} at most and train.freeze_layers is "
+            f"{train.freeze_layers}, so nothing would train: lower one of them"
+        )
+    if train.checkpoint_every > 1 and not train.gradient_checkpointing:
+        yield (
+            f"train.checkpoint_every is {train.checkpoint_every} and train.gradient_checkpointing is false, "
+            "so no layer is recomputed: set it to true, or checkpoint_every to 1"
+        )
+    if train.method == "distill" and train.train_on_prompt and not train.distill_sft_weight:
+        yield (
+            "train.train_on_prompt is on and train.method is distill with distill_sft_weight 0, which learns "
+            "from all tokens already: set it to false"
+        )
+    if train.train_on_prompt and METHODS[train.method].preferences:
+        yield (
+            f"train.train_on_prompt is on and train.method is {train.method}, which compares answers to one "
+            "prompt: set it to false"
+        )
+    if METHODS[train.method].prompts:
+        yield from _of_prompts(train)
+    if train.tuner == "scales":
+        yield from _of_scales(train)
+    elif problem := merged_only(train.model_dump()):
+        yield from _of_merged_only(f"train.{problem}", graph, full_parity, compared)
+
+
+def _of_prompts(train: Train) -> Iterator[str]:
+    if train.train_on_prompt:
+        yield (
+            f"train.train_on_prompt is on and train.method is {train.method}, which learns from the model's own "
+            "answers alone: set it to false"
+        )
+    problem = merged_only(train.model_dump()) if train.tuner == "lora" else None
+    if problem and train.grpo.rollouts == "llama-server":
+        yield (
+            f"train.{problem}, with which llama-server can't draw: leave it out, or set train.grpo.rollouts to "
+            "in-process"
+        )
+
+
+def _of_scales(train: Train) -> Iterator[str]:
+    for key in LORA_ONLY:
+        if getattr(train, key) != getattr(Train(), key):
+            yield (
+                f"train.{key} is {getattr(train, key)} and train.tuner is scales, which has no adapter: set "
+                f"the tuner to lora, or leave {key} out"
+            )
+
+
+def _of_merged_only(why: str, graph: Graph, full_parity: bool, compared: Sequence[str]) -> Iterator[str]:
+    if graph == "adapter":
+        yield f"{why}, as which base.quantization gguf serves it: leave it out, or set that to nf4"
+    if graph == "merged" and full_parity:
+        yield (
+            f"{why}, which parity.depth full puts on the base's levels: leave it out, or set the depth to "
+            "standard"
+        )
+    if beside := [name for name in compared if "lora" in name]:
+        yield (
+            f"{why}, which compare.strategies {' and '.join(beside)} put on a level: leave it out, or name "
+            "other strategies"
+        )

@@ -1,0 +1,209 @@
+"""How much an adapter changes each weight, from its own matrices: a PEFT folder or an adapter's GGUF, without
+PyTorch.
+
+The norm of the update s·B·A is had without that matrix: ‖BA‖² = tr(BᵀB · AAᵀ), two products of r × r.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.core.errors import DataError
+from pipeline.gguf.header import Header
+from pipeline.gguf.safetensors_rows import Entry, read_folder
+from pipeline.gguf.tensors import GgufTensor, gguf_tensors
+from pipeline.models.merging.adapter import Module, read_adapter
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+PLACE = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.(.+)")
+NUMBERS = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "BF16": np.uint16}
+BLOCK = 1 << 22  # weights of the base that are read at a time
+PAIR = (".lora_a", ".lora_b")
+
+
+class Norms(NamedTuple):
+    """One adapted tensor: Frobenius norms of A, B and s·B·A, of the base's weight and their ratio if a base
+    was given. `rows` and `columns` are one expert's. Under DoRA, `update` is that of s·B·A alone.
+    """
+
+    tensor: str
+    layer: int | None
+    module: str
+    rank: int
+    scale: float
+    rows: int
+    columns: int
+    norm_a: float
+    norm_b: float
+    norm_update: float
+    norm_weight: float | None = None
+    relative: float | None = None
+
+
+def adapter_norms(adapter: Path, base: Path | None = None) -> list[Norms]:
+    """The norms of every tensor that the PEFT folder or GGUF `adapter` changes, in order; with the base's, if
+    its folder (of safetensors) or GGUF is given.
+
+    Raises `DataError` where there is no adapter, one that is not whole, or of another base.
+    """
+    if adapter.is_dir():
+        found = list(_of_folder(adapter))
+    elif adapter.is_file():
+        found = list(_of_gguf(adapter))
+    else:
+        raise DataError("Q-METRICS-020", f"{adapter} is missing: name a PEFT folder or an adapter's GGUF")
+    return found if base is None else _beside_base(found, base)
+
+
+def place_of(tensor: str) -> tuple[int | None, str]:
+    """(layer, module) of a weight's name; None for one outside the layers."""
+    found = PLACE.search(tensor)
+    return int(found[1]) if found else None, (found[2] if found else tensor).removesuffix(".weight")
+
+
+def update_norm(a: Floats, b: Floats) -> float:
+    """‖B·A‖ of A (E, r, in) and B (E, out, r), all experts together."""
+    inner = np.einsum("eri,esi->ers", a, a)
+    outer = np.einsum("eor,eos->ers", b, b)
+    return math.sqrt(max(float(np.sum(inner * outer)), 0.0))
+
+
+def _norms(tensor: str, a: Floats, b: Floats, scale: float) -> Norms:
+    if a.shape[0] != b.shape[0] or a.shape[1] != b.shape[2]:
+        raise DataError(
+            "Q-METRICS-021",
+            f"{tensor} has an A of {a.shape} and a B of {b.shape}, which can't be multiplied: copy the "
+            "adapter whole",
+        )
+    layer, module = place_of(tensor)
+    sizes = (float(np.linalg.norm(a)), float(np.linalg.norm(b)), abs(scale) * update_norm(a, b))
+    return Norms(tensor, layer, module, a.shape[1], scale, b.shape[1], a.shape[2], *sizes)
+
+
+def _of_folder(folder: Path) -> Iterator[Norms]:
+    adapter = read_adapter(folder)
+    for module in adapter.modules:
+        names = ("lora_A.weight", "lora_B.weight")
+        if "lora_embedding_A" in module.parts:
+            names = ("lora_embedding_A", "lora_embedding_B")
+        a, b = (_numbers(module.parts[name]) for name in names)
+        # PEFT's experts lie in one A (expert by expert) and one B (expert the fastest)
+        experts = max(1, a.shape[0] // adapter.rank(module.path))
+        yield _norms(
+            _weight_of(module),
+            a.reshape(experts, -1, a.shape[1]),
+            b.reshape(b.shape[0], -1, experts).transpose(2, 0, 1),
+            adapter.scale(module.path),
+        )
+
+
+def _weight_of(module: Module) -> str:
+    return f"{module.path}.weight"
+
+
+def _numbers(entry: Entry) -> Floats:
+    """A tensor of a safetensors file as float64 (rows, columns)."""
+    values = _rows(entry, 0, entry.rows)
+    if not np.isfinite(values).all():
+        raise DataError(
+            "Q-METRICS-021", f"{entry.name} of {entry.file} is not finite: train again with a lower rate"
+        )
+    return values
+
+
+def _rows(entry: Entry, first: int, last: int) -> Floats:
+    if entry.dtype not in NUMBERS:
+        raise DataError(
+            "Q-METRICS-021", f"{entry.name} of {entry.file} is {entry.dtype}, and floats are needed"
+        )
+    count, start = (last - first) * entry.columns, entry.start + first * entry.columns * entry.width
+    raw = np.fromfile(entry.file, NUMBERS[entry.dtype], count, offset=start)
+    if len(raw) < count:
+        raise DataError("Q-METRICS-021", f"{entry.file} ended while it was read: copy it whole")
+    if entry.dtype == "BF16":  # the upper half of a float32
+        raw = (raw.astype(np.uint32) << 16).view(np.float32)
+    return raw.astype(np.float64).reshape(last - first, entry.columns)
+
+
+def _of_gguf(file: Path) -> Iterator[Norms]:
+    header, tensors = gguf_tensors(file)
+    alpha = _alpha(file, header)
+    for name in dict.fromkeys(name.removesuffix(".lora_a").removesuffix(".lora_b") for name in tensors):
+        if not all(name + part in tensors for part in PAIR):
+            raise DataError(
+                "Q-METRICS-021",
+                f"{file.name} holds {name} without its pair of lora_a and lora_b: convert the adapter again",
+            )
+        a, b = (_three(tensors[name + part]) for part in PAIR)
+        if name == "token_embd.weight":  # looked up like the table: (V, r)
+            a = a.transpose(0, 2, 1)
+        yield _norms(name, a, b, alpha / a.shape[1] if alpha else 1.0)  # llama.cpp: an alpha of 0 is none
+
+
+def _alpha(file: Path, header: Header) -> float:
+    kind = header.fields.get("general.type"), header.fields.get("adapter.type")
+    if kind != ("adapter", "lora"):
+        raise DataError(
+            "Q-METRICS-020", f"{file} is no LoRA adapter: name a PEFT folder or an adapter's GGUF"
+        )
+    return float(header.fields.get("adapter.lora.alpha", 0.0))
+
+
+def _three(tensor: GgufTensor) -> Floats:
+    """(experts, rows, columns); of rank 1, the header's ones were left out."""
+    values = tensor.values(0, tensor.rows).astype(np.float64)
+    whole = tensor.shape if len(tensor.shape) > 1 else (1, *tensor.shape)
+    return values.reshape(math.prod(whole[:-2]), *whole[-2:])
+
+
+# --- beside the base ----------------------------------------------------------------------------------------
+
+
+def _beside_base(found: Sequence[Norms], base: Path) -> list[Norms]:
+    weight = _of_base_folder(base) if base.is_dir() else _of_base_gguf(base)
+    return [
+        one._replace(norm_weight=size, relative=one.norm_update / size if size else None)
+        for one in found
+        for size in (weight(one.tensor),)
+    ]
+
+
+def _of_base_folder(base: Path) -> Callable[[str], float]:
+    entries = read_folder(base)
+
+    def norm(tensor: str) -> float:
+        entry = entries.get(tensor)
+        if entry is None:
+            raise _other_base(base, tensor)
+        step = max(1, BLOCK // entry.columns)
+        spans = ((first, min(first + step, entry.rows)) for first in range(0, entry.rows, step))
+        return math.sqrt(sum(float(np.sum(np.square(_rows(entry, *span)))) for span in spans))
+
+    return norm
+
+
+def _of_base_gguf(base: Path) -> Callable[[str], float]:
+    _, tensors = gguf_tensors(base)
+
+    def norm(tensor: str) -> float:
+        found = tensors.get(tensor)
+        if found is None:
+            raise _other_base(base, tensor)
+        step = max(1, BLOCK // found.columns)
+        spans = ((first, min(first + step, found.rows)) for first in range(0, found.rows, step))
+        return math.sqrt(
+            sum(float(np.sum(np.square(found.values(*span), dtype=np.float64))) for span in spans)
+        )
+
+    return norm
+
+
+def _other_base(base: Path, tensor: str) -> DataError:
+    return DataError(
+        "Q-METRICS-022",
+        f"{base} has no {tensor}: name the base's folder for a PEFT folder, its GGUF for an adapter's GGUF",
+    )

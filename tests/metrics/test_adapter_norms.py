@@ -1,0 +1,134 @@
+"""adapter-norms: what the matrices say is what the whole product says, for a PEFT folder and for a GGUF."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_lora import ALPHA, RANK, tiny_lora
+
+from pipeline.core.errors import DataError
+from pipeline.metrics.adapter_norms import adapter_norms, update_norm
+
+Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
+
+
+def write_folder(folder: Path, dtype: Any = np.float32, **settings: Any) -> dict[str, Any]:
+    """An adapter of two linears; its matrices."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    shapes = {Q: (6, 8), DOWN: (5, 12)}
+    matrices = {}
+    for path, (rows, columns) in shapes.items():
+        matrices[f"base_model.model.{path}.lora_A.weight"] = random.normal(size=(3, columns)).astype(dtype)
+        matrices[f"base_model.model.{path}.lora_B.weight"] = random.normal(size=(rows, 3)).astype(dtype)
+    save_file(matrices, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "r": 3,
+        "lora_alpha": 6,
+        "target_modules": ["q_proj", "down_proj"],
+    } | settings
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return matrices
+
+
+def product(matrices: dict[str, Any], path: str) -> Any:
+    a, b = (matrices[f"base_model.model.{path}.lora_{part}.weight"].astype(np.float64) for part in "AB")
+    return b @ a
+
+
+def test_the_norm_is_that_of_the_whole_product() -> None:
+    random = np.random.default_rng(1)
+    a, b = random.normal(size=(4, 3, 20)), random.normal(size=(4, 10, 3))
+    assert update_norm(a, b) == pytest.approx(np.linalg.norm(b @ a))
+    assert update_norm(a, np.zeros_like(b)) == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_peft_folder(dtype: Any, tmp_path: Path) -> None:
+    matrices = write_folder(tmp_path / "adapter", dtype, alpha_pattern={"down_proj": 12})
+    first, second = adapter_norms(tmp_path / "adapter")
+    assert (first.layer, first.module, first.rank, first.scale) == (0, "self_attn.q_proj", 3, 2.0)
+    assert (second.layer, second.module, second.scale) == (1, "mlp.down_proj", 4.0)
+    for one, path in ((first, Q), (second, DOWN)):
+        assert one.norm_update == pytest.approx(one.scale * np.linalg.norm(product(matrices, path)))
+        assert one.relative is None
+
+
+def test_beside_its_base(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    matrices = write_folder(tmp_path / "adapter")
+    (tmp_path / "base").mkdir()
+    weights = {
+        f"{Q}.weight": np.full((6, 8), 2.0, np.float32),
+        f"{DOWN}.weight": np.ones((5, 12), np.float32),
+    }
+    save_file(weights, tmp_path / "base/model.safetensors")
+    first, _ = adapter_norms(tmp_path / "adapter", tmp_path / "base")
+    assert first.norm_weight == pytest.approx(2 * 48**0.5)
+    assert first.relative == pytest.approx(2 * np.linalg.norm(product(matrices, Q)) / (2 * 48**0.5))
+    save_file({f"{Q}.weight": weights[f"{Q}.weight"]}, tmp_path / "base/model.safetensors")
+    with pytest.raises(DataError, match="Q-METRICS-022"):
+        adapter_norms(tmp_path / "adapter", tmp_path / "base")
+
+
+def test_a_gguf(tmp_path: Path) -> None:
+    from gguf import GGUFReader
+
+    file = tiny_lora(tmp_path / "one.gguf")
+    matrices = {tensor.name: tensor.data for tensor in GGUFReader(file).tensors}
+    found = adapter_norms(file)
+    assert [(one.layer, one.module) for one in found][:2] == [(0, "attn_q"), (0, "attn_k")]
+    for one in found:
+        a, b = (matrices[f"{one.tensor}.lora_{part}"].astype(np.float64) for part in "ab")
+        assert one.norm_update == pytest.approx(ALPHA / RANK * np.linalg.norm(b @ a))
+
+
+@pytest.mark.parametrize("graph", ["finished", "served"])
+def test_a_peft_folder_and_its_gguf_agree_and_are_in_the_report(
+    graph: str, request: pytest.FixtureRequest
+) -> None:
+    finished: Path = request.getfixturevalue(graph)
+    folder = sorted(one.norm_update for one in adapter_norms(finished / "models/adapter"))
+    file = sorted(one.norm_update for one in adapter_norms(finished / "models/gguf/tiny-lora.gguf"))
+    assert folder == pytest.approx(file, rel=1e-2)  # the GGUF is in 16 bit
+    page = (finished / "reports/index.html").read_text()
+    assert "How much the adapter changes each weight" in page
+
+
+def test_what_is_no_adapter_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="Q-METRICS-020"):
+        adapter_norms(tmp_path / "missing.gguf")
+    with pytest.raises(DataError, match="Q-METRICS-020"):
+        adapter_norms(tiny_lora(tmp_path / "other.gguf", general__type="model"))
+    whole = tiny_lora(tmp_path / "half.gguf", tensors={"blk.0.attn_q.weight.lora_b": None})
+    with pytest.raises(DataError, match="Q-METRICS-021"):
+        adapter_norms(whole)
+
+
+def test_the_command_prints_tables_or_json_and_loads_no_torch(tmp_path: Path) -> None:
+    write_folder(tmp_path / "adapter")
+    code = (
+        "import sys; from pipeline.cli import app\n"
+        "try: app(sys.argv[1:])\n"
+        "except SystemExit as end: assert not end.code, end\n"
+        "assert 'torch' not in sys.modules"
+    )
+
+    def told(*words: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", code, "adapter-norms", str(tmp_path / "adapter"), *words],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    assert "layer 1" in told() and "down_proj" in told()
+    assert [one["layer"] for one in json.loads(told("--json"))] == [0, 1]

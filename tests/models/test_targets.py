@@ -1,0 +1,168 @@
+"""Which linears train: layers frozen or named, patterns of names, ranks and scales; proven by count and by
+what the adapter computes.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import get_peft_model
+from test_qlora import adapted, same, settings, step
+from tiny import untied_qwen2
+
+from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError
+from pipeline.models.chunked_loss import chunked_loss
+from pipeline.models.qlora import check_adapter, load_quantized, lora_config
+from pipeline.models.tuners import check_tuner, put_tuner
+
+LAYERS, SIZE = 4, {"q_proj": 64 + 64, "k_proj": 64 + 32, "v_proj": 64 + 32, "o_proj": 64 + 64}
+SIZE |= {"gate_proj": 64 + 128, "up_proj": 64 + 128, "down_proj": 128 + 64}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen2 of four layers, 16 bit."""
+    return untied_qwen2(tmp_path_factory.mktemp("four"), layers=LAYERS)
+
+
+def sixteen(**changes: Any) -> Training:
+    return settings(quantization="none", bnb_4bit_compute_dtype="float32", **changes)
+
+
+def tuned(base: Path, recipe: Training) -> Any:
+    """The base with its adapter as training puts it on, the deltas not zero."""
+    torch.manual_seed(1)
+    model = put_tuner(load_quantized(base, recipe), recipe)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    return model
+
+
+def adapted_layers(model: Any) -> set[int]:
+    names = (name for name, one in model.named_parameters() if one.requires_grad)
+    return {int(name.split(".layers.")[1].split(".")[0]) for name in names}
+
+
+# --- frozen layers ------------------------------------------------------------------------------------------
+
+
+def test_the_first_layers_have_no_adapter_and_the_rest_learns_as_always(base: Path) -> None:
+    frozen = tuned(base, sixteen(freeze_layers=2))
+    assert adapted_layers(frozen) == {2, 3}
+    assert check_tuner(frozen, sixteen(freeze_layers=2)) == 2 * 4 * sum(SIZE.values())
+    plain = adapted(base, sixteen())
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            if ".lora_" in name:
+                known = dict(frozen.named_parameters()).get(name)
+                parameter.copy_(known) if known is not None else parameter.zero_()
+    (loss, gradients), (whole, of_all) = step(frozen), step(plain)
+    assert loss == whole
+    assert all(torch.equal(gradient, of_all[name]) for name, gradient in gradients.items())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_no_gradient_is_asked_for_below_the_first_layer_that_learns(base: Path, checkpointing: bool) -> None:
+    from transformers.integrations.neftune import activate_neftune
+
+    recipe = sixteen(freeze_layers=2)
+    model, ids = tuned(base, recipe).train(), torch.arange(24)[None]
+    activate_neftune(model, 5.0)
+    if checkpointing:  # which makes the embeddings' output ask for a gradient
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    seen: list[bool] = []
+    layers = model.get_base_model().model.layers
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].requires_grad))
+    chunked_loss(model.get_base_model(), {"input_ids": ids, "labels": ids}).backward()
+    # what is kept, to the byte: tests/planning/test_frozen_plan.py
+    assert seen[:LAYERS] == [checkpointing, False, False, True]
+
+
+def test_frozen_layers_are_no_other_under_checkpointing(base: Path) -> None:
+    model = tuned(base, sixteen(freeze_layers=2))
+    plain = step(model)
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    assert same(step(model), plain)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"freeze_layers": LAYERS},
+        {"layers": [LAYERS]},
+        {"target_modules": "q_proj"},  # no whole name
+        {"target_modules": r".*_(proj|head)"},
+        {"target_modules": r".*self_attn.*"},
+        {"rank_pattern": {"q_prj": 8}},
+        {"alpha_pattern": {r"layers\.9\.self_attn\.q_proj": 8}},
+    ],
+)
+def test_what_the_model_has_not_is_refused(base: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="Q-MODELS-026"):
+        put_tuner(load_quantized(base, sixteen()), sixteen(**changes))
+
+
+# --- patterns, ranks, scales --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameters"),
+    [
+        ({"layers": [1, 3]}, 2 * 4 * sum(SIZE.values())),
+        ({"layers": [1, 3], "freeze_layers": 2}, 4 * sum(SIZE.values())),
+        ({"target_modules": r".*\.(1|2)\.self_attn\.[qv]_proj"}, 2 * 4 * (SIZE["q_proj"] + SIZE["v_proj"])),
+        ({"target_modules": r".*\.self_attn\.q_proj", "freeze_layers": 3}, 4 * SIZE["q_proj"]),
+        (
+            {"target_modules": ["q_proj"], "rank_pattern": {r"layers\.0\..*q_proj": 9}},
+            (9 + 12) * SIZE["q_proj"],
+        ),
+        ({"use_dora": True, "target_modules": ["v_proj"]}, LAYERS * (4 * SIZE["v_proj"] + 32)),
+        ({"use_rslora": True, "target_modules": ["v_proj"]}, LAYERS * 4 * SIZE["v_proj"]),
+    ],
+)
+def test_the_count_is_the_formulas(base: Path, changes: dict[str, Any], parameters: int) -> None:
+    recipe = sixteen(**changes)
+    assert check_tuner(tuned(base, recipe), recipe) == parameters
+
+
+def test_a_rank_or_a_scale_that_is_another_is_found(base: Path) -> None:
+    asked = sixteen(rank_pattern={"q_proj": 8}, alpha_pattern={"v_proj": 3})
+    model = get_peft_model(load_quantized(base, asked), lora_config(asked))
+    assert check_adapter(model, asked) > 0
+    for changes in ({"rank_pattern": {}}, {"alpha_pattern": {}}, {"use_rslora": True}):
+        with pytest.raises(AssertionError, match="has rank"):
+            check_adapter(
+                model, sixteen(**{"rank_pattern": {"q_proj": 8}, "alpha_pattern": {"v_proj": 3}} | changes)
+            )
+
+
+def test_an_adapter_on_a_layer_that_should_be_frozen_is_found(base: Path) -> None:
+    model = get_peft_model(load_quantized(base, sixteen()), lora_config(sixteen()))
+    with pytest.raises(AssertionError, match="is no target"):
+        check_adapter(model, sixteen(freeze_layers=1))
+
+
+def test_a_gaussian_start_is_another(base: Path) -> None:
+    def start(**changes: Any) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = put_tuner(load_quantized(base, sixteen(**changes)), sixteen(**changes))
+        found: torch.Tensor = model.get_base_model().model.layers[0].mlp.up_proj.lora_A["default"].weight
+        return found.detach()
+
+    assert start().abs().max() <= 3**0.5 * 64**-0.5  # Kaiming's, uniform
+    assert start(init_lora_weights="gaussian").std() == pytest.approx(1 / 4, rel=0.2)  # 1 ÷ r
+
+
+def test_every_nth_layer_alone_is_recomputed(base: Path) -> None:
+    model, ids = tuned(base, sixteen()).train(), torch.arange(24)[None]
+    plain, runs = step(model), list[int]()
+    for number, layer in enumerate(model.get_base_model().model.layers):
+        layer.mlp.register_forward_pre_hook(lambda *_, number=number: runs.append(number))
+    model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=2)
+    again = step(model, ids.shape[1])
+    assert sorted(runs) == [0, 0, 1, 2, 2, 3]
+    assert same(again, plain)

@@ -1,0 +1,92 @@
+"""train.train_on_prompt: every token is learned but what is held back, and the proof knows it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_proof import chat
+from tokenizer_folders import qwen3_folder, smollm_folder, with_config
+
+from pipeline.chat.prompt_labels import with_prompts
+from pipeline.chat.rendering import Unrenderable
+from pipeline.chat.tokens import IGNORED, Encoded, encode, load_tokenizer
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import write_rows
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.preprocess.proof import load_base, prove
+from pipeline.stages.preprocess.stretches import Base
+from pipeline.stages.preprocess.tables import Sequence, to_table, write_rows_of
+
+
+@pytest.fixture(scope="module")
+def bases(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Base]:
+    place = tmp_path_factory.mktemp("bases")
+    folders = {
+        "smollm": with_config(smollm_folder(place / "smollm")),
+        "qwen3": with_config(qwen3_folder(place / "qwen3", tools)),
+    }
+    return {name: load_base(folder, load_tokenizer(folder)) for name, folder in folders.items()}
+
+
+TEXT = {
+    "id": "0123456789abcdef",
+    "kind": "text",
+    "segments": [{"text": "Asked. ", "train": False}, {"text": "Told.", "train": True}],
+}
+
+
+def proven(folder: Path, base: Base, rows: list[Any], change: Any = None) -> list[tuple[str, Encoded]]:
+    """Encode with prompts, write and prove `rows`; what was written."""
+    encoded = list(with_prompts(base.tokenizer, encode(base.tokenizer, rows)))
+    found = [
+        (one.name_in(row["id"]), one)
+        for row, each in encoded
+        if not isinstance(each, Unrenderable)
+        for one in each
+    ]
+    found = change(found) if change else found
+    rejected = sum(isinstance(each, Unrenderable) for _, each in encoded)
+    write_rows(folder / "train.jsonl", rows)
+    table = to_table(Sequence(*pair, unit) for unit, pair in enumerate(found))
+    write_rows_of(folder / "train.parquet", table, [[number] for number in range(len(found))])
+    prove(folder / "train.parquet", folder / "train.jsonl", base, 4096, "sft", rejected, prompts=True)
+    return found
+
+
+def masked(base: Base, one: Encoded) -> str:
+    hidden = [token for token, label in zip(one.ids, one.labels, strict=True) if label == IGNORED]
+    return str(base.plain.decode(hidden, skip_special_tokens=False))
+
+
+@pytest.mark.parametrize("name", ["smollm", "qwen3"])
+def test_everything_is_learned_but_turns_that_are_held_back(
+    name: str,
+    bases: dict[str, Base],
+    tmp_path: Path,
+) -> None:
+    base, held = bases[name], chat("First?", "Not this.", "Second?", "But this.")
+    held["messages"][1]["train"] = False
+    written = dict(proven(tmp_path, base, [chat("Asked?", "Told."), held, TEXT]))
+    for row, one in written.items():
+        assert ("Not this." in masked(base, one)) == (row == held["id"])
+        assert all(word not in masked(base, one) for word in ("Asked", "First", "Second", "But this", "Told"))
+
+
+def test_of_an_unfolded_chat_no_prompt_is_learned_twice(
+    bases: dict[str, Base],
+    tmp_path: Path,
+) -> None:
+    base, row = bases["qwen3"], chat("First?", "Yes.", "Second?", "No.")
+    for turn in (1, 3):
+        row["messages"][turn]["reasoning_content"] = f"Thought {turn}."
+    first, second = (one for _, one in proven(tmp_path, base, [row]))
+    assert masked(base, first) == ""
+    assert "First?" in masked(base, second) and "No." not in masked(base, second)
+
+
+def test_a_prompt_that_is_not_learned_is_found(bases: dict[str, Base], tmp_path: Path) -> None:
+    def forget(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
+        return [(name, Encoded(one.ids, [IGNORED, IGNORED, *one.labels[2:]])) for name, one in found]
+
+    with pytest.raises(DataError, match="Q-PREPROCESS-012"):
+        proven(tmp_path, bases["smollm"], [chat("Asked?", "Told.")], forget)

@@ -1,0 +1,95 @@
+"""The settings that few need act where they should: how gradients are cut, how fast B learns, which rows come
+when; and a run with all of them goes on to the same bytes.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_train import run, settings, trainer  # noqa: F401 (a fixture)
+
+from pipeline.config.sections import Training
+from pipeline.core.hashing import file_hash
+from pipeline.stages.train.stage import train
+
+EVERYTHING: dict[str, Any] = {
+    "target_modules": r".*(self_attn|mlp)\.(q|v|up|down)_proj",
+    "freeze_layers": 1,
+    "rank_pattern": {"down_proj": 6},
+    "alpha_pattern": {"v_proj": 12},
+    "use_rslora": True,
+    "init_lora_weights": "gaussian",
+    "loraplus_lr_ratio": 4.0,
+    "clip_value": 0.01,
+    "gradient_checkpointing": True,
+    "checkpoint_every": 2,
+    "shuffle": False,
+    "lora_dropout": 0.1,
+}
+
+
+def test_elements_are_cut_as_torch_cuts_them_and_then_the_norm(
+    trainer: Callable[[Training], Any],  # noqa: F811
+) -> None:
+    made = trainer(settings(r=4, clip_value=0.02, max_grad_norm=0.1))
+    one, other = (torch.nn.Linear(8, 8) for _ in range(2))
+    for parameter, twin in zip(one.parameters(), other.parameters(), strict=True):
+        parameter.grad = torch.randn(parameter.shape)
+        twin.grad = parameter.grad.clone()
+    norm = torch.cat([twin.grad.flatten() for twin in other.parameters() if twin.grad is not None]).norm()
+    torch.nn.utils.clip_grad_value_(other.parameters(), 0.02)
+    torch.nn.utils.clip_grad_norm_(other.parameters(), 0.1)
+    assert float(made._clip_grad_norm(one)) == pytest.approx(float(norm))
+    for parameter, twin in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(parameter.grad, twin.grad)
+
+
+def test_b_learns_faster_by_the_ratio_and_decays_as_a_does(
+    trainer: Callable[[Training], Any],  # noqa: F811
+) -> None:
+    made = trainer(settings(r=4, loraplus_lr_ratio=8.0, learning_rate=1e-3, weight_decay=0.03))
+    groups = [group for group in made.create_optimizer().param_groups if group["params"]]
+    names = {id(parameter): name for name, parameter in made.model.named_parameters()}
+    for group in groups:
+        parts = {"lora_B" in names[id(parameter)] for parameter in group["params"]}
+        assert parts in ({True}, {False})
+        assert group["lr"] == (8e-3 if parts == {True} else 1e-3)
+        assert group["weight_decay"] == 0.03
+    training = sum(parameter.requires_grad for parameter in made.model.parameters())
+    assert sum(len(group["params"]) for group in groups) == training
+
+
+def test_a_run_with_all_of_it_goes_on_to_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
+    """Also: without `shuffle` the rows come in the order of the file."""
+    unbroken = run(prepared, tmp_path / "unbroken", **EVERYTHING, max_steps=4, sample_rows=0)
+    steps = [row for row in unbroken["metrics_log"] if row["kind"] == "step"]
+    rows = [number for row in steps for number in row["rows"]]
+    assert rows[: len(set(rows))] == list(range(len(set(rows))))
+    killed = tmp_path / "killed"
+    shutil.copytree(tmp_path / "unbroken/checkpoints", killed / "checkpoints")
+    shutil.rmtree(killed / "checkpoints/checkpoint-4")
+    record = (killed / "checkpoints/run.json").read_text()
+    (killed / "checkpoints/run.json").write_text(record.replace('"finished": true', '"finished": false'))
+    small = {"r": 4, "lora_alpha": 8, "sample_rows": 0, "eval_steps": 2, "save_steps": 2, "max_steps": 4}
+    again = train(
+        tokens=prepared / "data/tokens",
+        base=prepared / "models/base",
+        adapter=killed / "adapter",
+        checkpoints=killed / "checkpoints",
+        tensorboard=killed / "tensorboard",
+        settings=settings(**small | EVERYTHING),
+        resume=True,
+    )
+    assert again["resumed_from"] == "checkpoint-2"
+    file = "adapter/adapter_model.safetensors"
+    assert file_hash(tmp_path / "unbroken" / file) == file_hash(killed / file)
+
+
+@pytest.mark.parametrize("changes", [{"use_dora": True}, {"layers": [1], "use_rslora": True}])
+def test_it_learns_on_nf4(changes: dict[str, Any], prepared: Path, tmp_path: Path) -> None:
+    report = run(prepared, tmp_path, **changes)
+    assert report["proven"]["trainable_parameters"] > 0
+    assert (tmp_path / "adapter/adapter_model.safetensors").is_file()
