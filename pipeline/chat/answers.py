@@ -35,7 +35,7 @@ def encode_rows(
     rows = iter(rows)
     while some := list(islice(rows, TOGETHER)):
         answers = [
-            list(answers_of(row, method)) if row["kind"] in METHODS[method].rows else [] for row in some
+            list(_chats_of(row, method)) if row["kind"] in METHODS[method].rows else [] for row in some
         ]
         encoded = encode(tokenizer, [chat for found in answers for _, _, chat in found])
         for row, found in zip(some, answers, strict=True):
@@ -43,13 +43,15 @@ def encode_rows(
             yield row, _sequences(mine) if mine else not_learned(row, method)
 
 
-def answers_of(row: Row, method: Method) -> Iterator[tuple[int, str | None, Row]]:
+def _chats_of(row: Row, method: Method) -> Iterator[tuple[int, str | None, Row]]:
+    """`answers_of`, and of a prompt the expected one."""
+    return iter([(LEARNED, None, as_chat(row))]) if METHODS[method].prompts else answers_of(row)
+
+
+def answers_of(row: Row) -> Iterator[tuple[int, str | None, Row]]:
     """(role, name in the row, chat that trains nothing but the answer) of each answer that the row compares
-    or judges, or that is expected.
+    or judges.
     """
-    if METHODS[method].prompts:
-        yield LEARNED, None, as_chat(row)
-        return
     tools = {"tools": row["tools"]} if "tools" in row else {}
     if row["kind"] == "preference":
         before = [_read_only(turn) for turn in row["messages"]]

@@ -44,14 +44,14 @@ def training_problems(
 def _of_prompts(train: Train) -> Iterator[str]:
     if train.train_on_prompt:
         yield (
-            f"train.train_on_prompt is on and train.method is {train.method}, which learns from the model's own "
-            "answers alone: set it to false"
+            f"train.train_on_prompt is on and train.method is {train.method}, which learns from the model's "
+            "own answers alone: set it to false"
         )
     problem = merged_only(train.model_dump()) if train.tuner == "lora" else None
     if problem and train.grpo.rollouts == "llama-server":
         yield (
-            f"train.{problem}, with which llama-server can't draw: leave it out, or set train.grpo.rollouts to "
-            "in-process"
+            f"train.{problem}, with which llama-server can't draw: leave it out, or set train.grpo.rollouts "
+            "to in-process"
         )
 
 

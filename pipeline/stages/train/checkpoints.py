@@ -29,6 +29,15 @@ LATER = "later"  # those after a checkpoint that a user chose to go on from; not
 METRICS_LOG = "steps.jsonl"
 
 
+def kept_from(method: str | None, *, resume: bool, replay: bool) -> set[str]:
+    """What a start from nothing leaves of the last run: all that knows what it is of with `resume`, the
+    rounds with `replay`, else nothing.
+    """
+    if resume:
+        return {TORN, *KEPT.get(method or "", ())}
+    return {ROUNDS} if replay else set()
+
+
 def publish_checkpoint(written: Path, checkpoint: Path, notes: dict[str, Any]) -> None:
     """Move the folder `written` to `checkpoint`, sealed: hashes of all files and `notes` in its marker,
     fsync, rename.

@@ -20,11 +20,9 @@ from pipeline.core.jsonl import parse_object
 from pipeline.core.publish import remove, write_json
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
 from pipeline.stages.train.checkpoints import (
-    KEPT,
-    ROUNDS,
-    TORN,
     checkpoints_in,
     defect,
+    kept_from,
     newest_verified,
     read_notes,
     set_later_aside,
@@ -109,9 +107,9 @@ def find_start(
     run's.
 
     `resume` may be a chosen checkpoint. Without `resume`, and where a *finished* run left checkpoints of
-    other inputs, they are removed; a `replay` starts from nothing but the rounds. Raises `ConfigError` where
-    an unfinished run is there and its inputs, settings or libraries were others, and for a choice that is
-    none; nothing is deleted then.
+    other inputs, they are removed, but for what `kept_from` names. Raises `ConfigError` where an unfinished
+    run is there and its inputs, settings or libraries were others, and for a choice that is none; nothing is
+    deleted then.
     """
     known = _read(folder / RUN) if resume else None
     if resume and known is None and checkpoints_in(folder):
@@ -134,13 +132,7 @@ def find_start(
                 "put that back to go on with it, or start again with `python -m pipeline train --no-resume`",
             )
     if start is None:
-        kept = (
-            {TORN, *KEPT.get(record["settings"].get("method"), ())}
-            if resume
-            else {ROUNDS}
-            if replay
-            else set()
-        )
+        kept = kept_from(record["settings"].get("method"), resume=bool(resume), replay=replay)
         for path in folder.glob("*"):
             if path.name not in kept:
                 remove(path)
