@@ -103,8 +103,7 @@ def base_hashes(base: Path) -> dict[str, str]:
 def find_start(
     folder: Path, record: dict[str, Any], *, resume: bool | Path, replay: bool = False
 ) -> Path | None:
-    """The checkpoint below `folder` to go on from, None for a start from nothing; `folder` is then this
-    run's.
+    """The checkpoint in `folder` to go on from, None for a start from nothing; it is then this run's.
 
     `resume` may be a chosen checkpoint. Without `resume`, and where a *finished* run left checkpoints of
     other inputs, they are removed, but for what `kept_from` names. Raises `ConfigError` where an unfinished
