@@ -48,7 +48,7 @@ def make_adapters(base: Path, folder: Path, training: Training, tools: Toolchain
     import torch
     from peft import get_peft_model
 
-    from pipeline.models.qlora import lora_config
+    from pipeline.models.lora import lora_config
     from pipeline.models.quantized_model import load_gguf
 
     made = {}

@@ -54,7 +54,8 @@ def main() -> None:
     from pipeline.chat.tokens import encode, load_tokenizer
     from pipeline.config.params import load_params
     from pipeline.models.chunked_loss import chunked_loss
-    from pipeline.models.qlora import load_quantized, lora_config
+    from pipeline.models.lora import lora_config
+    from pipeline.models.qlora import load_quantized
     from pipeline.models.runtime import silence_libraries, use_all_cores
     from pipeline.stages.preprocess.packing import best_fit
 

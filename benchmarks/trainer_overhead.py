@@ -35,7 +35,8 @@ def bare(base: Path, rows: Path, settings: Training) -> list[float]:
     from transformers import get_cosine_schedule_with_warmup
 
     from pipeline.models.chunked_loss import chunked_loss
-    from pipeline.models.qlora import load_quantized, lora_config
+    from pipeline.models.lora import lora_config
+    from pipeline.models.qlora import load_quantized
     from pipeline.planning.steps import warmup_steps
     from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL, Collator, load_rows
 

@@ -1,6 +1,7 @@
-"""A Llama of any shape as a GGUF of zeros, to hold the planner's bytes against."""
+"""A Llama of any shape, with experts or without, as a GGUF of zeros, to hold the planner's bytes against."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tiny
@@ -25,6 +26,24 @@ def shaped(hidden: int, inner: int, tied: bool, kv_heads: int) -> Shape:
     return read_shape(config)
 
 
+def mixture(hidden: int, inner: int, experts: int) -> Shape:
+    """A Qwen2-MoE of `LAYERS` layers, whose shared expert is as wide as the others, with four heads."""
+    config = {
+        "model_type": "qwen2_moe",
+        "hidden_size": hidden,
+        "moe_intermediate_size": inner,
+        "shared_expert_intermediate_size": inner,
+        "num_experts": experts,
+        "num_experts_per_tok": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": LAYERS,
+        "vocab_size": VOCABULARY,
+        "tie_word_embeddings": False,
+    }
+    return read_shape(config)
+
+
 def written(file: Path, shape: Shape) -> Path:
     """A GGUF of zeros with every tensor of `shape`."""
     names = {
@@ -36,10 +55,28 @@ def written(file: Path, shape: Shape) -> Path:
         "up_proj": "ffn_up",
         "down_proj": "ffn_down",
     }
-    tensors = {
-        f"blk.{layer}.{names[linear.name]}.weight": np.zeros((linear.outputs, linear.inputs), np.float16)
+    if shape.experts:
+        names |= {name: f"{names[name]}_shexp" for name in ("gate_proj", "up_proj", "down_proj")}
+        names |= {f"experts.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")}
+        names["shared_expert_gate"] = "ffn_gate_inp_shexp"
+    tensors: dict[str, Any] = {}
+    if shape.experts:  # a Llama's own MLP
+        tensors |= {f"blk.0.ffn_{part}.weight": None for part in ("gate", "up", "down")}
+    tensors |= {
+        f"blk.{layer}.{names[linear.name]}.weight": np.zeros(
+            (linear.copies, linear.outputs, linear.inputs)[linear.copies == 1 :], np.float16
+        )
         for layer in range(LAYERS)
         for linear in shape.linears
+    }
+    for layer in range(LAYERS if shape.experts else 0):
+        tensors[f"blk.{layer}.ffn_gate_inp.weight"] = np.zeros((shape.experts, shape.hidden), np.float32)
+        tensors[f"blk.{layer}.ffn_gate_inp_shexp.weight"] = np.zeros(shape.hidden, np.float32)
+    tensors |= {
+        f"blk.{layer}.{names[linear.name]}.bias": np.zeros(linear.outputs, np.float32)
+        for layer in range(LAYERS)
+        for linear in shape.linears
+        if linear.bias
     }
     norms = [
         "output_norm",
@@ -58,4 +95,5 @@ def written(file: Path, shape: Shape) -> Path:
         llama__feed_forward_length=shape.intermediate,
         llama__attention__head_count_kv=shape.kv_heads,
         llama__rope__dimension_count=shape.head_dim,
+        **({"llama__expert_count": shape.experts, "llama__expert_used_count": 2} if shape.experts else {}),
     )

@@ -58,7 +58,9 @@ def measured(model: Any, optimizer: Any) -> dict[str, int]:
         for table in (base.get_input_embeddings().weight, base.get_output_embeddings().weight)
     }
     norms = [
-        parameter for name, parameter in model.named_parameters() if name.endswith(".bias") or "norm" in name
+        parameter
+        for name, parameter in model.named_parameters()
+        if name.endswith((".bias", ".mlp.gate.weight")) or "norm" in name
     ]
     states = [
         value

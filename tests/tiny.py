@@ -103,6 +103,52 @@ def tiny_qwen2(
     return folder
 
 
+def tiny_moe(folder: Path, tools: Toolchain, kind: str, *, seed: int = 0) -> Path:
+    """A random mixture of two layers of four experts, two of them for a token, `kind` Qwen2Moe (which has a
+    shared expert too) or Qwen3Moe; hidden 256, untied, with the cut tokenizer; the folder.
+    """
+    import torch
+    import transformers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_qwen2_tokenizer(folder, tools)
+    cut_vocabulary(folder / "tokenizer.json", WORDS)
+    shared = {"shared_expert_intermediate_size": 256} if kind == "Qwen2Moe" else {"head_dim": 64}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=ROWS,
+        hidden_size=256,
+        moe_intermediate_size=256,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=kind == "Qwen3Moe",
+        decoder_sparse_step=1,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=WORDS,
+        eos_token_id=END,
+        dtype="bfloat16",
+        **shared,
+    )
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        model = getattr(transformers, f"{kind}ForCausalLM")(config)
+        for name, parameter in model.named_parameters():
+            if name.endswith("mlp.gate.weight"):  # else all experts are as likely: near ties change sides
+                parameter.normal_(0, 0.5)
+            if name == "lm_head.weight":  # and so are all tokens
+                parameter.mul_(torch.randn(ROWS, 1).mul(0.7).exp())
+                parameter[WORDS:].mul_(0.1)  # no answer ends by chance
+        model = model.to(torch.bfloat16)
+    model.generation_config = transformers.GenerationConfig(
+        bos_token_id=WORDS, eos_token_id=[END, WORDS], pad_token_id=WORDS
+    )
+    model.save_pretrained(folder)
+    return folder
+
+
 def cut_vocabulary(tokenizer_file: Path, kept: int) -> None:
     """Keep the first `kept` tokens and the merges that make them, and number the added tokens behind them."""
     content = json.loads(tokenizer_file.read_text(encoding="utf-8"))
@@ -194,7 +240,7 @@ def tiny_gguf(file: Path, *, tensors: dict[str, Any] | None = None, **changed: A
     file.
 
     `changed` replaces metadata fields ("." written as "__"; None leaves a field out), `tensors` adds or
-    replaces tensors by name.
+    replaces tensors by name (None leaves one out).
     """
     import gguf
     import numpy as np
@@ -255,7 +301,8 @@ def tiny_gguf(file: Path, *, tensors: dict[str, Any] | None = None, **changed: A
         for name in ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")
     }
     for name, values in (weights | (tensors or {})).items():
-        writer.add_tensor(name, values)
+        if values is not None:
+            writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -92,9 +92,7 @@ class Chat(Envelope):
 
 
 class Preference(Envelope):
-    """`messages` is the prompt, `chosen` and `rejected` are its better and its worse continuation, for DPO
-    and its relatives.
-    """
+    """`messages` is the prompt, `chosen` and `rejected` are its better and its worse continuation."""
 
     kind: Literal["preference"]
     messages: list[Message]
@@ -113,7 +111,7 @@ class Feedback(Envelope):
 
 
 class Prompt(Envelope):
-    """A conversation that ends with the user; `answer` is what a checker of the model's answers expects."""
+    """A conversation that ends with the user; `answer` is what a checker of its answers expects."""
 
     kind: Literal["prompt"]
     messages: list[Message]

@@ -15,6 +15,8 @@ from pipeline.config.sections.training import Train
 from pipeline.core.wording import plural
 
 PLACE = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+ROUTED = re.compile(r"\.experts\.\d+\.")  # in the path of a routed expert's linear
+PARTS = ("gate_proj", "up_proj", "down_proj")  # of an expert
 LORA_ONLY = (
     "use_rslora",
     "use_dora",
@@ -43,7 +45,21 @@ def is_target(path: str, train: Train) -> bool:
         return False
     if isinstance(train.target_modules, str):
         return _pattern(train.target_modules).fullmatch(path) is not None
-    return path.rpartition(".")[2] in train.target_modules
+    named = expert_parts(train) if is_routed(path) else train.target_modules
+    return path.rpartition(".")[2] in named
+
+
+def is_routed(name: str) -> bool:
+    """Whether this is the name of a routed expert's linear or of something in it."""
+    return ROUTED.search(name) is not None
+
+
+def expert_parts(train: Train) -> list[str]:
+    """The routed experts' matrices that train, where targets are named; where nothing is said of experts,
+    those among `target_modules`.
+    """
+    asked = train.target_modules if train.target_experts is None else train.target_experts
+    return [part for part in PARTS if part in asked]
 
 
 def rank_of(path: str, train: Train) -> int:

@@ -18,14 +18,14 @@ from pipeline.core.hashing import json_hash
 from pipeline.core.jsonl import BadLine, parse_record, read_rows
 from pipeline.core.locks import absent
 from pipeline.core.metrics_log import MetricsLog
-from pipeline.gate import shapes
+from pipeline.gate import shapes, train_shapes
 
 SHOWN = 3  # faults named in one sentence
 # each input: the stage that makes it, and its shape
 NEEDED: dict[str, tuple[str, type[shapes.Shape]]] = {
     "reports/data.json": ("curate", shapes.Data),
     "reports/labels.json": ("preprocess", shapes.Labels),
-    "reports/train.json": ("train", shapes.Train),
+    "reports/train.json": ("train", train_shapes.Train),
     "reports/merge.json": ("merge", shapes.Merge),
     "reports/strategies.json": ("compare", shapes.Strategies),
     "reports/parity.json": ("parity", shapes.Parity),

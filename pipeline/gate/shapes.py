@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from pipeline.config.methods import Method
-
 LARGEST = 10**18  # of any figure: what is above was never measured
 
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -40,33 +38,6 @@ class Labels(Shape):
     """reports/labels.json."""
 
     splits: dict[str, dict[str, Any]]
-
-
-class TrainRun(Shape):
-    """Machine, versions and hashes of a run."""
-
-    versions: dict[str, str | None] = {}
-    hashes: dict[str, str] = {}
-
-
-class TrainPreferences(Shape):
-    """How held-out pairs or answers were told apart."""
-
-    items: Count
-    accuracy: Share
-    low: Share
-    high: Share
-
-
-class Train(Shape):
-    """reports/train.json."""
-
-    method: Method = "sft"
-    preferences: TrainPreferences | None = None
-    steps: Count
-    loss_first: Number | None
-    loss_last: Number | None
-    run: TrainRun = TrainRun()
 
 
 class Merge(Shape):

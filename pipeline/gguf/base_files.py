@@ -13,6 +13,7 @@ MODEL_FILE, SOURCE_FILE = "model.gguf", "source.gguf"
 # in models/adapter, one of them: PEFT's adapter, or the changes of a GGUF's scales
 ADAPTER_FILE, SCALES_FILE = "adapter_model.safetensors", "scales.safetensors"
 DENSE = ("llama", "qwen2", "qwen3")  # the architectures of `gguf.sources` without experts
+TRAINED_ON = (*DENSE, "qwen2moe", "qwen3moe")  # those whose GGUF an adapter can be trained on
 
 
 def is_scales(adapter: Path) -> bool:

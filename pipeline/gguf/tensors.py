@@ -4,7 +4,7 @@ memory.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,11 @@ class GgufTensor:
     def row_bytes(self) -> int:
         """Bytes of a row as stored."""
         return tensor_bytes(self.name, (self.columns,), self.ggml_type)
+
+    def part(self, number: int) -> "GgufTensor":
+        """One of the matrices of a tensor of three dimensions, an expert's."""
+        shape = self.shape[1:]
+        return replace(self, shape=shape, start=self.start + number * shape[0] * self.row_bytes)
 
     def stored(self, first: int, last: int) -> Bytes:
         """Rows [first, last) as their bytes, (last − first, row_bytes)."""

@@ -10,6 +10,7 @@ PYTHONPATH; none of its files is changed.
 """
 
 import json
+import re
 import runpy
 import sys
 from typing import Any
@@ -24,8 +25,43 @@ def main(argv: list[str]) -> None:
         TextModel.get_vocab_base_pre = lambda _model, _tokenizer: given["pre"]
     if given["fields"]:
         write_more(given["fields"])
+    if script.endswith("convert_lora_to_gguf.py"):
+        stack_each_projection()
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
+
+
+def stack_each_projection() -> None:
+    """Put a layer's experts into one tensor as soon as all of one projection are there, in the order of their
+    numbers.
+
+    llama.cpp's waits for all three projections of all experts, which an adapter on `down_proj` alone never
+    has.
+    """
+    import torch
+    from conversion.qwen import Qwen2MoeModel  # type: ignore[import-not-found]  # llama.cpp's package
+
+    held: dict[tuple[str, str], dict[int, Any]] = {}
+    modify, prepare_tensors = Qwen2MoeModel.modify_tensors, Qwen2MoeModel.prepare_tensors
+
+    def with_experts(self: Any, data: Any, name: str, bid: int | None) -> Any:
+        found = re.fullmatch(r"(.*\.mlp\.experts)\.(\d+)\.(\w+)\.weight", name)
+        if not found:
+            yield from modify(self, data, name, bid)
+            return
+        stack = held.setdefault((found[1], found[3]), {})
+        stack[int(found[2])] = data
+        if len(stack) == self.find_hparam(["num_local_experts", "num_experts"]):
+            whole = torch.stack([stack[number] for number in sorted(stack)], dim=0)
+            del held[found[1], found[3]]
+            yield from super(Qwen2MoeModel, self).modify_tensors(whole, f"{found[1]}.{found[3]}.weight", bid)
+
+    def prepare(self: Any) -> None:
+        prepare_tensors(self)
+        if held:
+            raise ValueError(f"experts are missing: {sorted(held)[:3]}")
+
+    Qwen2MoeModel.modify_tensors, Qwen2MoeModel.prepare_tensors = with_experts, prepare
 
 
 def write_more(fields: dict[str, str | int | float]) -> None:

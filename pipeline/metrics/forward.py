@@ -78,11 +78,10 @@ def plain_model(folder: Path, adapter: Path | None = None) -> Iterator[Speaker]:
     """
     silence_libraries()
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
-    )
+    from pipeline.models.experts.separate import load_model
+
+    model = load_model(folder, dtype="auto")
     yield speaker_of(in_float32(PeftModel.from_pretrained(model, adapter) if adapter else model))
     del model
     gc.collect()

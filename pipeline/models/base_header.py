@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.header import Header, NotGguf, read_header
-from pipeline.models.experts import check_no_experts_of
+from pipeline.models.experts.recognize import check_experts_of
 
 
 def checked_header(file: Path) -> Header:
@@ -26,7 +26,7 @@ def checked_header(file: Path) -> Header:
             f"{file} holds no language model (architecture {architecture!r}, {len(header.tensors)} "
             "tensors): choose another GGUF",
         )
-    check_no_experts_of(fields, str(file))
+    check_experts_of(fields, str(file))
     if fields.get("split.count", 1) > 1:  # 0 is what joining leaves
         raise DataError(
             "Q-MODELS-004",

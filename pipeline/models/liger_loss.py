@@ -20,12 +20,20 @@ SWITCHES = {
 }  # of an architecture that has all kernels
 
 
-def choose_loss(wanted: str) -> str:
-    """`auto` as what this machine can do: liger on a GPU with Triton, chunked elsewhere. Raises `ToolError`
-    for liger without these.
+def choose_loss(wanted: str, *, mixture: bool = False) -> str:
+    """`auto` as what this machine can do: liger on a GPU with Triton, chunked elsewhere and for a mixture of
+    experts. Raises `ToolError` for liger without these.
     """
     import torch
 
+    if mixture and wanted == "liger":
+        raise ToolError(
+            "Q-MODELS-014",
+            "train.loss is liger, whose kernels replace a mixture's experts by its own, which can't be "
+            "quantized or adapted: set it to auto or chunked",
+        )
+    if mixture:
+        return "chunked"
     missing = [
         what
         for what, there in (("a GPU", torch.cuda.is_available()), ("Triton", find_spec("triton") is not None))

@@ -5,17 +5,21 @@ Norms and biases, which a GGUF holds in float32, are rounded to the compute type
 loads a model in that type.
 """
 
+from collections import Counter
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipeline.core.errors import DataError
-from pipeline.gguf.base_files import DENSE, MODEL_FILE
+from pipeline.gguf.base_files import MODEL_FILE, TRAINED_ON
 from pipeline.gguf.header import Header
 from pipeline.gguf.sources import KNOWN, name_map, reordered_heads
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
+from pipeline.models.experts.separate import class_for
+from pipeline.models.experts.targets import expert_number, together
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from pipeline.models.row_order import in_order
 
@@ -32,8 +36,10 @@ class Names:
     heads: dict[str, int]  # attention heads by linear whose rows are reordered
 
     def of(self, parameter: str) -> str:
-        """The GGUF's name of a parameter. Raises `DataError` if it has none."""
-        name: str | None = self.map.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        """The GGUF's name of a parameter, one for all experts of a layer. Raises `DataError` if it has
+        none.
+        """
+        name: str | None = self.map.get_name(together(parameter), try_suffixes=(".weight", ".bias"))
         if name is None:
             raise DataError(
                 "Q-MODELS-027",
@@ -76,8 +82,8 @@ def tensor_names(config: Any, header: Header, file: Path) -> Names:
     """
     found = (getattr(config, "architectures", None) or ["model without architectures"])[0]
     architecture = KNOWN.get(found)
-    if architecture not in DENSE:
-        can = ", ".join(name for name, architecture in KNOWN.items() if architecture in DENSE)
+    if architecture not in TRAINED_ON:
+        can = ", ".join(name for name, architecture in KNOWN.items() if architecture in TRAINED_ON)
         raise DataError(
             "Q-MODELS-028",
             f"{file.parent} is a {found}, and only {can} can be trained on a GGUF's weights: set "
@@ -103,10 +109,10 @@ def empty_model(folder: Path, config: Any, dtype: torch.dtype, device: str) -> A
     """The model without weights: parameters on the meta device, the rotary table as transformers computes it
     on `device`.
     """
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import GenerationConfig
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        model = class_for(config)._from_config(config, dtype=dtype)
     # its table is no parameter, and in no file
     model.model.rotary_emb = type(model.model.rotary_emb)(config=config).to(device)
     if (folder / "generation_config.json").is_file():
@@ -162,26 +168,31 @@ def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: tor
             f"{names.file} has no {name}, which config.json asks for ({parameter}): run `snakemake --force "
             "base`",
         )
-    if tensors[name].shape != tuple(like.shape):
+    tensor, number = tensors[name], expert_number(parameter)
+    if number is not None and len(tensor.shape) == 3 and number < tensor.shape[0]:
+        tensor = tensor.part(number)
+    # llama.cpp's tools leave out a dimension of 1: a shared expert's gate has one output
+    if tensor.shape != tuple(dropwhile(lambda size: size == 1, like.shape)):
         raise DataError(
             "Q-MODELS-029",
-            f"{names.file}: {name} is {tensors[name].shape} and config.json asks for {tuple(like.shape)}: "
+            f"{names.file}: {name} is {tensor.shape} and config.json asks for {tuple(like.shape)}: "
             "run `snakemake --force base`",
         )
-    return tensors[name]
+    return tensor
 
 
 def vector(tensor: GgufTensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
-    """A norm or bias in transformers' order and the compute type. Raises `DataError` if that can't hold one
-    of its values, or it is stored in blocks, which no file of llama.cpp's tools has.
+    """A norm, bias or router in transformers' order and the compute type. Raises `DataError` if that can't
+    hold one of its values, or it is stored in blocks, which no file of llama.cpp's tools has.
     """
     if tensor.type not in FLOATS:
         raise DataError(
             "Q-MODELS-030",
-            f"{tensor.file}: {tensor.name} is a vector in {tensor.type}, not in floats: take another file "
-            "of this model",
+            f"{tensor.file}: {tensor.name} is a vector or router in {tensor.type}, not in floats: take "
+            "another file of this model",
         )
-    values = in_order(torch.from_numpy(tensor.values(0, 1).copy()).reshape(-1, 1), heads)[:, 0].to(dtype)
+    stored = torch.from_numpy(tensor.values(0, tensor.rows).copy())
+    values = (stored if tensor.rows > 1 else in_order(stored.reshape(-1, 1), heads)[:, 0]).to(dtype)
     if not bool(values.isfinite().all()):
         raise DataError(
             "Q-MODELS-031",
@@ -206,20 +217,24 @@ def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: Names) -> 
     """Raise `DataError` unless the file's tensors and the model's parameters are one to one, and nothing is
     left without values.
     """
-    used: dict[str, str] = {}
+    used: dict[tuple[str, int | None], str] = {}
     for parameter, values in model.named_parameters():  # a tied one under its first name
         name = names.of(parameter)
         if values.is_meta:
             raise DataError(
                 "Q-MODELS-032", f"{names.file}: nothing in it filled {parameter}: take another base"
             )
-        if name in used:
+        part = name, expert_number(parameter)
+        if part in used:
             raise DataError(
                 "Q-MODELS-032",
-                f"{names.file}: {name} filled both {used[name]} and {parameter}: take another base",
+                f"{names.file}: {name} filled both {used[part]} and {parameter}: take another base",
             )
-        used[name] = parameter
-    if left := [name for name in tensors if name not in used]:
+        used[part] = parameter
+    taken = Counter(name for name, _ in used)
+    if left := [
+        name for name, one in tensors.items() if taken[name] != (one.shape[0] if len(one.shape) == 3 else 1)
+    ]:
         more = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
         raise DataError(
             "Q-MODELS-029",

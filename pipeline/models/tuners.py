@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Training
-from pipeline.config.targets import is_target, trains_in
+from pipeline.config.targets import is_routed, is_target, trains_in
 from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.gguf.base_files import MODEL_FILE, SCALES_FILE
 from pipeline.gguf.tensors import SCALES
+from pipeline.models.experts.targets import check_mixture, narrowed
 from pipeline.models.frozen_layers import stop_gradients
-from pipeline.models.qlora import check_adapter, check_targets, lora_config
+from pipeline.models.lora import check_adapter, check_targets, lora_config
+from pipeline.models.qlora import linear_names
 
 AGAIN = "run `snakemake --force train`"
 
@@ -33,10 +35,12 @@ def put_tuner(model: Any, settings: Training) -> Any:
 
         # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from
         # its first step on
-        model = get_peft_model(model, lora_config(settings), autocast_adapter_dtype=True)
+        config = narrowed(lora_config(settings), linear_names(model), settings)
+        model = get_peft_model(model, config, autocast_adapter_dtype=True)
     else:
         from pipeline.models.scaled_linear import put_scales
 
+        check_mixture(settings, mixture=any(map(is_routed, linear_names(model))))
         put_scales(model, lambda path: is_target(path, settings))
     stop_gradients(causal_model(model))
     return model

@@ -14,15 +14,14 @@ from pipeline.config.sections import Training
 from pipeline.config.targets import rank_of
 from pipeline.core.cpu import Device
 from pipeline.planning.dora import dora_kept
+from pipeline.planning.experts import experts_kept
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Linear, Shape
 from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters, targets, tunes_scales
 
 Loss = Literal["liger", "chunked", "plain"]  # plain: transformers' own, with all logits; for comparison
-CHUNK_LOGITS = 5 << 20  # `pipeline.models.chunked_loss`'s, which imports torch; a test keeps them equal
-LOSS_BYTES = 3 * FLOAT  # per logit alive: log-softmax and two gradients
-# `pipeline.gguf.base_files`'s, which import torch too: dense at a time of a linear, of the head
-BLOCK_WEIGHTS, BLOCK_HEAD = 32 << 20, 8 << 20
+# `pipeline.gguf.base_files`'s, which import torch too: dense at a time of a linear
+BLOCK_WEIGHTS = 32 << 20
 BLOCK_SCALED = 8 << 20  # `pipeline.models.scaled_linear`'s
 CUBLAS_WORKSPACE = 8_519_680  # torch's default for a stream, :4096:2:16:8
 
@@ -71,21 +70,21 @@ def lora_kept(step: Step, layer: int, targets: list[Linear], without_mask: tuple
     train keep their inputs alone.
     """
     scaled = tunes_scales(step.train)
-    ranks = sum(rank_of(linear.path(layer), step.train) for linear in targets)
+    ranks = sum(linear.used * rank_of(linear.path(layer), step.train) for linear in targets)
     kept = 0 if scaled else ranks * step.lora_element
     if step.train.lora_dropout and not scaled:
         mask = (
             1 if step.device == "cuda" else step.lora_element
         )  # a bool on CUDA, on the CPU the noise itself
         kept += sum(
-            linear.inputs * (step.lora_element + (0 if linear.reads in without_mask else mask))
+            linear.used * linear.inputs * (step.lora_element + (0 if linear.reads in without_mask else mask))
             for linear in targets
         )
     elif step.lora_element != step.element and not scaled:
-        kept += sum(linear.inputs * step.lora_element for linear in targets)
+        kept += sum(linear.used * linear.inputs * step.lora_element for linear in targets)
     else:
         # attention keeps its output anyway
-        inputs = {linear.reads: linear.inputs for linear in targets if linear.reads != "attended"}
+        inputs = {one.reads: one.used * one.inputs for one in targets if one.reads != "attended"}
         kept += sum(inputs.values()) * step.element
     return step.tokens * kept
 
@@ -120,7 +119,13 @@ def layer_kept(step: Step, layer: int, targets: list[Linear], first: bool = Fals
     lora = lora_kept(step, layer, targets, ("normed",) if first else ())
     if step.train.use_dora:
         lora += dora_kept(step.train, layer, targets, step.tokens, step.element, step.lora_element)
-    return norms * (1 if first else 2) + lora + attention_kept(step) + gated
+    return (
+        norms * (1 if first else 2)
+        + lora
+        + attention_kept(step)
+        + gated
+        + experts_kept(step.shape, step.tokens, step.element)
+    )
 
 
 def rope_bytes(step: Step) -> int:
@@ -185,43 +190,6 @@ def gradients_in_flight(step: Step) -> int:
     intermediate width.
     """
     return step.tokens * (2 * step.shape.hidden + step.shape.intermediate) * step.element
-
-
-def loss_bytes(step: Step) -> int:
-    """Bytes that the loss adds: logits alive at once, and the last hidden states with their gradient.
-
-    Plain and chunked: log-softmax and two gradients in float32; plain keeps the logits too. Liger
-    (arXiv:2410.10989, `fused_linear_cross_entropy_forward`): one chunk of logits, overwritten by its
-    gradient; rows in it are T ÷ ⌈V/h⌉ rounded up to a power of two. Quantized: `quantized_head_bytes`.
-    """
-    shape = step.shape
-    states = 2 * step.tokens * shape.hidden * step.element
-    if step.quantized:
-        return states + quantized_head_bytes(step)
-    if step.loss == "liger":
-        rows = min(
-            step.tokens, 1 << (ceil(step.tokens / ceil(shape.vocabulary / shape.hidden)) - 1).bit_length()
-        )
-        return states + rows * shape.vocabulary * step.element + step.tokens * FLOAT
-    if step.loss == "plain":
-        return states + step.tokens * shape.vocabulary * (LOSS_BYTES + step.element)
-    return states + min(step.tokens, max(1, CHUNK_LOGITS // shape.vocabulary)) * shape.vocabulary * LOSS_BYTES
-
-
-def quantized_head_bytes(step: Step) -> int:
-    """Bytes that the loss of a quantized head adds, besides the last hidden states
-    (`pipeline.models.quantized_head`; arXiv:2411.09009).
-
-    A block of the vocabulary, dense, and its logits as often as elsewhere, each of at most `BLOCK_HEAD`
-    elements; gradients summed up in float32, with the block's part. After the blocks these are there twice
-    more, for the targets' own rows.
-    """
-    shape = step.shape
-    gradient = step.tokens * shape.hidden
-    head, logits = min(shape.table_weights, BLOCK_HEAD), min(step.tokens * shape.vocabulary, BLOCK_HEAD)
-    return max(
-        head * step.element + logits * LOSS_BYTES + gradient * (FLOAT + step.element), 3 * gradient * FLOAT
-    )
 
 
 def workspace_bytes(step: Step, quantized: QuantizedBase | None = None) -> int:

@@ -91,7 +91,14 @@ def check_budgets(shape: Shape, budgets: Iterable[str], serve: Serve) -> None:
     """Raise `ConfigError` if no file of a budget could be made, before hours are spent on the model that it
     would be made from.
     """
-    linears = [(linear.inputs, shape.layers * linear.weights) for linear in shape.linears]
+    budgets = [text for text in budgets if parse_budget(text)]
+    if shape.experts and budgets:
+        raise ConfigError(
+            "Q-BUDGET-009",
+            f"quantize.budgets names {budgets[0]}, and of a mixture of experts is not known what each tensor "
+            "costs: take quantize.budgets out for this model",
+        )
+    linears = [(linear.inputs, shape.layers * linear.weights * linear.copies) for linear in shape.linears]
     tables = [(shape.hidden, shape.table_weights * (1 if shape.tied else 2))]
     smallest = sum(smallest_bytes(*matrix) for matrix in linears + tables)
     weights = sum(elements for _, elements in linears + tables)

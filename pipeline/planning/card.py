@@ -73,8 +73,8 @@ def wants_gpu(train: Train) -> bool:
     return train.loss == "liger" or needs_gpu(train.optim)
 
 
-def loss_on(device: Device, train: Train) -> Loss:
-    """`train.loss` on a device: auto is liger on a GPU, chunked on a CPU."""
+def loss_on(device: Device, train: Train, *, mixture: bool = False) -> Loss:
+    """`train.loss` on a device: auto is liger on a GPU, chunked on a CPU and for a mixture of experts."""
     if train.loss == "auto":
-        return "liger" if device == "cuda" else "chunked"
+        return "liger" if device == "cuda" and not mixture else "chunked"
     return train.loss

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.sections import Train
+from pipeline.config.targets import rank_of
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.planning.shape import Shape
 from pipeline.planning.steps import steps_per_epoch, total_steps
-from pipeline.planning.weights import first_trained, lora_parameters, targets, tunes_scales
+from pipeline.planning.weights import first_trained, targets, tunes_scales
 
 # dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows;
 # NVIDIA's data sheets
@@ -48,11 +49,15 @@ def flops_per_token(shape: Shape, train: Train, max_length: int) -> float:
     again = 2 / train.checkpoint_every if train.gradient_checkpointing else 0
     if tunes_scales(train):  # the gradient of every weight is made, and summed up per scale
         own = 2.0 * sum(linear.weights for linears in targets(shape, train) for linear in linears)
-    else:
-        own = lora_parameters(shape, train) * (6 + again)
+    else:  # of the routed experts', a token meets that of those it is sent to
+        own = (6 + again) * sum(
+            rank_of(one.path(layer), train) * one.used * (one.inputs + one.outputs)
+            for layer, linears in enumerate(targets(shape, train))
+            for one in linears
+        )
     attention = shape.layers * 4 * shape.queries * max_length / 2
     linears, scores = (
-        shape.linear_weights * (2 + (2 + again) * back),
+        shape.used_weights * (2 + (2 + again) * back),
         attention * (1 + (2 + again / 2) * back),
     )
     return linears + shape.table_weights * 4 + own + scores

@@ -1,7 +1,8 @@
 """Bytes of a GGUF before it is made: each tensor has the type that llama-quantize would give it.
 
-After llama.cpp, src/llama-quant.cpp: `llama_tensor_get_type_impl` for dense models, and
-`tensor_type_fallback` for rows that a type can't pack.
+After llama.cpp, src/llama-quant.cpp: `llama_tensor_get_type_impl` for dense models and mixtures of another
+number of experts than 8 (below 3 bits these are some per cent off), and `tensor_type_fallback` for rows
+that a type can't pack.
 """
 
 from collections.abc import Iterator
@@ -66,6 +67,15 @@ NAMES = {
     "gate_proj": "ffn_gate",
     "up_proj": "ffn_up",
     "down_proj": "ffn_down",
+}
+MIXTURE_NAMES = {
+    "gate_proj": "ffn_gate_shexp",
+    "up_proj": "ffn_up_shexp",
+    "down_proj": "ffn_down_shexp",
+    "shared_expert_gate": "ffn_gate_inp_shexp",
+    "experts.gate_proj": "ffn_gate_exps",
+    "experts.up_proj": "ffn_up_exps",
+    "experts.down_proj": "ffn_down_exps",
 }
 # tensor: level (with -imatrix where that matters): (where in the layers, type), the first that holds; else
 # the level's own type
@@ -141,7 +151,11 @@ def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int 
     is_output = tensor == "output" or (tensor == "token_embd" and shape.tied)
     if is_output and columns % TYPES[base][0]:
         return _quantized("Q8_0", columns)
-    rules = RULES["output" if is_output else tensor]
+    if tensor == "ffn_gate_inp_shexp":  # like a vector
+        return "F32"
+    if name == "MXFP4_MOE" and tensor.endswith("_exps"):
+        return _quantized("MXFP4", columns)
+    rules = RULES["output" if is_output else tensor.removesuffix("_exps").removesuffix("_shexp")]
     mine = rules.get(
         f"{name}-imatrix" if with_matrix else name, rules.get(name, (("all", "Q6_K"),) if is_output else ())
     )
@@ -162,9 +176,10 @@ def matrices(shape: Shape, level: str) -> Iterator[tuple[str, str, int]]:
 
     for table in ("token_embd",) if shape.tied else ("token_embd", "output"):
         yield stored(table, shape.hidden, shape.vocabulary)
+    names = NAMES | (MIXTURE_NAMES if shape.experts else {})
     for linear in shape.linears:
         for layer in range(shape.layers):
-            yield stored(NAMES[linear.name], linear.inputs, linear.outputs, layer)
+            yield stored(names[linear.name], linear.inputs, linear.outputs * linear.copies, layer)
 
 
 def _quantized(ggml_type: str, columns: int) -> str:

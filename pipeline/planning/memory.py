@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pipeline.config.sections import Training
 from pipeline.core.cpu import Device
-from pipeline.planning import activations, weights
+from pipeline.planning import activations, loss_memory, weights
 from pipeline.planning.activations import Loss, Step
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
@@ -87,7 +87,7 @@ def plan_memory(
     )
     # all layers are given the mask that keeps packed rows apart, T × T bools; autograd doesn't keep it
     mask, copies = tokens**2, activations.autocast_copies(step)
-    in_layer, at_loss = activations.gradients_in_flight(step), activations.loss_bytes(step)
+    in_layer, at_loss = activations.gradients_in_flight(step), loss_memory.loss_bytes(step)
     if train.gradient_checkpointing:
         inputs = activations.inputs_kept(step) + mask
         kept = Part("layer inputs kept", inputs, "layers × tokens × hidden width")

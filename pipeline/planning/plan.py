@@ -107,7 +107,9 @@ def make_plan(
     `ConfigError` for targets or an optimizer that can't be planned.
     """
     device = card.device if card else "cuda"
-    setup = Setup(shape, train, max_length, device, loss_on(device, train), quantized)
+    setup = Setup(
+        shape, train, max_length, device, loss_on(device, train, mixture=bool(shape.experts)), quantized
+    )
     assumed = assumed_tflops(card.name) if card and tflops is None else None
     shipped = level or next((name for name in levels if not name.startswith(UNTUNED)), None)
     return Plan(

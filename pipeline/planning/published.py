@@ -35,10 +35,25 @@ PUBLISHED: dict[str, tuple[str, tuple[int | bool, ...]]] = {
     "qwen3-8b": ("qwen3", (4_096, 12_288, 36, 32, 8, 128, 151_936, False, 40_960)),
     "qwen3-14b": ("qwen3", (5_120, 17_408, 40, 40, 8, 128, 151_936, False, 40_960)),
     "qwen3-32b": ("qwen3", (5_120, 25_600, 64, 64, 8, 128, 151_936, False, 40_960)),
+    "qwen3-30b-a3b": ("qwen3_moe", (2_048, 6_144, 48, 32, 4, 128, 151_936, False, 40_960)),
+    "qwen3-30b-a3b-2507": ("qwen3_moe", (2_048, 6_144, 48, 32, 4, 128, 151_936, False, 262_144)),
+    "qwen1.5-moe-a2.7b-chat": ("qwen2_moe", (2_048, 5_632, 24, 16, 16, 128, 151_936, False, 8_192)),
     "llama-3.2-1b": ("llama", (2_048, 8_192, 16, 32, 8, 64, 128_256, True, 131_072)),
     "llama-3.2-3b": ("llama", (3_072, 8_192, 28, 24, 8, 128, 128_256, True, 131_072)),
     "llama-3.1-8b": ("llama", (4_096, 14_336, 32, 32, 8, 128, 128_256, False, 131_072)),
     "mistral-7b-v0.3": ("mistral", (4_096, 14_336, 32, 32, 8, 128, 32_768, False, 32_768)),
+}
+# of mixtures also: num_experts, num_experts_per_tok, moe_intermediate_size, shared_expert_intermediate_size
+EXPERT_KEYS = (
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)
+EXPERTS: dict[str, tuple[int, ...]] = {
+    "qwen3-30b-a3b": (128, 8, 768),
+    "qwen3-30b-a3b-2507": (128, 8, 768),
+    "qwen1.5-moe-a2.7b-chat": (60, 4, 1_408, 5_632),
 }
 
 
@@ -51,5 +66,6 @@ def published_shape(model: str, file: str | None = None) -> Shape | None:
         plain = re.sub(rf"-(instruct|base)\b|[-.](?:{LEVEL_NAMES.lower()}|fp16)$", "", last)
         if plain in PUBLISHED:
             kind, values = PUBLISHED[plain]
-            return read_shape({"model_type": kind, **dict(zip(KEYS, values, strict=True))}, model)
+            config = {"model_type": kind, **dict(zip(KEYS, values, strict=True))}
+            return read_shape(config | dict(zip(EXPERT_KEYS, EXPERTS.get(plain, ()), strict=False)), model)
     return None

@@ -12,8 +12,8 @@ from pipeline.config.levels import LEVELS
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
-from pipeline.models.experts import check_no_experts_of
-from pipeline.planning.level_bytes import NAMES, TYPES, level_bytes, matrices
+from pipeline.models.experts.recognize import TRAINABLE, check_experts_of, expert_settings
+from pipeline.planning.level_bytes import MIXTURE_NAMES, NAMES, TYPES, level_bytes, matrices
 from pipeline.planning.shape import Shape, read_shape
 
 # in models/base: what is trained on, and the one that it was made from
@@ -28,7 +28,7 @@ FIELDS = {
     "head_dim": "attention.key_length",
     "max_position_embeddings": "context_length",
 }
-LINEAR = re.compile(rf"blk\.\d+\.({'|'.join(NAMES.values())})\.weight")
+LINEAR = re.compile(rf"blk\.\d+\.({'|'.join((*NAMES.values(), *MIXTURE_NAMES.values()))})\.weight")
 # ggml types that `pipeline.gguf.dequantize` knows, which imports torch (a test keeps them equal): bytes that
 # a weight takes beside its quantized and its dequantized form while it is worked on, rounded up from the peak
 # of a process (measured: 4.1 to 7.5, the rare types 13.5 to 17.3)
@@ -152,7 +152,7 @@ def gguf_shape(file: Path) -> Shape:
     `DataError` for a damaged file.
     """
     header = _header(file)
-    check_no_experts_of(header.fields, str(file))
+    check_experts_of(header.fields, str(file))
     architecture = header.fields.get("general.architecture")
     table = header.tensors.get("token_embd.weight", ((0, 0), 0))[0]
     config = {
@@ -163,7 +163,12 @@ def gguf_shape(file: Path) -> Shape:
         "mlp_bias": "blk.0.ffn_gate.bias" in header.tensors,
     }
     numbers = {key: header.fields.get(f"{architecture}.{field}") for key, field in FIELDS.items()}
-    return read_shape(config | numbers, str(file))
+    kinds = {gguf: kind for kind, gguf in TRAINABLE.items()}
+    mixture = expert_settings(header.fields) | {
+        "model_type": kinds.get(str(architecture), architecture),
+        "qkv_bias": config["attention_bias"],
+    }
+    return read_shape(config | numbers | mixture, str(file))
 
 
 def _header(file: Path) -> Header:

@@ -1,22 +1,25 @@
-"""The shape of a Qwen-, Llama- or Mistral-like model, read from its config.json."""
+"""The shape of a Qwen-, Llama- or Mistral-like model, dense or a mixture, read from its config.json."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.models.experts import check_no_experts
+from pipeline.models.experts.recognize import check_experts
 
-KNOWN = ("llama", "mistral", "qwen2", "qwen3")
+KNOWN = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
+ROUTED = "experts."  # before the names of a routed expert's linears
 
 
 @dataclass(frozen=True)
 class Linear:
     """One linear of a layer: `inputs` → `outputs` features; `reads` says which tensor of the layer goes
     in.
+
+    Of a routed expert's linear a layer has `copies`, of which a token goes through `used`.
     """
 
     name: str
@@ -24,21 +27,29 @@ class Linear:
     outputs: int
     bias: bool
     reads: str
+    copies: int = 1
+    used: int = 1
 
     @property
     def weights(self) -> int:
-        """Elements of the weight, without the bias."""
+        """Elements of the weight of one copy, without the bias."""
         return self.inputs * self.outputs
 
     def path(self, layer: int) -> str:
         """Its name in transformers' model."""
         part = "self_attn" if self.reads in ("normed", "attended") else "mlp"
-        return f"model.layers.{layer}.{part}.{self.name}"
+        name = self.name.replace(ROUTED, f"{ROUTED}0.")  # the first expert stands for all
+        return f"model.layers.{layer}.{part}.{name}"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder of `layers` equal layers; `qk_norms` says that queries and keys are normalized (Qwen3)."""
+    """A decoder of `layers` equal layers; `qk_norms` says that queries and keys are normalized (Qwen3).
+
+    `intermediate` is how many features a token has between gate or up and down, in a mixture in all of its
+    experts together, the shared one included. `experts` is how many routed ones a layer has, `chosen` how
+    many of them a token is sent to.
+    """
 
     layers: int
     hidden: int
@@ -51,6 +62,8 @@ class Shape:
     qk_norms: bool
     positions: int
     linears: tuple[Linear, ...]  # of one layer
+    experts: int = 0
+    chosen: int = 0
 
     @property
     def queries(self) -> int:
@@ -65,7 +78,12 @@ class Shape:
     @cached_property
     def linear_weights(self) -> int:
         """Elements of all linears' weights but the head's."""
-        return self.layers * sum(linear.weights for linear in self.linears)
+        return self.layers * sum(linear.weights * linear.copies for linear in self.linears)
+
+    @cached_property
+    def used_weights(self) -> int:
+        """Those of them that a token is multiplied with: the same but in a mixture."""
+        return self.layers * sum(linear.weights * linear.used for linear in self.linears)
 
     @property
     def table_weights(self) -> int:
@@ -74,10 +92,10 @@ class Shape:
 
     @cached_property
     def small_weights(self) -> int:
-        """Elements of norms and biases."""
+        """Elements of norms, biases and routers."""
         biases = sum(linear.outputs for linear in self.linears if linear.bias)
         norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norms else 0)
-        return self.layers * (biases + norms) + self.hidden
+        return self.layers * (biases + norms + self.experts * self.hidden) + self.hidden
 
     @property
     def parameters(self) -> int:
@@ -86,13 +104,13 @@ class Shape:
 
 
 def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
-    """The shape that a config.json describes, as transformers' `modeling_{llama,mistral,qwen2,qwen3}.py`
-    build it.
+    """The shape that a config.json describes, as transformers' `modeling_{llama,mistral,qwen2,qwen3,
+    qwen2_moe,qwen3_moe}.py` build it.
 
-    Raises `ConfigError` for another architecture, `DataError` for a mixture of experts and where a number is
-    missing or can't be.
+    Raises `ConfigError` for another architecture, `DataError` for a mixture of experts that can't be trained
+    and where a number is missing or can't be.
     """
-    check_no_experts(config, where)
+    check_experts(config, where)
     kind = config.get("model_type")
     if kind not in KNOWN:
         raise ConfigError(
@@ -111,7 +129,7 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
             )
         return value
 
-    hidden, inner, heads = number("hidden_size"), number("intermediate_size"), number("num_attention_heads")
+    hidden, heads = number("hidden_size"), number("num_attention_heads")
     kv_heads = number("num_key_value_heads", heads)
     head_dim = number("head_dim", 128 if kind == "qwen3" else hidden // heads)
     if heads % kv_heads:
@@ -120,30 +138,48 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
             f"{where} has {heads} attention heads over {kv_heads} key-value heads, which don't divide them: "
             "take the file that the model was published with",
         )
-    output_bias = kind in ("llama", "qwen3") and bool(config.get("attention_bias"))
-    attention_bias = output_bias or kind == "qwen2"
+    output_bias = kind in ("llama", "qwen3", "qwen3_moe") and bool(config.get("attention_bias"))
+    attention_bias = output_bias or kind == "qwen2" or (kind == "qwen2_moe" and config.get("qkv_bias", True))
     mlp_bias = kind == "llama" and bool(config.get("mlp_bias"))
     queries, keys = heads * head_dim, kv_heads * head_dim
+    many = "num_local_experts" if "num_local_experts" in config else "num_experts"  # the library's other name
+    experts, chosen = (number(many), number("num_experts_per_tok")) if "moe" in kind else (0, 0)
+    routed = number("moe_intermediate_size") if experts else 0
+    inner = 0 if kind == "qwen3_moe" else number(f"{'shared_expert_' if experts else ''}intermediate_size")
     return Shape(
         layers=number("num_hidden_layers"),
         hidden=hidden,
-        intermediate=inner,
+        intermediate=inner + chosen * routed,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocabulary=number("vocab_size"),
         tied=bool(config.get("tie_word_embeddings")),
-        qk_norms=kind == "qwen3",
+        qk_norms=kind.startswith("qwen3"),
         positions=number("max_position_embeddings", 32_768),
         linears=(
             Linear("q_proj", hidden, queries, attention_bias, "normed"),
             Linear("k_proj", hidden, keys, attention_bias, "normed"),
             Linear("v_proj", hidden, keys, attention_bias, "normed"),
             Linear("o_proj", queries, hidden, output_bias, "attended"),
-            Linear("gate_proj", hidden, inner, mlp_bias, "normed again"),
-            Linear("up_proj", hidden, inner, mlp_bias, "normed again"),
-            Linear("down_proj", inner, hidden, mlp_bias, "gated"),
+            *(gated(hidden, inner, mlp_bias) if inner else ()),
+            *((Linear("shared_expert_gate", hidden, 1, False, "normed again"),) if inner and experts else ()),
+            *(
+                replace(one, name=ROUTED + one.name, reads=ROUTED + one.reads, copies=experts, used=chosen)
+                for one in (gated(hidden, routed, False) if experts else ())
+            ),
         ),
+        experts=experts,
+        chosen=chosen,
+    )
+
+
+def gated(hidden: int, inner: int, bias: bool) -> tuple[Linear, ...]:
+    """The linears of a dense layer's MLP, or of one expert."""
+    return (
+        Linear("gate_proj", hidden, inner, bias, "normed again"),
+        Linear("up_proj", hidden, inner, bias, "normed again"),
+        Linear("down_proj", inner, hidden, bias, "gated"),
     )
 
 

@@ -56,9 +56,9 @@ def strategies(setup: Setup, level: str, lora: LoraType = "F16") -> list[Strateg
         return replace(setup, quantized=quantized).at(setup.max_length, **changed).plan().total
 
     nf4 = memory("nf4")
-    scales = memory("gguf", "scales") if trainable else None
+    scales = memory("gguf", "scales") if trainable and not shape.experts else None
     source = quantized.made_from or original  # whose answers the level learns
-    return [
+    known = [
         Strategy(f"train unquantized, merge, make {level}", sixteen, merged, (file,), memory("none"), "none"),
         Strategy(f"train on NF4, merge, make {level}", sixteen, merged, (file,), nf4, "nf4"),
         Strategy(
@@ -106,6 +106,8 @@ def strategies(setup: Setup, level: str, lora: LoraType = "F16") -> list[Strateg
             distilled=True,
         ),
     ]
+    # no scales of a mixture can be trained
+    return [one for one in known if not shape.experts or (one.tuner == "lora" and not one.distilled)]
 
 
 def lora_bytes(shape: Shape, train: Train, ggml_type: LoraType) -> int:

@@ -7,6 +7,7 @@ from math import ceil
 from pipeline.config.sections import Train, Training
 from pipeline.config.targets import is_target, misfits, rank_of
 from pipeline.core.errors import ConfigError
+from pipeline.models.experts.targets import check_mixture
 from pipeline.planning.level_bytes import NAMES
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Linear, Shape
@@ -61,7 +62,7 @@ def linear_bytes(shape: Shape, train: Training, quantized: QuantizedBase | None 
     if train.quantization != "nf4":
         return shape.linear_weights * ELEMENT[train.bnb_4bit_compute_dtype]
     return shape.layers * sum(
-        nf4_bytes(linear.weights, train.bnb_4bit_use_double_quant) for linear in shape.linears
+        nf4_bytes(linear.weights, train.bnb_4bit_use_double_quant) * linear.copies for linear in shape.linears
     )
 
 
@@ -81,8 +82,9 @@ def small_bytes(shape: Shape, train: Train) -> int:
 
 def targets(shape: Shape, train: Train) -> list[list[Linear]]:
     """The linears that train, of each layer. Raises `ConfigError` for targets or layers that the model
-    hasn't.
+    hasn't, and as `check_mixture`.
     """
+    check_mixture(train, mixture=bool(shape.experts))
     paths = [linear.path(layer) for layer in range(shape.layers) for linear in shape.linears]
     if problem := next(misfits(train, paths, shape.layers), None):
         raise ConfigError("Q-PLANNING-007", problem)
@@ -96,7 +98,7 @@ def lora_shapes(shape: Shape, train: Train) -> list[int]:
     """Elements of every tensor of the adapter: A (r × in) and B (out × r) of each targeted linear, under DoRA
     its magnitudes (out) too.
 
-    Raises `ConfigError` for targets or layers that the model hasn't.
+    Raises what `targets` does.
     """
     return [
         elements
@@ -108,6 +110,7 @@ def lora_shapes(shape: Shape, train: Train) -> list[int]:
             rank * linear.outputs,
             *((linear.outputs,) if train.use_dora else ()),
         )
+        * linear.copies
     ]
 
 

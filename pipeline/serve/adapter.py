@@ -192,6 +192,8 @@ def _fits(name: str, a: tuple[int, ...], b: tuple[int, ...], base: tuple[int, ..
         return False
     if name.endswith("token_embd.weight"):
         return (base[0], base[1], a[0]) == (b[1], a[1], b[0])
+    if not a[2:] == b[2:] == base[2:]:  # a pair for each expert
+        return False
     return (base[0], base[1], a[1]) == (a[0], b[1], b[0])
 
 

@@ -38,7 +38,8 @@ from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.models.finite import adapter_is_finite, finite_record, nf4_linears, outputs_watched
-from pipeline.models.qlora import load_quantized, lora_config
+from pipeline.models.lora import lora_config
+from pipeline.models.qlora import load_quantized
 from pipeline.planning.shape import load_shape
 from pipeline.stages.train.checkpoints import publish_checkpoint
 

@@ -25,7 +25,8 @@ def gradients(base: Path, device: str, dtype: str) -> dict[str, torch.Tensor]:
     from peft import get_peft_model
 
     from pipeline.models.chunked_loss import chunked_loss
-    from pipeline.models.qlora import check_adapter, load_quantized, lora_config
+    from pipeline.models.lora import check_adapter, lora_config
+    from pipeline.models.qlora import load_quantized
 
     train = RECIPE.model_copy(
         update={"bnb_4bit_compute_dtype": dtype, "lora_dropout": 0.0, "embeddings_on_cpu": False}

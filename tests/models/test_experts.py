@@ -3,15 +3,19 @@ experts too.
 """
 
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.models.experts import check_no_experts, check_no_experts_of
+from pipeline.models.experts.recognize import check_experts, check_experts_of, expert_settings
+from pipeline.stages.base.gguf_import import unpack_gguf
 
 MIXTURES: list[dict[str, Any]] = [
-    {"model_type": "qwen2_moe", "num_experts": 60, "moe_intermediate_size": 1408},
+    {"model_type": "qwen2_moe", "num_experts": 60, "mlp_only_layers": [0]},
+    {"model_type": "qwen3_moe", "num_experts": 60, "decoder_sparse_step": 2},
     {"model_type": "mixtral", "num_local_experts": 8},
     {"model_type": "deepseek_v2", "n_routed_experts": 64, "n_shared_experts": 2},
     {"model_type": "new", "moe_num_experts": [64, 64]},
@@ -20,7 +24,9 @@ MIXTURES: list[dict[str, Any]] = [
     {"model_type": "dbrx", "ffn_config": {"moe_num_experts": 16}},
     {"model_type": "llama4", "text_config": {"num_local_experts": 16}},
 ]
-DENSE: list[dict[str, Any]] = [
+ACCEPTED: list[dict[str, Any]] = [
+    {"model_type": "qwen2_moe", "num_experts": 60, "moe_intermediate_size": 1408},
+    {"model_type": "qwen3_moe", "num_experts": 128, "decoder_sparse_step": 1, "mlp_only_layers": []},
     {"model_type": "qwen2"},
     {"model_type": "deepseek_v2", "n_routed_experts": None},
     {"model_type": "granitemoehybrid", "num_local_experts": 0, "num_experts_per_tok": 0},
@@ -30,14 +36,14 @@ DENSE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("config", MIXTURES, ids=str)
-def test_a_mixture_is_refused(config: dict[str, Any]) -> None:
+def test_a_mixture_that_cannot_be_trained_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="Q-MODELS-010"):
-        check_no_experts(config, "a/b")
+        check_experts(config, "a/b")
 
 
-@pytest.mark.parametrize("config", DENSE, ids=str)
-def test_a_dense_model_is_not(config: dict[str, Any]) -> None:
-    check_no_experts(config, "a/b")
+@pytest.mark.parametrize("config", ACCEPTED, ids=str)
+def test_another_model_is_not(config: dict[str, Any]) -> None:
+    check_experts(config, "a/b")
 
 
 @pytest.mark.parametrize(
@@ -46,4 +52,29 @@ def test_a_dense_model_is_not(config: dict[str, Any]) -> None:
 )
 def test_a_gguf_says_it_in_its_header(fields: dict[str, Any], refused: bool) -> None:
     with pytest.raises(DataError, match="Q-MODELS-010") if refused else nullcontext():
-        check_no_experts_of({"general.architecture": "llama"} | fields, "x.gguf")
+        check_experts_of({"general.architecture": "llama"} | fields, "x.gguf")
+
+
+def test_a_ggufs_header_says_what_config_json_says() -> None:
+    fields = {
+        "general.architecture": "qwen2moe",
+        "qwen2moe.expert_count": 60,
+        "qwen2moe.expert_used_count": 4,
+    }
+    found = expert_settings(fields | {"qwen2moe.expert_feed_forward_length": 1408})
+    assert (found["num_experts"], found["num_experts_per_tok"], found["moe_intermediate_size"]) == (
+        60,
+        4,
+        1408,
+    )
+    assert (
+        not found["norm_topk_prob"]
+        and expert_settings({"general.architecture": "qwen3moe"})["norm_topk_prob"]
+    )
+    assert expert_settings({"general.architecture": "qwen3"}) == {}
+
+
+def test_a_mixtures_gguf_is_not_unpacked() -> None:
+    header = SimpleNamespace(fields={"general.architecture": "qwen3moe"})
+    with pytest.raises(DataError, match="Q-BASE-029"):
+        unpack_gguf(Path("x.gguf"), header, Path("folder"), None)

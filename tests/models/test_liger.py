@@ -148,3 +148,10 @@ def test_the_loss_is_what_the_machine_can_do(
 def test_the_fused_loss_is_cross_entropy_in_tritons_interpreter(scaling: str) -> None:
     """Without a softcap, which the interpreter can't pass to the kernel: tests/gpu has that case."""
     assert run(COMPARE, "cpu", "0", scaling, TRITON_INTERPRET="1").startswith("equal")
+
+
+def test_a_mixtures_loss_is_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_loss("auto", mixture=True) == choose_loss("chunked", mixture=True) == "chunked"
+    with pytest.raises(ToolError, match="Q-MODELS-014"):
+        choose_loss("liger", mixture=True)

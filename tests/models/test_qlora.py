@@ -16,14 +16,13 @@ from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.models.chunked_loss import chunked_loss
+from pipeline.models.lora import check_adapter, lora_config
 from pipeline.models.qlora import (
-    check_adapter,
     check_quantized,
     float32_cast_bytes,
     forbid_repacking,
     keep_embeddings_on_cpu,
     load_quantized,
-    lora_config,
 )
 
 RECIPES = PROJECT / "recipes"

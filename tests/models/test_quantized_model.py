@@ -26,7 +26,7 @@ from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import quantize_gguf, to_gguf
 from pipeline.llamacpp.tools import PROJECT, Toolchain
 from pipeline.models.chunked_loss import check_head, chunked_loss
-from pipeline.models.qlora import check_adapter, lora_config
+from pipeline.models.lora import check_adapter, lora_config
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from pipeline.models.quantized_model import in_order, load_gguf
 from pipeline.models.tensors import frozen_tensors, tensor_bytes
@@ -284,8 +284,8 @@ def test_a_file_that_is_not_this_models_is_refused(
     ("changed", "sentence"),
     [
         (
-            {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"},
-            "Q-MODELS-028.*Qwen2MoeForCausalLM",
+            {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
+            "Q-MODELS-028.*MixtralForCausalLM",
         ),
         ({"architectures": None}, "Q-MODELS-028"),
         ({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, "Q-MODELS-029"),

@@ -14,7 +14,8 @@ from tiny import untied_qwen2
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError
 from pipeline.models.chunked_loss import chunked_loss
-from pipeline.models.qlora import check_adapter, load_quantized, lora_config
+from pipeline.models.lora import check_adapter, lora_config
+from pipeline.models.qlora import load_quantized
 from pipeline.models.tuners import check_tuner, put_tuner
 
 LAYERS, SIZE = 4, {"q_proj": 64 + 64, "k_proj": 64 + 32, "v_proj": 64 + 32, "o_proj": 64 + 64}

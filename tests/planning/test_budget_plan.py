@@ -49,6 +49,13 @@ def test_what_no_file_can_have_is_refused_before_training(tmp_path: Path, budget
     assert f"Q-BUDGET-{id}" in shown.stderr
 
 
+def test_a_mixture_has_no_budgets() -> None:
+    mixture = published_shape("qwen3-30b-a3b")
+    check_budgets(mixture, ["Q4_K_M"], GPU)
+    with pytest.raises(ConfigError, match="Q-BUDGET-009"):
+        check_budgets(mixture, ["Q4_K_M", "20GB"], GPU)
+
+
 def test_the_smallest_file_is_the_one_that_the_stage_finds(tmp_path: Path) -> None:
     """A wide model packs rows in blocks of 256, a narrow one in blocks of 32."""
     for hidden, inner, tied in ((256, 512, False), (96, 160, True)):

@@ -141,6 +141,17 @@ def test_json_holds_every_part_in_bytes(tmp_path: Path) -> None:
     assert found["work"] is None and found["seconds"] is None  # not measured: nothing is tokenized here
 
 
+def test_the_mixtures_recipe_fits_its_card(tmp_path: Path) -> None:
+    shown = json.loads(
+        plan("--recipe", "qwen3-30b-a3b-gguf", "--vram", 32, "--json", "--root", tmp_path).stdout
+    )
+    # rank 8 on attention's linears and on three of each of 128 experts, 48 layers
+    attention = (2048 + 4096) + 2 * (2048 + 512) + (4096 + 2048)
+    assert shown["memory"]["LoRA"]["bytes"] == 4 * 8 * 48 * (128 * 3 * (2048 + 768) + attention)
+    assert shown["fits"] and shown["loss"] == "chunked"
+    assert {strategy["tuner"] for strategy in shown["strategies"]} == {"lora"}
+
+
 def test_time_comes_from_tokens_and_tflops(tmp_path: Path) -> None:
     (tmp_path / "data" / "tokens").mkdir(parents=True)
     (tmp_path / "data" / "tokens" / "manifest.json").write_text(

@@ -15,7 +15,7 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.llamacpp.tools import PROJECT
-from pipeline.planning import activations, weights
+from pipeline.planning import activations, loss_memory, weights
 from pipeline.planning.activations import Step
 from pipeline.planning.disk import BASE, CACHE, own_bytes, plan_disk
 from pipeline.planning.duration import assumed_tflops, flops_per_token, run_of, work_in
@@ -59,6 +59,24 @@ TINY = {
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 24,
+    },
+    "qwen2_moe": {
+        "hidden_size": 40,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 72,
+        "num_experts": 4,
+        "num_experts_per_tok": 3,  # of 48 tokens, each expert gets some
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "qwen3_moe": {
+        "hidden_size": 40,
+        "moe_intermediate_size": 24,
+        "num_experts": 4,
+        "num_experts_per_tok": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
     },
 }
 VOCABULARY, TOKENS = 301, 48
@@ -182,7 +200,7 @@ def test_autocast_keeps_what_the_plan_for_a_gpu_says(
 def test_the_chunk_is_the_loss_own() -> None:
     from pipeline.models.chunked_loss import CHUNK_LOGITS
 
-    assert activations.CHUNK_LOGITS == CHUNK_LOGITS
+    assert loss_memory.CHUNK_LOGITS == CHUNK_LOGITS
 
 
 # --- the numbers of the production target -------------------------------------------------------------------
@@ -230,6 +248,9 @@ COUNTS = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-30b-a3b-2507": 30_532_122_624,
+    "qwen1.5-moe-a2.7b-chat": 14_315_784_192,
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
     "llama-3.1-8b": 8_030_261_248,
@@ -295,10 +316,41 @@ def test_a_published_config_may_hold_what_strict_json_has_not(tmp_path: Path) ->
     assert load_shape(path).vocabulary == 302
 
 
-@pytest.mark.parametrize(("changed", "words"), [({"target_modules": ["q_proj", "c_attn"]}, "Q-PLANNING-007")])
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"target_modules": ["q_proj", "c_attn"]}, "Q-PLANNING-007"),
+        ({"target_experts": ["down_proj"]}, "Q-MODELS-034"),
+        ({"target_experts": []}, "Q-MODELS-034"),
+    ],
+)
 def test_what_cant_be_planned_is_said(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         plan_memory(QWEN_7B, settings(**changed), 1024, "cuda", "liger")
+
+
+def test_a_mixture_is_planned_by_what_its_experts_take() -> None:
+    """Figures of Qwen3-30B-A3B by hand, at rank 16: 128 experts, 8 of them for a token."""
+    shape = published_shape("qwen3-30b-a3b")
+    assert shape
+    expert = 3 * 2048 * 768
+    attention = 2048 * (4096 + 2 * 512) + 4096 * 2048
+    assert shape.linear_weights == 48 * (128 * expert + attention)
+    assert shape.used_weights == 48 * (8 * expert + attention)
+    train = settings(r=16, target_modules=["q_proj"], target_experts=["gate_proj", "up_proj", "down_proj"])
+    in_experts = 48 * 128 * 3 * 16 * (2048 + 768)
+    assert weights.lora_parameters(shape, train) == in_experts + 48 * 16 * (2048 + 4096)
+    frozen = settings(r=16, target_modules=["q_proj"], target_experts=[])
+    assert weights.lora_parameters(shape, frozen) == 48 * 16 * (2048 + 4096)
+    more = flops_per_token(shape, train, 1024) - flops_per_token(shape, frozen, 1024)
+    assert more == in_experts * 8 // 128 * 6
+
+
+def test_scales_of_a_mixture_are_not_planned() -> None:
+    shape = published_shape("qwen3-30b-a3b")
+    assert shape
+    with pytest.raises(ConfigError, match="Q-MODELS-034"):
+        plan_memory(shape, settings(tuner="scales"), 1024, "cuda", "liger")
 
 
 def test_every_optimizer_that_can_be_set_can_be_planned() -> None:

@@ -20,7 +20,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import read_header, tensor_bytes
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import PROJECT, Toolchain
-from pipeline.planning import activations, quantized
+from pipeline.planning import activations, loss_memory, quantized
 from pipeline.planning.activations import Step
 from pipeline.planning.base import find_quantized, find_shape
 from pipeline.planning.disk import BASE, CACHE, plan_disk
@@ -160,7 +160,7 @@ def test_figures_are_those_of_the_code_that_trains() -> None:
     from pipeline.models import quantized_linear as linear
     from pipeline.models import scaled_linear
 
-    assert (activations.BLOCK_WEIGHTS, activations.BLOCK_HEAD) == (linear.BLOCK_WEIGHTS, head.BLOCK_HEAD)
+    assert (activations.BLOCK_WEIGHTS, loss_memory.BLOCK_HEAD) == (linear.BLOCK_WEIGHTS, head.BLOCK_HEAD)
     assert set(quantized.SCRATCH) == {layout.name for layout in TRAINABLE_TYPES.values()}
     names = {ggml_type: layout.name for ggml_type, layout in TRAINABLE_TYPES.items()}
     assert set(quantized.WITH_MINIMA) == {names[one] for one, places in SCALES.items() if len(places) == 2}

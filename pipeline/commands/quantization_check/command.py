@@ -36,7 +36,8 @@ from pipeline.core.checks import Check, refuse
 from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.core.publish import read_json, write_json
 from pipeline.models.finite import adapter_is_finite, dequantization_is_finite, outputs_watched
-from pipeline.models.qlora import check_adapter, load_quantized, lora_config
+from pipeline.models.lora import check_adapter, lora_config
+from pipeline.models.qlora import load_quantized
 from pipeline.models.runtime import silence_libraries, use_all_cores
 from pipeline.planning.shape import KNOWN, Shape, load_shape
 from pipeline.stages.parity.check import KEYS

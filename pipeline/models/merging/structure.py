@@ -32,6 +32,8 @@ def structure(base: Path) -> Structure:
     from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import should_convert_module
 
+    from pipeline.models.experts.separate import expert_linears
+
     try:
         config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
@@ -67,7 +69,7 @@ def structure(base: Path) -> Structure:
         shapes={
             name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)
         },
-        quantized=frozenset(f"{name}.weight" for name in linears),
+        quantized=frozenset(f"{name}.weight" for name in (*linears, *expert_linears(model))),
         transposed=frozenset(conv1d | stored_in_out),
         embedding=embedding,
         head=head,

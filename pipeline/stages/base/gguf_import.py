@@ -15,6 +15,7 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.header import Header
 from pipeline.llamacpp.quick_reader import quick_reader
 from pipeline.llamacpp.tools import Toolchain, run_tool
+from pipeline.models.experts.recognize import expert_settings
 from pipeline.stages.base.hf_folder import special_ids
 
 
@@ -26,6 +27,12 @@ def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> N
     the architecture, a weight is left over, missing or too large, or the tokenizer gives other ids than
     llama.cpp's.
     """
+    if expert_settings(header.fields):
+        raise DataError(
+            "Q-BASE-029",
+            f"{file} is a mixture of experts, whose 16-bit weights can't be taken out of a GGUF: set "
+            "base.quantization to gguf, or take its Hugging Face folder",
+        )
     from transformers import GenerationConfig
 
     tokenizer, model = load_tokenizer_of(file, header), load_gguf(file, header)

@@ -15,16 +15,16 @@ from pipeline.core.hashing import file_hash
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.safetensors_rows import DTYPES, read_folder
-from pipeline.models.experts import check_no_experts
+from pipeline.models.experts.recognize import check_experts
 
 
 def check_config(config: dict[str, Any], source: str) -> None:
-    """Raise `DataError` unless transformers itself knows this model, it is a dense one and its weights are
-    plain.
+    """Raise `DataError` unless transformers itself knows this model, its experts (if it has some) can be
+    trained and its weights are plain.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    check_no_experts(config, source)
+    check_experts(config, source)
     kind = config.get("model_type")
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         code = (

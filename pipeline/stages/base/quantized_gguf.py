@@ -15,13 +15,14 @@ from typing import Any
 from pipeline.chat.tokens import PROBES, load_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk
-from pipeline.gguf.base_files import DENSE, MODEL_FILE, SOURCE_FILE
+from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE, TRAINED_ON
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
 from pipeline.gguf.sources import KNOWN
 from pipeline.llamacpp.converters import NO_TYPES, quantize_gguf
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.models.base_header import checked_header
+from pipeline.models.experts.recognize import expert_settings
 from pipeline.stages.base.file_choice import gguf_parts
 from pipeline.stages.base.gguf_import import from_gguf, load_tokenizer_of, same_ids_as_llama_cpp
 from pipeline.stages.base.hf_folder import special_ids
@@ -144,11 +145,11 @@ def check_trainable(header: Header, file: Path) -> None:
     from pipeline.gguf.dequantize import layout
 
     architecture = header.fields.get("general.architecture")
-    if architecture not in DENSE:
+    if architecture not in TRAINED_ON:
         raise DataError(
             "Q-MODELS-028",
             f"{file} is of architecture {architecture}, and adapters are trained on the GGUFs of "
-            f"{', '.join(DENSE)}: set base.quantization to nf4, with the model's Hugging Face folder",
+            f"{', '.join(TRAINED_ON)}: set base.quantization to nf4, with the model's Hugging Face folder",
         )
     for name, (_, kind) in header.tensors.items():
         try:
@@ -174,7 +175,7 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
         known["head_dim"] = width  # which transformers 5.23 doesn't read for Qwen3, and takes for 128
     if f"{architecture}.attention.sliding_window" not in header.fields and hasattr(config, "sliding_window"):
         known["sliding_window"] = None  # llama.cpp has none then, and transformers would take Mistral's 4,096
-    config.update(known | special)
+    config.update(known | expert_settings(header.fields) | special)
     config.save_pretrained(folder)
     GenerationConfig(**special).save_pretrained(folder)
 

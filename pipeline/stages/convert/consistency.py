@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import Entry, read_folder, read_rows, same_values, spans
-from pipeline.planning.shape import KNOWN, read_shape
+from pipeline.planning.shape import KNOWN, ROUTED, Linear, read_shape
 
 LAYER = re.compile(r"^(?:model\.|transformer\.|language_model\.)*(?:layers|h)\.(\d+)\.")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
@@ -123,10 +123,10 @@ def shapes(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
     linears = read_shape(config).linears
     for number in sorted({int(match[1]) for name in tensors if (match := LAYER.match(name))}):
         for linear in linears:
-            part = "mlp" if linear.name in ("gate_proj", "up_proj", "down_proj") else "self_attn"
-            stem = f"model.layers.{number}.{part}.{linear.name}"
-            wanted[f"{stem}.weight"] = (linear.outputs, linear.inputs)
-            wanted[f"{stem}.bias"] = (linear.outputs,) if linear.bias else None
+            for module in modules(linear, shared="moe" in config["model_type"]):
+                stem = f"model.layers.{number}.{module}"
+                wanted[f"{stem}.weight"] = (linear.outputs, linear.inputs)
+                wanted[f"{stem}.bias"] = (linear.outputs,) if linear.bias else None
     found = {name: tensors[name].shape if name in tensors else None for name in wanted}
     wrong = [
         f"{name} is {_size(found[name])} and should be {_size(size)}"
@@ -135,6 +135,17 @@ def shapes(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
     ]
     if wrong:
         yield f"{wrong[0]} ({len(wrong)} tensors so): merge again from a base whose config.json is its own"
+
+
+def modules(linear: Linear, *, shared: bool) -> list[str]:
+    """What a linear of the plan is called in a layer of the files, each expert's own; `shared` where the MLP
+    outside the routed experts is a shared expert.
+    """
+    if linear.name.startswith(ROUTED):
+        return [f"mlp.{ROUTED}{number}.{linear.name[len(ROUTED) :]}" for number in range(linear.copies)]
+    if linear.name in ("gate_proj", "up_proj", "down_proj"):
+        return [f"mlp.shared_expert.{linear.name}" if shared else f"mlp.{linear.name}"]
+    return [f"{'mlp' if linear.name == 'shared_expert_gate' else 'self_attn'}.{linear.name}"]
 
 
 def experts(config: dict[str, Any]) -> Iterator[str]:

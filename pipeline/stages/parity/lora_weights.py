@@ -1,5 +1,6 @@
 """The adapter's GGUF against the adapter that was trained: every matrix, number for number, and its scale."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
     from safetensors import safe_open
     from transformers import AutoConfig
 
+    from pipeline.models.experts.targets import expert_number
     from pipeline.models.quantized_model import tensor_names
     from pipeline.models.row_order import in_order
 
     header, tensors = gguf_tensors(lora)
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     names = tensor_names(config, header, lora)
-    wrong, seen = list[str](), set[str]()
+    wrong, seen = list[str](), set[tuple[str, int | None]]()
     with safe_open(adapter / "adapter_model.safetensors", framework="pt") as weights:
         for key in weights.keys():  # noqa: SIM118 (safe_open is no mapping)
             path, _, part = key.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
@@ -41,11 +43,13 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
                 )
             parameter = f"{path}.weight"
             name = f"{names.of(parameter)}.lora_{part.lower()}"
-            seen.add(name)
-            found = tensors.get(name)
+            found, number = tensors.get(name), expert_number(parameter)
+            seen.add((name, number))
+            if found and number is not None:
+                found = found.part(number) if len(found.shape) == 3 and number < found.shape[0] else None
             trained = weights.get_tensor(key).float()
             if found is None or found.rows * found.columns != trained.numel():
-                wrong.append(f"{name} is missing or of another shape")
+                wrong.append(f"{name} is missing or of another shape, for {key}")
                 continue
             stored: Any = found.values(0, found.rows).reshape(tuple(trained.shape))
             if part == "B":
@@ -54,7 +58,12 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
                 stored = in_order(torch.from_numpy(stored.copy()), names.reordered(parameter)).numpy()
             if not np.array_equal(stored, rounded(trained.numpy(), found.type)):
                 wrong.append(f"{name} differs from {key}")
-    wrong += [f"{name} is nowhere in the adapter" for name in tensors if name not in seen]
+    taken = Counter(name for name, _ in seen)
+    wrong += [
+        f"{name} is not all in the adapter"
+        for name, one in tensors.items()
+        if taken[name] != (one.shape[0] if len(one.shape) == 3 else 1)
+    ]
     alpha = float(np.float32(alpha_alone(read_json(adapter / "adapter_config.json", AGAIN))))
     if header.fields.get("adapter.lora.alpha") != alpha:
         wrong.append(f"alpha is {header.fields.get('adapter.lora.alpha')} instead of {alpha}")

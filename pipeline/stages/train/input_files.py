@@ -12,7 +12,7 @@ from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.header import NotGguf
 from pipeline.gguf.header import read_header as read_gguf_header
 from pipeline.gguf.safetensors_rows import INDEX, read_header
-from pipeline.models.experts import sign_of_experts
+from pipeline.models.experts.recognize import check_experts
 
 JSON_OBJECTS = "config.json", "tokenizer.json"  # without which no base can be loaded
 
@@ -60,9 +60,10 @@ def complete_base(base: Path, quantization: Quantization) -> Check:
     torn = []
     try:
         objects = {name: _json_object(base / name) for name in JSON_OBJECTS if name not in missing}
-        if sign := sign_of_experts(objects.get("config.json", {})):
-            finding = f"a mixture of experts ({sign})"
-            return Check("base", "fail", finding, "take a dense model as base.model", "Q-TRAIN-003")
+        try:
+            check_experts(objects.get("config.json", {}), str(base))
+        except DataError as error:
+            return Check("base", "fail", error.sentence, "", "Q-TRAIN-003")
         if (is_gguf := (base / MODEL_FILE).is_file()) != (quantization == "gguf"):
             held = "a GGUF" if is_gguf else "no GGUF"
             return Check(

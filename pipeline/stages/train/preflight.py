@@ -13,6 +13,7 @@ from pipeline.core.checks import Check, Verdict
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.publish import DISK_MARGIN
 from pipeline.core.units import disk_gb, memory_gb
+from pipeline.models.experts.targets import check_mixture
 from pipeline.planning.budget import check_budgets
 from pipeline.planning.card import Card
 from pipeline.planning.disk import CACHE, own_bytes
@@ -58,6 +59,7 @@ def preflight(
         shape = load_shape(base / "config.json")
         checks += room_in_budgets(shape, [level for level in levels if is_budget(level)], serve)
         checks += nf4_widths(shape, settings, card)
+        checks += mixture_settings(shape, settings)
         plan = make_plan(
             shape,
             settings,
@@ -103,6 +105,17 @@ def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
         remedy = "set base.quantization to none, or train on a GPU"
         return [Check("NF4 widths", "fail", finding, remedy, "Q-TRAIN-004")]
     return [Check("NF4 widths", "pass", f"{of} are dequantized as they should be")]
+
+
+def mixture_settings(shape: Shape, settings: Training) -> list[Check]:
+    """Settings for mixtures are of a mixture, and the others for what they can be; nothing where that is
+    so.
+    """
+    try:
+        check_mixture(settings, mixture=bool(shape.experts))
+    except ConfigError as error:
+        return [Check("experts", "fail", error.sentence, "", error.id)]
+    return []
 
 
 def room_in_budgets(shape: Shape, budgets: Sequence[str], serve: Serve) -> list[Check]:

@@ -3,10 +3,12 @@ planned, the adapter has learned.
 """
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from pipeline.core.errors import ConfigError, GateError
+from pipeline.models.experts.targets import expert_of, together
 from pipeline.models.tuners import trained_numbers, unchanged_in_file
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
 from pipeline.stages.train.monitoring.epochs import epochs_complete
@@ -100,6 +102,23 @@ def check_rows(steps: list[dict[str, Any]], packed_rows: int) -> None:
         )
 
 
+def idle_experts(model: Any) -> dict[str, int]:
+    """How many routed experts have an adapter, and how many of these got no token, so that theirs is still 0;
+    empty for a dense model. Idle ones are named on stderr.
+    """
+    learned: dict[str, bool] = {}
+    for name, weight, from_zero in trained_numbers(model):
+        if from_zero and (expert := expert_of(name)):
+            learned[expert] = learned.get(expert, False) or bool(weight.detach().any())
+    idle = len(learned) - sum(learned.values())
+    if idle:
+        print(
+            f"train: {idle} of {len(learned)} routed experts got no token, so their adapters change nothing",
+            file=sys.stderr,
+        )
+    return {"experts_adapted": len(learned), "experts_idle": idle} if learned else {}
+
+
 def check_learned(model: Any, steps: list[dict[str, Any]]) -> None:
     """Refuse what can't have learned: no step done, a tensor not finite, or a lora_B or a change of scales
     that is still 0.
@@ -114,7 +133,9 @@ def check_learned(model: Any, steps: list[dict[str, Any]]) -> None:
             f"{len(broken)} of {len(norms)} trained tensors are not finite ({broken[0]}): lower "
             "train.learning_rate",
         )
-    if dead := [name for name, _, from_zero in trained if from_zero and norms[name] == 0.0]:
+    # an expert that no token was sent to learns nothing; all of a layer's would be a fault
+    moved = {together(name) for name, _, from_zero in trained if from_zero and norms[name] > 0.0}
+    if dead := [name for name, _, from_zero in trained if from_zero and together(name) not in moved]:
         raise GateError(
             "Q-TRAIN-025",
             f"{len(dead)} of {len(norms)} trained tensors learned nothing ({dead[0]}): raise "

@@ -38,7 +38,7 @@ from pipeline.stages.train.dataset import sequences
 from pipeline.stages.train.figures import curve, summary, write_curve
 from pipeline.stages.train.monitoring.run_record import run_record
 from pipeline.stages.train.preflight import preflight
-from pipeline.stages.train.proofs import check_learned, check_no_leaks, check_rows
+from pipeline.stages.train.proofs import check_learned, check_no_leaks, check_rows, idle_experts
 from pipeline.stages.train.run import describe, find_start, finish
 
 BEFORE = "before.json"  # beside the checkpoints: what distillation started from
@@ -121,6 +121,7 @@ def train(
         remove(checkpoints / ROLLOUTS)
     return summary(trainer, rows) | {
         "method": settings.method,
+        **idle_experts(trainer.model),
         **({"teacher": teacher.figures, "eval_loss_before": before} if teacher else {}),
         **(rewards_of(rows) if settings.method == "grpo" else {}),
         "proven": proven,

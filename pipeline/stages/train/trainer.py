@@ -60,13 +60,8 @@ class QuenchTrainer(Optimizing):
     ) -> None:
         super().__init__(**rest)
         self.loss, self.token_loss = loss, fused_loss if loss == "liger" else chunked_loss
-        self.keep, self.held_out, self.answer, self.interruption, self.metrics_log = (
-            keep,
-            held_out,
-            answer,
-            interruption,
-            metrics_log,
-        )
+        self.keep, self.held_out, self.answer = keep, held_out, answer
+        self.interruption, self.metrics_log = interruption, metrics_log
         self.pending_evaluation = start is not None and read_notes(start).get("pending_evaluation", False)
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the step's trained tokens itself
         self.stats = StepStats()

@@ -328,7 +328,7 @@ def test_a_repository_with_its_own_code_is_refused_before_its_weights_are_fetche
 
 
 def test_a_mixture_of_experts_is_refused_before_its_weights_are_fetched(hub, bring):
-    config = json.loads(hub.files["config.json"]) | {"model_type": "qwen3_moe", "num_experts": 128}
+    config = json.loads(hub.files["config.json"]) | {"model_type": "gpt_oss", "num_local_experts": 128}
     hub.files["config.json"] = hub.listed["config.json"] = json.dumps(config).encode()
     with pytest.raises(DataError, match="Q-MODELS-010"):
         bring("hub", REPO, revision=COMMIT)
@@ -337,7 +337,7 @@ def test_a_mixture_of_experts_is_refused_before_its_weights_are_fetched(hub, bri
 
 def test_a_gguf_of_a_mixture_is_refused_by_what_the_hub_says_of_it(hub, bring):
     hub.files["model.gguf"] = hub.listed["model.gguf"] = b"GGUF"
-    hub.gguf = {"architecture": "qwen3moe"}
+    hub.gguf = {"architecture": "granitemoe"}
     with pytest.raises(DataError, match="Q-MODELS-010"):
         bring("hub", REPO, revision=COMMIT, file="model.gguf", quantized=QuantizedGguf())
     assert hub.served == []

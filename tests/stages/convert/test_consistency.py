@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from merging import write_base
 from qwen2_variants import ROWS, add_token, change_json, cut_models
 from safetensors.torch import load_file, save_file
 
@@ -154,16 +155,24 @@ def test_layers_for_multi_token_prediction_may_be_named(model: Path) -> None:
     ],
 )
 def test_experts_weights_are_normalized_as_llamacpp_does(
-    model: Path, kind: str, normalized: bool | None, output: str
+    tmp_path: Path, kind: str, normalized: bool | None, output: str
 ) -> None:
-    change_json(
-        model / "config.json",
-        model_type=kind,
-        **({} if normalized is None else {"norm_topk_prob": normalized}),
-    )
+    model = write_base(tmp_path, {"qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe"}[kind])
+    change_json(model / "config.json", norm_topk_prob=normalized)
     reasons = contradictions(model, "F16")
     assert len(reasons) == bool(output)
     assert output in "".join(reasons)
+
+
+@pytest.mark.parametrize("kind", ["Qwen2Moe", "Qwen3Moe"])
+def test_every_expert_is_there_in_its_shape(tmp_path: Path, kind: str) -> None:
+    model, name = (
+        write_base(tmp_path, kind, norm_topk_prob=kind == "Qwen3Moe"),
+        "model.layers.1.mlp.experts.3",
+    )
+    assert contradictions(model, "F16") == []
+    change(model, lambda tensors: renamed(tensors, f"{name}.up_proj", f"{name}.gone"))
+    assert f"{name}.up_proj.weight" in "".join(contradictions(model, "F16"))
 
 
 def test_every_reason_is_given(model: Path) -> None:

@@ -1,0 +1,90 @@
+"""Mixtures of experts: recognized by a model's configuration, and refused where no adapter can be trained for
+their experts.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.core.errors import DataError
+
+# how many experts there are, in the words of config.json (Qwen, Mixtral, DeepSeek, DBRX …); that of a GGUF is
+# put under the first
+COUNT = re.compile(r"(?:moe_)?(?:num|n)_(?:local_|routed_)?experts")
+# model_type of those whose experts can be trained: general.architecture of their GGUF
+TRAINABLE = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+
+
+def check_experts(config: Mapping[str, Any], where: str) -> None:
+    """Raise `DataError` if a model of this config.json (or with these fields of a GGUF's header) is a mixture
+    of experts that can't be trained: of another kind, or with dense layers among the others.
+    """
+    found = sign_of_experts(config)
+    if not found:
+        return
+    if config.get("model_type") not in (*TRAINABLE, *TRAINABLE.values()):
+        raise DataError(
+            "Q-MODELS-010",
+            f"{where} is a mixture of experts ({found}) of a kind whose experts no adapter can be trained "
+            "for: take a Qwen2-MoE or Qwen3-MoE, or a dense model, a Qwen2.5, Qwen3, Llama or Mistral whose "
+            "name says no number of active weights (A3B) or experts (8x7B)",
+        )
+    dense = {"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [])}
+    for key, usual in dense.items():
+        if config.get(key) not in usual:
+            raise DataError(
+                "Q-MODELS-010",
+                f"{where} has {key} {config[key]}, so some of its layers are dense, and mixtures are trained "
+                "only where every layer has experts: take another Qwen2-MoE or Qwen3-MoE",
+            )
+
+
+def check_experts_of(fields: Mapping[str, Any], where: str) -> None:
+    """The same for the fields of a GGUF's header."""
+    architecture = fields.get("general.architecture")
+    check_experts(
+        {"model_type": architecture, "num_experts": fields.get(f"{architecture}.expert_count")}, where
+    )
+
+
+def expert_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json says about the experts, by a GGUF's header, of which transformers 5.23 doesn't read
+    all; empty for a dense model. llama.cpp always divides the chosen experts' weights by their sum in
+    Qwen3-MoE, and never in Qwen2-MoE.
+    """
+    architecture = fields.get("general.architecture")
+    if architecture not in TRAINABLE.values():
+        return {}
+    keys = {
+        "num_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+        "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    }
+    found = {key: fields.get(f"{architecture}.{field}") for key, field in keys.items()}
+    known: dict[str, Any] = {key: value for key, value in found.items() if value is not None}
+    return known | {
+        "norm_topk_prob": architecture == "qwen3moe",
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def sign_of_experts(config: Mapping[str, Any]) -> str | None:
+    """What tells that a model is a mixture: a key and its value; None for a dense one."""
+    counts = {key: value for key, value in config.items() if COUNT.fullmatch(key)}
+    if many := next((key for key, value in counts.items() if _largest(value) > 1), None):
+        return f"{many} {counts[many]}"
+    if not any(value is not None for value in counts.values()):
+        named = next((key for key, value in config.items() if key.startswith("moe_") and value), None)
+        if named or "moe" in str(config.get("model_type")).lower():
+            return f"{named} {config[named]}" if named else f"model_type {config['model_type']}"
+    # of a model that sees too, DBRX
+    parts = (value for key, value in config.items() if isinstance(value, Mapping) and key.endswith("_config"))
+    return next((found for part in parts if (found := sign_of_experts(part))), None)
+
+
+def _largest(value: Any) -> int:
+    """A number of experts, or the largest of a list by layer."""
+    numbers = value if isinstance(value, list) else [value]
+    return max((number for number in numbers if isinstance(number, int)), default=0)

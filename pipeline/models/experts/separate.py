@@ -1,0 +1,124 @@
+"""A mixture whose routed experts are ordinary linears, one by one, as they are in its files.
+
+transformers keeps all experts of a layer in two parameters of three dimensions, which bitsandbytes leaves
+in 16 bit and no LoRA on linears reaches. Here an expert has its own `gate_proj`, `up_proj` and `down_proj`,
+named as in the checkpoint (`mlp.experts.7.up_proj`), so that whatever quantizes, loads, adapts and checks
+linears does so with theirs too.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from pipeline.config.targets import PARTS
+from pipeline.core.errors import DataError
+from pipeline.models.experts.recognize import TRAINABLE
+
+APART = "experts_apart"  # of no library's: by a known model_type they would put the experts together again
+
+
+class Experts(torch.nn.Module):
+    """The routed experts of a layer. Only those to which a token was sent are computed."""
+
+    def __init__(self, fused: Any) -> None:
+        """As many experts of the sizes that transformers' `fused` module has, without its numbers."""
+        super().__init__()
+        experts, both, hidden = fused.gate_up_proj.shape
+        self.act_fn, shapes = fused.act_fn, ((hidden, both // 2), (hidden, both // 2), (both // 2, hidden))
+        like = {"device": "meta", "dtype": fused.gate_up_proj.dtype}
+        for number in range(experts):
+            linears = {
+                part: torch.nn.Linear(*shape, bias=False, **like)
+                for part, shape in zip(PARTS, shapes, strict=True)
+            }
+            self.add_module(str(number), torch.nn.ModuleDict(linears))
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """(T, hidden) for x (T, hidden), the experts `chosen` for each token (T, k) and their weights (T,
+        k).
+        """
+        out = torch.zeros_like(x)
+        for number in torch.unique(chosen).tolist():
+            tokens, places = torch.where(chosen == number)
+            one: Any = self.get_submodule(str(number))
+            rows = x[tokens]
+            rows = one["down_proj"](self.act_fn(one["gate_proj"](rows)) * one["up_proj"](rows))
+            out.index_add_(0, tokens, (rows * weights[tokens, places, None]).to(out.dtype))
+        return out
+
+
+def load_model(folder: Path, **settings: Any) -> Any:
+    """The causal language model of the Hugging Face folder, with separate experts if it is a mixture;
+    `settings` are for transformers' `from_pretrained`. Raises `DataError` if its files lack a weight.
+    """
+    config = read_config(folder)
+    model, loaded = class_for(config).from_pretrained(
+        folder,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+        **settings,
+    )
+    if missing := sorted(loaded["missing_keys"]):
+        raise DataError(
+            "Q-MODELS-035",
+            f"{folder} has no {missing[0]} ({len(missing)} weights so), which would be made up: take a "
+            "base that is complete and whose experts, if it has some, are stored one by one",
+        )
+    return model
+
+
+def read_config(folder: Path) -> Any:
+    """transformers' configuration of the model in a folder."""
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def is_mixture(folder: Path) -> bool:
+    """Whether the model in a folder has experts that are separated where it is trained."""
+    return has_experts(read_config(folder))
+
+
+def class_for(config: Any) -> Any:
+    """transformers' own class of causal language models for this configuration, for a mixture with separate
+    experts.
+    """
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return separated(kind) if has_experts(config) else kind
+
+
+def expert_linears(model: Any) -> list[str]:
+    """The names that the linears of the routed experts of transformers' own `model` have once separated."""
+    if not has_experts(model.config):
+        return []
+    return [
+        f"{name}.{expert}.{part}"
+        for name, module in model.named_modules()
+        if hasattr(module, "gate_up_proj")
+        for expert in range(module.gate_up_proj.shape[0])
+        for part in PARTS
+    ]
+
+
+def has_experts(config: Any) -> bool:
+    """Whether a model of this configuration has experts that can be separated."""
+    return config.model_type in TRAINABLE
+
+
+@cache
+def separated(kind: Any) -> Any:
+    """The class of causal language models `kind`, with separate experts."""
+
+    class Separated(kind):  # type: ignore[misc]
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            for name, module in list(self.named_modules()):
+                if hasattr(module, "gate_up_proj"):
+                    self.set_submodule(name, Experts(module))
+            config.model_type = APART
+
+    return Separated

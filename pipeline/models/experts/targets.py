@@ -1,0 +1,91 @@
+"""Which matrices of a mixture's routed experts get an adapter (`train.target_experts`), and PEFT's settings
+for that.
+
+A routed expert's linear is `….mlp.experts.7.gate_proj`; a shared expert's (`….mlp.shared_expert.gate_proj`)
+is an ordinary linear, for `train.target_modules`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.config.sections import Train
+from pipeline.config.targets import PARTS, ROUTED, expert_parts, is_routed, left_out
+from pipeline.core.errors import ConfigError
+
+
+def together(name: str) -> str:
+    """A name without the expert's number: the same for all experts of a layer."""
+    return ROUTED.sub(".experts.", name)
+
+
+def expert_of(name: str) -> str | None:
+    """The routed expert, "….layers.3.mlp.experts.7", that a name is in; None outside of experts."""
+    found = ROUTED.search(name)
+    return name[: found.end() - 1] if found else None
+
+
+def expert_number(name: str) -> int | None:
+    """Which of its layer's routed experts a name is in; None outside of experts."""
+    found = ROUTED.search(name)
+    return int(found[0].split(".")[2]) if found else None
+
+
+def plain_targets(train: Train, linears: Sequence[str]) -> list[str]:
+    """`target_modules` without those that only routed experts have, of a model with these `linears`."""
+    only_routed = {leaf(name) for name in linears if is_routed(name)} - {
+        leaf(name) for name in linears if not is_routed(name)
+    }
+    return [name for name in train.target_modules if name not in only_routed]
+
+
+def leaf(name: str) -> str:
+    """The last part of a module's name."""
+    return name.rpartition(".")[2]
+
+
+def check_mixture(train: Train, *, mixture: bool) -> None:
+    """Raise `ConfigError` for settings that a dense base or a mixture has no use for."""
+    if not mixture and train.target_experts is not None:
+        raise ConfigError(
+            "Q-MODELS-034",
+            f"train.target_experts is {train.target_experts}, and this base has no routed experts: set it to "
+            "null",
+        )
+    if mixture and train.target_experts is not None and isinstance(train.target_modules, str):
+        raise ConfigError(
+            "Q-MODELS-034",
+            "train.target_modules is a pattern, which says of experts too what trains: set "
+            "train.target_experts to null",
+        )
+    if mixture and train.use_dora:
+        raise ConfigError(
+            "Q-MODELS-034",
+            "train.use_dora is on, and this base is a mixture of experts, for which it is not measured: set it "
+            "to false",
+        )
+    if mixture and train.tuner == "scales":
+        raise ConfigError(
+            "Q-MODELS-034",
+            "train.tuner is scales, and this base is a mixture of experts, whose scales can't be trained: "
+            "set it to lora",
+        )
+
+
+def narrowed(config: Any, names: list[str], train: Train) -> Any:
+    """PEFT's `LoraConfig` for a model with linears of these `names`, told which experts' matrices are
+    meant; as it is for a dense model. Raises what `check_mixture` does.
+    """
+    routed = [name for name in names if is_routed(name)]
+    check_mixture(train, mixture=bool(routed))
+    if not routed or isinstance(train.target_modules, str):
+        return config
+    parts = expert_parts(train)
+    plain = plain_targets(train, names)
+    config.target_modules = {*plain, *parts}
+    shared = {leaf(name) for name in names if not is_routed(name)}
+    others = [rf".*\.experts\.\d+\.{part}" for part in PARTS if part in plain and part not in parts]
+    others += [rf"(?!.*\.experts\.\d+\.).*\.{part}" for part in parts if part in shared and part not in plain]
+    config.exclude_modules = (
+        "|".join(filter(None, [left_out(train), *others])) or None
+    )  # a pattern, matched against the entire name
+    return config

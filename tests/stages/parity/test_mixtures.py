@@ -1,0 +1,176 @@
+"""Mixtures of experts through every stage: trained on NF4, merged and quantized; trained on a GGUF's own
+blocks and served with the experts' adapter. And what must not pass: experts in another order.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from conftest import run_stages
+from gguf_edit import change_rows
+from kept import kept
+
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.hashing import tree_hash
+from pipeline.gguf.header import read_header
+from pipeline.llamacpp.converters import to_gguf
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.parity.gguf_weights import gguf_weights
+from pipeline.stages.parity.lora_weights import lora_weights
+from pipeline.stages.train.checkpoints import checkpoints_in
+from pipeline.stages.train.stage import train
+
+EXPERTS = 4
+STACKS = [
+    f"blk.{layer}.ffn_{part}_exps.weight.lora_{half}"
+    for layer in range(2)
+    for part in ("gate", "up", "down")
+    for half in "ab"
+]
+MERGED = ("base", "curate", "preprocess", "train", "merge", "convert", "quantize@Q4_K_M", "parity")
+SERVED = ("base", "curate", "preprocess", "train", "lora", "parity")
+BOTH = ["Qwen2Moe", pytest.param("Qwen3Moe", marks=pytest.mark.slow)]
+
+
+def merged_project(kind: str, tools: Toolchain) -> Path:
+    """A project with a tiny mixture, trained on NF4, through all stages up to a level, every parity check
+    measured. Read only.
+    """
+
+    def make(root: Path) -> Path:
+        params = tiny.tiny_params(tiny.tiny_moe(root / "hf", tools, kind))
+        params["merge"]["base"] = "nf4"
+        params["parity"]["depth"] = "full"
+        params["quantize"]["levels"] = ["Q4_K_M"]
+        params["evaluate"]["models"] = ["F16", "Q4_K_M"]
+        return run_stages(tiny.write_project(root, params), MERGED)
+
+    return kept(f"merged-{kind}", make)
+
+
+def served_project(kind: str, tools: Toolchain) -> Path:
+    """The same on the mixture's GGUF at Q4_K_M, whose experts' adapter is served beside it. Read only."""
+
+    def make(root: Path) -> Path:
+        base = tiny.tiny_moe(root / "hf", tools, kind)
+        to_gguf(tools, base, root / "tiny.gguf", "F16", "tiny", "qwen2")
+        return run_stages(tiny.write_project(root, tiny.gguf_params(root / "tiny.gguf")), SERVED)
+
+    return kept(f"served-{kind}", make)
+
+
+def checks(project: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((project / "reports/parity.json").read_text())["checks"]
+    return found
+
+
+def passed(found: dict[str, Any]) -> set[str]:
+    """The checks that passed; none failed."""
+    assert not [name for name, one in found.items() if one["verdict"] == "fail"]
+    return {name for name, one in found.items() if one["verdict"] == "pass"}
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_experts_trained_on_nf4_are_merged_quantized_and_served(kind: str, tools: Toolchain) -> None:
+    project = merged_project(kind, tools)
+    report, found = json.loads((project / "reports/train.json").read_text()), checks(project)
+    assert report["experts_adapted"] == 2 * EXPERTS > report["experts_idle"]
+    assert passed(found) >= {
+        "weights_merged",
+        "weights_gguf",
+        "outputs_trained",
+        "outputs_q4_k_m",
+        "outputs_lora",
+    }
+    tensors = read_header(project / "models/gguf/tiny-lora.gguf").tensors
+    assert set(STACKS) <= set(tensors) and all(tensors[name][0][2] == EXPERTS for name in STACKS)
+
+
+@pytest.mark.parametrize("kind", ["Qwen3Moe", pytest.param("Qwen2Moe", marks=pytest.mark.slow)])
+def test_experts_trained_on_a_ggufs_blocks_are_served_as_an_adapter(kind: str, tools: Toolchain) -> None:
+    found = checks(served_project(kind, tools))
+    assert passed(found) >= {"weights_file", "weights_lora", "outputs_bare", "outputs_served"}
+
+
+# --- another order ------------------------------------------------------------------------------------------
+
+
+def shifted(rows: Any) -> Any:
+    """Each expert in the place of the one behind it."""
+    return np.roll(rows, len(rows) // EXPERTS, axis=0)
+
+
+def test_experts_shifted_by_one_in_the_merged_models_file_are_caught(
+    tools: Toolchain, tmp_path: Path
+) -> None:
+    project = merged_project("Qwen2Moe", tools)
+    file = tmp_path / "tiny-F16.gguf"
+    shutil.copyfile(project / "models/gguf/tiny-F16.gguf", file)
+    assert gguf_weights(project / "models/merged", file).verdict == "pass"
+    change_rows(file, "blk.1.ffn_up_exps.weight", shifted)
+    check = gguf_weights(project / "models/merged", file)
+    assert check.verdict == "fail" and "blk.1.ffn_up_exps.weight" in check.sentence
+
+
+@pytest.mark.parametrize("half", "ab")
+def test_experts_shifted_by_one_in_the_adapters_file_are_caught(
+    tools: Toolchain, tmp_path: Path, half: str
+) -> None:
+    project = served_project("Qwen3Moe", tools)
+    base, adapter, file = project / "models/base", project / "models/adapter", tmp_path / "lora.gguf"
+    shutil.copyfile(project / "models/gguf/tiny-lora.gguf", file)
+    assert lora_weights(base, adapter, file).verdict == "pass"
+    change_rows(file, f"blk.0.ffn_down_exps.weight.lora_{half}", shifted)
+    check = lora_weights(base, adapter, file)
+    assert check.verdict == "fail" and f"blk.0.ffn_down_exps.weight.lora_{half}" in check.sentence
+
+
+# --- resume -------------------------------------------------------------------------------------------------
+
+
+def run(project: Path, root: Path, settings: Training, *, resume: bool) -> dict[str, Any]:
+    """`train` on the project's rows and base, below `root`."""
+    return train(
+        tokens=project / "data/tokens",
+        base=project / "models/base",
+        adapter=root / "adapter",
+        checkpoints=root / "checkpoints",
+        tensorboard=root / "tensorboard",
+        settings=settings,
+        resume=resume,
+    )
+
+
+def test_a_run_that_was_broken_off_ends_in_the_same_bytes(
+    tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropout, and experts that get no token before the break, so that no state of theirs is saved."""
+    from pipeline.stages.train.trainer import QuenchTrainer
+
+    project = merged_project("Qwen2Moe", tools)
+    changed = {"max_steps": 4, "lora_dropout": 0.1, "warmup_ratio": 0.0}
+    settings = Training.model_validate(load_params(project / "params.yaml").training.model_dump() | changed)
+    run(project, tmp_path / "whole", settings, resume=False)
+    steps, real = 0, QuenchTrainer.training_step
+
+    def dies(self: Any, *arguments: Any, **more: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise KeyboardInterrupt
+        return real(self, *arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(QuenchTrainer, "training_step", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(project, tmp_path / "broken", settings, resume=True)
+    report = run(project, tmp_path / "broken", settings, resume=True)
+    assert report["resumed_from"] == "checkpoint-2"
+    assert tree_hash(tmp_path / "broken/adapter") == tree_hash(tmp_path / "whole/adapter")
+    last = [checkpoints_in(tmp_path / name / "checkpoints")[-1] for name in ("broken", "whole")]
+    assert (last[0] / "optimizer.pt").read_bytes() == (last[1] / "optimizer.pt").read_bytes()
