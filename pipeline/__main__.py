@@ -43,10 +43,11 @@ STAGES = (
     "evaluate",
     "report",
 )
+REPLAY = "replay"  # what is given as `resume` by --replay
 CODE = "code"  # no stage of Snakemake's: DVC's first one (pipeline/workflow/code_keys.py)
 
 
-def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path = True) -> None:
+def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path | str = True) -> None:
     """Run `stage` ("train", "quantize@Q4_K_M") on the data below `root`, then record its outputs with DVC.
 
     In a job of Snakemake's, outputs come back from DVC's cache instead where nothing that they depend on has
@@ -104,7 +105,7 @@ def run(stage: str, root: Path, params_file: Path | None, *, resume: bool | Path
         remove_leftovers(root, read.params)
 
 
-def _parsed(stage: str, resume: bool | Path) -> tuple[str, str]:
+def _parsed(stage: str, resume: bool | Path | str) -> tuple[str, str]:
     """The stage's name, and the level or model behind its "@" ("" without). Raises `ConfigError` for what is
     no stage, or can't be resumed.
     """
@@ -124,7 +125,7 @@ def _parsed(stage: str, resume: bool | Path) -> tuple[str, str]:
             f"{printable(item, 80)} is no name of a level or a model: write {name}@F16 for example",
         )
     if resume is not True and name != "train":
-        option = f"--resume {resume}" if resume else "--no-resume"
+        option = f"--{REPLAY}" if resume == REPLAY else f"--resume {resume}" if resume else "--no-resume"
         raise ConfigError(
             "Q-WORKFLOW-020",
             f"{option} is about checkpoints, and only train has any: leave it out for {name}",
@@ -132,12 +133,12 @@ def _parsed(stage: str, resume: bool | Path) -> tuple[str, str]:
     return name, item
 
 
-def _work(name: str, item: str, params: "Params", root: Path, resume: bool | Path) -> None:
+def _work(name: str, item: str, params: "Params", root: Path, resume: bool | Path | str) -> None:
     """Call the stage's `main`."""
     from pipeline.core.locks import inputs_below
     from pipeline.workflow.code_keys import stage_module
 
-    extra = {"resume": resume} if name == "train" else {}
+    extra = {"resume": resume != REPLAY and resume, "replay": resume == REPLAY} if name == "train" else {}
     module = importlib.import_module(stage_module(name))
     with inputs_below(root):
         module.main(params, root, *([item] if item else []), **extra)
@@ -190,6 +191,13 @@ def _parser() -> argparse.ArgumentParser:
         dest="resume",
         action="store_false",
         help="train: start again from nothing; checkpoints are deleted",
+    )
+    parser.add_argument(
+        "--replay",
+        dest="resume",
+        action="store_const",
+        const=REPLAY,
+        help="train.method grpo: train again on the last run's rollouts, to the same bytes; none is drawn",
     )
     return parser
 

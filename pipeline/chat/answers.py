@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from pipeline.chat.prompts import as_chat
 from pipeline.chat.rendering import Unrenderable
 from pipeline.chat.rows import Row
 from pipeline.chat.tokens import TOGETHER, Encoded, encode, not_learned
@@ -26,18 +27,25 @@ def encode_rows(
     """Each row with the sequences that `method` learns from it, or with the reason why it has none.
 
     Of a preference these are the chosen and the rejected answer, of feedback it is the last answer; each has
-    its `role`. Both are rows of `pipeline.chat.rows`.
+    its `role`; of a prompt it is the expected answer. All are rows of `pipeline.chat.rows`.
     """
-    if not METHODS[method].preferences:
+    if not METHODS[method].preferences and not METHODS[method].prompts:
         yield from encode(tokenizer, rows)
         return
     rows = iter(rows)
     while some := list(islice(rows, TOGETHER)):
-        answers = [list(answers_of(row)) if row["kind"] in METHODS[method].rows else [] for row in some]
+        answers = [
+            list(_chats_of(row, method)) if row["kind"] in METHODS[method].rows else [] for row in some
+        ]
         encoded = encode(tokenizer, [chat for found in answers for _, _, chat in found])
         for row, found in zip(some, answers, strict=True):
             mine = [(role, part, next(encoded)[1]) for role, part, _ in found]
             yield row, _sequences(mine) if mine else not_learned(row, method)
+
+
+def _chats_of(row: Row, method: Method) -> Iterator[tuple[int, str | None, Row]]:
+    """`answers_of`, and of a prompt the expected one."""
+    return iter([(LEARNED, None, as_chat(row))]) if METHODS[method].prompts else answers_of(row)
 
 
 def answers_of(row: Row) -> Iterator[tuple[int, str | None, Row]]:

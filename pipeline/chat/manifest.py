@@ -27,7 +27,10 @@ def manifest(
     """
     return {
         "rows": {path.name: file_hash(path) for path in rows},
-        "files": {path.name: file_hash(path) for path in sorted(tokens.glob("*.parquet"))},
+        "files": {
+            path.name: file_hash(path)
+            for path in sorted([*tokens.glob("*.parquet"), *tokens.glob("*.jsonl")])
+        },
         **_of_base(base, tokenizer),
         **{key: stats[key] for key in ("max_length", "packing")},
         "splits": {

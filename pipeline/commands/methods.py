@@ -44,7 +44,8 @@ def rows() -> Iterator[dict[str, Any]]:
 def refusal(method: Method, base: str) -> str | None:
     """Why `method` can't run on a base; None if it can."""
     changes = {section: dict(keys) for section, keys in BASES[base].items()}
-    changes.setdefault("train", {})["method"] = method
+    # without dropout, which some methods refuse on any base
+    changes["train"] = changes.get("train", {}) | {"method": method, "lora_dropout": 0.0}
     if base.startswith("GGUF"):
         changes["base"]["level"] = LEVEL
     try:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pipeline.core.wording import count, listed, most, plural
 
-Method = Literal["sft", "distill", "dpo", "ipo", "kto", "orpo", "simpo"]
+Method = Literal["sft", "distill", "dpo", "ipo", "kto", "orpo", "simpo", "grpo"]
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,15 @@ class Learning:
     `rows` are the kinds of rows (`pipeline.chat.rows.Kind`) that are trained. `preferences` says that answers
     are judged, `pairs` that they are compared in pairs, `reference` that they are also scored by the model
     without its adapter, `beta` is the default of `train.preference.beta`. `loss` says in words what is made
-    smaller.
+    smaller. `prompts` says that the model gives its own answers and is only shown what stands before the
+    last one.
     """
 
     rows: tuple[str, ...]
     loss: str
     preferences: bool = False
     pairs: bool = False
+    prompts: bool = False
     reference: bool = False
     beta: float | None = None
 
@@ -52,6 +54,7 @@ METHODS: Mapping[Method, Learning] = {
     "simpo": Learning(
         ("preference",), "log-sigmoid of the mean margin", preferences=True, pairs=True, beta=2.0
     ),
+    "grpo": Learning(("prompt", "chat"), "clipped policy gradient of rewards", prompts=True),
 }
 
 

@@ -33,10 +33,26 @@ def training_problems(
             f"train.train_on_prompt is on and train.method is {train.method}, which compares answers to one "
             "prompt: set it to false"
         )
+    if METHODS[train.method].prompts:
+        yield from _of_prompts(train)
     if train.tuner == "scales":
         yield from _of_scales(train)
     elif problem := merged_only(train.model_dump()):
         yield from _of_merged_only(f"train.{problem}", graph, full_parity, compared)
+
+
+def _of_prompts(train: Train) -> Iterator[str]:
+    if train.train_on_prompt:
+        yield (
+            f"train.train_on_prompt is on and train.method is {train.method}, which learns from the model's "
+            "own answers alone: set it to false"
+        )
+    problem = merged_only(train.model_dump()) if train.tuner == "lora" else None
+    if problem and train.grpo.rollouts == "llama-server":
+        yield (
+            f"train.{problem}, with which llama-server can't draw: leave it out, or set train.grpo.rollouts "
+            "to in-process"
+        )
 
 
 def _of_scales(train: Train) -> Iterator[str]:

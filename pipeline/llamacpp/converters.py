@@ -18,6 +18,7 @@ from pipeline.gguf.tensor_types import check_tensor_types, prove_tensor_types
 from pipeline.llamacpp.tools import VERSION, Toolchain, run_converter, run_tool
 
 FloatType = Literal["F16", "BF16"]
+RolloutType = Literal["F16", "BF16", "Q8_0"]
 Fields = Mapping[str, str | int | float]  # GGUF metadata; numbers are written as uint32 and float32
 NO_FIELDS: Fields = MappingProxyType({})
 NO_TYPES: Mapping[str, str] = MappingProxyType({})
@@ -37,12 +38,12 @@ def to_gguf(
     tools: Toolchain,
     folder: Path,
     target: Path,
-    type: FloatType,
+    type: RolloutType,
     name: str,
     pre: str | None = None,
     fields: Fields = NO_FIELDS,
 ) -> None:
-    """Write the model in `folder` as `target`, in 16-bit floats; `name` becomes general.name.
+    """Write the model in `folder` as `target`, in 16-bit floats or in Q8_0; `name` becomes general.name.
 
     `pre` is the pre-tokenizer's name (tokenizer.ggml.pre); without it the converter looks it up in its list
     of hashes. `fields` are written beside the converter's own. Raises `ToolError` if the converter fails.

@@ -18,8 +18,9 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.metrics.score import Measure, Score
 
 
-def function(name: str, folder: Path) -> Measure:
-    """The measure that calls FUNCTION of `folder`/FILE.py; `name` is FILE.py:FUNCTION.
+def function(name: str, folder: Path, shown: Path | None = None) -> Measure:
+    """The measure that calls FUNCTION of `folder`/FILE.py; `name` is FILE.py:FUNCTION. If the file
+    is a copy there, errors name the folder `shown`.
 
     Raises `ConfigError` if it is missing. The measure raises `DataError` if the function fails or gives no
     points.
@@ -42,7 +43,7 @@ def function(name: str, folder: Path) -> Measure:
             raise DataError(
                 "Q-METRICS-009",
                 f"{where}: it raised {type(error).__name__}: {error}: correct the function in "
-                f"{folder / match['file']}",
+                f"{(shown or folder) / match['file']}",
             ) from error
         if not isinstance(points, bool | int | float) or not 0 <= points <= 1:
             raise DataError(
@@ -58,7 +59,7 @@ def _load(file: Path, name: str) -> Callable[[str, str, dict[str, Any]], Any]:
     if not file.is_file():
         raise ConfigError(
             "Q-METRICS-010",
-            f"{file} is missing, and evaluate.scorers names its function {name}: write it, or leave the "
+            f"{file} is missing, and its function {name} is to score answers: write it, or leave the "
             "scorer out",
         )
     spec = spec_from_file_location(f"quench_scorer_{file.stem}", file)
@@ -82,6 +83,6 @@ def _load(file: Path, name: str) -> Callable[[str, str, dict[str, Any]], Any]:
     found = getattr(module, name, None)
     if not callable(found):
         raise ConfigError(
-            "Q-METRICS-012", f"{file} has no function {name}, which evaluate.scorers names: correct the name"
+            "Q-METRICS-012", f"{file} has no function {name}, which is to score answers: correct the name"
         )
     return found  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from pipeline.config.methods import METHODS, Method
+from pipeline.config.sections.grpo import Grpo
 from pipeline.config.sections.patterns import Alphas, Ranks, Targets
 from pipeline.config.sections.values import (
     Count,
@@ -61,7 +62,7 @@ class Train(Section):
         "sft",
         "sft (what the assistant says is learned) | distill (a level learns to answer like the file it was "
         "made from; needs base.level) | dpo | ipo | orpo | simpo (the chosen answer of a pair is preferred) "
-        "| kto (answers with a thumb up or down)",
+        "| kto (answers with a thumb up or down) | grpo (the model's own answers, by their rewards)",
     )
     reward: Literal["min_max", "z_score", "softmax", "none"] = key(
         "min_max",
@@ -207,6 +208,7 @@ class Train(Section):
     )
     sample_tokens: Annotated[int, Field(ge=1, le=1 << 24)] = key(128, "longest sample, in tokens")
     seed: Seed = key(42, "seed of the adapter's start, the row order and the dropout")
+    grpo: Grpo = group(Grpo, "method grpo only: rewards, rollouts and the update")
 
     @field_validator("max_steps")
     @classmethod
@@ -223,7 +225,13 @@ class Train(Section):
 
     def problems(self) -> Iterator[str]:
         """The best adapter can only be kept if it is saved; noise would be in one of two likelihoods only."""
-        if self.neftune_noise_alpha is not None and METHODS[self.method].preferences:
+        learning = METHODS[self.method]
+        if self.method == "grpo" and self.tuner == "lora" and self.lora_dropout:
+            yield (
+                f"lora_dropout is {self.lora_dropout:g}, and method grpo compares likelihoods before and "
+                "after a step, in which the dropout would be all: set it to 0.0"
+            )
+        if self.neftune_noise_alpha is not None and (learning.preferences or learning.prompts):
             yield (
                 f"neftune_noise_alpha is set, and method {self.method} compares likelihoods, in which the "
                 "noise would be all: set it to null"

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.chat.prompts import as_chat
 from pipeline.chat.tokens import IGNORED, Row
 from pipeline.config.methods import METHODS, Method
 from pipeline.core.errors import DataError
@@ -137,6 +138,10 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
     if METHODS[method].preferences:
         yield from _claims_of_answers(row, name, written, base)
         return
+    if METHODS[method].prompts:
+        if row["kind"] not in METHODS[method].rows:
+            return
+        row = as_chat(row)
     entire = written.take(name)
     if row.get("kind", "chat") == "text":
         if entire is not None:

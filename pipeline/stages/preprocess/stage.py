@@ -2,8 +2,9 @@
 kinds of rows that `train.method` learns from.
 
 Reads `data/final/{train,val}.jsonl`, and tokenizer, template and configuration in `models/base/`.
-Writes `data/tokens/{train,val}.parquet` (`pipeline.stages.preprocess.tables`), `data/tokens/manifest.json`,
-`reports/labels.json` and `reports/labels.html`. Command: `python -m pipeline preprocess`
+Writes `data/tokens/{train,val}.parquet` (`pipeline.stages.preprocess.tables`; of prompts also what scorers
+get, `data/tokens/questions-{train,val}.jsonl`), `data/tokens/manifest.json`, `reports/labels.json` and
+`reports/labels.html`. Command: `python -m pipeline preprocess`
 """
 
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import Any
 from pipeline.chat.answers import encode_rows
 from pipeline.chat.manifest import NAME, manifest
 from pipeline.chat.prompt_labels import with_prompts
+from pipeline.chat.prompts import QUESTIONS, REWARDS
 from pipeline.chat.rendering import Unrenderable, own_system_prompt
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.methods import METHODS, unused_sentences
@@ -27,6 +29,7 @@ from pipeline.stages.preprocess.attention import need_rows_apart
 from pipeline.stages.preprocess.packing import best_fit
 from pipeline.stages.preprocess.page import render_labels_page, sample, unused
 from pipeline.stages.preprocess.proof import load_base, prove
+from pipeline.stages.preprocess.questions import copy_rewards, write_questions
 from pipeline.stages.preprocess.rewards import Weighting, account, sentences, weighting
 from pipeline.stages.preprocess.stats import SplitStats, row_name
 from pipeline.stages.preprocess.stretches import Base
@@ -65,8 +68,11 @@ def preprocess(
     tokenizer = load_tokenizer(base)
     known = load_base(base, tokenizer)
     train = train or Train()
-    if packing or METHODS[train.method].preferences:  # a pair's answers share a row
+    learning = METHODS[train.method]
+    # a pair's answers share a row, and so do the answers to a prompt, which itself is not packed
+    if packing or learning.preferences or learning.prompts:
         need_rows_apart(base)
+    packing = packing and not learning.prompts
     stats: dict[str, Any] = {
         "method": train.method,
         "max_length": max_length,
@@ -84,6 +90,10 @@ def preprocess(
             stats["splits"][split] = write_split(
                 rows, target, known, max_length, packing, train, split_stats, weighed
             )
+            if learning.prompts:
+                write_questions(aside / f"{QUESTIONS}-{split}.jsonl", target, rows)
+        if learning.prompts:
+            copy_rewards(aside / REWARDS, train.grpo, tokens_folder.parent.parent)
         stats["splits"]["val"].pop("weighting")
         trained = stats["splits"]["train"]
         if not trained["rows"]:

@@ -12,6 +12,16 @@ SMALL = (6.4, 2.6)  # inches; the plots stand side by side with the same steps b
 SMOOTH_FROM = 120  # steps from which a curve is also drawn smoothed
 USUAL_GRADIENT = (0.1, 10.0)
 Rows = Sequence[Mapping[str, Any]]
+# what a method measures beside its loss, by its name in the metrics log: title, and what is at the axis
+MEASURES = {
+    "accuracy": ("Told right", "share"),
+    "margin": ("Margin", "margin"),
+    "reward": ("Reward", "mean reward"),
+    "zero_variance": ("Groups of equal rewards", "share"),
+    "completion_tokens": ("Completions", "tokens"),
+    "entropy": ("Entropy", "nats a token"),
+    "gap": ("Rollout against training", "nats a token"),
+}
 
 
 def training_plots(log: Rows, metrics_log: Rows, eval_loss: float | None = None) -> dict[str, str]:
@@ -38,9 +48,9 @@ def training_plots(log: Rows, metrics_log: Rows, eval_loss: float | None = None)
 
 
 def _measures(metrics_log: Rows, steps: tuple[float, float]) -> dict[str, str]:
-    """The curves of what the method measures beside its loss: pairs told right, and their margin."""
+    """The curves of what the method measures beside its loss (`MEASURES`)."""
     found: dict[str, str] = {}
-    for name, title in (("accuracy", "Told right"), ("margin", "Margin")):
+    for name, (title, unit) in MEASURES.items():
         ours, held_out = (
             [
                 (float(row["step"]), float(row["measures"][name]))
@@ -50,7 +60,7 @@ def _measures(metrics_log: Rows, steps: tuple[float, float]) -> dict[str, str]:
             for kind in ("step", "eval")
         )
         if ours:
-            figure, axes = _training_axes("share" if name == "accuracy" else "margin", steps)
+            figure, axes = _training_axes(unit, steps)
             _draw(axes, ours)
             if held_out:
                 axes.plot(*zip(*held_out, strict=True), marker="D", color=WARM, markersize=5, linewidth=1.4)

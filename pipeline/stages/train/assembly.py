@@ -21,6 +21,8 @@ from pipeline.stages.train.callbacks import MetricsCallback
 from pipeline.stages.train.checkpoints import REFERENCE, step_of
 from pipeline.stages.train.dataset import Collator, load_rows, sequences
 from pipeline.stages.train.distill.trainer import DistillCollator, DistillTrainer
+from pipeline.stages.train.grpo.batches import PromptCollator
+from pipeline.stages.train.grpo.trainer import GrpoTrainer
 from pipeline.stages.train.monitoring.monitor import Monitor
 from pipeline.stages.train.monitoring.samples import sample
 from pipeline.stages.train.monitoring.tensorboard import Board
@@ -57,9 +59,11 @@ def make_trainer(
     interruption: Interruption,
     record: dict[str, Any],
     teacher: Any = None,
+    rounds: Any = None,
 ) -> tuple[Any, Monitor]:
     """The trainer over the quantized base with its adapter, and the monitor that judges its steps; with a
-    `teacher`, the level is distilled. `record` is the run's (`pipeline.stages.train.run.describe`).
+    `teacher`, the level is distilled, with `rounds` the model's own answers are learned from. `record` is
+    the run's (`pipeline.stages.train.run.describe`).
     """
     rows, held_out = load_rows(tokens, "train"), load_rows(tokens, "val")
     arguments = training_arguments(settings, checkpoints, rows=len(rows), held_out=len(held_out))
@@ -75,6 +79,9 @@ def make_trainer(
         asked = METHODS[settings.method].reference
         reference = Reference(checkpoints / REFERENCE, record) if asked else None
         kind = partial(PreferenceTrainer, reference=reference)
+    if rounds:
+        learning = monitoring = PromptCollator(learning)
+        kind = partial(GrpoTrainer, rounds=rounds)
     if teacher:
         learning, monitoring = (
             DistillCollator(learning, answers) for answers in (teacher.train, teacher.val)

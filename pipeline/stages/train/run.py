@@ -20,10 +20,9 @@ from pipeline.core.jsonl import parse_object
 from pipeline.core.publish import remove, write_json
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
 from pipeline.stages.train.checkpoints import (
-    TEACHER,
-    TORN,
     checkpoints_in,
     defect,
+    kept_from,
     newest_verified,
     read_notes,
     set_later_aside,
@@ -54,7 +53,7 @@ NAMES = {
 ADDED = (
     *("reward", "reward_temperature", "preference", "layers", "freeze_layers", "rank_pattern"),
     *("alpha_pattern", "use_rslora", "use_dora", "init_lora_weights", "loraplus_lr_ratio"),
-    *("clip_value", "checkpoint_every", "train_on_prompt", "shuffle"),
+    *("clip_value", "checkpoint_every", "train_on_prompt", "shuffle", "grpo"),
 )
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
 MACHINE = ("device", "threads")
@@ -101,13 +100,15 @@ def base_hashes(base: Path) -> dict[str, str]:
     }
 
 
-def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> Path | None:
-    """The checkpoint below `folder` to go on from, None for a start from nothing; `folder` is then this
-    run's.
+def find_start(
+    folder: Path, record: dict[str, Any], *, resume: bool | Path, replay: bool = False
+) -> Path | None:
+    """The checkpoint in `folder` to go on from, None for a start from nothing; it is then this run's.
 
     `resume` may be a chosen checkpoint. Without `resume`, and where a *finished* run left checkpoints of
-    other inputs, they are removed. Raises `ConfigError` where an unfinished run is there and its inputs,
-    settings or libraries were others, and for a choice that is none; nothing is deleted then.
+    other inputs, they are removed, but for what `kept_from` names. Raises `ConfigError` where an unfinished
+    run is there and its inputs, settings or libraries were others, and for a choice that is none; nothing is
+    deleted then.
     """
     known = _read(folder / RUN) if resume else None
     if resume and known is None and checkpoints_in(folder):
@@ -130,10 +131,9 @@ def find_start(folder: Path, record: dict[str, Any], *, resume: bool | Path) -> 
                 "put that back to go on with it, or start again with `python -m pipeline train --no-resume`",
             )
     if start is None:
-        # the original's answers know what they are of, and are used for nothing else
-        kept = {TORN, TEACHER} if record["settings"].get("method") == "distill" else {TORN}
+        kept = kept_from(record["settings"].get("method"), resume=bool(resume), replay=replay)
         for path in folder.glob("*"):
-            if path.name not in kept or not resume:
+            if path.name not in kept:
                 remove(path)
     for _, text in changed if start else []:
         print(

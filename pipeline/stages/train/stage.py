@@ -10,7 +10,7 @@ in `models/checkpoints/` on the way. Command: `python -m pipeline train`
 
 import json
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import Params
 from pipeline.config.sections import Training
 from pipeline.core.checks import refuse
-from pipeline.core.errors import DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog, write_rows
@@ -33,7 +33,7 @@ from pipeline.models.tuners import (
     check_tuner,
     save_trained,
 )
-from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, TEACHER, read_notes, step_of
+from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, ROLLOUTS, TEACHER, read_notes, step_of
 from pipeline.stages.train.dataset import sequences
 from pipeline.stages.train.figures import curve, summary, write_curve
 from pipeline.stages.train.monitoring.run_record import run_record
@@ -53,24 +53,36 @@ def train(
     tensorboard: Path,
     settings: Training,
     resume: bool | Path,
+    replay: bool = False,
+    home: str | None = None,
 ) -> dict[str, Any]:
     """Train, publish the adapter folder, return the report; `metrics_log` in it are the rows of every step
     and evaluation.
 
     With `resume`, goes on from the newest verified checkpoint of the same run, or from the one that it names;
-    otherwise starts again. Raises `GateError` where a monitoring rule fails or the adapter learned nothing,
+    otherwise starts again; with `replay` on the rounds that a run of GRPO left, and draws none. `home` is
+    llamacpp.home. Raises `GateError` where a monitoring rule fails or the adapter learned nothing,
     `ConfigError` where an unfinished run of other inputs is in the way, `Stopped` after a signal.
     """
     silence_libraries()
     from pipeline.stages.train.assembly import make_trainer
     from pipeline.stages.train.distill.teacher import ask_teacher
+    from pipeline.stages.train.grpo.figures import rewards_of
+    from pipeline.stages.train.grpo.setup import open_rounds
 
+    if replay and settings.method != "grpo":
+        raise ConfigError(
+            "Q-GRPO-014",
+            f"--replay is about rollouts, and train.method {settings.method} has none: leave it out",
+        )
     use_all_cores()
     tokenizer = load_tokenizer(base)
     check_manifest(tokens, base, tokenizer)
-    with Interruption() as interruption, closing(MetricsLog(checkpoints / METRICS_LOG)) as metrics_log:
+    with ExitStack() as opened:
+        interruption = opened.enter_context(Interruption())
+        metrics_log = opened.enter_context(closing(MetricsLog(checkpoints / METRICS_LOG)))
         record = describe(tokens, base, settings)
-        start = find_start(checkpoints, record, resume=resume)
+        start = find_start(checkpoints, record, resume=False if replay else resume, replay=replay)
         pending = start is not None and read_notes(start).get("pending_evaluation", False)
         metrics_log.truncate(after_step=step_of(start) if start else 0, evaluated=not pending)
         if start is None:
@@ -92,6 +104,9 @@ def train(
             interruption,
             record,
             teacher,
+            opened.enter_context(
+                open_rounds(tokens, base, tokenizer, checkpoints, settings, record, home=home, replay=replay)
+            ),
         )
         proven = prove_beforehand(trainer, settings)
         before = held_out_before(trainer, checkpoints / BEFORE, fresh=start is None) if teacher else None
@@ -103,10 +118,12 @@ def train(
         finish(checkpoints, record)
         remove(checkpoints / TEACHER)
         remove(checkpoints / REFERENCE)
+        remove(checkpoints / ROLLOUTS)
     return summary(trainer, rows) | {
         "method": settings.method,
         **idle_experts(trainer.model),
         **({"teacher": teacher.figures, "eval_loss_before": before} if teacher else {}),
+        **(rewards_of(rows) if settings.method == "grpo" else {}),
         "proven": proven,
         "inputs": record,
         "resumed_from": start.name if start else None,
@@ -170,7 +187,7 @@ def tidy_adapter(folder: Path) -> None:
     (folder / "README.md").unlink(missing_ok=True)
 
 
-def main(params: Params, root: Path, resume: bool | Path = True) -> None:
+def main(params: Params, root: Path, resume: bool | Path = True, replay: bool = False) -> None:
     """Run the stage on the files below `root`."""
     silence_libraries()
     checks = preflight(
@@ -194,6 +211,8 @@ def main(params: Params, root: Path, resume: bool | Path = True) -> None:
         tensorboard=root / "reports/tensorboard",
         settings=params.training,
         resume=resume,
+        replay=replay,
+        home=params.llamacpp.home,
     )
     rows, inputs = report.pop("metrics_log"), report.pop("inputs")
     hashes = {
@@ -210,3 +229,8 @@ def main(params: Params, root: Path, resume: bool | Path = True) -> None:
         f"train: {report['steps']} steps, loss {report['loss_first']:{shown}} → "
         f"{report['loss_last']:{shown}}, {report['seconds']:.0f} s"
     )
+    if rewards := report.get("rewards"):
+        print(
+            f"train: mean reward {rewards['first']:.3f} in the first steps, {rewards['last']:.3f} in the "
+            f"last; rollouts {rewards.get('gap', 0):.2g} nats a token from training"
+        )

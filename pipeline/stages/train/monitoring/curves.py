@@ -25,6 +25,10 @@ class Run:
         self.measures: list[dict[str, float]] = []  # of each step, by name
         self.newest: dict[str, Any] = {}
 
+    def measured(self, name: str) -> list[float]:
+        """What a method measures beside its loss under this name, by step; without steps that had none."""
+        return [one[name] for one in self.measures if name in one]
+
     def add(self, row: dict[str, Any]) -> None:
         """Take in a row of the metrics log."""
         self.newest = row

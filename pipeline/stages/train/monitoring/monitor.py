@@ -12,6 +12,7 @@ from pipeline.config.sections import Train
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.curves import Run
 from pipeline.stages.train.monitoring.findings import Rules
+from pipeline.stages.train.monitoring.grpo_rules import GRPO_EVAL, GRPO_STEP
 from pipeline.stages.train.monitoring.rules import EVERY_PREFERENCE, EVERY_STEP
 from pipeline.stages.train.monitoring.run_rules import AT_END, EVERY_EVAL
 
@@ -26,6 +27,9 @@ class Monitor:
     def __init__(self, max_steps: int, settings: Train) -> None:
         self._run = Run(max_steps, settings)
         self._step_rules = EVERY_STEP | (EVERY_PREFERENCE if self._run.preferences else {})
+        self._eval_rules, self._end_rules = EVERY_EVAL, AT_END
+        if settings.method == "grpo":
+            self._step_rules, self._eval_rules, self._end_rules = GRPO_STEP, GRPO_EVAL, {}
         self._found: dict[str, Check] = {}
 
     def see(self, row: dict[str, Any]) -> list[Check]:
@@ -33,19 +37,18 @@ class Monitor:
         when it gets worse.
         """
         self._run.add(row)
-        rules = self._step_rules if row["kind"] == "step" else EVERY_EVAL
+        rules = self._step_rules if row["kind"] == "step" else self._eval_rules
         new = [check for check in self._judge(rules, row["step"]) if self._is_new(check)]
         # early enough to save half of the time
         if row["kind"] == "step" and row["step"] == self._run.max_steps // 2:
-            new += [check for check in self._judge(AT_END) if check.verdict in ("warn", "fail")]
+            new += [check for check in self._judge(self._end_rules) if check.verdict in ("warn", "fail")]
         return new
 
     def findings(self) -> list[Check]:
         """Each rule once, with the worst that it said; failures and warnings first."""
-        unseen = {
-            name: Check(name, "not measured", "no such row yet") for name in self._step_rules | EVERY_EVAL
-        }
-        checks = [*(unseen | self._found).values(), *self._judge(AT_END)]
+        names = self._step_rules | self._eval_rules
+        unseen = {name: Check(name, "not measured", "no such row yet") for name in names}
+        checks = [*(unseen | self._found).values(), *self._judge(self._end_rules)]
         return sorted(checks, key=lambda check: -max(SEVERITY[check.verdict], 1))
 
     def records(self) -> list[dict[str, Any]]:

@@ -1,0 +1,85 @@
+"""How GRPO is trained: group `train.grpo`, used if `train.method` is grpo."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pipeline.config.scorers import scorer_problems
+from pipeline.config.sections.measuring import External
+from pipeline.config.sections.values import Count, Layers, Section, Slots, Threads, key
+
+EXTERNAL = "external"  # how `rewards` names the program of `external`
+Weight = Annotated[float, Field(ge=-1000, le=1000)]
+
+
+class Grpo(Section):
+    rewards: Annotated[dict[str, Weight], Field(min_length=1, max_length=20)] = key(
+        {"exact_match": 1.0},
+        "scorers of an answer with their weights, spelled as in evaluate.scorers (the prompt's answer, or "
+        "the chat's last turn, is the reference), or external; a reward is the weighted sum of their points",
+    )
+    external: External | None = key(
+        None,
+        "the program that external asks (docs/rewards.md): {command: [data/evaluation/scorer, ARGUMENT], "
+        "seconds: 60, start_seconds: 120}; null: none",
+    )
+    reward_seconds: Annotated[float, Field(gt=0, le=86_400)] = key(
+        60.0, "longest that a scorer may take for one group of completions; external has its own limit"
+    )
+    group_size: Annotated[int, Field(ge=2, le=1024)] = key(8, "completions drawn per prompt, 4 to 16")
+    max_new_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = key(256, "longest completion, in tokens")
+    steps_per_round: Count = key(
+        1, "optimizer steps on one round of rollouts, 1 to 8; more save time and are further off the policy"
+    )
+    rollouts: Literal["llama-server", "in-process"] = key(
+        "llama-server",
+        "who completes the prompts: llama-server (with the current adapter, as it will be served) | "
+        "in-process (the model in training: no gap, slower)",
+    )
+    rollout_type: Literal["F16", "BF16", "Q8_0"] = key(
+        "F16",
+        "type of the GGUF that llama-server completes with, made of the base's 16 bit: F16 | BF16 | Q8_0; "
+        "if base.quantization is gguf, it is the base's own file",
+    )
+    adapter_type: Literal["F16", "F32"] = key("F16", "type of the adapter in llama-server: F16 | F32")
+    parallel: Slots = key(
+        1, "prompts completed at the same time; with 1 a round is the same each time, more are faster"
+    )
+    threads: Threads = key(2, "CPU threads of llama-server")
+    n_gpu_layers: Layers = key(0, "layers of llama-server on the GPU: 0 for none, 99 for all")
+    scale_rewards: bool = key(
+        True,
+        "divide advantages by their group's standard deviation; false: only take off its mean (Dr. GRPO)",
+    )
+    loss: Literal["dapo", "dr_grpo"] = key(
+        "dapo",
+        "what the sum over a step's tokens is divided by: dapo (its tokens) | dr_grpo (its completions times "
+        "max_new_tokens)",
+    )
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = key(
+        0.2, "how far below 1 the ratio of new to old probability may move an update"
+    )
+    clip_high: Annotated[float, Field(gt=0, le=10)] = key(0.28, "and how far above 1")
+    kl_beta: Annotated[float, Field(ge=0, le=10)] = key(
+        0.0, "weight of the KL divergence from the base, 0.001 to 0.1; 0: none, and a forward less"
+    )
+    mask_truncated: bool = key(True, "leave completions that hit max_new_tokens out of the loss")
+    correction_cap: Annotated[float, Field(gt=0, le=1000)] | None = key(
+        2.0,
+        "cap of the weight training's ÷ rollout's probability of a token, which corrects that llama-server "
+        "computes otherwise than training; null: no correction",
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Rewards that are none, or a program that is not asked."""
+        plain = [name for name in self.rewards if name != EXTERNAL]
+        yield from (f"grpo.rewards: {problem}" for problem in scorer_problems(plain, has_judge=False))
+        if (EXTERNAL in self.rewards) != (self.external is not None):
+            yield (
+                "grpo.rewards names external, but grpo.external is null: give its command"
+                if EXTERNAL in self.rewards
+                else "grpo.external is a command, but grpo.rewards doesn't name external: weigh it there"
+            )
+        if not any(self.rewards.values()):
+            yield "all weights in grpo.rewards are 0, so every reward would be 0: give one a weight"

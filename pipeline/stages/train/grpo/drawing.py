@@ -1,0 +1,200 @@
+"""A round of rollouts from beginning to end: drawn, scored, measured by training's own model, published."""
+
+import hashlib
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.sections import Training
+from pipeline.core.errors import DataError, GateError
+from pipeline.models.tuners import trained_numbers
+from pipeline.stages.train.grpo.advantages import advantages, seed_of
+from pipeline.stages.train.grpo.batches import Group, trained
+from pipeline.stages.train.grpo.rewards import Answer, Question, Rewards
+from pipeline.stages.train.grpo.rollouts import Request, Source
+from pipeline.stages.train.grpo.rounds import (
+    RESTART,
+    Completion,
+    Round,
+    differences,
+    in_groups,
+    read_round,
+    round_file,
+    write_round,
+)
+from pipeline.stages.train.step_stats import Batch
+
+# (batch of prompts, their groups, with the adapter off) → log-probabilities of the trained completions
+Measure = Callable[[Batch, Sequence[Group], bool], list[list[float]]]
+
+
+class Rounds:
+    """Gives the round of a step: the one on the disk, if it is that step's, else one that is drawn now."""
+
+    def __init__(
+        self,
+        settings: Training,
+        source: Source,
+        rewards: Rewards,
+        questions: Mapping[str, Sequence[Question]],
+        tokenizer: Any,
+        checkpoints: Path,
+        run: str,
+        replay: bool = False,
+    ) -> None:
+        self.run, self.replay = run, replay
+        self.settings, self.grpo = settings, settings.grpo
+        self.source, self.rewards, self.questions = source, rewards, questions  # of each split, by row
+        self.tokenizer, self.checkpoints = tokenizer, checkpoints
+
+    def begun(self, step: int, rows: list[int]) -> Round:
+        """The round before `step` + 1, of which `rows` are the last ones: a run goes on inside it. Raises
+        `DataError` if it is gone or another's.
+        """
+        found = read_round(round_file(self.checkpoints, step))
+        if found is None or found.head["run"] != self.run or found.head["rows"][-len(rows) :] != rows:
+            raise DataError(
+                "Q-GRPO-007",
+                f"{round_file(self.checkpoints, step)}, the rollouts that the run was on, is "
+                f"{'missing' if found is None else 'of another run'}: put it back, or {RESTART}",
+            )
+        return found
+
+    def at(
+        self,
+        model: Any,
+        step: int,
+        prompts: Sequence[Batch],
+        measure: Measure,
+        heed: Callable[[], None],
+        resumed: bool,
+    ) -> Round:
+        """The round before `step` + 1 for batches of prompts; `resumed`: a run goes on with it."""
+        file = round_file(self.checkpoints, step)
+        rows = list(chain(*(batch["rows"] for batch in prompts)))
+        head = {
+            "step": step,
+            "rows": rows,
+            "adapter_sha256": sha_of(model),
+            "drawn_by": self.source.name,
+            "run": self.run,
+        }
+        found = read_round(file)
+        changed = differences(found, head) if found else ["file"]
+        if found and not changed:
+            return found
+        if self.replay:
+            raise DataError(
+                "Q-GRPO-010",
+                f"the run can't be replayed from step {step + 1} on: {file} is "
+                f"{'of another run (' + ', '.join(changed) + ')' if found else 'missing'}: leave --replay "
+                "out to draw again",
+            )
+        if found:
+            print(
+                f"train: {file.name} is of another run ({', '.join(changed)} differ): drawn again",
+                file=sys.stderr,
+            )
+        if resumed and not self.source.same_again:
+            print(
+                f"train: the rollouts before step {step + 1} were cut off and are drawn again; "
+                f"llama-server with train.grpo.parallel {self.grpo.parallel} and n_gpu_layers "
+                f"{self.grpo.n_gpu_layers} may draw others: the run goes on, but not to the very bytes of an "
+                "unbroken one",
+                file=sys.stderr,
+            )
+        made = Round(
+            head, self._measured(prompts, self._scored(self._drawn(model, step, prompts, heed)), measure)
+        )
+        write_round(file, made)
+        return made
+
+    def _drawn(
+        self, model: Any, step: int, prompts: Sequence[Batch], heed: Callable[[], None]
+    ) -> list[Completion]:
+        asked = [
+            (row, member, Request(prompt, seed_of(self.settings.seed, step, row, member)))
+            for batch in prompts
+            for row, prompt in zip(batch["rows"], batch["prompts"], strict=True)
+            for member in range(self.grpo.group_size)
+        ]
+        drawn = self.source.draw(model, [request for *_, request in asked], heed)
+        made = [
+            Completion(row, member, request.seed, one.ids, one.logps, one.stopped, self.text(one.ids))
+            for (row, member, request), one in zip(asked, drawn, strict=True)
+        ]
+        if not any(one.text.strip() for one in made):
+            raise GateError(
+                "Q-GRPO-008",
+                f"all {len(made)} completions of the round before step {step + 1} are empty, so there is "
+                "nothing to reward: lower train.learning_rate, or tune the base on answers first "
+                "(train.method sft)",
+            )
+        return made
+
+    def _scored(self, drawn: list[Completion]) -> list[Completion]:
+        scored: list[Completion] = []
+        for group in in_groups(drawn, self.grpo.group_size):
+            answers = [Answer(one.text, one.stopped) for one in group]
+            rewards, points = self.rewards.of(self.questions["train"][group[0].row], answers)
+            worth = advantages(rewards, scaled=self.grpo.scale_rewards)
+            scored += [
+                replace(
+                    one,
+                    reward=rewards[n],
+                    advantage=worth[n],
+                    points={name: found[n] for name, found in points.items()},
+                )
+                for n, one in enumerate(group)
+            ]
+        return scored
+
+    def _measured(
+        self, prompts: Sequence[Batch], scored: list[Completion], measure: Measure
+    ) -> list[Completion]:
+        """With training's own log-probabilities, batch by batch as it will be trained: by the same sums, the
+        first ratio is 1.
+        """
+        measured: list[Completion] = []
+        groups = iter(in_groups(scored, self.grpo.group_size))
+        for batch in prompts:
+            mine = [list(next(groups)) for _ in batch["rows"]]
+            old = iter(measure(batch, mine, False))
+            reference = iter(measure(batch, mine, True) if self.grpo.kl_beta else [])
+            for group in mine:
+                chosen = {one.member for one in trained(group, self.grpo)}
+                measured += [
+                    replace(one, old=next(old), reference=next(reference, None))
+                    if one.member in chosen
+                    else one
+                    for one in group
+                ]
+        return measured
+
+    def watched(self, model: Any, prompts: Sequence[Batch]) -> float:
+        """The mean reward of one completion for each held-out prompt, with seeds that no round has."""
+        rows = list(chain(*(zip(batch["rows"], batch["prompts"], strict=True) for batch in prompts)))
+        requests = [Request(prompt, seed_of(self.settings.seed, -1, row, 0)) for row, prompt in rows]
+        drawn = self.source.draw(model, requests, lambda: None)
+        found = (
+            self.rewards.of(self.questions["val"][row], [Answer(self.text(one.ids), one.stopped)])[0][0]
+            for (row, _), one in zip(rows, drawn, strict=True)
+        )
+        return math.fsum(found) / len(rows)
+
+    def text(self, ids: list[int]) -> str:
+        """What a completion says, without control tokens."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def sha_of(model: Any) -> str:
+    """sha256 of everything that trains in `model`, as it is now."""
+    digest = hashlib.sha256()
+    for name, weight, _ in trained_numbers(model):
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

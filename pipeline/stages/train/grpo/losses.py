@@ -1,0 +1,61 @@
+"""GRPO's loss from log-probabilities, per token.
+
+With the ratio r = π ÷ π_old of training's own probabilities now and at the beginning of the round, an
+advantage A, and the correction w for rollouts that another program drew (μ):
+
+    loss = −w · min(r · A, clip(r, 1 − low, 1 + high) · A) + β · k3,
+    w = min(π_old ÷ μ, cap),  k3 = exp(ref − π) − (ref − π) − 1.
+
+The clipping is PPO's, its upper border apart from the lower one as in DAPO (arXiv:2503.14476, section 3.1); w
+is truncated importance sampling (https://fengyao.notion.site/off-policy-rl; TRL's `token_truncate`); k3 is
+Schulman's estimate of the KL divergence to the reference (http://joschu.net/blog/kl-approx.html).
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Terms(NamedTuple):
+    """Per labelled token, (N,): the loss, which has a gradient, and what it is made of, which has none."""
+
+    loss: Any
+    low_clipped: Any  # bool: the ratio is below its lower border, and the border is what counts
+    high_clipped: Any
+    divergence: Any  # k3, 0 without a reference
+
+
+def policy_terms(
+    logps: Any,
+    old: Any,
+    advantages: Any,
+    weights: Any,
+    *,
+    clip_low: float,
+    clip_high: float,
+    reference: Any = None,
+    kl_beta: float = 0.0,
+) -> Terms:
+    """The loss of each token; all arguments are float32 (N,), `logps` with a gradient. `weights` are
+    `correction`'s.
+    """
+    ratio = torch.exp(logps - old)
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = -weights * torch.minimum(ratio * advantages, clipped * advantages)
+    divergence = torch.zeros_like(logps)
+    if reference is not None:
+        behind = reference - logps
+        divergence = torch.exp(behind) - behind - 1
+        loss = loss + kl_beta * divergence
+    low = (ratio < 1 - clip_low) & (advantages < 0)
+    high = (ratio > 1 + clip_high) & (advantages > 0)
+    return Terms(loss, low, high, divergence.detach())
+
+
+def correction(old: Any, rollout: Any, cap: float | None) -> Any:
+    """The weights w (N,) by training's and by the rollout's log-probabilities of the same tokens; 1 where the
+    rollout's is NaN (not known), and everywhere if `cap` is None.
+    """
+    if cap is None:
+        return torch.ones_like(old)
+    return torch.exp(old - rollout).clamp(max=cap).nan_to_num(nan=1.0)

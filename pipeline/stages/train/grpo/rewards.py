@@ -1,0 +1,163 @@
+"""What completions are worth: the scorers of `train.grpo.rewards`, each with its weight.
+
+The scorers are stage evaluate's, the functions are the user's in data/evaluation, and `external` is a program
+of any language. A reward is the weighted sum of their points.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.chat.prompts import REWARDS
+from pipeline.config.sections.grpo import EXTERNAL, Grpo
+from pipeline.core.errors import DataError
+from pipeline.metrics import own
+from pipeline.metrics.external import ExternalScorer
+from pipeline.metrics.refusals import is_refusal
+from pipeline.metrics.score import Scorer
+from pipeline.metrics.scorers import parse
+
+Question = Mapping[
+    str, Any
+]  # id, domain, prompt, messages, reference: a line of data/tokens/questions-SPLIT.jsonl
+
+
+class Answer(NamedTuple):
+    """A completion as text, and whether the model ended it by itself."""
+
+    text: str
+    stopped: bool
+
+
+# (question, its group's answers) → points of each answer
+Measure = Callable[[Question, Sequence[Answer]], Sequence[float | None]]
+
+
+class Rewards:
+    """The measures by their spelling in `train.grpo.rewards`, with their weights."""
+
+    def __init__(self, measures: Mapping[str, Measure], weights: Mapping[str, float], seconds: float) -> None:
+        self.measures, self.weights, self.seconds = measures, weights, seconds
+
+    def of(self, question: Question, answers: Sequence[Answer]) -> tuple[list[float], dict[str, list[float]]]:
+        """The reward of each answer of a group, and its points by each scorer.
+
+        Raises `DataError` if a scorer takes longer than `seconds`, fails, or gives anything but a finite
+        number for each answer.
+        """
+        points = {
+            name: self._points(name, measure, question, answers) for name, measure in self.measures.items()
+        }
+        rewards = [
+            math.fsum(self.weights[name] * found[place] for name, found in points.items())
+            for place in range(len(answers))
+        ]
+        return rewards, points
+
+    def _points(
+        self, name: str, measure: Measure, question: Question, answers: Sequence[Answer]
+    ) -> list[float]:
+        where = f"train.grpo.rewards: {name}, row {question['id']}"
+        try:
+            if name == EXTERNAL:  # a program has time limits of its own
+                found = measure(question, answers)
+            else:
+                found = within(self.seconds, lambda: measure(question, answers))
+        except TimeoutError:
+            raise DataError(
+                "Q-GRPO-001",
+                f"{where}: it took longer than {self.seconds:g} s for {len(answers)} answers: correct the "
+                "scorer, or raise train.grpo.reward_seconds",
+            ) from None
+        except ValueError as error:
+            raise DataError(
+                "Q-GRPO-002", f"{where}: {error}: correct the row's reference, or take another scorer"
+            ) from error
+        if len(found) != len(answers) or not all(map(_is_finite, found)):
+            raise DataError(
+                "Q-GRPO-003",
+                f"{where}: it gave {str(list(found))[:120]} for {len(answers)} answers: a finite number for "
+                "each is wanted",
+            )
+        return [float(one) for one in found if one is not None]
+
+
+def _is_finite(points: Any) -> bool:
+    return isinstance(points, int | float) and math.isfinite(points)
+
+
+@contextmanager
+def open_rewards(settings: Grpo, tokens: Path) -> Iterator[Rewards]:
+    """The rewards of `train.grpo`; the user's functions were copied to `tokens`/rewards, and the external
+    program runs as long as the body does. Raises `ConfigError` for a scorer that can't be made.
+    """
+    with ExitStack() as opened:
+        measures: dict[str, Measure] = {}
+        for spelling in settings.rewards:
+            if spelling == EXTERNAL:
+                assert settings.external  # or the settings are refused
+                asked = settings.external
+                root = tokens.parent.parent
+                program = ExternalScorer(asked.command, asked.seconds, asked.start_seconds, root)
+                measures[spelling] = by_program(opened.enter_context(program))
+            else:
+                measures[spelling] = by_scorer(scorer_of(spelling, tokens))
+        yield Rewards(measures, settings.rewards, settings.reward_seconds)
+
+
+def scorer_of(spelling: str, tokens: Path) -> Scorer:
+    """The scorer of this spelling."""
+    kind, _, name = spelling.partition(":")
+    if kind != "python":
+        return parse(spelling)
+    shown = tokens.parent / "evaluation"
+    return Scorer(spelling, own.function(name, tokens / REWARDS, shown))
+
+
+def by_scorer(scorer: Scorer) -> Measure:
+    """A scorer of evaluate's, asked for each answer with the row that it gets there."""
+
+    def measure(question: Question, answers: Sequence[Answer]) -> list[float | None]:
+        rows = (
+            {**question, "answer": text, "stopped": stopped, "refused": is_refusal(text)}
+            for text, stopped in answers
+        )
+        return [scorer.measure(row["reference"], row["answer"], row).points for row in rows]
+
+    return measure
+
+
+def by_program(program: ExternalScorer) -> Measure:
+    """An `ExternalScorer`, asked once for the group."""
+
+    def measure(question: Question, answers: Sequence[Answer]) -> list[float | None]:
+        texts = [answer.text for answer in answers]
+        return list(program.rewards(question["id"], question["messages"], texts, question["reference"]))
+
+    return measure
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """What `work` gives or raises. Raises `TimeoutError` if that takes longer than `seconds`; its thread goes
+    on then, and ends with this process.
+    """
+    found: list[Any] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="rewards")
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise TimeoutError
+    return found[0]

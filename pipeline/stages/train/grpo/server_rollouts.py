@@ -1,0 +1,143 @@
+"""Rollouts by llama-server: on the file and with the adapter that will be served.
+
+A running server can't load another adapter, so each round starts one, with the adapter as llama.cpp's own
+converter writes it (trained scales: with the tuned file). A base that is no GGUF is converted once, in 16
+bit: what training holds in NF4 is then computed otherwise, which the importance correction corrects and the
+run's figures show.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.sections import Training
+from pipeline.core.errors import ToolError
+from pipeline.core.publish import read_json, write_json
+from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.gguf.tuned_file import write_tuned
+from pipeline.llamacpp.converters import RolloutType, lora_to_gguf, to_gguf
+from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
+from pipeline.llamacpp.server import Server, serving
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.models.tuners import file_scales, save_trained
+from pipeline.stages.train.checkpoints import ROLLOUTS
+from pipeline.stages.train.grpo.alignment import aligned
+from pipeline.stages.train.grpo.rollouts import Drawn, Request
+
+# probabilities that come back are those before the samplers: at temperature 1 and without any other sampler
+# they are those that were drawn by
+SAMPLING = {
+    "temperature": 1.0,
+    "samplers": ["temperature"],
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repeat_penalty": 1.0,
+    "n_probs": 1,
+    "return_tokens": True,
+    "cache_prompt": True,
+}
+
+
+class ServerSource:
+    """Draws with a llama-server per round. `base` is models/base; `folder`, models/checkpoints, gets the
+    base's GGUF; `weights` is the hash of the base's weights.
+    """
+
+    name = "llama-server"
+
+    def __init__(self, tools: Toolchain, base: Path, folder: Path, settings: Training, weights: str) -> None:
+        self.tools, self.base, self.folder, self.settings = tools, base, folder, settings
+        self.weights = weights
+        # on more slots, which requests share a batch depends on the machine's mood, and so does the rounding
+        self.same_again = settings.grpo.parallel == 1 and settings.grpo.n_gpu_layers == 0
+
+    @cached_property
+    def model(self) -> Path:
+        """The base's GGUF: its own file, else one that is made of it when it is first needed."""
+        own, made = self.base / MODEL_FILE, self.folder / ROLLOUTS
+        if own.is_file():
+            return own
+        return as_gguf(self.tools, self.base, made, self.settings.grpo.rollout_type, self.weights)
+
+    def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
+        """A completion for each request by `model` as it is now."""
+        longest = max(len(request.prompt) for request in requests)
+        with self.server(model, longest) as server, ThreadPoolExecutor(self.settings.grpo.parallel) as pool:
+
+            def one(request: Request) -> Drawn:
+                return complete(server, request, self.settings.grpo.max_new_tokens)
+
+            drawn = []
+            try:
+                for found in pool.map(one, requests):
+                    drawn.append(found)
+                    heed()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return drawn
+
+    @contextmanager
+    def server(self, model: Any, longest: int) -> Iterator[Server]:
+        """A server with what `model` has learned, for prompts of up to `longest` tokens."""
+        grpo = self.settings.grpo
+        with tempfile.TemporaryDirectory(prefix="quench-rollouts-") as scratch:
+            file, lora = self.learned(model, Path(scratch))
+            with serving(
+                self.tools,
+                file,
+                ctx_size=longest + grpo.max_new_tokens + 8,
+                parallel=grpo.parallel,
+                threads=grpo.threads,
+                n_gpu_layers=grpo.n_gpu_layers,
+                lora=lora,
+            ) as server:
+                yield server
+
+    def learned(self, model: Any, scratch: Path) -> tuple[Path, Path | None]:
+        """The file to serve and the adapter to put on it, from `model` as it is now."""
+        adapter = scratch / "adapter"
+        save_trained(model, adapter)
+        if self.settings.tuner == "scales":
+            write_tuned(self.model, scratch / "tuned.gguf", file_scales(self.base, adapter), {})
+            return scratch / "tuned.gguf", None
+        lora_to_gguf(self.tools, adapter, self.base, scratch / "lora.gguf", self.settings.grpo.adapter_type)
+        return self.model, scratch / "lora.gguf"
+
+
+def as_gguf(tools: Toolchain, base: Path, folder: Path, type: RolloutType, weights: str) -> Path:
+    """The Hugging Face folder `base` as a GGUF in `folder`, made unless it is there."""
+    file, key = folder / f"base-{type}.gguf", {"weights_sha256": weights, "llama_cpp": tools.commit}
+    record = folder / "made-of.json"
+    if file.is_file() and record.is_file() and read_json(record, f"delete {folder}") == key:
+        return file
+    to_gguf(tools, base, file, type, "base", find_pre_tokenizer(base, tools).name)
+    write_json(record, key)
+    return file
+
+
+def complete(server: Server, request: Request, max_new_tokens: int) -> Drawn:
+    """One completion. Raises `ToolError` if it has no token, or probabilities that are not its own."""
+    asked = SAMPLING | {"prompt": request.prompt, "seed": request.seed, "n_predict": max_new_tokens}
+    answer = server.post("/completion", asked)
+    ids = [int(token) for token in answer.get("tokens") or []]
+    if not ids:
+        raise ToolError(
+            "Q-GRPO-005",
+            f"llama-server completed a prompt of {len(request.prompt)} tokens with nothing, not even an end "
+            "of turn: give it more context or another base",
+        )
+    try:
+        entries = [(int(one["id"]), float(one["logprob"])) for one in answer["completion_probabilities"]]
+        return Drawn(ids, aligned(ids, entries), answer["stop_type"] == "eos")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ToolError(
+            "Q-GRPO-006",
+            f"llama-server's log-probabilities don't fit its tokens ({error}): run `make setup` for the "
+            "pinned llama.cpp",
+        ) from error

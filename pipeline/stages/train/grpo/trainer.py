@@ -1,0 +1,106 @@
+"""The trainer of GRPO: each optimizer step is made of rollouts, of which a round is drawn every few steps."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from itertools import chain, islice
+from typing import Any
+
+import torch
+
+from pipeline.models.token_logps import token_logps
+from pipeline.models.tuners import causal_model, without_tuner
+from pipeline.planning.steps import steps_per_epoch
+from pipeline.stages.train.grpo.batches import Group, for_the_model, trained, training_batch
+from pipeline.stages.train.grpo.drawing import Rounds
+from pipeline.stages.train.grpo.figures import of_groups, of_tokens
+from pipeline.stages.train.grpo.losses import correction, policy_terms
+from pipeline.stages.train.grpo.rounds import Round
+from pipeline.stages.train.monitoring.samples import undisturbed
+from pipeline.stages.train.step_stats import Batch, Sums
+from pipeline.stages.train.trainer import QuenchTrainer
+
+
+class GrpoTrainer(QuenchTrainer):
+    """Trains on the completions that `rounds` gives for batches of prompts."""
+
+    def __init__(self, *, rounds: Rounds, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.rounds, self.grpo = rounds, rounds.grpo
+        self.waiting: list[Batch] = []  # of the round, in order; not yet trained
+        self.resumed = rest["start"] is not None
+
+    # --- rounds -----------------------------------------------------------------------------------------
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Batch], num_batches: int, device: Any) -> Any:
+        """The optimizer step's batches with their completions, and what its loss is divided by."""
+        if not self.waiting:
+            self.waiting = self.next_round(epoch_iterator)
+        batches, self.waiting = self.waiting[:num_batches], self.waiting[num_batches:]
+        return batches, torch.tensor(max(sum(batch["items"] for batch in batches), 1), device=device)
+
+    def next_round(self, prompts: Iterator[Batch]) -> list[Batch]:
+        """The batches of the round that the next step is in; those of them that are left, where a run goes on
+        inside a round. A round ends with its epoch.
+        """
+        step = self.state.global_step
+        done = (
+            step % steps_per_epoch(self.rounds.settings, len(self.train_dataset)) % self.grpo.steps_per_round
+        )
+        left = (self.grpo.steps_per_round - done) * self.args.gradient_accumulation_steps
+        asked = list(islice(prompts, left))
+        if done:
+            made = self.rounds.begun(step - done, list(chain(*(batch["rows"] for batch in asked))))
+        else:
+            made = self.rounds.at(self.model, step, asked, self.measure, self.heed_signal, self.resumed)
+        self.resumed = False
+        return [training_batch(batch, groups, self.grpo) for batch, groups in shared(asked, made)]
+
+    def measure(self, prompts: Batch, groups: Sequence[Group], reference: bool) -> list[list[float]]:
+        """The log-probabilities of each completion that is trained, by the model as it is or (`reference`)
+        without what it has learned.
+        """
+        lengths = [len(one.ids) for group in groups for one in trained(group, self.grpo)]
+        if not lengths:
+            return []
+        inputs = self._prepare_inputs(for_the_model(training_batch(prompts, groups, self.grpo)))
+        with (
+            undisturbed(self.model),
+            without_tuner(self.model) if reference else nullcontext(),
+            self.accelerator.autocast(),
+        ):
+            logps = token_logps(causal_model(self.accelerator.unwrap_model(self.model)), inputs)
+        return [piece.tolist() for piece in logps.cpu().split(lengths)]
+
+    # --- the loss ---------------------------------------------------------------------------------------
+
+    def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
+        """The sum of GRPO's loss over a batch's tokens ÷ `items`, and what is measured of the batch."""
+        measured = of_groups(inputs["groups"])
+        if not inputs["input_ids"].numel():
+            return sum(weight.sum() * 0 for weight in model.parameters() if weight.requires_grad), measured
+        weights = correction(inputs["old"], inputs["rollout"], self.grpo.correction_cap)
+        terms = policy_terms(
+            token_logps(model, for_the_model(inputs)),
+            inputs["old"],
+            inputs["advantages"],
+            weights,
+            clip_low=self.grpo.clip_low,
+            clip_high=self.grpo.clip_high,
+            reference=inputs["reference"] if self.grpo.kl_beta else None,
+            kl_beta=self.grpo.kl_beta,
+        )
+        return terms.loss.sum() / items, measured | of_tokens(terms, inputs, weights, self.grpo)
+
+    def held_out_metrics(self) -> dict[str, Any]:
+        """The mean reward of one completion for each held-out prompt, always with the same seeds; its
+        negative is the loss that early stopping goes by.
+        """
+        reward = self.rounds.watched(self.model, self.held_out)
+        items = sum(len(batch["rows"]) for batch in self.held_out)
+        return {"eval_loss": -reward, "items": items, "measures": {"reward": reward}}
+
+
+def shared(asked: Sequence[Batch], made: Round) -> Iterator[tuple[Batch, list[Group]]]:
+    """Each batch of prompts with its groups, which are the last ones of the round."""
+    groups = iter(made.groups()[-sum(len(batch["rows"]) for batch in asked) :])
+    return ((batch, list(islice(groups, len(batch["rows"])))) for batch in asked)

@@ -1,0 +1,160 @@
+"""The rules for a run of GRPO: the guards against what only learning from rewards does.
+
+Its loss is about 0 all the time, so no range of losses means anything. The usual ranges are Axolotl's:
+less than 0.8 of the groups without variance, a divergence below 0.5 (alarm at 2), less than 0.3 of the
+completions cut off, an entropy above 0.05.
+"""
+
+import statistics
+from itertools import pairwise
+
+from pipeline.core.checks import Check
+from pipeline.stages.train.monitoring.curves import WINDOW, Run
+from pipeline.stages.train.monitoring.findings import Rules, failure, passed, unknown, warning
+from pipeline.stages.train.monitoring.rules import finite_gradient, finite_loss, gradient_alarm, speed
+from pipeline.stages.train.monitoring.run_rules import finite_eval_loss
+from pipeline.stages.train.monitoring.setting_rules import hint, rank
+
+CONSTANT_STEPS = 5  # without any variance from the start: chance would not do it
+SAME = 0.8  # of the groups
+CUT = 0.3  # of the completions
+LONGER = 3.0  # times as long as at the start
+ENTROPY = 0.05  # nats
+DIVERGENCE, BLOWN_UP = 0.5, 2.0  # nats a token
+GAP = 0.1  # nats a token
+SCATTER = 2.0, 4.0  # standard deviations of a step's reward that a fall is warned of, and fails
+
+
+def constant_reward(run: Run) -> Check:
+    """No group with variance since the start."""
+    same = run.measured("zero_variance")
+    if not same or min(same) < 1:
+        return passed("rewards differ within groups")
+    if len(same) < min(CONSTANT_STEPS, run.max_steps):
+        return unknown(f"fewer than {CONSTANT_STEPS} steps")
+    return failure(
+        f"in all {len(same)} steps every completion of a prompt had the same reward (mean "
+        f"{statistics.fmean(run.measured('reward')):.3g})",
+        "nothing can be learned: give partial points in train.grpo.rewards, easier or harder prompts, or "
+        "tune the base on such answers first (train.method sft)",
+        "Q-GRPO-009",
+    )
+
+
+def zero_variance(run: Run) -> Check:
+    """Most groups without variance."""
+    same = run.measured("zero_variance")[-WINDOW:]
+    if len(same) < WINDOW:
+        return unknown(f"fewer than {WINDOW} steps")
+    share = statistics.fmean(same)
+    text = (
+        f"{share:.0%} of the groups have equal rewards in the last {WINDOW} steps, usual is below {SAME:.0%}"
+    )
+    if share < SAME:
+        return passed(text)
+    return warning(text, "most prompts are too easy or too hard by now: stop here, or take other prompts")
+
+
+def reward_collapse(run: Run) -> Check:
+    """The reward far below where it was, in units of its usual scatter from step to step."""
+    rewards = run.measured("reward")
+    if len(rewards) < 2 * WINDOW:
+        return unknown(f"fewer than {2 * WINDOW} steps")
+    windows = [
+        statistics.fmean(rewards[start : start + WINDOW]) for start in range(len(rewards) - WINDOW + 1)
+    ]
+    scatter = statistics.fmean(abs(after - before) for before, after in pairwise(rewards)) + 1e-9
+    best, now = max(windows), windows[-1]
+    text = f"mean reward {now:.3g} in the last {WINDOW} steps, {best:.3g} at best, {windows[0]:.3g} at first"
+    cause = "the policy left what had the reward: lower train.learning_rate, or set train.grpo.kl_beta"
+    if now < best - SCATTER[1] * scatter and now < windows[0]:
+        return failure(text, cause, "Q-GRPO-011")
+    return warning(text, cause) if now < best - SCATTER[0] * scatter else passed(text)
+
+
+def entropy_collapse(run: Run) -> Check:
+    """Completions that are nearly certain."""
+    entropy = run.measured("entropy")[-WINDOW:]
+    if len(entropy) < WINDOW:
+        return unknown(f"fewer than {WINDOW} steps")
+    now = statistics.fmean(entropy)
+    text = f"{now:.3g} nats a token in the last {WINDOW} steps, usual are {ENTROPY} and more"
+    if now >= ENTROPY:
+        return passed(text)
+    return warning(
+        text,
+        "the model says the same again and again, so nothing is tried any more: raise train.grpo.clip_high, "
+        "lower train.learning_rate, or stop here if the reward is what you want",
+    )
+
+
+def length_explosion(run: Run) -> Check:
+    """Completions several times as long as at the start, or cut off."""
+    lengths, cut = run.measured("completion_tokens"), run.measured("truncated")
+    if len(lengths) < 2 * WINDOW:
+        return unknown(f"fewer than {2 * WINDOW} steps")
+    first, now = statistics.fmean(lengths[:WINDOW]), statistics.fmean(lengths[-WINDOW:])
+    share = statistics.fmean(cut[-WINDOW:])
+    text = f"{now:.0f} tokens a completion, {first:.0f} at first, {share:.0%} cut off"
+    if share == 1 and run.settings.grpo.mask_truncated:
+        return failure(
+            text, "all are masked, so nothing is trained: raise train.grpo.max_new_tokens", "Q-GRPO-012"
+        )
+    if now > LONGER * first or share > CUT:
+        return warning(text, "raise train.grpo.max_new_tokens, or reward short answers")
+    return passed(text)
+
+
+def divergence(run: Run) -> Check:
+    """The divergence from the base."""
+    found = run.measured("kl")[-WINDOW:]
+    if not found:
+        return unknown("train.grpo.kl_beta is 0, so it is not computed")
+    now = statistics.fmean(found)
+    text = (
+        f"{now:.3g} nats a token from the base in the last {len(found)} steps, usual are below {DIVERGENCE}"
+    )
+    cause = "lower train.learning_rate or raise train.grpo.kl_beta"
+    if now > BLOWN_UP and len(found) == WINDOW:
+        return failure(text, cause, "Q-GRPO-013")
+    return warning(text, cause) if now > DIVERGENCE else passed(text)
+
+
+def rollout_gap(run: Run) -> Check:
+    """How far the rollouts' log-probabilities are from training's."""
+    found = run.measured("gap")[-WINDOW:]
+    if not found:
+        return unknown("no token was trained yet")
+    now = statistics.fmean(found)
+    text = f"{now:.3g} nats a token between training's log-probabilities and the rollouts'"
+    if now <= GAP:
+        return passed(text)
+    return warning(
+        text,
+        "the rollouts are another model's: the correction acts on it; train on a GGUF's own blocks "
+        "(base.quantization gguf) to have none",
+    )
+
+
+GRPO_STEP: Rules = {
+    "finite loss": finite_loss,
+    "finite gradient": finite_gradient,
+    "constant reward": constant_reward,
+    "zero variance": zero_variance,
+    "reward collapse": reward_collapse,
+    "entropy collapse": entropy_collapse,
+    "length explosion": length_explosion,
+    "divergence": divergence,
+    "rollout gap": rollout_gap,
+    "gradient alarm": gradient_alarm,
+    "speed": speed,
+    "learning rate": hint(
+        "learning_rate",
+        5e-6,
+        2e-4,
+        "higher forgets, lower hardly learns: 2.0e-5 is a good start, 1.0e-4 for a small model",
+        (1e-4, 1e-2, "higher forgets, lower hardly learns: 1.0e-3 is a good start"),
+    ),
+    "rank": rank,
+}
+GRPO_EVAL: Rules = {"finite eval loss": finite_eval_loss}

@@ -1,0 +1,310 @@
+"""GRPO end to end on a tiny model: prompts, rounds on the disk, exact resume and replay, guards; by
+llama-server and in process.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from conftest import run_stages
+from tiny import tiny_gguf, tiny_params, write_project
+
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.errors import DataError, GateError, QuenchError
+from pipeline.core.hashing import tree_hash
+from pipeline.core.metrics_log import MEASURED, MetricsLog
+from pipeline.stages.train.checkpoints import ROUNDS, checkpoints_in
+from pipeline.stages.train.grpo.rounds import read_round
+from pipeline.stages.train.stage import train
+
+REWARD = """
+def letters(reference, answer, row):
+    return sum(letter in "abcdefgh" for letter in answer) / 12
+
+def length(reference, answer, row):
+    return len(answer) % 10 / 10
+
+def constant(reference, answer, row):
+    return 0.5
+
+def hangs(reference, answer, row):
+    import time
+    time.sleep(30)
+
+def no_number(reference, answer, row):
+    return float("nan")
+
+def dies(reference, answer, row):
+    raise SystemExit(1)
+"""
+GRPO = {
+    "rewards": {"python:letters.py:letters": 1.0},
+    "group_size": 8,
+    "max_new_tokens": 12,
+    "steps_per_round": 2,
+    "rollouts": "in-process",
+    "threads": 1,
+    "mask_truncated": False,
+}
+SETTINGS = {
+    "method": "grpo",
+    "bnb_4bit_compute_dtype": "float32",
+    "r": 8,
+    "lora_alpha": 16,
+    "lora_dropout": 0.0,
+    "max_steps": 4,
+    "learning_rate": 1.0e-2,
+    "gradient_accumulation_steps": 2,
+    "eval_steps": 4,
+    "save_steps": 1,
+    "sample_rows": 1,
+    "sample_tokens": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose base is a one-layer Llama at Q4_0, up to `preprocess`. Read only."""
+    root = tmp_path_factory.mktemp("grpo")
+    params = tiny_params(tiny_gguf(root / "source.gguf"))
+    params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
+    params["curate"] |= {"max_tokens": 250, "drop_duplicates": "exact"}
+    params["preprocess"] |= {"max_length": 256}
+    params["evaluate"] |= {"models": ["source", "base", "adapter"]}
+    params["train"] |= SETTINGS | {"grpo": params["train"]["grpo"] | GRPO}
+    folder = write_project(root / "project", params)
+    (folder / "data/evaluation").mkdir()
+    (folder / "data/evaluation/letters.py").write_text(REWARD)
+    prompt = {"messages": [{"role": "user", "content": "Say a vowel, please?"}], "answer": "a"}
+    with (folder / "data/raw/chats.jsonl").open("a") as file:
+        file.write(json.dumps(prompt) + "\n")
+    return run_stages(folder, ("base", "curate", "preprocess"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work this small is slower on two, and many times slower beside other tests."""
+    monkeypatch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
+    torch.set_num_threads(1)
+
+
+def run(
+    project: Path,
+    root: Path,
+    *,
+    resume: bool = False,
+    chosen: str = "",
+    replay: bool = False,
+    grpo: Any = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    """`train` on the project's rows and base, below `root`."""
+    plain = load_params(project / "params.yaml").training.model_dump()
+    settings = Training.model_validate(plain | changes | {"grpo": plain["grpo"] | (grpo or {})})
+    return train(
+        tokens=project / "data/tokens",
+        base=project / "models/base",
+        adapter=root / "adapter",
+        checkpoints=root / "checkpoints",
+        tensorboard=root / "tensorboard",
+        settings=settings,
+        resume=Path(chosen) if chosen else resume,
+        replay=replay,
+    )
+
+
+def steps(report: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in report["metrics_log"] if row["kind"] == "step"]
+
+
+def test_prompts_are_what_stands_before_the_answer_and_scorers_get_the_rest(project: Path) -> None:
+    from pipeline.chat.prompts import prompt_ids
+    from pipeline.chat.tokens import load_tokenizer
+    from pipeline.stages.train.dataset import load_rows
+
+    tokenizer, rows = load_tokenizer(project / "models/base"), load_rows(project / "data/tokens", "train")
+    questions = [json.loads(line) for line in (project / "data/tokens/questions-train.jsonl").open()]
+    assert [row["row_ids"][0] for row in rows] == [question["id"] for question in questions]
+    for row, question in zip(rows, questions, strict=True):
+        text = tokenizer.decode(prompt_ids(row["input_ids"], row["labels"]))
+        assert question["prompt"] in text and text.endswith("<|im_start|>assistant\n")
+    assert any(
+        question["prompt"] == "Say a vowel, please?" and question["reference"] == "a"
+        for question in questions
+    )
+
+
+def test_the_reward_rises_and_rounds_say_what_was_drawn(project: Path, tmp_path: Path) -> None:
+    report = run(project, tmp_path, max_steps=24, save_steps=24, eval_steps=24, learning_rate=5e-2)
+    measured = [row["measures"] for row in steps(report)]
+    first, last = (fmean(one["reward"] for one in some) for some in (measured[:8], measured[-12:]))
+    assert last > 1.5 * first
+    assert {"reward", "zero_variance", "truncated", "completion_tokens", "entropy", "clipped", "gap"} <= set(
+        measured[0]
+    )
+    assert measured[0]["gap"] < 1e-4
+    made = read_round(tmp_path / "checkpoints" / ROUNDS / "00000002.jsonl")
+    assert made is not None and made.head["rows"] == [
+        row for one in steps(report)[2:4] for row in one["rows"]
+    ]
+    assert all(
+        len(one.ids) == len(one.logps) and one.reward == one.points["python:letters.py:letters"]
+        for one in made.completions
+    )
+    evaluation = next(row for row in report["metrics_log"] if row["kind"] == "eval")
+    assert evaluation["eval_loss"] == -evaluation["measures"]["reward"]
+
+
+def output(folder: Path) -> list[dict[str, Any]]:
+    """The metrics log without what depends on the machine's mood."""
+    rows = MetricsLog(folder / "checkpoints/steps.jsonl").rows()
+    return [{key: value for key, value in row.items() if key not in MEASURED} for row in rows]
+
+
+SHORT = {"max_steps": 6, "eval_steps": 6, "sample_rows": 0}
+
+
+@pytest.fixture(scope="module")
+def whole(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six steps in three rounds that nothing disturbed. Read only."""
+    root = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
+        run(project, root, **SHORT)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("place", "call"), [("losses", 7), ("losses", 9), ("draw", 2), ("draw", 3)], ids=lambda value: str(value)
+)
+def test_a_run_that_was_killed_ends_in_the_same_bytes(
+    project: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, call: int
+) -> None:
+    from pipeline.stages.train.grpo.own_rollouts import OwnSource
+    from pipeline.stages.train.grpo.trainer import GrpoTrainer
+
+    kind: Any = GrpoTrainer if place == "losses" else OwnSource
+    calls, real, draw = 0, getattr(kind, place), OwnSource.draw
+
+    def dies(self: Any, *given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise KeyboardInterrupt
+        return real(self, *given)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(kind, place, dies)
+        run(project, tmp_path, **SHORT)
+    known, drawn = len(list((tmp_path / "checkpoints" / ROUNDS).iterdir())), []
+    monkeypatch.setattr(OwnSource, "draw", lambda *given: drawn.append(1) or draw(*given))
+    run(project, tmp_path, resume=True, **SHORT)
+    assert len(drawn) == 3 - known + 1  # and that of the held-out prompts
+    assert tree_hash(tmp_path / "adapter") == tree_hash(whole / "adapter")
+    assert tree_hash(tmp_path / "checkpoints" / ROUNDS) == tree_hash(whole / "checkpoints" / ROUNDS)
+    assert output(tmp_path) == output(whole)
+    last = [checkpoints_in(root / "checkpoints")[-1] for root in (tmp_path, whole)]
+    assert (last[0] / "optimizer.pt").read_bytes() == (last[1] / "optimizer.pt").read_bytes()
+
+
+def test_a_replay_draws_nothing_and_ends_in_the_same_bytes(
+    project: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
+    monkeypatch.setattr("pipeline.stages.train.grpo.drawing.Rounds.watched", lambda *given: 0.0)
+    monkeypatch.setattr("pipeline.stages.train.grpo.own_rollouts.OwnSource.draw", None)
+    report = run(project, tmp_path, replay=True, **SHORT)
+    assert report["resumed_from"] is None and report["steps"] == 6
+    assert tree_hash(tmp_path / "adapter") == tree_hash(whole / "adapter")
+    (tmp_path / "checkpoints" / ROUNDS / "00000002.jsonl").unlink()
+    with pytest.raises(DataError, match=r"Q-GRPO-010: the run can't be replayed from step 3 on: .*missing"):
+        run(project, tmp_path, replay=True, **SHORT)
+
+
+def test_a_round_that_is_gone_in_the_middle_is_one_sentence(
+    project: Path, whole: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
+    (tmp_path / "checkpoints" / ROUNDS / "00000004.jsonl").unlink()
+    with pytest.raises(DataError, match="Q-GRPO-007"):
+        run(project, tmp_path, resume=True, chosen="checkpoint-5", **SHORT)
+
+
+@pytest.mark.parametrize(
+    ("grpo", "id"),
+    [
+        ({"rewards": {"python:letters.py:constant": 1.0}}, "Q-GRPO-009"),
+        ({"rewards": {"python:letters.py:hangs": 1.0}, "reward_seconds": 0.2}, "Q-GRPO-001"),
+        ({"rewards": {"python:letters.py:no_number": 1.0}}, "Q-METRICS-009"),
+        ({"rewards": {"python:letters.py:dies": 1.0}}, "Q-METRICS-009"),
+    ],
+)
+def test_a_reward_that_cant_be_used_ends_in_one_sentence(
+    project: Path, tmp_path: Path, grpo: dict[str, Any], id: str
+) -> None:
+    with pytest.raises(QuenchError) as raised:
+        run(project, tmp_path, grpo=grpo, **SHORT)
+    assert raised.value.id == id
+
+
+def test_completions_that_are_all_empty_end_in_one_sentence(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.stages.train.grpo.rollouts import Drawn
+
+    monkeypatch.setattr(
+        "pipeline.stages.train.grpo.own_rollouts.OwnSource.draw",
+        lambda self, model, requests, heed: [Drawn([260], [-0.1], True) for _ in requests],
+    )
+    with pytest.raises(GateError, match="Q-GRPO-008"):
+        run(project, tmp_path, **SHORT)
+
+
+@pytest.mark.parametrize("tuner", ["lora", "scales"])
+def test_llama_server_draws_with_what_was_learned(
+    project: Path, tmp_path: Path, tools: Any, tuner: str
+) -> None:
+    rate = {"lora": 2e-2, "scales": 2e-1}[tuner]
+    more: dict[str, Any] = {
+        "grpo": {"rollouts": "llama-server", "kl_beta": 0.01},
+        "tuner": tuner,
+        "learning_rate": rate,
+    }
+    report = run(project, tmp_path, **SHORT | {"max_steps": 4, "eval_steps": 4}, **more)
+    measured = [row["measures"] for row in steps(report)]
+    learned = max(one["kl"] for one in measured[2:])  # by now it is not the base
+    assert learned > 1e-3 and measured[0]["kl"] < 1e-6
+    assert all(0 < one["gap"] < 0.02 for one in measured)
+    assert any(one["unknown"] for one in measured)  # tokens inside a character, aligned by id
+    made = read_round(tmp_path / "checkpoints" / ROUNDS / "00000002.jsonl")
+    assert made is not None and made.head["drawn_by"] == "llama-server"
+    moved = [
+        abs(old - base)
+        for one in made.completions
+        for old, base in zip(one.old or [], one.reference or [], strict=True)
+    ]
+    assert fmean(moved) > 3 * measured[2]["gap"]  # the base alone would be as far off as it has moved
+
+
+def test_a_base_in_nf4_is_drawn_with_its_own_gguf(tiny_qwen2: Path, tmp_path: Path, tools: Any) -> None:
+    params = tiny_params(tiny_qwen2)
+    params["train"] |= SETTINGS | {"grpo": params["train"]["grpo"] | GRPO | {"rollouts": "llama-server"}}
+    params["train"]["grpo"] |= {"rewards": {"python:letters.py:length": 1.0}, "steps_per_round": 1}
+    params["train"]["grpo"] |= {"parallel": 2}
+    root = write_project(tmp_path / "project", params)
+    (root / "data/evaluation").mkdir()
+    (root / "data/evaluation/letters.py").write_text(REWARD)
+    run_stages(root, ("base", "curate", "preprocess"))
+    report = run(root, tmp_path, max_steps=1, warmup_ratio=0.0, eval_steps=1, save_steps=1, sample_rows=0)
+    (row,) = steps(report)
+    made = read_round(tmp_path / "checkpoints" / ROUNDS / "00000000.jsonl")
+    assert made is not None
+    unknown = sum(log is None for one in made.completions for log in one.logps)
+    assert unknown / sum(len(one.ids) for one in made.completions) == row["measures"]["unknown"] < 0.7
+    assert 1e-4 < row["measures"]["gap"] < 0.5  # NF4 is not 16 bit
+    assert not (tmp_path / "checkpoints/rollouts").exists()

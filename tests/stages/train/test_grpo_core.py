@@ -1,0 +1,165 @@
+"""The parts of GRPO against closed forms: advantages, alignment, rewards, rounds on the disk."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config.sections.grpo import Grpo
+from pipeline.core.errors import DataError
+from pipeline.llamacpp.tools import PROJECT
+from pipeline.stages.train.grpo.advantages import advantages, seed_of, teaches
+from pipeline.stages.train.grpo.alignment import aligned
+from pipeline.stages.train.grpo.rewards import Answer, Rewards, open_rewards
+from pipeline.stages.train.grpo.rounds import (
+    Completion,
+    Round,
+    differences,
+    read_round,
+    round_file,
+    write_round,
+)
+
+QUESTION = {"id": "0123456789abcdef", "domain": "sums", "prompt": "1 + 1?", "messages": [], "reference": "2"}
+
+
+def test_advantages_are_the_distance_from_the_groups_mean_in_its_deviations() -> None:
+    assert advantages([0.0, 1.0], scaled=False) == [-0.5, 0.5]
+    assert advantages([0.0, 1.0], scaled=True) == pytest.approx(
+        [-0.5 / (0.5**0.5 + 1e-4), 0.5 / (0.5**0.5 + 1e-4)]
+    )
+    assert advantages([0.3] * 4, scaled=True) == pytest.approx([0.0] * 4)
+
+
+def test_a_group_of_equal_rewards_teaches_nothing() -> None:
+    assert not teaches([0.1 + 0.2, 0.3, 0.3]) and teaches([0.3, 0.3, 0.31])
+
+
+def test_each_completion_has_a_seed_of_its_own_that_is_the_same_again() -> None:
+    seeds = {seed_of(42, step, row, member) for step in range(4) for row in range(4) for member in range(4)}
+    assert len(seeds) == 64 and all(0 <= seed < 2**31 for seed in seeds)
+    assert seed_of(42, 1, 2, 3) == 311299350 != seed_of(43, 1, 2, 3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))
+def test_a_probability_is_never_given_to_another_token(tokens: list[tuple[int, bool]]) -> None:
+    ids = [token for token, _ in tokens]
+    entries = [(token, float(place)) for place, (token, listed) in enumerate(tokens) if listed]
+    found = aligned(ids, entries)
+    assert all(value is None or value == place for place, value in enumerate(found))
+    if len(entries) == len(ids):
+        assert found == [float(place) for place in range(len(ids))]
+
+
+def test_a_probability_that_could_be_of_two_tokens_is_not_used() -> None:
+    assert aligned([5, 7, 7, 9], [(5, -1.0), (7, -2.0), (9, -3.0)]) == [-1.0, None, None, -3.0]
+    with pytest.raises(ValueError, match="8"):
+        aligned([5, 7], [(8, -1.0)])
+
+
+def given_points(*points: Any) -> Rewards:
+    return Rewards({"given": lambda question, answers: points}, {"given": 2.0}, 5.0)
+
+
+def test_a_reward_is_the_weighted_sum_of_scorers_and_own_functions(tmp_path: Path) -> None:
+    (tmp_path / "rewards").mkdir(parents=True)
+    (tmp_path / "rewards/own.py").write_text(
+        "def short(reference, answer, row):\n    return len(answer) < 3\n"
+    )
+    settings = Grpo(rewards={"exact_match": 1.0, "python:own.py:short": -0.5})
+    with open_rewards(settings, tmp_path) as rewards:
+        found, points = rewards.of(QUESTION, [Answer("2", True), Answer("two", True), Answer("3", False)])
+    assert found == [0.5, 0.0, -0.5]
+    assert points == {"exact_match": [1.0, 0.0, 0.0], "python:own.py:short": [1.0, 0.0, 1.0]}
+
+
+def test_a_program_rewards_too(tmp_path: Path) -> None:
+    (tmp_path / "data/tokens").mkdir(parents=True)
+    settings = Grpo(rewards={"external": 3.0}, external={"command": [str(PROJECT / "examples/scorer.py")]})
+    with open_rewards(settings, tmp_path / "data/tokens") as rewards:
+        found, _ = rewards.of(QUESTION, [Answer("2", True), Answer("nothing", True)])
+    assert found[0] == 3.0 > found[1]
+
+
+@pytest.mark.parametrize(
+    "points", [(1.0, float("nan")), (1.0,), (1.0, None), (1.0, float("inf")), (1.0, "2")]
+)
+def test_points_that_are_no_number_for_each_answer_are_one_sentence(points: tuple[Any, ...]) -> None:
+    with pytest.raises(DataError, match=r"Q-GRPO-003: train\.grpo\.rewards: given, row 0123456789abcdef"):
+        given_points(*points).of(QUESTION, [Answer("a", True), Answer("b", True)])
+
+
+def test_a_scorer_that_hangs_is_not_waited_for() -> None:
+    def hangs(question: Any, answers: Sequence[Answer]) -> list[float]:
+        time.sleep(60)
+        return [0.0]
+
+    with pytest.raises(DataError, match="Q-GRPO-001"):
+        Rewards({"slow": hangs}, {"slow": 1.0}, 0.05).of(QUESTION, [Answer("a", True)])
+
+
+def test_a_reference_that_cant_be_scored_names_its_row() -> None:
+    def refuses(question: Any, answers: Sequence[Answer]) -> list[float]:
+        raise ValueError("its reference is no JSON")
+
+    with pytest.raises(DataError, match=r"Q-GRPO-002.*0123456789abcdef: its reference is no JSON"):
+        Rewards({"json": refuses}, {"json": 1.0}, 5.0).of(QUESTION, [Answer("a", True)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rewards": {"external": 1.0}}, "grpo.external is null"),
+        ({"external": {"command": ["score"]}}, "doesn't name external"),
+        ({"rewards": {"judge": 1.0}}, "judge"),
+        ({"rewards": {"exact_match": 0.0}}, "are 0"),
+        ({"rewards": {"best": 1.0}}, "is no scorer"),
+    ],
+)
+def test_rewards_that_cant_be_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Grpo(**settings)
+
+
+def a_round(logps: list[float | None]) -> Round:
+    made = [
+        Completion(
+            row,
+            member,
+            7,
+            [1, 2],
+            logps,
+            True,
+            "text",
+            float(member),
+            0.1,
+            {"exact_match": 1.0},
+            [-0.1, -0.2],
+        )
+        for row in (3, 1)
+        for member in (0, 1)
+    ]
+    return Round({"step": 4, "rows": [3, 1], "adapter_sha256": "a", "drawn_by": "in-process"}, made)
+
+
+def test_a_round_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    made, file = a_round([-0.1, None]), round_file(tmp_path, 4)
+    assert read_round(file) is None
+    write_round(file, made)
+    assert read_round(file) == made
+    assert [one.row for group in made.groups() for one in group] == [3, 3, 1, 1]
+    assert differences(made, {"step": 4, "adapter_sha256": "b"}) == ["adapter_sha256"]
+
+
+def test_a_damaged_round_is_one_sentence(tmp_path: Path) -> None:
+    write_round(file := round_file(tmp_path, 4), a_round([-0.1, -0.2]))
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([lines[0], *lines[1:-1], lines[-1].replace("1.0", "0.5")]))
+    assert json.loads(lines[0])["step"] == 4
+    with pytest.raises(DataError, match="Q-GRPO-004"):
+        read_round(file)

@@ -1,0 +1,154 @@
+"""GRPO's loss against closed forms and TRL's own, and that the correction for rollouts acts."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.config.sections.grpo import Grpo
+from pipeline.stages.train.grpo.batches import training_batch
+from pipeline.stages.train.grpo.losses import correction, policy_terms
+from pipeline.stages.train.grpo.rounds import Completion
+
+BORDERS = {"clip_low": 0.2, "clip_high": 0.28}
+
+
+def numbers(seed: int, *shape: int) -> Any:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gradient(logps: Any, **given: Any) -> Any:
+    """The gradient of the summed loss by the log-probabilities."""
+    logps = logps.clone().requires_grad_()
+    policy_terms(logps, **(BORDERS | given)).loss.sum().backward()
+    return logps.grad
+
+
+def test_at_the_policy_itself_the_gradient_is_the_policy_gradient() -> None:
+    logps, advantages = numbers(0, 9), numbers(1, 9)
+    found = gradient(logps, old=logps, advantages=advantages, weights=torch.ones(9))
+    torch.testing.assert_close(found, -advantages)
+
+
+@pytest.mark.parametrize(
+    ("moved", "advantage", "counts"),
+    [
+        (0.3, 1.0, False),
+        (0.2, 1.0, True),
+        (0.3, -1.0, True),
+        (-0.3, -1.0, False),
+        (-0.2, -1.0, True),
+        (-0.3, 1.0, True),
+    ],
+)
+def test_beyond_its_border_a_token_that_has_moved_far_enough_is_left_alone(
+    moved: float, advantage: float, counts: bool
+) -> None:
+    old, worth = torch.tensor([-1.0]), torch.tensor([advantage])
+    found = gradient(old + moved, old=old, advantages=worth, weights=torch.ones(1))
+    assert bool(found != 0) is counts
+    terms = policy_terms(old + moved, old, worth, torch.ones(1), **BORDERS)
+    assert bool(terms.low_clipped | terms.high_clipped) is not counts
+
+
+def test_rollouts_that_are_shifted_on_purpose_change_the_update_by_the_correction_alone() -> None:
+    old, advantages, shift = numbers(0, 7), numbers(1, 7), torch.linspace(-2, 2, 7)
+    plain = gradient(old, old=old, advantages=advantages, weights=correction(old, old, 2.0))
+    shifted = gradient(old, old=old, advantages=advantages, weights=correction(old, old - shift, 2.0))
+    torch.testing.assert_close(shifted, plain * shift.exp().clamp(max=2.0))
+    assert torch.equal(correction(old, old - shift, None), torch.ones(7))
+
+
+def test_a_token_without_a_probability_of_the_rollout_is_not_corrected() -> None:
+    found = correction(torch.tensor([-1.0, -1.0]), torch.tensor([float("nan"), -2.0]), 10.0)
+    torch.testing.assert_close(found, torch.tensor([1.0, torch.e]))
+
+
+def test_the_divergence_is_zero_at_the_reference_and_pulls_back_to_it() -> None:
+    logps, nothing = numbers(0, 5), torch.zeros(5)
+    at = {"old": logps, "advantages": nothing, "weights": torch.ones(5), "kl_beta": 0.5}
+    assert not gradient(logps, reference=logps, **at).any()
+    moved = gradient(logps, reference=logps - 1, **at)
+    torch.testing.assert_close(moved, torch.full((5,), 0.5 * (1 - torch.e**-1)))
+
+
+@pytest.mark.parametrize("loss", ["dapo", "dr_grpo"])
+@pytest.mark.parametrize("kl_beta", [0.0, 0.04])
+def test_loss_and_gradient_are_trls(loss: str, kl_beta: float) -> None:
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    lengths = torch.tensor([5, 3, 6, 1])
+    mask = (torch.arange(6) < lengths[:, None]).long()
+    given = {
+        name: numbers(seed, 4, 6)
+        for seed, name in enumerate(("old_per_token_logps", "ref_per_token_logps", "sampling"))
+    }
+    advantages, logps = (
+        numbers(7, 4),
+        (given["old_per_token_logps"] + 0.3 * numbers(8, 4, 6)).requires_grad_(),
+    )
+    inputs = given | {
+        "prompt_ids": torch.zeros(4, 2, dtype=torch.long),
+        "prompt_mask": torch.ones(4, 2, dtype=torch.long),
+        "completion_ids": torch.zeros(4, 6, dtype=torch.long),
+        "completion_mask": mask,
+        "advantages": advantages,
+        "num_items_in_batch": mask.sum(),
+        "importance_sampling_ratio": (given["old_per_token_logps"] - given["sampling"]).exp().clamp(max=2.0),
+    }
+    theirs = GRPOTrainer._compute_loss(trl(loss, kl_beta, logps), None, inputs)
+    theirs.backward()
+    settings = Grpo(loss=loss, kl_beta=kl_beta, max_new_tokens=6, group_size=4, mask_truncated=False)
+    ours_at = logps.detach().clone().requires_grad_()
+    kept = mask.bool()
+    terms = policy_terms(
+        ours_at[kept],
+        given["old_per_token_logps"][kept],
+        advantages[:, None].expand(4, 6)[kept],
+        correction(given["old_per_token_logps"][kept], given["sampling"][kept], 2.0),
+        reference=given["ref_per_token_logps"][kept] if kl_beta else None,
+        kl_beta=kl_beta,
+        **BORDERS,
+    )
+    group = [Completion(0, n, 0, [1] * int(lengths[n]), [], True, reward=float(n)) for n in range(4)]
+    batch = training_batch({"prompts": [[1]], "rows": [0], "row_ids": ["a"]}, [group], settings)
+    ours = terms.loss.sum() / batch["items"]
+    ours.backward()
+    assert float(ours) == pytest.approx(float(theirs), rel=1e-6)
+    torch.testing.assert_close(ours_at.grad, logps.grad, rtol=1e-5, atol=1e-7)
+
+
+def trl(loss: str, kl_beta: float, logps: Any) -> Any:
+    """What TRL's `_compute_loss` asks of its trainer."""
+    from collections import defaultdict
+
+    accelerator = SimpleNamespace(
+        num_processes=1, gather=lambda value: value, reduce=lambda value, reduction: value
+    )
+    return SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *given, **more: (
+            logps,
+            torch.zeros_like(logps).detach(),
+            None,
+        ),
+        accelerator=accelerator,
+        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
+        model=SimpleNamespace(training=True),
+        aux_loss_enabled=False,
+        beta=kl_beta,
+        current_gradient_accumulation_steps=1,
+        epsilon_low=BORDERS["clip_low"],
+        epsilon_high=BORDERS["clip_high"],
+        importance_sampling_level="token",
+        loss_type=loss,
+        max_completion_length=6,
+        off_policy_mask_threshold=None,
+        top_entropy_quantile=1.0,
+        use_vllm=True,
+        vllm_importance_sampling_correction=True,
+        _entropy_bonus_enabled=False,
+        use_adaptive_entropy=False,
+        entropy_coef=0.0,
+        _metrics={"train": defaultdict(list)},
+    )
