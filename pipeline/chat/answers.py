@@ -35,7 +35,8 @@ def encode_rows(
     rows = iter(rows)
     while some := list(islice(rows, TOGETHER)):
         answers = [
-            list(_chats_of(row, method)) if row["kind"] in METHODS[method].rows else [] for row in some
+            list(_chats_of(row, method)) if row.get("kind", "chat") in METHODS[method].rows else []
+            for row in some
         ]
         encoded = encode(tokenizer, [chat for found in answers for _, _, chat in found])
         for row, found in zip(some, answers, strict=True):

@@ -153,7 +153,9 @@ def _rendered(tokenizer: Any, row: Row) -> list[Rendered] | Unrenderable:
 
 def not_learned(row: Row, method: str) -> Unrenderable:
     """Why a row is none that `method` learns from."""
-    return Unrenderable(NOT_LEARNED, f"train.method {method} has no use for a row of kind {row['kind']}")
+    return Unrenderable(
+        NOT_LEARNED, f"train.method {method} has no use for a row of kind {row.get('kind', 'chat')}"
+    )
 
 
 def _tokenized(tokenizer: Any, texts: list[str]) -> list[Any]:

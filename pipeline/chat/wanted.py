@@ -33,7 +33,7 @@ def _with_stand_ins(path: Path, kinds: tuple[str, ...]) -> Iterator[Row]:
 
 def stand_in(row: Row) -> Row | None:
     """The row as a chat that ends in the wanted answer; None if it has none."""
-    kind, turns = row["kind"], row["messages"]
+    kind, turns = row.get("kind", "chat"), row["messages"]
     if kind == "preference":
         turns = turns + row["chosen"]
     elif kind == "prompt":

@@ -35,6 +35,11 @@ def training_problems(
         )
     if METHODS[train.method].prompts:
         yield from _of_prompts(train)
+    if compared and train.method not in ("sft", "distill"):
+        yield (
+            f"compare.seeds names seeds and train.method is {train.method}, and strategies are compared by "
+            "supervised training: set the seeds to []"
+        )
     if train.tuner == "scales":
         yield from _of_scales(train)
     elif problem := merged_only(train.model_dump()):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from pipeline.chat.rows import TRAINED, Row
+from pipeline.chat.rows import TRAINED, TURN_LISTS, Row
 from pipeline.config.params import Params
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
@@ -188,8 +188,10 @@ def text_bytes(row: Row) -> int:
 
 
 def texts(row: Row) -> Iterator[tuple[str, str]]:
-    """(role, text) of each turn of a row; the role is "" in a text."""
-    yield from ((turn["role"], turn["content"]) for turn in row["messages"])
+    """(role, text) of each turn of a row, of all its answers; the role is "" in a text."""
+    yield from ((turn["role"], turn["content"]) for key in TURN_LISTS for turn in row.get(key, []))
+    if "answer" in row:
+        yield "assistant", row["answer"]
     yield from (("", segment["text"]) for segment in row.get("segments", []))
 
 

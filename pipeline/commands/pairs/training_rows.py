@@ -1,5 +1,6 @@
 """The requests of training that the model is asked; never those of rows that are held out."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def training_requests(root: Path, count: int, seed: int) -> list[Row]:
         raise DataError("Q-PAIRS-003", f"{file} is missing: stage curate makes it, so run `snakemake curate`")
     best: dict[str, tuple[float, str]] = {}  # request → (reward, id)
     for row in _answerable(file):
-        key, reward = _request(row), row.get("reward", 0.0)
+        key, reward = _request(row), row.get("reward", -math.inf)
         if key not in best or reward > best[key][0]:
             best[key] = reward, row["id"]
     asked = {id for _, id in best.values()}
@@ -40,11 +41,13 @@ def training_requests(root: Path, count: int, seed: int) -> list[Row]:
 
 def _answerable(file: Path) -> Iterator[Row]:
     for row in read_rows(file):
-        if row["kind"] == "prompt":
+        kind = row.get("kind", "chat")
+        if kind == "prompt":
             yield row | {"messages": [*row["messages"], {"role": "assistant", "content": row["answer"]}]}
-        elif row["kind"] == "chat" and len(row["messages"]) > 1 and is_answerable(row):
+        elif kind == "chat" and len(row["messages"]) > 1 and is_answerable(row):
             yield row
 
 
 def _request(row: Row) -> str:
-    return json_hash([row["messages"][:-1], row.get("tools")])
+    turns = [{key: turn[key] for key in turn if key != "train"} for turn in row["messages"][:-1]]
+    return json_hash([turns, row.get("tools")])

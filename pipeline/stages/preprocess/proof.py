@@ -97,6 +97,8 @@ def prove(
             "Q-PREPROCESS-013",
             f"{path.name} has a label that is not its own token: the labels are shifted",
         )
+    if METHODS[method].pairs:
+        check_pairs(written, path.name)
     read = trained_rows = turns = 0
     numbered = enumerate(read_rows(rows), start=1)
     while some := list(islice(numbered, TOGETHER)):
@@ -131,6 +133,22 @@ def prove(
     }
 
 
+def check_pairs(written: Written, file: str) -> None:
+    """Raise `DataError` unless each packed row has pairs, a chosen answer and right behind it the rejected
+    one of the same row of data.
+    """
+    names, roles = written.row_ids, written.roles.tolist()
+    starts = np.concatenate(([0], np.cumsum(written.counts)))
+    whole = all(start % 2 == 0 for start in starts) and roles == [1, -1] * (len(roles) // 2)
+    for chosen, rejected in zip(names[::2], names[1::2], strict=whole):
+        whole &= chosen.removesuffix("#chosen") == rejected.removesuffix("#rejected") != rejected
+    if not whole:
+        raise DataError(
+            "Q-PREPROCESS-014",
+            f"{file}: a chosen answer is not right before its rejected one: a pair is torn",
+        )
+
+
 def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -> Iterator[Claim]:
     """(name, what is written, what should be, how many turns are trained) of each sequence of the row; none
     of a row that was left out.
@@ -139,7 +157,7 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
         yield from _claims_of_answers(row, name, written, base)
         return
     if METHODS[method].prompts:
-        if row["kind"] not in METHODS[method].rows:
+        if row.get("kind", "chat") not in METHODS[method].rows:
             return
         row = as_chat(row)
     entire = written.take(name)
@@ -171,13 +189,14 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
 
 def _claims_of_answers(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim]:
     """The same of a row whose answers are compared or judged: each answer behind the prompt, in its role."""
-    if row["kind"] == "preference":
+    kind = row.get("kind", "chat")
+    if kind == "preference":
         prompt = len(row["messages"])
         answers = [
             (f"{name}#{key}", role, row["messages"] + row[key], prompt)
             for key, role in (("chosen", 1), ("rejected", -1))
         ]
-    elif row["kind"] == "feedback":
+    elif kind == "feedback":
         turns = [turn["role"] for turn in row["messages"]]
         last = len(turns) - 1 - turns[::-1].index("assistant")
         answers = [(name, 1 if row["label"] else -1, row["messages"][: last + 1], last)]

@@ -101,10 +101,11 @@ def preprocess(
                 ", ".join(f"{code}: {count}" for code, count in all_stats["train"].rejected.most_common())
                 or "there is none"
             )
+            fix = " ".join(unused_sentences(all_stats["train"].untrained, train.method))
             raise DataError(
                 "Q-PREPROCESS-001",
-                f"no row of {rows_folder / 'train.jsonl'} can be trained ({reasons}): fix the rows or "
-                "raise preprocess.max_length",
+                f"no row of {rows_folder / 'train.jsonl'} can be trained ({reasons}): "
+                + (fix or "fix the rows or raise preprocess.max_length"),
             )
         stats["trained_share"] = round(trained["trained_tokens"] / trained["tokens"], 4)
         write_json(
@@ -226,4 +227,7 @@ def summary(stats: dict[str, Any]) -> Iterator[str]:
             f"{', '.join(f'{rows:,} {code}' for code, rows in most(rejected))}"
         )
     yield from unused_sentences(unused(stats), stats["method"])
-    yield from sentences(train["rewards"])
+    if stats["method"] == "sft":
+        yield from sentences(train["rewards"])
+    elif scored := train["rewards"]["sequences"]:
+        yield f"{plural(scored, 'row')} with a reward: train.method {stats['method']} has no use for it"

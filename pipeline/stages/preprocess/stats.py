@@ -29,7 +29,7 @@ class SplitStats:
     def reject(self, row: Row, name: str, code: str, why: str) -> None:
         """Count a row that was left out."""
         self.rejected[code] += 1
-        self.untrained.update([row["kind"]] if code == NOT_LEARNED else [])
+        self.untrained.update([row.get("kind", "chat")] if code == NOT_LEARNED else [])
         known = self.rejects.setdefault(code, [])
         if len(known) < EXAMPLES:
             known.append({"row": name, "why": why})

@@ -141,6 +141,7 @@ class Written:
         self.starts = np.concatenate(([0], np.cumsum(sizes)))
         self.row_ids: list[str] = column["row_ids"].flatten().to_pylist()
         self.roles, self.weights = (column[name].flatten().to_numpy() for name in ("roles", "weights"))
+        self.counts = column["seq_lengths"].value_lengths().to_numpy()  # sequences of each packed row
         counts, owners = (column[name].value_lengths().to_numpy() for name in ("seq_lengths", "row_ids"))
         ends = self.starts[np.concatenate(([0], np.cumsum(counts)))]
         if (

@@ -87,7 +87,7 @@ def make_trainer(
             DistillCollator(learning, answers) for answers in (teacher.train, teacher.val)
         )
         kind = partial(DistillTrainer, sft_weight=settings.distill_sft_weight)
-    questions = sequences(held_out, settings.sample_rows)
+    questions = sequences(held_out, settings.sample_rows, wanted=True)
     monitor = Monitor(total_steps(settings, len(rows)), settings)
     monitor.restore(metrics_log.rows())
     callback = MetricsCallback(

@@ -70,6 +70,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
             "seconds": round(seconds, 3),
             "tokens_per_second": round(stats.tokens / seconds, 1),
             "memory_bytes": memory_used(),
+            **({"weightless": True} if stats.weightless else {}),
             **stats.measures.record(stats.items),
         }
         self.metrics_log.append(row)

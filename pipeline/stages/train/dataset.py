@@ -4,11 +4,11 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.answers import REJECTED
+from pipeline.chat.answers import LEARNED, REJECTED
 from pipeline.chat.tokens import IGNORED
 
 # what a batch knows of itself; `items` are what its loss is a mean over: tokens, positions, pairs or answers
-NOT_FOR_THE_MODEL = ("rows", "row_ids", "trained_tokens", "items", "weights")
+NOT_FOR_THE_MODEL = ("rows", "row_ids", "trained_tokens", "items", "weights", "row_answers", "row_tokens")
 
 
 def load_rows(tokens: Path, split: str) -> Any:
@@ -19,6 +19,10 @@ def load_rows(tokens: Path, split: str) -> Any:
 
     # not Dataset.from_parquet, which refuses a split without rows
     table = pq.read_table(tokens / f"{split}.parquet")
+    for name, value, kind in (("roles", LEARNED, pa.int8()), ("weights", 1.0, pa.float32())):
+        if name not in table.column_names:  # written before there were roles and weights
+            plain = [[value] * len(lengths) for lengths in table["seq_lengths"].to_pylist()]
+            table = table.append_column(name, pa.array(plain, pa.list_(kind)))
     return Dataset(table.append_column("row", pa.array(range(table.num_rows), pa.int64())))
 
 
@@ -56,9 +60,9 @@ def token_weights(examples: list[dict[str, Any]]) -> Any:
     return weights.float().repeat_interleave(lengths)[None]
 
 
-def sequences(rows: Any, count: int) -> list[tuple[list[int], list[int]]]:
-    """(ids, labels) of the first `count` conversations in packed rows, without answers that are not
-    preferred.
+def sequences(rows: Any, count: int, *, wanted: bool = False) -> list[tuple[list[int], list[int]]]:
+    """(ids, labels) of the first `count` conversations in packed rows; if only `wanted` ones, without answers
+    that are not preferred.
     """
     conversations = (
         (row["input_ids"][end - length : end], row["labels"][end - length : end])
@@ -66,6 +70,6 @@ def sequences(rows: Any, count: int) -> list[tuple[list[int], list[int]]]:
         for length, end, role in zip(
             row["seq_lengths"], accumulate(row["seq_lengths"]), row["roles"], strict=True
         )
-        if role != REJECTED
+        if role != REJECTED or not wanted
     )
     return list(islice(conversations, count))

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from pipeline.models.token_logps import at_trained
+
 Batch = dict[str, Any]
 
 
@@ -39,6 +41,7 @@ class StepStats:
         self.row_ids: list[str] = []
         self.tokens = self.trained_tokens = 0
         self.items = 0  # what the loss is a mean over
+        self.weightless = True  # every token that is trained weighs 0, by its chat's reward
         self.loss_sum: Any = 0.0  # over all items
         self.measures = Measures()
         self.started = time.monotonic()
@@ -46,6 +49,8 @@ class StepStats:
     def add(self, batch: Batch, loss_sum: torch.Tensor, measures: "Sums | None" = None) -> None:
         """Count a micro-batch; `loss_sum` is a scalar, `measures` are what else its method measures."""
         self.items += batch["items"]
+        weights = batch.get("weights")
+        self.weightless &= weights is not None and not bool(at_trained(weights, batch["labels"]).any())
         self.measures.add(measures or {})
         self.rows += batch["rows"]
         self.row_ids += batch["row_ids"]

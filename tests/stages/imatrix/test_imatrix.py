@@ -144,7 +144,6 @@ def test_rows_are_what_training_saw(made: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"messages": chat},
         {"kind": "text", "segments": [{"text": "a ", "train": False}, {"text": "b", "train": True}]},
-        {"kind": "preference", "messages": chat},
         {"messages": chat[:1]},  # nothing to train
     ]
     rendered, text = calibration_texts(tokenizer, iter(rows), 1000)

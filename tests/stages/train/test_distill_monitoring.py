@@ -61,7 +61,7 @@ def test_the_account_says_what_the_figures_are_of() -> None:
         == "0.101 in the last steps: nats between the level's answers and the original's"
     )
     assert stats["gradient range"].sentence.endswith(
-        "usual are 0.1 to 10 for chats, less if a level is distilled"
+        "usual are 0.1 to 10 for chats, other ones under distill"
     )
     _, stats = run_monitor(recovered(), DISTILLATION.model_copy(update={"distill_sft_weight": 0.25}))
     assert stats["end loss"].sentence.endswith(

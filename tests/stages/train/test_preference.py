@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow
 import pytest
 import torch
 from datasets import Dataset
@@ -16,13 +17,17 @@ from pipeline.chat.answers import CHOSEN, REJECTED
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
+from pipeline.core.errors import DataError
 from pipeline.core.interruption import Interruption
 from pipeline.core.jsonl import write_rows
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.models.preference_losses import Likelihoods, kto_losses, pair_losses
+from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.preprocess.stage import preprocess
 from pipeline.stages.train.assembly import make_trainer
+from pipeline.stages.train.dataset import Collator, load_rows
+from pipeline.stages.train.preference.collator import PreferenceCollator
 from pipeline.stages.train.preference.reference import likelihoods
 from pipeline.stages.train.run import describe
 from pipeline.stages.train.stage import train
@@ -70,8 +75,15 @@ def settings(method: str, **changes: Any) -> Training:
     return Training.model_validate(plain | exact | changes)
 
 
-def tokens_of(prepared: Path, root: Path, method: str, length: int = 512, packing: bool = True) -> Path:
-    rows = [{"kto": feedback}.get(method, preference)(number) for number in range(PAIRS)]
+def tokens_of(
+    prepared: Path,
+    root: Path,
+    method: str,
+    length: int = 512,
+    packing: bool = True,
+    rows: list[dict[str, Any]] | None = None,
+) -> Path:
+    rows = rows or [{"kto": feedback}.get(method, preference)(number) for number in range(PAIRS)]
     for split in ("train", "val"):
         write_rows(root / f"data/final/{split}.jsonl", rows)
     folder = root / "data/tokens"
@@ -350,12 +362,12 @@ def test_a_reference_is_taken_from_the_file_of_the_same_base_only(
     first = made(prepared, tmp_path, "dpo")
     disturb(first.model)
     batch = first.data_collator([first.train_dataset[0]])
-    asked = first.reference.logps(first.model, first.model.get_base_model(), batch, 2)
+    asked = first.reference.logps(first.model, first.model.get_base_model(), batch)
     (row,) = MetricsLog(tmp_path / "checkpoints/reference.jsonl").rows()
     wrong = row | {"logps": [-1.0, -2.0], "key": "another base's" if changed else row["key"]}
     (tmp_path / "checkpoints/reference.jsonl").write_text(json.dumps(wrong) + "\n")
     again = made(prepared, tmp_path, "dpo")
-    found = again.reference.logps(again.model, again.model.get_base_model(), batch, 2)
+    found = again.reference.logps(again.model, again.model.get_base_model(), batch)
     assert found.tolist() == (asked.tolist() if changed else [-1.0, -2.0])
 
 
@@ -366,4 +378,91 @@ def test_the_reference_is_the_model_without_its_adapter(prepared: Path, tmp_path
     before = likelihoods(model, batch, 2)[0]
     disturb(trainer.model)
     assert not torch.allclose(likelihoods(model, batch, 2)[0], before, atol=0.1)
-    assert torch.allclose(trainer.reference.logps(trainer.model, model, batch, 2), before, atol=1e-4)
+    assert torch.allclose(trainer.reference.logps(trainer.model, model, batch), before, atol=1e-4)
+
+
+def test_a_row_is_asked_once_whatever_batch_it_is_in(prepared: Path, tmp_path: Path) -> None:
+    trainer = made(prepared, tmp_path, "dpo")
+    rows, model = trainer.train_dataset, trainer.model.get_base_model()
+    for numbers in ([0, 1], [1, 2], [2, 0], [3]):
+        batch = trainer.data_collator([rows[number] for number in numbers])
+        found = trainer.reference.logps(trainer.model, model, batch)
+        alone = [trainer.data_collator([rows[number]]) for number in numbers]
+        each = [trainer.reference.logps(trainer.model, model, one) for one in alone]
+        assert torch.equal(found, torch.cat(each))
+    assert len(MetricsLog(tmp_path / "checkpoints/reference.jsonl").rows()) == PAIRS
+
+
+def test_a_damaged_file_of_the_reference_is_made_again(prepared: Path, tmp_path: Path) -> None:
+    trainer = made(prepared, tmp_path, "dpo")
+    batch = trainer.data_collator([trainer.train_dataset[0]])
+    asked = trainer.reference.logps(trainer.model, trainer.model.get_base_model(), batch)
+    file = tmp_path / "checkpoints/reference.jsonl"
+    file.write_bytes(b"\0\0\0\n" + file.read_bytes())
+    again = made(prepared, tmp_path, "dpo")
+    found = again.reference.logps(again.model, again.model.get_base_model(), batch)
+    assert torch.equal(found, asked)
+
+
+def test_ktos_other_answers_are_those_of_other_prompts(prepared: Path, tmp_path: Path) -> None:
+    rows = [
+        preference(number) | {"chosen": [says(f"good {number}")], "rejected": [says(f"bad {number}")]}
+        for number in range(3)
+    ]
+    for packing in (True, False):
+        folder = tokens_of(prepared, tmp_path / str(packing), "kto", packing=packing, rows=rows)
+        found = load_rows(folder, "train")
+        collator = PreferenceCollator(Collator(0), "kto", found)
+        for number in range(len(found)):
+            row, others = found[number], collator.with_others(number)
+            for mine, other in zip(split(row), split(others), strict=True):
+                (ids, labels), (other_ids, other_labels) = mine, other
+                start = next(place for place, label in enumerate(labels) if label != -100)
+                assert other_ids[:start] == ids[:start], "the prompt stays"
+                said = [label for label in other_labels if label != -100]
+                own = [
+                    answers for prompt, answers in by_prompt(found).items() if prompt == tuple(ids[:start])
+                ]
+                assert said not in own[0]
+
+
+def split(row: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
+    found, at = [], 0
+    for length in row["seq_lengths"]:
+        found.append((row["input_ids"][at : at + length], row["labels"][at : at + length]))
+        at += length
+    return found
+
+
+def by_prompt(rows: Any) -> dict[tuple[int, ...], list[list[int]]]:
+    answers: dict[tuple[int, ...], list[list[int]]] = {}
+    for row in rows:
+        for ids, labels in split(row):
+            start = next(place for place, label in enumerate(labels) if label != -100)
+            said = [label for label in labels if label != -100]
+            answers.setdefault(tuple(ids[:start]), []).append(said)
+    return answers
+
+
+def test_a_torn_pair_is_found_by_the_proof(prepared: Path, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    folder = tokens_of(prepared, tmp_path, "dpo", packing=False)
+    table = parquet.read_table(folder / "train.parquet").to_pylist()
+    length = table[0]["seq_lengths"][0]
+    table[0] = {
+        name: values[: length if name in ("input_ids", "labels") else 1] for name, values in table[0].items()
+    }
+    schema = parquet.read_schema(folder / "train.parquet")
+    torn = tmp_path / "train.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(table, schema), torn)
+    base = prepared / "models/base"
+    with pytest.raises(DataError, match="Q-PREPROCESS-014"):
+        prove(torn, tmp_path / "data/final/train.jsonl", load_base(base, load_tokenizer(base)), 512, "dpo", 0)
+
+
+def test_no_row_of_the_methods_kind_names_the_method(prepared: Path, tmp_path: Path) -> None:
+    chats = [{"messages": [user("a"), says("b")]}]  # an older project's, without a kind
+    with pytest.raises(DataError, match=r"Q-PREPROCESS-001.*train\.method") as found:
+        tokens_of(prepared, tmp_path, "dpo", rows=chats)
+    assert "max_length" not in str(found.value)

@@ -129,6 +129,8 @@ ELSEWHERE = {
     "reward",
     "reward_temperature",
     "preference",
+    "grpo",
+    "target_experts",
     "tuner",
     "distill_top_k",
     "distill_sft_weight",

@@ -73,6 +73,8 @@ def zero_loss(run: Run) -> Check:
     """A loss of exactly 0, which no text has."""
     if run.losses[-1] != 0.0:
         return passed("never exactly 0")
+    if run.newest.get("weightless"):
+        return passed("0 only where all chats of a step weigh nothing (train.reward)")
     if run.preferences:
         return warning("the loss is exactly 0", "every pair of the step is told apart entirely: train less")
     cause = (
@@ -99,6 +101,8 @@ def frozen(run: Run) -> Check:
     """A gradient norm of exactly 0: fatal until there has been another, odd afterwards."""
     if run.gradients[-1] != 0.0:
         return passed("never exactly 0")
+    if run.newest.get("weightless"):
+        return passed("0 only where all chats of a step weigh nothing (train.reward)")
     if any(run.gradients):
         return warning(
             "the gradient norm is exactly 0",
@@ -135,7 +139,7 @@ def gradient_range(run: Run) -> Check:
             text, "unstable learning: lower train.learning_rate, or raise train.gradient_accumulation_steps"
         )
     if run.distillation or run.preferences:
-        return passed(f"{text} for chats, others for train.method {run.settings.method}")
+        return passed(f"{text} for chats, other ones under {run.settings.method}")
     if usual < low and loss >= USUAL_LOSS[0]:
         return warning(
             f"{text}; the loss is still {loss:.3g}",
@@ -183,8 +187,9 @@ def chosen(run: Run) -> Check:
         return passed(text)
     return warning(
         text,
-        "the chosen answers become less likely, though the rejected ones do so faster: set "
-        "train.preference.sft_weight (0.2 for example), or lower train.learning_rate",
+        "the chosen answers become less likely, though the rejected ones do so faster: "
+        + ("" if run.settings.method == "kto" else "set train.preference.sft_weight (0.2 for example), or ")
+        + "lower train.learning_rate",
     )
 
 

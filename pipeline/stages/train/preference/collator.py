@@ -1,7 +1,7 @@
 """Batches of judged answers: packed rows that know the role of each sequence.
 
-KTO needs answers that don't belong to their prompts: each prompt gets the answer of the next sequence, that
-of the last one the answer of the first (as TRL does within a batch).
+KTO needs answers that don't belong to their prompts: each prompt gets the answer of the next sequence that
+has another prompt, of the packed row if there is one, else of those after it (TRL: the next of the batch).
 """
 
 from itertools import accumulate
@@ -15,6 +15,7 @@ from pipeline.stages.train.dataset import Collator
 from pipeline.stages.train.step_stats import Batch
 
 PackedRow = dict[str, Any]
+Answered = tuple[list[int], list[int]]  # ids and labels of a sequence
 OTHERS = "others"  # of a batch: the same prompts with other answers
 
 
@@ -35,20 +36,24 @@ class PreferenceCollator:
         batch.pop("weights", None)  # rewards weigh chats
         batch["roles"] = torch.tensor([role for example in examples for role in example["roles"]])
         batch["items"] = len(batch["roles"]) // (2 if self.pairs else 1)
+        batch.update(_shapes(examples))
         if self.others:
             batch[OTHERS] = self.other_batch(batch["rows"])
         return batch
 
     def other_batch(self, numbers: list[int]) -> Batch:
         """The prompts of these packed rows with other answers: ids, labels and positions (1, T)."""
-        found = self.plain([self.with_others(number) for number in numbers])
-        return {name: found[name] for name in ("input_ids", "labels", "position_ids")}
+        rows = [self.with_others(number) for number in numbers]
+        found = self.plain(rows)
+        return {name: found[name] for name in ("input_ids", "labels", "position_ids")} | _shapes(rows)
 
     def with_others(self, number: int) -> PackedRow:
         """A packed row whose sequences have the answers of the sequences behind them."""
         mine = _sequences(self.rows[number])
-        follower = _sequences(self.rows[(number + 1) % len(self.rows)])[0]
-        made = [_with_answer(one, other) for one, other in zip(mine, [*mine[1:], follower], strict=True)]
+        made = [
+            _with_answer(one, self.other(number, one, [*mine[place + 1 :], *mine[:place]]))
+            for place, one in enumerate(mine)
+        ]
         return {
             "input_ids": [token for ids, _ in made for token in ids],
             "labels": [label for _, labels in made for label in labels],
@@ -56,6 +61,31 @@ class PreferenceCollator:
             "row": number,
             "row_ids": [],
         }
+
+    def other(self, number: int, one: Answered, near: list[Answered]) -> Answered:
+        """The nearest sequence with another prompt: of `near`, those of the packed row `number`, else of the
+        rows after it; itself where there is no other prompt.
+        """
+        prompt = _prompt(one)
+        if found := next((other for other in near if _prompt(other) != prompt), None):
+            return found
+        for step in range(1, len(self.rows)):
+            follower = _sequences(self.rows[(number + step) % len(self.rows)])
+            if found := next((other for other in follower if _prompt(other) != prompt), None):
+                return found
+        return one
+
+
+def _shapes(rows: list[PackedRow]) -> Batch:
+    """How many answers and tokens each packed row of a batch has."""
+    return {
+        "row_answers": [len(row["seq_lengths"]) for row in rows],
+        "row_tokens": [len(row["input_ids"]) for row in rows],
+    }
+
+
+def _prompt(one: Answered) -> list[int]:
+    return one[0][: _answer_start(one[1])]
 
 
 def _sequences(row: PackedRow) -> list[tuple[list[int], list[int]]]:

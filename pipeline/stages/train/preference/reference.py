@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pipeline.core.errors import GateError
+from pipeline.core.errors import DataError, GateError
 from pipeline.core.hashing import json_hash
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove
@@ -42,21 +42,31 @@ class Reference:
     def __init__(self, file: Path, record: dict[str, Any]) -> None:
         key = {name: record[name] for name in ("base", "versions", "device")}
         self.key = json_hash(key | {"compute_dtype": record["settings"]["bnb_4bit_compute_dtype"]})
-        rows = MetricsLog(file).rows() if file.is_file() else []
-        if rows and rows[0]["key"] != self.key:
+        rows = _read(file)
+        if rows and rows[0].get("key") != self.key:
             remove(file)
             rows = []
-        self.known = {row["row"]: row["logps"] for row in rows}
+        self.known: dict[str, list[float]] = {row["row"]: row["logps"] for row in rows}
         self.file = MetricsLog(file)
 
-    def logps(self, tuned: Any, model: Any, batch: Batch, count: int) -> Any:
-        """Log-probabilities (count,), float32, of the answers in a packed batch. `tuned` is the model with
-        what trains on it, `model` the causal model below. Raises `GateError` for those that are no numbers.
+    def logps(self, tuned: Any, model: Any, batch: Batch) -> Any:
+        """Log-probabilities (n,), float32, of the n answers in a packed batch. `tuned` is the model with what
+        trains on it, `model` the causal model below. Raises `GateError` for those that are no numbers.
+
+        Each packed row is asked by itself, so that its numbers don't depend on what else is in the batch.
         """
-        name = json_hash({part: batch[part].tolist() for part in PARTS})
+        found, start = [], 0
+        for answers, tokens in zip(batch["row_answers"], batch["row_tokens"], strict=True):
+            row = {part: batch[part][:, start : start + tokens] for part in PARTS}
+            found += self._of_row(tuned, model, row, answers)
+            start += tokens
+        return torch.tensor(found, device=batch["input_ids"].device)
+
+    def _of_row(self, tuned: Any, model: Any, row: Batch, answers: int) -> list[float]:
+        name = json_hash({part: row[part].tolist() for part in PARTS})
         if name not in self.known:
             with undisturbed(tuned), without_tuner(tuned):
-                found, _ = likelihoods(model, batch, count)
+                found, _ = likelihoods(model, row, answers)
             if not bool(found.isfinite().all()):
                 raise GateError(
                     "Q-TRAIN-020",
@@ -64,4 +74,13 @@ class Reference:
                 )
             self.known[name] = found.tolist()
             self.file.append({"key": self.key, "row": name, "logps": self.known[name]})
-        return torch.tensor(self.known[name], device=batch["input_ids"].device)
+        return self.known[name]
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    """The lines of `file`; none where it is missing, or damaged: it is made again then."""
+    try:
+        return MetricsLog(file).rows() if file.is_file() else []
+    except DataError:
+        remove(file)
+        return []

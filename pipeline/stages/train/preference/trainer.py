@@ -26,8 +26,11 @@ class PreferenceTrainer(QuenchTrainer):
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
         """Sum of the losses of a batch's pairs or answers ÷ `items`, and the sums of what is measured."""
         roles = inputs["roles"]
+        # the reference before the forward that keeps activations; KTO's other answers after it, for autocast
+        # would keep copies of the adapter's weights that were made without a gradient
+        reference = self.asked(model, inputs)
         logps, tokens = likelihoods(model, inputs, len(roles))
-        answers = Likelihoods(logps, self.asked(model, inputs, logps), tokens)
+        answers = Likelihoods(logps, torch.zeros_like(logps) if reference is None else reference, tokens)
         chosen, rejected = answers.of(roles == CHOSEN), answers.of(roles == REJECTED)
         if self.settings.method == "kto":
             divergence = self.divergence(model, inputs)
@@ -38,11 +41,9 @@ class PreferenceTrainer(QuenchTrainer):
             extra = {}
         return losses.sum() / items, extra | measured(chosen, rejected, margins, self.reference is not None)
 
-    def asked(self, model: Any, batch: Batch, logps: Any) -> Any:
-        """The reference's log-probabilities of a batch whose own are `logps` (n,); zeros without one."""
-        if self.reference is None:
-            return torch.zeros_like(logps)
-        return self.reference.logps(self.model, model, batch, len(logps))
+    def asked(self, model: Any, batch: Batch) -> Any:
+        """The reference's log-probabilities (n,) of the answers in a batch; None without a reference."""
+        return self.reference and self.reference.logps(self.model, model, batch)
 
     def paired(self, chosen: Likelihoods, rejected: Likelihoods) -> tuple[Any, Any]:
         """Losses and margins (pairs,)."""
@@ -67,7 +68,7 @@ class PreferenceTrainer(QuenchTrainer):
         others = inputs[OTHERS]
         with torch.no_grad():
             logps, _ = likelihoods(model, others, len(inputs["roles"]))
-            return (logps - self.asked(model, others, logps)).mean().clamp(min=0)
+            return (logps - self.asked(model, others)).mean().clamp(min=0)
 
 
 def measured(chosen: Likelihoods, rejected: Likelihoods, margins: Any, has_reference: bool) -> Sums:

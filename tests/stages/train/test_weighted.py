@@ -7,28 +7,31 @@ from test_preference import ANSWERS, says, settings, user
 
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import write_rows
+from pipeline.core.metrics_log import MetricsLog
 from pipeline.stages.preprocess.stage import preprocess
 from pipeline.stages.train.stage import train
 
 ROWS = 6
 
 
-def adapter(prepared: Path, root: Path, rewards: list[float | None], rows: int = ROWS, **changes: Any) -> str:
+def adapter(
+    prepared: Path, root: Path, rewards: list[float | None], packing: bool = True, **changes: Any
+) -> str:
     """The hash of the weights that were trained on chats with these rewards."""
     chats = [
         {"kind": "chat", "messages": [user(f"Question {number}: what is it?"), says(ANSWERS[number])]}
         | ({} if rewards[number] is None else {"reward": rewards[number]})
-        for number in range(rows)
+        for number in range(ROWS)
     ]
     for split in ("train", "val"):
         write_rows(root / f"data/final/{split}.jsonl", chats)
-    asked = settings("sft", quantization="nf4", max_steps=2, eval_steps=2, **changes)
+    asked = settings("sft", **{"quantization": "nf4", "max_steps": 2, "eval_steps": 2} | changes)
     preprocess(
         rows_folder=root / "data/final",
         base=prepared / "models/base",
         tokens_folder=root / "data/tokens",
         max_length=128,
-        packing=True,
+        packing=packing,
         train=asked,
     )
     train(
@@ -49,3 +52,15 @@ def test_equal_rewards_give_plain_sfts_bytes_and_others_do_not(prepared: Path, t
     different = [number / 5 for number in range(ROWS)]
     assert adapter(prepared, tmp_path / "off", different, reward="none") == plain
     assert adapter(prepared, tmp_path / "weighted", different) != plain
+
+
+def test_a_step_of_chats_that_weigh_nothing_is_no_fault(prepared: Path, tmp_path: Path) -> None:
+    rewards = [float(number % 2) for number in range(ROWS)]
+    adapter(prepared, tmp_path, rewards, packing=False, max_steps=ROWS, eval_steps=ROWS)
+    losses = [
+        row["loss"]
+        for row in MetricsLog(tmp_path / "checkpoints/steps.jsonl").rows()
+        if row["kind"] == "step"
+    ]
+    assert 0.0 in losses
+    assert any(losses)
