@@ -32,7 +32,7 @@ def manifest(
             for path in sorted([*tokens.glob("*.parquet"), *tokens.glob("*.jsonl")])
         },
         **_of_base(base, tokenizer),
-        **{key: stats[key] for key in ("max_length", "packing")},
+        **{key: stats[key] for key in ("method", "max_length", "packing") if key in stats},
         "splits": {
             split: {
                 key: found[key] for key in ("rows", "sequences", "packed_rows", "tokens", "trained_tokens")

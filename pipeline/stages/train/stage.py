@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.chat.manifest import check_manifest
 from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.methods import METHODS
 from pipeline.config.params import Params
 from pipeline.config.sections import Training
 from pipeline.core.checks import refuse
@@ -77,7 +78,7 @@ def train(
         )
     use_all_cores()
     tokenizer = load_tokenizer(base)
-    check_manifest(tokens, base, tokenizer)
+    check_method(check_manifest(tokens, base, tokenizer), settings)
     with ExitStack() as opened:
         interruption = opened.enter_context(Interruption())
         metrics_log = opened.enter_context(closing(MetricsLog(checkpoints / METRICS_LOG)))
@@ -130,6 +131,17 @@ def train(
         "monitoring": monitor.records(),
         "metrics_log": rows,
     }
+
+
+def check_method(manifest: dict[str, Any], settings: Training) -> None:
+    """Raise `DataError` where data/tokens was made for a method that learns from other kinds of rows."""
+    made = manifest.get("method", "sft")
+    if METHODS[made].rows != METHODS[settings.method].rows:
+        raise DataError(
+            "Q-TRAIN-001",
+            f"data/tokens was made for train.method {made}, which learns from other rows than "
+            f"{settings.method}: run `snakemake preprocess`",
+        )
 
 
 def held_out_before(trainer: Any, file: Path, *, fresh: bool) -> float | None:

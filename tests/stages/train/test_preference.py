@@ -466,3 +466,17 @@ def test_no_row_of_the_methods_kind_names_the_method(prepared: Path, tmp_path: P
     with pytest.raises(DataError, match=r"Q-PREPROCESS-001.*train\.method") as found:
         tokens_of(prepared, tmp_path, "dpo", rows=chats)
     assert "max_length" not in str(found.value)
+
+
+def test_tokens_of_another_methods_rows_are_not_trained(prepared: Path, tmp_path: Path) -> None:
+    tokens_of(prepared, tmp_path, "dpo")
+    with pytest.raises(DataError, match="Q-TRAIN-001"):
+        train(
+            tokens=tmp_path / "data/tokens",
+            base=prepared / "models/base",
+            adapter=tmp_path / "adapter",
+            checkpoints=tmp_path / "checkpoints",
+            tensorboard=tmp_path / "tensorboard",
+            settings=settings("sft"),
+            resume=True,
+        )
