@@ -110,9 +110,11 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
             f"of {', '.join(names)}"
         )
     elif not hit:
+        experts = train.target_experts
+        also = "" if experts is None else f", train.target_experts {experts}"
         yield (
-            f"train.target_modules is {train.target_modules!r}, which matches no linear of the layers that "
-            f"train: match whole names, as {next(iter(found), 'model.layers.0.self_attn.q_proj')}"
+            f"train.target_modules is {train.target_modules!r}{also}, which matches no linear of the layers "
+            f"that train: match whole names, as {next(iter(found), 'model.layers.0.self_attn.q_proj')}"
         )
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in getattr(train, key):
