@@ -10,12 +10,8 @@ from typing import Any
 
 from pipeline.config.sections import Train
 from pipeline.config.targets import PARTS, ROUTED, expert_parts, is_routed
+from pipeline.config.targets import together as together  # beside the others of a routed name
 from pipeline.core.errors import ConfigError
-
-
-def together(name: str) -> str:
-    """A name without the expert's number: the same for all experts of a layer."""
-    return ROUTED.sub(".experts.", name)
 
 
 def expert_of(name: str) -> str | None:
