@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from pipeline.commands.terminal import plain_table, wide_console
+from pipeline.config.targets import together
 from pipeline.metrics.adapter_norms import Norms, adapter_norms
 from pipeline.pages.heat_map import modules_of
 
@@ -24,15 +25,16 @@ def main(adapter: Path, base: Path | None, *, as_json: bool) -> None:
         print(json.dumps([one._asdict() for one in found], indent=2, ensure_ascii=False))
         return
     console = wide_console()
-    console.print(_by_module(found))
-    console.print(_by_layer(found))
+    shown = [one._replace(module=together(one.module)) for one in found]
+    console.print(_by_module(shown))
+    console.print(_by_layer(shown))
     idle = [one.tensor for one in found if not one.norm_update]
     if idle:
         console.print(f"{len(idle)} of {len(found)} change nothing, first {idle[0]}", markup=False)
 
 
 def _by_module(found: Sequence[Norms]) -> object:
-    """Means by module."""
+    """Means by module, of all experts together."""
     table = plain_table(
         "module", "tensors", "rank", "scale", "‖A‖", "‖B‖", "‖s·B·A‖", "÷ ‖W‖", numbers=range(1, 8)
     )
@@ -61,7 +63,7 @@ def _range(values: Sequence[float]) -> str:
 def _by_layer(found: Sequence[Norms]) -> object:
     """‖s·B·A‖ of every layer and module; of a layer's experts together."""
     modules = modules_of((0, one.module) for one in found)
-    short = [module.rpartition(".")[2] for module in modules]
+    short = [module.partition(".")[2] or module for module in modules]
     table = plain_table("‖s·B·A‖", *short, numbers=range(1, len(modules) + 1))
     layers = sorted({one.layer for one in found}, key=lambda layer: (layer is None, layer or 0))
     for layer in layers:

@@ -54,6 +54,16 @@ def is_routed(name: str) -> bool:
     return ROUTED.search(name) is not None
 
 
+def together(name: str) -> str:
+    """A name without the expert's number: the same for all experts of a layer."""
+    return ROUTED.sub(".experts.", name)
+
+
+def tells_experts_apart(train: Train) -> bool:
+    """Whether patterns of `train` could treat the experts of a layer differently; names can't."""
+    return isinstance(train.target_modules, str) or bool(train.rank_pattern or train.alpha_pattern)
+
+
 def expert_parts(train: Train) -> list[str]:
     """The routed experts' matrices that train, where targets are named; where nothing is said of experts,
     those among `target_modules`.
@@ -89,7 +99,10 @@ def left_out(train: Train) -> str | None:
 
 
 def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
-    """What of `train` doesn't fit a model of `layers` layers with linears at `paths`, a sentence each."""
+    """What of `train` doesn't fit a model of `layers` layers with linears at `paths`, a sentence each.
+
+    Of routed experts, the first of each layer is enough unless `tells_experts_apart`.
+    """
     found = list(paths)
     if train.freeze_layers >= layers:
         yield (
@@ -110,9 +123,17 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
             f"of {', '.join(names)}"
         )
     elif not hit:
+        experts = train.target_experts
+        also = "" if experts is None else f", train.target_experts {experts}"
         yield (
-            f"train.target_modules is {train.target_modules!r}, which matches no linear of the layers that "
-            f"train: match whole names, as {next(iter(found), 'model.layers.0.self_attn.q_proj')}"
+            f"train.target_modules is {train.target_modules!r}{also}, which matches no linear of the layers "
+            f"that train: match whole names, as {next(iter(found), 'model.layers.0.self_attn.q_proj')}"
+        )
+    if tells_experts_apart(train) and (other := _unlike(train, found)):
+        yield (
+            f"train would treat {other} unlike another expert of its layer, and llama.cpp stores them as one "
+            "tensor: write target_modules, rank_pattern and alpha_pattern so that all experts of a layer are "
+            "alike"
         )
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in getattr(train, key):
@@ -143,6 +164,16 @@ def alpha_alone(config: Mapping[str, Any]) -> float:
     """
     alpha = float(config["lora_alpha"])
     return alpha * sqrt(config["r"]) if config.get("use_rslora") else alpha
+
+
+def _unlike(train: Train, paths: Iterable[str]) -> str | None:
+    """The first routed expert's linear that trains otherwise than the same one of the experts before it."""
+    seen: dict[str, tuple[int, float] | None] = {}
+    for path in filter(is_routed, paths):
+        how = (rank_of(path, train), scale_of(path, train)) if is_target(path, train) else None
+        if seen.setdefault(together(path), how) != how:
+            return path
+    return None
 
 
 def _ends_in(pattern: str, path: str) -> bool:

@@ -59,9 +59,9 @@ def load_gguf(
     linears, embedding and head.
 
     `dense` dequantizes them once, to the compute type. The file is mapped: on a CPU the quantized weights are
-    views of it, a GPU gets them tensor by tensor. Raises `DataError` if the architecture is not one of llama,
-    mistral, qwen2 and qwen3, or where not every tensor of the file fills exactly one parameter, and every
-    parameter is filled.
+    views of it, a GPU gets them tensor by tensor. Raises `DataError` if the architecture is not one of
+    `TRAINED_ON`, or where not every tensor of the file fills exactly one parameter (of a mixture, one expert
+    each of a layer), and every parameter is filled.
     """
     from transformers import AutoConfig
 

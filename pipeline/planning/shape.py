@@ -29,17 +29,18 @@ class Linear:
     reads: str
     copies: int = 1
     used: int = 1
+    inside: str = ""  # the module of attention or of the MLP that it is in
 
     @property
     def weights(self) -> int:
         """Elements of the weight of one copy, without the bias."""
         return self.inputs * self.outputs
 
-    def path(self, layer: int) -> str:
-        """Its name in transformers' model."""
+    def path(self, layer: int, expert: int = 0) -> str:
+        """Its name in transformers' model, of a routed expert's linear that of one copy."""
         part = "self_attn" if self.reads in ("normed", "attended") else "mlp"
-        name = self.name.replace(ROUTED, f"{ROUTED}0.")  # the first expert stands for all
-        return f"model.layers.{layer}.{part}.{name}"
+        name = self.name.replace(ROUTED, f"{ROUTED}{expert}.")
+        return ".".join(filter(None, ("model.layers", str(layer), part, self.inside, name)))
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,10 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
             Linear("k_proj", hidden, keys, attention_bias, "normed"),
             Linear("v_proj", hidden, keys, attention_bias, "normed"),
             Linear("o_proj", queries, hidden, output_bias, "attended"),
-            *(gated(hidden, inner, mlp_bias) if inner else ()),
+            *(
+                replace(one, inside="shared_expert" if experts else "")
+                for one in (gated(hidden, inner, mlp_bias) if inner else ())
+            ),
             *((Linear("shared_expert_gate", hidden, 1, False, "normed again"),) if inner and experts else ()),
             *(
                 replace(one, name=ROUTED + one.name, reads=ROUTED + one.reads, copies=experts, used=chosen)

@@ -2,10 +2,12 @@
 tensor.
 """
 
+import json
+from functools import lru_cache
 from math import ceil
 
 from pipeline.config.sections import Train, Training
-from pipeline.config.targets import is_target, misfits, rank_of
+from pipeline.config.targets import is_target, misfits, rank_of, tells_experts_apart
 from pipeline.core.errors import ConfigError
 from pipeline.models.experts.targets import check_mixture
 from pipeline.planning.level_bytes import NAMES
@@ -29,6 +31,9 @@ OPTIMIZERS = {
     **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), (1, False, False)),
     "sgd": (0, False, False),
 }
+# what `misfits` reads of the settings
+ASKED = {"target_modules", "target_experts", "freeze_layers", "layers", "r", "lora_alpha", "use_rslora"}
+ASKED |= {"rank_pattern", "alpha_pattern"}
 
 
 def nf4_bytes(weights: int, double_quant: bool) -> int:
@@ -85,13 +90,26 @@ def targets(shape: Shape, train: Train) -> list[list[Linear]]:
     hasn't, and as `check_mixture`.
     """
     check_mixture(train, mixture=bool(shape.experts))
-    paths = [linear.path(layer) for layer in range(shape.layers) for linear in shape.linears]
-    if problem := next(misfits(train, paths, shape.layers), None):
+    if problem := _misfit(shape, train.model_dump_json(include=ASKED)):
         raise ConfigError("Q-PLANNING-007", problem)
     return [
         [linear for linear in shape.linears if is_target(linear.path(layer), train)]
         for layer in range(shape.layers)
     ]
+
+
+@lru_cache(maxsize=64)  # a plan asks often, and a mixture may have 18,432 experts' linears
+def _misfit(shape: Shape, asked: str) -> str | None:
+    """The first of `misfits`; `asked` has the settings as JSON, which a cache can hold."""
+    train = Train.model_construct(**json.loads(asked))
+    apart = tells_experts_apart(train)
+    paths = (
+        linear.path(layer, expert)
+        for layer in range(shape.layers)
+        for linear in shape.linears
+        for expert in range(linear.copies if apart else 1)
+    )
+    return next(misfits(train, paths, shape.layers), None)
 
 
 def lora_shapes(shape: Shape, train: Train) -> list[int]:

@@ -10,19 +10,22 @@ import numpy as np
 import pytest
 from tiny_lora import ALPHA, RANK, tiny_lora
 
+from pipeline.commands.adapter_norms import main
 from pipeline.core.errors import DataError
 from pipeline.metrics.adapter_norms import adapter_norms, update_norm
 
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
 
 
-def write_folder(folder: Path, dtype: Any = np.float32, **settings: Any) -> dict[str, Any]:
-    """An adapter of two linears; its matrices."""
+def write_folder(
+    folder: Path, dtype: Any = np.float32, down: tuple[str, ...] = (DOWN,), **settings: Any
+) -> dict[str, Any]:
+    """An adapter of two linears, or of q_proj and those in `down`; its matrices."""
     from safetensors.numpy import save_file
 
     folder.mkdir()
     random = np.random.default_rng(0)
-    shapes = {Q: (6, 8), DOWN: (5, 12)}
+    shapes = {Q: (6, 8)} | dict.fromkeys(down, (5, 12))
     matrices = {}
     for path, (rows, columns) in shapes.items():
         matrices[f"base_model.model.{path}.lora_A.weight"] = random.normal(size=(3, columns)).astype(dtype)
@@ -132,3 +135,17 @@ def test_the_command_prints_tables_or_json_and_loads_no_torch(tmp_path: Path) ->
 
     assert "layer 1" in told() and "down_proj" in told()
     assert [one["layer"] for one in json.loads(told("--json"))] == [0, 1]
+
+
+def test_a_layers_experts_are_shown_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    down = tuple(f"model.layers.1.mlp.experts.{number}.down_proj" for number in (0, 1, 11))
+    write_folder(tmp_path / "adapter", down=(*down, "model.layers.1.mlp.shared_expert.down_proj"))
+    main(tmp_path / "adapter", None, as_json=False)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[1] for row in rows if row[:1] == ["mlp.experts.down_proj"]] == ["3"]
+    (header,) = (row for row in rows if row[:1] == ["‖s·B·A‖"])
+    assert header[1:] == ["q_proj", "experts.down_proj", "shared_expert.down_proj"]
+    assert [row[:2] for row in rows if row[:1] == ["layer"]] == [["layer", "0"], ["layer", "1"]]
+    norms = [one.norm_update for one in adapter_norms(tmp_path / "adapter") if ".experts." in one.module]
+    (shown,) = (float(row[3]) for row in rows if row[:2] == ["layer", "1"])
+    assert shown == pytest.approx(np.linalg.norm(norms), rel=1e-3)

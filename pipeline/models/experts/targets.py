@@ -9,13 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.config.sections import Train
-from pipeline.config.targets import PARTS, ROUTED, expert_parts, is_routed, left_out
+from pipeline.config.targets import PARTS, ROUTED, expert_parts, is_routed
+from pipeline.config.targets import together as together  # beside the others of a routed name
 from pipeline.core.errors import ConfigError
-
-
-def together(name: str) -> str:
-    """A name without the expert's number: the same for all experts of a layer."""
-    return ROUTED.sub(".experts.", name)
 
 
 def expert_of(name: str) -> str | None:
@@ -86,6 +82,6 @@ def narrowed(config: Any, names: list[str], train: Train) -> Any:
     others = [rf".*\.experts\.\d+\.{part}" for part in PARTS if part in plain and part not in parts]
     others += [rf"(?!.*\.experts\.\d+\.).*\.{part}" for part in parts if part in shared and part not in plain]
     config.exclude_modules = (
-        "|".join(filter(None, [left_out(train), *others])) or None
+        "|".join(filter(None, [config.exclude_modules, *others])) or None
     )  # a pattern, matched against the entire name
     return config

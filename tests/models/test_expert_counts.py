@@ -1,0 +1,96 @@
+"""Mixtures: what the planner counts is what trains, and settings that can't be served are refused by both."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from merging import write_base
+
+from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError
+from pipeline.models.experts.separate import load_model
+from pipeline.models.tuners import check_tuner, put_tuner
+from pipeline.planning.shape import load_shape
+from pipeline.planning.weights import lora_parameters
+
+EVERY = r".*\.experts\.\d+\."  # the start of a pattern for all experts
+
+
+def settings(**changed: Any) -> Training:
+    given = {"quantization": "none", "bnb_4bit_compute_dtype": "float32", "r": 4, "lora_alpha": 8}
+    return Training(**(given | changed))
+
+
+@pytest.fixture(scope="module", params=["Qwen2Moe", "Qwen3Moe"])
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random mixture of two layers of four experts; its shared expert has another width."""
+    return write_base(tmp_path_factory.mktemp(request.param), request.param, head_dim=16)
+
+
+def tuned(base: Path, train: Training) -> Any:
+    return put_tuner(load_model(base, dtype=torch.float32).requires_grad_(False), train)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"freeze_layers": 1},
+        {"layers": [0]},
+        {"rank_pattern": {"up_proj": 2, "q_proj": 8}},
+        {"rank_pattern": {r"experts\.\d+\.up_proj": 2}, "use_rslora": True},
+        {"target_modules": rf".*self_attn\.q_proj|{EVERY}down_proj", "alpha_pattern": {"down_proj": 3}},
+        {"target_modules": ["q_proj", "up_proj"], "target_experts": []},
+        {"target_modules": ["q_proj", "up_proj"], "target_experts": ["down_proj"], "freeze_layers": 1},
+    ],
+    ids=str,
+)
+def test_the_planner_counts_what_trains(base: Path, changed: dict[str, Any]) -> None:
+    train = settings(**changed)
+    assert lora_parameters(load_shape(base / "config.json"), train) == check_tuner(tuned(base, train), train)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"target_modules": r".*\.shared_expert\.(up|down)_proj"},
+        {"target_modules": ["up_proj"], "rank_pattern": {r"shared_expert\.up_proj": 2}},
+    ],
+    ids=str,
+)
+def test_a_shared_expert_is_called_as_in_the_model(tmp_path: Path, changed: dict[str, Any]) -> None:
+    base, train = write_base(tmp_path, "Qwen2Moe"), settings(**changed)
+    assert lora_parameters(load_shape(base / "config.json"), train) == check_tuner(tuned(base, train), train)
+
+
+@pytest.mark.parametrize(
+    ("changed", "planned", "put"),
+    [
+        ({"use_dora": True}, "Q-MODELS-034", "Q-MODELS-034"),
+        ({"target_modules": f"{EVERY}up_proj", "target_experts": []}, "Q-MODELS-034", "Q-MODELS-034"),
+        ({"target_modules": r".*\.experts\.[12]\.up_proj"}, "Q-PLANNING-007", "Q-MODELS-026"),
+        ({"rank_pattern": {r"experts\.2\.up_proj": 2}}, "Q-PLANNING-007", "Q-MODELS-026"),
+        ({"alpha_pattern": {r"experts\.3\.up_proj": 2}}, "Q-PLANNING-007", "Q-MODELS-026"),
+    ],
+    ids=str,
+)
+def test_what_a_mixture_cannot_have_is_refused(
+    base: Path, changed: dict[str, Any], planned: str, put: str
+) -> None:
+    with pytest.raises(ConfigError, match=planned):
+        lora_parameters(load_shape(base / "config.json"), settings(**changed))
+    with pytest.raises(ConfigError, match=put):
+        tuned(base, settings(**changed))
+
+
+def test_experts_of_different_layers_may_differ(base: Path) -> None:
+    train = settings(rank_pattern={r"layers\.1\.mlp\.experts\.\d+\.up_proj": 2})
+    assert lora_parameters(load_shape(base / "config.json"), train) == check_tuner(tuned(base, train), train)
+
+
+def test_where_no_expert_is_left_target_experts_is_named(tmp_path: Path) -> None:
+    base = write_base(tmp_path, "Qwen3Moe")
+    train = settings(target_modules=["up_proj"], target_experts=[])
+    with pytest.raises(ConfigError, match=r"target_experts \[\]"):
+        lora_parameters(load_shape(base / "config.json"), train)
