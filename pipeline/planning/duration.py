@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.config.methods import METHODS
 from pipeline.config.sections import Train
 from pipeline.config.targets import rank_of
 from pipeline.core.errors import DataError
@@ -41,9 +42,8 @@ def flops_per_token(shape: Shape, train: Train, max_length: int) -> float:
 
     Per weight 2 for the forward, 2 for the gradient of its input (frozen weights have none of their own), 2
     where the forward is recomputed; the head's is never; layers below the first that trains have the forward
-    alone. The adapter adds 2 for its gradients. Attention: 4
-    per query width and key, half of them masked, ×2 in the backward (Kaplan et al., arXiv:2001.08361,
-    appendix B).
+    alone. The adapter adds 2 for its gradients. Attention: 4 per query width and key, half of them masked, ×2
+    in the backward (Kaplan et al., arXiv:2001.08361, appendix B). `forwards` come on top.
     """
     back = 1 - first_trained(shape, train) / shape.layers
     again = 2 / train.checkpoint_every if train.gradient_checkpointing else 0
@@ -60,7 +60,17 @@ def flops_per_token(shape: Shape, train: Train, max_length: int) -> float:
         shape.used_weights * (2 + (2 + again) * back),
         attention * (1 + (2 + again / 2) * back),
     )
-    return linears + shape.table_weights * 4 + own + scores
+    forward = 2 * (shape.used_weights + shape.table_weights) + attention
+    return linears + shape.table_weights * 4 + own + scores + forwards(train) * forward
+
+
+def forwards(train: Train) -> float:
+    """Forwards of a token beside training's own, on average: the reference's in the first pass over the data,
+    and KTO's other answers by the model in every pass. What GRPO draws is not counted.
+    """
+    passes = max(train.num_train_epochs, 1.0) if train.max_steps <= 0 else 1.0
+    others = 1 + 1 / passes if train.method == "kto" else 0.0
+    return METHODS[train.method].reference / passes + others
 
 
 def run_of(train: Train, packed_rows: int, tokens: int) -> Work:

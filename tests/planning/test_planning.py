@@ -477,3 +477,17 @@ def test_work_is_read_from_what_preprocess_wrote(tmp_path: Path, name: str) -> N
 def test_a_card_that_is_not_known_has_no_assumed_speed() -> None:
     assert assumed_tflops("NVIDIA A100-SXM4-80GB") == pytest.approx(312 * 0.4)
     assert assumed_tflops("Something 9000") is None
+
+
+def test_a_reference_and_other_answers_cost_forwards() -> None:
+    shape, train = published_shape("Qwen/Qwen2.5-7B-Instruct"), RECIPE.training
+    cost = {
+        method: flops_per_token(
+            shape, train.model_copy(update={"method": method, "num_train_epochs": 2.0}), 1024
+        )
+        for method in ("sft", "simpo", "dpo", "kto")
+    }
+    forward = 2 * (shape.used_weights + shape.table_weights) + shape.layers * 4 * shape.queries * 512
+    assert cost["simpo"] == cost["sft"]
+    assert cost["dpo"] - cost["sft"] == pytest.approx(forward / 2, rel=1e-9)
+    assert cost["kto"] - cost["dpo"] == pytest.approx(forward * 1.5, rel=1e-9)
