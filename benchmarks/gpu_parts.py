@@ -22,6 +22,7 @@ from pipeline.config.sections import Training
 CUDA = torch.cuda.is_available()
 WARM_UP = 2  # steps that don't count
 LONGEST_STEP = 64  # tokens
+ROW_TOKENS = 128 if CUDA else 32  # of the small base's rows
 GIB = 2**30
 
 
@@ -43,7 +44,7 @@ def write(say: Say, folder: Path, shape: str, tokens: int, resume_shape: str, **
     from benchmarks.random_base import write_base, write_rows
     from benchmarks.random_gguf import write_random_gguf
 
-    for name, size, length in (("resume", resume_shape, 128 if CUDA else 32), ("nf4", shape, tokens)):
+    for name, size, length in (("resume", resume_shape, ROW_TOKENS), ("nf4", shape, tokens)):
         write_base(folder / name / "base", size)
         write_rows(folder / name / "rows", folder / name / "base", length)
     write_random_gguf(folder / "quantized_small" / "base", "blocks")
@@ -108,12 +109,13 @@ def method(say: Say, folder: Path, settings: Training, **_: Any) -> None:
     """A few steps of a method that compares answers, on the small base: the first loss, and tokens per second
     after the warm-up.
     """
+    from benchmarks.random_base import write_rows
     from pipeline.stages.train.stage import train
 
     out = folder / settings.method
     shutil.rmtree(out, ignore_errors=True)
     found = train(
-        tokens=folder / "resume/rows",
+        tokens=write_rows(out / "rows", folder / "resume/base", ROW_TOKENS, settings.method),
         base=folder / "resume/base",
         adapter=out / "adapter",
         checkpoints=out / "checkpoints",

@@ -152,8 +152,8 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
-def write_rows(folder: Path, base: Path, tokens: int) -> Path:
-    """Write what preprocess does for `base`: train.parquet with ROW_COUNT rows of `tokens` tokens,
+def write_rows(folder: Path, base: Path, tokens: int, method: str = "sft") -> Path:
+    """Write what preprocess does for `base` and a training method: train.parquet with ROW_COUNT rows of `tokens` tokens,
     val.parquet with one, the manifest; the folder.
     """
     import numpy as np
@@ -189,6 +189,6 @@ def write_rows(folder: Path, base: Path, tokens: int) -> Path:
         }
         for split, n in (("train", ROW_COUNT), ("val", 1))
     }
-    stats = {"max_length": tokens, "packing": True, "splits": counts}
+    stats = {"method": method, "max_length": tokens, "packing": True, "splits": counts}
     write_json(folder / NAME, manifest(folder, [], base, load_tokenizer(base), stats))
     return folder
