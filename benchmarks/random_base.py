@@ -153,8 +153,8 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def write_rows(folder: Path, base: Path, tokens: int, method: str = "sft") -> Path:
-    """Write what preprocess does for `base` and a training method: train.parquet with ROW_COUNT rows of `tokens` tokens,
-    val.parquet with one, the manifest; the folder.
+    """Write what preprocess does for `base` and a training method: train.parquet with ROW_COUNT rows of
+    `tokens` tokens, val.parquet with one, the manifest; the folder.
     """
     import numpy as np
     import pyarrow
