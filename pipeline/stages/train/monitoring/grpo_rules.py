@@ -131,8 +131,9 @@ def rollout_gap(run: Run) -> Check:
         return passed(text)
     return warning(
         text,
-        "the rollouts are another model's: the correction acts on it; train on a GGUF's own blocks "
-        "(base.quantization gguf) to have none",
+        "llama-server has other weights (with NF4) or rounds otherwise: the correction acts on it; "
+        "base.quantization gguf has the same weights on both sides, a train.bnb_4bit_compute_dtype of "
+        "float32 rounds less, a lower train.learning_rate moves less at a time",
     )
 
 
