@@ -44,6 +44,16 @@ CHANGES = {
     "sample_tokens": 4,
     "save_total_limit": 2,
 }
+# how long an answer is: a random model can learn from that
+LENGTH = "def length(reference, answer, row):\n    return len(answer) % 10 / 10\n"
+GRPO = {
+    "rewards": {"python:length.py:length": 1.0},
+    "group_size": 4,
+    "max_new_tokens": 8,
+    "rollouts": "in-process",
+    "mask_truncated": False,
+    "steps_per_round": 2,
+}
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     [
@@ -249,24 +259,28 @@ def rows_for(method: str) -> list[dict[str, Any]]:
         if method == "sft":
             turns = [asked, turn("assistant", good)]
             rows.append({"kind": "chat", "messages": turns, "reward": number / 12})
+        elif method == "grpo":
+            rows.append({"kind": "prompt", "messages": [asked], "answer": good})
         else:
             answers = {"chosen": [turn("assistant", good)], "rejected": [turn("assistant", bad)]}
             rows.append({"kind": "preference", "messages": [asked], **answers})
     return rows
 
 
-@pytest.mark.parametrize(
-    "method", ["dpo", *(pytest.param(one, marks=pytest.mark.slow) for one in ("kto", "sft"))]
-)
+@pytest.mark.parametrize("method", ["sft", "dpo", "ipo", "kto", "orpo", "simpo", "grpo"])
 def test_other_methods_survive_a_kill(method: str, project: Path, tmp_path: Path) -> None:
     params = yaml.safe_load((project / "params.yaml").read_text())
     params["train"] |= {"method": method, "num_train_epochs": 2.0}
+    if method == "grpo":
+        params["train"] |= {"lora_dropout": 0.0, "grpo": GRPO}
     params["preprocess"]["max_length"] = 256
     params["curate"]["max_tokens"] = 128
     begun = copy(project, tmp_path / "begun")
     (begun / "params.yaml").write_text(yaml.safe_dump(params))
     for split in ("train", "val"):
         write_rows(begun / f"data/final/{split}.jsonl", rows_for(method))
+    (begun / "data/evaluation").mkdir(exist_ok=True)
+    (begun / "data/evaluation/length.py").write_text(LENGTH)
     preprocess(load_params(begun / "params.yaml"), begun)
     unbroken, root = copy(begun, tmp_path / "unbroken"), copy(begun, tmp_path / "killed")
     assert run(unbroken) == 0, (unbroken / "out.log").read_text()[-2000:]
