@@ -38,6 +38,10 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, metrics_log: MetricsLog, board: Board, monitor: Monitor) -> None:
         self.metrics_log, self.board, self.monitor = metrics_log, board, monitor
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Start the clock of the run: evaluations, checkpoints and rollouts count for what is left of it."""
+        self.began, self.first = time.monotonic(), state.global_step
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Start the step's statistics; evaluations and checkpoints in between don't count for its speed."""
         self.trainer.stats = StepStats()
@@ -79,7 +83,8 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         check_mean(state.global_step, logs["loss"], float(stats.loss_sum), stats.items)
         tenth = max(1, state.max_steps // 10)
         if args.disable_tqdm and (state.global_step % tenth == 0 or state.global_step == 1):
-            left = (state.max_steps - state.global_step) * seconds
+            step_seconds = (time.monotonic() - self.began) / (state.global_step - self.first)
+            left = (state.max_steps - state.global_step) * step_seconds
             print(
                 f"train: step {state.global_step} of {state.max_steps}, loss {loss_text(row['loss'])}, "
                 f"learning rate {row['learning_rate']:.1e}, "
