@@ -1,7 +1,7 @@
 """What each method of training moves on the demo's model: held-out pairs told right, a bad style that rewards
 unlearn, and rewards that answers of its own earn.
 
-    python benchmarks/methods.py [METHOD …] [--steps 24] [--folder FOLDER]
+    python benchmarks/methods.py [METHOD …] [--steps 16] [--folder FOLDER]
 
 A METHOD is dpo, ipo, kto, orpo, simpo, weighted, unweighted or grpo (all). Data comes from
 `examples/pydoc.py`: pairs of a right answer with a chatty or a wrong one, and chats of which every second one
@@ -34,7 +34,7 @@ def project(folder: Path, method: str, steps: int) -> Path:
     data.parent.mkdir(parents=True, exist_ok=True)
     recipe = "demo-grpo" if method == "grpo" else "demo"
     params: dict[str, Any] = load_params(PROJECT / f"recipes/{recipe}.yaml").model_dump(mode="json")
-    train: dict[str, Any] = {"max_steps": steps, "eval_steps": steps // 2, "save_steps": steps}
+    train: dict[str, Any] = {"max_steps": steps, "eval_steps": steps, "save_steps": steps}
     if method == "grpo":
         run(PROJECT / "examples/yes_no.py", "--out", data)
     elif method in WEIGHTED:
@@ -89,7 +89,7 @@ def main() -> None:
     """Measure each method in turn."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("methods", nargs="*", default=METHODS, metavar="METHOD")
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

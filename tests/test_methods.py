@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.methods import measure
 
-STEPS = 24
+STEPS = 16
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
