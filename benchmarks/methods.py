@@ -73,7 +73,7 @@ def learned(method: str, rows: list[dict[str, Any]], report: dict[str, Any]) -> 
     (the first step's accuracy, then of held-out pairs or answers) and grpo (the mean reward of the first
     step's completions, which are the base's, then of the last ten steps').
     """
-    first = next(row for row in rows if row["kind"] == "step")["measures"]
+    first = next(row for row in rows if row["kind"] == "step").get("measures", {})
     held_out = [row for row in rows if row["kind"] == "eval"]
     if method in WEIGHTED:
         answers = [one["answer"] for one in held_out[-1]["samples"]]
