@@ -1,0 +1,49 @@
+"""The proof that a GGUF and a model that was filled from it belong together."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core.errors import DataError
+from pipeline.gguf.tensors import GgufTensor
+from pipeline.models.experts.targets import expert_number
+
+if TYPE_CHECKING:
+    from pipeline.models.quantized_model import Names
+
+LISTED = 3  # names in an error
+
+
+def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: "Names") -> None:
+    """Raise `DataError` unless the file's tensors and the model's parameters are one to one, and nothing is
+    left without values.
+    """
+    used: dict[tuple[str, int | None], str] = {}
+    for parameter, values in model.named_parameters():  # a tied one under its first name
+        name = names.of(parameter)
+        if values.is_meta:
+            raise DataError(
+                "Q-MODELS-032", f"{names.file}: nothing in it filled {parameter}: take another base"
+            )
+        part = name, expert_number(parameter)
+        if part in used:
+            raise DataError(
+                "Q-MODELS-032",
+                f"{names.file}: {name} filled both {used[part]} and {parameter}: take another base",
+            )
+        used[part] = parameter
+    taken = Counter(name for name, _ in used)
+    if left := [
+        name for name, one in tensors.items() if taken[name] != (one.shape[0] if len(one.shape) == 3 else 1)
+    ]:
+        more = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
+        raise DataError(
+            "Q-MODELS-029",
+            f"{names.file} holds {', '.join(left[:LISTED])}{more}, which config.json has no place for: run "
+            "`snakemake --force base`",
+        )
+    if empty := next((name for name, values in model.named_buffers() if values.is_meta), None):
+        raise DataError(
+            "Q-MODELS-032",
+            f"{names.file}: {empty} of {type(model).__name__} is in no file and was not computed: take "
+            "another base",
+        )
