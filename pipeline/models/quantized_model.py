@@ -5,7 +5,6 @@ Norms and biases, which a GGUF holds in float32, are rounded to the compute type
 loads a model in that type.
 """
 
-from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -18,38 +17,13 @@ from pipeline.gguf.base_files import MODEL_FILE, TRAINED_ON
 from pipeline.gguf.header import Header
 from pipeline.gguf.sources import KNOWN, name_map, reordered_heads
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
-from pipeline.models.complete_gguf import prove_complete
 from pipeline.models.experts.separate import class_for
-from pipeline.models.experts.targets import expert_number, together
+from pipeline.models.experts.targets import expert_number
+from pipeline.models.gguf_names import Names, prove_complete
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from pipeline.models.row_order import in_order
 
 FLOATS = ("F32", "F16", "BF16")
-
-
-@dataclass(frozen=True)
-class Names:
-    """How a model's parameters are called in its GGUF, and whose rows llama.cpp has put in another order."""
-
-    file: Path
-    map: Any  # gguf's TensorNameMap
-    heads: dict[str, int]  # attention heads by linear whose rows are reordered
-
-    def of(self, parameter: str) -> str:
-        """The GGUF's name of a parameter, one for all experts of a layer. Raises `DataError` if it has
-        none.
-        """
-        name: str | None = self.map.get_name(together(parameter), try_suffixes=(".weight", ".bias"))
-        if name is None:
-            raise DataError(
-                "Q-MODELS-027",
-                f"{self.file} can't hold {parameter}, for which llama.cpp has no name: take another base",
-            )
-        return name
-
-    def reordered(self, parameter: str) -> int:
-        """Heads of a parameter whose rows llama.cpp reorders; 0 where it leaves them."""
-        return self.heads.get(parameter.rpartition(".")[0].rpartition(".")[2], 0)
 
 
 def load_gguf(

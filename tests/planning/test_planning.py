@@ -421,6 +421,7 @@ def test_the_memory_reductions_goes_from_the_cheapest_change_on() -> None:
         "train.embeddings_on_cpu",
         "preprocess.max_length",
         "train.r",
+        "train.offload_layers",
     ]
     assert [
         reduction.change

@@ -1,19 +1,43 @@
-"""The proof that a GGUF and a model that was filled from it belong together."""
+"""How a model's parameters are called in its GGUF, and the proof that file and model are one to one."""
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.tensors import GgufTensor
-from pipeline.models.experts.targets import expert_number
-
-if TYPE_CHECKING:
-    from pipeline.models.quantized_model import Names
+from pipeline.models.experts.targets import expert_number, together
 
 LISTED = 3  # names in an error
 
 
-def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: "Names") -> None:
+@dataclass(frozen=True)
+class Names:
+    """How a model's parameters are called in its GGUF, and whose rows llama.cpp has put in another order."""
+
+    file: Path
+    map: Any  # gguf's TensorNameMap
+    heads: dict[str, int]  # attention heads by linear whose rows are reordered
+
+    def of(self, parameter: str) -> str:
+        """The GGUF's name of a parameter, one for all experts of a layer. Raises `DataError` if it has
+        none.
+        """
+        name: str | None = self.map.get_name(together(parameter), try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise DataError(
+                "Q-MODELS-027",
+                f"{self.file} can't hold {parameter}, for which llama.cpp has no name: take another base",
+            )
+        return name
+
+    def reordered(self, parameter: str) -> int:
+        """Heads of a parameter whose rows llama.cpp reorders; 0 where it leaves them."""
+        return self.heads.get(parameter.rpartition(".")[0].rpartition(".")[2], 0)
+
+
+def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: Names) -> None:
     """Raise `DataError` unless the file's tensors and the model's parameters are one to one, and nothing is
     left without values.
     """
