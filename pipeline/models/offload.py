@@ -24,6 +24,9 @@ def offload(model: Any, count: int) -> "Resident":
     """
     device = model.get_output_embeddings().weight.device
     resident = Resident()
+    # a model takes its first parameter's device for its own, and the embeddings may be in main memory too
+    place = torch.nn.Parameter(torch.empty(0, device=device), requires_grad=False)
+    model.get_input_embeddings().register_parameter("place", place)
     for number, layer in enumerate(model.model.layers[:count]):
         for parameter in layer.parameters():
             if parameter.requires_grad:  # PEFT puts an adapter where its linear's weight is

@@ -131,8 +131,6 @@ def keep_embeddings_on_cpu(model: Any) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.weight = embeddings.weight.detach().cpu()  # (V, H)
-            # a model takes its first parameter's device for its own; the first layers' may be offloaded
-            self.place = torch.nn.Parameter(torch.empty(0, device=device), requires_grad=False)
 
         def forward(self, ids: Any) -> Any:
             """Rows (B, S, H) on the model's device for token ids (B, S)."""

@@ -40,7 +40,7 @@ class MemoryPlan:
     device: Device
     loss: Loss
     tokens: int  # in one forward
-    loading: int = 0  # bytes on the device while weights load, if training itself has some of them elsewhere
+    loading: int = 0  # bytes on the device while weights load, some of which training has elsewhere
 
     @property
     def total(self) -> int:
@@ -126,7 +126,8 @@ def plan_memory(
     if server := server_memory(shape, train, max_length, device, quantized):
         parts.append(Part(SERVER, *server))
     everything = linear_bytes + table + weights.small_bytes(shape, train) + CUDA_CONTEXT
-    loading = everything if away and not held else 0  # a GGUF is loaded tensor by tensor
+    # all are put on the GPU before some go to main memory; a GGUF is loaded tensor by tensor
+    loading = everything if device == "cuda" and not held else 0
     return MemoryPlan((*parts, *_assumed(parts, device)), device, loss, tokens, loading)
 
 

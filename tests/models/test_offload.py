@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from test_qlora import same, settings, step
-from tiny import untied_qwen2
+from tiny import tiny_moe, untied_qwen2
 
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError
@@ -84,7 +84,7 @@ def trained(model: Any) -> tuple[float, dict[str, torch.Tensor]]:
     model.zero_grad()
     loss = chunked_loss(causal_model(model), {"input_ids": ids, "labels": ids})
     loss.backward()
-    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 CHANGES: list[dict[str, Any]] = [
@@ -119,6 +119,19 @@ def test_so_they_are_on_a_gguf(blocks: Path, changes: dict[str, Any], checkpoint
     assert same(trained(model), trained(plain))
     assert finite_record(model) == finite_record(plain)
     assert unchanged_in_file(model) is unchanged_in_file(plain) is False
+
+
+def test_so_they_are_on_a_mixture_whose_idle_experts_are_not_copied(tools: Any, tmp_path: Path) -> None:
+    folder = tiny_moe(tmp_path, tools, "Qwen3Moe")
+    recipe = settings(target_experts=["down_proj"], gradient_checkpointing=True)
+    plain, model = (tuned(folder, recipe.model_copy(update={"offload_layers": n})) for n in (0, 1))
+    assert same(trained(model), trained(plain))
+    assert len(weights(model)) == 4 + 4 * 3  # attention, and four experts
+    before, one_token = resident(model).copies, torch.tensor([[5]])
+    with torch.no_grad():
+        resident(model).drop()
+        model(one_token, use_cache=False)
+    assert resident(model).copies - before == 4 + 2 * 3  # of four experts a token is sent to two
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -73,6 +73,7 @@ def test_a_plan_has_all_but_one_of_the_layers_less() -> None:
 def test_weights_that_are_loaded_first_have_to_fit_while_they_are() -> None:
     plan = plan_memory(QWEN_7B, changed(offload_layers=28), 64, "cuda", "liger")
     assert plan.total == plan.loading > plan.allocated + CUDA_CONTEXT
+    assert plan.loading == plan_memory(QWEN_7B, changed(embeddings_on_cpu=True), 64, "cuda", "liger").loading
 
 
 def test_copies_take_time() -> None:
@@ -106,5 +107,8 @@ def test_it_is_the_last_advice_with_as_few_layers_as_fit() -> None:
     assert advice.enough and 0 < count < 28
     assert setup.at(512, offload_layers=count).plan().total <= 5 * GIB
     assert setup.at(512, offload_layers=count - 1).plan().total > 5 * GIB
+    longer = Setup(QWEN_7B, changed(quantization="gguf"), 4096, "cuda", "liger", setup.quantized)
+    keys = [one.change.partition(":")[0] for one in memory_reductions(longer, 5 * GIB)]
+    assert keys == ["preprocess.max_length", "train.r", "train.offload_layers"]
     dora = Setup(QWEN_7B, train.model_copy(update={"use_dora": True}), 512, "cuda", "liger", setup.quantized)
     assert not any("offload" in one.change for one in memory_reductions(dora, 2 * GIB))
