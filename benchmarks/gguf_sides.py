@@ -31,9 +31,9 @@ def training(side: str, **changed: Any) -> Training:
     )
 
 
-def load(base: Path, settings: Training) -> tuple[Any, Callable[[int], None]]:
+def load(base: Path, settings: Training) -> tuple[Any, Callable[[int], float]]:
     """A side's model with what trains on it, and a function that does one optimizer step on a row of so many
-    tokens.
+    tokens and gives its loss.
     """
     import torch
 
@@ -54,7 +54,7 @@ def load(base: Path, settings: Training) -> tuple[Any, Callable[[int], None]]:
     matrices = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(matrices, lr=1e-4)
 
-    def step(tokens: int) -> None:
+    def step(tokens: int) -> float:
         places = torch.arange(tokens, device=matrices[0].device)[None]  # the embeddings may be in main memory
         ids = places * 7919 % min(model.config.vocab_size, 32_000)
         with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
@@ -65,6 +65,7 @@ def load(base: Path, settings: Training) -> tuple[Any, Callable[[int], None]]:
         optimizer.zero_grad()
         if not bool(value.isfinite()):
             raise AssertionError(f"the loss is {float(value)}")
+        return float(value)
 
     return model, step
 

@@ -1,7 +1,7 @@
 """Measures on one GPU all that waits for one, the most important first, in at most nine minutes; prints one
 table.
 
-    python benchmarks/gpu_all.py [--out FOLDER] [--minutes 9] [--only tests speed planner quantized resume]
+    python benchmarks/gpu_all.py [--out FOLDER] [--minutes 9] [--only quantized offload …]
     python benchmarks/gpu_all.py --smoke     # the same code on tiny shapes, on a CPU too
 
 Runs from a plain checkout: it needs torch (2.11 to 2.13), transformers (5.17 to 5.23), peft, trl, datasets,
@@ -37,7 +37,7 @@ from pipeline.config.sections import Training
 
 PROJECT = Path(__file__).resolve().parents[1]
 FLOPS_PER_TOKEN = 42.5e9  # Qwen2.5-7B with checkpointing
-PARTS = ("tests", "speed", "planner", "quantized", "methods", "resume")
+PARTS = ("tests", "speed", "planner", "quantized", "offload", "methods", "resume")
 ROUNDS = 2  # of the speed comparison: A B A B
 # of the time, at most, for the tests: what comes after them is why the card was asked for
 TESTS_SHARE = 1 / 3
@@ -276,6 +276,32 @@ def quantized(run: Run) -> None:
         )
 
 
+def offload(run: Run) -> None:
+    """Optimizer steps on NF4 with half of the layers in main memory, against none: losses, speed and peak."""
+    for name, count in (("resident", 0), ("offloaded", 1 if run.smoke else 14)):
+        settings = nf4_settings(run, optim="adamw_torch", offload_layers=count)
+        tokens, rounds = row_tokens(run), 1 if run.smoke else 8
+        for figures in run.part(
+            name, "step_speed", settings=settings, side="nf4", tokens=tokens, rounds=rounds
+        ):
+            run.note(**{f"{name}_{key}": value for key, value in figures.items()})
+    run.note(
+        offload_loss_difference=max(
+            abs(mine / theirs - 1)
+            for mine, theirs in zip(
+                run.figures["offloaded_losses"], run.figures["resident_losses"], strict=True
+            )
+        ),
+        offload_speed_ratio=run.figures["offloaded_tokens_per_second"]
+        / run.figures["resident_tokens_per_second"],
+    )
+    if "resident_peak_gib" in run.figures:
+        saved = run.figures["resident_peak_gib"] - run.figures["offloaded_peak_gib"]
+        run.note(offload_saved_gib=saved)
+        if planned := run.figures["offloaded_saving_planned_gib"]:  # of one layer nothing is saved
+            run.note(offload_saved_of_planned=saved / planned)
+
+
 def methods(run: Run) -> None:
     """DPO and KTO on the small NF4 base: the first loss against its closed form, and the speed."""
     for method in ("dpo", "kto"):
@@ -433,6 +459,29 @@ TABLE = (
     Row("scales_step_peak_gib", "… peak GiB", "{:.2f}", "quantized", "≤ 8.0", lambda found: found <= 8.0),
     Row("scales_speed_ratio", "… speed ÷ the adapter's", "{:.2f}", "quantized"),
     Row(
+        "offload_speed_ratio",
+        "7B shape in NF4, half of the layers in main memory: speed ÷ none",
+        "{:.2f}",
+        "offload",
+    ),
+    Row("offload_saved_gib", "… GiB of the peak saved", "{:.2f}", "offload"),
+    Row(
+        "offload_saved_of_planned",
+        "… ÷ planned",
+        "{:.2f}",
+        "offload",
+        "0.95 to 1.05",
+        lambda found: 0.95 <= found <= 1.05,
+    ),
+    Row(
+        "offload_loss_difference",
+        "… largest relative difference of a step's loss",
+        "{:.1g}",
+        "offload",
+        "≤ 1e-3",
+        lambda found: found <= 1e-3,
+    ),
+    Row(
         "dpo_first_loss",
         "DPO: loss of the first step, ln 2 by its formula",
         "{:.5f}",
@@ -563,7 +612,7 @@ def measure(run: Run, only: list[str]) -> None:
     """Every part in turn; the large files are written while the tests hold the GPU."""
     shapes = {"shape": "tiny" if run.smoke else "7b", "resume_shape": "tiny" if run.smoke else "0.5b"}
     writing, _ = run.start("write", "write", tokens=row_tokens(run), **shapes)
-    for part in (tests, speed, planner, quantized, methods, resume):
+    for part in (tests, speed, planner, quantized, offload, methods, resume):
         if part.__name__ not in only:
             continue
         try:

@@ -367,15 +367,25 @@ def step_speed(
     """
     from benchmarks.gguf_sides import load
 
-    _, step = load(folder / ("nf4" if side == "nf4" else "quantized") / "base", settings)
-    seconds = []
+    base = folder / ("nf4" if side == "nf4" else "quantized") / "base"
+    _, step = load(base, settings)
+    if CUDA:  # what loading took is no step's
+        torch.cuda.reset_peak_memory_stats()
+    seconds, losses = [], []
     for _number in range(rounds + WARM_UP):
         begin = time.perf_counter()
-        step(tokens)
+        losses.append(step(tokens))
         if CUDA:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
     report_speed(say, seconds, tokens)
+    say({"losses": losses})
+    if settings.offload_layers:
+        from pipeline.planning.offload import offloaded_bytes
+        from pipeline.planning.shape import load_shape
+
+        layers = offloaded_bytes(load_shape(base / "config.json"), settings)
+        say({"saving_planned_gib": (sum(layers) - max(layers)) / GIB})
 
 
 def resume(say: Say, folder: Path, settings: Training, side: str, killed: bool, **_: Any) -> None:

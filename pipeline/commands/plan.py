@@ -26,9 +26,11 @@ from pipeline.planning.base import find_quantized, find_shape, level_name
 from pipeline.planning.budget import check_budgets
 from pipeline.planning.card import Card, first_gpu, main_memory, wants_gpu
 from pipeline.planning.disk import BASE, CACHE, own_bytes
+from pipeline.planning.drawing import Drawing
 from pipeline.planning.duration import work_in
 from pipeline.planning.memory import MemoryPlan
 from pipeline.planning.memory_reductions import Reduction
+from pipeline.planning.offload import PCIE
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.shape import load_shape
 
@@ -119,6 +121,8 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
             "On disk are a strategy's base, merged model and GGUFs at once; checkpoints and adapter, "
             f"{alike}, come with each. Training is memory."
         )
+    if plan.left_out and plan.strategies:
+        write(f"Left out are strategies with an adapter beside a GGUF: train.{plan.left_out}.")
     files = ", ".join(
         f"{name} {size / DISK_GB:.2f}" for name, size in plan.disk.items() if name not in (BASE, CACHE)
     )
@@ -131,6 +135,12 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
         "the file system shares blocks (Btrfs, XFS)."
     )
     write(f"Time: {duration(plan)}.")
+    if plan.drawing:
+        write(f"Rollouts: {drawing(plan.drawing)}.")
+        write(
+            "A forward has a prompt's completions together: the memory is that of preprocess.max_length "
+            "tokens in all, and more if they are longer."
+        )
     write(BOTH_UNITS)
 
 
@@ -143,7 +153,8 @@ def memory_table(memory: MemoryPlan, card: Card | None) -> "Table":
         else:
             table.add_row(part.name, f"({figure(part.bytes)})", f"{part.source}; not at the peak")
     table.add_section()
-    table.add_row("total", figure(memory.total), "the peak", style="bold")
+    moment = "while the weights load" if memory.total == memory.loading else "the peak"
+    table.add_row("total", figure(memory.total), moment, style="bold")
     if card:
         table.add_row("there is", figure(card.memory), card.name)
     return table
@@ -198,11 +209,28 @@ def duration(plan: Plan) -> str:
     if plan.tflops is None:
         return f"not measured ({per_token}): give what the card reaches with --tflops"
     origin = "assumed from the card's name" if plan.tflops_assumed else "as given"
-    rate = (
-        f"{plan.tflops * 1e12 / plan.flops_per_token:,.0f} tokens/s ({per_token}, {plan.tflops:g} "
-        f"TFLOP/s {origin})"
+    copies = (
+        f", {plan.copied_per_token / 1e6:.1f} MB of weights copied for it at {PCIE / 1e9:g} GB/s assumed"
+        if plan.copied_per_token
+        else ""
     )
+    rate = f"{plan.tokens_per_second:,.0f} tokens/s ({per_token}, {plan.tflops:g} TFLOP/s {origin}{copies})"
     if plan.work is None or plan.seconds is None:
         return f"{rate}; how many tokens there are is not measured: run `snakemake preprocess`"
-    hours = f"{plan.seconds / 3600:.1f} h" if plan.seconds >= 3600 else f"{plan.seconds / 60:.1f} min"
-    return f"{hours} for {plan.work.tokens:,} tokens in {plan.work.steps:,} steps at {rate}"
+    return f"{in_words(plan.seconds)} for {plan.work.tokens:,} tokens in {plan.work.steps:,} steps at {rate}"
+
+
+def drawing(rollouts: Drawing) -> str:
+    """How long the rollouts of GRPO take to draw, with what that rests on."""
+    rate = f"{rollouts.tokens_per_second:,.1f} tokens/s ({rollouts.basis})"
+    longest = f"of up to {rollouts.max_new_tokens:,} tokens"
+    if rollouts.seconds is None:
+        return f"completions {longest} at {rate}; how many is not measured: run `snakemake preprocess`"
+    return (
+        f"at most {in_words(rollouts.seconds)} for {rollouts.completions:,} completions {longest} at {rate}"
+    )
+
+
+def in_words(seconds: float) -> str:
+    """Hours or minutes."""
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"

@@ -109,6 +109,11 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
             f"train.freeze_layers is {train.freeze_layers} and the model has {plural(layers, 'layer')}, so "
             "none would train: lower it"
         )
+    if train.offload_layers > layers:
+        yield (
+            f"train.offload_layers is {train.offload_layers} and the model has {plural(layers, 'layer')}: "
+            f"take up to {layers}"
+        )
     if beyond := [layer for layer in train.layers or () if layer >= layers]:
         yield (
             f"train.layers names {beyond[0]} and the model has {plural(layers, 'layer')}, counted from 0: "

@@ -23,6 +23,11 @@ def training_problems(
             f"train.checkpoint_every is {train.checkpoint_every} and train.gradient_checkpointing is false, "
             "so no layer is recomputed: set it to true, or checkpoint_every to 1"
         )
+    if train.offload_layers and train.use_dora:
+        yield (
+            f"train.offload_layers is {train.offload_layers} and train.use_dora is on, which reads weights "
+            "beside the layers' own forwards: set one of them to 0 or false"
+        )
     if train.method == "distill" and train.train_on_prompt and not train.distill_sft_weight:
         yield (
             "train.train_on_prompt is on and train.method is distill with distill_sft_weight 0, which learns "

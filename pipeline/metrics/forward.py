@@ -13,7 +13,7 @@ from pipeline.config.sections import Training
 from pipeline.core.errors import DataError
 from pipeline.gguf.base_files import is_scales
 from pipeline.metrics.divergence import Prompt, Reference, Speaker, kept_logits
-from pipeline.models.qlora import load_quantized
+from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
 from pipeline.models.runtime import silence_libraries
 from pipeline.models.tuners import load_scales
 
@@ -43,8 +43,7 @@ def trained_model(
 
     trained_in = adapter or settings_of
     assert trained_in, "a base alone needs the settings of a run"
-    # where the table lies changes no number
-    settings = run_settings(trained_in).model_copy(update={"embeddings_on_cpu": False})
+    settings = run_settings(trained_in).model_copy(update=ON_ONE_DEVICE)
     bare = load_quantized(base, settings)
     if adapter and is_scales(adapter):
         load_scales(model := bare, adapter)

@@ -39,7 +39,12 @@ def dequantization_is_finite(model: Any) -> int:
     from bitsandbytes.functional import dequantize_4bit
 
     linears = nf4_linears(model).items()
-    weights = ((name, dequantize_4bit(one.weight.data, one.weight.quant_state)) for name, one in linears)
+    weights = (
+        # the weight itself may be in main memory (`pipeline.models.offload`)
+        (name, dequantize_4bit(one.weight.data.to(state.absmax.device), state))
+        for name, one in linears
+        for state in (one.weight.quant_state,)
+    )
     return _count_finite(weights, *DAMAGED)
 
 

@@ -9,6 +9,9 @@ from pipeline.config.sections import Training
 from pipeline.config.targets import is_target
 from pipeline.core.errors import ConfigError, ToolError
 
+# for a model that only answers: where weights lie changes no number
+ON_ONE_DEVICE = {"embeddings_on_cpu": False, "offload_layers": 0}
+
 
 def load_quantized(folder: Path, train: Training, device: str | None = None) -> Any:
     """The base model as `train.quantization` says, frozen, on the GPU if there is one: linears in NF4, in a
@@ -25,7 +28,13 @@ def load_quantized(folder: Path, train: Training, device: str | None = None) -> 
     if train.quantization == "gguf":
         from pipeline.models.quantized_model import load_gguf
 
-        return load_gguf(folder, compute_dtype=dtype, device=device, dense=not train.keep_quantized)
+        return load_gguf(
+            folder,
+            compute_dtype=dtype,
+            device=device,
+            dense=not train.keep_quantized,
+            in_main_memory=train.offload_layers,
+        )
     return load_safetensors(folder, train, dtype, device)
 
 

@@ -5,63 +5,44 @@ Norms and biases, which a GGUF holds in float32, are rounded to the compute type
 loads a model in that type.
 """
 
-from collections import Counter
-from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pipeline.config.targets import layer_of
 from pipeline.core.errors import DataError
 from pipeline.gguf.base_files import MODEL_FILE, TRAINED_ON
 from pipeline.gguf.header import Header
 from pipeline.gguf.sources import KNOWN, name_map, reordered_heads
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
 from pipeline.models.experts.separate import class_for
-from pipeline.models.experts.targets import expert_number, together
+from pipeline.models.experts.targets import expert_number
+from pipeline.models.gguf_names import Names, prove_complete
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from pipeline.models.row_order import in_order
 
 FLOATS = ("F32", "F16", "BF16")
-LISTED = 3  # names in an error
-
-
-@dataclass(frozen=True)
-class Names:
-    """How a model's parameters are called in its GGUF, and whose rows llama.cpp has put in another order."""
-
-    file: Path
-    map: Any  # gguf's TensorNameMap
-    heads: dict[str, int]  # attention heads by linear whose rows are reordered
-
-    def of(self, parameter: str) -> str:
-        """The GGUF's name of a parameter, one for all experts of a layer. Raises `DataError` if it has
-        none.
-        """
-        name: str | None = self.map.get_name(together(parameter), try_suffixes=(".weight", ".bias"))
-        if name is None:
-            raise DataError(
-                "Q-MODELS-027",
-                f"{self.file} can't hold {parameter}, for which llama.cpp has no name: take another base",
-            )
-        return name
-
-    def reordered(self, parameter: str) -> int:
-        """Heads of a parameter whose rows llama.cpp reorders; 0 where it leaves them."""
-        return self.heads.get(parameter.rpartition(".")[0].rpartition(".")[2], 0)
 
 
 def load_gguf(
-    folder: Path, *, compute_dtype: torch.dtype, device: str, dense: bool = False, name: str = MODEL_FILE
+    folder: Path,
+    *,
+    compute_dtype: torch.dtype,
+    device: str,
+    dense: bool = False,
+    name: str = MODEL_FILE,
+    in_main_memory: int = 0,
 ) -> Any:
     """The model of `folder` (config.json and the GGUF `name`), frozen, in evaluation mode, with quantized
     linears, embedding and head.
 
     `dense` dequantizes them once, to the compute type. The file is mapped: on a CPU the quantized weights are
-    views of it, a GPU gets them tensor by tensor. Raises `DataError` if the architecture is not one of
-    `TRAINED_ON`, or where not every tensor of the file fills exactly one parameter (of a mixture, one expert
-    each of a layer), and every parameter is filled.
+    views of it, a GPU gets them tensor by tensor, but for linears of the first `in_main_memory` layers that
+    stay quantized, which are left there (`pipeline.models.offload`). Raises `DataError` if the architecture
+    is not one of `TRAINED_ON`, or where not every tensor of the file fills exactly one parameter (of a
+    mixture, one expert each of a layer), and every parameter is filled.
     """
     from transformers import AutoConfig
 
@@ -70,7 +51,7 @@ def load_gguf(
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     names = tensor_names(config, header, file)
     model = empty_model(folder, config, compute_dtype, device)
-    fill(model, tensors, names, compute_dtype, device, dense)
+    fill(model, tensors, names, compute_dtype, device, dense, 0 if dense else in_main_memory)
     prove_complete(model, tensors, names)
     model.config.use_cache = False  # as for NF4: with a cache, packed rows leak into each other
     return model.requires_grad_(False).eval()
@@ -121,10 +102,17 @@ def empty_model(folder: Path, config: Any, dtype: torch.dtype, device: str) -> A
 
 
 def fill(
-    model: Any, tensors: dict[str, GgufTensor], names: Names, dtype: torch.dtype, device: str, dense: bool
+    model: Any,
+    tensors: dict[str, GgufTensor],
+    names: Names,
+    dtype: torch.dtype,
+    device: str,
+    dense: bool,
+    in_main_memory: int,
 ) -> None:
-    """Give every module of `model` its weights. Raises `DataError` if the file lacks one or it has another
-    shape.
+    """Give every module of `model` its weights; linears of the first `in_main_memory` layers stay there.
+
+    Raises `DataError` if the file lacks one or it has another shape.
     """
     mapped = torch.from_file(str(names.file), shared=False, size=names.file.stat().st_size, dtype=torch.uint8)
     for path, module in list(model.named_modules()):
@@ -139,7 +127,9 @@ def fill(
         if not isinstance(module, torch.nn.Linear | torch.nn.Embedding) or (tied and path == "lm_head"):
             continue
         tensor = find(tensors, names, f"{path}.weight", module.weight)
-        quantized = quantized_rows(tensor, mapped, names.reordered(f"{path}.weight")).to(device)
+        layer = layer_of(path)
+        place = "cpu" if layer is not None and layer < in_main_memory else device
+        quantized = quantized_rows(tensor, mapped, names.reordered(f"{path}.weight")).to(place)
         made = (
             QuantizedLinear(quantized, tensor.ggml_type, module.bias, compute_dtype=dtype)
             if isinstance(module, torch.nn.Linear)
@@ -211,39 +201,3 @@ def quantized_rows(tensor: GgufTensor, mapped: torch.Tensor, heads: int) -> torc
     return mapped[tensor.start : tensor.start + tensor.rows * tensor.row_bytes].view(
         tensor.rows, tensor.row_bytes
     )
-
-
-def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: Names) -> None:
-    """Raise `DataError` unless the file's tensors and the model's parameters are one to one, and nothing is
-    left without values.
-    """
-    used: dict[tuple[str, int | None], str] = {}
-    for parameter, values in model.named_parameters():  # a tied one under its first name
-        name = names.of(parameter)
-        if values.is_meta:
-            raise DataError(
-                "Q-MODELS-032", f"{names.file}: nothing in it filled {parameter}: take another base"
-            )
-        part = name, expert_number(parameter)
-        if part in used:
-            raise DataError(
-                "Q-MODELS-032",
-                f"{names.file}: {name} filled both {used[part]} and {parameter}: take another base",
-            )
-        used[part] = parameter
-    taken = Counter(name for name, _ in used)
-    if left := [
-        name for name, one in tensors.items() if taken[name] != (one.shape[0] if len(one.shape) == 3 else 1)
-    ]:
-        more = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
-        raise DataError(
-            "Q-MODELS-029",
-            f"{names.file} holds {', '.join(left[:LISTED])}{more}, which config.json has no place for: run "
-            "`snakemake --force base`",
-        )
-    if empty := next((name for name, values in model.named_buffers() if values.is_meta), None):
-        raise DataError(
-            "Q-MODELS-032",
-            f"{names.file}: {empty} of {type(model).__name__} is in no file and was not computed: take "
-            "another base",
-        )

@@ -115,7 +115,8 @@ class ScaledLinear(QuantizedLinear):
     def tuned(self) -> QuantizedLinear:
         """The same linear as the tuned file holds it, frozen."""
         with torch.no_grad():
-            weights = rescaled(self.weight, self.ggml_type, self.change)
+            # the weight itself may be in main memory (`pipeline.models.offload`)
+            weights = rescaled(self.weight.to(self.change.device), self.ggml_type, self.change)
         return QuantizedLinear(weights, self.ggml_type, self.bias, compute_dtype=self.compute_dtype)
 
     def rows(self, first: int, last: int) -> torch.Tensor:

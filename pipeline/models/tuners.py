@@ -25,7 +25,8 @@ AGAIN = "run `snakemake --force train`"
 
 def put_tuner(model: Any, settings: Training) -> Any:
     """The frozen base of `load_quantized` with what trains on it; an adapter's start is drawn from the random
-    state. Layers below the first that trains run without autograd.
+    state. Layers below the first that trains run without autograd, and those of `offload_layers` have their
+    weights in main memory.
 
     Raises `ConfigError` for targets or layers that the model lacks, `DataError` if a linear has no scales.
     """
@@ -43,6 +44,10 @@ def put_tuner(model: Any, settings: Training) -> Any:
         check_mixture(settings, mixture=any(map(is_routed, linear_names(model))))
         put_scales(model, lambda path: is_target(path, settings))
     stop_gradients(causal_model(model))
+    if settings.offload_layers:
+        from pipeline.models.offload import offload
+
+        offload(causal_model(model), settings.offload_layers)
     return model
 
 

@@ -70,7 +70,7 @@ def main_memory() -> Card:
 
 def wants_gpu(train: Train) -> bool:
     """Whether the settings say that training is for a GPU."""
-    return train.loss == "liger" or needs_gpu(train.optim)
+    return train.loss == "liger" or needs_gpu(train.optim) or train.offload_layers > 0
 
 
 def loss_on(device: Device, train: Train, *, mixture: bool = False) -> Loss:

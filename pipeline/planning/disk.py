@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.config.sections import UNTUNED, LoraType, Training
 from pipeline.planning.budget import file_bytes
+from pipeline.planning.drawing import made_file
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
 from pipeline.planning.strategies import lora_bytes
@@ -50,8 +51,10 @@ def plan_disk(
         sizes["merged model"] = 2 * shape.parameters + TOKENIZER
         for level in ("F16", *(["base-F16"] if untuned else []), *levels):
             sizes[f"{level} GGUF"] = file_bytes(shape, level.removeprefix(UNTUNED))
-    there = 2 * shape.parameters if base is None else base
-    return sizes | {BASE: there, CACHE: sum(sizes.values()) - sizes["checkpoints"]}
+    copies = sum(sizes.values()) - sizes["checkpoints"]
+    if rollouts := made_file(shape, train):
+        sizes["GGUF for rollouts"] = rollouts  # among the checkpoints
+    return sizes | {BASE: 2 * shape.parameters if base is None else base, CACHE: copies}
 
 
 def own_bytes(sizes: Mapping[str, int]) -> int:

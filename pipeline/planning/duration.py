@@ -66,8 +66,11 @@ def flops_per_token(shape: Shape, train: Train, max_length: int) -> float:
 
 def forwards(train: Train) -> float:
     """Forwards of a token beside training's own, on average: the reference's in the first pass over the data,
-    and KTO's other answers by the model in every pass. What GRPO draws is not counted.
+    and KTO's other answers by the model in every pass; GRPO's own likelihoods before a round, and those
+    without the adapter if the divergence counts. What it draws is `pipeline.planning.drawing`'s.
     """
+    if METHODS[train.method].prompts:
+        return 2.0 if train.grpo.kl_beta else 1.0
     passes = max(train.num_train_epochs, 1.0) if train.max_steps <= 0 else 1.0
     others = 1 + 1 / passes if train.method == "kto" else 0.0
     return METHODS[train.method].reference / passes + others
@@ -75,13 +78,15 @@ def forwards(train: Train) -> float:
 
 def run_of(train: Train, packed_rows: int, tokens: int) -> Work:
     """What a run over `packed_rows` training rows of `tokens` in all does: steps as transformers counts them,
-    tokens on average.
+    tokens on average; of prompts, with all completions at their longest.
     """
     epochs = (
         train.num_train_epochs
         if train.max_steps <= 0
         else train.max_steps / steps_per_epoch(train, packed_rows)
     )
+    if METHODS[train.method].prompts:
+        tokens = train.grpo.group_size * (tokens + packed_rows * train.grpo.max_new_tokens)
     return Work(round(tokens * epochs), total_steps(train, packed_rows))
 
 

@@ -4,8 +4,12 @@ from dataclasses import dataclass
 
 from pipeline.config.sections import Training
 from pipeline.core.cpu import Device
+from pipeline.core.units import memory_gb
+from pipeline.core.wording import plural
 from pipeline.planning import activations, loss_memory, weights
 from pipeline.planning.activations import Loss, Step
+from pipeline.planning.drawing import server_memory
+from pipeline.planning.offload import check_offload, offloaded_bytes
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import held_quantized
@@ -36,11 +40,12 @@ class MemoryPlan:
     device: Device
     loss: Loss
     tokens: int  # in one forward
+    loading: int = 0  # bytes on the device while weights load, some of which training has elsewhere
 
     @property
     def total(self) -> int:
         """Bytes needed on the device, all assumed parts included."""
-        return sum(part.bytes for part in self.parts if part.at_peak)
+        return max(self.loading, sum(part.bytes for part in self.parts if part.at_peak))
 
     @property
     def allocated(self) -> int:
@@ -53,7 +58,8 @@ LOGITS: dict[Loss, str] = {
     "chunked": "one chunk of logits",
     "plain": "all logits",
 }
-ASSUMED = ("CUDA context", "allocator slack", "Python and libraries")
+SERVER = "llama-server"  # another process, beside training's
+ASSUMED = ("CUDA context", "allocator slack", "Python and libraries", SERVER)
 
 
 def plan_memory(
@@ -72,6 +78,7 @@ def plan_memory(
     (`train.quantization` gguf, `train.keep_quantized`). Raises `ConfigError` for targets or an optimizer that
     can't be planned.
     """
+    check_offload(train, device)
     tokens = max_length * train.per_device_train_batch_size
     step = Step(shape, train, device, loss, tokens)
     trained, scaled = 4 * sum(weights.trained_tensors(shape, train, quantized)), weights.tunes_scales(train)
@@ -101,8 +108,11 @@ def plan_memory(
     workspace = activations.workspace_bytes(step, held)
     takes = ", ".join(filter(None, (dequantized, "cuBLAS" if device == "cuda" else ""))) or "none"
     in_backward = in_layer + workspace >= at_loss
+    away = offloaded_bytes(shape, train, quantized)
+    linear_bytes = weights.linear_bytes(shape, train, quantized)
     parts = [
-        Part(linears, weights.linear_bytes(shape, train, quantized), how),
+        Part(linears, linear_bytes - sum(away), how),
+        *([Part("offloaded layer", max(away), _offloaded(away))] if away else []),
         Part("embeddings and head", table - off_card, ", ".join(filter(None, tables))),
         Part("norms and biases", weights.small_bytes(shape, train), train.bnb_4bit_compute_dtype),
         Part("scales" if scaled else "LoRA", trained, f"{trained // 4:,} parameters, float32"),
@@ -113,7 +123,16 @@ def plan_memory(
         Part("workspace", workspace, takes, in_backward),
         Part("loss", at_loss, "a block of the vocabulary" if held else LOGITS[loss], not in_backward),
     ]
-    return MemoryPlan((*parts, *_assumed(parts, device)), device, loss, tokens)
+    if server := server_memory(shape, train, max_length, device, quantized):
+        parts.append(Part(SERVER, *server))
+    everything = linear_bytes + table + weights.small_bytes(shape, train) + CUDA_CONTEXT
+    # all are put on the GPU before some go to main memory; a GGUF is loaded tensor by tensor
+    loading = everything if device == "cuda" and not held else 0
+    return MemoryPlan((*parts, *_assumed(parts, device)), device, loss, tokens, loading)
+
+
+def _offloaded(away: list[int]) -> str:
+    return f"one at a time; {memory_gb(sum(away))} of {plural(len(away), 'layer')} in main memory"
 
 
 def _storage(train: Training, held: QuantizedBase | None) -> tuple[str, str, str]:
@@ -130,7 +149,7 @@ def _assumed(parts: list[Part], device: Device) -> list[Part]:
     """What a process takes beside the tensors of `parts`."""
     if device == "cpu":
         return [Part("Python and libraries", CPU_LIBRARIES, "assumed")]
-    slack = int(CUDA_SLACK * sum(part.bytes for part in parts if part.at_peak))
+    slack = int(CUDA_SLACK * sum(part.bytes for part in parts if part.at_peak and part.name != SERVER))
     return [
         Part("CUDA context", CUDA_CONTEXT, "assumed; 0.3 to 0.8 GB by card and driver"),
         Part("allocator slack", slack, f"assumed; {CUDA_SLACK:.0%} of all tensors"),

@@ -1,6 +1,6 @@
 """What fits: the longest rows, and what to change, in which order, where a plan doesn't fit."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,7 +64,7 @@ def memory_reductions(setup: Setup, room: int) -> list[Reduction]:
 
     Micro batch 1 (with accumulation for it, so that the run learns the same), checkpointing, a GGUF's linears
     left quantized, shorter rows where that is enough, embeddings in main memory, else shorter rows, a smaller
-    rank.
+    rank; last, for it costs most time, layers in main memory.
     """
     reductions: list[Reduction] = []
     total = setup.plan().total
@@ -103,7 +103,20 @@ def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
     setup = _shortened(setup, room)
     yield f"preprocess.max_length: {setup.max_length}", setup
     if train.r > SMALL_RANK:
-        yield f"train.r: {SMALL_RANK}", setup.at(setup.max_length, r=SMALL_RANK)
+        setup = setup.at(setup.max_length, r=SMALL_RANK)
+        yield f"train.r: {SMALL_RANK}", setup
+    if setup.device == "cuda" and not train.use_dora:
+        setup = _offloaded(setup, room)
+        yield f"train.offload_layers: {setup.train.offload_layers}", setup
+
+
+def _offloaded(setup: Setup, room: int) -> Setup:
+    """The same with the fewest layers offloaded with which it fits, or all."""
+    numbers = range(setup.train.offload_layers, setup.shape.layers)
+    fewest = bisect_left(
+        numbers, -room, key=lambda count: -setup.at(setup.max_length, offload_layers=count).plan().total
+    )
+    return setup.at(setup.max_length, offload_layers=setup.train.offload_layers + fewest)
 
 
 def _shortened(setup: Setup, room: int) -> Setup:

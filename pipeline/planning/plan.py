@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from pipeline.config.sections import UNTUNED, LoraType, Quantization, Training
+from pipeline.config.targets import merged_only
 from pipeline.planning.card import Card, loss_on
 from pipeline.planning.disk import plan_disk
-from pipeline.planning.duration import Work, assumed_tflops, flops_per_token
+from pipeline.planning.drawing import Drawing, plan_drawing
+from pipeline.planning.duration import Work, assumed_tflops, flops_per_token, forwards
 from pipeline.planning.memory import MemoryPlan
 from pipeline.planning.memory_reductions import Reduction, Setup, longest_rows, memory_reductions
+from pipeline.planning.offload import PCIE, copied_bytes
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
 from pipeline.planning.strategies import Strategy, strategies
@@ -34,6 +37,9 @@ class Plan:
     strategies: tuple[Strategy, ...]  # to ship the level
     quantization: Quantization
     tuner: Literal["lora", "scales"]
+    copied_per_token: float = 0.0  # bytes to the GPU
+    drawing: Drawing | None = None
+    left_out: str | None = None  # why no strategy has an adapter's GGUF
 
     @property
     def fits(self) -> bool | None:
@@ -42,12 +48,18 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """How long the steps take."""
-        return (
-            None
-            if self.work is None or self.tflops is None
-            else self.work.tokens * self.flops_per_token / (self.tflops * 1e12)
-        )
+        """How long the steps take, without what is drawn for them."""
+        rate = self.tokens_per_second
+        return None if self.work is None or rate is None else self.work.tokens / rate
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens trained a second: operations at the card's throughput, then the copies of offloaded
+        weights.
+        """
+        if self.tflops is None:
+            return None
+        return 1 / (self.flops_per_token / (self.tflops * 1e12) + self.copied_per_token / PCIE)
 
     @property
     def remedy(self) -> str:
@@ -81,6 +93,8 @@ class Plan:
             "tflops": self.tflops,
             "tflops_assumed": self.tflops_assumed,
             "seconds": self.seconds,
+            "copied_bytes_per_token": self.copied_per_token,
+            "drawing": asdict(self.drawing) | {"seconds": self.drawing.seconds} if self.drawing else None,
             "quantization": self.quantization,
             "strategies": [asdict(strategy) for strategy in self.strategies],
         }
@@ -112,9 +126,12 @@ def make_plan(
     )
     assumed = assumed_tflops(card.name) if card and tflops is None else None
     shipped = level or next((name for name in levels if not name.startswith(UNTUNED)), None)
+    memory = setup.plan()
+    copied = copied_bytes(shape, train, quantized, forwards=forwards(train))
+    steps = work.steps if work else train.max_steps if train.max_steps > 0 else None
     return Plan(
         shape,
-        setup.plan(),
+        memory,
         card,
         longest_rows(setup, card.memory) if card else None,
         tuple(memory_reductions(setup, card.memory)) if card else (),
@@ -134,4 +151,7 @@ def make_plan(
         tuple(strategies(setup, shipped, lora)) if shipped else (),
         train.quantization,
         train.tuner,
+        copied / memory.tokens,
+        plan_drawing(shape, train, steps, device, quantized),
+        merged_only(train.model_dump()),
     )

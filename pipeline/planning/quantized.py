@@ -5,6 +5,7 @@ shape before there is a file.
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,7 @@ class QuantizedBase:
     made_from: int = 0
     # (blk.0.attn_q, how many scales and minima its blocks have) for every linear of every layer
     scales: tuple[tuple[str, int], ...] = ()
+    layers: tuple[int, ...] = ()  # bytes of each layer's linears
 
     @property
     def tables(self) -> int:
@@ -94,6 +96,7 @@ def quantized_file(file: Path) -> QuantizedBase:
         ggml_types,
         "as in the file",
         scales=tuple((name.removesuffix(".weight"), scales_of(types[name], sizes[name])) for name in linears),
+        layers=by_layer((int(name.split(".")[1]), sizes[name]) for name in linears),
     )
 
 
@@ -108,10 +111,11 @@ def quantized_level(shape: Shape, level: str) -> QuantizedBase:
     it.
     """
     sizes, ggml_types = {"linears": 0, "token_embd": 0, "output": 0}, set()
-    scales, layers = [], Counter[str]()
+    scales, of_layers, layers = [], [], Counter[str]()
     for tensor, ggml_type, size in matrices(shape, level):
         if tensor not in sizes:
             scales.append((f"blk.{layers[tensor]}.{tensor}", scales_of(ggml_type, size)))
+            of_layers.append((layers[tensor], size))
             layers[tensor] += 1
         sizes[tensor if tensor in sizes else "linears"] += size
         ggml_types.add(ggml_type)
@@ -123,7 +127,16 @@ def quantized_level(shape: Shape, level: str) -> QuantizedBase:
         frozenset(ggml_types),
         f"computed for {level}",
         scales=tuple(scales),
+        layers=by_layer(of_layers),
     )
+
+
+def by_layer(sizes: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """The sum of each layer's bytes, of (layer, bytes) in any order."""
+    totals = Counter[int]()
+    for layer, size in sizes:
+        totals[layer] += size
+    return tuple(totals[layer] for layer in range(len(totals)))
 
 
 def quantized_in(base: Path, train: Training) -> QuantizedBase | None:

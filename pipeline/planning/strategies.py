@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pipeline.config.sections import LoraType, Quantization, Train
+from pipeline.config.targets import LORA_ONLY, merged_only
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.memory_reductions import Setup
 from pipeline.planning.quantized import SCRATCH, quantized_level
@@ -40,19 +41,22 @@ class Strategy:
 def strategies(setup: Setup, level: str, lora: LoraType = "F16") -> list[Strategy]:
     """The strategies to ship `level` of the model of `setup`, each trained with its settings on its device.
 
-    `setup.quantized` is the level's GGUF where it is known; else its bytes are computed.
+    `setup.quantized` is the level's GGUF where it is known; else its bytes are computed. Those with an
+    adapter's GGUF are left out where `train` has what such a file can't hold (`merged_only`).
     """
     shape, train = setup.shape, setup.train
     quantized = setup.quantized or quantized_level(shape, level)
     sixteen, file, adapter = 2 * shape.parameters, quantized.file, lora_bytes(shape, train, lora)
     original = level_bytes(shape, "F16")
     merged = 2 * sixteen + original + file  # base, merged model and GGUFs at once
+    default = Train().model_dump()
     trainable = quantized.ggml_types <= set(SCRATCH)
 
     def memory(quantization: Quantization, tuner: Literal["lora", "scales"] = "lora") -> int:
         changed: dict[str, Any] = {"quantization": quantization, "tuner": tuner}
         if tuner == "scales":
-            changed["keep_quantized"] = True
+            # what only an adapter has is refused beside it
+            changed |= {"keep_quantized": True} | {key: default[key] for key in LORA_ONLY}
         return replace(setup, quantized=quantized).at(setup.max_length, **changed).plan().total
 
     nf4 = memory("nf4")
@@ -106,6 +110,8 @@ def strategies(setup: Setup, level: str, lora: LoraType = "F16") -> list[Strateg
             distilled=True,
         ),
     ]
+    if merged_only(train.model_dump()):
+        known = [one for one in known if one.shipped != (file, adapter)]
     # no scales of a mixture can be trained
     return [one for one in known if not shape.experts or (one.tuner == "lora" and not one.distilled)]
 

@@ -271,7 +271,7 @@ def test_the_memory_reductions_packs_again_and_shortens() -> None:
         "train.keep_quantized: true"
     ]
     keys = [reduction.change.partition(":")[0] for reduction in memory_reductions(setup, 5 << 30)]
-    assert keys == ["train.keep_quantized", "preprocess.max_length", "train.r"]
+    assert keys == ["train.keep_quantized", "preprocess.max_length", "train.r", "train.offload_layers"]
     assert (
         make_plan(
             QWEN_7B, TRAIN, 1024, [], None, quantized=quantized_level(QWEN_7B, "Q4_K_M"), level="Q4_K_M"

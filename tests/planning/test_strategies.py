@@ -103,6 +103,16 @@ def test_a_file_that_is_there_is_taken_and_what_it_was_made_from() -> None:
     assert (strategy.download, strategy.on_disk) == (8_000_000_000, 12_000_000_000 + 2 * 40_370_176)
 
 
+@pytest.mark.parametrize("changed", [{"use_dora": True}, {"alpha_pattern": {"q_proj": 8}}])
+def test_strategies_with_an_adapters_gguf_are_left_out_where_it_cant_hold_the_adapter(
+    changed: dict[str, Any],
+) -> None:
+    plain, left = table(), table(**changed)
+    assert [one.name for one in left] == [one.name for one in plain if len(one.shipped) == 1]
+    by_scales = next(one for one in left if one.tuner == "scales")
+    assert by_scales in plain  # scales have neither
+
+
 def test_types_that_cant_be_trained_on_are_said() -> None:
     assert [strategy.training is None for strategy in table("IQ3_S")] == [
         False,

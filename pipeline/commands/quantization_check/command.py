@@ -37,7 +37,7 @@ from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.core.publish import read_json, write_json
 from pipeline.models.finite import adapter_is_finite, dequantization_is_finite, outputs_watched
 from pipeline.models.lora import check_adapter, lora_config
-from pipeline.models.qlora import load_quantized
+from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
 from pipeline.models.runtime import silence_libraries, use_all_cores
 from pipeline.planning.shape import KNOWN, Shape, load_shape
 from pipeline.stages.parity.check import KEYS
@@ -184,7 +184,7 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
         base=base,
         adapter=trained,
         rows=token_rows(base, root / "data/final/test.jsonl", prompts),
-        settings=params.training.model_copy(update={"embeddings_on_cpu": False}),
+        settings=params.training.model_copy(update=ON_ONE_DEVICE),
         shape=load_shape(base / "config.json") if known else None,
         switched=switched,
     )

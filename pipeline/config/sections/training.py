@@ -158,6 +158,11 @@ class Train(Section):
         False,
         "keep the embeddings in main memory: saves their bytes on the GPU (1.0 GB at 7B), a little slower",
     )
+    offload_layers: Layers = key(
+        0,
+        "first layers whose frozen weights stay in main memory and are copied to the GPU whenever they run: "
+        "saves theirs but for one layer's there, slower; 0: none",
+    )
     loss: Literal["auto", "liger", "chunked"] = key(
         "auto",
         "the loss that never holds all logits: auto (liger on a GPU, chunked on a CPU) | liger | chunked",

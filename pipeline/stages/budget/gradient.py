@@ -31,7 +31,7 @@ from pipeline.gguf.dequantize import FLOATS
 from pipeline.gguf.sources import KNOWN, name_map, reordered_heads
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
 from pipeline.metrics.divergence import thinned
-from pipeline.models.quantized_model import Names
+from pipeline.models.gguf_names import Names
 from pipeline.models.row_order import in_file_order, in_order
 
 TOP = 64  # likeliest tokens that are kept of the 16-bit model's distribution, and all others as one

@@ -6,6 +6,7 @@ from typing import Any
 
 from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError, ToolError
+from pipeline.planning.offload import check_offload
 from pipeline.planning.steps import needs_gpu, total_steps, warmup_steps
 
 
@@ -70,8 +71,9 @@ def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_ou
 
 def check_settings(settings: Train, *, rows: int, held_out: int, cuda: bool) -> None:
     """Raise `ToolError` for an optimizer that needs a GPU if there is none, `DataError` for early stopping
-    without rows to watch, `ConfigError` where every step would be warm-up.
+    without rows to watch, `ConfigError` where every step would be warm-up, and as `check_offload`.
     """
+    check_offload(settings, "cuda" if cuda else "cpu")
     if needs_gpu(settings.optim) and not cuda:
         raise ToolError(
             "Q-TRAIN-014",

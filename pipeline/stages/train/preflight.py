@@ -24,6 +24,8 @@ from pipeline.stages.train.input_files import complete_base, data
 from pipeline.stages.train.probes import arithmetic, bitsandbytes_works, gpu, room, this_card, triton_works
 
 SERVED = Serve()  # by default
+# by the planner: settings that this base can't be trained with, or this machine
+REFUSED = ("Q-PLANNING-007", "Q-PLANNING-008", "Q-MODELS-034")
 NF4_BLOCK = 64  # weights that share a scale
 
 
@@ -71,6 +73,8 @@ def preflight(
             untuned=untuned,
         )
     except (ConfigError, DataError) as error:
+        if error.id in REFUSED and not any(check.id == error.id for check in checks):
+            checks.append(Check("settings", "fail", error.sentence, "", error.id))
         unplanned = [Check(name, "not measured", error.sentence) for name in ("memory plan", "disk")]
         return [*checks, *unplanned]
     return [*checks, memory_plan(plan, room(card)), disk_plan(plan.disk, shutil.disk_usage(disk).free)]

@@ -13,7 +13,7 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.checks import Check, refuse
 from pipeline.core.cpu import Device
-from pipeline.core.errors import MachineError, ToolError
+from pipeline.core.errors import ConfigError, MachineError, ToolError
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.planning.card import Card
 from pipeline.planning.disk import CACHE
@@ -359,13 +359,34 @@ def test_the_widths_are_among_the_checks(
 def test_what_cant_be_planned_is_not_measured_and_never_passed(
     tiny_qwen2: Path, tokens: Path, tmp_path: Path
 ) -> None:
-    train = settings(target_modules=["q_proj", "c_attn"])
+    base = Path(shutil.copytree(tiny_qwen2, tmp_path / "base"))
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"model_type": "phi3"}))
     found = checks.preflight(
-        tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=train, max_length=128, levels=[]
+        tokens=tokens, base=base, disk=tmp_path, settings=settings(), max_length=128, levels=[]
     )
     assert {check.name for check in found if check.verdict == "not measured"} == {"memory plan", "disk"}
-    assert str(found[-1]).startswith("not measured  disk: train.target_modules names c_attn")
     refuse(found)
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"target_modules": ["q_proj", "c_attn"]}, "Q-PLANNING-007"),
+        ({"freeze_layers": 2}, "Q-PLANNING-007"),
+        ({"offload_layers": 1}, "Q-PLANNING-008"),
+        ({"target_experts": []}, "Q-MODELS-034"),
+    ],
+)
+def test_settings_that_the_planner_refuses_end_the_run_before_the_base_is_loaded(
+    changed: dict[str, Any], fault: str, tiny_qwen2: Path, tokens: Path, tmp_path: Path
+) -> None:
+    found = checks.preflight(
+        tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=settings(**changed), max_length=128, levels=[]
+    )
+    assert [check.id for check in found if check.verdict == "fail"] == [fault]
+    with pytest.raises(ConfigError, match=fault):
+        refuse(found)
 
 
 def test_what_failed_first_is_raised_as_its_own_kind() -> None:

@@ -136,6 +136,7 @@ ELSEWHERE = {
     "distill_sft_weight",
     "keep_quantized",
     "embeddings_on_cpu",
+    "offload_layers",
     "early_stopping_patience",
     "sample_rows",
     "sample_tokens",

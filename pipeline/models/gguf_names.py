@@ -1,0 +1,73 @@
+"""How a model's parameters are called in its GGUF, and the proof that file and model are one to one."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import DataError
+from pipeline.gguf.tensors import GgufTensor
+from pipeline.models.experts.targets import expert_number, together
+
+LISTED = 3  # names in an error
+
+
+@dataclass(frozen=True)
+class Names:
+    """How a model's parameters are called in its GGUF, and whose rows llama.cpp has put in another order."""
+
+    file: Path
+    map: Any  # gguf's TensorNameMap
+    heads: dict[str, int]  # attention heads by linear whose rows are reordered
+
+    def of(self, parameter: str) -> str:
+        """The GGUF's name of a parameter, one for all experts of a layer. Raises `DataError` if it has
+        none.
+        """
+        name: str | None = self.map.get_name(together(parameter), try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise DataError(
+                "Q-MODELS-027",
+                f"{self.file} can't hold {parameter}, for which llama.cpp has no name: take another base",
+            )
+        return name
+
+    def reordered(self, parameter: str) -> int:
+        """Heads of a parameter whose rows llama.cpp reorders; 0 where it leaves them."""
+        return self.heads.get(parameter.rpartition(".")[0].rpartition(".")[2], 0)
+
+
+def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: Names) -> None:
+    """Raise `DataError` unless the file's tensors and the model's parameters are one to one, and nothing is
+    left without values.
+    """
+    used: dict[tuple[str, int | None], str] = {}
+    for parameter, values in model.named_parameters():  # a tied one under its first name
+        name = names.of(parameter)
+        if values.is_meta:
+            raise DataError(
+                "Q-MODELS-032", f"{names.file}: nothing in it filled {parameter}: take another base"
+            )
+        part = name, expert_number(parameter)
+        if part in used:
+            raise DataError(
+                "Q-MODELS-032",
+                f"{names.file}: {name} filled both {used[part]} and {parameter}: take another base",
+            )
+        used[part] = parameter
+    taken = Counter(name for name, _ in used)
+    if left := [
+        name for name, one in tensors.items() if taken[name] != (one.shape[0] if len(one.shape) == 3 else 1)
+    ]:
+        more = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
+        raise DataError(
+            "Q-MODELS-029",
+            f"{names.file} holds {', '.join(left[:LISTED])}{more}, which config.json has no place for: run "
+            "`snakemake --force base`",
+        )
+    if empty := next((name for name, values in model.named_buffers() if values.is_meta), None):
+        raise DataError(
+            "Q-MODELS-032",
+            f"{names.file}: {empty} of {type(model).__name__} is in no file and was not computed: take "
+            "another base",
+        )
