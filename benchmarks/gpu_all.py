@@ -1,7 +1,7 @@
 """Measures on one GPU all that waits for one, the most important first, in at most nine minutes; prints one
 table.
 
-    python benchmarks/gpu_all.py [--out FOLDER] [--minutes 9] [--only quantized offload …]
+    python benchmarks/gpu_all.py [--out FOLDER] [--minutes 9] [--only PART ...]
     python benchmarks/gpu_all.py --smoke     # the same code on tiny shapes, on a CPU too
 
 Runs from a plain checkout: it needs torch (2.11 to 2.13), transformers (5.17 to 5.23), peft, trl, datasets,

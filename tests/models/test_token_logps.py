@@ -10,7 +10,7 @@ from test_chunked import tiny
 from test_quantized_head import models
 
 from pipeline.models import token_logps as module
-from pipeline.models.token_logps import at_trained, sums_by_sequence, token_logps, weighted_loss
+from pipeline.models.token_logps import sums_by_sequence, token_logps, weighted_loss
 
 LENGTHS = (5, 7)  # tokens of two sequences in one row
 
@@ -72,16 +72,14 @@ def test_a_quantized_head_gives_what_the_same_head_dense_does() -> None:
 
 def test_sums_are_of_each_sequence_in_a_packed_row() -> None:
     inputs = batch()
-    values = torch.arange(1.0, 1 + int((inputs["labels"] != -100).sum()))
-    places = at_trained(inputs["position_ids"] * 0 + torch.tensor([[0] * 5 + [1] * 7]), inputs["labels"])
-    expected = [float(values[places == one].sum()) for one in (0, 1)]
-    assert sums_by_sequence(values, inputs, 2).tolist() == expected
+    # of five tokens 2 and 3 are trained, of seven 2, 3, 5 and 6
+    assert sums_by_sequence(torch.arange(1.0, 7.0), inputs, 2).tolist() == [1 + 2, 3 + 4 + 5 + 6]
 
 
 def test_the_weighted_loss_is_plain_torchs() -> None:
     model, inputs = tiny("qwen2", tie_word_embeddings=False), batch()
-    weights = torch.tensor([[0.25] * 5 + [1.5] * 7])
-    ours = weighted_loss(model, inputs, weights, 9)
-    theirs = -(plain(model, inputs) * at_trained(weights, inputs["labels"])).sum() / 9
+    # every token's weight is its own, so that one moved by a place shows
+    ours = weighted_loss(model, inputs, torch.arange(12.0)[None], 9)
+    theirs = -(plain(model, inputs) * torch.tensor([2.0, 3, 7, 8, 10, 11])).sum() / 9
     assert float(ours) == pytest.approx(float(theirs), rel=1e-5)
     torch.testing.assert_close(gradient(model, ours), gradient(model, theirs), rtol=1e-4, atol=1e-6)
