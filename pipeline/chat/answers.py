@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.chat.prompts import as_chat
 from pipeline.chat.rendering import Unrenderable
 from pipeline.chat.rows import Row
-from pipeline.chat.tokens import TOGETHER, Encoded, encode, not_learned
+from pipeline.chat.tokens import NOT_LEARNED, TOGETHER, Encoded, encode, not_learned
 from pipeline.config.methods import METHODS, Method
 
 CHOSEN, REJECTED, LEARNED = 1, -1, 0  # roles of a sequence
@@ -30,7 +30,9 @@ def encode_rows(
     its `role`; of a prompt it is the expected answer. All are rows of `pipeline.chat.rows`.
     """
     if not METHODS[method].preferences and not METHODS[method].prompts:
-        yield from encode(tokenizer, rows)
+        for row, plain in encode(tokenizer, rows):
+            unused = isinstance(plain, Unrenderable) and plain.code == NOT_LEARNED
+            yield row, not_learned(row, method) if unused else plain
         return
     rows = iter(rows)
     while some := list(islice(rows, TOGETHER)):

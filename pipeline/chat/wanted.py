@@ -1,7 +1,11 @@
 """Chats to measure and calibrate with, whatever kinds of rows a project has.
 
-Where a file has no chat, the others stand in with the answer that is wanted: a preference with its chosen
-one, a conversation with a thumb up as it is, a prompt with the answer that its checker expects.
+Other rows stand in with the answer that is wanted: a preference with its chosen one, a conversation with a
+thumb up as it is, a prompt with the answer that its checker expects.
+
+What measures takes a file's chats alone if it has any, for somebody may have put them there to be scored.
+What calibrates or distills needs much text of the kind that is served: there the others stand in beside the
+chats and texts as soon as they are more.
 """
 
 from collections.abc import Iterator
@@ -13,22 +17,34 @@ from pipeline.core.jsonl import read_rows
 
 def chats_in(path: Path) -> Iterator[Row]:
     """The chats of a file of rows; where there are none, what stands in for them."""
-    yield from _with_stand_ins(path, ("chat",))
-
-
-def learned_in(path: Path) -> Iterator[Row]:
-    """The chats and texts of a file; where there are none, what stands in for them."""
-    yield from _with_stand_ins(path, TRAINED)
-
-
-def _with_stand_ins(path: Path, kinds: tuple[str, ...]) -> Iterator[Row]:
     some = False
     for row in read_rows(path):
-        if row.get("kind", "chat") in kinds:
+        if row.get("kind", "chat") == "chat":
             some = True
             yield row
     if not some:
         yield from (chat for row in read_rows(path) if (chat := stand_in(row)))
+
+
+def learned_in(path: Path) -> Iterator[Row]:
+    """The chats and texts of a file, and what stands in for its other rows if these are more."""
+    also = has_stand_ins(path)
+    for row in read_rows(path):
+        if row.get("kind", "chat") in TRAINED:
+            yield row
+        elif also and (chat := stand_in(row)):
+            yield chat
+
+
+def has_stand_ins(path: Path) -> bool:
+    """Whether a file's other rows with a wanted answer are more than its chats and texts."""
+    lead = 0
+    for row in read_rows(path):
+        if row.get("kind", "chat") in TRAINED:
+            lead -= 1
+        elif stand_in(row):
+            lead += 1
+    return lead > 0
 
 
 def stand_in(row: Row) -> Row | None:

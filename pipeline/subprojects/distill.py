@@ -16,7 +16,14 @@ from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import SCALES
 from pipeline.planning.level_bytes import NAMES
-from pipeline.subprojects.distill_rows import curated, first_of, shuffled, write_drawn, write_lines
+from pipeline.subprojects.distill_rows import (
+    curated,
+    first_of,
+    learnable,
+    shuffled,
+    write_drawn,
+    write_lines,
+)
 from pipeline.subprojects.folder import Settings, changed_params, open_subproject
 from pipeline.subprojects.processes import run_stage
 from pipeline.subprojects.training import train
@@ -85,8 +92,9 @@ def rows_of(project: Path, params: Params, data: Path, seed: int) -> None:
     row_bytes, share = params.preprocess.max_length * BYTES_PER_TOKEN, params.distill.general_share
     size, final = params.distill.max_steps * row_bytes, data / "final"
     account = write_drawn(final, general, share, rows / "train.jsonl", size, seed)
-    watched, _ = first_of(shuffled(final / "val.jsonl", seed), WATCHED * row_bytes)
-    write_lines(rows / "val.jsonl", (final / "val.jsonl", watched))
+    val = learnable(final / "val.jsonl", rows / "val-wanted.jsonl")
+    watched, _ = first_of(shuffled(val, seed), WATCHED * row_bytes)
+    write_lines(rows / "val.jsonl", (val, watched))
     write_json(project / ROWS, account)
 
 

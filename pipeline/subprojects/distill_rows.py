@@ -1,5 +1,8 @@
 """What a distillation learns from: training rows, and the chats of `data/distill`, which are curated like
 those of `data/raw` and learned by nothing else.
+
+A project of preferences is distilled on its chosen answers, one of prompts on the expected ones
+(`pipeline.chat.wanted`): what is learned is how the original goes on, not which answer is better.
 """
 
 import hashlib
@@ -10,6 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from pipeline.chat.rows import TRAINED, TURN_LISTS, Row
+from pipeline.chat.wanted import has_stand_ins, learned_in
 from pipeline.config.params import Params
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
@@ -118,12 +122,18 @@ def write_drawn(
     How many of each, and the account of `general`.
 
     The original is asked about every row before it is learned from, and would be asked about rows that no
-    step gets to. Raises `DataError` if no row of `general` can be learned from.
+    step gets to. Raises `DataError` if no row can be learned from, or none of `general`.
     """
-    source = final / "train.jsonl"
+    source = learnable(final / "train.jsonl", target.with_name("train-wanted.jsonl"))
     own = shuffled(source, seed)
     if general is None:
         kept, _ = first_of(own, size)
+        if not kept:
+            raise DataError(
+                "Q-DISTILL-007",
+                f"no row of {final / 'train.jsonl'} has an answer to distill on: put chats or texts into "
+                "data/distill, or distill no level (quantize.distill, compare.strategies)",
+            )
         write_lines(target, (source, kept))
         return {"train": len(kept)}
     held = {mark for row in held_out_rows(final) for mark in marks(row)}
@@ -139,6 +149,16 @@ def write_drawn(
     kept, _ = first_of(own, size - min(taken, wanted))
     write_lines(target, (source, kept), (general.rows, others))
     return {"train": len(kept), "general": len(others)} | {"data_distill": general.account}
+
+
+def learnable(file: Path, aside: Path) -> Path:
+    """`file`, or if its rows that are no chats or texts stand in as chats, `aside`, which then has them all
+    so.
+    """
+    if not has_stand_ins(file):
+        return file
+    write_rows(aside, learned_in(file))
+    return aside
 
 
 def shuffled(file: Path, seed: int, held: Container[str] = ()) -> list[tuple[int, int]]:

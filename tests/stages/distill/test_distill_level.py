@@ -17,6 +17,7 @@ from pipeline.__main__ import main as run_here
 from pipeline.chat.rows import row_id
 from pipeline.config.params import Params, load_params
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.jsonl import write_rows
 from pipeline.gguf.provenance import ADAPTER, DISTILL
 from pipeline.gguf.tensors import Bytes, gguf_tensors
 from pipeline.llamacpp.converters import quantize_gguf
@@ -327,6 +328,23 @@ def test_rows_are_drawn_until_there_are_enough(tmp_path: Path) -> None:
         row = {"id": word, "kind": "text", "messages": [], "segments": [{"text": word, "train": True}, end]}
         path.write_text(f"{json.dumps(row)}\n")
     assert drawn(0.5, 100) == (3, 1)
+
+
+def test_a_project_of_preferences_is_distilled_on_its_chosen_answers(tmp_path: Path) -> None:
+    lines_of(tmp_path / "train.jsonl", "a", 3, kind="preference")
+    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    for row in rows:
+        row |= {"chosen": row["messages"][1:], "rejected": row["messages"][:1]}
+        row["messages"] = row["messages"][:1]
+    final, target = tmp_path / "final", tmp_path / "project/data/final/train.jsonl"
+    write_rows(final / "train.jsonl", rows)
+    assert write_drawn(final, None, 0.5, target, 10**9, 1) == {"train": 3}
+    written = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [(row["kind"], len(row["messages"])) for row in written] == [("chat", 2)] * 3
+    bad = [row | {"kind": "feedback", "label": False} for row in rows]
+    write_rows(final / "train.jsonl", bad)
+    with pytest.raises(DataError, match="Q-DISTILL-007"):
+        write_drawn(final, None, 0.5, target, 10**9, 1)
 
 
 def test_the_graph_leaves_out_what_is_said_of_data_raw_alone() -> None:
