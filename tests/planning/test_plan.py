@@ -12,8 +12,11 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.config.params import load_params
+from pipeline.config.sections import Train
+from pipeline.config.targets import misfits
 from pipeline.llamacpp.tools import PROJECT
 from pipeline.planning import card as cards
+from pipeline.planning import weights
 from pipeline.planning.card import Card
 
 EIGHT = ["--recipe", "qwen2.5-7b-8gb", "--vram", "8"]
@@ -279,3 +282,20 @@ def test_a_driver_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     fake_smi(tmp_path, monkeypatch, "echo no devices were found; exit 6")
     with pytest.raises(cards.ToolError, match="Q-PLANNING-003"):
         cards.first_gpu()
+
+
+@pytest.mark.parametrize("modules", [["q_proj"], ".*q_proj"])
+def test_the_settings_that_a_cached_answer_depends_on_are_all_there(modules: Any) -> None:
+    train = Train(target_modules=modules, rank_pattern={"q_proj": 4}, target_experts=["up_proj"])
+    read = set()
+
+    class Recorder:
+        def __getattr__(self, name: str) -> Any:
+            read.add(name)
+            return getattr(train, name)
+
+    paths = [
+        f"model.layers.0.{name}" for name in ("self_attn.q_proj", "mlp.experts.0.up_proj", "mlp.up_proj")
+    ]
+    list(misfits(Recorder(), paths, 1))  # type: ignore[arg-type]
+    assert read <= weights.ASKED <= Train.model_fields.keys()
