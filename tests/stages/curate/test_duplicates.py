@@ -33,7 +33,7 @@ from pipeline.stages.curate.comparing.minhash import (
     similarity,
     sketch,
 )
-from pipeline.stages.curate.comparing.row_parts import parts, quality
+from pipeline.stages.curate.comparing.row_parts import parts, quality, worth
 from pipeline.stages.curate.comparing.shingles import shingles, tokenize
 
 NOTHING = np.zeros(0, np.uint64)
@@ -216,6 +216,23 @@ def test_the_best_row_of_a_cluster_is_kept() -> None:
     assert quality(chat("", "x" * 9)) == quality(
         {"messages": [*chat("", "x" * 9)["messages"], {"role": "assistant", "content": "y", "train": False}]}
     )
+
+
+def test_of_rows_with_rewards_the_best_rewarded_is_kept() -> None:
+    long = f"Everybody says {OUTPUTS}"
+    scored = [chat(ASKED, long, reward=-2.0), chat(ASKED, OUTPUTS, reward=-1.5), chat(ASKED, long)]
+    assert clusters(scored).keep.tolist() == [False, True, False]  # what has no reward comes last
+    equal = [chat(ASKED, OUTPUTS, reward=0.0), chat(ASKED, long, reward=-0.0)]
+    assert clusters(equal).keep.tolist() == [False, True]  # the longest answer
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=2, max_size=8))
+def test_worth_has_the_order_of_rewards(rewards: list[float]) -> None:
+    row = chat(ASKED, OUTPUTS)
+    found = {reward: worth(row | {"reward": reward}) for reward in rewards}
+    assert sorted(found, key=lambda reward: found[reward]) == sorted(found)
+    assert worth(row) == quality(row) < min(found.values())
+    assert worth(row | {"reward": 1e300}) > max(found.values()) <= 2**64 - 1
 
 
 def test_planted_duplicates_are_found() -> None:

@@ -3,7 +3,7 @@ rows.
 
 Rows whose MinHash signatures agree in an LSH band (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets,
 ch. 3) are candidates; a candidate counts if the similarity that the entire signatures show reaches the
-threshold. Keys and signatures are on disk; in memory are 17 bytes a row, twice as much while clusters are
+threshold. Keys and signatures are on disk; in memory are 21 bytes a row, twice as much while clusters are
 made.
 """
 
@@ -33,8 +33,8 @@ Pairs = tuple[Labels, Labels]
 class Clusters:
     """One entry per row, in the order in which they were added.
 
-    Of each cluster the row with the most trained characters is kept; of equals the one with the fewest
-    redactions, then the first.
+    Of each cluster the row with the highest reward is kept (one with a reward before those without); of equals
+    the one with the most trained characters, then with the fewest redactions, then the first.
     """
 
     # smallest index of a row in the same cluster: of exact and near duplicates of its kept row
@@ -60,7 +60,7 @@ class Index:
         self.exact, self.asking, self.divided = (Spill(folder) for _ in range(3))
         self.entire, self.family, self.request = (Similar(folder) for _ in range(3))
         self.threshold, self.related = threshold, min(threshold, RELATED)
-        self.quality = scratch_file(folder)
+        self.worth = scratch_file(folder)
         self.rows = 0
 
     def add(self, block: Features) -> None:
@@ -75,7 +75,7 @@ class Index:
             (self.request, block.request),
         ):
             similar.add(sketch, first)
-        self.quality.write(block.quality.data)
+        self.worth.write(block.worth.data)
         self.rows += count
 
     def clusters(self) -> Clusters:
@@ -106,15 +106,15 @@ class Index:
         Sets grow by chains, in which the ends may have little in common. So what is not alike the best row of
         its set makes a set of its own, with a best row of its own, until all are alike theirs.
         """
-        self.quality.seek(0)
-        quality = np.fromfile(self.quality, np.uint32)
-        best = best_of(cluster, quality)
+        self.worth.seek(0)
+        worth = np.fromfile(self.worth, np.uint64)
+        best = best_of(cluster, worth)
         alike = np.ones(self.rows, np.float32)
         far = np.flatnonzero(best != np.arange(self.rows, dtype=np.int32)).astype(np.int32)
         for _ in range(ROUNDS):
             alike[far] = self._similarity(far, best, first)
             far = far[alike[far] < self.threshold]
-            order = far[np.lexsort((far, ~quality[far], cluster[far]))]
+            order = far[np.lexsort((far, ~worth[far], cluster[far]))]
             best[order] = _to_first(cluster[order], order)[0]
         best[far], alike[far] = far, 1
         return best, alike
@@ -198,14 +198,14 @@ def unite(parent: Labels, a: Labels, b: Labels) -> None:
         np.minimum.at(parent, np.maximum(a, b), np.minimum(a, b))
 
 
-def best_of(cluster: Labels, quality: NDArray[np.uint32]) -> Labels:
-    """For every row the row of its cluster with the highest quality, of equals the first."""
-    highest = np.zeros(len(cluster), np.uint32)
-    np.maximum.at(highest, cluster, quality)
+def best_of(cluster: Labels, worth: NDArray[np.uint64]) -> Labels:
+    """For every row the row of its cluster with the highest worth, of equals the first."""
+    highest = np.zeros(len(cluster), np.uint64)
+    np.maximum.at(highest, cluster, worth)
     best = np.zeros(len(cluster), np.int32)
     for end in range(len(cluster), 0, -_BATCH):  # backwards: the first row is written last
         rows = np.arange(end - 1, max(end - _BATCH, 0) - 1, -1, dtype=np.int32)
-        good = rows[quality[rows] == highest[cluster[rows]]]
+        good = rows[worth[rows] == highest[cluster[rows]]]
         best[cluster[good]] = good
     return best[cluster]
 

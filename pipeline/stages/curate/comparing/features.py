@@ -27,7 +27,7 @@ from pipeline.chat.rows import Row
 from pipeline.stages.curate.batches import batches
 from pipeline.stages.curate.comparing.fingerprints import WINDOW, fingerprints
 from pipeline.stages.curate.comparing.minhash import Sketch, bands_for, signatures, sketch
-from pipeline.stages.curate.comparing.row_parts import Part, key_of, parts, quality
+from pipeline.stages.curate.comparing.row_parts import Part, key_of, parts, worth
 from pipeline.stages.curate.comparing.shingles import (
     Hashes,
     Offsets,
@@ -71,7 +71,7 @@ class Features:
     """What a block of rows is compared by; rows are counted from the block's first."""
 
     exact: Keys  # (rows): rows with the same key have the same normalized content
-    quality: NDArray[np.uint32]  # (rows): of near-duplicates the highest is kept
+    worth: NDArray[np.uint64]  # (rows): of near-duplicates the highest is kept
     entire: Sketch
     # of rows with little of their own, with their boilerplate; of others the signatures of `entire`, and no
     # bands
@@ -139,7 +139,7 @@ def features(
     known = (read.requests != 0) & ~is_in(read.requests, boilerplate.requests)
     return Features(
         exact=read.exact,
-        quality=np.array([quality(row) for row in rows], np.uint32),
+        worth=np.array([worth(row) for row in rows], np.uint64),
         entire=entire,
         family=family,
         request=sketch(

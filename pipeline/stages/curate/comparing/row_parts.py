@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 import orjson
 import xxhash
 
@@ -11,6 +12,7 @@ from pipeline.chat.rows import TURN_LISTS, Row
 
 _PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*_\d+\]")
 _MOST = (1 << 20) - 1
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Part(NamedTuple):
@@ -70,3 +72,14 @@ def quality(row: Row) -> int:
     trained += [segment["text"] for segment in row.get("segments", ()) if segment["train"]]
     placeholders = sum(len(_PLACEHOLDER.findall(text)) for text in trained if "[" in text)
     return min(sum(map(len, trained)), _MOST) << 12 | 4095 - min(placeholders, 4095)
+
+
+def worth(row: Row) -> int:
+    """Which of near duplicates is kept: the higher reward, in the order of float32 and above any row that has
+    none, then `quality`; 32 bits each.
+    """
+    if "reward" not in row:
+        return quality(row)
+    nearest = np.clip(row["reward"], -_LARGEST, _LARGEST).astype(np.float32) + np.float32(0)  # -0.0 is 0.0
+    bits = int(nearest.view(np.uint32))
+    return (bits ^ 0xFFFFFFFF if bits >> 31 else bits | 1 << 31) << 32 | quality(row)
