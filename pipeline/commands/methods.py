@@ -1,6 +1,7 @@
 """Show what each method of training learns from and on which bases it runs, by the settings that say so.
 
-A base is supported if the settings that name it are accepted; what refuses them is the reason.
+A base is supported if the settings that name it are accepted; what refuses them is the reason. A second table
+has the settings that only some methods use: under the others any value but the default is refused.
 
     quench methods [--markdown | --json]
 """
@@ -11,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pipeline.config.conditions import CONDITIONS
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.params import Params
 
@@ -55,20 +57,34 @@ def refusal(method: Method, base: str) -> str | None:
     return None
 
 
+def settings() -> Iterator[dict[str, str]]:
+    """The settings that act only under a value of another, and which."""
+    for only in CONDITIONS:
+        yield {"setting": ", ".join(f"train.{key}" for key in only.keys), "acts only if": only.condition}
+
+
+def table_rows() -> list[dict[str, str]]:
+    """`rows`, a refusal as a dash."""
+    return [
+        {name: value if name not in BASES or value == "yes" else "–" for name, value in one.items()}
+        for one in rows()
+    ]
+
+
 def markdown() -> str:
-    """The table as docs/methods.md has it; a refusal is a dash."""
-    found = list(rows())
-    lines = ["| " + " | ".join(found[0]) + " |", "| " + " | ".join("---" for _ in found[0]) + " |"]
-    for one in found:
-        cells = [value if name not in BASES or value == "yes" else "–" for name, value in one.items()]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    """Both tables as docs/methods.md has them; a refusal is a dash."""
+    return "\n".join("\n".join(_lines(found)) + "\n" for found in (table_rows(), list(settings())))
+
+
+def _lines(found: list[dict[str, str]]) -> Iterator[str]:
+    for cells in (found[0].keys(), ("---" for _ in found[0]), *(one.values() for one in found)):
+        yield "| " + " | ".join(cells) + " |"
 
 
 def main(*, as_json: bool = False, as_markdown: bool = False) -> None:
     """Print the table, and under it why what is not supported is not."""
     if as_json:
-        print(json.dumps(list(rows()), indent=2))
+        print(json.dumps({"methods": list(rows()), "settings": list(settings())}, indent=2))
         return
     if as_markdown:
         print(markdown(), end="")
@@ -76,12 +92,13 @@ def main(*, as_json: bool = False, as_markdown: bool = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    found, console = list(rows()), Console()
-    table = Table(*found[0])
-    for one in found:
-        table.add_row(*(value if name not in BASES or value == "yes" else "–" for name, value in one.items()))
-    console.print(table)
-    for one in found:
+    console = Console()
+    for found in (table_rows(), list(settings())):
+        table = Table(*found[0])
+        for row in found:
+            table.add_row(*row.values())
+        console.print(table)
+    for one in rows():
         for base in BASES:
             if one[base] != "yes":
                 print(f"{one['method']} on {base}: {one[base]}")

@@ -2,6 +2,7 @@
 tables show them.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -67,6 +68,11 @@ STRATEGIES = {
 }
 FOLDER = Path("models/.compare")  # scratch of the jobs of `compare`: neither Snakemake nor DVC looks at it
 CHANCE = 0.05  # a difference whose p is not below it may be chance, as for `pipeline.gate.drops`
+
+
+def distills(strategies: Iterable[str]) -> bool:
+    """Whether one of the strategies has a level learn the answers of 16 bits."""
+    return any(STRATEGIES[name].training == "distilled" for name in strategies)
 
 
 def title(strategy: str, level: str) -> str:

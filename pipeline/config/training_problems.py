@@ -1,18 +1,25 @@
 """Settings of section `train` that don't fit together, or don't fit what the trained model becomes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
+from pipeline.config.conditions import idle
 from pipeline.config.methods import METHODS
 from pipeline.config.sections import Graph, Train
-from pipeline.config.targets import LORA_ONLY, merged_only, trains_in
+from pipeline.config.targets import merged_only, trains_in
 
 
 def training_problems(
-    train: Train, graph: Graph, *, full_parity: bool, compared: Sequence[str]
+    train: Train,
+    graph: Graph,
+    *,
+    full_parity: bool,
+    compared: Sequence[str],
+    elsewhere: Collection[str] = (),
 ) -> Iterator[str]:
     """A sentence on each. `full_parity`: the adapter is put on the base's levels; `compared` are the
-    strategies that are compared.
+    strategies that are compared; keys in `elsewhere` are used by other stages.
     """
+    yield from idle(train, elsewhere)
     if train.layers is not None and not any(trains_in(layer, train) for layer in train.layers):
         yield (
             f"train.layers names {max(train.layers)} at most and train.freeze_layers is "
@@ -45,9 +52,8 @@ def training_problems(
             f"compare.seeds names seeds and train.method is {train.method}, and strategies are compared by "
             "supervised training: set the seeds to []"
         )
-    if train.tuner == "scales":
-        yield from _of_scales(train)
-    elif problem := merged_only(train.model_dump()):
+    problem = merged_only(train.model_dump()) if train.tuner == "lora" else None
+    if problem:
         yield from _of_merged_only(f"train.{problem}", graph, full_parity, compared)
 
 
@@ -63,15 +69,6 @@ def _of_prompts(train: Train) -> Iterator[str]:
             f"train.{problem}, with which llama-server can't draw: leave it out, or set train.grpo.rollouts "
             "to in-process"
         )
-
-
-def _of_scales(train: Train) -> Iterator[str]:
-    for key in LORA_ONLY:
-        if getattr(train, key) != getattr(Train(), key):
-            yield (
-                f"train.{key} is {getattr(train, key)} and train.tuner is scales, which has no adapter: set "
-                f"the tuner to lora, or leave {key} out"
-            )
 
 
 def _of_merged_only(why: str, graph: Graph, full_parity: bool, compared: Sequence[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Chats to measure and calibrate with: other rows stand in where there are none, or (to calibrate) too few."""
+"""Chats to measure and calibrate with: other rows stand in where there are none, or (calibrating) too few."""
 
 from pathlib import Path
 from typing import Any

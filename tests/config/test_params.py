@@ -5,6 +5,7 @@ import copy
 import os
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import ruamel.yaml
@@ -15,9 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from pipeline.config.conditions import CONDITIONS
 from pipeline.config.levels import LEVELS, NEEDS_IMATRIX
 from pipeline.config.params import Params, load_params
-from pipeline.config.sections import renamed
+from pipeline.config.sections import Train, renamed
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.errors import ConfigError
 from pipeline.core.strict_yaml import read_strict
@@ -623,12 +625,53 @@ def test_settings_of_training_that_can_not_act_are_refused(load, train, more, wo
         load(values)
 
 
+@pytest.mark.parametrize(
+    ("method", "train", "key"),
+    [
+        ("dpo", {"reward": "softmax"}, "reward"),
+        ("sft", {"reward_temperature": 2.0}, "reward_temperature"),
+        ("sft", {"preference": {"beta": 0.2}}, "preference.beta"),
+        ("kto", {"preference": {"sft_weight": 0.2}}, "preference.sft_weight"),
+        ("orpo", {"preference": {"sft_weight": 0.2}}, "preference.sft_weight"),
+        ("dpo", {"preference": {"simpo_gamma": 0.5}}, "preference.simpo_gamma"),
+        ("dpo", {"preference": {"undesirable_weight": 2.0}}, "preference.undesirable_weight"),
+        ("sft", {"distill_top_k": 8}, "distill_top_k"),
+        ("sft", {"distill_sft_weight": 0.5}, "distill_sft_weight"),
+        ("sft", {"grpo": {"group_size": 4}}, "grpo.group_size"),
+        ("grpo", {"grpo": {"rollouts": "in-process", "parallel": 4}}, "grpo.parallel"),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_refused_but_for_its_default(load, method, train, key):
+    demo = copy.deepcopy(DEMO)
+    demo["train"] |= {"method": method, "sample_rows": 0}
+    load(demo)  # which has all keys
+    demo["train"] |= train
+    with pytest.raises(ConfigError, match=rf"Q-CONFIG-003(.|\n)*train\.{key} is .* acts only if"):
+        load(demo)
+
+
+def test_every_condition_is_on_keys_and_values_that_there_are():
+    places = {".".join(place): field.annotation for place, field in keys_of(Train)}
+    for only in CONDITIONS:
+        assert {*only.keys, only.by} <= places.keys()
+        assert set(only.values) <= set(get_args(places[only.by]))
+
+
+def test_what_another_stage_uses_is_no_idle_setting(load):
+    demo = copy.deepcopy(DEMO)
+    demo["train"]["distill_top_k"] = 8
+    demo["quantize"] |= {"levels": ["Q4_0"], "distill": ["Q4_0"]}
+    demo["merge"]["levels"] = ["Q4_0"]
+    demo["evaluate"]["models"] = ["F16", "Q4_0"]
+    assert load(demo).train.distill_top_k == 8
+
+
 def test_dora_is_for_merged_models_and_scales_have_no_adapter(load):
     gguf = {"quantization": "gguf", "source": "gguf", "model": "x.gguf", "level": None}
     for train, refused in (
         ({"use_dora": True}, "set that to nf4"),
-        ({"tuner": "scales", "use_rslora": True}, "has no adapter"),
-        ({"tuner": "scales", "loraplus_lr_ratio": 2.0}, "has no adapter"),
+        ({"tuner": "scales", "use_rslora": True}, "train.tuner is lora"),
+        ({"tuner": "scales", "loraplus_lr_ratio": 2.0}, "train.tuner is lora"),
     ):
         served = "tuned" if "tuner" in train else "adapter"
         with pytest.raises(ConfigError, match=refused):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.config.params import Params
-from pipeline.config.sections import UNTUNED
+from pipeline.config.sections import UNTUNED, Train
 from pipeline.config.strategies import FOLDER
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.locks import absent
@@ -56,7 +56,8 @@ def sub_params(params: Params, settings: Settings) -> Settings:
     kind = params.convert.type
     shared: Settings = {
         "base": {"quantization": "nf4", "level": None, "compare_with": None},
-        "train": {"method": "sft", "sample_rows": 0},
+        # distillations take their own of the project's
+        "train": {"method": "sft", "sample_rows": 0, "distill_top_k": Train().distill_top_k},
         "merge": {"base": "16-bit"},
         "convert": {"base": False},
         "imatrix": {"tokens": 0},
