@@ -152,7 +152,7 @@ def test_a_near_duplicate_that_overlaps_what_is_guarded_is_in_no_pair(tmp_path: 
     (tmp_path / "data/guard/exam.txt").write_text(guarded)
     longer = "Nothing of it stands in there, as far as I can see, nor will it ever do so, I am afraid."
     project, counts = run(
-        tmp_path, scored(long, longer, 0.2), scored(long, guarded, 0.8), decontaminate=["exam.txt"]
+        tmp_path, scored(long, longer, 0.8), scored(long, guarded, 0.2), decontaminate=["exam.txt"]
     )
     assert counts["duplicates"]["near_rows"] == 1
     assert [row["messages"][1]["content"] for row in project.rows()] == [longer]

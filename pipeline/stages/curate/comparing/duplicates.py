@@ -33,8 +33,8 @@ Pairs = tuple[Labels, Labels]
 class Clusters:
     """One entry per row, in the order in which they were added.
 
-    Of each cluster the row with the highest reward is kept (one with a reward before those without); of equals
-    the one with the most trained characters, then with the fewest redactions, then the first.
+    Of each cluster the row with the highest reward is kept (one with a reward before those without); of
+    equals the one with the most trained characters, then with the fewest redactions, then the first.
     """
 
     # smallest index of a row in the same cluster: of exact and near duplicates of its kept row
