@@ -1,12 +1,14 @@
 """Show how much an adapter changes each layer and module: norms of A, B and of the update s·B·A.
 
 Reads a PEFT folder or an adapter's GGUF, of anybody; with --base also the weights that it changes, for the
-change relative to them. Writes nothing, needs no params.yaml and no PyTorch.
+change relative to them. What else an adapter changes (magnitudes, biases, whole tensors) is named and not
+counted. Writes nothing, needs no params.yaml and no PyTorch.
 
     quench adapter-norms models/adapter --base models/base
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from math import hypot
 from pathlib import Path
@@ -14,14 +16,16 @@ from statistics import fmean
 
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.targets import together
-from pipeline.metrics.adapter_norms import Norms, adapter_norms
+from pipeline.metrics.adapter_norms import Norms, adapter_norms, uncounted
 from pipeline.pages.heat_map import modules_of
 
 
 def main(adapter: Path, base: Path | None, *, as_json: bool) -> None:
     """Print the norms. Raises what `adapter_norms` does."""
-    found = adapter_norms(adapter, base)
+    found, also = adapter_norms(adapter, base), uncounted(adapter)
     if as_json:
+        if also:
+            print(also, file=sys.stderr)
         print(json.dumps([one._asdict() for one in found], indent=2, ensure_ascii=False))
         return
     console = wide_console()
@@ -31,6 +35,8 @@ def main(adapter: Path, base: Path | None, *, as_json: bool) -> None:
     idle = [one.tensor for one in found if not one.norm_update]
     if idle:
         console.print(f"{len(idle)} of {len(found)} change nothing, first {idle[0]}", markup=False)
+    if also:
+        console.print(also, markup=False)
 
 
 def _by_module(found: Sequence[Norms]) -> object:

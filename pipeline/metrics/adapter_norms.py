@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.core.errors import DataError
+from pipeline.core.wording import listed, plural
 from pipeline.gguf.header import Header
 from pipeline.gguf.safetensors_rows import Entry, read_folder
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
-from pipeline.models.merging.adapter import Module, read_adapter
+from pipeline.models.merging.adapter import Module, changed_start, read_adapter
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 PLACE = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.(.+)")
@@ -59,6 +60,26 @@ def adapter_norms(adapter: Path, base: Path | None = None) -> list[Norms]:
     return found if base is None else _beside_base(found, base)
 
 
+def uncounted(adapter: Path) -> str | None:
+    """What else a PEFT folder changes, in one sentence; None if it is A and B alone, as it is in a GGUF."""
+    if not adapter.is_dir():
+        return None
+    found = read_adapter(adapter, to_merge=False)
+    parts = [part for module in found.modules for part in module.parts]
+    tokens = [name for name in found.full if name.endswith(".trainable_tokens_delta")]
+    whole = [name for name in found.full if name not in tokens]
+    also = [
+        plural(parts.count("lora_magnitude_vector"), "magnitude vector (DoRA)", "magnitude vectors (DoRA)"),
+        plural(parts.count("lora_B.bias"), "bias of B", "biases of B"),
+        plural(len(whole), "tensor stored whole", "tensors stored whole") + f" ({', '.join(whole[:3])})",
+        plural(len(tokens), "table of trained tokens", "tables of trained tokens"),
+        *changed_start(found.config),
+        *(f"{key} is {found.config[key]}" for key in ("layer_replication",) if found.config.get(key)),
+    ]
+    told = [one for one in also if not one.startswith("0 ")]
+    return f"Not counted: {listed(told)}." if told else None
+
+
 def place_of(tensor: str) -> tuple[int | None, str]:
     """(layer, module) of a weight's name; None for one outside the layers."""
     found = PLACE.search(tensor)
@@ -85,14 +106,20 @@ def _norms(tensor: str, a: Floats, b: Floats, scale: float) -> Norms:
 
 
 def _of_folder(folder: Path) -> Iterator[Norms]:
-    adapter = read_adapter(folder)
+    adapter = read_adapter(folder, to_merge=False)
     for module in adapter.modules:
         names = ("lora_A.weight", "lora_B.weight")
         if "lora_embedding_A" in module.parts:
             names = ("lora_embedding_A", "lora_embedding_B")
         a, b = (_numbers(module.parts[name]) for name in names)
         # PEFT's experts lie in one A (expert by expert) and one B (expert the fastest)
-        experts = max(1, a.shape[0] // adapter.rank(module.path))
+        experts, rest = divmod(a.shape[0], adapter.rank(module.path))
+        if rest or (experts != 1 and not adapter.config.get("target_parameters")):
+            raise DataError(
+                "Q-METRICS-021",
+                f"{module.where} has an A of {a.shape[0]} rows and adapter_config.json says rank "
+                f"{adapter.rank(module.path)}: copy both files from one adapter",
+            )
         yield _norms(
             _weight_of(module),
             a.reshape(experts, -1, a.shape[1]),

@@ -12,7 +12,7 @@ from tiny_lora import ALPHA, RANK, tiny_lora
 
 from pipeline.commands.adapter_norms import main
 from pipeline.core.errors import DataError
-from pipeline.metrics.adapter_norms import adapter_norms, update_norm
+from pipeline.metrics.adapter_norms import adapter_norms, uncounted, update_norm
 
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
 
@@ -80,6 +80,63 @@ def test_beside_its_base(tmp_path: Path) -> None:
     save_file({f"{Q}.weight": weights[f"{Q}.weight"]}, tmp_path / "base/model.safetensors")
     with pytest.raises(DataError, match="Q-METRICS-022"):
         adapter_norms(tmp_path / "adapter", tmp_path / "base")
+
+
+def add(folder: Path, **tensors: Any) -> None:
+    """More tensors, by their names behind PEFT's prefix."""
+    from safetensors.numpy import load_file, save_file
+
+    file = folder / "adapter_model.safetensors"
+    more = {f"base_model.model.{name}": values.astype(np.float32) for name, values in tensors.items()}
+    save_file(load_file(file) | more, file)
+
+
+def test_scale_and_rank_of_another_tools_adapter(tmp_path: Path) -> None:
+    write_folder(tmp_path / "adapter", use_rslora=True, init_lora_weights="pissa", lora_alpha=9)
+    random = np.random.default_rng(2)
+    a, b = random.normal(size=(3, 40)), random.normal(size=(8, 3))
+    embedding = "model.embed_tokens.lora_embedding_"
+    add(tmp_path / "adapter", **{f"{embedding}A": a, f"{embedding}B": b})
+    found = {one.module: one for one in adapter_norms(tmp_path / "adapter")}
+    assert found["self_attn.q_proj"].scale == pytest.approx(9 / 3**0.5)
+    one = found["model.embed_tokens"]
+    assert one.norm_update == pytest.approx(9 / 3**0.5 * np.linalg.norm(b @ a))
+    assert (one.rows, one.columns) == (8, 40)
+    assert "pissa" in (uncounted(tmp_path / "adapter") or "")
+
+
+def test_what_is_not_counted_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_folder(tmp_path / "adapter", use_dora=True, modules_to_save=["lm_head"])
+    assert uncounted(tmp_path / "adapter") is None
+    add(tmp_path / "adapter", **{f"{Q}.lora_magnitude_vector": np.ones(6), "lm_head.weight": np.ones((9, 8))})
+    for as_json in (False, True):
+        main(tmp_path / "adapter", None, as_json=as_json)
+        told = capsys.readouterr()
+        also = told.err if as_json else told.out
+        assert all(words in also for words in ("1 magnitude vector", "1 tensor stored whole", "lm_head"))
+        assert not as_json or len(json.loads(told.out)) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"), [({"peft_type": "IA3"}, "Q-METRICS-020"), ({"r": 1}, "Q-METRICS-021")]
+)
+def test_no_lora_and_settings_of_another_adapter_are_refused(
+    settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    write_folder(tmp_path / "adapter", **settings)
+    with pytest.raises(DataError, match=words):
+        adapter_norms(tmp_path / "adapter")
+
+
+def test_a_gguf_of_experts(tmp_path: Path) -> None:
+    random, name = np.random.default_rng(4), "blk.1.ffn_gate_exps.weight"
+    a, b = random.normal(size=(5, RANK, 32)), random.normal(size=(5, 64, RANK))
+    matrices = {f"{name}.lora_a": a.astype(np.float32), f"{name}.lora_b": b.astype(np.float32)}
+    found = adapter_norms(tiny_lora(tmp_path / "one.gguf", tensors=matrices))
+    (one,) = (one for one in found if one.tensor == name)
+    assert (one.layer, one.module, one.rank, one.rows, one.columns) == (1, "ffn_gate_exps", RANK, 64, 32)
+    assert one.norm_update == pytest.approx(ALPHA / RANK * np.linalg.norm(b @ a), rel=1e-6)
+    assert uncounted(tmp_path / "one.gguf") is None
 
 
 def test_a_gguf(tmp_path: Path) -> None:

@@ -104,9 +104,9 @@ def weights_of(folder: Path) -> Path:
     return folder / WEIGHTS
 
 
-def read_adapter(folder: Path) -> Adapter:
-    """The adapter in `folder`. Raises `DataError` with everything that a merge can't follow, or where its
-    files are not whole.
+def read_adapter(folder: Path, *, to_merge: bool = True) -> Adapter:
+    """The adapter in `folder`. Raises `DataError` with everything that a merge can't follow, or (not
+    `to_merge`) that is no LoRA, and where its files are not whole.
     """
     config = read_json(
         folder / "adapter_config.json", "run `snakemake --force train`, or copy the adapter's folder whole"
@@ -128,11 +128,13 @@ def read_adapter(folder: Path) -> Adapter:
             full[
                 entry.name.removeprefix(PREFIX).replace(".base_layer", "").replace(".modules_to_save", "")
             ] = entry
-    reasons = [*_unsupported(config), *(f"{name} is no tensor that a merge knows" for name in strange[:3])]
+    reasons = _unsupported(config) if to_merge else _no_lora(config)
+    reasons += [f"{name} is no tensor that a merge knows" for name in strange[:3]]
     if len(strange) > 3:
         reasons[-1] += f" (nor are {len(strange) - 3} others)"
-    reasons += [reason for module in modules.values() for reason in _incomplete(module, config)][:3]
-    saved = config.get("modules_to_save") or []
+    dora = bool(config.get("use_dora")) if to_merge else None
+    reasons += [reason for module in modules.values() for reason in _incomplete(module, dora)][:3]
+    saved = (config.get("modules_to_save") or []) if to_merge else []
     reasons += [
         f"modules_to_save names {name} and there is no tensor of it"
         for name in saved
@@ -140,6 +142,10 @@ def read_adapter(folder: Path) -> Adapter:
     ]
     if not modules and not full:
         reasons.append("it holds no tensor")
+    if reasons and not to_merge:
+        raise DataError(
+            "Q-METRICS-020", f"{folder} is no whole LoRA adapter ({'; '.join(reasons)}): name another folder"
+        )
     if reasons:
         raise DataError(
             "Q-MODELS-016",
@@ -153,23 +159,34 @@ def _unsupported(config: dict[str, Any]) -> list[str]:
     """Settings under which the trained model is not base + scale·B·A with what is followed here; each with
     its value.
     """
-    odd = [f"peft_type is {config.get('peft_type')!r}"] if config.get("peft_type") != "LORA" else []
-    if config.get("init_lora_weights", True) not in PLAIN_STARTS:
-        odd.append(f"init_lora_weights is {config['init_lora_weights']!r}, which changed the base's weights")
-    return odd + [
-        f"{key} is {value!r}"
-        for key, value in sorted(config.items())
-        if value and key not in FOLLOWED | SILENT
+    return [
+        *_no_lora(config),
+        *changed_start(config),
+        *(
+            f"{key} is {value!r}"
+            for key, value in sorted(config.items())
+            if value and key not in FOLLOWED | SILENT
+        ),
     ]
 
 
-def _incomplete(module: Module, config: dict[str, Any]) -> list[str]:
+def _no_lora(config: dict[str, Any]) -> list[str]:
+    return [f"peft_type is {config.get('peft_type')!r}"] if config.get("peft_type") != "LORA" else []
+
+
+def changed_start(config: dict[str, Any]) -> list[str]:
+    """Why the adapter belongs to other weights than the base's, in half a sentence; nothing if it doesn't."""
+    start = config.get("init_lora_weights", True)
+    return (
+        [] if start in PLAIN_STARTS else [f"init_lora_weights is {start!r}, which changed the base's weights"]
+    )
+
+
+def _incomplete(module: Module, dora: bool | None) -> list[str]:
+    """What the module lacks; whether magnitudes are there has to be `dora`, unless that is None."""
     parts = set(module.parts)
     if parts - {"lora_magnitude_vector", "lora_B.bias"} not in PAIRS:
         return [f"{module.where} has {', '.join(sorted(parts))}, which is no pair of A and B"]
-    if bool(config.get("use_dora")) != ("lora_magnitude_vector" in parts):
-        return [
-            f"{module.where} has {'no' if config.get('use_dora') else 'a'} magnitude and use_dora is "
-            f"{bool(config.get('use_dora'))}"
-        ]
+    if dora is not None and dora != ("lora_magnitude_vector" in parts):
+        return [f"{module.where} has {'no' if dora else 'a'} magnitude and use_dora is {dora}"]
     return []
