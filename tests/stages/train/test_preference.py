@@ -463,6 +463,30 @@ def test_ktos_other_answers_are_those_of_other_prompts(prepared: Path, tmp_path:
                 assert said not in own[0]
 
 
+def test_ktos_other_answers_make_no_row_longer_than_the_longest() -> None:
+    from datasets import Dataset
+
+    def row(*shapes: tuple[int, int]) -> dict[str, Any]:
+        """A packed row of sequences of so many tokens of a prompt (equal ones of equal length) and answer."""
+        labels = [[-100] * prompt + [7] * answer for prompt, answer in shapes]
+        return {
+            "input_ids": [prompt for prompt, answer in shapes for _ in range(prompt + answer)],
+            "labels": sum(labels, []),
+            "seq_lengths": [len(one) for one in labels],
+        }
+
+    rows = Dataset.from_list([row((8, 2)), row((2, 10)), row((3, 1), (3, 2), (3, 3))])
+    others = PreferenceCollator(Collator(0), "kto", rows)
+    # prompts of 8, 2 and 3 tokens with the answers behind them, of 10, 1 and 2 tokens; 15 are the longest row
+    assert others.longest == 15
+    assert others.with_others(0)["seq_lengths"] == [8 + 7]
+    assert others.with_others(1)["seq_lengths"] == [2 + 1]
+    assert others.with_others(2)["seq_lengths"] == [3 + 2] * 3
+    rows = Dataset.from_list([row((3, 1), (3, 4)), row((1, 4)), row((1, 6))])
+    others = PreferenceCollator(Collator(0), "kto", rows)
+    assert others.with_others(0)["seq_lengths"] == [3 + 1, 3 + 4]  # both borrow 4 tokens; 11 are the longest
+
+
 def split(row: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
     found, at = [], 0
     for length in row["seq_lengths"]:

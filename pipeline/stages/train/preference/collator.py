@@ -1,7 +1,9 @@
 """Batches of judged answers: packed rows that know the role of each sequence.
 
 KTO needs answers that don't belong to their prompts: each prompt gets the answer of the next sequence that
-has another prompt, of the packed row if there is one, else of those after it (TRL: the next of the batch).
+has another prompt, of the packed row if there is one, else of those after it (TRL: the next of the batch). Where
+that makes a packed row longer than the split's longest, the ends of answers that are longer than the prompts'
+own are left out, so that what fits in memory does so here too.
 """
 
 from itertools import accumulate
@@ -29,6 +31,7 @@ class PreferenceCollator:
     def __init__(self, plain: Collator, method: Method, rows: Any) -> None:
         self.plain, self.rows = plain, rows
         self.pairs, self.others = METHODS[method].pairs, method == "kto"
+        self.longest = max(map(sum, rows["seq_lengths"]), default=0) if self.others else 0  # tokens
 
     def __call__(self, examples: list[PackedRow]) -> Batch:
         """`plain`'s batch with `roles` and, under KTO, `others`."""
@@ -48,12 +51,15 @@ class PreferenceCollator:
         return {name: found[name] for name in ("input_ids", "labels", "position_ids")} | _shapes(rows)
 
     def with_others(self, number: int) -> PackedRow:
-        """A packed row whose sequences have the answers of the sequences behind them."""
+        """A packed row whose sequences have the answers of the sequences behind them, no longer than the
+        longest of the split.
+        """
         mine = _sequences(self.rows[number])
         made = [
             _with_answer(one, self.other(number, one, [*mine[place + 1 :], *mine[:place]]))
             for place, one in enumerate(mine)
         ]
+        made = _shortened(made, mine, self.longest)
         return {
             "input_ids": [token for ids, _ in made for token in ids],
             "labels": [label for _, labels in made for label in labels],
@@ -88,7 +94,7 @@ def _prompt(one: Answered) -> list[int]:
     return one[0][: _answer_start(one[1])]
 
 
-def _sequences(row: PackedRow) -> list[tuple[list[int], list[int]]]:
+def _sequences(row: PackedRow) -> list[Answered]:
     return [
         (row["input_ids"][end - length : end], row["labels"][end - length : end])
         for length, end in zip(row["seq_lengths"], accumulate(row["seq_lengths"]), strict=True)
@@ -102,6 +108,18 @@ def _with_answer(
     (ids, labels), (other_ids, other_labels) = one, other
     start, begin = _answer_start(labels), _answer_start(other_labels)
     return ids[:start] + other_ids[begin:], [IGNORED] * start + other_labels[begin:]
+
+
+def _shortened(made: list[Answered], own: list[Answered], longest: int) -> list[Answered]:
+    """The sequences with `longest` tokens together at most, as the `own` ones have: what is over is taken off
+    the ends of those that are longer than their own.
+    """
+    over, found = sum(len(ids) for ids, _ in made) - longest, []
+    for (ids, labels), (before, _) in zip(made, own, strict=True):
+        end = len(ids) - max(0, min(over, len(ids) - len(before)))
+        over -= len(ids) - end
+        found.append((ids[:end], labels[:end]))
+    return found
 
 
 def _answer_start(labels: list[int]) -> int:
