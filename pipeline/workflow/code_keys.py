@@ -5,6 +5,11 @@
 A key lists the modules that a stage's own module imports, at any depth and also inside functions, and the
 data files (templates, questions) that these name, each with a hash. A module's hash is that of its syntax
 tree: comments, docstrings and layout change no key, and no stage runs again.
+
+Settings choose none of them: DVC's stage `code` and Snakemake write the keys before anybody reads
+params.yaml. So the key of train has GRPO's llama-server and scorers under every `train.method`, and an edit
+there trains again where it need not. The other way, a list of what a method leaves out, would be wrong at the
+first import that somebody forgets.
 """
 
 import json

@@ -471,7 +471,7 @@ def test_ktos_other_answers_make_no_row_longer_than_the_longest() -> None:
         labels = [[-100] * prompt + [7] * answer for prompt, answer in shapes]
         return {
             "input_ids": [prompt for prompt, answer in shapes for _ in range(prompt + answer)],
-            "labels": sum(labels, []),
+            "labels": [label for one in labels for label in one],
             "seq_lengths": [len(one) for one in labels],
         }
 

@@ -1,9 +1,9 @@
 """Batches of judged answers: packed rows that know the role of each sequence.
 
 KTO needs answers that don't belong to their prompts: each prompt gets the answer of the next sequence that
-has another prompt, of the packed row if there is one, else of those after it (TRL: the next of the batch). Where
-that makes a packed row longer than the split's longest, the ends of answers that are longer than the prompts'
-own are left out, so that what fits in memory does so here too.
+has another prompt, of the packed row if there is one, else of those after it (TRL: the next of the batch).
+Where that makes a packed row longer than the split's longest, ends of borrowed answers are left out, so that
+what fits in memory does so here too.
 """
 
 from itertools import accumulate
