@@ -48,7 +48,6 @@ GRPO = {
     "max_new_tokens": 12,
     "steps_per_round": 2,
     "rollouts": "in-process",
-    "threads": 1,
     "mask_truncated": False,
 }
 SETTINGS = {
@@ -271,7 +270,7 @@ def test_llama_server_draws_with_what_was_learned(
 ) -> None:
     rate = {"lora": 2e-2, "scales": 2e-1}[tuner]
     more: dict[str, Any] = {
-        "grpo": {"rollouts": "llama-server", "kl_beta": 0.01},
+        "grpo": {"rollouts": "llama-server", "threads": 1, "kl_beta": 0.01},
         "tuner": tuner,
         "learning_rate": rate,
     }
@@ -295,7 +294,7 @@ def test_a_base_in_nf4_is_drawn_with_its_own_gguf(tiny_qwen2: Path, tmp_path: Pa
     params = tiny_params(tiny_qwen2)
     params["train"] |= SETTINGS | {"grpo": params["train"]["grpo"] | GRPO | {"rollouts": "llama-server"}}
     params["train"]["grpo"] |= {"rewards": {"python:letters.py:length": 1.0}, "steps_per_round": 1}
-    params["train"]["grpo"] |= {"parallel": 2}
+    params["train"]["grpo"] |= {"parallel": 2, "threads": 1}
     root = write_project(tmp_path / "project", params)
     (root / "data/evaluation").mkdir()
     (root / "data/evaluation/letters.py").write_text(REWARD)
