@@ -4,8 +4,8 @@ unlearn, and rewards that answers of its own earn.
     python benchmarks/methods.py [METHOD …] [--steps 16] [--folder FOLDER]
 
 A METHOD is dpo, ipo, kto, orpo, simpo, weighted, unweighted or grpo (all). Data comes from
-`examples/pydoc.py`: pairs of a right answer with a chatty or a wrong one, and chats of which every second one
-is chatty and has the reward 0; for grpo from `examples/yes_no.py`. Prints a row per method with its figures.
+`examples/pydoc.py`: pairs of a right answer with a chatty or a wrong one, and chats of which two in three are
+chatty and have the reward 0; for grpo from `examples/yes_no.py`. Prints a row per method with its figures.
 """
 
 import argparse

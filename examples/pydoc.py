@@ -5,8 +5,8 @@ Real text that is on every machine and that nobody wrote for this purpose. Each 
 of one function or class (module, name, required and optional parameters, summary); every field can be read
 off the question, so an answer can be checked field by field. Same interpreter, same bytes. No network.
 
-Other kinds show other methods of training: `rewards` gives every second chat a chatty answer and the reward
-0, the others the reward 1; `preferences` makes each right answer the chosen one of a pair.
+Other kinds show other methods of training: `rewards` gives two chats in three a chatty answer and the
+reward 0, the others the reward 1; `preferences` makes each right answer the chosen one of a pair.
 
     python examples/pydoc.py [--out data/raw/pydoc.jsonl] [--kind chats|rewards|preferences]
 """
@@ -210,12 +210,12 @@ def swapped(record: dict[str, Any]) -> str:
 
 
 def rewarded(found: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The chats with rewards: every second one has a chatty answer, and the reward 0."""
+    """The chats with rewards: two in three have a chatty answer, and the reward 0."""
     for number, one in enumerate(found):
         question, answer = one["messages"]
-        if number % 2:
+        if number % 3:
             answer = answer | {"content": chatty(json.loads(answer["content"]))}
-        yield {"messages": [question, answer], "reward": float(number % 2 == 0)}
+        yield {"messages": [question, answer], "reward": float(number % 3 == 0)}
 
 
 def preferences(found: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -28,7 +28,7 @@ def test_a_style_of_reward_0_is_gone_and_is_there_without_weights(tmp_path: Path
         measure(tmp_path / method, method, STEPS)["chatty"] for method in ("weighted", "unweighted")
     )
     assert weighted == 0
-    assert unweighted >= 0.2
+    assert unweighted >= 0.5
 
 
 @pytest.mark.exhaustive
