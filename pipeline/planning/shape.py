@@ -67,6 +67,14 @@ class Shape:
     chosen: int = 0
 
     @property
+    def adaptable(self) -> tuple[Linear, ...]:
+        """The linears of a layer that can have an adapter: `linears`, and the router, which no level
+        quantizes.
+        """
+        router = Linear("gate", self.hidden, self.experts, False, "normed again")
+        return (*self.linears, router) if self.experts else self.linears
+
+    @property
     def queries(self) -> int:
         """Width of the queries, and of what attention gives."""
         return self.heads * self.head_dim

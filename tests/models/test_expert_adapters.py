@@ -122,7 +122,9 @@ def test_an_expert_without_its_adapter_is_noticed(base: Path) -> None:
         check_tuner(model, train)
 
 
-@pytest.mark.parametrize("changed", [{"target_experts": []}, {"target_experts": ["up_proj"]}])
+@pytest.mark.parametrize(
+    "changed", [{"target_experts": []}, {"target_experts": ["up_proj"]}, {"router": "train"}]
+)
 def test_a_dense_base_has_no_experts_to_train(tmp_path: Path, changed: dict[str, Any]) -> None:
     train = settings(**changed)
     model = load_quantized(write_base(tmp_path, "Qwen2"), train)
@@ -204,10 +206,15 @@ def compare_gradients(model: Any, train: Training, own: Any, ids: torch.Tensor) 
 
 
 @pytest.mark.parametrize(
-    ("quantization", "experts"), [("none", ["down_proj"]), ("none", PARTS), ("nf4", PARTS)]
+    ("quantization", "experts", "router"),
+    [("none", ["down_proj"], "frozen"), ("none", PARTS, "train"), ("nf4", PARTS, "train")],
 )
-def test_gradients_are_those_of_plain_torch(base: Path, quantization: str, experts: list[str]) -> None:
-    train = settings(quantization=quantization, target_modules=["q_proj"], target_experts=experts)
+def test_gradients_are_those_of_plain_torch(
+    base: Path, quantization: str, experts: list[str], router: str
+) -> None:
+    train = settings(
+        quantization=quantization, target_modules=["q_proj"], target_experts=experts, router=router
+    )
     model = adapted(base, train)
     own = AutoModelForCausalLM.from_pretrained(base).float()
     if quantization == "nf4":
@@ -233,7 +240,7 @@ def test_gradients_on_a_ggufs_blocks_are_those_of_plain_torch(
     quantize_gguf(tools, tmp_path / "f16.gguf", folder / "model.gguf", "Q4_K_M", 1)
     for name in ("config.json", "generation_config.json"):
         (folder / name).write_bytes((source / name).read_bytes())
-    train = settings(quantization="gguf", target_modules=["q_proj"], target_experts=PARTS)
+    train = settings(quantization="gguf", target_modules=["q_proj"], target_experts=PARTS, router="train")
     model = adapted(folder, train)
     own = AutoModelForCausalLM.from_pretrained(source).float()
     own.load_state_dict(from_file(folder / "model.gguf", own), strict=False)
@@ -265,7 +272,7 @@ def from_file(file: Path, own: Any) -> dict[str, torch.Tensor]:
 def test_peft_puts_the_folder_on_transformers_own_qwen3(tmp_path: Path) -> None:
     """Whose fused experts need other names: PEFT knows how to convert them."""
     base = write_base(tmp_path / "base", "Qwen3Moe")
-    model = adapted(base, settings(target_modules=["q_proj"], target_experts=PARTS))
+    model = adapted(base, settings(target_modules=["q_proj"], target_experts=PARTS, router="train"))
     save_trained(model, tmp_path / "adapter")
     own = AutoModelForCausalLM.from_pretrained(base).float()
     theirs = PeftModel.from_pretrained(own, tmp_path / "adapter").eval()

@@ -18,6 +18,8 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.hashing import tree_hash
 from pipeline.gguf.header import read_header
+from pipeline.gguf.safetensors_rows import read_folder, read_rows
+from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.gguf_weights import gguf_weights
@@ -32,6 +34,8 @@ STACKS = [
     for part in ("gate", "up", "down")
     for half in "ab"
 ]
+GATES = [f"blk.{layer}.ffn_gate_inp.weight" for layer in range(2)]
+ROUTERS = {"Qwen2Moe": "train", "Qwen3Moe": "train"}
 MERGED = ("base", "curate", "preprocess", "train", "merge", "convert", "quantize@Q4_K_M", "parity")
 SERVED = ("base", "curate", "preprocess", "train", "lora", "parity")
 BOTH = ["Qwen2Moe", pytest.param("Qwen3Moe", marks=pytest.mark.slow)]
@@ -44,6 +48,7 @@ def merged_project(kind: str, tools: Toolchain) -> Path:
 
     def make(root: Path) -> Path:
         params = tiny.tiny_params(tiny.tiny_moe(root / "hf", tools, kind))
+        params["train"]["router"] = ROUTERS[kind]
         params["merge"]["base"] = "nf4"
         params["parity"]["depth"] = "full"
         params["quantize"]["levels"] = ["Q4_K_M"]
@@ -59,7 +64,9 @@ def served_project(kind: str, tools: Toolchain) -> Path:
     def make(root: Path) -> Path:
         base = tiny.tiny_moe(root / "hf", tools, kind)
         to_gguf(tools, base, root / "tiny.gguf", "F16", "tiny", "qwen2")
-        return run_stages(tiny.write_project(root, tiny.gguf_params(root / "tiny.gguf")), SERVED)
+        params = tiny.gguf_params(root / "tiny.gguf")
+        params["train"]["router"] = ROUTERS[kind]
+        return run_stages(tiny.write_project(root, params), SERVED)
 
     return kept(f"served-{kind}", make)
 
@@ -89,6 +96,27 @@ def test_experts_trained_on_nf4_are_merged_quantized_and_served(kind: str, tools
     }
     tensors = read_header(project / "models/gguf/tiny-lora.gguf").tensors
     assert set(STACKS) <= set(tensors) and all(tensors[name][0][2] == EXPERTS for name in STACKS)
+    router = {f"{name}.lora_{half}" for name in GATES for half in "ab"} & set(tensors)
+    assert len(router) == (4 if ROUTERS[kind] == "train" else 0)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_trained_router_is_what_is_served_and_a_frozen_one_the_bases(kind: str, tools: Toolchain) -> None:
+    project, trained = merged_project(kind, tools), ROUTERS[kind] == "train"
+    before, merged = (routers(project / "models" / name) for name in ("base", "merged"))
+    assert [bool((old != new).any()) for old, new in zip(before, merged, strict=True)] == [trained] * 2
+    for level in ("F16", "Q4_K_M"):
+        tensors = gguf_tensors(project / f"models/gguf/tiny-{level}.gguf")[1]
+        for name, wanted in zip(GATES, merged, strict=True):
+            found = tensors[name].values(0, EXPERTS).reshape(wanted.shape)
+            assert tensors[name].type == "F32" and np.array_equal(found, wanted)
+
+
+def routers(folder: Path) -> list[Any]:
+    """The routers of a Hugging Face folder, by layer, as float32 (experts, hidden)."""
+    stored = read_folder(folder)
+    names = sorted(name for name in stored if name.endswith(".gate.weight"))
+    return [read_rows(stored[name]).float().numpy() for name in names]
 
 
 @pytest.mark.parametrize("kind", ["Qwen3Moe", pytest.param("Qwen2Moe", marks=pytest.mark.slow)])
