@@ -22,7 +22,7 @@ def settings(**changed: Any) -> Training:
     return Training(**(given | changed))
 
 
-@pytest.fixture(scope="module", params=["Qwen2Moe", "Qwen3Moe"])
+@pytest.fixture(scope="module", params=["Qwen2Moe", "Qwen3Moe", "Mixtral"])
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random mixture of two layers of four experts; its shared expert has another width."""
     return write_base(tmp_path_factory.mktemp(request.param), request.param, head_dim=16)

@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from pipeline.config.targets import PARTS
 from pipeline.core.errors import DataError
+from pipeline.gguf.stored_names import KEY_MAPPING
 from pipeline.models.experts.recognize import TRAINABLE
 
 APART = "experts_apart"  # of no library's: by a known model_type they would put the experts together again
@@ -98,6 +99,7 @@ def load_model(folder: Path, **settings: Any) -> Any:
         trust_remote_code=False,
         use_safetensors=True,
         output_loading_info=True,
+        key_mapping=KEY_MAPPING if config.model_type == "mixtral" else None,
         **settings,
     )
     if missing := sorted(loaded["missing_keys"]):

@@ -63,6 +63,18 @@ def check_mixture(train: Train, *, mixture: bool) -> None:
             "train.use_dora is on, and this base is a mixture of experts, which was never tried: set it "
             "to false",
         )
+    if mixture and train.loss == "liger":
+        raise ConfigError(
+            "Q-MODELS-034",
+            "train.loss is liger, whose kernels replace a mixture's experts by its own, which can't be "
+            "quantized or adapted: set it to auto or chunked",
+        )
+    if mixture and train.method == "distill":
+        raise ConfigError(
+            "Q-MODELS-034",
+            "train.method is distill, and this base is a mixture of experts, which was never tried: set it to "
+            "sft",
+        )
     if mixture and train.tuner == "scales":
         raise ConfigError(
             "Q-MODELS-034",
