@@ -72,8 +72,8 @@ def check_mixture(train: Train, *, mixture: bool) -> None:
     if mixture and train.method == "distill":
         raise ConfigError(
             "Q-MODELS-034",
-            "train.method is distill, and this base is a mixture of experts, which was never tried: set it to "
-            "sft",
+            "train.method is distill, and this base is a mixture of experts, which was never tried: set "
+            "it to sft",
         )
     if mixture and train.tuner == "scales":
         raise ConfigError(
