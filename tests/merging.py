@@ -29,6 +29,7 @@ def write_base(folder: Path, kind: str = "Qwen2", dtype: str = "bfloat16", **cha
         "GPT2": GPT2,
         "Qwen2Moe": SIZES | MOE | {"shared_expert_intermediate_size": 64},
         "Qwen3Moe": SIZES | MOE,
+        "Mixtral": SIZES | MOE,
     }.get(kind, SIZES)
     config = getattr(transformers, f"{kind}Config")(**(sizes | {"tie_word_embeddings": False} | changed))
     model = getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config)

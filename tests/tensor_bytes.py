@@ -45,11 +45,16 @@ def measured(model: Any, optimizer: Any) -> dict[str, int]:
     """Bytes of the real tensors, by the planner's parts."""
     import torch
 
+    from pipeline.models.experts.separate import Router
+
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     layers = [
         m
         for name, m in model.named_modules()
-        if isinstance(m, torch.nn.Linear) and "lora_" not in name and "lm_head" not in name
+        if isinstance(m, torch.nn.Linear)
+        and not isinstance(m, Router)  # in floats at any level
+        and "lora_" not in name
+        and "lm_head" not in name
     ]
     quantized = [layer for layer in layers if hasattr(layer.weight, "quant_state")]
     base = causal_model(model)

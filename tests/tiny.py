@@ -105,7 +105,7 @@ def tiny_qwen2(
 
 def tiny_moe(folder: Path, tools: Toolchain, kind: str, *, seed: int = 0) -> Path:
     """A random mixture of two layers of four experts, two of them for a token, `kind` Qwen2Moe (which has a
-    shared expert too) or Qwen3Moe; hidden 256, untied, with the cut tokenizer; the folder.
+    shared expert too), Qwen3Moe or Mixtral; hidden 256, untied, with the cut tokenizer; the folder.
     """
     import torch
     import transformers
@@ -113,15 +113,16 @@ def tiny_moe(folder: Path, tools: Toolchain, kind: str, *, seed: int = 0) -> Pat
     folder.mkdir(parents=True, exist_ok=True)
     write_qwen2_tokenizer(folder, tools)
     cut_vocabulary(folder / "tokenizer.json", WORDS)
-    shared = {"shared_expert_intermediate_size": 256} if kind == "Qwen2Moe" else {"head_dim": 64}
+    own = {
+        "Qwen2Moe": {"shared_expert_intermediate_size": 256, "moe_intermediate_size": 256},
+        "Qwen3Moe": {"head_dim": 64, "moe_intermediate_size": 256, "norm_topk_prob": True},
+        "Mixtral": {"intermediate_size": 256},
+    }
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=ROWS,
         hidden_size=256,
-        moe_intermediate_size=256,
         num_experts=4,
         num_experts_per_tok=2,
-        norm_topk_prob=kind == "Qwen3Moe",
-        decoder_sparse_step=1,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -130,7 +131,7 @@ def tiny_moe(folder: Path, tools: Toolchain, kind: str, *, seed: int = 0) -> Pat
         bos_token_id=WORDS,
         eos_token_id=END,
         dtype="bfloat16",
-        **shared,
+        **own[kind],
     )
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)

@@ -16,6 +16,7 @@ from pipeline.core.wording import plural
 
 PLACE = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 ROUTED = re.compile(r"\.experts\.\d+\.")  # in the path of a routed expert's linear
+ROUTER = re.compile(r"(?:.*\.)?mlp\.gate")  # the path of what chooses a token's experts
 PARTS = ("gate_proj", "up_proj", "down_proj")  # of an expert
 LORA_ONLY = (
     "use_rslora",
@@ -43,6 +44,8 @@ def is_target(path: str, train: Train) -> bool:
     layer = layer_of(path)
     if layer is None or not trains_in(layer, train):
         return False
+    if is_router(path):
+        return train.router == "train"
     if isinstance(train.target_modules, str):
         return _pattern(train.target_modules).fullmatch(path) is not None
     named = expert_parts(train) if is_routed(path) else train.target_modules
@@ -52,6 +55,11 @@ def is_target(path: str, train: Train) -> bool:
 def is_routed(name: str) -> bool:
     """Whether this is the name of a routed expert's linear or of something in it."""
     return ROUTED.search(name) is not None
+
+
+def is_router(path: str) -> bool:
+    """Whether this is the path of a mixture's router, which `train.router` alone speaks of."""
+    return ROUTER.fullmatch(path) is not None
 
 
 def together(name: str) -> str:
@@ -120,7 +128,8 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
             f"take numbers up to {layers - 1}"
         )
     hit = [path for path in found if is_target(path, train)]
-    names = list(dict.fromkeys(path.rpartition(".")[2] for path in found if layer_of(path) is not None))
+    inside = [path for path in found if layer_of(path) is not None and not is_router(path)]
+    names = list(dict.fromkeys(path.rpartition(".")[2] for path in inside))
     wanted = () if isinstance(train.target_modules, str) else train.target_modules
     if unknown := sorted(set(wanted) - set(names)):
         yield (

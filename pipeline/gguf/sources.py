@@ -16,6 +16,7 @@ import numpy as np
 
 from pipeline.core.publish import read_json
 from pipeline.gguf.safetensors_rows import Entry, read_rows
+from pipeline.gguf.stored_names import in_model
 from pipeline.gguf.tensors import BLOCK, Floats
 
 # architecture in config.json: general.architecture in the GGUF
@@ -26,6 +27,7 @@ KNOWN = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen2MoeForCausalLM": "qwen2moe",
     "Qwen3MoeForCausalLM": "qwen3moe",
+    "MixtralForCausalLM": "llama",
 }
 ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(?:\.weight)?")
@@ -68,10 +70,11 @@ def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list
     architecture = KNOWN[config["architectures"][0]]
     names, heads = name_map(architecture, config["num_hidden_layers"]), reordered_heads(architecture, config)
     found: dict[str, list[Piece]] = {}
-    for name in sorted(entries, key=_expert_number):
+    stored = {in_model(name): name for name in entries}
+    for name in sorted(stored, key=_expert_number):
         if name.endswith(NOT_CONVERTED):
             continue
-        for original, pieces in _parts(name, entries[name], heads):
+        for original, pieces in _parts(name, entries[stored[name]], heads):
             mapped = names.get_name(original, try_suffixes=(".weight", ".bias")) or original
             found.setdefault(mapped, []).extend(pieces)
     return found

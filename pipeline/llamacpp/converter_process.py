@@ -38,11 +38,19 @@ def stack_each_projection() -> None:
     llama.cpp's waits for all three projections of all experts, which an adapter on `down_proj` alone never
     has.
     """
+    from conversion.llama import LlamaModel  # type: ignore[import-not-found]  # llama.cpp's package
+    from conversion.qwen import Qwen2MoeModel  # type: ignore[import-not-found]
+
+    for kind in (LlamaModel, Qwen2MoeModel):
+        stack_experts_of(kind)
+
+
+def stack_experts_of(kind: Any) -> None:
+    """The same for one of the converter's classes."""
     import torch
-    from conversion.qwen import Qwen2MoeModel  # type: ignore[import-not-found]  # llama.cpp's package
 
     held: dict[tuple[str, str], dict[int, Any]] = {}
-    modify, prepare_tensors = Qwen2MoeModel.modify_tensors, Qwen2MoeModel.prepare_tensors
+    modify, prepare_tensors = kind.modify_tensors, kind.prepare_tensors
 
     def with_experts(self: Any, data: Any, name: str, bid: int | None) -> Any:
         found = re.fullmatch(r"(.*\.mlp\.experts)\.(\d+)\.(\w+)\.weight", name)
@@ -54,14 +62,14 @@ def stack_each_projection() -> None:
         if len(stack) == self.find_hparam(["num_local_experts", "num_experts"]):
             whole = torch.stack([stack[number] for number in sorted(stack)], dim=0)
             del held[found[1], found[3]]
-            yield from super(Qwen2MoeModel, self).modify_tensors(whole, f"{found[1]}.{found[3]}.weight", bid)
+            yield from super(kind, self).modify_tensors(whole, f"{found[1]}.{found[3]}.weight", bid)
 
     def prepare(self: Any) -> None:
         prepare_tensors(self)
         if held:
             raise ValueError(f"experts are missing: {sorted(held)[:3]}")
 
-    Qwen2MoeModel.modify_tensors, Qwen2MoeModel.prepare_tensors = with_experts, prepare
+    kind.modify_tensors, kind.prepare_tensors = with_experts, prepare
 
 
 def write_more(fields: dict[str, str | int | float]) -> None:

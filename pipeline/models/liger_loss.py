@@ -26,13 +26,7 @@ def choose_loss(wanted: str, *, mixture: bool = False) -> str:
     """
     import torch
 
-    if mixture and wanted == "liger":
-        raise ToolError(
-            "Q-MODELS-014",
-            "train.loss is liger, whose kernels replace a mixture's experts by its own, which can't be "
-            "quantized or adapted: set it to auto or chunked",
-        )
-    if mixture:
+    if mixture and wanted == "auto":
         return "chunked"
     missing = [
         what

@@ -7,7 +7,16 @@ from math import isclose
 from typing import Any
 
 from pipeline.config.sections import Training
-from pipeline.config.targets import is_routed, is_target, left_out, misfits, rank_of, scale_of, trains_in
+from pipeline.config.targets import (
+    is_routed,
+    is_router,
+    is_target,
+    left_out,
+    misfits,
+    rank_of,
+    scale_of,
+    trains_in,
+)
 from pipeline.core.errors import ConfigError
 from pipeline.models.experts.targets import plain_targets
 from pipeline.models.qlora import linear_names
@@ -43,7 +52,8 @@ def check_targets(model: Any, train: Training) -> None:
         raise ConfigError("Q-MODELS-026", problem)
     if not isinstance(train.target_modules, str):
         return
-    pattern, inside = re.compile(train.target_modules), {name for name in linears if ".layers." in name}
+    pattern = re.compile(train.target_modules)
+    inside = {name for name in linears if ".layers." in name and not is_router(name)}
     others = (name for name, _ in model.named_modules() if name and name not in inside)
     if other := next((name for name in others if pattern.fullmatch(name)), None):
         raise ConfigError(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Training
-from pipeline.config.targets import is_target
+from pipeline.config.targets import is_router, is_target
 from pipeline.core.errors import ConfigError, ToolError
 
 # for a model that only answers: where weights lie changes no number
@@ -70,11 +70,11 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
 
 
 def check_quantized(model: Any, train: Training) -> None:
-    """Prove, before an adapter is put on, that every linear it will be put on is quantized and NF4;
-    `ToolError` names the first that isn't.
+    """Prove, before an adapter is put on, that every linear it will be put on is quantized and NF4, routers
+    excepted; `ToolError` names the first that isn't.
     """
     for name, module in model.named_modules():
-        if is_target(name, train) and hasattr(module, "in_features"):
+        if is_target(name, train) and hasattr(module, "in_features") and not is_router(name):
             state = getattr(getattr(module, "weight", None), "quant_state", None)
             found = "not quantized" if state is None else state.quant_type
             if found != "nf4":

@@ -17,7 +17,7 @@ from pipeline.gguf.base_files import MODEL_FILE, TRAINED_ON
 from pipeline.gguf.header import Header
 from pipeline.gguf.sources import KNOWN, name_map, reordered_heads
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
-from pipeline.models.experts.separate import class_for
+from pipeline.models.experts.separate import class_for, is_matrix
 from pipeline.models.experts.targets import expert_number
 from pipeline.models.gguf_names import Names, prove_complete
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
@@ -117,14 +117,14 @@ def fill(
     mapped = torch.from_file(str(names.file), shared=False, size=names.file.stat().st_size, dtype=torch.uint8)
     for path, module in list(model.named_modules()):
         for leaf, parameter in list(module.named_parameters(recurse=False)):
-            if leaf == "weight" and isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            if leaf == "weight" and is_matrix(module):
                 continue  # below
             name = f"{path}.{leaf}"
             values = vector(find(tensors, names, name, parameter), names.reordered(name), dtype)
             setattr(module, leaf, torch.nn.Parameter(values.to(device), requires_grad=False))
     tied = model.config.tie_word_embeddings
     for path, module in list(model.named_modules()):
-        if not isinstance(module, torch.nn.Linear | torch.nn.Embedding) or (tied and path == "lm_head"):
+        if not is_matrix(module) or (tied and path == "lm_head"):
             continue
         tensor = find(tensors, names, f"{path}.weight", module.weight)
         layer = layer_of(path)

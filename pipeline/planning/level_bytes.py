@@ -1,7 +1,7 @@
 """Bytes of a GGUF before it is made: each tensor has the type that llama-quantize would give it.
 
-After llama.cpp, src/llama-quant.cpp: `llama_tensor_get_type_impl` for dense models and mixtures of another
-number of experts than 8 (below 3 bits these are some per cent off), and `tensor_type_fallback` for rows
+After llama.cpp, src/llama-quant.cpp: `llama_tensor_get_type_impl` (mixtures below 3 bits are some per cent
+off), and `tensor_type_fallback` for rows
 that a type can't pack.
 """
 
@@ -58,6 +58,7 @@ FALLBACKS = {
     "Q6_K": "Q8_0",
     **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
 }  # of IQ types: IQ4_NL
+EIGHT = 8  # experts of a Mixtral, for which llama-quantize has types of its own
 LOW = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")
 NAMES = {
     "q_proj": "attn_q",
@@ -129,6 +130,24 @@ RULES: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
 }
 
 
+# levels at which attention's output is Q5_K where there are 8 experts, as in Mixtral
+FINER_OUTPUT = frozenset(
+    (
+        "Q2_K",
+        "Q3_K_S",
+        "Q3_K_M",
+        "Q4_K_S",
+        "Q4_K_M",
+        "IQ3_XXS",
+        "IQ3_XS",
+        "IQ3_S",
+        "IQ3_M",
+        "IQ4_NL",
+        "IQ4_XS",
+    )
+)
+
+
 def level_bytes(shape: Shape, level: str) -> int:
     """Bytes of the GGUF of `level` as `quantize.levels` spells it, or of a 16-bit type: quantized tensors,
     float32 norms and biases, the header.
@@ -155,6 +174,13 @@ def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int 
         return "F32"
     if name == "MXFP4_MOE" and tensor.endswith("_exps"):
         return _quantized("MXFP4", columns)
+    if shape.experts == EIGHT and name not in LOW:
+        if tensor in ("attn_k", "attn_v"):
+            return _quantized("Q8_0", columns)
+        if tensor == "attn_output":
+            return _quantized("Q5_K" if name in FINER_OUTPUT else base, columns)
+        if tensor.startswith("ffn_down_") and name == "IQ3_M" and _holds("sensitive", shape, layer):
+            return _quantized("Q4_K", columns)
     rules = RULES["output" if is_output else tensor.removesuffix("_exps").removesuffix("_shexp")]
     mine = rules.get(
         f"{name}-imatrix" if with_matrix else name, rules.get(name, (("all", "Q6_K"),) if is_output else ())

@@ -13,7 +13,7 @@ from pipeline.config.levels import LEVELS
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
-from pipeline.models.experts.recognize import TRAINABLE, check_experts_of, expert_settings
+from pipeline.models.experts.recognize import check_experts_of, expert_settings, kind_of
 from pipeline.planning.level_bytes import MIXTURE_NAMES, NAMES, TYPES, level_bytes, matrices
 from pipeline.planning.shape import Shape, read_shape
 
@@ -176,9 +176,8 @@ def gguf_shape(file: Path) -> Shape:
         "mlp_bias": "blk.0.ffn_gate.bias" in header.tensors,
     }
     numbers = {key: header.fields.get(f"{architecture}.{field}") for key, field in FIELDS.items()}
-    kinds = {gguf: kind for kind, gguf in TRAINABLE.items()}
     mixture = expert_settings(header.fields) | {
-        "model_type": kinds.get(str(architecture), architecture),
+        "model_type": kind_of(header.fields),
         "qkv_bias": config["attention_bias"],
     }
     return read_shape(config | numbers | mixture, str(file))

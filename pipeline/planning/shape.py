@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.models.experts.recognize import check_experts
+from pipeline.models.experts.recognize import TRAINABLE, check_experts
 
-KNOWN = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
+KNOWN = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral")
 ROUTED = "experts."  # before the names of a routed expert's linears
 
 
@@ -67,6 +67,14 @@ class Shape:
     chosen: int = 0
 
     @property
+    def adaptable(self) -> tuple[Linear, ...]:
+        """The linears of a layer that can have an adapter: `linears`, and the router, which no level
+        quantizes.
+        """
+        router = Linear("gate", self.hidden, self.experts, False, "normed again")
+        return (*self.linears, router) if self.experts else self.linears
+
+    @property
     def queries(self) -> int:
         """Width of the queries, and of what attention gives."""
         return self.heads * self.head_dim
@@ -106,7 +114,7 @@ class Shape:
 
 def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     """The shape that a config.json describes, as transformers' `modeling_{llama,mistral,qwen2,qwen3,
-    qwen2_moe,qwen3_moe}.py` build it.
+    qwen2_moe,qwen3_moe,mixtral}.py` build it.
 
     Raises `ConfigError` for another architecture, `DataError` for a mixture of experts that can't be trained
     and where a number is missing or can't be.
@@ -144,9 +152,10 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     mlp_bias = kind == "llama" and bool(config.get("mlp_bias"))
     queries, keys = heads * head_dim, kv_heads * head_dim
     many = "num_local_experts" if "num_local_experts" in config else "num_experts"  # the library's other name
-    experts, chosen = (number(many), number("num_experts_per_tok")) if "moe" in kind else (0, 0)
-    routed = number("moe_intermediate_size") if experts else 0
-    inner = 0 if kind == "qwen3_moe" else number(f"{'shared_expert_' if experts else ''}intermediate_size")
+    experts, chosen = (number(many), number("num_experts_per_tok")) if kind in TRAINABLE else (0, 0)
+    routed = number("intermediate_size" if kind == "mixtral" else "moe_intermediate_size") if experts else 0
+    shared = "shared_expert_" if kind == "qwen2_moe" else ""
+    inner = number(f"{shared}intermediate_size") if shared or not experts else 0
     return Shape(
         layers=number("num_hidden_layers"),
         hidden=hidden,

@@ -33,7 +33,7 @@ OPTIMIZERS = {
 }
 # what `misfits` reads of the settings
 ASKED = {"target_modules", "target_experts", "freeze_layers", "layers", "r", "lora_alpha", "use_rslora"}
-ASKED |= {"rank_pattern", "alpha_pattern", "offload_layers"}
+ASKED |= {"rank_pattern", "alpha_pattern", "offload_layers", "router"}
 
 
 def nf4_bytes(weights: int, double_quant: bool) -> int:
@@ -93,7 +93,7 @@ def targets(shape: Shape, train: Train) -> list[list[Linear]]:
     if problem := _misfit(shape, train.model_dump_json(include=ASKED)):
         raise ConfigError("Q-PLANNING-007", problem)
     return [
-        [linear for linear in shape.linears if is_target(linear.path(layer), train)]
+        [linear for linear in shape.adaptable if is_target(linear.path(layer), train)]
         for layer in range(shape.layers)
     ]
 
@@ -106,7 +106,7 @@ def _misfit(shape: Shape, asked: str) -> str | None:
     paths = (
         linear.path(layer, expert)
         for layer in range(shape.layers)
-        for linear in shape.linears
+        for linear in shape.adaptable
         for expert in range(linear.copies if apart else 1)
     )
     return next(misfits(train, paths, shape.layers), None)

@@ -16,16 +16,19 @@ from transformers import AutoModelForCausalLM
 from pipeline.config.sections import Training
 from pipeline.config.targets import is_routed
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.gguf.stored_names import in_model
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import quantize_gguf, to_gguf
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.models.experts.recognize import TRAINABLE
 from pipeline.models.experts.separate import load_model
 from pipeline.models.experts.targets import expert_number, together
 from pipeline.models.qlora import load_quantized
 from pipeline.models.quantized_linear import QuantizedLinear
 from pipeline.models.tuners import check_tuner, put_tuner, save_trained
 
-KINDS = ("Qwen2Moe", "Qwen3Moe")
+KINDS = ("Qwen2Moe", "Qwen3Moe", "Mixtral")
+UP = "model.layers.1.mlp.experts.2.up_proj.weight"
 PARTS = ["gate_proj", "up_proj", "down_proj"]
 IDS = torch.arange(40).view(1, -1) * 37 % 90
 
@@ -71,7 +74,7 @@ def test_a_base_that_lacks_an_expert_is_refused(base: Path, tmp_path: Path) -> N
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(base / "model.safetensors")
-    del tensors["model.layers.1.mlp.experts.2.up_proj.weight"]
+    del tensors[next(name for name in tensors if in_model(name) == UP)]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_bytes((base / "config.json").read_bytes())
     with pytest.raises(DataError, match=r"Q-MODELS-035.*layers\.1\.mlp\.experts\.2\.up_proj"):
@@ -122,7 +125,9 @@ def test_an_expert_without_its_adapter_is_noticed(base: Path) -> None:
         check_tuner(model, train)
 
 
-@pytest.mark.parametrize("changed", [{"target_experts": []}, {"target_experts": ["up_proj"]}])
+@pytest.mark.parametrize(
+    "changed", [{"target_experts": []}, {"target_experts": ["up_proj"]}, {"router": "train"}]
+)
 def test_a_dense_base_has_no_experts_to_train(tmp_path: Path, changed: dict[str, Any]) -> None:
     train = settings(**changed)
     model = load_quantized(write_base(tmp_path, "Qwen2"), train)
@@ -204,10 +209,15 @@ def compare_gradients(model: Any, train: Training, own: Any, ids: torch.Tensor) 
 
 
 @pytest.mark.parametrize(
-    ("quantization", "experts"), [("none", ["down_proj"]), ("none", PARTS), ("nf4", PARTS)]
+    ("quantization", "experts", "router"),
+    [("none", ["down_proj"], "frozen"), ("none", PARTS, "train"), ("nf4", PARTS, "train")],
 )
-def test_gradients_are_those_of_plain_torch(base: Path, quantization: str, experts: list[str]) -> None:
-    train = settings(quantization=quantization, target_modules=["q_proj"], target_experts=experts)
+def test_gradients_are_those_of_plain_torch(
+    base: Path, quantization: str, experts: list[str], router: str
+) -> None:
+    train = settings(
+        quantization=quantization, target_modules=["q_proj"], target_experts=experts, router=router
+    )
     model = adapted(base, train)
     own = AutoModelForCausalLM.from_pretrained(base).float()
     if quantization == "nf4":
@@ -223,7 +233,9 @@ def test_gradients_are_those_of_plain_torch(base: Path, quantization: str, exper
     compare_gradients(model, train, own, IDS)
 
 
-@pytest.mark.parametrize("kind", ["Qwen2Moe", pytest.param("Qwen3Moe", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["Qwen2Moe", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
+)
 def test_gradients_on_a_ggufs_blocks_are_those_of_plain_torch(
     kind: str, tools: Toolchain, tmp_path: Path
 ) -> None:
@@ -233,7 +245,7 @@ def test_gradients_on_a_ggufs_blocks_are_those_of_plain_torch(
     quantize_gguf(tools, tmp_path / "f16.gguf", folder / "model.gguf", "Q4_K_M", 1)
     for name in ("config.json", "generation_config.json"):
         (folder / name).write_bytes((source / name).read_bytes())
-    train = settings(quantization="gguf", target_modules=["q_proj"], target_experts=PARTS)
+    train = settings(quantization="gguf", target_modules=["q_proj"], target_experts=PARTS, router="train")
     model = adapted(folder, train)
     own = AutoModelForCausalLM.from_pretrained(source).float()
     own.load_state_dict(from_file(folder / "model.gguf", own), strict=False)
@@ -242,7 +254,7 @@ def test_gradients_on_a_ggufs_blocks_are_those_of_plain_torch(
 
 def from_file(file: Path, own: Any) -> dict[str, torch.Tensor]:
     """The weights of transformers' own model out of a GGUF, by the package gguf alone."""
-    architecture = own.config.model_type.replace("_", "")
+    architecture = TRAINABLE[own.config.model_type]
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names, (_, tensors) = gguf.get_tensor_name_map(number, 2), gguf_tensors(file)
     found = {}
@@ -265,7 +277,7 @@ def from_file(file: Path, own: Any) -> dict[str, torch.Tensor]:
 def test_peft_puts_the_folder_on_transformers_own_qwen3(tmp_path: Path) -> None:
     """Whose fused experts need other names: PEFT knows how to convert them."""
     base = write_base(tmp_path / "base", "Qwen3Moe")
-    model = adapted(base, settings(target_modules=["q_proj"], target_experts=PARTS))
+    model = adapted(base, settings(target_modules=["q_proj"], target_experts=PARTS, router="train"))
     save_trained(model, tmp_path / "adapter")
     own = AutoModelForCausalLM.from_pretrained(base).float()
     theirs = PeftModel.from_pretrained(own, tmp_path / "adapter").eval()

@@ -22,7 +22,7 @@ def settings(**changed: Any) -> Training:
     return Training(**(given | changed))
 
 
-@pytest.fixture(scope="module", params=["Qwen2Moe", "Qwen3Moe"])
+@pytest.fixture(scope="module", params=["Qwen2Moe", "Qwen3Moe", "Mixtral"])
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random mixture of two layers of four experts; its shared expert has another width."""
     return write_base(tmp_path_factory.mktemp(request.param), request.param, head_dim=16)
@@ -42,6 +42,8 @@ def tuned(base: Path, train: Training) -> Any:
         {"rank_pattern": {r"experts\.\d+\.up_proj": 2}, "use_rslora": True},
         {"target_modules": rf".*self_attn\.q_proj|{EVERY}down_proj", "alpha_pattern": {"down_proj": 3}},
         {"target_modules": ["q_proj", "up_proj"], "target_experts": []},
+        {"router": "train", "rank_pattern": {"gate": 2}, "freeze_layers": 1},
+        {"router": "train", "target_modules": rf"{EVERY}down_proj"},
         {"target_modules": ["q_proj", "up_proj"], "target_experts": ["down_proj"], "freeze_layers": 1},
     ],
     ids=str,
@@ -70,6 +72,7 @@ def test_a_shared_expert_is_called_as_in_the_model(tmp_path: Path, changed: dict
         ({"use_dora": True}, "Q-MODELS-034", "Q-MODELS-034"),
         ({"target_modules": f"{EVERY}up_proj", "target_experts": []}, "Q-MODELS-034", "Q-MODELS-034"),
         ({"target_modules": r".*\.experts\.[01]\.up_proj"}, "Q-PLANNING-007", "Q-MODELS-026"),
+        ({"target_modules": ["q_proj", "gate"]}, "Q-PLANNING-007", "Q-MODELS-026"),  # train.router's
         ({"rank_pattern": {r"experts\.0\.up_proj": 2}}, "Q-PLANNING-007", "Q-MODELS-026"),
         ({"alpha_pattern": {r"experts\.3\.up_proj": 2}}, "Q-PLANNING-007", "Q-MODELS-026"),
     ],

@@ -16,7 +16,8 @@ from pipeline.stages.base.gguf_import import unpack_gguf
 MIXTURES: list[dict[str, Any]] = [
     {"model_type": "qwen2_moe", "num_experts": 60, "mlp_only_layers": [0]},
     {"model_type": "qwen3_moe", "num_experts": 60, "decoder_sparse_step": 2},
-    {"model_type": "mixtral", "num_local_experts": 8},
+    {"model_type": "gpt_oss", "num_local_experts": 8},
+    {"model_type": "llama", "num_local_experts": 8},
     {"model_type": "deepseek_v2", "n_routed_experts": 64, "n_shared_experts": 2},
     {"model_type": "new", "moe_num_experts": [64, 64]},
     {"model_type": "new", "moe_layer_freq": 2},
@@ -27,6 +28,7 @@ MIXTURES: list[dict[str, Any]] = [
 ACCEPTED: list[dict[str, Any]] = [
     {"model_type": "qwen2_moe", "num_experts": 60, "moe_intermediate_size": 1408},
     {"model_type": "qwen3_moe", "num_experts": 128, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    {"model_type": "mixtral", "num_local_experts": 8},
     {"model_type": "qwen2"},
     {"model_type": "deepseek_v2", "n_routed_experts": None},
     {"model_type": "granitemoehybrid", "num_local_experts": 0, "num_experts_per_tok": 0},
@@ -48,7 +50,12 @@ def test_another_model_is_not(config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "refused"),
-    [({"llama.expert_count": 8}, True), ({"llama.expert_count": 0}, False), ({}, False)],
+    [
+        ({"general.architecture": "gpt-oss", "gpt-oss.expert_count": 8}, True),
+        ({"llama.expert_count": 8}, False),  # a Mixtral
+        ({"llama.expert_count": 0}, False),
+        ({}, False),
+    ],
 )
 def test_a_gguf_says_it_in_its_header(fields: dict[str, Any], refused: bool) -> None:
     with pytest.raises(DataError, match="Q-MODELS-010") if refused else nullcontext():
@@ -72,6 +79,9 @@ def test_a_ggufs_header_says_what_config_json_says() -> None:
         and expert_settings({"general.architecture": "qwen3moe"})["norm_topk_prob"]
     )
     assert expert_settings({"general.architecture": "qwen3"}) == {}
+    mixtral = {"general.architecture": "llama", "llama.expert_count": 8, "llama.expert_used_count": 2}
+    assert expert_settings(mixtral) == {"num_local_experts": 8, "num_experts_per_tok": 2}
+    assert expert_settings({"general.architecture": "llama", "llama.expert_count": 0}) == {}
 
 
 def test_a_mixtures_gguf_is_not_unpacked() -> None:

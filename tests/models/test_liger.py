@@ -153,5 +153,3 @@ def test_the_fused_loss_is_cross_entropy_in_tritons_interpreter(scaling: str) ->
 def test_a_mixtures_loss_is_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_loss("auto", mixture=True) == choose_loss("chunked", mixture=True) == "chunked"
-    with pytest.raises(ToolError, match="Q-MODELS-014"):
-        choose_loss("liger", mixture=True)

@@ -49,6 +49,7 @@ def test_types_have_ggmls_blocks() -> None:
         shaped(256, 320, tied=False, kv_heads=2),
         shaped(64, 256, True, 4),
         mixture(256, 256, 4),
+        mixture(256, 256, 8),
     ],
 )
 def test_every_level_is_as_llama_quantize_sums_it_up(tmp_path: Path, tools: Toolchain, shape: Shape) -> None:

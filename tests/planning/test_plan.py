@@ -237,7 +237,7 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], code: int, 
 
 
 def test_a_mixture_of_experts_is_not_planned(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral", "num_local_experts": 8}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_oss", "num_local_experts": 8}))
     shown = plan("--recipe", "demo", "--config", tmp_path / "config.json", "--root", tmp_path)
     assert (
         shown.exit_code == 3 and "config.json is a mixture of experts (num_local_experts 8)" in shown.stderr

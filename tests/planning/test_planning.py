@@ -69,6 +69,14 @@ TINY = {
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
     },
+    "mixtral": {
+        "hidden_size": 40,
+        "intermediate_size": 24,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
     "qwen3_moe": {
         "hidden_size": 40,
         "moe_intermediate_size": 24,
@@ -161,9 +169,10 @@ def test_bitsandbytes_own_states_are_the_plan_to_the_byte(
 def test_what_autograd_keeps_is_the_plan_to_the_byte(
     bases: dict[str, Path], kind: str, dropout: float, checkpointing: bool
 ) -> None:
-
     train = settings(
-        lora_dropout=dropout, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
+        lora_dropout=dropout,
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
+        router="train" if dropout and load_shape(bases[kind] / "config.json").experts else "frozen",
     )
     shape = load_shape(bases[kind] / "config.json")
     model = adapted(bases[kind], train).train()
@@ -251,6 +260,7 @@ COUNTS = {
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-30b-a3b-2507": 30_532_122_624,
     "qwen1.5-moe-a2.7b-chat": 14_315_784_192,
+    "mixtral-8x7b-v0.1": 46_702_792_704,
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
     "llama-3.1-8b": 8_030_261_248,
@@ -346,11 +356,12 @@ def test_a_mixture_is_planned_by_what_its_experts_take() -> None:
     assert more == in_experts * 8 // 128 * 6
 
 
-def test_scales_of_a_mixture_are_not_planned() -> None:
+@pytest.mark.parametrize("changed", [{"tuner": "scales"}, {"loss": "liger"}, {"method": "distill"}])
+def test_what_a_mixture_is_not_trained_with_is_not_planned(changed: dict[str, Any]) -> None:
     shape = published_shape("qwen3-30b-a3b")
     assert shape
     with pytest.raises(ConfigError, match="Q-MODELS-034"):
-        plan_memory(shape, settings(tuner="scales"), 1024, "cuda", "liger")
+        plan_memory(shape, settings(**changed), 1024, "cuda", "chunked")
 
 
 def test_every_optimizer_that_can_be_set_can_be_planned() -> None:

@@ -401,6 +401,7 @@ def test_every_tensor_of_a_file_is_planned(base: tuple[Path, str]) -> None:
     assert matrices == found.linears + found.tables
 
 
-def test_a_gguf_of_experts_is_not_planned(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"x\.gguf is a mixture of experts \(num_experts 8\)"):
-        gguf_shape(tiny_gguf(tmp_path / "x.gguf", llama__expert_count=8))
+def test_a_llama_with_experts_is_planned_as_a_mixtral(tmp_path: Path) -> None:
+    file = tiny_gguf(tmp_path / "x.gguf", llama__expert_count=8, llama__expert_used_count=2)
+    shape = gguf_shape(file)
+    assert (shape.experts, shape.chosen, shape.intermediate) == (8, 2, 2 * 64)

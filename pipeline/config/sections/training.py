@@ -112,6 +112,9 @@ class Train(Section):
         "mixtures of experts only: matrices of the routed experts that get an adapter; []: none; null: those "
         "in target_modules, which else means attention and shared experts",
     )
+    router: Literal["frozen", "train"] = key(
+        "frozen", "mixtures of experts only: frozen | train (an adapter on what chooses a token's experts)"
+    )
     num_train_epochs: Annotated[float, Field(gt=0, le=10_000)] = key(
         3.0, "passes over the training rows; max_steps wins if it is above 0"
     )

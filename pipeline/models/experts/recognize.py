@@ -12,7 +12,7 @@ from pipeline.core.errors import DataError
 # put under the first
 COUNT = re.compile(r"(?:moe_)?(?:num|n)_(?:local_|routed_)?experts")
 # model_type of those whose experts can be trained: general.architecture of their GGUF
-TRAINABLE = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+TRAINABLE = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
 
 
 def check_experts(config: Mapping[str, Any], where: str) -> None:
@@ -22,12 +22,19 @@ def check_experts(config: Mapping[str, Any], where: str) -> None:
     found = sign_of_experts(config)
     if not found:
         return
-    if config.get("model_type") not in (*TRAINABLE, *TRAINABLE.values()):
+    if str(config.get("model_type")).startswith("deepseek"):
+        raise DataError(
+            "Q-MODELS-010",
+            f"{where} is a DeepSeek ({found}): llama.cpp splits its attention's kv_b_proj into two tensors, "
+            "one of them transposed, and its first layers are dense, so an adapter can't be served and "
+            "compared tensor by tensor: take a Qwen2-MoE, Qwen3-MoE or Mixtral",
+        )
+    if config.get("model_type") not in TRAINABLE:
         raise DataError(
             "Q-MODELS-010",
             f"{where} is a mixture of experts ({found}) of a kind whose experts no adapter can be trained "
-            "for: take a Qwen2-MoE or Qwen3-MoE, or a dense model, a Qwen2.5, Qwen3, Llama or Mistral whose "
-            "name says no number of active weights (A3B) or experts (8x7B)",
+            "for: take a Qwen2-MoE, Qwen3-MoE or Mixtral, or a dense model, a Qwen2.5, Qwen3, Llama or "
+            "Mistral whose name says no number of active weights (A3B) or experts (8x7B)",
         )
     dense = {"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [])}
     for key, usual in dense.items():
@@ -35,16 +42,25 @@ def check_experts(config: Mapping[str, Any], where: str) -> None:
             raise DataError(
                 "Q-MODELS-010",
                 f"{where} has {key} {config[key]}, so some of its layers are dense, and mixtures are trained "
-                "only where every layer has experts: take another Qwen2-MoE or Qwen3-MoE",
+                "only where every layer has experts: take another mixture",
             )
 
 
 def check_experts_of(fields: Mapping[str, Any], where: str) -> None:
     """The same for the fields of a GGUF's header."""
     architecture = fields.get("general.architecture")
-    check_experts(
-        {"model_type": architecture, "num_experts": fields.get(f"{architecture}.expert_count")}, where
-    )
+    count = fields.get(f"{architecture}.expert_count")
+    check_experts({"model_type": kind_of(fields), "num_experts": count}, where)
+
+
+def kind_of(fields: Mapping[str, Any]) -> Any:
+    """The model_type of a mixture by its GGUF's header: a Llama with experts is a Mixtral. Of others, what
+    the header says.
+    """
+    architecture = fields.get("general.architecture")
+    kinds = {gguf: kind for kind, gguf in TRAINABLE.items()}
+    dense = architecture == "llama" and _largest(fields.get("llama.expert_count")) < 2
+    return architecture if dense else kinds.get(str(architecture), architecture)
 
 
 def expert_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,17 +68,19 @@ def expert_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
     all; empty for a dense model. llama.cpp always divides the chosen experts' weights by their sum in
     Qwen3-MoE, and never in Qwen2-MoE.
     """
-    architecture = fields.get("general.architecture")
-    if architecture not in TRAINABLE.values():
+    architecture, kind = fields.get("general.architecture"), kind_of(fields)
+    if kind not in TRAINABLE:
         return {}
     keys = {
-        "num_experts": "expert_count",
+        "num_local_experts" if kind == "mixtral" else "num_experts": "expert_count",
         "num_experts_per_tok": "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
         "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     }
     found = {key: fields.get(f"{architecture}.{field}") for key, field in keys.items()}
     known: dict[str, Any] = {key: value for key, value in found.items() if value is not None}
+    if kind == "mixtral":
+        return known
     return known | {
         "norm_topk_prob": architecture == "qwen3moe",
         "decoder_sparse_step": 1,

@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from pipeline.config.targets import PARTS
 from pipeline.core.errors import DataError
+from pipeline.gguf.stored_names import KEY_MAPPING
 from pipeline.models.experts.recognize import TRAINABLE
 
 APART = "experts_apart"  # of no library's: by a known model_type they would put the experts together again
@@ -51,6 +52,42 @@ class Experts(torch.nn.Module):
         return out
 
 
+class Router(torch.nn.Linear):
+    """Scores of a layer's experts. A class of its own, which bitsandbytes leaves in 16 bit."""
+
+
+def is_matrix(module: Any) -> bool:
+    """Whether a GGUF holds the module's weight in blocks, as it may that of a linear or of embeddings."""
+    return isinstance(module, torch.nn.Linear | torch.nn.Embedding) and not isinstance(module, Router)
+
+
+class Mixture(torch.nn.Module):
+    """A layer's MLP: the router, the routed experts and, if there is one, the shared expert."""
+
+    def __init__(self, own: Any) -> None:
+        """Of the sizes that transformers' `own` has, without its numbers."""
+        super().__init__()
+        experts, hidden = own.gate.weight.shape
+        self.chosen, self.norm = own.gate.top_k, getattr(own.gate, "norm_topk_prob", True)
+        self.gate = Router(hidden, experts, bias=False, device="meta", dtype=own.gate.weight.dtype)
+        self.experts = Experts(own.experts)
+        if hasattr(own, "shared_expert"):
+            self.shared_expert, self.shared_expert_gate = own.shared_expert, own.shared_expert_gate
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """(B, T, hidden) for x of that shape."""
+        rows = x.reshape(-1, x.shape[-1])
+        scores = self.gate(rows)
+        likely = torch.nn.functional.softmax(scores, dim=-1, dtype=torch.float32)
+        weights, chosen = torch.topk(likely, self.chosen, dim=-1)
+        if self.norm:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        out = self.experts(rows, chosen, weights.to(scores.dtype))
+        if hasattr(self, "shared_expert"):
+            out = out + torch.sigmoid(self.shared_expert_gate(rows)) * self.shared_expert(rows)
+        return out.view_as(x)
+
+
 def load_model(folder: Path, **settings: Any) -> Any:
     """The causal language model of the Hugging Face folder, with separate experts if it is a mixture;
     `settings` are for transformers' `from_pretrained`. Raises `DataError` if its files lack a weight.
@@ -62,6 +99,7 @@ def load_model(folder: Path, **settings: Any) -> Any:
         trust_remote_code=False,
         use_safetensors=True,
         output_loading_info=True,
+        key_mapping=KEY_MAPPING if config.model_type == "mixtral" else None,
         **settings,
     )
     if missing := sorted(loaded["missing_keys"]):
@@ -117,8 +155,9 @@ def separated(kind: Any) -> Any:
         def __init__(self, config: Any) -> None:
             super().__init__(config)
             for name, module in list(self.named_modules()):
-                if hasattr(module, "gate_up_proj"):
-                    self.set_submodule(name, Experts(module))
+                if hasattr(getattr(module, "experts", None), "gate_up_proj"):
+                    self.set_submodule(name, Mixture(module))
             config.model_type = APART
+            config.output_router_logits = False  # the loss is the method's alone
 
     return Separated

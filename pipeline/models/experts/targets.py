@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.config.sections import Train
-from pipeline.config.targets import PARTS, ROUTED, expert_parts, is_routed
+from pipeline.config.targets import PARTS, ROUTED, ROUTER, expert_parts, is_routed
 from pipeline.config.targets import together as together  # beside the others of a routed name
 from pipeline.core.errors import ConfigError
 
@@ -47,6 +47,10 @@ def check_mixture(train: Train, *, mixture: bool) -> None:
             f"train.target_experts is {train.target_experts}, and this base has no routed experts: set it to "
             "null",
         )
+    if not mixture and train.router == "train":
+        raise ConfigError(
+            "Q-MODELS-034", "train.router is train, and this base has no router: set it to frozen"
+        )
     if mixture and train.target_experts is not None and isinstance(train.target_modules, str):
         raise ConfigError(
             "Q-MODELS-034",
@@ -58,6 +62,18 @@ def check_mixture(train: Train, *, mixture: bool) -> None:
             "Q-MODELS-034",
             "train.use_dora is on, and this base is a mixture of experts, which was never tried: set it "
             "to false",
+        )
+    if mixture and train.loss == "liger":
+        raise ConfigError(
+            "Q-MODELS-034",
+            "train.loss is liger, whose kernels replace a mixture's experts by its own, which can't be "
+            "quantized or adapted: set it to auto or chunked",
+        )
+    if mixture and train.method == "distill":
+        raise ConfigError(
+            "Q-MODELS-034",
+            "train.method is distill, and this base is a mixture of experts, which was never tried: set "
+            "it to sft",
         )
     if mixture and train.tuner == "scales":
         raise ConfigError(
@@ -73,11 +89,15 @@ def narrowed(config: Any, names: list[str], train: Train) -> Any:
     """
     routed = [name for name in names if is_routed(name)]
     check_mixture(train, mixture=bool(routed))
-    if not routed or isinstance(train.target_modules, str):
+    if not routed:
+        return config
+    routers = ["gate"] if train.router == "train" else []
+    if isinstance(train.target_modules, str):
+        config.target_modules = "|".join([train.target_modules, *(ROUTER.pattern for _ in routers)])
         return config
     parts = expert_parts(train)
     plain = plain_targets(train, names)
-    config.target_modules = {*plain, *parts}
+    config.target_modules = {*plain, *parts, *routers}
     shared = {leaf(name) for name in names if not is_routed(name)}
     others = [rf".*\.experts\.\d+\.{part}" for part in PARTS if part in plain and part not in parts]
     others += [rf"(?!.*\.experts\.\d+\.).*\.{part}" for part in parts if part in shared and part not in plain]

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import Entry, same_values
+from pipeline.gguf.stored_names import in_model
 from pipeline.models.merging.adapter import Adapter, Module
 from pipeline.models.merging.structure import Structure
 from pipeline.models.merging.updates import Update, bias, lookup, low_rank
@@ -41,6 +42,8 @@ def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: boo
     """Every tensor of the merge of `adapter` into `base`, in the base's order. Raises `DataError` if the two
     don't fit, naming shapes.
     """
+    stored = {in_model(name): name for name in base}  # by the model's names, put back at the end
+    base = {name: base[old] for name, old in stored.items()}
     updates = _updates(base, adapter, model)
     changed = {
         name: Job(name, entry, base[name].file.name if name in base else "")
@@ -65,7 +68,8 @@ def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: boo
         for name, entry in base.items()
     ]
     jobs += [replace(job, file=jobs[-1].file) for job in changed.values()]
-    return Plan(jobs, config | _resized(jobs, base, model))
+    more = _resized(jobs, base, model)
+    return Plan([replace(job, name=stored.get(job.name, job.name)) for job in jobs], config | more)
 
 
 def _updates(base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict[str, Update]:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk
-from pipeline.models.experts.recognize import check_experts
+from pipeline.models.experts.recognize import check_experts_of
 from pipeline.stages.base.file_choice import choose_files, choose_gguf
 from pipeline.stages.base.hf_folder import check_config, read_object
 
@@ -34,7 +34,7 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
     try:
         info = HfApi().model_info(repo, revision=commit, files_metadata=True)
         # a GGUF's header comes with its gigabytes
-        check_experts({"model_type": (info.gguf or {}).get("architecture")}, repo)
+        check_experts_of({"general.architecture": (info.gguf or {}).get("architecture")}, repo)
         listing = info.siblings or []
         listed, where = [file.rfilename for file in listing], f"{repo} at {commit}"
         names = choose_gguf(listed, gguf, where) if gguf else choose_files(listed, where)

@@ -22,7 +22,7 @@ from pipeline.gguf.sources import KNOWN
 from pipeline.llamacpp.converters import NO_TYPES, quantize_gguf
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.models.base_header import checked_header
-from pipeline.models.experts.recognize import expert_settings
+from pipeline.models.experts.recognize import TRAINABLE, expert_settings, kind_of
 from pipeline.stages.base.file_choice import gguf_parts
 from pipeline.stages.base.gguf_import import from_gguf, load_tokenizer_of, same_ids_as_llama_cpp
 from pipeline.stages.base.hf_folder import special_ids
@@ -166,6 +166,9 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     config, architecture = from_gguf(AutoConfig, model, header), header.fields["general.architecture"]
+    if (kind := kind_of(header.fields)) in TRAINABLE and kind != config.model_type:  # Mixtral: it says Llama
+        same = {key: value for key, value in config.to_dict().items() if key != "model_type"}
+        config = AutoConfig.for_model(kind, **same)
     known = {
         "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]],
         "tie_word_embeddings": "output.weight" not in header.tensors,

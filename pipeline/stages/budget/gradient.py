@@ -156,10 +156,12 @@ def load(merged: Path, source: Path, device: str, dtype: torch.dtype) -> tuple[A
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from pipeline.models.experts.separate import has_experts
+
     config = AutoConfig.from_pretrained(merged, local_files_only=True, trust_remote_code=False)
     found = (getattr(config, "architectures", None) or ["model without architectures"])[0]
-    if "moe" in KNOWN.get(found, "moe"):
-        can = ", ".join(name for name, architecture in KNOWN.items() if "moe" not in architecture)
+    if found not in KNOWN or has_experts(config):
+        can = ", ".join(name for name in KNOWN if "Moe" not in name and name != "MixtralForCausalLM")
         raise DataError(
             "Q-BUDGET-006",
             f"{merged} is a {found}, and only of {can} is known what each tensor costs: take "

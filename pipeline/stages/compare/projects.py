@@ -16,7 +16,7 @@ from pipeline.config.strategies import FOLDER
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.locks import absent
 from pipeline.core.publish import need_disk, publishing, remove
-from pipeline.gguf.base_files import DENSE
+from pipeline.gguf.base_files import DENSE, not_dense
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.base_header import checked_header
@@ -133,10 +133,10 @@ def check_trainable(root: Path, params: Params) -> None:
         raise ConfigError(
             "Q-COMPARE-002", f"the strategies to ship can't be compared, {why}. Set compare.seeds to []"
         ) from None
-    if (architecture := header.fields["general.architecture"]) not in DENSE:
+    if other := not_dense(header.fields):
         raise ConfigError(
             "Q-COMPARE-002",
-            f"the strategies to ship can't be compared for {architecture}, only for {', '.join(DENSE)}: set "
+            f"the strategies to ship can't be compared for {other}, only for {', '.join(DENSE)}: set "
             "compare.seeds to []",
         )
     shape = load_shape(root / "models/base/config.json")

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import Entry, read_folder, read_rows, same_values, spans
+from pipeline.gguf.stored_names import in_model
 from pipeline.planning.shape import KNOWN, ROUTED, Linear, read_shape
 
 LAYER = re.compile(r"^(?:model\.|transformer\.|language_model\.)*(?:layers|h)\.(\d+)\.")
@@ -123,11 +124,12 @@ def shapes(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
     linears = read_shape(config).linears
     for number in sorted({int(match[1]) for name in tensors if (match := LAYER.match(name))}):
         for linear in linears:
-            for module in modules(linear, shared="moe" in config["model_type"]):
+            for module in modules(linear, shared=config["model_type"] == "qwen2_moe"):
                 stem = f"model.layers.{number}.{module}"
                 wanted[f"{stem}.weight"] = (linear.outputs, linear.inputs)
                 wanted[f"{stem}.bias"] = (linear.outputs,) if linear.bias else None
-    found = {name: tensors[name].shape if name in tensors else None for name in wanted}
+    there = {in_model(name): entry.shape for name, entry in tensors.items()}
+    found = {name: there.get(name) for name in wanted}
     wrong = [
         f"{name} is {_size(found[name])} and should be {_size(size)}"
         for name, size in wanted.items()

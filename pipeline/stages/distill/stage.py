@@ -16,7 +16,7 @@ from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.locks import absent
 from pipeline.core.publish import need_disk, read_json, remove, write_json
 from pipeline.core.wording import plural
-from pipeline.gguf.base_files import DENSE, MODEL_FILE, trained_file
+from pipeline.gguf.base_files import DENSE, MODEL_FILE, not_dense, trained_file
 from pipeline.gguf.provenance import DISTILL, provenance
 from pipeline.gguf.tuned_file import write_tuned
 from pipeline.models.base_header import checked_header
@@ -54,9 +54,8 @@ def check_distillable(source: Path) -> None:
     """Raise `ConfigError` for a model whose levels can't be trained on as GGUFs, before hours of work."""
     why = None
     try:
-        architecture = checked_header(source).fields["general.architecture"]
-        if architecture not in DENSE:
-            why = f"{architecture} can't be trained on as a GGUF, only {', '.join(DENSE)}"
+        if other := not_dense(checked_header(source).fields):
+            why = f"{other} can't be trained on as a GGUF, only {', '.join(DENSE)}"
     except DataError as error:
         why = f"{source.name} can't be trained on as a GGUF: {error.sentence}"
     if why:

@@ -12,6 +12,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import read_json
 from pipeline.gguf.safetensors_rows import Entry, read_folder
+from pipeline.gguf.stored_names import in_model
 from pipeline.models.merging.adapter import WEIGHTS, read_adapter
 from pipeline.models.merging.judge import Assumption, tensor_error
 from pipeline.models.merging.nf4 import Nf4
@@ -189,7 +190,7 @@ def _assumptions(job: Job, compared: Compared) -> Iterator[Assumption]:
     own = compared.nf4(job)
     description = compared.record["merge_base"]
     others: list[tuple[str, Nf4 | None]] = [("the 16-bit base", None)] if own else []
-    for dtype in ("bfloat16", "float16", "float32") if job.name in compared.model.quantized else ():
+    for dtype in ("bfloat16", "float16", "float32") if in_model(job.name) in compared.model.quantized else ():
         for block in (64, 32, 128, 256, 512, 1024):
             for double in (True, False):
                 other = Nf4(dtype, double, block)

@@ -12,6 +12,7 @@ from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.models.chunked_loss import check_head
 from pipeline.models.experts.separate import is_mixture
+from pipeline.models.experts.targets import check_mixture
 from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss
 from pipeline.models.qlora import load_quantized
 from pipeline.models.tuners import causal_model, put_tuner
@@ -36,7 +37,9 @@ def load_model(base: Path, settings: Training) -> tuple[Any, str]:
     """The quantized base with what trains on it, an adapter drawn from the seed, and the loss that it is
     trained with.
     """
-    loss = choose_loss(settings.loss, mixture=is_mixture(base))
+    mixture = is_mixture(base)
+    check_mixture(settings, mixture=mixture)
+    loss = choose_loss(settings.loss, mixture=mixture)
     if loss == "liger":
         apply_liger(base)  # before the model is loaded
     set_seed(settings.seed)  # the trainer does so too, but the adapter's start is drawn before there is one

@@ -53,7 +53,7 @@ NAMES = {
 ADDED = (
     *("reward", "reward_temperature", "preference", "layers", "freeze_layers", "rank_pattern"),
     *("alpha_pattern", "use_rslora", "use_dora", "init_lora_weights", "loraplus_lr_ratio", "offload_layers"),
-    *("clip_value", "checkpoint_every", "train_on_prompt", "shuffle", "grpo", "target_experts"),
+    *("clip_value", "checkpoint_every", "train_on_prompt", "shuffle", "grpo", "target_experts", "router"),
 )
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
 MACHINE = ("device", "threads")

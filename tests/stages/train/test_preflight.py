@@ -408,6 +408,9 @@ def test_what_failed_first_is_raised_as_its_own_kind() -> None:
         ("qwen2.5-7b", {"target_experts": []}, "Q-MODELS-034"),
         ("qwen3-30b-a3b", {"target_experts": ["down_proj"]}, ""),
         ("qwen3-30b-a3b", {"tuner": "scales"}, "Q-MODELS-034"),
+        ("qwen3-30b-a3b", {"loss": "liger"}, "Q-MODELS-034"),
+        ("qwen3-30b-a3b", {"method": "distill"}, "Q-MODELS-034"),
+        ("qwen2.5-7b", {"router": "train"}, "Q-MODELS-034"),
     ],
 )
 def test_settings_for_mixtures_are_of_a_mixture(model: str, changed: dict[str, Any], fault: str) -> None:

@@ -131,6 +131,7 @@ ELSEWHERE = {
     "preference",
     "grpo",
     "target_experts",
+    "router",
     "tuner",
     "distill_top_k",
     "distill_sft_weight",

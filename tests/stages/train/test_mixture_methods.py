@@ -1,0 +1,123 @@
+"""Preferences and GRPO on a mixture of experts: its experts and its router learn, and a run that was broken
+off ends in the same bytes.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import run_stages
+from tiny import tiny_moe, tiny_params, write_project
+
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.hashing import tree_hash
+from pipeline.core.jsonl import write_rows
+from pipeline.gguf.safetensors_rows import read_folder, read_rows
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.preprocess.stage import preprocess
+from pipeline.stages.train.stage import train
+from pipeline.stages.train.trainer import QuenchTrainer
+
+REWARD = "def length(reference, answer, row):\n    return len(answer) % 10 / 10\n"
+GRPO = {
+    "rewards": {"python:length.py:length": 1.0},
+    "group_size": 4,
+    "max_new_tokens": 6,
+    "steps_per_round": 2,
+    "rollouts": "in-process",
+    "mask_truncated": False,
+}
+SETTINGS = {
+    "bnb_4bit_compute_dtype": "float32",
+    "router": "train",
+    "lora_dropout": 0.0,
+    "max_steps": 4,
+    "save_steps": 2,
+    "eval_steps": 4,
+    "sample_rows": 0,
+    "learning_rate": 1.0e-2,
+    "warmup_ratio": 0.0,
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, tools: Toolchain) -> Path:
+    """A project whose base is a tiny Qwen3-MoE, in 16 bit, up to `preprocess` for GRPO. Read only."""
+    root = tmp_path_factory.mktemp("mixture")
+    params = tiny_params(tiny_moe(root / "hf", tools, "Qwen3Moe"))
+    params["base"]["quantization"] = "none"
+    params["train"] |= SETTINGS | {"method": "grpo", "grpo": params["train"]["grpo"] | GRPO}
+    folder = write_project(root / "project", params)
+    (folder / "data/evaluation").mkdir()
+    (folder / "data/evaluation/length.py").write_text(REWARD)
+    return run_stages(folder, ("base", "curate", "preprocess"))
+
+
+def settings(project: Path, method: str) -> Training:
+    plain = load_params(project / "params.yaml").training.model_dump()
+    return Training.model_validate(plain | {"method": method})
+
+
+@pytest.fixture
+def pairs(project: Path, tmp_path: Path) -> Path:
+    """`data/tokens` of four pairs."""
+    rows = [
+        {
+            "kind": "preference",
+            "messages": [{"role": "user", "content": f"Question {number}?"}],
+            "chosen": [{"role": "assistant", "content": f"Yes, {number}."}],
+            "rejected": [{"role": "assistant", "content": f"It is {number + 1}."}],
+        }
+        for number in range(4)
+    ]
+    for split in ("train", "val"):
+        write_rows(tmp_path / f"final/{split}.jsonl", rows)
+    preprocess(
+        rows_folder=tmp_path / "final",
+        base=project / "models/base",
+        tokens_folder=tmp_path / "tokens",
+        max_length=200,
+        packing=True,
+        train=settings(project, "dpo"),
+    )
+    return tmp_path / "tokens"
+
+
+@pytest.mark.parametrize("method", ["dpo", "grpo"])
+def test_a_mixtures_run_that_was_broken_off_ends_in_the_same_bytes(
+    method: str, project: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
+
+    def run(name: str) -> dict[str, Any]:
+        return train(
+            tokens=pairs if method == "dpo" else project / "data/tokens",
+            base=project / "models/base",
+            adapter=tmp_path / name / "adapter",
+            checkpoints=tmp_path / name / "checkpoints",
+            tensorboard=tmp_path / name / "tensorboard",
+            settings=settings(project, method),
+            resume=True,
+        )
+
+    report = run("whole")
+    assert report["experts_adapted"] == 8 > report["experts_idle"]
+    learned = read_folder(tmp_path / "whole/adapter")
+    routers = [name for name in learned if name.endswith("mlp.gate.lora_B.weight")]
+    assert len(routers) == 2 and all(bool(read_rows(learned[name]).any()) for name in routers)
+    steps, real = 0, QuenchTrainer.training_step
+
+    def dies(self: Any, *arguments: Any, **more: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise KeyboardInterrupt
+        return real(self, *arguments, **more)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(QuenchTrainer, "training_step", dies)
+        run("broken")
+    assert run("broken")["resumed_from"] == "checkpoint-2"
+    assert tree_hash(tmp_path / "broken/adapter") == tree_hash(tmp_path / "whole/adapter")
