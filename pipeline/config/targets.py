@@ -21,6 +21,7 @@ LORA_ONLY = (
     "use_rslora",
     "use_dora",
     "init_lora_weights",
+    "eva_rows",
     "loraplus_lr_ratio",
     "rank_pattern",
     "alpha_pattern",

@@ -23,6 +23,11 @@ def training_problems(
             f"train.checkpoint_every is {train.checkpoint_every} and train.gradient_checkpointing is false, "
             "so no layer is recomputed: set it to true, or checkpoint_every to 1"
         )
+    if train.eva_rows != Train().eva_rows and train.init_lora_weights != "eva":
+        yield (
+            f"train.eva_rows is {train.eva_rows} and train.init_lora_weights is {train.init_lora_weights}, "
+            "which looks at no row: set that to eva, or leave eva_rows out"
+        )
     if train.method == "distill" and train.train_on_prompt and not train.distill_sft_weight:
         yield (
             "train.train_on_prompt is on and train.method is distill with distill_sft_weight 0, which learns "

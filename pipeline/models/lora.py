@@ -29,7 +29,8 @@ def lora_config(train: Training) -> Any:
         alpha_pattern=dict(train.alpha_pattern),
         use_rslora=train.use_rslora,
         use_dora=train.use_dora,
-        init_lora_weights=True if train.init_lora_weights == "default" else train.init_lora_weights,
+        # eva's start is put in later (`pipeline.models.eva`), and is none that a loaded adapter has to know
+        init_lora_weights="gaussian" if train.init_lora_weights == "gaussian" else True,
         bias="none",
     )
 

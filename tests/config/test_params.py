@@ -610,6 +610,10 @@ def test_trained_scales_need_blocks_and_name_the_tuned_file(load):
         ({"target_modules": "(q_proj"}, {}, "no regular expression"),
         ({"rank_pattern": {"q_proj": 0}}, {}, "from 1 to 4096"),
         ({"layers": []}, {}, "at least 1"),
+        ({"init_lora_weights": "pissa_niter_4"}, {}, "a base that was changed"),
+        ({"init_lora_weights": "orthogonal"}, {}, "B is not 0"),
+        ({"init_lora_weights": "kaiming"}, {}, "'default', 'gaussian' or 'eva'"),
+        ({"eva_rows": 8}, {}, "looks at no row"),
         ({"method": "dpo", "train_on_prompt": True}, {}, "compares answers"),
     ],
 )

@@ -9,6 +9,7 @@ from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections.grpo import Grpo
 from pipeline.config.sections.patterns import Alphas, Ranks, Targets
 from pipeline.config.sections.preference import Preference
+from pipeline.config.sections.starts import Start
 from pipeline.config.sections.values import (
     Count,
     Fraction,
@@ -101,8 +102,13 @@ class Train(Section):
     use_dora: bool = key(
         False, "lora only: train the length of each weight's rows too (DoRA); slower, and has to be merged"
     )
-    init_lora_weights: Literal["default", "gaussian"] = key(
-        "default", "lora only: how A starts: default (Kaiming) | gaussian"
+    init_lora_weights: Start = key(
+        "default",
+        "lora only: how A starts: default (Kaiming) | gaussian | eva (the main directions of the linears' "
+        "inputs)",
+    )
+    eva_rows: Annotated[int, Field(ge=1, le=1 << 20)] = key(
+        32, "init_lora_weights eva only: rows (packed ones if preprocess.packing is on) that are looked at"
     )
     loraplus_lr_ratio: Annotated[float, Field(ge=1, le=1000)] | None = key(
         None, "lora only: B learns at so many times learning_rate (LoRA+), 2 to 16; null: at the same"

@@ -59,6 +59,12 @@ def check_mixture(train: Train, *, mixture: bool) -> None:
             "train.use_dora is on, and this base is a mixture of experts, which was never tried: set it "
             "to false",
         )
+    if mixture and train.init_lora_weights == "eva":
+        raise ConfigError(
+            "Q-MODELS-034",
+            "train.init_lora_weights is eva, and this base is a mixture of experts, some of which may get no "
+            "token to start from: set it to default or gaussian",
+        )
     if mixture and train.tuner == "scales":
         raise ConfigError(
             "Q-MODELS-034",

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
@@ -10,11 +11,12 @@ from pipeline.config.methods import METHODS
 from pipeline.config.sections import Training
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
+from pipeline.core.wording import plural
 from pipeline.models.chunked_loss import check_head
 from pipeline.models.experts.separate import is_mixture
 from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss
 from pipeline.models.qlora import load_quantized
-from pipeline.models.tuners import causal_model, put_tuner
+from pipeline.models.tuners import causal_model, put_tuner, without_tuner
 from pipeline.planning.steps import total_steps
 from pipeline.stages.train.arguments import training_arguments
 from pipeline.stages.train.callbacks import MetricsCallback
@@ -24,10 +26,10 @@ from pipeline.stages.train.distill.trainer import DistillCollator, DistillTraine
 from pipeline.stages.train.grpo.batches import PromptCollator
 from pipeline.stages.train.grpo.trainer import GrpoTrainer
 from pipeline.stages.train.monitoring.monitor import Monitor
-from pipeline.stages.train.monitoring.samples import sample
+from pipeline.stages.train.monitoring.samples import sample, undisturbed
 from pipeline.stages.train.monitoring.tensorboard import Board
 from pipeline.stages.train.preference.collator import PreferenceCollator
-from pipeline.stages.train.preference.reference import Reference
+from pipeline.stages.train.preference.reference import PARTS, Reference
 from pipeline.stages.train.preference.trainer import PreferenceTrainer
 from pipeline.stages.train.trainer import QuenchTrainer
 
@@ -45,6 +47,23 @@ def load_model(base: Path, settings: Training) -> tuple[Any, str]:
         check_liger(causal_model(model))
     check_head(causal_model(model))
     return model, loss
+
+
+def start_by_data(model: Any, rows: Any, collate: Collator, settings: Training) -> None:
+    """Where `train.init_lora_weights` is eva, take A's start from rows drawn by the seed, and say from how
+    much. Raises `ConfigError` if they are too few.
+    """
+    if settings.tuner != "lora" or settings.init_lora_weights != "eva":
+        return
+    from pipeline.models.eva import start_by_eva
+
+    random = Random(settings.seed)  # noqa: S311 (no secret)
+    drawn = random.sample(range(len(rows)), min(settings.eva_rows, len(rows)))
+    batches = (collate([rows[row]]) for row in drawn)
+    given = ({part: batch[part].to(model.device) for part in PARTS} for batch in batches)
+    with undisturbed(model), without_tuner(model):
+        count = start_by_eva(model, given)
+    print(f"train: A starts from the inputs at {count} positions of {plural(len(drawn), 'row')} (EVA)")
 
 
 def make_trainer(
@@ -72,6 +91,8 @@ def make_trainer(
     learning: Any = Collator(padding)
     monitoring: Any = learning
     kind: Any = QuenchTrainer
+    if start is None:  # else A is what it has become
+        start_by_data(model, rows, learning, settings)
     if METHODS[settings.method].preferences:
         learning, monitoring = (
             PreferenceCollator(learning, settings.method, found) for found in (rows, held_out)

@@ -21,7 +21,8 @@ EVERYTHING: dict[str, Any] = {
     "rank_pattern": {"down_proj": 6},
     "alpha_pattern": {"v_proj": 12},
     "use_rslora": True,
-    "init_lora_weights": "gaussian",
+    "init_lora_weights": "eva",
+    "eva_rows": 3,
     "loraplus_lr_ratio": 4.0,
     "clip_value": 0.01,
     "gradient_checkpointing": True,
@@ -88,7 +89,9 @@ def test_a_run_with_all_of_it_goes_on_to_the_same_bytes(prepared: Path, tmp_path
     assert file_hash(tmp_path / "unbroken" / file) == file_hash(killed / file)
 
 
-@pytest.mark.parametrize("changes", [{"use_dora": True}, {"layers": [1], "use_rslora": True}])
+@pytest.mark.parametrize(
+    "changes", [{"use_dora": True, "init_lora_weights": "eva"}, {"layers": [1], "use_rslora": True}]
+)
 def test_it_learns_on_nf4(changes: dict[str, Any], prepared: Path, tmp_path: Path) -> None:
     report = run(prepared, tmp_path, **changes)
     assert report["proven"]["trainable_parameters"] > 0

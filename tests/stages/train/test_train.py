@@ -142,6 +142,7 @@ ELSEWHERE = {
     "layers",
     "freeze_layers",
     "init_lora_weights",
+    "eva_rows",
     "train_on_prompt",
 }  # tested below or beside their code
 
