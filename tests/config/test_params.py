@@ -614,6 +614,11 @@ def test_trained_scales_need_blocks_and_name_the_tuned_file(load):
         ({"init_lora_weights": "orthogonal"}, {}, "B is not 0"),
         ({"init_lora_weights": "kaiming"}, {}, "'default', 'gaussian' or 'eva'"),
         ({"eva_rows": 8}, {}, "looks at no row"),
+        ({"modules_to_save": ["norm"]}, {}, "parity.depth full"),
+        ({"modules_to_save": ["lm_head"]}, {}, "no gradient of the head"),
+        ({"modules_to_save": ["norm", "norm"]}, {}, "names a module twice"),
+        ({"modules_to_save": ["q_proj"]}, {}, "'input_layernorm'"),
+        ({"modules_to_save": ["norm"], "loraplus_lr_ratio": 4.0}, {}, "as fast as B"),
         ({"method": "dpo", "train_on_prompt": True}, {}, "compares answers"),
     ],
 )
@@ -630,6 +635,8 @@ def test_dora_is_for_merged_models_and_scales_have_no_adapter(load):
     gguf = {"quantization": "gguf", "source": "gguf", "model": "x.gguf", "level": None}
     for train, refused in (
         ({"use_dora": True}, "set that to nf4"),
+        ({"modules_to_save": ["norm"]}, "set that to nf4"),
+        ({"tuner": "scales", "modules_to_save": ["norm"]}, "has no adapter"),
         ({"tuner": "scales", "use_rslora": True}, "has no adapter"),
         ({"tuner": "scales", "loraplus_lr_ratio": 2.0}, "has no adapter"),
     ):

@@ -1,4 +1,6 @@
-"""How LoRA's A may start (`train.init_lora_weights`), and why PEFT's other starts are refused."""
+"""How LoRA's A may start (`train.init_lora_weights`), what may train whole beside it
+(`train.modules_to_save`), and why the rest of what PEFT offers is refused.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -22,4 +24,18 @@ def _start(value: Any) -> Any:
     return value
 
 
+def _saved(value: Any) -> Any:
+    for name in value if isinstance(value, list) else ():
+        if name in ("lm_head", "embed_tokens"):
+            raise ValueError(
+                f"names {name}, and only norms can: the losses here make no gradient of the head, and "
+                "embeddings are often the head too. Take it out"
+            )
+    if isinstance(value, list) and len(set(map(str, value))) < len(value):
+        raise ValueError("names a module twice: name it once")
+    return value
+
+
 Start = Annotated[Literal["default", "gaussian", "eva"], BeforeValidator(_start)]
+Norm = Literal["input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "norm"]
+Saved = Annotated[list[Norm], BeforeValidator(_saved)]

@@ -59,6 +59,12 @@ def check_mixture(train: Train, *, mixture: bool) -> None:
             "train.use_dora is on, and this base is a mixture of experts, which was never tried: set it "
             "to false",
         )
+    if mixture and train.modules_to_save:
+        raise ConfigError(
+            "Q-MODELS-034",
+            f"train.modules_to_save names {', '.join(train.modules_to_save)}, and this base is a mixture of "
+            "experts, whose norms were never trained: set it to []",
+        )
     if mixture and train.init_lora_weights == "eva":
         raise ConfigError(
             "Q-MODELS-034",

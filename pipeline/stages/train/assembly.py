@@ -38,7 +38,7 @@ def load_model(base: Path, settings: Training) -> tuple[Any, str]:
     """The quantized base with what trains on it, an adapter drawn from the seed, and the loss that it is
     trained with.
     """
-    loss = choose_loss(settings.loss, mixture=is_mixture(base))
+    loss = choose_loss(settings.loss, mixture=is_mixture(base), norms=bool(settings.modules_to_save))
     if loss == "liger":
         apply_liger(base)  # before the model is loaded
     set_seed(settings.seed)  # the trainer does so too, but the adapter's start is drawn before there is one

@@ -54,7 +54,7 @@ ADDED = (
     *("reward", "reward_temperature", "preference", "layers", "freeze_layers", "rank_pattern"),
     *("alpha_pattern", "use_rslora", "use_dora", "init_lora_weights", "loraplus_lr_ratio"),
     *("clip_value", "checkpoint_every", "train_on_prompt", "shuffle", "grpo", "target_experts"),
-    "eva_rows",
+    *("eva_rows", "modules_to_save"),
 )
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
 MACHINE = ("device", "threads")

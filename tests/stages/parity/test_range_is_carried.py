@@ -27,7 +27,11 @@ MERGED = (
 @pytest.mark.parametrize(
     ("train", "alone"),
     [
-        ({"use_dora": True, "freeze_layers": 1, "train_on_prompt": True}, False),
+        (
+            {"use_dora": True, "freeze_layers": 1, "train_on_prompt": True}
+            | {"modules_to_save": ["input_layernorm", "norm"], "learning_rate": 0.01},
+            False,
+        ),
         (
             {
                 "use_rslora": True,

@@ -143,6 +143,7 @@ ELSEWHERE = {
     "freeze_layers",
     "init_lora_weights",
     "eva_rows",
+    "modules_to_save",
     "train_on_prompt",
 }  # tested below or beside their code
 
