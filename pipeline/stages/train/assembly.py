@@ -7,7 +7,8 @@ from typing import Any
 
 from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
 
-from pipeline.config.methods import METHODS
+from pipeline.chat.tokens import IGNORED
+from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections import Training
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
@@ -31,6 +32,7 @@ from pipeline.stages.train.monitoring.tensorboard import Board
 from pipeline.stages.train.preference.collator import PreferenceCollator
 from pipeline.stages.train.preference.reference import PARTS, Reference
 from pipeline.stages.train.preference.trainer import PreferenceTrainer
+from pipeline.stages.train.step_stats import Batch
 from pipeline.stages.train.trainer import QuenchTrainer
 
 
@@ -49,6 +51,14 @@ def load_model(base: Path, settings: Training) -> tuple[Any, str]:
     return model, loss
 
 
+def shown(batch: Batch, method: Method) -> Batch:
+    """The ids, labels and positions (1, T) of a collated row; of a method that gives its own answers only
+    what stands before the row's.
+    """
+    end = int((batch["labels"] != IGNORED).nonzero()[0, 1]) if METHODS[method].prompts else None
+    return {part: batch[part][:, :end] for part in PARTS}
+
+
 def start_by_data(model: Any, rows: Any, collate: Collator, settings: Training) -> None:
     """Where `train.init_lora_weights` is eva, take A's start from rows drawn by the seed, and say from how
     much. Raises `ConfigError` if they are too few.
@@ -59,10 +69,11 @@ def start_by_data(model: Any, rows: Any, collate: Collator, settings: Training) 
 
     random = Random(settings.seed)  # noqa: S311 (no secret)
     drawn = random.sample(range(len(rows)), min(settings.eva_rows, len(rows)))
-    batches = (collate([rows[row]]) for row in drawn)
-    given = ({part: batch[part].to(model.device) for part in PARTS} for batch in batches)
+    batches = (shown(collate([rows[row]]), settings.method) for row in drawn)
     with undisturbed(model), without_tuner(model):
-        count = start_by_eva(model, given)
+        count = start_by_eva(
+            model, ({part: values.to(model.device) for part, values in batch.items()} for batch in batches)
+        )
     print(f"train: A starts from the inputs at {count} positions of {plural(len(drawn), 'row')} (EVA)")
 
 
