@@ -37,6 +37,7 @@ CONDITIONS = (
     Only(("distill_top_k", "distill_sft_weight"), "method", ("distill",)),
     Only(("grpo",), "method", ("grpo",)),
     Only(tuple(f"grpo.{key}" for key in SERVED), "grpo.rollouts", ("llama-server",)),
+    Only(("eva_rows",), "init_lora_weights", ("eva",)),
     Only(LORA_ONLY, "tuner", ("lora",)),
 )
 

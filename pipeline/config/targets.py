@@ -22,6 +22,8 @@ LORA_ONLY = (
     "use_rslora",
     "use_dora",
     "init_lora_weights",
+    "eva_rows",
+    "modules_to_save",
     "loraplus_lr_ratio",
     "rank_pattern",
     "alpha_pattern",
@@ -165,6 +167,8 @@ def merged_only(config: Mapping[str, Any]) -> str | None:
     """
     if config.get("use_dora"):
         return "use_dora is on, and an adapter's GGUF has no magnitudes"
+    if config.get("modules_to_save"):
+        return "modules_to_save is set, and an adapter's GGUF has no weights that were trained whole"
     if config.get("alpha_pattern"):
         return "alpha_pattern is set, and an adapter's GGUF has one alpha"
     if config.get("use_rslora") and config.get("rank_pattern"):

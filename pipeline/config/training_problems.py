@@ -35,6 +35,11 @@ def training_problems(
             f"train.offload_layers is {train.offload_layers} and train.use_dora is on, which reads weights "
             "beside the layers' own forwards: set one of them to 0 or false"
         )
+    if train.modules_to_save and train.loraplus_lr_ratio is not None:
+        yield (
+            f"train.modules_to_save names {', '.join(train.modules_to_save)} and train.loraplus_lr_ratio is "
+            f"{train.loraplus_lr_ratio:g}, with which norms would learn as fast as B: leave one of them out"
+        )
     if train.method == "distill" and train.train_on_prompt and not train.distill_sft_weight:
         yield (
             "train.train_on_prompt is on and train.method is distill with distill_sft_weight 0, which learns "

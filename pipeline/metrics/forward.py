@@ -15,6 +15,7 @@ from pipeline.gguf.base_files import is_scales
 from pipeline.metrics.divergence import Prompt, Reference, Speaker, kept_logits
 from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
 from pipeline.models.runtime import silence_libraries
+from pipeline.models.saved import with_adapter
 from pipeline.models.tuners import load_scales
 
 
@@ -39,8 +40,6 @@ def trained_model(
     arithmetic. Raises `DataError` if the adapter has no record of its run.
     """
     silence_libraries()
-    from peft import PeftModel
-
     trained_in = adapter or settings_of
     assert trained_in, "a base alone needs the settings of a run"
     settings = run_settings(trained_in).model_copy(update=ON_ONE_DEVICE)
@@ -48,7 +47,7 @@ def trained_model(
     if adapter and is_scales(adapter):
         load_scales(model := bare, adapter)
     else:
-        model = PeftModel.from_pretrained(bare, adapter) if adapter else bare
+        model = with_adapter(bare, adapter) if adapter else bare
     yield speaker_of(in_float32(model) if float32 else model)
     del model
     gc.collect()
@@ -76,12 +75,10 @@ def plain_model(folder: Path, adapter: Path | None = None) -> Iterator[Speaker]:
     The weights stay in the 16 bits of the file: see `in_float32`.
     """
     silence_libraries()
-    from peft import PeftModel
-
     from pipeline.models.experts.separate import load_model
 
     model = load_model(folder, dtype="auto")
-    yield speaker_of(in_float32(PeftModel.from_pretrained(model, adapter) if adapter else model))
+    yield speaker_of(in_float32(with_adapter(model, adapter) if adapter else model))
     del model
     gc.collect()
 

@@ -20,13 +20,19 @@ SWITCHES = {
 }  # of an architecture that has all kernels
 
 
-def choose_loss(wanted: str, *, mixture: bool = False) -> str:
-    """`auto` as what this machine can do: liger on a GPU with Triton, chunked elsewhere and for a mixture of
-    experts. Raises `ToolError` for liger without these.
+def choose_loss(wanted: str, *, mixture: bool = False, norms: bool = False) -> str:
+    """`auto` as what this machine can do: liger on a GPU with Triton, chunked elsewhere, for a mixture of
+    experts and where `norms` train. Raises `ToolError` for liger without these.
     """
     import torch
 
-    if mixture and wanted == "auto":
+    if norms and wanted == "liger":
+        raise ToolError(
+            "Q-MODELS-014",
+            "train.loss is liger, whose kernels replace the norms that train.modules_to_save names, which "
+            "was never tried: set it to auto or chunked",
+        )
+    if (mixture or norms) and wanted == "auto":
         return "chunked"
     missing = [
         what

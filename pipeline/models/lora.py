@@ -20,6 +20,7 @@ from pipeline.config.targets import (
 from pipeline.core.errors import ConfigError
 from pipeline.models.experts.targets import plain_targets
 from pipeline.models.qlora import linear_names
+from pipeline.models.saved import COPY, check_saved, saved_paths
 
 
 def lora_config(train: Training) -> Any:
@@ -38,7 +39,8 @@ def lora_config(train: Training) -> Any:
         alpha_pattern=dict(train.alpha_pattern),
         use_rslora=train.use_rslora,
         use_dora=train.use_dora,
-        init_lora_weights=True if train.init_lora_weights == "default" else train.init_lora_weights,
+        # eva's start is put in later (`pipeline.models.eva`), and is none that a loaded adapter has to know
+        init_lora_weights="gaussian" if train.init_lora_weights == "gaussian" else True,
         bias="none",
     )
 
@@ -65,7 +67,8 @@ def check_targets(model: Any, train: Training) -> None:
 
 def check_adapter(model: Any, train: Training) -> int:
     """The number of trainable parameters, proven to be Σ r·(in + out) over every target of every layer that
-    trains (LoRA, arXiv:2106.09685), under DoRA Σ r·(in + out) + out, each at its own r and scale.
+    trains (LoRA, arXiv:2106.09685), under DoRA Σ r·(in + out) + out, each at its own r and scale; and the
+    norms that train whole.
 
     Raises `ConfigError` if a layer lacks a target or a linear outside the layers has an adapter,
     `AssertionError` where anything but LoRA trains or a rank, a scale or the count is off.
@@ -101,14 +104,14 @@ def check_adapter(model: Any, train: Training) -> int:
         )
     _check_each(model, matched, train)
     training = {name: one.numel() for name, one in model.named_parameters() if one.requires_grad}
-    if other := next((name for name in training if ".lora_" not in name), None):
+    if other := next((name for name in training if ".lora_" not in name and COPY not in name), None):
         raise AssertionError(f"{other} is trainable, and only the adapter should be")
     trainable = sum(training.values())
     expected = sum(
         rank_of(name, train) * (layer.in_features + layer.out_features)
         + (layer.out_features if train.use_dora else 0)
         for name, layer in matched.items()
-    )
+    ) + check_saved(model, saved_paths(model.get_base_model(), train))
     if trainable != expected:
         raise AssertionError(f"{trainable} parameters are trainable, {expected} by the formula")
     return int(trainable)

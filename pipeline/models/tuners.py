@@ -19,6 +19,7 @@ from pipeline.models.experts.targets import check_mixture, narrowed
 from pipeline.models.frozen_layers import stop_gradients
 from pipeline.models.lora import check_adapter, check_targets, lora_config
 from pipeline.models.qlora import linear_names
+from pipeline.models.saved import hold_in_float32, saved_changes, saved_paths
 
 AGAIN = "run `snakemake --force train`"
 
@@ -37,7 +38,9 @@ def put_tuner(model: Any, settings: Training) -> Any:
         # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from
         # its first step on
         config = narrowed(lora_config(settings), linear_names(model), settings)
+        config.modules_to_save = saved_paths(model, settings) or None
         model = get_peft_model(model, config, autocast_adapter_dtype=True)
+        hold_in_float32(model)
     else:
         from pipeline.models.scaled_linear import put_scales
 
@@ -224,3 +227,4 @@ def trained_numbers(model: Any) -> Iterator[tuple[str, Any, bool]]:
             yield name, weight, "lora_B" in name
         elif name.endswith(".change"):
             yield name, weight, True
+    yield from ((name, change, True) for name, change in saved_changes(model))

@@ -11,13 +11,21 @@ from math import ceil
 from typing import Literal
 
 from pipeline.config.sections import Training
-from pipeline.config.targets import rank_of
+from pipeline.config.targets import rank_of, trains_in
 from pipeline.core.cpu import Device
 from pipeline.planning.dora import dora_kept
 from pipeline.planning.experts import experts_kept
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Linear, Shape
-from pipeline.planning.weights import ELEMENT, FLOAT, NF4_BLOCK, lora_parameters, targets, tunes_scales
+from pipeline.planning.weights import (
+    ELEMENT,
+    FLOAT,
+    NF4_BLOCK,
+    first_trained,
+    lora_parameters,
+    targets,
+    tunes_scales,
+)
 
 Loss = Literal["liger", "chunked", "plain"]  # plain: transformers' own, with all logits; for comparison
 # `pipeline.gguf.base_files`'s, which import torch too: dense at a time of a linear
@@ -116,16 +124,26 @@ def layer_kept(step: Step, layer: int, targets: list[Linear], first: bool = Fals
     norms = norm_kept(step, step.tokens, step.shape.hidden)
     # gate, up and, unless Liger's, SiLU's output
     gated = step.tokens * step.shape.intermediate * step.element * (2 if step.loss == "liger" else 3)
-    lora = lora_kept(step, layer, targets, ("normed",) if first else ())
+    whole: set[str] = {*step.train.modules_to_save} if trains_in(layer, step.train) else set()
+    lora = lora_kept(step, layer, targets, ("normed",) if first and "input_layernorm" not in whole else ())
     if step.train.use_dora:
         lora += dora_kept(step.train, layer, targets, step.tokens, step.element, step.lora_element)
     return (
         norms * (1 if first else 2)
+        + normalized_kept(step, whole)
         + lora
         + attention_kept(step)
         + gated
         + experts_kept(step.shape, step.tokens, step.element)
     )
+
+
+def normalized_kept(step: Step, whole: set[str]) -> int:
+    """Bytes of what the norms of a layer that train whole multiply by their weights."""
+    shape = step.shape
+    widths = {"input_layernorm": shape.hidden, "post_attention_layernorm": shape.hidden}
+    widths |= {"q_norm": shape.queries, "k_norm": shape.keys, "norm": 0}
+    return step.tokens * sum(widths[name] for name in whole) * step.element
 
 
 def rope_bytes(step: Step) -> int:
@@ -134,16 +152,16 @@ def rope_bytes(step: Step) -> int:
 
 
 def ends_kept(step: Step) -> int:
-    """Bytes kept outside the layers: cosines and sines, and the final norm."""
-    return rope_bytes(step) + norm_kept(step, step.tokens, step.shape.hidden)
+    """Bytes kept outside the layers: cosines and sines, and the final norm, which may train too."""
+    whole = step.tokens * step.shape.hidden * step.element if "norm" in step.train.modules_to_save else 0
+    return rope_bytes(step) + norm_kept(step, step.tokens, step.shape.hidden) + whole
 
 
 def kept_by_layer(step: Step) -> dict[int, int]:
     """{layer: bytes that its forward keeps} from the first layer that trains on: those below keep nothing.
     With gradient checkpointing the first layer's input needs a gradient too.
     """
-    by_layer = targets(step.shape, step.train)
-    first = next(layer for layer, linears in enumerate(by_layer) if linears)
+    by_layer, first = targets(step.shape, step.train), first_trained(step.shape, step.train)
     entry = None if step.train.gradient_checkpointing and not first else first
     return {
         layer: layer_kept(step, layer, by_layer[layer], layer == entry)

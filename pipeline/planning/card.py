@@ -74,7 +74,9 @@ def wants_gpu(train: Train) -> bool:
 
 
 def loss_on(device: Device, train: Train, *, mixture: bool = False) -> Loss:
-    """`train.loss` on a device: auto is liger on a GPU, chunked on a CPU and for a mixture of experts."""
+    """`train.loss` on a device: auto is liger on a GPU, chunked on a CPU, for a mixture of experts and where
+    norms train.
+    """
     if train.loss == "auto":
-        return "liger" if device == "cuda" and not mixture else "chunked"
+        return "liger" if device == "cuda" and not mixture and not train.modules_to_save else "chunked"
     return train.loss

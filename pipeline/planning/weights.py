@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import ceil
 
 from pipeline.config.sections import Train, Training
-from pipeline.config.targets import is_target, misfits, rank_of, tells_experts_apart
+from pipeline.config.targets import is_target, misfits, rank_of, tells_experts_apart, trains_in
 from pipeline.core.errors import ConfigError
 from pipeline.models.experts.targets import check_mixture
 from pipeline.planning.level_bytes import NAMES
@@ -132,9 +132,29 @@ def lora_shapes(shape: Shape, train: Train) -> list[int]:
     ]
 
 
+def saved_norms(shape: Shape, train: Train) -> list[tuple[int, int]]:
+    """(layer, elements) of every norm that trains whole; the last one's layer is the number of layers.
+    Raises `ConfigError` for one that the model hasn't.
+    """
+    sizes = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), shape.hidden)
+    sizes |= dict.fromkeys(("q_norm", "k_norm"), shape.head_dim) if shape.qk_norms else {}
+    layers = [layer for layer in range(shape.layers) if trains_in(layer, train)]
+    found = []
+    for name in train.modules_to_save:
+        if name != "norm" and name not in sizes:
+            raise ConfigError(
+                "Q-PLANNING-007",
+                f"train.modules_to_save names {name}, which this model has not: take it out",
+            )
+        found += [(shape.layers, shape.hidden)] if name == "norm" else [(one, sizes[name]) for one in layers]
+    return found
+
+
 def first_trained(shape: Shape, train: Train) -> int:
     """The first layer in which something trains: the ones below have no backward."""
-    return next(layer for layer, linears in enumerate(targets(shape, train)) if linears)
+    norms = [layer for layer, _ in saved_norms(shape, train)]
+    linears = (layer for layer, linears in enumerate(targets(shape, train)) if linears)
+    return min([next(linears), *norms])
 
 
 def lora_parameters(shape: Shape, train: Train) -> int:
@@ -148,14 +168,15 @@ def tunes_scales(train: Train) -> bool:
 
 
 def trained_tensors(shape: Shape, train: Train, quantized: QuantizedBase | None = None) -> list[int]:
-    """Elements of every tensor that trains: the adapter's matrices, or the scales of each targeted linear.
+    """Elements of every tensor that trains: the adapter's matrices and norms that train whole, or the scales
+    of each targeted linear.
 
     Raises `ConfigError` for a target that the layers don't have, `AssertionError` if scales train and nobody
     has said how many there are.
     """
     matrices = lora_shapes(shape, train)
     if not tunes_scales(train):
-        return matrices
+        return matrices + [size for _, size in saved_norms(shape, train)]
     assert quantized, "the scales of a GGUF train, and nobody has said how many it has"
     trained = {
         f"blk.{layer}.{NAMES[linear.name]}"

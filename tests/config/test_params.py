@@ -613,6 +613,15 @@ def test_trained_scales_need_blocks_and_name_the_tuned_file(load):
         ({"target_modules": "(q_proj"}, {}, "no regular expression"),
         ({"rank_pattern": {"q_proj": 0}}, {}, "from 1 to 4096"),
         ({"layers": []}, {}, "at least 1"),
+        ({"init_lora_weights": "pissa_niter_4"}, {}, "a base that was changed"),
+        ({"init_lora_weights": "orthogonal"}, {}, "B is not 0"),
+        ({"init_lora_weights": "kaiming"}, {}, "'default', 'gaussian' or 'eva'"),
+        ({"eva_rows": 8}, {}, "acts only if train.init_lora_weights is eva"),
+        ({"modules_to_save": ["norm"]}, {}, "parity.depth full"),
+        ({"modules_to_save": ["lm_head"]}, {}, "no gradient of the head"),
+        ({"modules_to_save": ["norm", "norm"]}, {}, "names a module twice"),
+        ({"modules_to_save": ["q_proj"]}, {}, "'input_layernorm'"),
+        ({"modules_to_save": ["norm"], "loraplus_lr_ratio": 4.0}, {}, "as fast as B"),
         ({"method": "dpo", "train_on_prompt": True}, {}, "compares answers"),
     ],
 )
@@ -670,8 +679,10 @@ def test_dora_is_for_merged_models_and_scales_have_no_adapter(load):
     gguf = {"quantization": "gguf", "source": "gguf", "model": "x.gguf", "level": None}
     for train, refused in (
         ({"use_dora": True}, "set that to nf4"),
+        ({"modules_to_save": ["norm"]}, "set that to nf4"),
         ({"tuner": "scales", "use_rslora": True}, "train.tuner is lora"),
         ({"tuner": "scales", "loraplus_lr_ratio": 2.0}, "train.tuner is lora"),
+        ({"tuner": "scales", "modules_to_save": ["norm"]}, "train.tuner is lora"),
     ):
         served = "tuned" if "tuner" in train else "adapter"
         with pytest.raises(ConfigError, match=refused):

@@ -32,6 +32,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"freeze_layers": 1, "gradient_checkpointing": True},
         {"freeze_layers": 1, "gradient_checkpointing": True, "checkpoint_every": 2},
         {"gradient_checkpointing": True, "checkpoint_every": 3},
+        {"modules_to_save": ["input_layernorm", "norm"]},
+        {"modules_to_save": ["post_attention_layernorm"], "layers": [1, 2], "lora_dropout": 0.1},
+        {"modules_to_save": ["input_layernorm"], "target_modules": r".*\.[23]\.mlp\..*_proj"},
     ],
     ids=lambda changes: "-".join(changes),
 )
@@ -39,7 +42,7 @@ def test_what_autograd_keeps_is_the_plan_to_the_byte(base: Path, changes: dict[s
     from pipeline.models.qlora import load_quantized
     from pipeline.models.tuners import put_tuner
 
-    train = settings(lora_dropout=0.0, **changes)
+    train = settings(**{"lora_dropout": 0.0} | changes)
     model = put_tuner(load_quantized(base, train), train).train()
     if train.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=train.checkpoint_every)
@@ -52,7 +55,7 @@ def test_what_autograd_keeps_is_the_plan_to_the_byte(base: Path, changes: dict[s
     )
     assert kept_bytes(model, lambda: hidden_states(model, TOKENS)) == plan
     trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
-    assert trained == weights.lora_parameters(step.shape, train)
+    assert trained == sum(weights.trained_tensors(step.shape, train))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.05])

@@ -9,6 +9,7 @@ from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections.grpo import Grpo
 from pipeline.config.sections.patterns import Alphas, Ranks, Targets
 from pipeline.config.sections.preference import Preference
+from pipeline.config.sections.starts import Saved, Start
 from pipeline.config.sections.values import (
     Count,
     Fraction,
@@ -101,8 +102,17 @@ class Train(Section):
     use_dora: bool = key(
         False, "lora only: train the length of each weight's rows too (DoRA); slower, and has to be merged"
     )
-    init_lora_weights: Literal["default", "gaussian"] = key(
-        "default", "lora only: how A starts: default (Kaiming) | gaussian"
+    init_lora_weights: Start = key(
+        "default",
+        "lora only: how A starts: default (Kaiming) | gaussian | eva (main directions of linears' inputs)",
+    )
+    eva_rows: Annotated[int, Field(ge=1, le=1 << 20)] = key(
+        32, "init_lora_weights eva only: rows (packed ones if preprocess.packing is on) that are looked at"
+    )
+    modules_to_save: Saved = key(
+        [],
+        "lora only: norms that train whole beside the adapter: input_layernorm, post_attention_layernorm, "
+        "q_norm, k_norm, norm (the last one); has to be merged",
     )
     loraplus_lr_ratio: Annotated[float, Field(ge=1, le=1000)] | None = key(
         None, "lora only: B learns at so many times learning_rate (LoRA+), 2 to 16; null: at the same"

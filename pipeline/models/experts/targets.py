@@ -5,7 +5,7 @@ A routed expert's linear is `â€¦.mlp.experts.7.gate_proj`; a shared expert's (`â
 is an ordinary linear, for `train.target_modules`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.config.sections import Train
@@ -39,48 +39,67 @@ def leaf(name: str) -> str:
     return name.rpartition(".")[2]
 
 
+# (of a mixture or of a dense base, when, what is said)
+REFUSED: Sequence[tuple[bool, Callable[[Train], object], str]] = (
+    (
+        False,
+        lambda train: train.target_experts is not None,
+        "train.target_experts is {0.target_experts}, and this base has no routed experts: set it to null",
+    ),
+    (
+        False,
+        lambda train: train.router == "train",
+        "train.router is train, and this base has no router: set it to frozen",
+    ),
+    (
+        True,
+        lambda train: train.target_experts is not None and isinstance(train.target_modules, str),
+        "train.target_modules is a pattern, which says of experts too what trains: set train.target_experts "
+        "to null",
+    ),
+    (
+        True,
+        lambda train: train.use_dora,
+        "train.use_dora is on, and this base is a mixture of experts, which was never tried: set it to false",
+    ),
+    (
+        True,
+        lambda train: train.loss == "liger",
+        "train.loss is liger, whose kernels replace a mixture's experts by its own, which can't be quantized "
+        "or adapted: set it to auto or chunked",
+    ),
+    (
+        True,
+        lambda train: train.method == "distill",
+        "train.method is distill, and this base is a mixture of experts, which was never tried: set it to "
+        "sft",
+    ),
+    (
+        True,
+        lambda train: train.modules_to_save,
+        "train.modules_to_save names {0.modules_to_save}, and this base is a mixture of experts, whose norms "
+        "were never trained: set it to []",
+    ),
+    (
+        True,
+        lambda train: train.init_lora_weights == "eva",
+        "train.init_lora_weights is eva, and this base is a mixture of experts, some of which may get no "
+        "token to start from: set it to default or gaussian",
+    ),
+    (
+        True,
+        lambda train: train.tuner == "scales",
+        "train.tuner is scales, and this base is a mixture of experts, whose scales can't be trained: set it "
+        "to lora",
+    ),
+)
+
+
 def check_mixture(train: Train, *, mixture: bool) -> None:
     """Raise `ConfigError` for settings that a dense base or a mixture has no use for."""
-    if not mixture and train.target_experts is not None:
-        raise ConfigError(
-            "Q-MODELS-034",
-            f"train.target_experts is {train.target_experts}, and this base has no routed experts: set it to "
-            "null",
-        )
-    if not mixture and train.router == "train":
-        raise ConfigError(
-            "Q-MODELS-034", "train.router is train, and this base has no router: set it to frozen"
-        )
-    if mixture and train.target_experts is not None and isinstance(train.target_modules, str):
-        raise ConfigError(
-            "Q-MODELS-034",
-            "train.target_modules is a pattern, which says of experts too what trains: set "
-            "train.target_experts to null",
-        )
-    if mixture and train.use_dora:
-        raise ConfigError(
-            "Q-MODELS-034",
-            "train.use_dora is on, and this base is a mixture of experts, which was never tried: set it "
-            "to false",
-        )
-    if mixture and train.loss == "liger":
-        raise ConfigError(
-            "Q-MODELS-034",
-            "train.loss is liger, whose kernels replace a mixture's experts by its own, which can't be "
-            "quantized or adapted: set it to auto or chunked",
-        )
-    if mixture and train.method == "distill":
-        raise ConfigError(
-            "Q-MODELS-034",
-            "train.method is distill, and this base is a mixture of experts, which was never tried: set "
-            "it to sft",
-        )
-    if mixture and train.tuner == "scales":
-        raise ConfigError(
-            "Q-MODELS-034",
-            "train.tuner is scales, and this base is a mixture of experts, whose scales can't be trained: "
-            "set it to lora",
-        )
+    for of_mixture, when, sentence in REFUSED:
+        if mixture is of_mixture and when(train):
+            raise ConfigError("Q-MODELS-034", sentence.format(train))
 
 
 def narrowed(config: Any, names: list[str], train: Train) -> Any:

@@ -2,20 +2,23 @@
 
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
 
-from pipeline.config.methods import METHODS
+from pipeline.chat.tokens import IGNORED
+from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections import Training
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
+from pipeline.core.wording import plural
 from pipeline.models.chunked_loss import check_head
 from pipeline.models.experts.separate import is_mixture
 from pipeline.models.experts.targets import check_mixture
 from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss
 from pipeline.models.qlora import load_quantized
-from pipeline.models.tuners import causal_model, put_tuner
+from pipeline.models.tuners import causal_model, put_tuner, without_tuner
 from pipeline.planning.steps import total_steps
 from pipeline.stages.train.arguments import training_arguments
 from pipeline.stages.train.callbacks import MetricsCallback
@@ -25,11 +28,12 @@ from pipeline.stages.train.distill.trainer import DistillCollator, DistillTraine
 from pipeline.stages.train.grpo.batches import PromptCollator
 from pipeline.stages.train.grpo.trainer import GrpoTrainer
 from pipeline.stages.train.monitoring.monitor import Monitor
-from pipeline.stages.train.monitoring.samples import sample
+from pipeline.stages.train.monitoring.samples import sample, undisturbed
 from pipeline.stages.train.monitoring.tensorboard import Board
 from pipeline.stages.train.preference.collator import PreferenceCollator
-from pipeline.stages.train.preference.reference import Reference
+from pipeline.stages.train.preference.reference import PARTS, Reference
 from pipeline.stages.train.preference.trainer import PreferenceTrainer
+from pipeline.stages.train.step_stats import Batch
 from pipeline.stages.train.trainer import QuenchTrainer
 
 
@@ -39,7 +43,7 @@ def load_model(base: Path, settings: Training) -> tuple[Any, str]:
     """
     mixture = is_mixture(base)
     check_mixture(settings, mixture=mixture)
-    loss = choose_loss(settings.loss, mixture=mixture)
+    loss = choose_loss(settings.loss, mixture=mixture, norms=bool(settings.modules_to_save))
     if loss == "liger":
         apply_liger(base)  # before the model is loaded
     set_seed(settings.seed)  # the trainer does so too, but the adapter's start is drawn before there is one
@@ -48,6 +52,32 @@ def load_model(base: Path, settings: Training) -> tuple[Any, str]:
         check_liger(causal_model(model))
     check_head(causal_model(model))
     return model, loss
+
+
+def shown(batch: Batch, method: Method) -> Batch:
+    """The ids, labels and positions (1, T) of a collated row; of a method that gives its own answers only
+    what stands before the row's.
+    """
+    end = int((batch["labels"] != IGNORED).nonzero()[0, 1]) if METHODS[method].prompts else None
+    return {part: batch[part][:, :end] for part in PARTS}
+
+
+def start_by_data(model: Any, rows: Any, collate: Collator, settings: Training) -> None:
+    """Where `train.init_lora_weights` is eva, take A's start from rows drawn by the seed, and say from how
+    much. Raises `ConfigError` if they are too few.
+    """
+    if settings.tuner != "lora" or settings.init_lora_weights != "eva":
+        return
+    from pipeline.models.eva import start_by_eva
+
+    random = Random(settings.seed)  # noqa: S311 (no secret)
+    drawn = random.sample(range(len(rows)), min(settings.eva_rows, len(rows)))
+    batches = (shown(collate([rows[row]]), settings.method) for row in drawn)
+    with undisturbed(model), without_tuner(model):
+        count = start_by_eva(
+            model, ({part: values.to(model.device) for part, values in batch.items()} for batch in batches)
+        )
+    print(f"train: A starts from the inputs at {count} positions of {plural(len(drawn), 'row')} (EVA)")
 
 
 def make_trainer(
@@ -75,6 +105,8 @@ def make_trainer(
     learning: Any = Collator(padding)
     monitoring: Any = learning
     kind: Any = QuenchTrainer
+    if start is None:  # else A is what it has become
+        start_by_data(model, rows, learning, settings)
     if METHODS[settings.method].preferences:
         learning, monitoring = (
             PreferenceCollator(learning, settings.method, found) for found in (rows, held_out)

@@ -51,9 +51,10 @@ NAMES = {
 }
 # keys of section train that later versions added: a checkpoint from before them is known without them
 ADDED = (
-    *("reward", "reward_temperature", "preference", "layers", "freeze_layers", "rank_pattern"),
-    *("alpha_pattern", "use_rslora", "use_dora", "init_lora_weights", "loraplus_lr_ratio", "offload_layers"),
+    *("reward", "reward_temperature", "preference", "layers", "freeze_layers", "rank_pattern", "eva_rows"),
+    *("alpha_pattern", "use_rslora", "use_dora", "init_lora_weights", "loraplus_lr_ratio", "modules_to_save"),
     *("clip_value", "checkpoint_every", "train_on_prompt", "shuffle", "grpo", "target_experts", "router"),
+    "offload_layers",
 )
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
 MACHINE = ("device", "threads")

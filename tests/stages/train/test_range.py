@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_train import run, settings, trainer  # noqa: F401 (a fixture)
 
 from pipeline.config.sections import Training
 from pipeline.core.hashing import file_hash
+from pipeline.stages.merge.stage import merge
 from pipeline.stages.train.stage import train
 
 EVERYTHING: dict[str, Any] = {
@@ -21,7 +23,8 @@ EVERYTHING: dict[str, Any] = {
     "rank_pattern": {"down_proj": 6},
     "alpha_pattern": {"v_proj": 12},
     "use_rslora": True,
-    "init_lora_weights": "gaussian",
+    "init_lora_weights": "eva",
+    "eva_rows": 3,
     "loraplus_lr_ratio": 4.0,
     "clip_value": 0.01,
     "gradient_checkpointing": True,
@@ -62,14 +65,13 @@ def test_b_learns_faster_by_the_ratio_and_decays_as_a_does(
     assert sum(len(group["params"]) for group in groups) == training
 
 
-def test_a_run_with_all_of_it_goes_on_to_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
-    """Also: without `shuffle` the rows come in the order of the file."""
-    unbroken = run(prepared, tmp_path / "unbroken", **EVERYTHING, max_steps=4, sample_rows=0)
-    steps = [row for row in unbroken["metrics_log"] if row["kind"] == "step"]
-    rows = [number for row in steps for number in row["rows"]]
-    assert rows[: len(set(rows))] == list(range(len(set(rows))))
-    killed = tmp_path / "killed"
-    shutil.copytree(tmp_path / "unbroken/checkpoints", killed / "checkpoints")
+def goes_on_to_the_same(prepared: Path, root: Path, **changes: Any) -> dict[str, Any]:
+    """The report of an unbroken run, below `root`/unbroken, once another that went on from its middle has
+    made the same bytes.
+    """
+    unbroken = run(prepared, root / "unbroken", **changes, max_steps=4, sample_rows=0)
+    killed = root / "killed"
+    shutil.copytree(root / "unbroken/checkpoints", killed / "checkpoints")
     shutil.rmtree(killed / "checkpoints/checkpoint-4")
     record = (killed / "checkpoints/run.json").read_text()
     (killed / "checkpoints/run.json").write_text(record.replace('"finished": true', '"finished": false'))
@@ -80,15 +82,48 @@ def test_a_run_with_all_of_it_goes_on_to_the_same_bytes(prepared: Path, tmp_path
         adapter=killed / "adapter",
         checkpoints=killed / "checkpoints",
         tensorboard=killed / "tensorboard",
-        settings=settings(**small | EVERYTHING),
+        settings=settings(**small | changes),
         resume=True,
     )
     assert again["resumed_from"] == "checkpoint-2"
     file = "adapter/adapter_model.safetensors"
-    assert file_hash(tmp_path / "unbroken" / file) == file_hash(killed / file)
+    assert file_hash(root / "unbroken" / file) == file_hash(killed / file)
+    return unbroken
 
 
-@pytest.mark.parametrize("changes", [{"use_dora": True}, {"layers": [1], "use_rslora": True}])
+def test_a_run_with_all_of_it_goes_on_to_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
+    """Also: without `shuffle` the rows come in the order of the file."""
+    unbroken = goes_on_to_the_same(prepared, tmp_path, **EVERYTHING)
+    steps = [row for row in unbroken["metrics_log"] if row["kind"] == "step"]
+    rows = [number for row in steps for number in row["rows"]]
+    assert rows[: len(set(rows))] == list(range(len(set(rows))))
+
+
+def test_norms_go_on_to_the_same_bytes_and_are_merged_as_they_were_trained(
+    prepared: Path, tmp_path: Path
+) -> None:
+    saved = ["input_layernorm", "post_attention_layernorm", "norm"]
+    goes_on_to_the_same(prepared, tmp_path, modules_to_save=saved, learning_rate=0.01, warmup_ratio=0.0)
+    adapter, base = tmp_path / "unbroken/adapter", prepared / "models/base"
+    trained = {
+        name.removeprefix("base_model.model."): value
+        for name, value in load_file(adapter / "adapter_model.safetensors").items()
+        if "lora_" not in name
+    }
+    assert len(trained) == 5
+    before = load_file(base / "model.safetensors")
+    assert not any(torch.equal(value, before[name].float()) for name, value in trained.items())
+    for merge_base in ("16-bit", "nf4"):
+        merge(
+            base=base, adapter=adapter, merged=tmp_path / merge_base, dtype="float16", merge_base=merge_base
+        )  # type: ignore[arg-type]
+        merged = load_file(tmp_path / merge_base / "model.safetensors")
+        assert all(torch.equal(merged[name], value.half()) for name, value in trained.items())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"use_dora": True, "init_lora_weights": "eva"}, {"layers": [1], "use_rslora": True}]
+)
 def test_it_learns_on_nf4(changes: dict[str, Any], prepared: Path, tmp_path: Path) -> None:
     report = run(prepared, tmp_path, **changes)
     assert report["proven"]["trainable_parameters"] > 0
