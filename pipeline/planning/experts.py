@@ -12,4 +12,5 @@ def experts_kept(shape: Shape, tokens: int, element: int) -> int:
     """
     shared = any(linear.name == "shared_expert_gate" for linear in shape.linears)
     answers = shape.chosen * (2 * shape.hidden + 1) + shared * (shape.hidden + 1)
-    return tokens * (answers * element + shape.chosen * 3 * INDEX + shape.experts * FLOAT)
+    weights = shape.experts + shape.normalized * (shape.chosen + 1)
+    return tokens * (answers * element + shape.chosen * 3 * INDEX + weights * FLOAT)

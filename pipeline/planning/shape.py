@@ -65,6 +65,7 @@ class Shape:
     linears: tuple[Linear, ...]  # of one layer
     experts: int = 0
     chosen: int = 0
+    normalized: bool = False
 
     @property
     def adaptable(self) -> tuple[Linear, ...]:
@@ -184,6 +185,7 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
         ),
         experts=experts,
         chosen=chosen,
+        normalized=bool(config.get("norm_topk_prob", kind == "mixtral")),
     )
 
 

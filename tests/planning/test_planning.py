@@ -84,6 +84,7 @@ TINY = {
         "num_experts_per_tok": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        "norm_topk_prob": True,
         "head_dim": 16,
     },
 }
