@@ -226,9 +226,7 @@ def drawing(rollouts: Drawing) -> str:
     longest = f"of up to {rollouts.max_new_tokens:,} tokens"
     if rollouts.seconds is None:
         return f"completions {longest} at {rate}; how many is not measured: run `snakemake preprocess`"
-    return (
-        f"at most {in_words(rollouts.seconds)} for {rollouts.completions:,} completions {longest} at {rate}"
-    )
+    return f"about {in_words(rollouts.seconds)} for {rollouts.completions:,} completions {longest} at {rate}"
 
 
 def in_words(seconds: float) -> str:

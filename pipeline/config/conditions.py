@@ -55,7 +55,7 @@ def idle(train: Train, elsewhere: Collection[str] = ()) -> Iterator[str]:
             if value != _at(Train(), key) and key not in elsewhere:
                 yield (
                     f"train.{key} is {value} and acts only if {only.condition}, but that is {now}: leave "
-                    f"{key} out, or set train.{only.by} so"
+                    f"{key} out, or set train.{only.by} to {listed(only.values, 'or')}"
                 )
 
 

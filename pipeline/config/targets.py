@@ -16,7 +16,8 @@ from pipeline.core.wording import plural
 
 PLACE = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 ROUTED = re.compile(r"\.experts\.\d+\.")  # in the path of a routed expert's linear
-ROUTER = re.compile(r"(?:.*\.)?mlp\.gate")  # the path of what chooses a token's experts
+GATE = "gate"
+ROUTER = re.compile(rf"(?:.*\.)?mlp\.{GATE}")  # the path of what chooses a token's experts
 PARTS = ("gate_proj", "up_proj", "down_proj")  # of an expert
 LORA_ONLY = (
     "use_rslora",
@@ -133,7 +134,12 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
     inside = [path for path in found if layer_of(path) is not None and not is_router(path)]
     names = list(dict.fromkeys(path.rpartition(".")[2] for path in inside))
     wanted = () if isinstance(train.target_modules, str) else train.target_modules
-    if unknown := sorted(set(wanted) - set(names)):
+    if GATE in wanted and any(map(is_router, found)):
+        yield (
+            f"train.target_modules names {GATE}, a mixture's router, which trains by train.router: set that "
+            f"to train, and take {GATE} out"
+        )
+    elif unknown := sorted(set(wanted) - set(names)):
         yield (
             f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take some "
             f"of {', '.join(names)}"

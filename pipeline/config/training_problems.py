@@ -35,6 +35,11 @@ def training_problems(
             f"train.offload_layers is {train.offload_layers} and train.use_dora is on, which reads weights "
             "beside the layers' own forwards: set one of them to 0 or false"
         )
+    if train.modules_to_save and train.loss == "liger":
+        yield (
+            f"train.modules_to_save names {', '.join(train.modules_to_save)} and train.loss is liger, whose "
+            "kernels replace norms, which was never tried: set it to auto or chunked"
+        )
     if train.modules_to_save and train.loraplus_lr_ratio is not None:
         yield (
             f"train.modules_to_save names {', '.join(train.modules_to_save)} and train.loraplus_lr_ratio is "

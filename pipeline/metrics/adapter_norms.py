@@ -16,6 +16,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.wording import listed, plural
 from pipeline.gguf.header import Header
 from pipeline.gguf.safetensors_rows import Entry, read_folder
+from pipeline.gguf.stored_names import in_model
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
 from pipeline.models.merging.adapter import Module, changed_start, read_adapter
 
@@ -200,7 +201,7 @@ def _beside_base(found: Sequence[Norms], base: Path) -> list[Norms]:
 
 
 def _of_base_folder(base: Path) -> Callable[[str], float]:
-    entries = read_folder(base)
+    entries = {in_model(name): entry for name, entry in read_folder(base).items()}
 
     def norm(tensor: str) -> float:
         entry = entries.get(tensor)

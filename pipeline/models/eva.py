@@ -21,17 +21,17 @@ SEED = 42  # of the randomized SVD, as in PEFT
 
 
 class Directions:
-    """The first `rank` main directions of vectors of `width` numbers, which come bit by bit."""
+    """The first `rank` main directions of vectors, which come bit by bit."""
 
-    def __init__(self, rank: int, width: int) -> None:
+    def __init__(self, rank: int) -> None:
         self.pca = IncrementalPCA(rank, lowrank=True, lowrank_seed=SEED)
-        self.rank, self.possible, self.seen, self.waiting = rank, rank <= width, 0, list[Any]()
+        self.rank, self.seen, self.waiting = rank, 0, list[Any]()
 
     def add(self, vectors: Any) -> None:
         """Look at vectors (N, width) too, once there are `rank` of them."""
         self.seen += len(vectors)
         self.waiting.append(vectors.float())
-        if self.possible and sum(map(len, self.waiting)) >= self.rank:
+        if sum(map(len, self.waiting)) >= self.rank:
             self.pca.partial_fit(torch.cat(self.waiting))
             self.waiting = []
 
@@ -50,7 +50,9 @@ def start_by_eva(model: Any, batches: Iterable[Mapping[str, Any]]) -> int:
     are too few.
     """
     layers = {name: one for name, one in model.named_modules() if isinstance(one, LoraLayer)}
-    directions = {name: Directions(one.r["default"], one.in_features) for name, one in layers.items()}
+    for name, one in layers.items():
+        _check_rank(one, name.removeprefix("base_model.model."))
+    directions = {name: Directions(one.r["default"]) for name, one in layers.items()}
     counting = torch.empty(0, dtype=torch.bool)
 
     def look(name: str, _: Any, inputs: Any) -> None:
@@ -71,6 +73,16 @@ def start_by_eva(model: Any, batches: Iterable[Mapping[str, Any]]) -> int:
     for name, layer in layers.items():
         _fill(layer, directions[name], name.removeprefix("base_model.model."))
     return positions
+
+
+def _check_rank(layer: Any, name: str) -> None:
+    rank = layer.r["default"]
+    if rank > layer.in_features:
+        raise ConfigError(
+            "Q-MODELS-036",
+            f"train.init_lora_weights is eva, and {name} is given vectors of {layer.in_features} numbers, "
+            f"which have no {rank} directions: lower train.r",
+        )
 
 
 def _fill(layer: Any, directions: Directions, name: str) -> None:

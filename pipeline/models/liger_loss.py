@@ -26,12 +26,6 @@ def choose_loss(wanted: str, *, mixture: bool = False, norms: bool = False) -> s
     """
     import torch
 
-    if norms and wanted == "liger":
-        raise ToolError(
-            "Q-MODELS-014",
-            "train.loss is liger, whose kernels replace the norms that train.modules_to_save names, which "
-            "was never tried: set it to auto or chunked",
-        )
     if (mixture or norms) and wanted == "auto":
         return "chunked"
     missing = [

@@ -37,14 +37,14 @@ def _is_saved(path: str, train: Training) -> bool:
     return inside and path.rpartition(".")[2] in train.modules_to_save
 
 
-def saved_modules(model: Any) -> dict[str, Any]:
-    """The copies that train, by their paths in the base."""
+def saved_modules(model: Any, adapter: str = "default") -> dict[str, Any]:
+    """The copies that train with an adapter, by their paths in the base."""
     from peft.utils.other import ModulesToSaveWrapper
 
     return {
-        name.removeprefix("base_model.model."): one.modules_to_save["default"]
+        name.removeprefix("base_model.model."): one.modules_to_save[adapter]
         for name, one in model.named_modules()
-        if isinstance(one, ModulesToSaveWrapper)
+        if isinstance(one, ModulesToSaveWrapper) and adapter in one.modules_to_save
     }
 
 
@@ -57,21 +57,22 @@ def saved_changes(model: Any) -> Iterator[tuple[str, Any]]:
         yield path, copies[path].weight.detach() - wrapper.original_module.weight.float()
 
 
-def hold_in_float32(model: Any) -> None:
+def hold_in_float32(model: Any, adapter: str = "default") -> None:
     """Make the copies of `model` float32, and what they give of their input's type."""
-    for copy in saved_modules(model).values():
+    for copy in saved_modules(model, adapter).values():
         copy.float()
         copy.register_forward_hook(lambda _module, given, out: out.to(given[0].dtype))
 
 
-def with_adapter(model: Any, adapter: Path) -> Any:
+def with_adapter(model: Any, adapter: Path, name: str = "default", *, trainable: bool = False) -> Any:
     """`model` with PEFT's adapter of a folder, norms that were trained whole in float32 as they are there."""
     from peft import PeftModel
 
-    tuned = PeftModel.from_pretrained(model, adapter)
-    if saved_modules(tuned):
-        hold_in_float32(tuned)
-        tuned.load_adapter(str(adapter), adapter_name="default")  # once more: now nothing is rounded
+    tuned = PeftModel.from_pretrained(model, str(adapter), adapter_name=name, is_trainable=trainable)
+    if saved_modules(tuned, name):
+        hold_in_float32(tuned, name)
+        # once more: now nothing is rounded
+        tuned.load_adapter(str(adapter), adapter_name=name, is_trainable=trainable)
     return tuned
 
 

@@ -37,9 +37,7 @@ def put_tuner(model: Any, settings: Training) -> Any:
 
         # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from
         # its first step on
-        config = narrowed(lora_config(settings), linear_names(model), settings)
-        config.modules_to_save = saved_paths(model, settings) or None
-        model = get_peft_model(model, config, autocast_adapter_dtype=True)
+        model = get_peft_model(model, adapter_config(model, settings), autocast_adapter_dtype=True)
         hold_in_float32(model)
     else:
         from pipeline.models.scaled_linear import put_scales
@@ -52,6 +50,15 @@ def put_tuner(model: Any, settings: Training) -> Any:
 
         offload(causal_model(model), settings.offload_layers)
     return model
+
+
+def adapter_config(model: Any, settings: Training) -> Any:
+    """PEFT's settings for `model`, which has no adapter yet: what `narrowed` makes of a mixture's, and which
+    modules train whole. Raises `ConfigError` for settings that the model has no use for.
+    """
+    config = narrowed(lora_config(settings), linear_names(model), settings)
+    config.modules_to_save = saved_paths(model, settings) or None
+    return config
 
 
 def causal_model(model: Any) -> Any:

@@ -29,7 +29,10 @@ from pipeline.subprojects.processes import run_stage
 from pipeline.subprojects.training import train
 
 # what a sub-project's training takes from section train: how this machine trains, not what is trained
-OF_THE_MACHINE = ("bnb_4bit_compute_dtype", "distill_top_k", "gradient_checkpointing", "loss", "optim")
+OF_THE_MACHINE = (
+    *("bnb_4bit_compute_dtype", "distill_top_k", "gradient_checkpointing", "loss", "optim"),
+    "offload_layers",
+)
 FOLDER = Path("models/.distill")  # scratch of stage distill: neither Snakemake nor DVC looks at it
 CURATED = "data-distill"  # in it: the chats of data/distill, of all jobs
 ROWS = "reports/rows.json"  # in a sub-project: what it learned from

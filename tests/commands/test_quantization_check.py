@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.commands.quantization_check.adapters import put_adapter, random_adapter, saved_adapters
+from pipeline.commands.quantization_check.command import quantization_check
 from pipeline.commands.quantization_check.memory import (
     PARTS,
     measure_training,
@@ -40,6 +41,7 @@ from pipeline.llamacpp.tools import PROJECT
 from pipeline.models.finite import adapter_is_finite, finite_record, nf4_linears, outputs_watched
 from pipeline.models.lora import lora_config
 from pipeline.models.qlora import load_quantized
+from pipeline.models.tuners import put_tuner
 from pipeline.planning.shape import load_shape
 from pipeline.stages.train.checkpoints import publish_checkpoint
 
@@ -55,6 +57,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def adapted(base: Path, train: Training = NF4) -> Any:
     return random_adapter(load_quantized(base, train), lora_config(train), "default", 0)
+
+
+def test_norms_that_train_whole_are_put_on_as_training_does(base: Path, tmp_path: Path) -> None:
+    asked = NF4.model_copy(update={"modules_to_save": ["norm"]})
+    given: dict[str, Any] = {"base": base, "rows": ROWS, "settings": asked, "shape": None}
+    assert quantization_check(adapter=None, **given)["lines"]["lora_finite"].verdict == "pass"
+    trained = put_tuner(load_quantized(base, asked), asked)
+    trained.save_pretrained(tmp_path / "adapter")
+    found = quantization_check(adapter=tmp_path / "adapter", **given)
+    assert found["lines"]["lora_finite"].verdict == "pass"
 
 
 # --- finite -------------------------------------------------------------------------------------------------

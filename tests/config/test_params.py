@@ -622,6 +622,7 @@ def test_trained_scales_need_blocks_and_name_the_tuned_file(load):
         ({"modules_to_save": ["norm", "norm"]}, {}, "names a module twice"),
         ({"modules_to_save": ["q_proj"]}, {}, "'input_layernorm'"),
         ({"modules_to_save": ["norm"], "loraplus_lr_ratio": 4.0}, {}, "as fast as B"),
+        ({"modules_to_save": ["norm"], "loss": "liger"}, {}, "replace norms"),
         ({"method": "dpo", "train_on_prompt": True}, {}, "compares answers"),
     ],
 )

@@ -126,12 +126,12 @@ def test_so_they_are_on_a_mixture_whose_idle_experts_are_not_copied(tools: Any, 
     recipe = settings(target_experts=["down_proj"], gradient_checkpointing=True)
     plain, model = (tuned(folder, recipe.model_copy(update={"offload_layers": n})) for n in (0, 1))
     assert same(trained(model), trained(plain))
-    assert len(weights(model)) == 4 + 4 * 3  # attention, and four experts
+    assert len(weights(model)) == 5 + 4 * 3  # attention, the router and four experts
     before, one_token = resident(model).copies, torch.tensor([[5]])
     with torch.no_grad():
         resident(model).drop()
         model(one_token, use_cache=False)
-    assert resident(model).copies - before == 4 + 2 * 3  # of four experts a token is sent to two
+    assert resident(model).copies - before == 5 + 2 * 3  # of four experts a token is sent to two
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

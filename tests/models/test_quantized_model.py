@@ -284,8 +284,8 @@ def test_a_file_that_is_not_this_models_is_refused(
     ("changed", "sentence"),
     [
         (
-            {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
-            "Q-MODELS-028.*MixtralForCausalLM",
+            {"architectures": ["PhiForCausalLM"], "model_type": "phi"},
+            "Q-MODELS-028.*PhiForCausalLM",
         ),
         ({"architectures": None}, "Q-MODELS-028"),
         ({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, "Q-MODELS-029"),

@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
+from pipeline.models.saved import hold_in_float32, with_adapter
 from pipeline.stages.train.checkpoints import checkpoints_in, defect
 
 WEIGHTS = "adapter_model.safetensors"
@@ -24,6 +25,7 @@ def random_adapter(model: Any, config: Any, name: str, seed: int) -> Any:
         model.add_adapter(name, config)
     else:
         model = get_peft_model(model, config, adapter_name=name)
+        hold_in_float32(model, name)
     random = torch.Generator().manual_seed(seed)
     for key, weight in sorted(model.named_parameters()):
         if f".lora_A.{name}." in key or f".lora_B.{name}." in key:
@@ -44,7 +46,7 @@ def put_adapter(
         return random_adapter(model, config, name, seed)
     try:
         if not isinstance(model, PeftModel):
-            return PeftModel.from_pretrained(model, str(folder), adapter_name=name, is_trainable=True)
+            return with_adapter(model, folder, name, trainable=True)
         model.load_adapter(str(folder), adapter_name=name)
     except torch.OutOfMemoryError:
         raise  # a RuntimeError, and the adapter may fit

@@ -39,6 +39,7 @@ from pipeline.models.finite import adapter_is_finite, dequantization_is_finite, 
 from pipeline.models.lora import check_adapter, lora_config
 from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
 from pipeline.models.runtime import silence_libraries, use_all_cores
+from pipeline.models.tuners import adapter_config
 from pipeline.planning.shape import KNOWN, Shape, load_shape
 from pipeline.stages.parity.check import KEYS
 from pipeline.stages.train.input_files import complete_base
@@ -76,14 +77,16 @@ def quantization_check(
     where = f"{len(rows)} prompts, {'the trained adapter' if adapter else 'a fresh random adapter'}"
     measured: dict[str, dict[str, int]] = {}
     with loaded(base, settings.model_copy(update={"quantization": "none"}), room_for(base)) as bare:
-        model = put_adapter(bare, adapter, lora_config(settings), "default", SEED, trained=True)
+        config = adapter_config(bare, settings)
+        model = put_adapter(bare, adapter, config, "default", SEED, trained=True)
         reference = last_logits(model, rows)
         measured[PLAIN] = measure_training(model, rows, settings.learning_rate)
     with loaded(base, settings) as bare:  # every linear was proven to be NF4 before anything else is put on
         quantized = dequantization_is_finite(bare)
         weights = weight_lines(bare, base)
+        config = adapter_config(bare, settings)
         swap = swap_line(bare, lora_config(settings), rows[:1], switched)
-        model = put_adapter(bare, adapter, lora_config(settings), "default", SEED, trained=True)
+        model = put_adapter(bare, adapter, config, "default", SEED, trained=True)
         check_adapter(model, settings)
         with outputs_watched(model) as outputs:
             candidate = last_logits(model, rows)
