@@ -90,6 +90,6 @@ def test_the_command_says_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("pipeline.commands.plan.first_gpu", lambda: None)
     words = ["plan", "--recipe", "demo-grpo", "--root", str(tmp_path)]
     shown = " ".join(CliRunner().invoke(app, words).stdout.split())
-    assert "Rollouts: at most" in shown and "estimated: 0.14 GB of weights" in shown
+    assert "Rollouts: about" in shown and "estimated: 0.14 GB of weights" in shown
     found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert found["drawing"]["completions"] == 60 * 4 * 8 and found["memory"][SERVER]["bytes"] > 0
