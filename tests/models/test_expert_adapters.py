@@ -268,7 +268,17 @@ def from_file(file: Path, own: Any) -> dict[str, torch.Tensor]:
             tensor = tensors[found_as if "." in source[-7:] else f"{found_as}.weight"]
             read.append(torch.from_numpy(tensor.values(0, tensor.rows).copy()).view(tensor.shape))
         found[name] = torch.cat(read, dim=1 if stacked else 0).view(like.shape)
+        if architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            found[name] = unpermuted(found[name], own.config, keys="k_proj" in name)
     return found
+
+
+def unpermuted(weight: torch.Tensor, config: Any, *, keys: bool) -> torch.Tensor:
+    """Rows in transformers' order: llama.cpp's converter turns a Llama's for its own rotary embedding
+    (`LlamaModel.permute`).
+    """
+    heads = config.num_key_value_heads if keys else config.num_attention_heads
+    return weight.view(heads, -1, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
 # --- the adapter's folder -----------------------------------------------------------------------------------
