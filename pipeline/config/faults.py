@@ -43,7 +43,7 @@ def _sentence(error: Any, known: Sequence[str]) -> str:
     given = quoted(error["input"])
     match error["type"]:
         case "extra_forbidden":
-            return f"unknown key (value {given}): {_remedy(_dotted(error), known)}"
+            return f"unknown key (value {given}): {nearest(_dotted(error), known)}"
         case "missing":
             section = ".".join(map(str, error["loc"][:-1]))
             return f"missing: add it, as the comment of {section} shows (`quench params`)"
@@ -54,8 +54,10 @@ def _sentence(error: Any, known: Sequence[str]) -> str:
     return f"is {given}, {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
-def _remedy(key: str, known: Sequence[str]) -> str:
-    """The known key nearest to an unknown one: in its section, of its name elsewhere, or alike at all."""
+def nearest(key: str, known: Sequence[str]) -> str:
+    """A sentence with the known key nearest to an unknown one: in its section, of its name elsewhere, or
+    alike at all.
+    """
     section, _, name = key.rpartition(".")
     beside = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
     near = (

@@ -77,6 +77,16 @@ def read_strict(path: Path) -> tuple[Any, dict[Place, int]]:
         raise ConfigError("Q-CONFIG-002", f"{path}: {fault}") from None
 
 
+def read_value(text: str, where: str) -> Any:
+    """A value as it would stand in a file. Raises `ConfigError`, which names `where` it was given, for what
+    can't be read.
+    """
+    try:
+        return _Reader(text).document()[0]
+    except Fault as fault:
+        raise ConfigError("Q-CONFIG-002", f"{printable(where, 120)}: {fault}") from None
+
+
 def printable(text: str, longest: int) -> str:
     """The beginning of `text` on one line, with escapes for what a terminal would obey or not show."""
     line = "".join(

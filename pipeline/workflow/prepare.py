@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.config.params import Params, read_params
+from pipeline.config.overrides import Given, from_sections, override
+from pipeline.config.params import Params, Read, read_params
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
 from pipeline.core.locks import RUN, Held, lock_file, stages_at_work, take
 from pipeline.core.owner import mark_run
@@ -50,18 +51,20 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
     """Make the folder ready for a plan and give its settings; a user's mistake ends the process with one
     sentence and its exit code.
 
-    `given` is what Snakemake was given by `--config` and `--configfile` (`workflow.config_settings`): stages
-    would not see it.
+    `given` is what Snakemake was given by `--config` and `--configfile` (`workflow.config_settings`): the
+    first is written into params.yaml, which every stage reads.
     """
     # rules say `python`: this one, also where the virtual environment is not activated
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     try:
-        _check_settings(given)
+        settings = _settings(given)
         read = read_params(root / "params.yaml")
-        params = read.params
-        need_graph(root, params.graph)
         be_the_only_one(root)
         no_stage_at_work(root)
+        if settings:
+            read = _with_settings(root / "params.yaml", settings)
+        params = read.params
+        need_graph(root, params.graph)
         need_all_keys(root, read)
         with working(root):
             pass  # what killed runs left is swept
@@ -82,17 +85,31 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
     return params
 
 
-def _check_settings(given: Any) -> None:
-    """Raise `ConfigError` where settings were given to Snakemake itself: every stage reads params.yaml, and
-    DVC records it.
+def _settings(given: Any) -> Given:
+    """What was given by `--config`. Raises `ConfigError` for a key that there is not, for `--configfile`, and
+    in a dry run, whose plan would be one for a params.yaml that it must not write.
     """
-    files, keys = (getattr(given, name, ()) for name in ("configfiles", "config"))
-    if words := [*(f"--configfile {file}" for file in files), *(f"--config {key}=…" for key in keys)]:
+    if files := [f"--configfile {file}" for file in getattr(given, "configfiles", ())]:
         raise ConfigError(
             "Q-WORKFLOW-008",
-            f"{printable(' '.join(words), 120)} would change nothing, for every stage reads params.yaml: "
-            "edit params.yaml, or run one stage with `python -m pipeline STAGE --params FILE`",
+            f"{printable(' '.join(files), 120)} would change nothing, for every stage reads params.yaml: "
+            "give single settings with --config, or edit params.yaml",
         )
+    settings = from_sections(getattr(given, "config", {}))
+    if settings and _is_dry_run(sys.argv[1:]):
+        raise ConfigError(
+            "Q-WORKFLOW-008",
+            "--config writes into params.yaml, and a dry run writes nothing: edit params.yaml, then plan, or "
+            "leave -n out",
+        )
+    return settings
+
+
+def _with_settings(file: Path, settings: Given) -> Read:
+    """The file with these settings, which are written there, each change shown."""
+    for change in override(file, settings):
+        print(f"{file}: {change}", file=sys.stderr)
+    return read_params(file)
 
 
 def _is_dry_run(words: list[str]) -> bool:

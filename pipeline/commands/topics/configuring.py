@@ -44,6 +44,19 @@ def params(
     main(params or root / "params.yaml", section, as_json=as_json, complete=write)
 
 
+@app.command(
+    epilog="example: quench run train train.learning_rate=1e-4 -c2",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def run(context: typer.Context, root: Root = Path()) -> None:
+    """Run the pipeline, up to a stage if one is named, with settings (SECTION.KEY=VALUE), which are written
+    into params.yaml. Everything else is given to Snakemake.
+    """
+    from pipeline.commands.run import main
+
+    main(root, context.args)
+
+
 @app.command(epilog="example: quench graph")
 def graph(
     force: Annotated[

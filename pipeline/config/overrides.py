@@ -1,0 +1,128 @@
+"""Settings from a command line: `quench run train train.r=8`, `snakemake train --config 'train={r: 8}'`.
+
+They are written into `params.yaml`, as `dvc exp run -S train.r=8` does it: every stage reads that file and
+DVC records it, so what a run was made with can be seen, compared and put back.
+"""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+
+from pipeline.config.faults import nearest, report
+from pipeline.config.params import Params, read_params
+from pipeline.config.sections.values import Key, group_of, keys_of
+from pipeline.config.text import as_yaml, value_at
+from pipeline.core.errors import ConfigError
+from pipeline.core.publish import publishing
+from pipeline.core.strict_yaml import printable, read_strict, read_value
+
+Given = Mapping[Key, Any]
+
+
+def from_words(words: Sequence[str]) -> Given:
+    """The settings of `train.r=8` and the like, whose values are YAML. Raises `ConfigError` for a key that
+    there is not, or a value that can't be read.
+    """
+    found = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        found[_key(name)] = read_value(text, word)
+    return found
+
+
+def from_sections(config: Mapping[str, Any]) -> Given:
+    """The settings of Snakemake's `--config 'train={r: 8}'`. Raises `ConfigError` as `from_words` does.
+
+    Snakemake leaves every value inside of braces a text, so texts are read once more.
+    """
+    return {_key(name): _read_again(value, name) for name, value in _flat(config, "")}
+
+
+def override(file: Path, given: Given) -> list[str]:
+    """Write settings into a `params.yaml`, whose other text stays; a line on each that changed: "train.r: 16
+    → 8". Raises `ConfigError` where the settings then would be wrong.
+    """
+    file = file.resolve()  # a link stays one
+    read = read_params(file)
+    before, values = read.params.model_dump(mode="json"), deepcopy(read.values)
+    for place, value in given.items():
+        _put(values, place, value)
+    try:
+        after = Params.model_validate(values).model_dump(mode="json")
+    except ValidationError as error:
+        known = [".".join(place) for place, _ in keys_of(Params)]
+        raise ConfigError("Q-CONFIG-003", report(file, error.errors(), {}, known)) from None
+    changed = [place for place in given if value_at(before, place) != value_at(after, place)]
+    if changed:
+        with publishing(file) as aside:
+            aside.write_text(_text(file, given), encoding="utf-8", newline="")
+            shutil.copymode(file, aside)
+            if read_strict(aside)[0] != values:
+                names = ", ".join(".".join(place) for place in changed)
+                raise ConfigError("Q-CONFIG-005", f"{names} can't be put into the text of {file}: edit it")
+    return [
+        f"{'.'.join(place)}: {as_yaml(value_at(before, place))} → {as_yaml(value_at(after, place))}"
+        for place in changed
+    ]
+
+
+def _key(name: str) -> Key:
+    """The place of a key. Raises `ConfigError` for none, with the nearest that there is."""
+    known = {".".join(place): field for place, field in keys_of(Params)}
+    if name not in known:
+        remedy = nearest(name, list(known))
+        raise ConfigError("Q-CONFIG-005", f"no key is called {printable(name, 80)!r}: {remedy}")
+    if group_of(known[name]):
+        raise ConfigError(
+            "Q-CONFIG-005",
+            f"{name} is a section: name its keys, as in {name}.KEY=VALUE (`quench params {name}`)",
+        )
+    return tuple(name.split("."))
+
+
+def _flat(config: Mapping[str, Any], section: str) -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of each key, sections opened."""
+    groups = {".".join(place) for place, field in keys_of(Params) if group_of(field)}
+    for key, value in config.items():
+        name = f"{section}{key}"
+        if isinstance(value, Mapping) and (name in groups or not section):
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _read_again(value: Any, name: str) -> Any:
+    match value:
+        case str():
+            return read_value(value, f"{name}={value}")
+        case list():
+            return [_read_again(one, name) for one in value]
+        case dict():
+            return {key: _read_again(one, name) for key, one in value.items()}
+    return value
+
+
+def _put(values: Any, place: Key, value: Any) -> None:
+    for name in place[:-1]:
+        if not isinstance(values.get(name), dict):
+            values[name] = type(values)()
+        values = values[name]
+    values[place[-1]] = value
+
+
+def _text(file: Path, given: Given) -> str:
+    """The file's text with these settings."""
+    yaml = YAML()
+    yaml.preserve_quotes, yaml.width = True, 1 << 16
+    values = yaml.load(file.read_bytes().decode("utf-8"))
+    for place, value in given.items():
+        _put(values, place, yaml.load(as_yaml(value)) if isinstance(value, list | dict) else value)
+    written = StringIO()
+    yaml.dump(values, written)
+    return written.getvalue()
