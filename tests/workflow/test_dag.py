@@ -959,18 +959,39 @@ def test_mistake_is_one_sentence_with_its_exit_code(
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["--config", "train=x"], ["--config", "train={r: 4}", "-n"], ["-n", "--configfile", "params.yaml"]],
+    ("words", "id"),
+    [
+        (["--config", "train=x"], "Q-CONFIG-005"),
+        (["--config", "train={rank: 4}"], "Q-CONFIG-005"),
+        (["--config", "train={r: 4}", "-n"], "Q-WORKFLOW-008"),
+        (["-n", "--configfile", "params.yaml"], "Q-WORKFLOW-008"),
+    ],
 )
-def test_settings_given_to_snakemake_are_refused_for_no_stage_would_see_them(
-    toy: Toy, words: list[str]
-) -> None:
-    before = toy.ran()
+def test_settings_that_no_stage_would_see_are_refused(toy: Toy, words: list[str], id: str) -> None:
+    before, settings = toy.ran(), (toy.root / "params.yaml").read_bytes()
     done = toy.snakemake(*words)
     assert done.returncode == 2
-    assert "Q-WORKFLOW-008" in done.stderr
+    assert id in done.stderr
     assert "Traceback" not in done.stderr
-    assert toy.ran() == before
+    assert toy.ran() == before and (toy.root / "params.yaml").read_bytes() == settings
+
+
+def test_a_setting_given_to_either_tool_is_params_yamls(toy: Toy) -> None:
+    before = toy.ran()
+    done = toy.snakemake("--config", "train={learning_rate: 1e-5}")
+    assert done.returncode == 0, done.stderr
+    assert load_params(toy.root / "params.yaml").train.learning_rate == 1e-5
+    assert sorted(toy.ran()[len(before) :]) == sorted(["train", *AFTER_TRAIN])
+    toy.agree()
+    before = toy.ran()
+    subprocess.run(["git", "add", "--all"], cwd=toy.root, check=True)
+    subprocess.run(["git", "commit", "--quiet", "--message", "run"], cwd=toy.root, check=True)
+    command = [sys.executable, "-m", "dvc", "exp", "run", "--quiet", "-S", "train.learning_rate=1e-6"]
+    done = subprocess.run(command, cwd=toy.root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert load_params(toy.root / "params.yaml").train.learning_rate == 1e-6
+    assert sorted(toy.ran()[len(before) :]) == sorted(["train", *AFTER_TRAIN])
+    toy.agree()
 
 
 def test_failed_recording_fails_the_stage(toy: Toy) -> None:
