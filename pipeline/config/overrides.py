@@ -32,7 +32,8 @@ def from_words(words: Sequence[str]) -> Given:
     found = {}
     for word in words:
         name, _, text = word.partition("=")
-        found[_key(name)] = read_value(text, word)
+        place = _key(name)
+        found[place] = read_value(text, word)
     return found
 
 

@@ -33,6 +33,7 @@ COMMANDS = (
     "report",
     "judge",
     "pairs",
+    "run",
     "doctor",
     "plan",
     "explain",

@@ -978,18 +978,18 @@ def test_settings_that_no_stage_would_see_are_refused(toy: Toy, words: list[str]
 
 def test_a_setting_given_to_either_tool_is_params_yamls(toy: Toy) -> None:
     before = toy.ran()
-    done = toy.snakemake("--config", "train={learning_rate: 1e-5}")
+    done = toy.snakemake("--config", "train={r: 4}")
     assert done.returncode == 0, done.stderr
-    assert load_params(toy.root / "params.yaml").train.learning_rate == 1e-5
+    assert load_params(toy.root / "params.yaml").train.r == 4
     assert sorted(toy.ran()[len(before) :]) == sorted(["train", *AFTER_TRAIN])
     toy.agree()
     before = toy.ran()
     subprocess.run(["git", "add", "--all"], cwd=toy.root, check=True)
     subprocess.run(["git", "commit", "--quiet", "--message", "run"], cwd=toy.root, check=True)
-    command = [sys.executable, "-m", "dvc", "exp", "run", "--quiet", "-S", "train.learning_rate=1e-6"]
+    command = [sys.executable, "-m", "dvc", "exp", "run", "--quiet", "-S", "train.r=2"]
     done = subprocess.run(command, cwd=toy.root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert load_params(toy.root / "params.yaml").train.learning_rate == 1e-6
+    assert load_params(toy.root / "params.yaml").train.r == 2
     assert sorted(toy.ran()[len(before) :]) == sorted(["train", *AFTER_TRAIN])
     toy.agree()
 

@@ -46,15 +46,23 @@ def params(
 
 @app.command(
     epilog="example: quench run train train.learning_rate=1e-4 -c2",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    context_settings={"ignore_unknown_options": True},
 )
-def run(context: typer.Context, root: Root = Path()) -> None:
+def run(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[STAGE | SECTION.KEY=VALUE | SNAKEMAKE'S OPTION] ...", help="Values are YAML."
+        ),
+    ] = None,
+    root: Root = Path(),
+) -> None:
     """Run the pipeline, up to a stage if one is named, with settings (SECTION.KEY=VALUE), which are written
     into params.yaml. Everything else is given to Snakemake.
     """
     from pipeline.commands.run import main
 
-    main(root, context.args)
+    main(root, words or [])
 
 
 @app.command(epilog="example: quench graph")
