@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
+from ruamel.yaml.representer import RoundTripRepresenter
 
 from pipeline.config.faults import nearest, report
 from pipeline.config.params import Params, read_params
@@ -23,6 +24,15 @@ from pipeline.core.publish import publishing
 from pipeline.core.strict_yaml import printable, read_strict, read_value
 
 Given = Mapping[Key, Any]
+
+
+class _Representer(RoundTripRepresenter):
+    """Writes null where the library would leave nothing."""
+
+
+_Representer.add_representer(
+    type(None), lambda one, _: one.represent_scalar("tag:yaml.org,2002:null", "null")
+)
 
 
 def from_words(words: Sequence[str]) -> Given:
@@ -120,6 +130,7 @@ def _put(values: Any, place: Key, value: Any) -> None:
 def _text(file: Path, given: Given) -> str:
     """The file's text with these settings."""
     yaml = YAML()
+    yaml.Representer = _Representer
     yaml.preserve_quotes, yaml.width = True, 1 << 16
     values = yaml.load(file.read_bytes().decode("utf-8"))
     for place, value in given.items():

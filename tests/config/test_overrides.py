@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.commands.recipes import recipe_names, recipe_text
 from pipeline.config.overrides import from_sections, from_words, override
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError
@@ -58,6 +59,18 @@ def test_the_file_has_it_and_keeps_its_text(file: Path) -> None:
     assert params.report.gate.max_kld == 0.1
     assert text.startswith("# mine\ntrain:\n  # small\n  learning_rate: ") and "# peak" in text
     assert '  name: "demo"\n' in text
+
+
+def test_a_recipe_changes_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    for recipe in recipe_names():
+        path.write_text(recipe_text(recipe))
+        before = path.read_text().splitlines()
+        override(path, {("curate", "near_threshold"): 0.86})
+        after = path.read_text().splitlines()
+        assert [new for old, new in zip(before, after, strict=True) if old != new] == [
+            "  near_threshold: 0.86"
+        ]
 
 
 def test_what_is_so_already_leaves_the_file_alone(file: Path) -> None:
