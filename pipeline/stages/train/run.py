@@ -85,9 +85,7 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
 
 
 def base_hashes(base: Path) -> dict[str, str]:
-    """sha256 of the base's weights, configuration, tokenizer and chat template, so that a change has a
-    name.
-    """
+    """sha256 of the base's weights, configuration, tokenizer and chat template: a change has a name."""
 
     def together(files: Iterable[Path]) -> str:
         return json_hash({path.name: file_hash(path) for path in files})
