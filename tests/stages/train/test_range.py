@@ -69,13 +69,14 @@ def goes_on_to_the_same(prepared: Path, root: Path, **changes: Any) -> dict[str,
     """The report of an unbroken run, below `root`/unbroken, once another that went on from its middle has
     made the same bytes.
     """
-    unbroken = run(prepared, root / "unbroken", **changes, max_steps=4, sample_rows=0)
+    changes = {"max_steps": 4, "sample_rows": 0} | changes
+    unbroken = run(prepared, root / "unbroken", **changes)
     killed = root / "killed"
     shutil.copytree(root / "unbroken/checkpoints", killed / "checkpoints")
     shutil.rmtree(killed / "checkpoints/checkpoint-4")
     record = (killed / "checkpoints/run.json").read_text()
     (killed / "checkpoints/run.json").write_text(record.replace('"finished": true', '"finished": false'))
-    small = {"r": 4, "lora_alpha": 8, "sample_rows": 0, "eval_steps": 2, "save_steps": 2, "max_steps": 4}
+    small = {"r": 4, "lora_alpha": 8, "eval_steps": 2, "save_steps": 2}
     again = train(
         tokens=prepared / "data/tokens",
         base=prepared / "models/base",
