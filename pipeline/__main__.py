@@ -109,7 +109,7 @@ def _parsed(stage: str, resume: bool | Path | str) -> tuple[str, str]:
     """The stage's name, and the level or model behind its "@" ("" without). Raises `ConfigError` for what is
     no stage, or can't be resumed.
     """
-    from pipeline.core.strict_yaml import printable
+    from pipeline.core.printable import printable
     from pipeline.workflow.stages import table
 
     name, _, item = stage.partition("@")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from pipeline.core.strict_yaml import printable
+from pipeline.core.printable import printable
 
 PLAIN = (  # take nothing after their name
     "exact_match",

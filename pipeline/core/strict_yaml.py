@@ -19,6 +19,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.scanner import Scanner
 
 from pipeline.core.errors import ConfigError
+from pipeline.core.printable import printable, quoted
 from pipeline.core.yaml_readers import dvc_kind, old_kind
 
 MAX_BYTES = 1 << 16  # four times what our own files have, their comments included
@@ -85,19 +86,6 @@ def read_value(text: str, where: str) -> Any:
         return _Reader(text).document()[0]
     except Fault as fault:
         raise ConfigError("Q-CONFIG-002", f"{printable(where, 120)}: {fault}") from None
-
-
-def printable(text: str, longest: int) -> str:
-    """The beginning of `text` on one line, with escapes for what a terminal would obey or not show."""
-    line = "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text[: longest + 1]
-    )
-    return line if len(line) <= longest else f"{line[: longest - 1]}…"
-
-
-def quoted(value: Any) -> str:
-    """A value for a message, cut to 80 characters, its escapes shown."""
-    return printable(repr(value), 80)
 
 
 def _text(path: Path) -> str:

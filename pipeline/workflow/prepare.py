@@ -18,9 +18,9 @@ from pipeline.config.params import Params, Read, read_params
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
 from pipeline.core.locks import RUN, Held, lock_file, stages_at_work, take
 from pipeline.core.owner import mark_run
+from pipeline.core.printable import printable
 from pipeline.core.publish import remove
 from pipeline.core.special_files import need_plain_files
-from pipeline.core.strict_yaml import printable
 from pipeline.workflow.code_keys import write_keys
 from pipeline.workflow.complete import need_all_keys
 from pipeline.workflow.graphs import need_graph

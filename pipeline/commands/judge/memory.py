@@ -7,7 +7,7 @@ from pipeline.commands.judge.files import Candidate
 from pipeline.commands.judge.served import Load, Served
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError
-from pipeline.core.strict_yaml import quoted
+from pipeline.core.printable import quoted
 from pipeline.core.units import MEMORY_GB, memory_gb
 from pipeline.planning.card import Card, first_gpu, main_memory
 from pipeline.planning.serving import LevelPlan, plan_level, prompt_cache

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.core.strict_yaml import printable, quoted
+from pipeline.core.printable import printable, quoted
 
 Value = TypeVar("Value")
 
