@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.overrides import Given, from_words
+from pipeline.config.overrides import Given, from_words, put
 
 SETTING = re.compile(r"[a-z][\w]*(\.\w+)+=.*", re.DOTALL)  # train.r=8; an option begins with a dash
 
@@ -32,8 +32,5 @@ def _config(given: Given) -> list[str]:
     """Snakemake's option for these settings."""
     sections: dict[str, Any] = {}
     for place, value in given.items():
-        inside = sections
-        for name in place[:-1]:
-            inside = inside.setdefault(name, {})
-        inside[place[-1]] = value
+        put(sections, place, value)
     return ["--config", *(f"{name}={json.dumps(keys)}" for name, keys in sections.items())] if given else []

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections.renamed import GONE, KEYS, VALUES
-from pipeline.core.strict_yaml import Place, printable, quoted
+from pipeline.core.printable import printable, quoted
+from pipeline.core.strict_yaml import Place
 from pipeline.core.wording import plural
 
 LONGEST, MOST = 400, 1900  # characters of one error, and of all

@@ -7,21 +7,23 @@ DVC records it, so what a run was made with can be seen, compared and put back.
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
 
-from pipeline.config.faults import nearest, report
-from pipeline.config.params import Params, read_params
+from pipeline.config.faults import nearest
+from pipeline.config.params import Params, checked, read_params
 from pipeline.config.sections.values import Key, group_of, keys_of
 from pipeline.config.text import as_yaml, value_at
 from pipeline.core.errors import ConfigError
+from pipeline.core.printable import printable
 from pipeline.core.publish import publishing
-from pipeline.core.strict_yaml import printable, read_strict, read_value
+from pipeline.core.strict_yaml import read_strict, read_value
 
 Given = Mapping[Key, Any]
 
@@ -63,12 +65,8 @@ def override(file: Path, given: Given) -> list[str]:
     read = read_params(file)
     before, values = read.params.model_dump(mode="json"), deepcopy(read.values)
     for place, value in given.items():
-        _put(values, place, value)
-    try:
-        after = Params.model_validate(values).model_dump(mode="json")
-    except ValidationError as error:
-        known = [".".join(place) for place, _ in keys_of(Params)]
-        raise ConfigError("Q-CONFIG-003", report(file, error.errors(), {}, known)) from None
+        put(values, place, value)
+    after = checked(file, values, {}).model_dump(mode="json")
     changed = [place for place in given if value_at(before, place) != value_at(after, place)]
     if changed:
         with publishing(file) as aside:
@@ -83,9 +81,14 @@ def override(file: Path, given: Given) -> list[str]:
     ]
 
 
+@cache
+def _fields() -> Mapping[str, FieldInfo]:
+    return {".".join(place): field for place, field in keys_of(Params)}
+
+
 def _key(name: str) -> Key:
     """The place of a key. Raises `ConfigError` for none, with the nearest that there is."""
-    known = {".".join(place): field for place, field in keys_of(Params)}
+    known = _fields()
     if name not in known:
         remedy = nearest(name, list(known))
         raise ConfigError("Q-CONFIG-005", f"no key is called {printable(name, 80)!r}: {remedy}")
@@ -99,10 +102,10 @@ def _key(name: str) -> Key:
 
 def _flat(config: Mapping[str, Any], section: str) -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of each key, sections opened."""
-    groups = {".".join(place) for place, field in keys_of(Params) if group_of(field)}
+    known = _fields()
     for key, value in config.items():
         name = f"{section}{key}"
-        if isinstance(value, Mapping) and (name in groups or not section):
+        if isinstance(value, Mapping) and (not section or (name in known and group_of(known[name]))):
             yield from _flat(value, f"{name}.")
         else:
             yield name, value
@@ -119,7 +122,8 @@ def _read_again(value: Any, name: str) -> Any:
     return value
 
 
-def _put(values: Any, place: Key, value: Any) -> None:
+def put(values: Any, place: Key, value: Any) -> None:
+    """Have `value` at a place of nested mappings, which are made where they are missing."""
     for name in place[:-1]:
         if not isinstance(values.get(name), dict):
             values[name] = type(values)()
@@ -134,7 +138,7 @@ def _text(file: Path, given: Given) -> str:
     yaml.preserve_quotes, yaml.width = True, 1 << 16
     values = yaml.load(file.read_bytes().decode("utf-8"))
     for place, value in given.items():
-        _put(values, place, yaml.load(as_yaml(value)) if isinstance(value, list | dict) else value)
+        put(values, place, yaml.load(as_yaml(value)) if isinstance(value, list | dict) else value)
     written = StringIO()
     yaml.dump(values, written)
     return written.getvalue()

@@ -2,7 +2,7 @@
 errors are reported at once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -222,8 +222,13 @@ def read_params(path: Path) -> Read:
     values, lines = read_strict(path)
     if values is None:
         raise ConfigError("Q-CONFIG-001", f"{path} is empty: `quench use demo` writes a recipe there")
+    return Read(checked(path, values, lines), values, lines)
+
+
+def checked(path: Path, values: dict[str, Any], lines: Mapping[Place, int]) -> Params:
+    """The settings that `path` holds or would hold; every error is named in one `ConfigError`."""
     try:
-        return Read(Params.model_validate(values), values, lines)
+        return Params.model_validate(values)
     except ValidationError as error:
         known = [".".join(place) for place, _ in keys_of(Params)]
         renamed = any(new_name(item) for item in error.errors())

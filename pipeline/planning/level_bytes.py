@@ -1,8 +1,7 @@
 """Bytes of a GGUF before it is made: each tensor has the type that llama-quantize would give it.
 
 After llama.cpp, src/llama-quant.cpp: `llama_tensor_get_type_impl` (mixtures below 3 bits are some per cent
-off), and `tensor_type_fallback` for rows
-that a type can't pack.
+off), and `tensor_type_fallback` for rows that a type can't pack.
 """
 
 from collections.abc import Iterator

@@ -157,7 +157,7 @@ def learnable(file: Path, aside: Path) -> Path:
     """
     if not has_stand_ins(file):
         return file
-    write_rows(aside, learned_in(file))
+    write_rows(aside, learned_in(file, stand_ins=True))
     return aside
 
 

@@ -77,14 +77,13 @@ def quantization_check(
     where = f"{len(rows)} prompts, {'the trained adapter' if adapter else 'a fresh random adapter'}"
     measured: dict[str, dict[str, int]] = {}
     with loaded(base, settings.model_copy(update={"quantization": "none"}), room_for(base)) as bare:
-        config = adapter_config(bare, settings)
-        model = put_adapter(bare, adapter, config, "default", SEED, trained=True)
+        model = put_adapter(bare, adapter, adapter_config(bare, settings), "default", SEED, trained=True)
         reference = last_logits(model, rows)
         measured[PLAIN] = measure_training(model, rows, settings.learning_rate)
     with loaded(base, settings) as bare:  # every linear was proven to be NF4 before anything else is put on
         quantized = dequantization_is_finite(bare)
         weights = weight_lines(bare, base)
-        config = adapter_config(bare, settings)
+        config = adapter_config(bare, settings)  # of the model that no adapter was on yet
         swap = swap_line(bare, lora_config(settings), rows[:1], switched)
         model = put_adapter(bare, adapter, config, "default", SEED, trained=True)
         check_adapter(model, settings)

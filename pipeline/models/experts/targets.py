@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.config.sections import Train
-from pipeline.config.targets import PARTS, ROUTED, ROUTER, expert_parts, is_routed
+from pipeline.config.targets import GATE, PARTS, ROUTED, ROUTER, expert_parts, is_routed
 from pipeline.config.targets import together as together  # beside the others of a routed name
 from pipeline.core.errors import ConfigError
 
@@ -110,7 +110,7 @@ def narrowed(config: Any, names: list[str], train: Train) -> Any:
     check_mixture(train, mixture=bool(routed))
     if not routed:
         return config
-    routers = ["gate"] if train.router == "train" else []
+    routers = [GATE] if train.router == "train" else []
     if isinstance(train.target_modules, str):
         config.target_modules = "|".join([train.target_modules, *(ROUTER.pattern for _ in routers)])
         return config
