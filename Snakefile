@@ -1,13 +1,29 @@
 # Quench's stages for Snakemake: a rule for each stage of graphs/stages.yaml, from which dvc.yaml is written too.
 #   snakemake            everything            snakemake -n         what it would do
 #   snakemake train      up to the adapter     snakemake -c2        with two cores
-from pathlib import Path
-
-from pipeline.config.params import load_params
+#   snakemake --set-scatter curate=7           with stage curate as jobs on seven shards of data/raw, to the same bytes
 from pipeline.workflow.prepare import prepare
+from pipeline.workflow.remote import finish_workflow, job_settings
+from pipeline.workflow.shards import jobs as curate_jobs
 from pipeline.workflow.stages import rules as stage_rules
 
-SETTINGS = prepare(workflow.config_settings) if workflow.is_main_process else load_params(Path("params.yaml"))
+SETTINGS = prepare(workflow.config_settings) if workflow.is_main_process else job_settings(remote=workflow.remote_exec)
+
+
+onsuccess:
+    finish_workflow(failed=False)
+
+
+onerror:
+    finish_workflow(failed=True)
+
+
+scattergather:
+    curate=1,
+
+
+SHARDS = gather.curate("{scatteritem}")
+STAGES = {stage.name: stage for stage in stage_rules(SETTINGS, workflow.cores, SHARDS)}
 
 
 rule all:
@@ -15,7 +31,24 @@ rule all:
         "reports/index.html",
 
 
-for STAGE in stage_rules(SETTINGS, workflow.cores):
+for JOB in curate_jobs(STAGES["curate"], SHARDS):
+
+    rule:
+        name:
+            JOB.name
+        input:
+            JOB.deps,
+        output:
+            temp(directory(JOB.folder)),
+        log:
+            JOB.log,
+        params:
+            job=JOB.job,
+        shell:
+            "python -m pipeline.stages.curate.shard {params.job} 2>&1 | tee {log}"
+
+
+for STAGE in STAGES.values():
 
     rule:
         name:

@@ -70,6 +70,7 @@ def ours(base: Path, rows: Path, settings: Training, folder: Path) -> list[float
     from pipeline.core.interruption import Interruption
     from pipeline.core.metrics_log import MetricsLog
     from pipeline.stages.train.assembly import make_trainer
+    from pipeline.stages.train.run import describe
 
     ends: list[float] = []
 
@@ -89,6 +90,7 @@ def ours(base: Path, rows: Path, settings: Training, folder: Path) -> list[float
             metrics_log,
             None,
             interruption,
+            describe(rows, base, settings),
         )
         trainer.add_callback(Clock())
         trainer.train()

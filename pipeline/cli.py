@@ -10,8 +10,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from pipeline.commands import data
-from pipeline.commands.topics import checking, configuring, serving, sharing
+from pipeline.commands import data, remote
+from pipeline.commands.topics import checking, configuring, projects, serving, sharing
 from pipeline.core.errors import QuenchError
 
 
@@ -39,9 +39,10 @@ app = typer.Typer(
     epilog="The pipeline itself is run by `snakemake` (all of it), `snakemake train` (up to a stage) or "
     "`dvc repro`.",
 )
-for topic in (configuring, serving, checking, sharing):
+for topic in (projects, configuring, serving, checking, sharing):
     app.add_typer(topic.app)
 app.add_typer(data.app, name="data")
+app.add_typer(remote.app, name="remote")
 
 if __name__ == "__main__":
     app()

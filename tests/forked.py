@@ -17,7 +17,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,8 +45,8 @@ class Forked:
     def run(
         self, *argv: str, cwd: Path, environment: dict[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        """The finished process of `snakemake …` or of `FILE.py …`; it has the environment that this process
-        has now.
+        """The finished process of `snakemake …`, `dvc …` or `FILE.py …`; it has the environment that this
+        process has now.
         """
         with (
             tempfile.TemporaryFile("w+") as out,
@@ -128,6 +128,19 @@ def _import_workflow() -> None:
     record.subprocess = SimpleNamespace(run=_dvc)  # type: ignore[assignment]
 
 
+def _import_remotes() -> None:
+    import aiobotocore.session  # noqa: F401
+    import dvc.cli
+    import dvc_s3  # noqa: F401
+    import s3fs  # noqa: F401
+
+    _import_workflow()
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):  # what commands import when they work
+        Path("file").touch()
+        for words in ("init --no-scm", "remote add --default store store", "add file", "push", "pull"):
+            dvc.cli.main([*words.split(), "--quiet"])
+
+
 def _serve(address: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
@@ -163,6 +176,10 @@ def _become(connection: socket.socket) -> None:
             from snakemake.cli import main
 
             main()
+        elif argv[0] == "dvc":
+            from dvc.cli import main as dvc
+
+            sys.exit(dvc(argv[1:]))
         else:
             os.environ.pop(SERVER, None)
             runpy.run_path(argv[0], run_name="__main__")
@@ -205,5 +222,7 @@ def _dvc(command: list[str], *, cwd: Path, **_: Any) -> "subprocess.CompletedPro
 
 
 if __name__ == "__main__":
-    {"workflow": _import_workflow, "converters": _import_converters}[sys.argv[2]]()
+    {"workflow": _import_workflow, "remotes": _import_remotes, "converters": _import_converters}[
+        sys.argv[2]
+    ]()
     _serve(sys.argv[1])

@@ -18,8 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
+from pipeline.core.places import PROJECT
 from pipeline.llamacpp.stamp import stamp
-from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.code_keys import Package
 from pipeline.workflow.syntax import read_source
 

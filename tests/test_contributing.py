@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 
 PAGE = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SHOWN = dict(re.findall(r"^## Add a (.*?)\n.*?```diff\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))

@@ -15,14 +15,15 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from pipeline.__main__ import STAGES
 from pipeline.__main__ import main as run_stage
 from pipeline.cli import app
 from pipeline.commands.explain import troubleshooting
 from pipeline.commands.methods import markdown
 from pipeline.config.params import Params
 from pipeline.config.scorers import SPELLINGS
-from pipeline.llamacpp.tools import PROJECT, TOOLS, VERSION
+from pipeline.core.places import PROJECT
+from pipeline.llamacpp.tools import TOOLS, VERSION
+from pipeline.workflow.stage_command import STAGES
 from pipeline.workflow.stages import table
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")

@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from pipeline.config.params import load_params
+from pipeline.core.places import PROJECT
 from pipeline.gguf.header import read_header
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
 
 # Qwen2.5's added tokens in the order of their ids, from 151,643; the last eight are not "special"
 QWEN_ADDED = (

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from pipeline.core.checks import Check
 from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.places import resource
 from pipeline.llamacpp.compiler import find_compiler
-from pipeline.llamacpp.tools import PROJECT, TOOLS, VERSION, find_toolchain
+from pipeline.llamacpp.tools import TOOLS, VERSION, find_toolchain
 from pipeline.workflow.stages import WORDS
 
 GB = 1e9
@@ -184,7 +185,7 @@ def gpu() -> Check:
 
 def main(root: Path) -> None:
     """Print every check; `ToolError` if one fails."""
-    checks = doctor(root=root, lock=PROJECT / "requirements.lock")
+    checks = doctor(root=root, lock=resource("requirements.lock"))
     print(*checks, sep="\n")
     if failed := [check.name for check in checks if check.verdict == "fail"]:
         raise ToolError("Q-DOCTOR-001", f"{', '.join(failed)} failed: each line above says what to do")

@@ -36,7 +36,7 @@ def main(wanted: str | None, page: Path | None) -> None:
         print(*(f"{problem.id}  {problem.when}" for problem in shown), sep="\n")
     else:
         print(f"{shown[0].id} (exit code {exit_code(shown[0])})")
-        print(f"When: {shown[0].when}\nWhat to do: {shown[0].remedy}")
+        print(f"When: {shown[0].when}\nWhat to do: {errors.of_this_installation(shown[0].remedy)}")
 
 
 def exit_code(problem: Problem) -> str:

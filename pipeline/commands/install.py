@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from importlib import invalidate_caches
+from importlib.util import find_spec
 from pathlib import Path
 
 from pipeline.core.errors import ToolError
@@ -98,18 +100,20 @@ def install(lock: Path) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
             print(uv, file=file, flush=True)
             _pip("install", *PINNED, "-r", file.name)
+    invalidate_caches()  # uv may be there now
     config = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout
     # compiled now, as pip does: containers often forbid Python to do it later, and then every start compiles
     # all that it imports
     flags = ("--compile-bytecode", "--python", sys.executable, *PINNED, "-r", str(lock))
-    if _logged(("uv", "pip", "install", *flags), uv_environment(config, os.environ)):
+    if find_spec("uv") and _logged(("uv", "pip", "install", *flags), uv_environment(config, os.environ)):
         return
-    print(
-        f"uv could not install these (its reason is in {_log()}): pip does it, which takes some minutes",
-        file=sys.stderr,
-    )
+    if find_spec("uv"):
+        print(
+            f"uv could not install these (its reason is in {_log()}): pip does it, which takes some minutes",
+            file=sys.stderr,
+        )
     if not _pip("install", *PINNED, "-r", str(lock)):
         raise ToolError(
             "Q-COMMANDS-031",

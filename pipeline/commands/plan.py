@@ -131,8 +131,8 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
         f"{disk_gb(free_disk)} are free."
     )
     write(
-        f"DVC's cache: {disk_gb(plan.disk[CACHE])} more, a copy of each of these but the checkpoints, unless "
-        "the file system shares blocks (Btrfs, XFS)."
+        f"DVC's cache: {disk_gb(plan.disk[CACHE])} more, a copy of each of these but the checkpoints, and of "
+        "the base, unless the file system shares blocks (Btrfs, XFS)."
     )
     write(f"Time: {duration(plan)}.")
     if plan.drawing:

@@ -11,12 +11,12 @@ from pathlib import Path
 from pipeline.config.params import load_params
 from pipeline.config.text import full_text
 from pipeline.core.errors import ConfigError, MachineError
+from pipeline.core.places import resource
 from pipeline.core.publish import publishing
-from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.graphs import put_graph
 from pipeline.workflow.stages import WORDS
 
-RECIPES = PROJECT / "recipes"
+RECIPES = resource("recipes")
 TITLE = "Recipe"  # what the line begins with that names a written file's recipe
 
 
@@ -88,15 +88,18 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
     return changes
 
 
-def graph(root: Path, force: bool = False) -> None:
+def graph(root: Path, force: bool = False, cache_base: bool | None = None) -> None:
     """Make `root`/dvc.yaml the graph that its params.yaml needs: after `base.quantization` or `train.tuner`
-    was changed by hand, or with `force` after an update.
+    was changed by hand, or with `force` after an update. With `cache_base` DVC keeps the base's weights, or
+    does no longer.
 
     Raises `ConfigError` if it has edits and is another graph, unless `force` is set; they are kept beside it.
     """
     needed = load_params(root / "params.yaml").graph
-    changed = put_graph(root, needed, force=force, again=force)
+    changed = put_graph(root, needed, force=force, again=force, cache_base=cache_base)
     print(f"{root / 'dvc.yaml'} is the graph of {WORDS[needed]} {'now' if changed else 'already'}")
+    if cache_base and changed:
+        print("DVC keeps models/base from now on: `snakemake` puts it into DVC's cache, `dvc push` sends it")
 
 
 def unified_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str:

@@ -65,6 +65,6 @@ def main(root: Path) -> int:
     are = {0: "none is", 1: "1 is"}.get(bad, f"{bad} are")
     print(
         f"{len(outs)} recorded outputs and {len(objects)} objects of DVC's cache were read: {are} damaged"
-        + (f"; {missing} recorded outputs are not here" if missing else "")
+        + (f"; {missing} recorded output{' is' if missing == 1 else 's are'} not here" if missing else "")
     )
     return DataError.exit_code if bad else 0

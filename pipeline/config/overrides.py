@@ -44,7 +44,7 @@ def from_words(words: Sequence[str]) -> Given:
     found = {}
     for word in words:
         name, _, text = word.partition("=")
-        place = _key(name)
+        place = place_of(name)
         found[place] = read_value(text, word)
     return found
 
@@ -54,7 +54,7 @@ def from_sections(config: Mapping[str, Any]) -> Given:
 
     Snakemake leaves every value inside of braces a text, so texts are read once more.
     """
-    return {_key(name): _read_again(value, name) for name, value in _flat(config, "")}
+    return {place_of(name): _read_again(value, name) for name, value in _flat(config, "")}
 
 
 def override(file: Path, given: Given) -> list[str]:
@@ -86,8 +86,8 @@ def _fields() -> Mapping[str, FieldInfo]:
     return {".".join(place): field for place, field in keys_of(Params)}
 
 
-def _key(name: str) -> Key:
-    """The place of a key. Raises `ConfigError` for none, with the nearest that there is."""
+def place_of(name: str) -> Key:
+    """The place of a key, "train.r". Raises `ConfigError` for none, with the nearest that there is."""
     known = _fields()
     if name not in known:
         remedy = nearest(name, list(known))

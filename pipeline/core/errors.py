@@ -7,6 +7,13 @@ docs/troubleshooting.md are made from it. Anything else that is raised is a bug 
 
 import signal
 
+from pipeline.core.places import IS_CHECKOUT
+
+
+def of_this_installation(text: str) -> str:
+    """`text` with the command that sets up this installation, where it names that of a checkout."""
+    return text if IS_CHECKOUT else text.replace("`make setup`", "`quench setup`")
+
 
 class QuenchError(Exception):
     """A mistake or a condition that the user can act on: `id` is the problem's in the catalog, `sentence` has
@@ -16,6 +23,7 @@ class QuenchError(Exception):
     exit_code = 1
 
     def __init__(self, id: str, sentence: str) -> None:
+        sentence = of_this_installation(sentence)
         super().__init__(id, sentence)  # both, so that an error survives pickling between processes
         self.id, self.sentence = id, sentence
 

@@ -2,11 +2,13 @@
 
 In the training loop a signal is noted and acted on after the forward and backward pass at hand; everywhere
 else (loading, evaluating, publishing) it ends the work at once. A second signal ends the process as it does
-elsewhere.
+elsewhere, unless it comes with the first: SLURM sends a job's processes SIGTERM twice in the same moment.
 """
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -14,6 +16,8 @@ from types import FrameType, TracebackType
 from pipeline.core.errors import Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# within which a signal is the first one again: nobody who insists is as quick
+SAME_SECONDS = 0.5
 
 
 class Interruption:
@@ -23,6 +27,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._received_at = 0.0  # monotonic seconds
         self.waiting = False  # whether a signal waits until the trainer asks for `received`
         self._before: dict[int, object] = {}
 
@@ -34,8 +39,7 @@ class Interruption:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._give_back()
 
     @contextmanager
     def deferred(self, wait: bool = True) -> Iterator[None]:
@@ -49,8 +53,22 @@ class Interruption:
             self.waiting = before
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        for known, handler in self._before.items():
-            signal.signal(known, handler)  # type: ignore[arg-type]
-        self.received, Interruption.stopping = number, True
+        if self.received is not None:
+            if time.monotonic() - self._received_at >= SAME_SECONDS:
+                self._give_back()
+                os.kill(os.getpid(), number)
+            return
+        self.hear(number)
         if not self.waiting:
             raise Stopped(number)
+
+    def hear(self, number: int) -> None:
+        """Take signal `number` for received, which another process of the same training got; the first
+        counts.
+        """
+        if self.received is None:
+            self.received, self._received_at, Interruption.stopping = number, time.monotonic(), True
+
+    def _give_back(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]

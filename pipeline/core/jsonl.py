@@ -45,15 +45,14 @@ class BadLine(ValueError):
 
 
 def read_raw_lines(
-    file: BinaryIO, max_bytes: int = MAX_LINE_BYTES
+    file: BinaryIO, max_bytes: int = MAX_LINE_BYTES, number: int = 0, offset: int = 0
 ) -> Iterator[tuple[int, int, bytes | None]]:
     """Yield (line number from 1, byte offset, line without its newline); None for a line over `max_bytes`.
 
     Splits on b"\\n" alone (str.splitlines would also cut at U+2028, which JSON allows inside strings) and
     never holds more than `max_bytes` of one line. A byte order mark at the start of the file is no part of
-    its first line.
+    its first line. `number` lines and `offset` bytes lie before where `file` now stands.
     """
-    number, offset = 0, 0
     while piece := file.readline(max_bytes + 1):
         number += 1
         start = offset

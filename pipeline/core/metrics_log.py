@@ -23,6 +23,7 @@ MEASURED = (
     "seconds",
     "tokens_per_second",
     "memory_bytes",
+    "processes",  # of a step that several shared; the sums are those of one
 )  # times and memory: they depend on the machine's mood
 NO_NUMBERS = {
     "NaN": math.nan,

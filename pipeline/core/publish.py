@@ -71,11 +71,7 @@ def publishing(target: Path, check: Callable[[Path], object] | None = None) -> I
     except OSError as error:
         if not _is_about(error, target, aside, old):
             raise  # something that the body read
-        raise MachineError(
-            "Q-CORE-005",
-            f"{target} can't be written ({error.strerror or error}): free the disk or correct the folder's "
-            "rights, then run again",
-        ) from error
+        raise _unwritable(error, target) from error
     finally:
         with suppress(OSError):  # what is left is a scrap, and the error that brought us here says more
             remove(aside)
@@ -84,16 +80,29 @@ def publishing(target: Path, check: Callable[[Path], object] | None = None) -> I
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
     """An empty folder of this name, one of `SCRATCH`, while the body runs; what a killed run left in it is
-    deleted first.
+    deleted first. Raises `MachineError` if the body can't write there.
     """
     if not is_scrap(folder.name):
         raise AssertionError(f"{folder.name} is not in SCRATCH: nobody would remove what a kill leaves")
-    remove(folder)
-    folder.mkdir(parents=True)
     try:
-        yield folder
-    finally:
         remove(folder)
+        folder.mkdir(parents=True)
+        yield folder
+    except OSError as error:
+        if not _is_about(error, folder, folder, folder):
+            raise  # something that the body read
+        raise _unwritable(error, folder) from error
+    finally:
+        with suppress(OSError):
+            remove(folder)
+
+
+def _unwritable(error: OSError, target: Path) -> MachineError:
+    return MachineError(
+        "Q-CORE-005",
+        f"{target} can't be written ({error.strerror or error}): free the disk or correct the folder's "
+        "rights, then run again",
+    )
 
 
 def _is_about(error: OSError, target: Path, aside: Path, old: Path) -> bool:

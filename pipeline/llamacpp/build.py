@@ -223,20 +223,25 @@ def _forget_foreign_build(home: Path) -> None:
         shutil.rmtree(home / "build", ignore_errors=True)
 
 
+def set_up() -> None:
+    """Build what is missing, unless `LLAMA_CPP_HOME` names a build, and install the binding. Raises
+    `ToolError` or `MachineError`.
+    """
+    if os.environ.get("LLAMA_CPP_HOME"):
+        find_toolchain()
+        fetch_source(DEFAULT_HOME)
+    else:
+        build()
+    install_binding()
+
+
 def main(argv: list[str]) -> int:
     """Build what is missing; one sentence and exit 4 or 6 where that can't be."""
-    own_build = os.environ.get("LLAMA_CPP_HOME")
     try:
-        if argv == ["--check-compiler"]:
-            if not own_build and not is_built(DEFAULT_HOME):
-                find_compiler()
-            return 0
-        if own_build:
-            find_toolchain()
-            fetch_source(DEFAULT_HOME)
-        else:
-            build()
-        install_binding()
+        if argv != ["--check-compiler"]:
+            set_up()
+        elif not os.environ.get("LLAMA_CPP_HOME") and not is_built(DEFAULT_HOME):
+            find_compiler()
     except QuenchError as error:
         print(f"setup: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,9 +1,10 @@
-"""Built llama.cpps in the user's cache folder, so that the set-up of another checkout compiles nothing.
+"""Built llama.cpps in the user's cache folder (`pipeline.core.places`): the set-up of another checkout then
+compiles nothing.
 
-`$QUENCH_CACHE`, else `$XDG_CACHE_HOME/quench`, else `~/.cache/quench`; `QUENCH_CACHE=off` neither reads nor
-writes it. A build is found by what it was made of: `llama.cpp/VERSION-KEY/`, the tools and their libraries in
-`build/bin/` and what is known of them in `stamp.json`. The cache is a convenience: whatever is wrong with it
-costs a compilation and a line, never the set-up.
+`QUENCH_CACHE=off` neither reads nor writes it. A build is found by what it was made of:
+`llama.cpp/VERSION-KEY/`, the tools and their libraries in `build/bin/` and what is known of them in
+`stamp.json`. The cache is a convenience: whatever is wrong with it costs a compilation and a line, never the
+set-up.
 """
 
 import fcntl
@@ -20,24 +21,18 @@ from pathlib import Path
 from pipeline.core.errors import MachineError
 from pipeline.core.hashing import json_hash, tree_hash
 from pipeline.core.locks import locked
+from pipeline.core.places import user_cache
 from pipeline.core.publish import publishing, write_json
 from pipeline.llamacpp.stamp import is_built, read_stamp, stamp
 from pipeline.llamacpp.tools import VERSION
 
-OFF = ("off", "0", "no", "")
 USED_BY_CMAKE = ("CC", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")  # of the environment; CXX is the compiler
 
 
 def cache_folder() -> Path | None:
     """Where built llama.cpps are kept; None if the user wants none, or has no home."""
-    chosen, base = os.environ.get("QUENCH_CACHE"), Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if chosen is not None:
-        return None if chosen.lower() in OFF else Path(chosen).expanduser().absolute() / "llama.cpp"
-    try:
-        # XDG: a relative path is no path
-        return (base if base.is_absolute() else Path.home() / ".cache") / "quench" / "llama.cpp"
-    except RuntimeError:
-        return None
+    folder = user_cache()
+    return None if folder is None else folder / "llama.cpp"
 
 
 def entry_name(compiler: str) -> str:

@@ -1,8 +1,8 @@
 """The one place that knows llama.cpp: where it is, which version, how its tools are called.
 
-Reads `.tools/llama.cpp/VERSION/` (built by `make setup`, see `pipeline.llamacpp.build`), or the build that
-`LLAMA_CPP_HOME` or `llamacpp.home` in `params.yaml` points at. One version for everything: converter,
-quantizer, bench, server and the Python binding.
+Reads the build of `make setup` in `.tools/llama.cpp/VERSION/` (of `quench setup`: in the user's cache; see
+`pipeline.llamacpp.build`), or the one that `LLAMA_CPP_HOME` or `llamacpp.home` in `params.yaml` points at.
+One version for everything: converter, quantizer, bench, server and the Python binding.
 """
 
 import json
@@ -18,10 +18,10 @@ from typing import Any
 
 from pipeline.core.child import bound
 from pipeline.core.errors import ToolError
+from pipeline.core.places import IS_CHECKOUT, own_folder
 
 VERSION = "0.3.36"  # of the llama-cpp-python source distribution whose llama.cpp is used
-PROJECT = Path(__file__).resolve().parents[2]
-DEFAULT_HOME = PROJECT / ".tools" / "llama.cpp" / VERSION
+DEFAULT_HOME = own_folder() / (".tools/llama.cpp" if IS_CHECKOUT else "llama.cpp") / VERSION
 TOOLS = (
     "llama-quantize",
     "llama-server",

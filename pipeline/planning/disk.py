@@ -33,7 +33,8 @@ def plan_disk(
     and as a GGUF of type `lora`, or the base's file with trained scales (`quantized`).
     `untuned` says whether the untuned base's 16-bit GGUF is made. `BASE` is
     what is there before (`base` bytes, by default its 16-bit weights). DVC's cache holds one more copy of
-    each but the checkpoints; none where the file system shares blocks (Btrfs, XFS). Of the base it has none.
+    each but the checkpoints, and of the base, whatever `uncached` says: it remembers runs with all that they
+    made. None where the file system shares blocks (Btrfs, XFS).
     """
     adapter = 4 * sum(trained_tensors(shape, train, quantized))
     checkpoint = adapter + optimizer_bytes(shape, train, quantized) + STATE
@@ -51,10 +52,11 @@ def plan_disk(
         sizes["merged model"] = 2 * shape.parameters + TOKENIZER
         for level in ("F16", *(["base-F16"] if untuned else []), *levels):
             sizes[f"{level} GGUF"] = file_bytes(shape, level.removeprefix(UNTUNED))
-    copies = sum(sizes.values()) - sizes["checkpoints"]
+    before = 2 * shape.parameters if base is None else base
+    copies = sum(sizes.values()) - sizes["checkpoints"] + (quantized.file if quantized else before)
     if rollouts := made_file(shape, train):
         sizes["GGUF for rollouts"] = rollouts  # among the checkpoints
-    return sizes | {BASE: 2 * shape.parameters if base is None else base, CACHE: copies}
+    return sizes | {BASE: before, CACHE: copies}
 
 
 def own_bytes(sizes: Mapping[str, int]) -> int:

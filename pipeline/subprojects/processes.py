@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from pipeline.core.child import bound
 from pipeline.core.errors import (
@@ -18,7 +20,7 @@ from pipeline.core.errors import (
     ToolError,
 )
 from pipeline.core.owner import DVC, RUN
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 
 # of the run: nothing of a sub-project is in DVC's cache, and its stages end with this process, which hears of
 # the run's end. The first is `pipeline.workflow.settle.REUSE`; an import would put all code of the workflow
@@ -41,28 +43,48 @@ def run_module(module: str, *words: str, what: str) -> None:
     """Run `python -m MODULE WORDS` to its end; `what` names it in errors. Raises `QuenchError` of the child's
     exit code, `Stopped` after a signal.
     """
-    process = subprocess.Popen(
-        # with SIGTERM a training saves a checkpoint
-        bound([sys.executable, "-m", module, *words], signal.SIGTERM),
-        cwd=PROJECT,
-        env={name: value for name, value in os.environ.items() if name not in OF_THE_RUN},
-        stdin=subprocess.DEVNULL,
-        # Ctrl-C in a terminal reaches an entire group, and a training ends at once at its second signal
-        start_new_session=True,
-    )
-    try:
+    with started(module, *words) as process:
         code = process.wait()
-    except BaseException:
-        with suppress(ProcessLookupError):
-            # what it started as well; a training writes its checkpoint
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
-        raise
-    if code < 0 or code - 128 in (signal.SIGINT, signal.SIGTERM):
-        raise Stopped(-code if code < 0 else code - 128)
+    if stopped := signal_of(code):
+        raise Stopped(stopped)
     if code:
         raise ERRORS.get(code, ToolError)(
             "Q-COMPARE-007",
             f"{what} failed (exit status {code}; its reason stands above): fix that, then run the same "
             "command again",
         )
+
+
+@contextmanager
+def started(module: str, *words: str, output: IO[bytes] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m MODULE WORDS` at work; it writes to `output` if that is given. If the body raises, it is
+    told to end, and waited for.
+    """
+    process = subprocess.Popen(
+        # with SIGTERM a training saves a checkpoint
+        bound([sys.executable, "-m", module, *words], signal.SIGTERM),
+        cwd=PROJECT,
+        env={name: value for name, value in os.environ.items() if name not in OF_THE_RUN},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        # Ctrl-C in a terminal reaches an entire group, and a training ends at once at its second signal
+        start_new_session=True,
+    )
+    try:
+        yield process
+    except BaseException:
+        end(process)
+        raise
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Tell a process and what it started to end, and wait: a training writes its checkpoint."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    process.wait()
+
+
+def signal_of(code: int) -> int | None:
+    """The signal that ended a process with this exit status, None if none did."""
+    return -code if code < 0 else code - 128 if code - 128 in (signal.SIGINT, signal.SIGTERM) else None

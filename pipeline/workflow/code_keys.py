@@ -20,13 +20,14 @@ from functools import cached_property
 from pathlib import Path
 
 from pipeline.core.errors import MachineError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PACKAGE, RESOURCES, own_folder
 from pipeline.workflow import syntax
 from pipeline.workflow.syntax import Source, content_hash, read_source
 
 CODE = "code"  # DVC's first stage, which writes the keys
 FOLDER = f".quench/{CODE}"  # its output
-MEMORY = ".quench/syntax.json"  # what was parsed before, by content: may be deleted at any time
+# what was parsed before, by content: may be deleted at any time
+MEMORY = own_folder() / ".quench" / "syntax.json"
 ROOT = "pipeline"
 LEFTOVERS = ("~", ".orig", ".rej", ".bak", ".tmp", ".swp")  # of editors and merges
 
@@ -72,7 +73,7 @@ def write_keys(root: Path, modules: Mapping[str, Iterable[str]]) -> list[str]:
 class Package:
     """The files of a package as they are now; `memory` spares parsing those that were seen before."""
 
-    def __init__(self, folder: Path = PROJECT / ROOT, memory: Path = PROJECT / MEMORY) -> None:
+    def __init__(self, folder: Path = PACKAGE, memory: Path = MEMORY) -> None:
         self.folder = folder
         self.sources = self._read(memory)
         self._edges: dict[str, set[str]] = {}
@@ -196,12 +197,16 @@ class Package:
 
 
 def _files(folder: Path) -> list[str]:
-    """All files below `folder`, relative to it, but for caches, hidden files and what editors leave beside a
-    file.
+    """All files below `folder`, relative to it, but for caches, hidden files, what editors leave beside a
+    file, and what a wheel brings along, so that its keys are those of a checkout.
     """
     found = []
     for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
+        folders[:] = [
+            name
+            for name in folders
+            if name != "__pycache__" and not name.startswith(".") and Path(place, name) != RESOURCES
+        ]
         names = [name for name in names if not name.startswith((".", "#")) and not name.endswith(LEFTOVERS)]
         found += [Path(place, name).relative_to(folder).as_posix() for name in names]
     return sorted(found)

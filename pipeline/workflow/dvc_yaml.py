@@ -13,21 +13,26 @@ from pipeline.workflow.stages import TABLE, WORDS, Stage, stages_in, table
 from pipeline.workflow.syntax import content_hash
 
 HEADER = """\
-# The graph of {graph} for DVC, written by `quench graph`: the stages are in graphs/{table}, as they are for Snakemake. Stage {code}
-# writes a key for the code of every stage, so that `dvc repro` alone sees an edit of it. `quench graph` keeps edits of this file, which it knows
-# by the hash of what follows: {digest}
-"""  # noqa: E501
+# The graph of {graph} for DVC, written by `quench graph`: the stages are {of_code}
+# `quench graph` keeps edits of this file, which it knows by the hash of what follows: {digest}
+"""
+OF_CHECKOUT = f"""in graphs/{TABLE.name}, as they are for Snakemake.
+# Stage {CODE} writes a key for the code of every stage, so that `dvc repro` alone sees an edit of it."""
+OF_PROJECT = """the installed version's, as they are for Snakemake.
+# The keys of their code are in .quench/code; `quench upgrade` writes them."""
 
 
 @cache
-def dvc_text(graph: Graph) -> str:
-    """dvc.yaml of `graph`."""
+def dvc_text(graph: Graph, *, of_project: bool = False, cache_base: bool = False) -> str:
+    """dvc.yaml of `graph`, for a checkout or for a project, which holds no code; `cache_base`: DVC keeps the
+    base's weights too (`uncached` in the table).
+    """
     import ruamel.yaml
 
-    stages = {
-        CODE: {"cmd": f"python -m {ROOT} {CODE}", "deps": [f"graphs/{TABLE.name}", ROOT], "outs": [FOLDER]}
-    }
-    stages |= {name: _dvc_stage(name, stage) for name, stage in stages_in(graph).items()}
+    deps = [f"graphs/{TABLE.name}", ROOT]
+    code = {CODE: {"cmd": f"python -m {ROOT} {CODE}", "deps": deps, "outs": [FOLDER]}}
+    stages: dict[str, Any] = {} if of_project else code
+    stages |= {name: _dvc_stage(name, stage, cache_base) for name, stage in stages_in(graph).items()}
     writer = ruamel.yaml.YAML()
     writer.width = 200
     writer.indent(mapping=2, sequence=4, offset=2)
@@ -41,7 +46,11 @@ def dvc_text(graph: Graph) -> str:
     )
     body = re.sub(" +$", "", text.getvalue(), flags=re.MULTILINE)
     return (
-        HEADER.format(graph=WORDS[graph], table=TABLE.name, code=CODE, digest=content_hash(body.encode()))
+        HEADER.format(
+            graph=WORDS[graph],
+            of_code=OF_PROJECT if of_project else OF_CHECKOUT,
+            digest=content_hash(body.encode()),
+        )
         + body
     )
 
@@ -56,7 +65,7 @@ def is_as_written(text: bytes) -> bool:
     )
 
 
-def _dvc_stage(name: str, stage: Stage) -> dict[str, Any]:
+def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
     items = (
         [f"${{item.{key}}}" for key in stage.each]
         if isinstance(stage.each, Mapping)
@@ -70,7 +79,10 @@ def _dvc_stage(name: str, stage: Stage) -> dict[str, Any]:
         "params": _in_brackets([key for one in stage.params for key in _keys(one)]),
         "outs": _in_brackets(
             [
-                *({path.rstrip("/"): {"cache": False}} for path in stage.uncached),
+                *(
+                    path.rstrip("/") if cache_base else {path.rstrip("/"): {"cache": False}}
+                    for path in stage.uncached
+                ),
                 *(path.rstrip("/") for path in stage.outs),
             ]
         ),

@@ -16,6 +16,7 @@ from pipeline.core.publish import publishing
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.code_keys import ROOT, key_file
 from pipeline.workflow.dvc_yaml import dvc_text, is_as_written
+from pipeline.workflow.project import is_project
 from pipeline.workflow.stages import WORDS, table
 
 # a stage that only this graph has
@@ -76,22 +77,43 @@ def _depends_on_code(name: str, stage: Any) -> bool:
     return key_file(name) not in deps and any(dep.startswith(f"{ROOT}/") for dep in deps)
 
 
-def put_graph(root: Path, graph: Graph, *, force: bool = False, again: bool = False) -> bool:
+def _keeps_base(stages: dict[str, Any]) -> bool:
+    """Whether a dvc.yaml has DVC keep the base's weights, as `quench graph --cache-base` writes it."""
+    base = stages.get("base")
+    outs = base.get("outs") if isinstance(base, dict) else None
+    weights = [path.rstrip("/") for path in table().stages["base"].uncached]
+    return isinstance(outs, list) and all(path in outs for path in weights)
+
+
+def wanted_text(root: Path, graph: Graph, *, cache_base: bool | None = None) -> str:
+    """What this version writes as `root`/dvc.yaml for `graph`. Whether DVC keeps the base's weights
+    (`cache_base`) stays as it is there, unless that is given.
+    """
+    if cache_base is None:
+        cache_base = _keeps_base(_stages(root / "dvc.yaml"))
+    return dvc_text(graph, of_project=is_project(root), cache_base=cache_base)
+
+
+def put_graph(
+    root: Path, graph: Graph, *, force: bool = False, again: bool = False, cache_base: bool | None = None
+) -> bool:
     """Make `root`/dvc.yaml the graph `graph`; whether that changed it. An edited file that is this graph
-    already stays, unless it is wanted `again`.
+    already stays, unless it is wanted `again`. Whether DVC keeps the base's weights (`cache_base`) stays as
+    it is, unless that is given.
 
     Raises `ConfigError` where it is someone's edits of anything else, unless `force` is set. What is replaced
     is kept as dvc.yaml.edited, or under the next free name.
     """
-    target, wanted = root / "dvc.yaml", dvc_text(graph).encode()
+    target = root / "dvc.yaml"
+    stages = _stages(target)
+    wanted = wanted_text(root, graph, cache_base=cache_base).encode()
     there = target.read_bytes() if target.is_file() else None
     if there == wanted:
         return False
     edited = there is not None and not is_as_written(there)
-    stages = _stages(target)
     is_this_one = _graph_of(stages) == graph
     older = edited and is_this_one and _names_code(stages)
-    if edited and not older and not again and is_this_one:
+    if edited and not older and not again and is_this_one and cache_base in (None, _keeps_base(stages)):
         return False
     if edited and not (force or again or older):
         raise ConfigError(

@@ -2,21 +2,26 @@
 
 DVC remembers by inode, size and modification date, so bytes that change behind its back (a failing disk, a
 tool that keeps dates) go unseen. This memory also compares the change time (ctime), which no ordinary program
-can set. It lies in `.quench/hashes.db` and may be deleted at any time.
+can set. It lies in `.quench/hashes.db` and may be deleted at any time. A job on another machine has one of
+its own, for SQLite's locks need not reach other machines.
 """
 
+import atexit
 import hashlib
 import os
+import shutil
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.core.progress import progress
+from pipeline.workflow.receipts import is_remote
 
 CHUNK = 2**20  # bytes
 SHOWN = 2**28  # bytes to read from which on progress is shown
@@ -42,7 +47,7 @@ class Hashes:
         self.suspects: set[Path] = set()
         self._unsaved: dict[bytes, tuple[State, str]] = {}
         self._saved_at = time.monotonic()
-        self._database, rows = _open(self._root / ".quench" / "hashes.db")
+        self._database, rows = _open((_own_folder() if is_remote() else self._root / ".quench") / "hashes.db")
         self._known: dict[bytes, tuple[State, str]] = {row[0]: (row[1:5], row[5]) for row in rows}
 
     def __enter__(self) -> "Hashes":
@@ -112,6 +117,14 @@ class Hashes:
     def _name(self, path: Path) -> bytes:
         """A file's name in the memory: it stays right if the project is moved."""
         return os.fsencode(os.path.relpath(path, self._root))
+
+
+@cache
+def _own_folder() -> Path:
+    """A folder that is gone when this process ends."""
+    folder = tempfile.mkdtemp(prefix="quench-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def files_below(path: Path) -> list[Path]:

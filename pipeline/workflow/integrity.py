@@ -21,6 +21,7 @@ from pipeline.core.hashing import NO_PART
 from pipeline.workflow.dvc_cache import drop_rotten, listing, place
 from pipeline.workflow.hashes import Digests, Hashes, files_below
 from pipeline.workflow.locked import recorded, stages_of
+from pipeline.workflow.receipts import is_remote
 from pipeline.workflow.record import is_about, open_project
 
 NAMED = 3  # files of a folder that a sentence names
@@ -66,6 +67,13 @@ def verify_outputs(
 def _need_good(root: Path, paths: list[Path], hashes: Hashes, *, again: bool) -> None:
     wanted = [one for one in recorded(root) if any(_overlap(root / one.path, path) for path in paths)]
     changed = differing({root / one.path: one.md5 for one in wanted}, hashes, again=again)
+    if changed and is_remote():
+        named = ", ".join(str(path.relative_to(root)) for path in changed[:NAMED])
+        raise DataError(
+            "Q-WORKFLOW-007",
+            f"{named} changed on disk since a stage wrote it: start `snakemake` again, which brings it back "
+            "or runs that stage",
+        )
     if changed or hashes.suspects:
         with open_project(root, wait=True) as repo:
             if found := faults(repo, hashes, changed):
@@ -80,6 +88,13 @@ def differing(records: Mapping[Path, str], hashes: Hashes, *, again: bool = Fals
     changed = [path for path, md5 in records.items() if path.exists() and _digest(path, digests) != md5]
     hashes.fresh |= {file: digests[file] for path in changed for file in files_below(path) if file in digests}
     return changed
+
+
+def md5s_of(paths: Iterable[str], root: Path, hashes: Hashes) -> dict[str, str]:
+    """{path: md5} of those files and folders, relative to `root`, that are there."""
+    there = [path for path in paths if (root / path).exists()]
+    digests = hashes.md5s([file for path in there for file in files_below(root / path)])
+    return {path: digest for path in there if (digest := _digest(root / path, digests))}
 
 
 def faults(repo: Any, hashes: Hashes, paths: Iterable[Path]) -> list[str]:

@@ -17,6 +17,7 @@ from pipeline.core.locks import locked
 from pipeline.core.strict_yaml import read_strict
 from pipeline.core.yaml_readers import read_fast
 from pipeline.workflow.code_keys import CODE
+from pipeline.workflow.receipts import is_remote, receipts
 from pipeline.workflow.stages import filled, items_of, value_at
 
 LARGE = 2**20  # bytes
@@ -50,6 +51,8 @@ def reading(root: Path) -> AbstractContextManager[object]:
     recorded.
     """
     path = root / RECORD_LOCK
+    if is_remote():  # who records does so when no job runs, and its lock would mean nothing here
+        return nullcontext()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()
@@ -74,15 +77,19 @@ def seems_unchanged(stage: str, root: Path) -> bool:
 
 
 def recorded(root: Path) -> list[Recorded]:
-    """Every output that a stage of `dvc.yaml` has in `dvc.lock`, but for keys of code; nothing where `root`
-    is no DVC project that has run.
+    """Every output that a stage of `dvc.yaml` has in `dvc.lock`, or in the receipt of a job that is still to
+    be recorded, but for keys of code; nothing where `root` is no DVC project that has run.
     """
-    stages, entries = stages_of(root), _locked(root)
+    stages = stages_of(root)
+    written = {
+        name: {out["path"]: out["md5"] for out in entry.get("outs", []) if "md5" in out}
+        for name, entry in _locked(root).items()
+    } | {receipt.stage: receipt.outputs for receipt in receipts(root)}
     return [
-        Recorded(name, Path(out["path"]), out["md5"])
-        for name, entry in entries.items()
-        for out in entry.get("outs", [])
-        if name in stages and name != CODE and out["path"] in stages[name].outs and "md5" in out
+        Recorded(name, Path(path), md5)
+        for name, outputs in written.items()
+        for path, md5 in outputs.items()
+        if name in stages and name != CODE and path in stages[name].outs
     ]
 
 

@@ -21,12 +21,16 @@ from pipeline.core.owner import mark_run
 from pipeline.core.printable import printable
 from pipeline.core.publish import remove
 from pipeline.core.special_files import need_plain_files
-from pipeline.workflow.code_keys import write_keys
+from pipeline.workflow.cluster import wait_for_jobs
 from pipeline.workflow.complete import need_all_keys
 from pipeline.workflow.graphs import need_graph
-from pipeline.workflow.scraps import working
+from pipeline.workflow.project import read_settings, refresh_keys
+from pipeline.workflow.receipts import take_failures
+from pipeline.workflow.remote import record_finished, use_this_python
+from pipeline.workflow.scraps import share, working
 from pipeline.workflow.settle import REUSE, Settled, settle
-from pipeline.workflow.stages import USERS, code_of_stages
+from pipeline.workflow.shards import drop_stale
+from pipeline.workflow.stages import USERS
 
 PATIENCE = 3.0  # seconds in which the stages of a killed run end
 # Snakemake has no better sign, before it plans, that it will run nothing
@@ -44,7 +48,7 @@ DRY_RUN = {
 # flags that mean "run it, whatever its record says", also among others: -f, -F, -R, -pF, -Rtrain, --force,
 # --forceall, --forcerun=train
 FORCED = re.compile(r"-[nktplDS]*[fFR].*|--force(?!-).*")
-_held: list[IO[str]] = []  # the lock's open file: the lock lasts as long as the process
+_held: list[IO[str]] = []  # the locks' open files: they last as long as the process
 
 
 def prepare(given: Any = None, root: Path = Path()) -> Params:
@@ -54,25 +58,29 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
     `given` is what Snakemake was given by `--config` and `--configfile` (`workflow.config_settings`): the
     first is written into params.yaml, which every stage reads.
     """
-    # rules say `python`: this one, also where the virtual environment is not activated
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    use_this_python()
     try:
         settings = _settings(given)
-        read = read_params(root / "params.yaml")
+        read = read_settings(root)
         be_the_only_one(root)
+        wait_for_jobs(root, is_dry_run=is_dry_run(sys.argv[1:]))
         no_stage_at_work(root)
         if settings:
             read = _with_settings(root / "params.yaml", settings)
         params = read.params
         need_graph(root, params.graph)
         need_all_keys(root, read)
-        with working(root):
-            pass  # what killed runs left is swept
+        with working(root):  # what killed runs left is swept
+            if not is_dry_run(sys.argv[1:]):
+                drop_stale(root, params.curate)
+        _held.append(share(root))
         _need_plain_files(root)
         _empty(root / ".snakemake" / "locks")  # nobody can be alive behind them: the project's lock is ours
         _allow_reuse(sys.argv[1:])
-        write_keys(root, code_of_stages())
+        refresh_keys(root)
         if (root / ".dvc").is_dir():
+            record_finished(root)
+            take_failures(root)  # of jobs that nobody waited for: what failed is planned again
             settled = settle(root)
             _report(settled)
             _refetch(settled.refetch, root)
@@ -96,7 +104,7 @@ def _settings(given: Any) -> Given:
             "give single settings with --config, or edit params.yaml",
         )
     settings = from_sections(getattr(given, "config", {}))
-    if settings and _is_dry_run(sys.argv[1:]):
+    if settings and is_dry_run(sys.argv[1:]):
         raise ConfigError(
             "Q-WORKFLOW-008",
             "--config writes into params.yaml, and a dry run writes nothing: edit params.yaml, then plan, or "
@@ -112,7 +120,8 @@ def _with_settings(file: Path, settings: Given) -> Read:
     return read_params(file)
 
 
-def _is_dry_run(words: list[str]) -> bool:
+def is_dry_run(words: list[str]) -> bool:
+    """Whether a Snakemake that is given these words runs nothing."""
     return any(word in DRY_RUN or re.fullmatch(r"-[npkfFiqt]*n[npkfFiqt]*", word) for word in words)
 
 
@@ -131,8 +140,16 @@ def _allow_reuse(words: list[str]) -> None:
 
 def be_the_only_one(root: Path) -> None:
     """Take the project's lock until this process ends, and have its jobs end with it."""
+    _held.append(take_run_lock(root))
+    mark_run()
+
+
+def take_run_lock(root: Path) -> IO[str]:
+    """The lock of whoever runs or changes the project `root`, held until the file is closed. Raises
+    `MachineError` where another process has it.
+    """
     try:
-        _held.append(take(lock_file(RUN, root)))
+        return take(lock_file(RUN, root))
     except Held as other:
         raise MachineError(
             "Q-WORKFLOW-009",
@@ -144,7 +161,6 @@ def be_the_only_one(root: Path) -> None:
             f"{root.resolve()} can't be written to ({error.strerror}): fix its permissions, or run in a copy "
             "of it",
         ) from error
-    mark_run()
 
 
 def no_stage_at_work(root: Path) -> None:
@@ -197,7 +213,7 @@ def _refetch(stages: list[str], root: Path) -> None:
         "needed",
         file=sys.stderr,
     )
-    if _is_dry_run(sys.argv[1:]):
+    if is_dry_run(sys.argv[1:]):
         print(
             "this dry run can't know the result: the plan below counts stages that a real run may find done",
             file=sys.stderr,
@@ -222,6 +238,6 @@ def _need_raw_data(root: Path) -> None:
         remedy = (
             "run `dvc pull` for the recorded data"
             if (root / "data" / "raw.dvc").is_file()
-            else "run `make demo`"
+            else "run `quench data demo`"
         )
         raise DataError("Q-WORKFLOW-013", f"{raw} holds no file: put JSONL files of chats there, or {remedy}")

@@ -8,8 +8,8 @@ stage.
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.locks import Held, lock_file, take
 from pipeline.core.owner import end_with_owner
 from pipeline.core.strict_yaml import read_strict
-from pipeline.workflow.code_keys import FOLDER, Package, key_file, write_keys
+from pipeline.workflow import project
+from pipeline.workflow.code_keys import FOLDER, Package, key_file
 from pipeline.workflow.locked import Entry, entry_of, reading, recording, stages_of
+from pipeline.workflow.receipts import forget, is_remote
 from pipeline.workflow.scraps import working
-from pipeline.workflow.stages import USERS, code_of_stages, stage_modules, value_at
+from pipeline.workflow.stages import USERS, stage_modules, value_at
 
 
 def record(stage: str, root: Path) -> None:
@@ -30,11 +32,17 @@ def record(stage: str, root: Path) -> None:
     data that the stage read is recorded with it, as `dvc repro` does. Raises `ToolError` with DVC's own
     words.
     """
-    known = entry_of(stage, root)
-    if known is None or "DVC_STAGE" in os.environ:
+    record_all([stage], root)
+
+
+def record_all(stages: Iterable[str], root: Path) -> None:
+    """The same of several stages, by one start of DVC, which takes seconds."""
+    known = {stage: entry for stage in stages if (entry := entry_of(stage, root)) is not None}
+    if not known or "DVC_STAGE" in os.environ:
         return
-    sources = [f"{dep}.dvc" for dep in known.get("deps", []) if (root / f"{dep}.dvc").is_file()]
-    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "commit", "--force", stage, *sources]
+    deps = {dep for entry in known.values() for dep in entry.get("deps", [])}
+    sources = sorted(f"{dep}.dvc" for dep in deps if (root / f"{dep}.dvc").is_file())
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "commit", "--force", *known, *sources]
     with recording(root) as lock:
         # a session of its own, and the lock with it: whoever kills the run can't leave half a dvc.lock behind
         done = subprocess.run(
@@ -53,7 +61,7 @@ def record(stage: str, root: Path) -> None:
         stated = " ".join(errors) or f"exit code {done.returncode}"
         raise ToolError(
             "Q-WORKFLOW-014",
-            f"DVC could not record {stage} ({stated}): fix that, then run the same command again",
+            f"DVC could not record {', '.join(known)} ({stated}): fix that, then run the same command again",
         )
 
 
@@ -119,11 +127,11 @@ def inputs_state(stage: str, root: Path) -> Any:
 
 
 def refresh_keys(stage: str, root: Path) -> None:
-    """Write the keys of the code that `stage` is about to run, where this project has them: a stage that is
-    started by hand may be of newer code.
+    """Write the keys of the code that `stage` is about to run, where this folder has them: a stage that is
+    started by hand may be of newer code. Raises `ConfigError` where only an upgrade may do so.
     """
     if (root / FOLDER).is_dir() or _names_key(stage, stages_of(root).get(stage, Entry([], [])).deps):
-        write_keys(root, code_of_stages())
+        project.refresh_keys(root)
 
 
 def _names_key(stage: str, deps: list[str]) -> bool:
@@ -143,6 +151,7 @@ def running(stage: str, root: Path) -> Iterator[None]:
     What killed runs left is swept first. Raises `MachineError` if another process runs the stage.
     """
     end_with_owner(stage)
+    lock: AbstractContextManager[object]
     try:
         lock = take(lock_file(stage, root))
     except Held as other:
@@ -151,7 +160,12 @@ def running(stage: str, root: Path) -> Iterator[None]:
             f"{stage} is already running as process {other} in {root.resolve()}: wait until it is done, or "
             "end that process",
         ) from None
+    except OSError:
+        if not is_remote():
+            raise
+        lock = nullcontext()  # a shared file system without locks: Snakemake runs a job once
     with lock, working(root):
+        forget(stage, root)
         yield
 
 

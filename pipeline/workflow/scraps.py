@@ -12,12 +12,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from pipeline.config.strategies import FOLDER as COMPARING
+from pipeline.core.errors import ToolError
 from pipeline.core.locks import WORK, lock_file
 from pipeline.core.publish import OLD, is_scrap, recover, remove
 from pipeline.core.units import size_text
 from pipeline.subprojects.distill import FOLDER as DISTILLING
+from pipeline.workflow.cluster import jobs_at_work
+from pipeline.workflow.receipts import is_remote
 from pipeline.workflow.stages import USERS
 
 TOPS = ("data", "models", "reports")
@@ -25,7 +29,14 @@ TOPS = ("data", "models", "reports")
 
 @contextmanager
 def working(root: Path) -> Iterator[None]:
-    """Write below `root`: scraps are swept first if nobody else does, and stay as long as this lasts."""
+    """Write below `root`: scraps are swept first if nobody else does, and stay as long as this lasts.
+
+    A job on another machine sweeps nothing, for its lock doesn't tell who else is at work; nor does anybody
+    while a cluster has such jobs.
+    """
+    if is_remote():
+        yield
+        return
     try:
         file = lock_file(WORK, root).open("a")
     except OSError:  # a folder that can only be read: nobody leaves a scrap there
@@ -34,11 +45,29 @@ def working(root: Path) -> Iterator[None]:
     with file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            sweep(root)
+            if not _jobs_may_write(root):
+                sweep(root)
         except BlockingIOError:
             pass  # they may be another's
         fcntl.flock(lock, fcntl.LOCK_SH)
         yield
+
+
+def share(root: Path) -> IO[str]:
+    """The lock of `working`, so that nobody sweeps until the file is closed: for who has jobs on other
+    machines, which write without it.
+    """
+    lock = lock_file(WORK, root).open("a")
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
+
+
+def _jobs_may_write(root: Path) -> bool:
+    """Whether a cluster has jobs of the project, which hold no lock, or doesn't say so."""
+    try:
+        return bool(jobs_at_work(root))
+    except ToolError:
+        return True
 
 
 def sweep(root: Path) -> None:

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.workflow.code_keys import CODE, write_keys
+from pipeline.workflow.code_keys import CODE
 from pipeline.workflow.dvc_cache import drop_dead_links, drop_rotten
 from pipeline.workflow.hashes import Hashes
 from pipeline.workflow.integrity import learn, teach
 from pipeline.workflow.locked import check_no_writer, seems_unchanged, set_aside_if_cut
+from pipeline.workflow.project import refresh_keys
 from pipeline.workflow.record import open_project
-from pipeline.workflow.stages import code_of_stages
 
 # "1" where Snakemake started the stage, and not because it was told to (see pipeline/workflow/prepare.py)
 REUSE = "QUENCH_REUSE"
@@ -101,19 +101,20 @@ def _record_code(repo: Any) -> None:
     if known is not None and (_is_stale(known) or any(out.changed_cache() for out in known.outs)):
         known.save(run_cache=False)
         # an edit came in between: keys and code must be of one moment
-        if write_keys(Path(repo.root_dir), code_of_stages()):
+        if refresh_keys(Path(repo.root_dir)):
             known.save(run_cache=False)
         known.commit()
         known.dump(update_pipeline=False)
 
 
 def _sweep(repo: Any) -> None:
-    """Remove what a killed checkout left beside outputs: it would count as content of a folder that others
-    read.
+    """Remove what a killed checkout left beside outputs and in them: it would count as content of a folder
+    that others read.
     """
-    for folder in {Path(out.fs_path).parent for out in repo.index.outs}:
-        for scrap in folder.glob(f".{'?' * 22}.tmp"):  # DVC's temporary name: 16 random bytes as text
-            scrap.unlink()
+    name = f".{'?' * 22}.tmp"  # DVC's temporary name: 16 random bytes as text; .dvcignore has it too
+    outs = [Path(out.fs_path) for out in repo.index.outs]
+    for scrap in {scrap for path in outs for scrap in (*path.parent.glob(name), *path.rglob(name))}:
+        scrap.unlink()
 
 
 def _bring_back(repo: Any, settled: Settled, hashes: Hashes) -> None:

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
@@ -14,11 +14,12 @@ from pydantic import BaseModel, ConfigDict
 from pipeline.config.params import Params
 from pipeline.config.sections import Graph
 from pipeline.config.text import value_at as value_of
+from pipeline.core.places import resource
 from pipeline.core.yaml_readers import read_fast
-from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.code_keys import key_file, stage_module
+from pipeline.workflow.shards import DIVIDED, made_of, option
 
-TABLE = PROJECT / "graphs" / "stages.yaml"
+TABLE = resource("graphs/stages.yaml")
 WORDS: dict[Graph, str] = {
     "merged": "merged models",
     "adapter": "adapters on a GGUF",
@@ -119,8 +120,10 @@ def code_of_stages() -> dict[str, list[str]]:
     return {name: stage_modules(name) for name in table().stages}
 
 
-def rules(params: Params, cores: int) -> Iterator[Rule]:
-    """The rules of the graph that `params` need, with names and levels filled in."""
+def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> Iterator[Rule]:
+    """The rules of the graph that `params` need, with names and levels filled in. If there are several
+    `shards`, stage curate publishes what its jobs (`pipeline.workflow.shards`) have made of them.
+    """
     values, stages = params.model_dump(mode="json"), stages_in(params.graph)
     made = [path for stage in stages.values() for path in filled_outputs(stage, values)]
     for name, stage in stages.items():
@@ -132,9 +135,10 @@ def rules(params: Params, cores: int) -> Iterator[Rule]:
         outputs = [filled(path, mine) for path in stage.written]
         yield Rule(
             name,
-            f"{name}@{ending}" if ending else name,
+            f"{name}@{ending}" if ending else f"{name}{option(shards)}" if name == DIVIDED else name,
             key_file(name),
-            [path for dep in stage.deps for path in _inside(filled(dep, mine), made)],
+            [path for dep in stage.deps for path in _inside(filled(dep, mine), made)]
+            + (made_of(shards) if name == DIVIDED else []),
             [path for path in outputs if not path.endswith("/")],
             [path.rstrip("/") for path in outputs if path.endswith("/")],
             {key: "|".join(map(str, found)) for key, found in lists.items()},
@@ -184,6 +188,12 @@ def filled_outputs(stage: Stage, values: dict[str, Any]) -> Iterator[str]:
     """What all jobs of a stage write under the settings `values`; folders end in a slash."""
     for _, item in items_of(stage.each, values):
         yield from (filled(path, values | {"item": item}) for path in stage.written)
+
+
+def filled_deps(stage: Stage, values: dict[str, Any]) -> Iterator[str]:
+    """What all jobs of a stage read under the settings `values`."""
+    for _, item in items_of(stage.each, values):
+        yield from (filled(path, values | {"item": item}) for path in stage.deps)
 
 
 def _inside(dep: str, made: list[str]) -> list[str]:

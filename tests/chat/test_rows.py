@@ -10,7 +10,7 @@ from hypothesis import given
 from jsonschema import Draft202012Validator
 
 from pipeline.chat.rows import BadRow, check_row, edit_texts, json_schema, row_id, texts
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 
 ASK = {"role": "user", "content": "2 + 2?"}
 ANSWER = {"role": "assistant", "content": "4"}

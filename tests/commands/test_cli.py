@@ -16,7 +16,8 @@ from pipeline.cli import app
 from pipeline.commands import doctor
 from pipeline.commands.recipes import recipe_text
 from pipeline.core.errors import ToolError
-from pipeline.llamacpp.tools import PROJECT, TOOLS
+from pipeline.core.places import PROJECT
+from pipeline.llamacpp.tools import TOOLS
 
 COMMANDS = (
     "use",
@@ -33,7 +34,12 @@ COMMANDS = (
     "report",
     "judge",
     "pairs",
+    "new",
+    "setup",
+    "env",
+    "upgrade",
     "run",
+    "sweep",
     "doctor",
     "plan",
     "explain",
@@ -122,7 +128,7 @@ def test_help_of_every_command_shows_an_example(command: str) -> None:
 
 def test_every_command_is_listed() -> None:
     command: Any = typer.main.get_command(app)
-    assert command.commands.keys() == {*COMMANDS, "data"}
+    assert command.commands.keys() == {*COMMANDS, "data", "remote"}
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from pipeline.cli import app
 from pipeline.commands.data.check import files
 from pipeline.commands.recipes import recipe_text
 from pipeline.core.errors import DataError
+from pipeline.core.places import PROJECT
 from pipeline.core.wording import one_line, plain
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
 
 SPLITS = ("train", "val", "test")
 STAGE = {"stages": {"curate": {"cmd": "true", "outs": ["data/final", "reports/data.json"]}}}

@@ -8,7 +8,7 @@ from pipeline.commands.serve import choose_model, model_file
 from pipeline.commands.ship import shippable
 from pipeline.config.params import load_params
 from pipeline.core.errors import DataError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 
 PARAMS = load_params(PROJECT / "recipes/demo-level-distill.yaml")
 

@@ -19,10 +19,11 @@ from pipeline.commands.export_lora import export_lora
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.hashing import file_hash
+from pipeline.core.places import PROJECT
 from pipeline.gguf.provenance import ADAPTER, BASE_FILE, provenance
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.logits import open_gguf
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve.adapter import Adapter, matching_adapter
 
 IDS = [5, 6, 7, 40, 41]

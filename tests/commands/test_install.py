@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.commands import install
 from pipeline.commands.install import lines_of, uv_environment
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 
 STRATEGY = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
 

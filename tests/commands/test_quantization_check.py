@@ -37,7 +37,7 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.core.hashing import file_hash, json_hash
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.models.finite import adapter_is_finite, finite_record, nf4_linears, outputs_watched
 from pipeline.models.lora import lora_config
 from pipeline.models.qlora import load_quantized
@@ -241,19 +241,20 @@ def test_seven_billion_by_formula() -> None:
 
 
 def test_what_is_measured_here_says_what_7b_keeps(base: Path) -> None:
-    plain = NF4.model_copy(update={"quantization": "none"})
+    nf4 = NF4.model_copy(update={"bnb_4bit_compute_dtype": "bfloat16"})  # on every processor
+    plain = nf4.model_copy(update={"quantization": "none"})
     shape = load_shape(base / "config.json")
-    measured = {"unquantized LoRA": planned_training(shape, plain), "NF4 QLoRA": planned_training(shape, NF4)}
-    found = memory_check(measured, shape, NF4)
+    measured = {"unquantized LoRA": planned_training(shape, plain), "NF4 QLoRA": planned_training(shape, nf4)}
+    found = memory_check(measured, shape, nf4)
     assert found["ratio"] == 1.0 and found["share_at_7b"] < found["share"] < 1
     assert "1.000 times what the planner's formulas give; so at Qwen2.5-7B it keeps 5." in found["sentence"]
     half = memory_check(
         measured | {"NF4 QLoRA": {part: size // 2 for part, size in measured["NF4 QLoRA"].items()}},
         shape,
-        NF4,
+        nf4,
     )
     assert half["ratio"] == pytest.approx(0.5, abs=0.01)
-    assert memory_check(measured, None, NF4)["ratio"] is None
+    assert memory_check(measured, None, nf4)["ratio"] is None
 
 
 def test_a_tensor_that_is_there_twice_counts_once() -> None:

@@ -15,8 +15,8 @@ from pipeline.config.params import Params, load_params, read_params
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.config.text import as_yaml, left_out
 from pipeline.core.errors import ConfigError, MachineError
+from pipeline.core.places import PROJECT
 from pipeline.core.strict_yaml import read_strict
-from pipeline.llamacpp.tools import PROJECT
 
 ALL = sorted(RECIPES.glob("*.yaml"))
 KEYS = {".".join(place): field for place, field in keys_of(Params) if not group_of(field)}

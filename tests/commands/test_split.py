@@ -13,8 +13,9 @@ from qwen2_variants import cut_models
 from pipeline.commands.split import main, prove_complete, split
 from pipeline.config.params import Params, load_params
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.places import PROJECT
 from pipeline.gguf.tensors import gguf_tensors
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
 
 
 @pytest.fixture

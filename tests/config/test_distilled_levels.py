@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from pipeline.config.levels import distilled_from, level_key, level_problem, split_level
 from pipeline.config.params import Params, load_params
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.metrics.level_limits import level_limit
 from pipeline.pages.parity_summary import place_of
 from pipeline.workflow.stages import items_of, rules, stages_in

@@ -22,9 +22,9 @@ from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Train, renamed
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.errors import ConfigError
+from pipeline.core.places import PROJECT
 from pipeline.core.strict_yaml import read_strict
 from pipeline.core.yaml_readers import read_fast
-from pipeline.llamacpp.tools import PROJECT
 
 DEMO = yaml.safe_load((PROJECT / "params.yaml").read_text(encoding="utf-8"))
 COMMIT = "a" * 40

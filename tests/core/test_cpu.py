@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.config.params import load_params
 from pipeline.core.cpu import Device, fast_dtype, multiplies_bfloat16
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 
 
 @pytest.mark.parametrize(

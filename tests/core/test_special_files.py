@@ -13,8 +13,8 @@ import pytest
 
 from pipeline.__main__ import main as stage
 from pipeline.core.errors import DataError
+from pipeline.core.places import PROJECT
 from pipeline.core.special_files import need_plain_files, printable, trouble
-from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.prepare import prepare
 
 NOT_UTF8 = os.fsdecode(b"\xff.jsonl")

@@ -23,10 +23,11 @@ from pipeline.commands.serve import choose_model, chosen_adapters, model_file, s
 from pipeline.config.params import Params, load_params
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.hashing import file_hash
+from pipeline.core.places import PROJECT
 from pipeline.gguf.provenance import BASE_FILE
 from pipeline.llamacpp import server_command as llama_server
 from pipeline.llamacpp.server import Server, free_port
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve import switching
 from pipeline.serve.adapter import Adapter, matching_adapters
 from pipeline.serve.key import ensure_key

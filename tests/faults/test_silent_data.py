@@ -21,7 +21,8 @@ from pipeline.chat.tokens import IGNORED
 from pipeline.config.params import load_params
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import write_rows
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.core.places import PROJECT
+from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.preprocess import attention
 from pipeline.stages.preprocess import stage as preprocess
 

@@ -12,10 +12,11 @@ import pytest
 import yaml
 
 from pipeline.config.params import load_params
+from pipeline.core.places import PROJECT
 from pipeline.gate.judgment import Judgment
 from pipeline.gate.rules import judge
 from pipeline.llamacpp.converters import to_gguf
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.check import KEYS
 from pipeline.stages.parity.level_weights import level_weights
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipeline.config.params import load_params
 from pipeline.config.sections import Serve
+from pipeline.core.places import PROJECT
 from pipeline.gate.recommend import Recommendation, recommend
-from pipeline.llamacpp.tools import PROJECT
 from pipeline.planning.serving import BUFFERS, GB
 from pipeline.stages.report.verdict import headline
 

@@ -14,10 +14,11 @@ from ggml_reference import SCALES, by_gguf, by_llama_cpp, random_rows
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from pipeline.core.errors import DataError
+from pipeline.core.places import PROJECT
 from pipeline.gguf import dequantize as module
 from pipeline.gguf.dequantize import FLOATS, TRAINABLE_TYPES, columns_of, dequantize
 from pipeline.gguf.tensors import gguf_tensors
-from pipeline.llamacpp.tools import PROJECT, Toolchain, run_tool
+from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.stages.base.stage import find_in_package
 
 EVERY = pytest.mark.parametrize(

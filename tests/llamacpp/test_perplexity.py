@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.core.places import PROJECT
+from pipeline.llamacpp.tools import Toolchain
 
 BENCHMARK = runpy.run_path(str(PROJECT / "benchmarks/perplexity.py"))
 LEVELS = ("Q4_K_M", "Q5_K_M", "Q8_0")

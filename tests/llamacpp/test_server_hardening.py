@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from pipeline.config.params import load_params
 from pipeline.config.sections import Serve
 from pipeline.core.errors import MachineError
+from pipeline.core.places import PROJECT
 from pipeline.llamacpp.server import (
     Server,
     connect,
@@ -40,7 +41,7 @@ from pipeline.llamacpp.server import (
 from pipeline.llamacpp.server_command import server_command
 from pipeline.llamacpp.server_log import kept
 from pipeline.llamacpp.server_process import environment, guarded
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve.key import read_key
 from pipeline.ship.card import serve_script
 

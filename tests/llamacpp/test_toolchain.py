@@ -17,10 +17,11 @@ import pytest
 
 from pipeline.core import progress
 from pipeline.core.errors import MachineError, ToolError
+from pipeline.core.places import PROJECT
 from pipeline.core.publish import write_json
 from pipeline.llamacpp import build as toolchain
 from pipeline.llamacpp import cache, compiler, stamp
-from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT, TOOLS
+from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS
 
 
 def executable(path: Path, text: str) -> Path:

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.config.sections import External
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.metrics import answers as module
 from pipeline.metrics.answers import answer_row, check_references, score_answers
 from pipeline.metrics.score import Score, Scorer

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import QuenchError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.metrics.external import ExternalScorer
 
 PROMPT = [{"role": "user", "content": "2 + 2?"}]

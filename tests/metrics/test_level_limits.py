@@ -15,8 +15,8 @@ from pipeline.config.levels import LEVELS
 from pipeline.config.params import load_params
 from pipeline.config.sections import Gate
 from pipeline.core.errors import ConfigError
+from pipeline.core.places import PROJECT
 from pipeline.gate.rules import judge as judge_model
-from pipeline.llamacpp.tools import PROJECT
 from pipeline.metrics.level_limits import PUBLISHED_KLD, level_limit, other_top, served_limit
 from pipeline.stages.parity.hand_overs import level_check
 

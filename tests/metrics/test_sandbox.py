@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from pipeline.core.errors import ToolError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.metrics import sandbox
 from pipeline.metrics.sandbox import BUBBLEWRAP, UNSHARE, Sandbox, find_sandbox, probe, run_in, run_tests
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pipeline.core.errors import ToolError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss
 
 # in a process of its own: Liger's patches stay for good

@@ -14,7 +14,7 @@ from tiny import tiny_moe, untied_qwen2
 
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.models.chunked_loss import chunked_loss
 from pipeline.models.finite import finite_record
 from pipeline.models.offload import OffloadedWeight, Resident
@@ -178,9 +178,10 @@ def test_an_evaluation_between_two_steps_changes_nothing(base: Path) -> None:
 def test_what_moves_the_model_leaves_them_where_they_are(base: Path) -> None:
     model = tuned(base, settings(offload_layers=3, quantization="none"))
     places = [one.at_rest.data_ptr() for one in weights(model)]
-    model.to(torch.float32)
+    types = {one.at_rest.dtype for one in weights(model)}  # bfloat16, where the processor computes in it
+    model.to(torch.float64)
     assert [one.linear.weight.data_ptr() for one in weights(model)] == places
-    assert {one.at_rest.dtype for one in weights(model)} == {torch.bfloat16}
+    assert {one.at_rest.dtype for one in weights(model)} == types
 
 
 def test_the_saved_adapter_has_the_same_bytes(base: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import Qwen2ForCausalLM
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, ToolError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.models.chunked_loss import chunked_loss
 from pipeline.models.lora import check_adapter, lora_config
 from pipeline.models.qlora import (

@@ -22,9 +22,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
+from pipeline.core.places import PROJECT
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import quantize_gguf, to_gguf
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.chunked_loss import check_head, chunked_loss
 from pipeline.models.lora import check_adapter, lora_config
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear

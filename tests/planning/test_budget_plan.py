@@ -13,8 +13,8 @@ from pipeline.cli import app
 from pipeline.config.params import load_params
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError
+from pipeline.core.places import PROJECT
 from pipeline.gguf.file import check_gguf
-from pipeline.llamacpp.tools import PROJECT
 from pipeline.planning.budget import check_budgets, file_bytes
 from pipeline.planning.published import published_shape
 from pipeline.stages.budget.sizes import extremes, offered

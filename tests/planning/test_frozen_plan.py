@@ -64,7 +64,9 @@ def test_dora_is_planned_not_below_what_it_keeps(base: Path, dropout: float, tar
     from pipeline.models.qlora import load_quantized
     from pipeline.models.tuners import put_tuner
 
-    train = settings(lora_dropout=dropout, use_dora=True, target_modules=targets)
+    train = settings(
+        lora_dropout=dropout, use_dora=True, target_modules=targets, bnb_4bit_compute_dtype="bfloat16"
+    )
     model = put_tuner(load_quantized(base, train), train).train()
     step = Step(load_shape(base / "config.json"), train, "cpu", "chunked", TOKENS)
     found = kept_bytes(model, lambda: hidden_states(model, TOKENS))

@@ -11,7 +11,7 @@ from tiny import untied_qwen2
 
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.planning.card import Card, wants_gpu
 from pipeline.planning.duration import Work
 from pipeline.planning.memory import CUDA_CONTEXT, plan_memory

@@ -14,7 +14,7 @@ from pipeline.cli import app
 from pipeline.config.params import load_params
 from pipeline.config.sections import Train
 from pipeline.config.targets import misfits
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.planning import card as cards
 from pipeline.planning import weights
 from pipeline.planning.card import Card
@@ -68,7 +68,7 @@ def test_the_disk_is_what_the_stages_need_and_dvcs_copies_are_a_line_of_their_ow
     assert lines.startswith("41.85 GB (checkpoints 0.97,") and "base-F16" not in lines
     assert (
         "beside the base's 15.23 GB" in lines
-        and "DVC's cache: 40.88 GB more, a copy of each of these but the checkpoints" in lines
+        and "DVC's cache: 56.11 GB more, a copy of each of these but the checkpoints, and of the" in lines
     )
     large = " ".join(plan("--recipe", "qwen2.5-7b-a100", "--vram", "80", "--root", tmp_path).stdout.split())
     assert "base-F16 GGUF 15.24" in large

@@ -17,9 +17,10 @@ from tiny import tiny_gguf
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.places import PROJECT
 from pipeline.gguf.header import read_header, tensor_bytes
 from pipeline.llamacpp.converters import quantize_gguf
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
 from pipeline.planning import activations, loss_memory, quantized
 from pipeline.planning.activations import Step
 from pipeline.planning.base import find_quantized, find_shape

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from pipeline.cli import app
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError
+from pipeline.core.places import PROJECT
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.llamacpp.server_command import PROMPT_CACHE_MIB
-from pipeline.llamacpp.tools import PROJECT
 from pipeline.planning.card import Card
 from pipeline.planning.published import published_shape
 from pipeline.planning.serving import (

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.params import load_params
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.planning.memory import plan_memory
 from pipeline.planning.memory_reductions import Setup
 from pipeline.planning.published import published_shape

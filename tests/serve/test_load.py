@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from pipeline.commands import load as command
 from pipeline.config.params import Params, load_params
 from pipeline.core.errors import GateError, ToolError
+from pipeline.core.places import PROJECT
 from pipeline.llamacpp.server import Server, free_port, write_key
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve.load import SHARES, Load, Timed, percentiles, put_under_load, summarize
 
 KEY = "a-key-of-a-test-of-load"

@@ -24,8 +24,9 @@ from hypothesis import strategies as st
 
 from pipeline.config.params import load_params
 from pipeline.core.errors import MachineError, ToolError
+from pipeline.core.places import PROJECT
 from pipeline.llamacpp.server import Server, free_port, serving
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve.restarts import (
     HOUR,
     LONGEST_PAUSE,

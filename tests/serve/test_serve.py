@@ -30,9 +30,10 @@ from pipeline.commands.serve import choose_model, chosen_adapters, how_to_call, 
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, ToolError
+from pipeline.core.places import PROJECT
 from pipeline.llamacpp.server import Server, connect, free_port
 from pipeline.llamacpp.server_command import server_command
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve.key import KEY_FILE, ensure_key, read_key
 from pipeline.serve.smoke import Reply, held_out_prompts, judge, smoke
 from pipeline.serve.stream import Piece, parse_line

@@ -18,7 +18,7 @@ from forked import Forked
 
 from pipeline.commands.recipes import recipe_text
 from pipeline.core.errors import MachineError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.workflow.code_keys import CODE, FOLDER, Package, key_file, stage_module, write_keys
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.stages import USERS, code_of_stages, stages_in

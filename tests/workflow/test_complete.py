@@ -18,7 +18,7 @@ from pipeline.config.params import Params, load_params, read_params
 from pipeline.config.sections.values import keys_of
 from pipeline.config.text import left_out
 from pipeline.core.errors import ConfigError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.workflow.complete import need_all_keys, write
 from pipeline.workflow.locked import stages_of
 

@@ -26,17 +26,17 @@ import pytest
 import yaml
 from forked import SERVER, Forked
 
-from pipeline.__main__ import STAGES
 from pipeline.commands.recipes import recipe_text
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Graph
 from pipeline.core.locks import stages_at_work
 from pipeline.core.owner import RUN
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.workflow.code_keys import CODE, ROOT, Package, key_file, stage_module
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.prepare import FORCED
 from pipeline.workflow.settle import REUSE, reuse, settle
+from pipeline.workflow.stage_command import STAGES
 from pipeline.workflow.stages import WORDS, code_of_stages
 
 TOY = PROJECT / "tests/toy"
@@ -687,8 +687,8 @@ def test_a_run_waits_for_a_stage_that_is_at_work(toy: Toy) -> None:
     scrap.mkdir()
     stage = subprocess.Popen([sys.executable, "run.py", "report"], cwd=toy.root)
     try:
-        _until(lambda: stages_at_work(toy.root) != {})
-        scrap.mkdir(exist_ok=True)
+        _until(lambda: stages_at_work(toy.root) != {} and not scrap.exists())  # it has swept, and is at work
+        scrap.mkdir()
         done = toy.snakemake("-n")
         assert (done.returncode, scrap.exists()) == (6, True)
         assert f"report is already running as process {stage.pid} in" in done.stderr

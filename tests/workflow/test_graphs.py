@@ -15,7 +15,7 @@ from pipeline.commands.recipes import graph, use
 from pipeline.config.params import load_params
 from pipeline.config.sections import Graph
 from pipeline.core.errors import ConfigError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.graphs import OWN, need_graph, put_graph
 from pipeline.workflow.stages import Table, table
@@ -81,6 +81,38 @@ def test_a_graph_of_another_version_without_edits_is_replaced_without_a_word_of_
     graph(root)
     assert (root / "dvc.yaml").read_text() == dvc_text("merged")
     assert not (root / "dvc.yaml.edited").exists()
+
+
+def test_whether_dvc_keeps_the_base_is_written_in_the_graph_and_stays(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uncached = yaml.safe_load((root / "dvc.yaml").read_text())
+    graph(root, cache_base=True)
+    assert "`snakemake` puts it into DVC's cache" in capsys.readouterr().out
+    cached = yaml.safe_load((root / "dvc.yaml").read_text())
+    assert cached["stages"]["base"].pop("outs") == ["models/base", "models/base.json"]
+    assert uncached["stages"]["base"].pop("outs") == [{"models/base": {"cache": False}}, "models/base.json"]
+    assert cached == uncached  # so no stage runs for it
+    for recipe, name in (("demo-gguf", "adapter"), ("demo-scales", "tuned"), ("demo", "merged")):
+        use(recipe, root)
+        graph(root)
+        assert (root / "dvc.yaml").read_text() == dvc_text(name, cache_base=True)
+        need_graph(root, name)
+    graph(root, cache_base=False)
+    assert (root / "dvc.yaml").read_bytes() == (PROJECT / "dvc.yaml").read_bytes()
+    assert not (root / "dvc.yaml.edited").exists()
+
+
+def test_a_graph_with_edits_is_not_changed_for_the_base_unless_forced(root: Path) -> None:
+    with (root / "dvc.yaml").open("a") as file:
+        file.write("# mine\n")
+    edited = (root / "dvc.yaml").read_bytes()
+    with pytest.raises(ConfigError, match="Q-WORKFLOW-006"):
+        graph(root, cache_base=True)
+    assert (root / "dvc.yaml").read_bytes() == edited
+    graph(root, cache_base=True, force=True)
+    assert (root / "dvc.yaml").read_text() == dvc_text("merged", cache_base=True)
+    assert (root / "dvc.yaml.edited").read_bytes() == edited
 
 
 def test_an_edit_above_the_stages_is_an_edit(root: Path) -> None:

@@ -27,8 +27,8 @@ from pipeline.commands import serve, ship
 from pipeline.commands.verify import main as verify
 from pipeline.config.params import load_params
 from pipeline.core.errors import DataError, MachineError
+from pipeline.core.places import PROJECT
 from pipeline.core.publish import remove
-from pipeline.llamacpp.tools import PROJECT
 from pipeline.workflow.code_keys import CODE, FOLDER
 from pipeline.workflow.dvc_cache import place
 from pipeline.workflow.dvc_yaml import dvc_text
@@ -211,6 +211,16 @@ def test_a_folder_names_its_file_and_extra_files_count_only_if_dvc_counts_them(p
     put(project / "models/imatrix/extra.bin", b"more")
     with pytest.raises(DataError, match=r"models/imatrix changed on disk"):
         verify_inputs("quantize@Q4_K_M", project)
+
+
+def test_a_damaged_list_of_a_folder_that_is_not_cached_is_not_believed(project: Path) -> None:
+    """It may still be JSON: only its keys have other names."""
+    listed = in_cache(project, "models/base")
+    listed.chmod(0o644)
+    listed.write_bytes(listed.read_bytes().replace(b"relpath", b"relpati"))
+    flip(project / "models/base/b/c.bin", random.Random(0))  # noqa: S311
+    with pytest.raises(DataError, match=r"models/base changed on disk since base wrote it"):
+        verify_inputs("merge", project)
 
 
 def test_a_damaged_object_of_the_cache_is_never_restored(

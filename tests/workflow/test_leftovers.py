@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.config.params import Params, load_params
 from pipeline.core.locks import lock_file, take
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.workflow import leftovers
 from pipeline.workflow.leftovers import remove_leftovers
 

@@ -60,7 +60,7 @@ def test_an_edit_during_the_run(
         path.write_text(edit(path.read_text()))
 
     monkeypatch.setattr(pipeline.stages.curate.stage, "main", edited_meanwhile)
-    monkeypatch.setattr("pipeline.workflow.record.record", lambda stage, root: recorded.append(stage))
+    monkeypatch.setattr("pipeline.workflow.remote.record", lambda stage, root: recorded.append(stage))
     assert main(["curate", "--root", str(project)]) == (6 if noticed else 0)
     assert recorded == ([] if noticed else ["curate"])
     assert ("Q-WORKFLOW-022" in capsys.readouterr().err) == noticed

@@ -1,9 +1,15 @@
 """scraps: what killed runs left half made goes, what may be somebody's or a later run's stays."""
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from pipeline.core.places import PROJECT
+from pipeline.workflow.cluster import SUBMITTED
 from pipeline.workflow.scraps import working
 
 SCRAPS = [
@@ -110,3 +116,47 @@ def test_what_can_not_be_removed_is_named(
         "models/.merging can't be removed (Permission denied), so remove it by hand"
         in capsys.readouterr().err
     )
+
+
+def test_nothing_is_swept_while_a_snakemake_has_jobs_that_hold_no_lock(tmp_path: Path) -> None:
+    """Its main process shares the lock after `prepare`, until it ends."""
+    (tmp_path / "data/raw").mkdir(parents=True)
+    (tmp_path / "data/raw/chats.jsonl").write_text("{}\n")
+    for name in ("params.yaml", "dvc.yaml"):
+        shutil.copy(PROJECT / name, tmp_path)
+    code = "from pipeline.workflow.prepare import prepare; prepare(); print('ready', flush=True); input()"
+    main = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with main:
+        assert main.stdout and main.stdout.readline() == "ready\n"
+        write(tmp_path, SCRAPS)
+        with working(tmp_path):
+            assert all((tmp_path / name).exists() for name in SCRAPS)
+        main.communicate("\n")
+    assert main.returncode == 0
+    with working(tmp_path):
+        assert not any((tmp_path / name).exists() for name in SCRAPS)
+
+
+@pytest.mark.parametrize("squeue", ["echo '17|RUNNING|rule_train|{run}|{root}'", "exit 1"])
+def test_nothing_is_swept_while_a_cluster_has_jobs_or_does_not_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeue: str
+) -> None:
+    write(tmp_path, SCRAPS)
+    (tmp_path / SUBMITTED).mkdir(parents=True)
+    tool = tmp_path / "bin/squeue"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n" + squeue.format(run="0b9c2f0e-6f1e-4c1d-9a43-6f1f0f6f3a11", root=tmp_path))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    with working(tmp_path):
+        assert all((tmp_path / name).exists() for name in SCRAPS)
+    tool.write_text("#!/bin/sh\n")
+    with working(tmp_path):
+        assert not any((tmp_path / name).exists() for name in SCRAPS)

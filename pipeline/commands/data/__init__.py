@@ -26,6 +26,19 @@ def check(
     raise typer.Exit(main(params, root, paths, everything=everything, as_json=as_json))
 
 
+@app.command(epilog="example: quench data demo --kind preferences")
+def demo(
+    kind: Annotated[
+        Literal["chats", "rewards", "preferences"], typer.Option("--kind", help="What a row holds.")
+    ] = "chats",
+    root: Root = Path(),
+) -> None:
+    """Write the demo's data into data/raw: chats about Python's own standard library."""
+    from pipeline.commands.data.demo import main
+
+    main(root, kind)
+
+
 @app.command(epilog="example: quench data diff HEAD~1 --rows 3")
 def diff(
     first: Annotated[str, typer.Argument(metavar="REV", help="Git revision to compare from.")],

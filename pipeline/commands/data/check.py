@@ -15,12 +15,12 @@ from pipeline.config.methods import kinds_sentences
 from pipeline.config.params import load_params
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
+from pipeline.core.places import resource
 from pipeline.core.special_files import printable
 from pipeline.core.wording import one_line, plural
-from pipeline.llamacpp.tools import PROJECT
 from pipeline.stages.curate.reading.containers import files_below
 
-RECIPE = PROJECT / "recipes/demo.yaml"
+RECIPE = resource("recipes/demo.yaml")
 SHOWN = 50  # rejected rows that are named one by one
 
 

@@ -1,4 +1,6 @@
-"""Commands about the configuration and this machine: use, params, graph, methods, doctor, plan, explain."""
+"""Commands about the configuration and this machine: use, params, run, sweep, graph, methods, doctor,
+plan, explain.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -65,11 +67,46 @@ def run(
     main(root, words or [])
 
 
+@app.command(
+    epilog="example: quench sweep space.yaml -c2",
+    context_settings={"ignore_unknown_options": True},
+)
+def sweep(
+    space: Annotated[Path, typer.Argument(metavar="SPACE", help="The keys to search, and how: space.yaml.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[SNAKEMAKE'S OPTION] ...", help="Given to Snakemake.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="The sweep's name (default: the file's).")
+    ] = None,
+    as_json: Json = False,
+    root: Root = Path(),
+) -> None:
+    """Search the best settings of training: trials chosen by Optuna, each a job of Snakemake's; the best few
+    again with other seeds. The same command goes on where it was ended, and shows the result.
+    """
+    from pipeline.commands.sweep.command import main, name_of
+    from pipeline.core.errors import Stopped
+
+    try:
+        main(root, space, name_of(space, name), words or [], as_json=as_json)
+    except Stopped as stopped:
+        typer.echo(f"quench: {stopped}", err=True)
+        raise typer.Exit(stopped.exit_code) from None
+
+
 @app.command(epilog="example: quench graph")
 def graph(
     force: Annotated[
         bool, typer.Option("--force", help="Replace a dvc.yaml with edits; a copy stays.")
     ] = False,
+    cache_base: Annotated[
+        bool | None,
+        typer.Option(
+            "--cache-base/--no-cache-base",
+            help="Whether DVC keeps models/base, for clones that can't fetch it; as before without.",
+        ),
+    ] = None,
     root: Root = Path(),
 ) -> None:
     """Make dvc.yaml the graph of stages that params.yaml needs, after base.quantization or train.tuner was
@@ -77,7 +114,7 @@ def graph(
     """
     from pipeline.commands import recipes
 
-    recipes.graph(root, force)
+    recipes.graph(root, force, cache_base)
 
 
 @app.command(epilog="example: quench methods")

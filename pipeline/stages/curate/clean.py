@@ -15,6 +15,7 @@ from pipeline.chat.rows import Kind, Row, row_id
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine, dump_line
 from pipeline.stages.curate.batches import batches
+from pipeline.stages.curate.comparing.row_parts import content_key
 from pipeline.stages.curate.inputs import by_glob, domain_of
 from pipeline.stages.curate.reading.containers import RawLine, parsed, raw_lines, refusal
 from pipeline.stages.curate.reading.formats import detect, to_row
@@ -47,9 +48,10 @@ class Block:
 CleaningStats = Counter[tuple[str, str]]
 
 
-# what the rules that compare rows need to know of one: its domain, 64 bits of its id, its messages without
-# the system's, its kind's place among `KINDS`, whether it has a reward
-Facts = tuple[str, int, int, int, bool]
+# what the rules that compare rows need to know of one: its domain, 64 bits of its id, the hash of its
+# normalized content, its messages without the system's, its kind's place among `KINDS`, whether it has a
+# reward
+Facts = tuple[str, int, int, int, int, bool]
 
 
 @dataclass
@@ -148,7 +150,8 @@ class Cleaner:
             for row in rows:
                 turns = min(sum(turn["role"] != "system" for turn in row["messages"]), MOST_TURNS)
                 kind = KINDS.index(row["kind"])
-                done.facts.append((row["domain"], int(row["id"], 16), turns, kind, "reward" in row))
+                key = int(row["id"], 16)
+                done.facts.append((row["domain"], key, content_key(row), turns, kind, "reward" in row))
                 done.cleaning_stats["kinds", row["kind"]] += 1
             self.note(done, line, rows[0]["id"], changes)
         done.cleaning_stats.update(

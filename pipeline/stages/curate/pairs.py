@@ -24,7 +24,7 @@ from pipeline.stages.curate.comparing.decide import KEPT, NEAR, Decisions, Table
 from pipeline.stages.curate.comparing.duplicates import Clusters
 from pipeline.stages.curate.comparing.spill import pieces
 from pipeline.stages.curate.comparing.splits import SPLITS
-from pipeline.stages.curate.spool import Spool
+from pipeline.stages.curate.spool import Rows, Spool
 
 PREFERENCE = KINDS.index("preference")
 Mask = NDArray[np.bool_]
@@ -61,7 +61,7 @@ def near_duplicates(decisions: Decisions, table: Table, settings: Curate) -> Mas
 
 
 def make_pairs(
-    spool: Spool,
+    rows: Rows,
     decisions: Decisions,
     table: Table,
     clusters: Clusters,
@@ -81,7 +81,7 @@ def make_pairs(
     )
     candidates = np.flatnonzero(table.scored & ((decisions.fate == KEPT) | beside))
     pairs.rows["left_out"] = int(table.scored.sum()) - len(candidates)
-    answers = np.fromiter(_answers(spool, candidates, decisions), ANSWER)
+    answers = np.fromiter(_answers(rows, candidates, decisions), ANSWER)
     pairs.rows["not_trained"] = len(candidates) - len(answers)
     answers = answers[np.lexsort((answers["row"], -answers["reward"], answers["request"]))]
     for own in pieces(answers, answers["request"]):
@@ -90,10 +90,10 @@ def make_pairs(
     return pairs
 
 
-def _answers(spool: Spool, candidates: NDArray[np.int64], decisions: Decisions) -> Iterator[Any]:
+def _answers(rows: Rows, candidates: NDArray[np.int64], decisions: Decisions) -> Iterator[Any]:
     """Of each candidate an `ANSWER`, unless its last answer is not to be learned."""
     for index in candidates.tolist():
-        row = spool.row(index)
+        row = rows.row(index)
         if row["messages"][-1].get("train", True):
             yield _request_key(row, int(decisions.split[index])), row["reward"], index
 
@@ -128,20 +128,20 @@ def _pairs_of(own: NDArray, first: NDArray[np.int32], min_gap: float, why: Count
 
 
 def add_pairs(
-    spool: Spool, pairs: Pairs, decisions: Decisions, table: Table, clusters: Clusters
+    rows: Rows, spool: Spool, pairs: Pairs, decisions: Decisions, table: Table, clusters: Clusters
 ) -> tuple[Decisions, Table, Clusters]:
-    """Put the pairs behind the rows of the spool, each with the file, the domain, the split and the group of
-    its chosen chat; gives what is known of all rows.
+    """Append the pairs to the spool, which comes behind those of `rows`, each with the file, the domain, the
+    split and the group of its chosen chat; gives what is known of all rows.
     """
     if not pairs.made:
         return decisions, table, clusters
-    rows = [_preference(spool.row(pair.chosen), spool.row(pair.rejected)) for pair in pairs.made]
-    before, chosen = len(spool), np.array([pair.chosen for pair in pairs.made])
-    spool.extend([dump_line(row) for row in rows])
+    preferences = [_preference(rows.row(pair.chosen), rows.row(pair.rejected)) for pair in pairs.made]
+    before, chosen = len(rows), np.array([pair.chosen for pair in pairs.made])
+    spool.append([dump_line(row) for row in preferences])
     more = table[chosen].copy()
-    more.key = [int(row["id"], 16) for row in rows]
+    more.key = [int(row["id"], 16) for row in preferences]
     more.turns, more.kind, more.scored = table.turns[chosen] - 1, PREFERENCE, False
-    new = np.arange(before, len(spool), dtype=np.int32)
+    new = np.arange(before, before + len(preferences), dtype=np.int32)
     ones = np.ones(len(new), np.float32)
     return (
         Decisions(

@@ -11,7 +11,7 @@ from pipeline.chat.rows import Row
 from pipeline.stages.curate.comparing.duplicates import Clusters
 from pipeline.stages.curate.comparing.poison import request_and_answer
 from pipeline.stages.curate.comparing.row_parts import parts
-from pipeline.stages.curate.spool import Spool
+from pipeline.stages.curate.spool import Rows
 
 SHOWN = 8
 LOOKED_AT = 1000  # near-duplicates among which clusters are chosen
@@ -19,7 +19,7 @@ ROWS_SHOWN = 3
 TEXT = 1200  # characters of a row
 
 
-def cluster_samples(spool: Spool, clusters: Clusters) -> list[dict[str, Any]]:
+def cluster_samples(rows: Rows, clusters: Clusters) -> list[dict[str, Any]]:
     """The kept row of some clusters beside rows that nearly repeat it: those that differ most, for they tell
     whether the threshold is right.
     """
@@ -32,31 +32,31 @@ def cluster_samples(spool: Spool, clusters: Clusters) -> list[dict[str, Any]]:
             shown.setdefault(name, []).append(row)
     return [
         {
-            "kept": _sample(spool, int(np.flatnonzero((clusters.cluster == name) & clusters.keep)[0])),
+            "kept": _sample(rows, int(np.flatnonzero((clusters.cluster == name) & clusters.keep)[0])),
             "dropped": [
-                _sample(spool, row) | {"similarity": round(float(clusters.similarity[row]), 3)}
-                for row in rows[:ROWS_SHOWN]
+                _sample(rows, row) | {"similarity": round(float(clusters.similarity[row]), 3)}
+                for row in dropped[:ROWS_SHOWN]
             ],
         }
-        for name, rows in shown.items()
+        for name, dropped in shown.items()
     ]
 
 
-def _sample(spool: Spool, index: int) -> dict[str, Any]:
-    return {"source": spool.source(index), "text": answer_text(spool.row(index))}
+def _sample(rows: Rows, index: int) -> dict[str, Any]:
+    return {"source": rows.source(index), "text": answer_text(rows.row(index))}
 
 
-def answer_samples(spool: Spool, requests: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+def answer_samples(rows: Rows, requests: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     """Requests that have several answers."""
-    pairs = [[request_and_answer(spool.row(row)) for row in rows[:4]] for rows in requests]
+    pairs = [[request_and_answer(rows.row(row)) for row in own[:4]] for own in requests]
     return [{"prompt": _cut(own[0][0]), "answers": [_cut(answer) for _, answer in own]} for own in pairs]
 
 
-def pair_samples(spool: Spool, pairs: Sequence[tuple[int, int, float]]) -> list[dict[str, Any]]:
+def pair_samples(rows: Rows, pairs: Sequence[tuple[int, int, float]]) -> list[dict[str, Any]]:
     """The first pairs (chosen row, rejected row, gap of their rewards): request and both answers."""
     found = []
     for chosen, rejected, gap in pairs[:SHOWN]:
-        better, worse = spool.row(chosen), spool.row(rejected)
+        better, worse = rows.row(chosen), rows.row(rejected)
         answers = [_cut(request_and_answer(row)[1]) for row in (better, worse)]
         prompt = _cut(request_and_answer(better)[0])
         sources = [better["source"], worse["source"]]

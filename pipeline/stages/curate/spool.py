@@ -4,7 +4,9 @@ index.
 
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -15,46 +17,58 @@ from pipeline.chat.rows import Row
 from pipeline.stages.curate.batches import batches
 
 BLOCK_ROWS, BLOCK_BYTES = 1024, 1 << 20
+OFFSET = 8  # bytes of an offset
+MOST_OPEN = 128  # files
 _SOURCE = re.compile(rb'\{"id":"[0-9a-f]{16}","source":("(?:[^"\\]|\\.)*")')
 
 
 class Spool:
-    """Rows as JSON lines in one file; only their offsets are in memory (8 bytes a row)."""
+    """Takes rows as JSON lines in one file, and where each begins (8 bytes a row) in another beside it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file = path.open("w+b")
-        self.lengths: list[NDArray[np.int32]] = []
-        self.offsets: NDArray[np.int64] = np.zeros(1, np.int64)
+        self.file, self.begins = path.open("wb", buffering=1 << 20), _offsets_path(path).open("wb")
+        self.size = 0
+        self._append_offsets(np.zeros(1, np.int64))
 
     def append(self, lines: Sequence[bytes]) -> None:
         """Add rows, each a line with its newline."""
         self.file.writelines(lines)
-        self.lengths.append(np.fromiter(map(len, lines), np.int32, len(lines)))
+        ends = self.size + np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)), dtype=np.int64)
+        self._append_offsets(ends)
 
     def finish(self) -> None:
-        """No row comes any more; from now on they can be read."""
-        self.file.flush()
-        self.offsets = np.cumsum(np.concatenate([np.zeros(1, np.int64), *self.lengths]))
-        self.lengths.clear()
+        """No row comes any more; from now on `Rows` reads them."""
+        self.file.close()
+        self.begins.close()
 
-    def extend(self, lines: Sequence[bytes]) -> None:
-        """Add rows behind all others, after `finish`."""
-        self.file.seek(0, os.SEEK_END)
-        self.lengths.append(np.diff(self.offsets).astype(np.int32))
-        self.append(lines)
-        self.finish()
+    def _append_offsets(self, offsets: NDArray[np.int64]) -> None:
+        self.begins.write(offsets.data)
+        self.size = int(offsets[-1]) if len(offsets) else self.size
+
+
+class Rows:
+    """The rows of finished spools, one spool's after the other's, by their index through all of them.
+
+    Nothing of them is in memory. `bases` is the index with which each spool begins, and the number of all.
+    """
+
+    def __init__(self, spools: Sequence[Path]) -> None:
+        self.spools = list(spools)
+        self.files = Files()
+        counts = [_offsets_path(path).stat().st_size // OFFSET - 1 for path in self.spools]
+        self.bases = [0, *accumulate(counts)]
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def size(self, index: int) -> int:
-        """The bytes of one row's line."""
-        return int(self.offsets[index + 1] - self.offsets[index])
+        return self.bases[-1]
 
     def line(self, index: int) -> bytes:
         """One row's line."""
-        return os.pread(self.file.fileno(), self.size(index), int(self.offsets[index]))
+        spool = bisect_right(self.bases, index) - 1
+        path = self.spools[spool]
+        at = (index - self.bases[spool]) * OFFSET
+        begin, end = np.frombuffer(self.files.read(_offsets_path(path), 2 * OFFSET, at), np.int64).tolist()
+        return self.files.read(path, end - begin, begin)
 
     def source(self, index: int) -> str:
         """FILE:LINE of one row."""
@@ -65,18 +79,46 @@ class Spool:
         row: Row = orjson.loads(self.line(index))
         return row
 
-    def lines(self) -> Iterator[bytes]:
-        """Every row's line, in order."""
-        with self.path.open("rb", buffering=1 << 20) as file:
+    def lines(self, spool: int) -> Iterator[bytes]:
+        """Every row's line of one spool, in order."""
+        with self.spools[spool].open("rb", buffering=1 << 20) as file:
             yield from file
 
-    def ranges(self) -> Iterator[tuple[int, int]]:
-        """(offset, bytes) of neighboring rows, at most `BLOCK_ROWS` and `BLOCK_BYTES` (or one row), for
-        `read_rows_at`.
+    def ranges(self, spool: int) -> Iterator[tuple[int, int]]:
+        """(offset, bytes) of neighboring rows of one spool, at most `BLOCK_ROWS` and `BLOCK_BYTES` (or one
+        row), for `read_rows_at`.
         """
-        for rows in batches(range(len(self)), self.size, BLOCK_BYTES, BLOCK_ROWS):
+        offsets = np.fromfile(_offsets_path(self.spools[spool]), np.int64)
+        for rows in batches(
+            range(len(offsets) - 1), lambda row: int(offsets[row + 1] - offsets[row]), BLOCK_BYTES, BLOCK_ROWS
+        ):
             first, last = rows[0], rows[-1] + 1
-            yield int(self.offsets[first]), int(self.offsets[last] - self.offsets[first])
+            yield int(offsets[first]), int(offsets[last] - offsets[first])
+
+
+class Files:
+    """Reads anywhere in any number of files, the `MOST_OPEN` used last of which stay open."""
+
+    def __init__(self) -> None:
+        self.open: dict[Path, int] = {}
+
+    def read(self, path: Path, size: int, offset: int) -> bytes:
+        """`size` bytes from `offset` on."""
+        file = self.open.pop(path, None)
+        if file is None:
+            if len(self.open) >= MOST_OPEN:
+                os.close(self.open.pop(next(iter(self.open))))
+            file = os.open(path, os.O_RDONLY)
+        self.open[path] = file  # now the last
+        return os.pread(file, size, offset)
+
+    def __del__(self) -> None:
+        for file in self.open.values():
+            os.close(file)
+
+
+def _offsets_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.offsets")
 
 
 def spread_evenly(indices: NDArray[np.int64], most: int) -> list[int]:

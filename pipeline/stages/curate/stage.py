@@ -9,34 +9,33 @@ Reads `data/raw/**`, `data/guard/**` (names to redact, texts to keep out of trai
     python -m pipeline curate
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pipeline.config.methods import kinds_sentences
 from pipeline.config.params import Params
 from pipeline.config.sections import Curate
 from pipeline.core.hardware import usable_cores
-from pipeline.core.jsonl import dump_line
-from pipeline.core.progress import progress
-from pipeline.core.publish import need_disk, publishing, scratch_folder, write_json, write_text
-from pipeline.core.special_files import need_plain_files
+from pipeline.core.publish import remove, scratch_folder
 from pipeline.core.wording import pairs_sentence, plural
-from pipeline.stages.curate.checks import check_not_empty, check_stats
-from pipeline.stages.curate.clean import Block, Cleaner, blocks
+from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.comparing.splits import SPLITS
-from pipeline.stages.curate.inputs import check_globs, cleaner_arguments
-from pipeline.stages.curate.page import render_data_page
-from pipeline.stages.curate.reading.containers import READ, raw_files, raw_lines, refusal, sha256, size
-from pipeline.stages.curate.selection import select_and_write
-from pipeline.stages.curate.spool import Spool
-from pipeline.stages.curate.stats import CurationStats
-from pipeline.stages.curate.workers import Workers, workers
+from pipeline.stages.curate.inputs import cleaner_arguments
+from pipeline.stages.curate.phases.clean import clean
+from pipeline.stages.curate.phases.cluster import cluster
+from pipeline.stages.curate.phases.join import join
+from pipeline.stages.curate.phases.plan import make_plan, read_plan
+from pipeline.stages.curate.phases.publish import publish
+from pipeline.stages.curate.phases.sample import sample
+from pipeline.stages.curate.phases.sketch import sketch
+from pipeline.stages.curate.phases.work import Work
+from pipeline.stages.curate.phases.write import write
+from pipeline.stages.curate.reading.containers import READ
+from pipeline.stages.curate.shard import work_of
+from pipeline.stages.curate.workers import workers
+from pipeline.workflow.shards import FOLDER
 
-BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
 ALONE_BYTES = 2 << 20  # below that, starting workers takes longer than the work
-DISK_FACTOR = 4  # of the raw bytes: clean rows, features, outputs
 FILES_NAMED = 5  # of those that are not read, on the terminal
 
 
@@ -44,92 +43,31 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
     """Run the stage below `root`, publish its outputs, and give the statistics (what `reports/data.json`
     holds).
 
-    Streams: memory grows by some 60 bytes a row. `processes`: workers, by default one a core; the outputs are
-    the same bytes
-    with any number. Raises `DataError` if no row can be used or a wanted split is empty, `ConfigError` for a
-    glob that no file matches; then nothing is published.
+    Streams: docs/curation-at-scale.md says what memory grows by. `processes`: workers, by default one a core;
+    the outputs are the same bytes with any number, and with any number of shards
+    (`pipeline.stages.curate.shard`). Raises `DataError` if no row can be used or a wanted split is empty,
+    `ConfigError` for a glob that no file matches; then nothing is published.
     """
-    data = root / "data"
-    raw = data / "raw"
-    if raw.is_symlink():  # a sub-project's: sentences name the user's own folder
-        raw = raw.resolve()
-    need_plain_files(data / "raw", data / "guard", recorded=(root / ".dvc").is_dir())
-    files = raw_files(raw)
-    for key, globs in (
-        ("curate.formats", settings.formats),
-        ("curate.source_weights", settings.source_weights),
-    ):
-        check_globs(key, globs, [name for name, _ in files])
-    total_bytes = sum(size(path) for _, path in files if path.is_file())
-    need_disk(data, DISK_FACTOR * total_bytes)
-    arguments = cleaner_arguments(root, settings)
-    with ExitStack() as stack:
-        final, *lists = (
-            stack.enter_context(publishing(data / name))
-            for name in ("final", "rejects.jsonl", "changes.jsonl", "clusters.jsonl")
-        )
-        final.mkdir()
-        work = stack.enter_context(scratch_folder(data / ".curating"))
-        pool = stack.enter_context(
-            workers(
-                processes or (usable_cores() if total_bytes > ALONE_BYTES else 1) or 1, Cleaner, *arguments
-            )
-        )
-        with (
-            lists[0].open("wb", buffering=1 << 20) as rejects,
-            lists[1].open("wb", buffering=1 << 20) as changes,
-        ):
-            spool, stats = Spool(work / "rows.jsonl"), CurationStats()
-            with progress("curate: reading and cleaning", total_bytes) as advance:
-                read_and_clean(files, settings, pool, stats, spool, rejects, changes, advance)
-            counts, samples = select_and_write(
-                root, settings, pool, stats, spool, work, final, rejects, lists[2]
-            )
-        check_stats(counts, final, lists[0])
-        check_not_empty(counts, stats.samples, raw, settings)
-        page = render_data_page(counts, samples)
-    write_json(root / "reports/data.json", counts)
-    write_text(root / "reports/data.html", page)
-    return counts
+    with scratch_folder(root / "data/.curating") as folder:
+        work = Work(folder)
+        make_plan(root, settings, work)
+        plan = read_plan(work)
+        if processes is None:
+            processes = usable_cores() or 1 if plan.bytes_read > ALONE_BYTES else 1
+        with workers(processes, Cleaner, *cleaner_arguments(root, settings)) as pool:
+            clean(root, settings, work, plan, 0, pool)
+            sample(root, settings, work)
+            sketch(settings, work, 0, pool)
+        join(settings, work, 0)
+        cluster(root, settings, work, plan)
+        write(work, 0)
+        return publish(root, settings, work, plan)
 
 
-def read_and_clean(
-    files: Sequence[tuple[str, Path]],
-    settings: Curate,
-    pool: Workers,
-    stats: CurationStats,
-    spool: Spool,
-    rejects: IO[bytes],
-    changes: IO[bytes],
-    advance: Callable[[int], None],
-) -> None:
-    """Every line of every file: clean rows to the spool, the others to `rejects`, and what the rules changed
-    to `changes`.
-    """
-    stats.files_found = len(files)
-    refused = {name: why for name, path in files if (why := refusal(path))}
-    for name, why in refused.items():
-        rejects.write(dump_line(stats.refuse(name, why)))
-    readable = [(name, path) for name, path in files if name not in refused]
-
-    def stream() -> Iterator[Block]:
-        for name, path in readable:
-            notes = stats.open_file(name, sha256(path))
-            yield from blocks(
-                name, raw_lines(path, name, max_line_bytes=settings.max_line_bytes, notes=notes), BLOCK_BYTES
-            )
-
-    left = {name: size(path) for name, path in readable}  # bytes; a packed file has more when it is read
-    for done in pool.map(Cleaner.block, stream()):
-        spool.append(done.rows)
-        rejects.writelines(done.rejects)
-        changes.writelines(done.changes)
-        stats.add(done)
-        step = min(done.size, left[done.file])
-        left[done.file] -= step
-        advance(step)
-    advance(sum(left.values()))
-    spool.finish()
+def publish_shards(root: Path, settings: Curate, shards: int) -> dict[str, Any]:
+    """As `curate`, of what `pipeline.stages.curate.shard` made of so many shards."""
+    work = work_of(root, settings, shards)
+    return publish(root, settings, work, read_plan(work))
 
 
 def file_sentences(counts: dict[str, Any]) -> list[str]:
@@ -153,9 +91,12 @@ def _first(names: list[str]) -> str:
     return ", ".join(names[:FILES_NAMED]) + (", …" if len(names) > FILES_NAMED else "")
 
 
-def main(params: Params, root: Path) -> None:
-    """Run the stage on the data below `root` and say what became of the rows."""
-    counts = curate(root, params.curate)
+def main(params: Params, root: Path, shards: int | None = None) -> None:
+    """Run the stage on the data below `root`, or publish what jobs made of so many shards, and say what
+    became of the rows.
+    """
+    counts = publish_shards(root, params.curate, shards) if shards else curate(root, params.curate)
+    remove(root / FOLDER)
     splits = ", ".join(f"{split} {counts['splits'][split]}" for split in SPLITS)
     lost = counts["rows_rejected"] + counts["rows_dropped"]
     parts = f", {counts['parts_added']:,} more by splitting" if counts["parts_added"] else ""

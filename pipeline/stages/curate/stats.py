@@ -1,11 +1,13 @@
 """The statistics of every line: what `reports/data.json` holds."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from pipeline.chat.rows import TRAINED
@@ -33,9 +35,24 @@ ROW_RULES = (
 MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
 
 
+# a clean row in the file of its shard, before domains have their numbers: what `ROW` has, the domain's name
+# and the normalized content as 64-bit hashes
+FACT = np.dtype(
+    [
+        ("file", "i4"),
+        ("domain", "u8"),
+        ("key", "u8"),
+        ("exact", "u8"),
+        ("turns", "u2"),
+        ("kind", "u1"),
+        ("scored", "?"),
+    ]
+)
+
+
 @dataclass
 class CurationStats:
-    """What the first phase, line by line, found; grows block by block."""
+    """What the first phase, line by line, found; grows block by block, then shard by shard."""
 
     lines: int = 0
     accepted: int = 0
@@ -44,35 +61,33 @@ class CurationStats:
     numbers: dict[str, int] = field(default_factory=dict)  # of the files, in order
     files_found: int = 0
     files_unread: dict[str, str] = field(default_factory=dict)  # name → why
-    domains: dict[str, int] = field(default_factory=dict)  # name → number, in order of appearance
+    # the first `MOST_DOMAINS` names, in order of appearance: no later shard needs more of one shard's
+    domains: dict[str, None] = field(default_factory=dict)
     # "reject REASON" or "change RULE" → the first few
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    rows: list[NDArray] = field(default_factory=list)  # of `Table`, a block at a time
 
-    def open_file(self, name: str, sha256: str) -> Counter[str]:
-        """Begin a file; gives the counter for what its reader notes."""
-        notes: Counter[str] = Counter()
-        self.numbers[name] = len(self.numbers)
-        self.files[name] = {
-            "rows": 0,
-            "kept": 0,
-            "rejected": 0,
-            "sha256": sha256,
-            "formats": Counter(),
-            "notes": notes,
-        }
-        return notes
+    @classmethod
+    def of(cls, files: Mapping[str, str], refused: Mapping[str, BadLine]) -> "CurationStats":
+        """Of no row yet: `files` is the SHA-256 of each that is read, `refused` why others are not."""
+        stats = cls(files_found=len(files) + len(refused))
+        for name, why in refused.items():
+            stats.cleaning_stats["files_rejected", why.code] += 1
+            stats.files_unread[name] = str(why)
+            keep_sample(stats.samples, f"reject {why.code}", file_entry(name, why))
+        for name, sha256 in files.items():
+            stats.numbers[name] = len(stats.numbers)
+            stats.files[name] = {
+                "rows": 0,
+                "kept": 0,
+                "rejected": 0,
+                "sha256": sha256,
+                "formats": Counter(),
+                "notes": Counter(),
+            }
+        return stats
 
-    def refuse(self, name: str, why: BadLine) -> dict[str, Any]:
-        """Account for a complete file that isn't read; gives its line for the rejects."""
-        entry = file_entry(name, why)
-        self.cleaning_stats["files_rejected", why.code] += 1
-        self.files_unread[name] = str(why)
-        keep_sample(self.samples, f"reject {why.code}", entry)
-        return entry
-
-    def add(self, done: Cleaned) -> None:
-        """Add one block."""
+    def add(self, done: Cleaned) -> NDArray:
+        """Add one block; gives a `FACT` of each of its rows."""
         accepted = done.lines - len(done.rejects)
         self.lines += done.lines
         self.accepted += accepted
@@ -82,21 +97,78 @@ class CurationStats:
         file["kept"] += accepted
         file["rejected"] += len(done.rejects)
         file["formats"].update(counted(done.cleaning_stats, "formats"))
-        for key, entries in done.samples.items():
+        self._add_samples(done.samples)
+        number = self.numbers[done.file]
+        self._add_domains(fact[0] for fact in done.facts)
+        rows = [(number, _hash_of(domain), *facts) for domain, *facts in done.facts]
+        return np.array(rows, FACT)
+
+    def merge(self, later: "CurationStats") -> None:
+        """Add what another shard, which read behind this one, found."""
+        self.lines += later.lines
+        self.accepted += later.accepted
+        self.cleaning_stats.update(later.cleaning_stats)
+        for name, theirs in later.files.items():
+            mine = self.files[name]
+            for key in ("rows", "kept", "rejected"):
+                mine[key] += theirs[key]
+            for key in ("formats", "notes"):
+                mine[key].update(theirs[key])
+        self._add_samples(later.samples)
+        self._add_domains(later.domains)
+
+    def _add_samples(self, samples: Mapping[str, list[dict[str, Any]]]) -> None:
+        for key, entries in samples.items():
             for entry in entries:
                 keep_sample(self.samples, key, entry)
-        number = self.numbers[done.file]
-        rows = [(number, self._domain(domain), *facts) for domain, *facts in done.facts]
-        self.rows.append(np.array(rows, ROW))
 
-    def _domain(self, name: str) -> int:
-        if name not in self.domains and len(self.domains) >= MOST_DOMAINS:
-            name = OTHER
-        return self.domains.setdefault(name, len(self.domains))
+    def _add_domains(self, names: Iterable[str]) -> None:
+        for name in names:
+            if len(self.domains) < MOST_DOMAINS:
+                self.domains.setdefault(name)
 
-    def table(self) -> Table:
-        """What the rules that compare rows need to know of each clean row."""
-        return np.concatenate([np.zeros(0, ROW), *self.rows]).view(np.recarray)
+    def as_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        return {
+            "lines": self.lines,
+            "accepted": self.accepted,
+            "cleaning_stats": [[*key, count] for key, count in self.cleaning_stats.items()],
+            "files": {
+                name: file for name, file in self.files.items() if file["rows"] or any(file["notes"].values())
+            },
+            "domains": [*self.domains],
+            "samples": self.samples,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "CurationStats":
+        """What a shard found, for `merge`."""
+        counts = Counter({(kind, name): count for kind, name, count in value["cleaning_stats"]})
+        return cls(
+            value["lines"],
+            value["accepted"],
+            counts,
+            value["files"],
+            domains=dict.fromkeys(value["domains"]),
+            samples=value["samples"],
+        )
+
+    def table(self, facts: NDArray) -> Table:
+        """What the rules that compare rows need to know of each clean row, given their `FACT`s; a domain that
+        is not among the first counts as `OTHER`.
+        """
+        known = np.array([_hash_of(name) for name in self.domains], np.uint64)
+        order = np.argsort(known)
+        at = np.minimum(np.searchsorted(known[order], facts["domain"]), max(len(known) - 1, 0))
+        found = known[order][at] == facts["domain"] if len(known) else np.zeros(len(facts), np.bool_)
+        table = np.empty(len(facts), ROW)
+        for name in ("file", "key", "turns", "kind", "scored"):
+            table[name] = facts[name]
+        table["domain"] = order[at] if len(known) else 0
+        if not found.all():
+            self.domains.setdefault(OTHER)
+            table["domain"][~found] = list(self.domains).index(OTHER)
+        return table.view(np.recarray)
 
     def samples_of(self, kind: str) -> list[dict[str, Any]]:
         """The samples of all reasons ("reject") or rules ("change")."""
@@ -179,3 +251,8 @@ class CurationStats:
 def counted(cleaning_stats: CleaningStats, what: str) -> dict[str, int]:
     """The counts of one kind, by name."""
     return {name: count for (kind, name), count in cleaning_stats.items() if kind == what}
+
+
+@lru_cache(MOST_DOMAINS)
+def _hash_of(domain: str) -> int:
+    return xxhash.xxh3_64_intdigest(domain.encode("utf-8", "surrogatepass"))

@@ -15,12 +15,13 @@ from pathlib import Path
 from pipeline.config.params import Params
 from pipeline.config.sections import BASE_WITH_ADAPTER, Report, Serve
 from pipeline.core.errors import DataError
+from pipeline.core.places import PROJECT
 from pipeline.core.publish import publishing
 from pipeline.gate.advice import advise
 from pipeline.gate.judgment import Judgment
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Inputs, load_inputs
-from pipeline.llamacpp.tools import DEFAULT_HOME, PROJECT
+from pipeline.llamacpp.tools import DEFAULT_HOME
 from pipeline.metrics.adapter_norms import Norms, adapter_norms
 from pipeline.models.merging.adapter import WEIGHTS
 from pipeline.serve.key import KEY_FILE
@@ -115,6 +116,8 @@ def serve_line(gguf: str, serve: Serve, llama_home: str | None, lora: str | None
     """The `llama-server` command for `gguf`, with the adapter `lora` on it, to be run in the project's
     folder, with `quench serve`'s flags.
     """
-    home = Path(llama_home) if llama_home else DEFAULT_HOME.relative_to(PROJECT)
+    # in a checkout the build lies in the project's own folder
+    own = DEFAULT_HOME.relative_to(PROJECT) if DEFAULT_HOME.is_relative_to(PROJECT) else DEFAULT_HOME
+    home = Path(llama_home) if llama_home else own
     tools = PrintedTools(home / "build" / "bin", home)
     return shlex.join(printed_command(tools, gguf, serve, KEY_FILE, lora))

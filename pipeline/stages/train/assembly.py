@@ -21,7 +21,7 @@ from pipeline.models.qlora import load_quantized
 from pipeline.models.tuners import causal_model, put_tuner, without_tuner
 from pipeline.planning.steps import total_steps
 from pipeline.stages.train.arguments import training_arguments
-from pipeline.stages.train.callbacks import MetricsCallback
+from pipeline.stages.train.callbacks import MetricsCallback, StepCallback
 from pipeline.stages.train.checkpoints import REFERENCE, step_of
 from pipeline.stages.train.dataset import Collator, load_rows, sequences
 from pipeline.stages.train.distill.trainer import DistillCollator, DistillTrainer
@@ -33,6 +33,7 @@ from pipeline.stages.train.monitoring.tensorboard import Board
 from pipeline.stages.train.preference.collator import PreferenceCollator
 from pipeline.stages.train.preference.reference import PARTS, Reference
 from pipeline.stages.train.preference.trainer import PreferenceTrainer
+from pipeline.stages.train.several.group import Group
 from pipeline.stages.train.step_stats import Batch
 from pipeline.stages.train.trainer import QuenchTrainer
 
@@ -93,6 +94,7 @@ def make_trainer(
     record: dict[str, Any],
     teacher: Any = None,
     rounds: Any = None,
+    group: Group | None = None,
 ) -> tuple[Any, Monitor]:
     """The trainer over the quantized base with its adapter, and the monitor that judges its steps; with a
     `teacher`, the level is distilled, with `rounds` the model's own answers are learned from. `record` is
@@ -100,6 +102,8 @@ def make_trainer(
     """
     rows, held_out = load_rows(tokens, "train"), load_rows(tokens, "val")
     arguments = training_arguments(settings, checkpoints, rows=len(rows), held_out=len(held_out))
+    leads = group is None or group.leads
+    arguments.disable_tqdm |= not leads
     model, loss = load_model(base, settings)
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     learning: Any = Collator(padding)
@@ -112,7 +116,7 @@ def make_trainer(
             PreferenceCollator(learning, settings.method, found) for found in (rows, held_out)
         )
         asked = METHODS[settings.method].reference
-        reference = Reference(checkpoints / REFERENCE, record) if asked else None
+        reference = Reference(checkpoints / REFERENCE, record, keep=leads) if asked else None
         kind = partial(PreferenceTrainer, reference=reference)
     if rounds:
         learning = monitoring = PromptCollator(learning)
@@ -125,9 +129,10 @@ def make_trainer(
     questions = sequences(held_out, settings.sample_rows, wanted=True)
     monitor = Monitor(total_steps(settings, len(rows)), settings)
     monitor.restore(metrics_log.rows())
-    callback = MetricsCallback(
-        metrics_log, Board(tensorboard, step_of(start) + 1 if start else None), monitor
-    )
+    callback = StepCallback()
+    if leads:
+        board = Board(tensorboard, step_of(start) + 1 if start else None)
+        callback = MetricsCallback(metrics_log, board, monitor)
     trainer = kind(
         model=model,
         args=arguments,
@@ -144,6 +149,7 @@ def make_trainer(
         interruption=interruption,
         start=start,
         metrics_log=metrics_log,
+        group=group,
     )
     callback.trainer = trainer
     trainer.remove_callback(PrinterCallback)

@@ -28,19 +28,10 @@ def loss_text(loss: float) -> str:
     return f"{loss:.3f}" if loss >= 0.1 else f"{loss:.3g}"
 
 
-class MetricsCallback(TrainerCallback):  # type: ignore[misc]
-    """Writes every step and evaluation down, and stops the run where a monitoring rule fails. Set `trainer`
-    once it is made.
-    """
+class StepCallback(TrainerCallback):  # type: ignore[misc]
+    """Keeps each step's statistics and random state. Set `trainer` once it is made."""
 
     trainer: QuenchTrainer
-
-    def __init__(self, metrics_log: MetricsLog, board: Board, monitor: Monitor) -> None:
-        self.metrics_log, self.board, self.monitor = metrics_log, board, monitor
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Start the clock of the run: evaluations, checkpoints and rollouts count for what is left of it."""
-        self.began, self.first = time.monotonic(), state.global_step
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Start the step's statistics; evaluations and checkpoints in between don't count for its speed."""
@@ -53,6 +44,17 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         self.trainer.after_step = random_state()
         if state.global_step >= state.max_steps and self.trainer.held_out:
             control.should_evaluate = True
+
+
+class MetricsCallback(StepCallback):
+    """Writes every step and evaluation down, and stops the run where a monitoring rule fails."""
+
+    def __init__(self, metrics_log: MetricsLog, board: Board, monitor: Monitor) -> None:
+        self.metrics_log, self.board, self.monitor = metrics_log, board, monitor
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Start the clock of the run: evaluations, checkpoints and rollouts count for what is left of it."""
+        self.began, self.first = time.monotonic(), state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **rest: Any) -> None:
         """Write the step down."""
@@ -74,6 +76,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
             "seconds": round(seconds, 3),
             "tokens_per_second": round(stats.tokens / seconds, 1),
             "memory_bytes": memory_used(),
+            **({"processes": self.trainer.group.count} if self.trainer.group else {}),
             **({"weightless": True} if stats.weightless else {}),
             **stats.measures.record(stats.items),
         }

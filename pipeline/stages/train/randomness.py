@@ -1,5 +1,6 @@
 """The random number generators that training draws from: taken and put back."""
 
+import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,3 +37,18 @@ def random_state_of(state: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         set_random_state(now)
+
+
+@contextmanager
+def drawn_for(*numbers: int) -> Iterator[None]:
+    """PyTorch's generators as `numbers` alone say (seed, step, micro-batch); afterwards as they were.
+
+    So the dropout of a micro-batch depends neither on those before it nor on the process that computes it.
+    """
+    import torch
+
+    digest = hashlib.sha256(",".join(map(str, numbers)).encode()).digest()
+    cards = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=cards):
+        torch.manual_seed(int.from_bytes(digest[:4]))
+        yield

@@ -24,25 +24,18 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog, write_rows
-from pipeline.core.publish import publishing, read_json, remove, write_json
+from pipeline.core.publish import publishing, remove, write_json
 from pipeline.gguf.base_files import is_scales, trained_file
-from pipeline.models.finite import finite_record
-from pipeline.models.qlora import float32_cast_bytes
 from pipeline.models.runtime import silence_libraries, use_all_cores
-from pipeline.models.tuners import (
-    causal_model,
-    check_tuner,
-    save_trained,
-)
+from pipeline.models.tuners import save_trained
+from pipeline.stages.train.beforehand import BEFORE, held_out_before, prove_beforehand
 from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, ROLLOUTS, TEACHER, read_notes, step_of
-from pipeline.stages.train.dataset import sequences
 from pipeline.stages.train.figures import curve, summary, write_curve
 from pipeline.stages.train.monitoring.run_record import run_record
 from pipeline.stages.train.preflight import preflight
-from pipeline.stages.train.proofs import check_learned, check_no_leaks, check_rows, idle_experts
+from pipeline.stages.train.proofs import check_learned, check_rows, idle_experts
 from pipeline.stages.train.run import describe, find_start, finish
-
-BEFORE = "before.json"  # beside the checkpoints: what distillation started from
+from pipeline.stages.train.several.sharable import check_shared
 
 
 def train(
@@ -56,14 +49,16 @@ def train(
     resume: bool | Path,
     replay: bool = False,
     home: str | None = None,
+    group: Any = None,
 ) -> dict[str, Any]:
     """Train, publish the adapter folder, return the report; `metrics_log` in it are the rows of every step
     and evaluation.
 
     With `resume`, goes on from the newest verified checkpoint of the same run, or from the one that it names;
     otherwise starts again; with `replay` on the rounds that a run of GRPO left, and draws none. `home` is
-    llamacpp.home. Raises `GateError` where a monitoring rule fails or the adapter learned nothing,
-    `ConfigError` where an unfinished run of other inputs is in the way, `Stopped` after a signal.
+    llamacpp.home; `group` are the processes that share the work, of which this is the first (None: alone).
+    Raises `GateError` where a monitoring rule fails or the adapter learned nothing, `ConfigError` where an
+    unfinished run of other inputs is in the way, `Stopped` after a signal.
     """
     silence_libraries()
     from pipeline.stages.train.assembly import make_trainer
@@ -77,6 +72,9 @@ def train(
             f"--replay is about rollouts, and train.method {settings.method} has none: leave it out",
         )
     use_all_cores()
+    if group:
+        group.share_cores()
+        check_shared(settings, group.count)
     tokenizer = load_tokenizer(base)
     check_method(check_manifest(tokens, base, tokenizer), settings)
     with ExitStack() as opened:
@@ -93,6 +91,8 @@ def train(
         teacher = None
         if settings.method == "distill":
             teacher = ask_teacher(tokens, base, checkpoints, settings, record)
+        if group:
+            group.begin({"record": record, "start": start.name if start else None})
         trainer, monitor = make_trainer(
             tokens,
             base,
@@ -108,7 +108,10 @@ def train(
             opened.enter_context(
                 open_rounds(tokens, base, tokenizer, checkpoints, settings, record, home=home, replay=replay)
             ),
+            group,
         )
+        if group:
+            group.connect()
         proven = prove_beforehand(trainer, settings)
         before = held_out_before(trainer, checkpoints / BEFORE, fresh=start is None) if teacher else None
         trainer.train(resume_from_checkpoint=str(start) if start else None)
@@ -144,29 +147,6 @@ def check_method(manifest: dict[str, Any], settings: Training) -> None:
         )
 
 
-def held_out_before(trainer: Any, file: Path, *, fresh: bool) -> float | None:
-    """The loss over the held-out rows before the first step, None if there are no such rows; a run that goes
-    on has it in `file`.
-    """
-    if fresh and trainer.held_out:
-        write_json(file, {"eval_loss": trainer.held_out_metrics()["eval_loss"]})
-    return read_json(file, "start again with --no-resume")["eval_loss"] if file.is_file() else None
-
-
-def prove_beforehand(trainer: Any, settings: Training) -> dict[str, Any]:
-    """What is proven of the model before its first step, with figures: targets, trainable parameters, finite
-    weights, packing.
-    """
-    # what is packed here has no teacher's answers
-    plain = getattr(trainer.data_collator, "plain", trainer.data_collator)
-    return {
-        "trainable_parameters": check_tuner(trainer.model, settings),
-        "packing_nmse": check_no_leaks(trainer.model, plain, sequences(trainer.train_dataset, 2)),
-        "float32_cast_bytes_saved": float32_cast_bytes(causal_model(trainer.model)),
-        **finite_record(trainer.model),
-    }
-
-
 def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter: Path) -> None:
     """Publish what was trained with tokenizer, template and run record; bytes depend on the run alone, not on
     its place.
@@ -199,8 +179,10 @@ def tidy_adapter(folder: Path) -> None:
     (folder / "README.md").unlink(missing_ok=True)
 
 
-def main(params: Params, root: Path, resume: bool | Path = True, replay: bool = False) -> None:
-    """Run the stage on the files below `root`."""
+def main(
+    params: Params, root: Path, resume: bool | Path = True, replay: bool = False, group: Any = None
+) -> None:
+    """Run the stage on the files below `root`, together with the other processes of `group`."""
     silence_libraries()
     checks = preflight(
         tokens=root / "data/tokens",
@@ -225,6 +207,7 @@ def main(params: Params, root: Path, resume: bool | Path = True, replay: bool = 
         resume=resume,
         replay=replay,
         home=params.llamacpp.home,
+        group=group,
     )
     rows, inputs = report.pop("metrics_log"), report.pop("inputs")
     hashes = {
@@ -233,6 +216,7 @@ def main(params: Params, root: Path, resume: bool | Path = True, replay: bool = 
         "adapter": tree_hash(root / "models/adapter"),
     }
     report["run"] = run_record(root, argv=sys.argv, seeds={"train.seed": params.train.seed}, hashes=hashes)
+    report["run"]["processes"] = group.count if group else 1
     write_curve(root / "reports/train.csv", curve(rows))
     write_rows(root / "reports/train.jsonl", rows)
     write_json(root / "reports/train.json", report)

@@ -25,6 +25,10 @@ class Measures:
             before, counted = self._sums.get(name, (0.0, 0))
             self._sums[name] = before + total.detach(), counted + count
 
+    def sums(self) -> Sums:
+        """What was counted: sums by name, and of how many values."""
+        return dict(self._sums)
+
     def record(self, items: int) -> dict[str, Any]:
         """`measures`, the mean by name, and `items`, for a row of the metrics log; nothing if nothing was
         measured.
@@ -37,6 +41,7 @@ class StepStats:
     """What one optimizer step was made of, micro-batch by micro-batch."""
 
     def __init__(self) -> None:
+        self.batches = 0  # micro-batches
         self.rows: list[int] = []
         self.row_ids: list[str] = []
         self.tokens = self.trained_tokens = 0
@@ -48,6 +53,7 @@ class StepStats:
 
     def add(self, batch: Batch, loss_sum: torch.Tensor, measures: "Sums | None" = None) -> None:
         """Count a micro-batch; `loss_sum` is a scalar, `measures` are what else its method measures."""
+        self.batches += 1
         self.items += batch["items"]
         weights = batch.get("weights")
         self.weightless &= weights is not None and not bool(at_trained(weights, batch["labels"]).any())

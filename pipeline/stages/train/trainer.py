@@ -20,7 +20,6 @@ import torch
 from transformers import EarlyStoppingCallback
 
 from pipeline.core.errors import DataError, MachineError, Stopped
-from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove
 from pipeline.models.chunked_loss import chunked_loss
@@ -30,16 +29,17 @@ from pipeline.models.tuners import causal_model
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes, step_of
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
 from pipeline.stages.train.monitoring.samples import undisturbed
-from pipeline.stages.train.optimizing import Optimizing
 from pipeline.stages.train.proofs import check_not_repacked
 from pipeline.stages.train.randomness import random_state, random_state_of
 from pipeline.stages.train.run import run_in
+from pipeline.stages.train.several.group import Lost
+from pipeline.stages.train.several.sharing import Figures, Sharing
 from pipeline.stages.train.step_stats import Batch, Measures, StepStats, Sums
 
 FULL = 1 << 20  # bytes free on a disk that is taken for full
 
 
-class QuenchTrainer(Optimizing):
+class QuenchTrainer(Sharing):
     """Trains with `loss` (liger or chunked), keeps `keep` checkpoints, evaluates on the batches `held_out`.
 
     `answer` gives sample answers of the model as it is. `metrics_log` is brought to the disk before a
@@ -53,7 +53,6 @@ class QuenchTrainer(Optimizing):
         keep: int,
         held_out: list[Batch],
         answer: Callable[[Any], list[dict[str, Any]]],
-        interruption: Interruption,
         metrics_log: MetricsLog,
         start: Path | None,
         **rest: Any,
@@ -61,7 +60,7 @@ class QuenchTrainer(Optimizing):
         super().__init__(**rest)
         self.loss, self.token_loss = loss, fused_loss if loss == "liger" else chunked_loss
         self.keep, self.held_out, self.answer = keep, held_out, answer
-        self.interruption, self.metrics_log = interruption, metrics_log
+        self.metrics_log = metrics_log
         self.pending_evaluation = start is not None and read_notes(start).get("pending_evaluation", False)
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the step's trained tokens itself
         self.stats = StepStats()
@@ -101,12 +100,6 @@ class QuenchTrainer(Optimizing):
         self.answered = super()._get_num_items_in_batch(batch_samples, device)
         return torch.tensor(sum(batch["items"] for batch in batch_samples), device=device)
 
-    def training_step(self, *arguments: Any, **more: Any) -> torch.Tensor:
-        """One forward and backward; then a signal that waits is heard."""
-        loss: torch.Tensor = super().training_step(*arguments, **more)
-        self.heed_signal()
-        return loss
-
     def floating_point_ops(self, inputs: Batch) -> int:
         """Not counted: nothing reads it, and a checkpoint from the middle of a step would differ by it."""
         return 0
@@ -119,7 +112,8 @@ class QuenchTrainer(Optimizing):
         self.heed_signal()
         with self.interruption.deferred(False):
             try:
-                metrics, samples = self.held_out_metrics(), self.answer(self.model)
+                metrics = self.held_out_metrics()
+                samples = self.answer(self.model) if self.leads else []
             except Stopped:
                 self.save_and_stop()
         self.evaluated_step = step
@@ -132,12 +126,16 @@ class QuenchTrainer(Optimizing):
 
     def held_out_metrics(self) -> dict[str, Any]:
         """`eval_loss`, the mean loss over the items of all held-out rows, and the method's `measures`."""
-        total, items, measures = 0.0, 0, Measures()
+        total, items, measures = 0.0, sum(batch["items"] for batch in self.held_out), Measures()
+        found: list[Figures] = []
         with undisturbed(self.model):
-            for batch in self.held_out:
+            for batch in self.mine(self.held_out):
                 loss, sums = self.loss_over(self.model, self._prepare_inputs(dict(batch)), 1)
-                total, items = total + float(loss), items + batch["items"]
-                measures.add(sums)
+                found.append(([float(loss)], sums))
+        for (loss_sum,), sums in self.of_all(found, len(self.held_out)):
+            total += loss_sum
+            measures.add(sums)
+        self.heed_signal()
         check_not_repacked(self.model)
         return {"eval_loss": total / items, **measures.record(items)}
 
@@ -147,11 +145,17 @@ class QuenchTrainer(Optimizing):
             self.control.should_training_stop = True
             return
         with self.interruption.deferred():
-            super()._run_epoch(*arguments, **more)
+            try:
+                super()._run_epoch(*arguments, **more)
+            except Lost:
+                self.save_newest()
+                raise
 
     def _finalize_training(self, *arguments: Any, **more: Any) -> Any:
         self.make_up_for_evaluation()  # where all epochs were done, no epoch has
-        best = self._best()
+        self.check_equal()
+        best = self._best() if self.leads else None
+        self.args.load_best_model_at_end &= self.leads  # only what rank 0 has is published
         if best is not None and self.args.load_best_model_at_end:
             if trouble := defect(best):
                 raise DataError(
@@ -182,23 +186,17 @@ class QuenchTrainer(Optimizing):
 
     # --- checkpoints ----------------------------------------------------------------------------------------
 
-    def heed_signal(self) -> None:
-        """Where a signal waits: save the state after the newest optimizer step and raise `Stopped`."""
-        if self.interruption.received is not None:
-            self.save_and_stop()
-
-    def save_and_stop(self) -> None:
-        """Publish a checkpoint of the newest optimizer step, unless there is one, and raise `Stopped`."""
-        step, number = self.state.global_step, self.interruption.received
-        assert number is not None, "no signal has come"
-        if not step:
-            raise Stopped(number, "not one step was done")
-        newest = self._checkpoint(step)
-        if defect(newest):
-            self._save_checkpoint(self.model, None)
-        raise Stopped(number, f"{newest.name} is complete, and the same command goes on from it")
+    def save_newest(self) -> None:
+        """Publish a checkpoint of the newest optimizer step, unless there is one; rank 0 alone."""
+        if self.leads and self.state.global_step and defect(self._checkpoint(self.state.global_step)):
+            self._write_checkpoint(self.model, None)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.check_equal()
+        if self.leads:
+            self._write_checkpoint(model, trial)
+
+    def _write_checkpoint(self, model: Any, trial: Any) -> None:
         step, folder = self.state.global_step, Path(self.args.output_dir)
         self._writing = folder / WRITING
         remove(self._writing)

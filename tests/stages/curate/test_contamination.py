@@ -18,17 +18,22 @@ from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config.params import load_params
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import dump_line
-from pipeline.llamacpp.tools import PROJECT
-from pipeline.stages.curate.comparing.compare import Comparison
-from pipeline.stages.curate.comparing.contamination import DOCUMENT, Leak, Overlaps
+from pipeline.stages.curate.comparing.compare import describe
+from pipeline.stages.curate.comparing.contamination import (
+    DOCUMENT,
+    DOCUMENTS,
+    Documents,
+    Leak,
+    Overlaps,
+)
 from pipeline.stages.curate.comparing.features import Boilerplate, boilerplate, features
 from pipeline.stages.curate.comparing.fingerprints import WINDOW, fingerprints, of_boilerplate
 from pipeline.stages.curate.comparing.shingles import tokenize, word_ngrams
+from pipeline.stages.curate.comparing.spill import Spill, Stored
 from pipeline.stages.curate.reading.guarded import read_texts
-from pipeline.stages.curate.spool import Spool
+from pipeline.stages.curate.spool import Rows, Spool
 
 N = 13
 NOTHING = np.zeros(0, np.uint64)
@@ -56,16 +61,19 @@ def leaks(
     """The product's answer; all rows that aren't test rows are trained on."""
     with TemporaryDirectory() as name:
         common = boilerplate(rows, Path(name), ngram=ngram) if look else PLAIN
-        overlaps = Overlaps(Path(name), ngram, common.grams)
+        prints, documents = Spill(Path(name)), Documents(Path(name))
         for at in range(0, len(rows), 16):
-            block = rows[at : at + 16]
-            overlaps.add(features(block, common, threshold=0.8, ngram=ngram).fingerprints, len(block))
+            keys, own = features(rows[at : at + 16], common, threshold=0.8, ngram=ngram).fingerprints
+            prints.add(keys, own + np.uint32(at))
+        prints.finish()
         for file in files:
-            overlaps.add_file(file, file.name)
+            documents.add_file(file, file.name, ngram, common.grams)
+        documents.finish()
+        spills = [prints, Stored(Path(name), DOCUMENTS)]
         tested = np.array([i in test for i in range(len(rows))])
-        found = list(overlaps.leaks(~tested, tested, rows.__getitem__))
-        assert not list(Path(name).iterdir())
-    return found
+        return list(
+            Overlaps(spills, Path(name), ngram, common.grams).leaks(~tested, tested, rows.__getitem__)
+        )
 
 
 def with_leak(row: int, output: str) -> list[dict[str, Any]]:
@@ -143,9 +151,7 @@ def test_what_the_rejects_say_of_a_leak(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "rows")
     spool.append([dump_line(row), dump_line(row | {"source": "b.jsonl:2"})])
     spool.finish()
-    settings = load_params(PROJECT / "recipes/demo.yaml").curate
-    comparison = Comparison(spool, settings, tmp_path)
-    printed = comparison.describe(leak)
+    printed = describe(leak, Rows([tmp_path / "rows"]), N)
     [span] = printed["spans"]
     assert (printed["detail"], span["place"]) == (
         "shares a run of 13 words or more with test row b.jsonl:2",
@@ -212,8 +218,8 @@ def test_guarded_files(tmp_path: Path) -> None:
     assert [(leak.row, leak.file, leak.line) for leak in leaks(rows, set(), notes)] == [(7, "notes.txt", 3)]
     assert [line for line, _ in read_texts(notes)] == [1, 3, 8]
     with TemporaryDirectory() as folder:
-        overlaps = Overlaps(Path(folder), N, NOTHING)
-        assert [overlaps.add_file(file, "x") for file in (benchmark, notes)] == [
+        documents = Documents(Path(folder))
+        assert [documents.add_file(file, "x", N, NOTHING) for file in (benchmark, notes)] == [
             3,
             3,
         ]  # the texts of 13 words or more
@@ -327,12 +333,14 @@ def test_candidates_are_those_of_a_plain_join(rows: list[tuple[list[int], str]])
     rows = sorted(rows, key=lambda row: row[1] == "document")
     known = [row for row in rows if row[1] != "document"]
     with TemporaryDirectory() as folder:
-        overlaps = Overlaps(Path(folder), N, NOTHING)
+        Documents(Path(folder)).finish()
+        prints = Spill(Path(folder))
         for i, (keys, role) in enumerate(rows):
             spelled = np.array([key * 0x9E3779B97F4A7C15 % 2**64 for key in keys], np.uint64)
             number = i if role != "document" else DOCUMENT + i - len(known)
-            overlaps.spill.add(spelled, np.full(len(keys), number, np.uint32))
-        found = overlaps.candidates(
+            prints.add(spelled, np.full(len(keys), number, np.uint32))
+        prints.finish()
+        found = Overlaps([prints], Path(folder), N, NOTHING).candidates(
             np.array([role == "train" for _, role in known], np.bool_),
             np.array([role == "test" for _, role in known], np.bool_),
         )

@@ -15,7 +15,8 @@ from tokenizer_folders import added_tokens, qwen_folder, smollm_folder
 from tokenizers import Tokenizer
 
 from pipeline.chat.rows import BadRow, Row, edit_texts, texts
-from pipeline.llamacpp.tools import PROJECT, Toolchain
+from pipeline.core.places import PROJECT
+from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.curate.rules.changes import Changes
 from pipeline.stages.curate.rules.control_tokens import ControlTokens
 from pipeline.stages.curate.rules.template import ChatTemplate

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import smollm_folder
 
-import pipeline.stages.curate.selection
-import pipeline.stages.curate.stage
+import pipeline.stages.curate.phases.clean
+import pipeline.stages.curate.phases.sketch
 from pipeline.chat.rows import check_row, row_id
 from pipeline.config.params import load_params
 from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.jsonl import read_rows
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.stages.curate.checks import count_lines
 from pipeline.stages.curate.comparing.splits import SPLITS
 from pipeline.stages.curate.stage import curate, main
@@ -414,7 +414,9 @@ def test_training_shares_no_long_run_with_test_or_with_guarded_files(tmp_path: P
 def test_two_runs_and_any_number_of_workers_give_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline.stages.curate.stage, "BLOCK_BYTES", 20_000)  # so that each worker gets some
+    monkeypatch.setattr(
+        pipeline.stages.curate.phases.clean, "BLOCK_BYTES", 20_000
+    )  # so that each worker gets some
     rows = [
         chat(
             f"question {i % 190} of thing{i % 190 * 31}",
@@ -442,7 +444,7 @@ def test_a_killed_worker_is_one_sentence_and_leaves_the_last_outputs(
     project = Project(tmp_path, {"a.jsonl": lines(*(chat(f"question {i} word{i * 17}") for i in range(500)))})
     project.run()
     before = project.outputs()
-    original = pipeline.stages.curate.stage.raw_lines
+    original = pipeline.stages.curate.phases.clean.raw_lines
 
     def killing(*arguments: Any, **options: Any) -> Any:
         for number, line in enumerate(original(*arguments, **options)):
@@ -451,8 +453,8 @@ def test_a_killed_worker_is_one_sentence_and_leaves_the_last_outputs(
                     child.kill()  # the workers and their fork server
             yield line
 
-    monkeypatch.setattr(pipeline.stages.curate.stage, "raw_lines", killing)
-    monkeypatch.setattr(pipeline.stages.curate.stage, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(pipeline.stages.curate.phases.clean, "raw_lines", killing)
+    monkeypatch.setattr(pipeline.stages.curate.phases.clean, "BLOCK_BYTES", 1000)
     with pytest.raises(MachineError, match="Q-CURATE-015"):
         project.run(2)
     assert project.outputs() == before
@@ -482,7 +484,7 @@ def test_the_report_counts_per_file(tmp_path: Path) -> None:
 def test_progress_counts_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: dict[str, list[int]] = {}
     files = {"a.jsonl": lines(GOOD) + b"\n\nbad\n", "b.jsonl": b"", "c.jsonl": lines(chat("x"))}
-    for module in (pipeline.stages.curate.stage, pipeline.stages.curate.selection):
+    for module in (pipeline.stages.curate.phases.clean, pipeline.stages.curate.phases.sketch):
         monkeypatch.setattr(
             module,
             "progress",

@@ -21,20 +21,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline.stages.curate.comparing.features
-from pipeline.llamacpp.tools import PROJECT
-from pipeline.stages.curate.comparing.duplicates import Clusters, Index, Similar, best_of, labels, unite
+from pipeline.core.places import PROJECT
+from pipeline.stages.curate.comparing.duplicates import Clusters, best_of, first_rows, joined
+from pipeline.stages.curate.comparing.duplicates import clusters as product
 from pipeline.stages.curate.comparing.features import COMMON_ROWS, OWN, Boilerplate, boilerplate, features
 from pipeline.stages.curate.comparing.minhash import (
     FOUND,
     PERMUTATIONS,
-    Sketch,
     bands_for,
     signatures,
     similarity,
     sketch,
 )
-from pipeline.stages.curate.comparing.row_parts import parts, quality, worth
+from pipeline.stages.curate.comparing.row_parts import content_key, parts, quality, worth
+from pipeline.stages.curate.comparing.sets import labels, unite
 from pipeline.stages.curate.comparing.shingles import shingles, tokenize
+from pipeline.stages.curate.comparing.sketched import Sketched, Sketches
+from pipeline.stages.curate.comparing.spill import Spill
 
 NOTHING = np.zeros(0, np.uint64)
 PLAIN = Boilerplate(NOTHING, NOTHING, NOTHING, NOTHING)
@@ -85,12 +88,16 @@ def clusters(
     with TemporaryDirectory() as name:
         folder = Path(name)
         common = boilerplate(rows, folder, ngram=13) if look else PLAIN
-        index = Index(folder, threshold)
+        exact = Spill(folder)
+        exact.add(np.array(list(map(content_key, rows)), np.uint64), np.arange(len(rows), dtype=np.uint32))
+        first = first_rows(exact, len(rows))
+        sketches = Sketches(folder, 0)
         for at in range(0, len(rows), block):
-            index.add(features(rows[at : at + block], common, threshold=threshold, ngram=13))
-        found = index.clusters()
-        assert not list(folder.iterdir())
-    return found
+            sketches.add(features(rows[at : at + block], common, threshold=threshold, ngram=13))
+        sketches.finish()
+        sketched = Sketched([folder], [0, len(rows)])
+        edges = joined(sketched, first, threshold, range(256))
+        return product(sketched, first, edges, threshold)
 
 
 def sets(label: np.ndarray) -> set[frozenset[int]]:
@@ -425,16 +432,19 @@ def test_the_best_of_each_cluster(rows: list[tuple[int, int]]) -> None:
 
 
 def test_signatures_are_read_a_page_at_a_time(tmp_path: Path) -> None:
+    """Of two shards of 300 and 700 rows."""
     rng = np.random.default_rng(0)
     written = rng.integers(256, size=(1000, PERMUTATIONS), dtype=np.uint8)
-    similar = Similar(tmp_path)
-    similar.add(Sketch(written, np.zeros((1000, 1), np.uint64), np.zeros(1000, np.bool_)), np.uint32(0))
-    similar.signatures.flush()
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder, some in zip(folders, np.split(written, [300]), strict=True):
+        folder.mkdir()
+        (folder / "entire.column").write_bytes(some.tobytes())
+    sketched = Sketched(folders, [0, 300, 1000])
     rows = rng.integers(1000, size=500).astype(np.int32)
     with patch("os.pread", wraps=os.pread) as read:
-        assert (similar._signatures_of(rows) == written[rows]).all()
-    assert read.call_count == 4
-    assert similar._signatures_of(rows[:0]).shape == (0, PERMUTATIONS)
+        assert (sketched.signatures("entire", rows) == written[rows]).all()
+    assert read.call_count == 2 + 3
+    assert sketched.signatures("entire", rows[:0]).shape == (0, PERMUTATIONS)
 
 
 def jaccards() -> Iterator[tuple[str, str]]:

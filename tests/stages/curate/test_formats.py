@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.chat.rows import BadRow, check_row, row_id
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.stages.curate.reading.formats import FORMATS, GROUPS, detect, to_row
 
 SYSTEM = {"role": "system", "content": "Be brief."}

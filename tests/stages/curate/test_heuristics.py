@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.chat.rows import BadRow, Row
 from pipeline.core.errors import ConfigError, ToolError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.stages.curate.rules.heuristics import garbage, garbage_in, is_refusal, languages, refusals
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.config.params import load_params
 from pipeline.core.jsonl import read_rows
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.stages.curate.stage import curate
 
 SCRIPT = PROJECT / "examples/pydoc.py"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.chat.rows import BadRow, texts
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.stages.curate.rules.changes import EXCERPT, Change
 from pipeline.stages.curate.rules.personal import KINDS
 from pipeline.stages.curate.rules.redaction import PASSES, Redactor

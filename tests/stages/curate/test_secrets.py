@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.stages.curate.rules.secrets import BLOCK, FORMATS, find_private_keys, find_secrets
 
 BENCHMARK = runpy.run_path(str(PROJECT / "benchmarks/redaction.py"))

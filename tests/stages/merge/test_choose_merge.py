@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.params import load_params
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.metrics.divergence import Divergence
 from pipeline.stages.merge import choose
 

@@ -7,7 +7,7 @@ from math import isnan
 import pytest
 
 from pipeline.config.params import load_params
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.metrics.divergence import Divergence
 from pipeline.stages.parity.served_outputs import bare_check, served_check
 from pipeline.stages.parity.unmerged_chain import LORA, TUNED, Made

@@ -15,8 +15,8 @@ from report_inputs import CHATML_WITH_DEFAULT, MODELS, demo_params, parity, put,
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
+from pipeline.core.places import PROJECT
 from pipeline.gate.drops import CHANCE
-from pipeline.llamacpp.tools import PROJECT
 from pipeline.metrics.level_limits import level_limit
 from pipeline.pages.formats import probability
 from pipeline.pages.parity_summary import counts

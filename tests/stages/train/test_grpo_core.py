@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.sections.grpo import Grpo
 from pipeline.core.errors import DataError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.stages.train.grpo.advantages import advantages, seed_of, teaches
 from pipeline.stages.train.grpo.alignment import aligned
 from pipeline.stages.train.grpo.rewards import Answer, Rewards, open_rewards

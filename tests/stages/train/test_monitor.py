@@ -15,7 +15,7 @@ from training_logs import Row, demo_run, eval_row, healthy_run, step_row
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.checks import Check
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.stages.train.monitoring.monitor import Monitor
 from pipeline.stages.train.monitoring.rules import EVERY_STEP
 from pipeline.stages.train.monitoring.run_rules import AT_END, EVERY_EVAL

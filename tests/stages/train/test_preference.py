@@ -21,7 +21,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.interruption import Interruption
 from pipeline.core.jsonl import write_rows
 from pipeline.core.metrics_log import MetricsLog
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.models.preference_losses import Likelihoods, kto_losses, pair_losses
 from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.preprocess.stage import preprocess

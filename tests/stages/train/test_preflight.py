@@ -14,7 +14,7 @@ from pipeline.config.sections import Training
 from pipeline.core.checks import Check, refuse
 from pipeline.core.cpu import Device
 from pipeline.core.errors import ConfigError, MachineError, ToolError
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.planning.card import Card
 from pipeline.planning.disk import CACHE
 from pipeline.planning.plan import make_plan

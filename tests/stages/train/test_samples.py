@@ -12,7 +12,7 @@ import tiny
 from pipeline.chat.tokens import IGNORED, load_tokenizer
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.stages.train.monitoring.samples import PROMPT_LETTERS, sample, undisturbed
 
 ROOT = PROJECT

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from training_logs import eval_row, step_row
 
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.stages.train.monitoring.tensorboard import STEP_CURVES, Board
 
 SAMPLES = [{"prompt": "user\n2 + 3?", "reference": "5", "answer": "<b>6</b>\n# no heading"}]

@@ -4,9 +4,12 @@ refused, what is published.
 
 import csv
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,16 +19,17 @@ from safetensors.torch import load_file, save_file
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
-from pipeline.core.errors import ConfigError, DataError, GateError, ToolError
+from pipeline.core.errors import ConfigError, DataError, GateError, Stopped, ToolError
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
-from pipeline.llamacpp.tools import PROJECT
+from pipeline.core.places import PROJECT
 from pipeline.planning.steps import total_steps, warmup_steps
 from pipeline.stages.train.arguments import training_arguments
 from pipeline.stages.train.assembly import make_trainer
 from pipeline.stages.train.callbacks import check_mean
 from pipeline.stages.train.figures import CURVE, curve
 from pipeline.stages.train.proofs import check_learned, check_no_leaks, check_rows
+from pipeline.stages.train.several.stopping import Stopping
 from pipeline.stages.train.stage import train
 
 RECIPES = PROJECT / "recipes"
@@ -442,3 +446,23 @@ def test_the_curve_has_a_line_a_step() -> None:
     rows = curve([step | {"step": 1}, step | {"step": 2}, {"kind": "eval", "step": 2, "eval_loss": 0.5}])
     assert [row["eval_loss"] for row in rows] == ["", 0.5]
     assert next(csv.DictReader([",".join(CURVE), ",".join(map(str, rows[1].values()))]))["step"] == "2"
+
+
+def test_a_signal_of_ones_own_does_not_cut_the_checkpoint_short_that_anothers_asked_for() -> None:
+    class Trainer(Stopping):
+        def __init__(self, interruption: Interruption) -> None:
+            self.state: Any = SimpleNamespace(global_step=3)
+            self.group: Any = SimpleNamespace(
+                gathered=lambda mine: torch.tensor([[0, 3, 0, 0], [15, 3, 0, 0]])
+            )
+            self.interruption, self._told, self._stopped = interruption, False, None
+
+        def save_newest(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            saved.append(self.state.global_step)
+
+    saved: list[int] = []
+    with Interruption() as interruption, pytest.raises(Stopped):
+        Trainer(interruption).meet(0, 0)
+    Interruption.stopping = False
+    assert saved == [3]

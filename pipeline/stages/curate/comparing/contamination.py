@@ -10,6 +10,7 @@ Winnowed fingerprints (`pipeline.stages.curate.comparing.fingerprints`) are join
 candidates, whose texts are then compared.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -22,15 +23,26 @@ from pipeline.chat.rows import Row
 from pipeline.stages.curate.comparing.fingerprints import fingerprints, of_boilerplate, run_keys
 from pipeline.stages.curate.comparing.row_parts import parts
 from pipeline.stages.curate.comparing.shingles import Hashes, spread, tokenize, word_ngrams
-from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, differs, pieces, ranks, scratch_file
+from pipeline.stages.curate.comparing.spill import (
+    Keys,
+    Rows,
+    Spill,
+    Stored,
+    differs,
+    groups_of,
+    pieces,
+    ranks,
+)
 from pipeline.stages.curate.reading.guarded import read_texts
 
 PARTNERS = 4  # of one training row for one key
 CHECKED = 32  # candidates looked at for one training row, among files and as many among test rows
 SPANS = 3  # shown of one training row
+DOCUMENTS = "documents"
 DOCUMENT = 1 << 31  # added to the number of a named file's text; smaller numbers are rows
 CANDIDATE = np.dtype([("row", "u4"), ("other", "u4"), ("key", "u8")])
 Candidates = NDArray  # of CANDIDATE
+Place = tuple[str, int, int, int]  # of a text: file, line, and where it is in `texts`: offset and bytes
 
 
 @dataclass(frozen=True)
@@ -56,39 +68,54 @@ class Leak:
     spans: list[Span]
 
 
-class Overlaps:
-    """Finds training rows that share a run of `ngram` words with others; `folder` takes its files."""
+class Documents:
+    """The texts of the files that training must not overlap with, and their fingerprints, in files of
+    `folder`: `add_file` for each, then `finish`; any process reads them afterwards.
+    """
 
-    def __init__(self, folder: Path, ngram: int, boilerplate: Hashes) -> None:
-        self.spill, self.texts = Spill(folder), scratch_file(folder)
-        self.ngram, self.boilerplate = ngram, boilerplate
-        self.rows = 0
-        # file, line, and where the text is in `texts`: offset and bytes
-        self.documents: list[tuple[str, int, int, int]] = []
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.spill = Spill(folder, DOCUMENTS)
+        self.texts = (folder / "texts").open("wb")
+        self.places: list[Place] = []
 
-    def add(self, found: tuple[Keys, Rows], count: int) -> None:
-        """Add the fingerprints of the next `count` rows."""
-        self.spill.add(found[0], found[1] + np.uint32(self.rows))
-        self.rows += count
-
-    def add_file(self, path: Path, name: str) -> int:
+    def add_file(self, path: Path, name: str, ngram: int, boilerplate: Hashes) -> int:
         """Add the texts of a named file, and give the number of those of n words or more: no other can be
         found. Raises `DataError`.
         """
-        before = len(self.documents)
+        before = len(self.places)
         texts = read_texts(path)
         while block := list(islice(texts, 256)):
             tokens = tokenize([text for _, text in block])
-            long = np.flatnonzero(np.diff(word_ngrams(tokens, self.ngram)[1]))
+            long = np.flatnonzero(np.diff(word_ngrams(tokens, ngram)[1]))
             number = np.zeros(len(block), np.uint32)
-            number[long] = np.arange(len(long)) + (len(self.documents) + DOCUMENT)
-            keys, rows = fingerprints(tokens, np.arange(len(block) + 1), self.boilerplate, self.ngram)
+            number[long] = np.arange(len(long)) + (len(self.places) + DOCUMENT)
+            keys, rows = fingerprints(tokens, np.arange(len(block) + 1), boilerplate, ngram)
             self.spill.add(keys, number[rows])
             for line, text in (block[i] for i in long):
                 data = text.encode("utf-8", "surrogatepass")
-                self.documents.append((name, line, self.texts.seek(0, 2), len(data)))
+                self.places.append((name, line, self.texts.tell(), len(data)))
                 self.texts.write(data)
-        return len(self.documents) - before
+        return len(self.places) - before
+
+    def finish(self) -> None:
+        """No file comes any more."""
+        self.spill.finish()
+        self.texts.close()
+        (self.folder / f"{DOCUMENTS}.json").write_text(json.dumps(self.places), encoding="utf-8")
+
+
+class Overlaps:
+    """Finds training rows that share a run of `ngram` words with others, given the fingerprints of all rows
+    and those of the `Documents` in `folder`.
+    """
+
+    def __init__(
+        self, prints: Sequence[Spill | Stored], folder: Path, ngram: int, boilerplate: Hashes
+    ) -> None:
+        self.prints, self.ngram, self.boilerplate = prints, ngram, boilerplate
+        self.texts = folder / "texts"
+        self.places: list[Place] = json.loads((folder / f"{DOCUMENTS}.json").read_bytes())
 
     def candidates(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> Candidates:
         """(training row, test row or `DOCUMENT` + number of a text, shared key), sorted; `train` and `test`
@@ -99,7 +126,7 @@ class Overlaps:
         """
         train, test = np.append(train, False), np.append(test, False)  # the last entry stands for documents
         found = [np.zeros(0, CANDIDATE)]
-        for keys, rows in self.spill.groups():
+        for keys, rows in groups_of(self.prints):
             document = rows >= DOCUMENT
             number = np.where(document, len(train) - 1, rows)
             theirs = (test[number] & ~of_boilerplate(keys)) | document
@@ -124,16 +151,17 @@ class Overlaps:
                 keys = own["key"][own["other"] == other]
                 spans = shared_spans(row, self._texts_of(other, row_at), keys, self.ngram, self.boilerplate)
                 if spans:
-                    file, line = self.documents[other - DOCUMENT][:2] if other >= DOCUMENT else (None, None)
+                    file, line = self.places[other - DOCUMENT][:2] if other >= DOCUMENT else (None, None)
                     yield Leak(number, None if file else other, file, line, spans)
                     break
 
     def _texts_of(self, other: int, row_at: Callable[[int], Row]) -> list[str]:
         if other < DOCUMENT:
             return [part.text for part in parts(row_at(other)) if part.role != "system"]
-        _, _, offset, size = self.documents[other - DOCUMENT]
-        self.texts.seek(offset)
-        return [self.texts.read(size).decode("utf-8", "surrogatepass")]
+        _, _, offset, size = self.places[other - DOCUMENT]
+        with self.texts.open("rb") as file:
+            file.seek(offset)
+            return [file.read(size).decode("utf-8", "surrogatepass")]
 
 
 def _joined(keys: Keys, rows: Rows, ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> Candidates:

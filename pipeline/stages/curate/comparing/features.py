@@ -16,18 +16,16 @@ not that of more than half.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
 from pipeline.stages.curate.batches import batches
 from pipeline.stages.curate.comparing.fingerprints import WINDOW, fingerprints
 from pipeline.stages.curate.comparing.minhash import Sketch, bands_for, signatures, sketch
-from pipeline.stages.curate.comparing.row_parts import Part, key_of, parts, worth
+from pipeline.stages.curate.comparing.row_parts import key_of, parts, worth
 from pipeline.stages.curate.comparing.shingles import (
     Hashes,
     Offsets,
@@ -70,7 +68,6 @@ class Boilerplate:
 class Features:
     """What a block of rows is compared by; rows are counted from the block's first."""
 
-    exact: Keys  # (rows): rows with the same key have the same normalized content
     worth: NDArray[np.uint64]  # (rows): of near-duplicates the highest is kept
     entire: Sketch
     # of rows with little of their own, with their boilerplate; of others the signatures of `entire`, and no
@@ -89,7 +86,6 @@ class _Texts:
     tokens: Tokens
     begins: Offsets  # (rows + 1): where each row's texts begin
     asked: NDArray[np.bool_]  # per text: it is part of the request
-    exact: Keys  # (rows)
     requests: Keys  # (rows), 0 for none
 
     def documents(self) -> tuple[Hashes, Offsets]:
@@ -106,19 +102,12 @@ def _read(rows: Sequence[Row]) -> _Texts:
     every = [list(parts(row)) for row in rows]
     said = [[part for part in own if part.role != "system"] for own in every]
     requests = [[part.text for part in own if part.asked] for own in every]
-    exact = [_content_key(row, own) for row, own in zip(rows, every, strict=True)]
     return _Texts(
         tokenize([part.text for own in said for part in own]),
         offsets_of(np.array([len(own) for own in said], np.int64)),
         np.array([part.asked for own in said for part in own], np.bool_),
-        np.array(exact, np.uint64),
         np.array([key_of(request) if request else 0 for request in requests], np.uint64),
     )
-
-
-def _content_key(row: Row, own: Sequence[Part]) -> int:
-    extra = [orjson.dumps(row[field]).decode() for field in ("tools", "label") if field in row]
-    return key_of(chain((row["kind"],), chain.from_iterable(part[:2] for part in own), extra))
 
 
 def features(
@@ -138,7 +127,6 @@ def features(
     asked, asked_offsets = filtered(asked, asked_offsets, ~is_in(asked, boilerplate.shingles))
     known = (read.requests != 0) & ~is_in(read.requests, boilerplate.requests)
     return Features(
-        exact=read.exact,
         worth=np.array([worth(row) for row in rows], np.uint64),
         entire=entire,
         family=family,

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -63,6 +64,12 @@ def key_of(texts: Iterable[str]) -> int:
     return xxhash.xxh3_64_intdigest(
         " ".join(" \0 ".join(texts).casefold().split()).encode("utf-8", "surrogatepass")
     )
+
+
+def content_key(row: Row) -> int:
+    """64-bit hash of a row's content: the same for exact duplicates, whatever their case and white space."""
+    extra = [orjson.dumps(row[field]).decode() for field in ("tools", "label") if field in row]
+    return key_of(chain((row["kind"],), chain.from_iterable(part[:2] for part in parts(row)), extra))
 
 
 def quality(row: Row) -> int:

@@ -7,11 +7,11 @@ hold about `PARTITION` records: all records of a key are then in memory at once,
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedRandom
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from pipeline.stages.curate.batches import batches
 
 RUN = 1 << 18  # records, 3 MB
+FIRST_BYTES = range(256)
+KEY, ROW = np.dtype(np.uint64), np.dtype(np.uint32)
 PARTITION = 1 << 18  # records
 Keys = NDArray[np.uint64]
 Rows = NDArray[np.uint32]
@@ -27,11 +29,17 @@ _SLOTS = np.uint64((1 << 20) - 1)
 
 class Spill:
     """Holds 12 bytes per record in temporary files in `folder`. Keys have to be evenly spread, as hashes
-    are.
+    are. With a `name` the files stay, and after `finish` any process reads them (`Stored`).
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.key_file, self.row_file = scratch_file(folder), scratch_file(folder)
+    def __init__(self, folder: Path, name: str | None = None) -> None:
+        self.keys_path, self.rows_path, self.runs_path = _paths(folder, name)
+        self.key_file, self.row_file = (
+            (scratch_file(folder), scratch_file(folder))
+            if name is None
+            else (self.keys_path.open("w+b"), self.rows_path.open("w+b"))
+        )
+        self.named = name is not None
         self.runs: list[NDArray[np.int64]] = []  # of each: the record with which each first byte begins
         self.keys, self.rows = np.empty(RUN, np.uint64), np.empty(RUN, np.uint32)
         self.held = self.written = 0  # records in memory, and in the files
@@ -48,22 +56,32 @@ class Spill:
             if self.held == len(self.keys):
                 self._write_run()
 
-    def groups(self, least: int = 2) -> Iterator[tuple[Keys, Rows]]:
-        """The records of every key that has `least` of them or more (2 at least), a partition at a time: by
-        key, then in the order added.
-        """
+    def finish(self) -> None:
+        """Write what is held in memory; no record comes any more, and a named spill's files are closed."""
         if self.held:
             self._write_run()
-        counts = np.diff(sum(self.runs, np.zeros(257, np.int64))).tolist()
-        for bytes_read in batches(np.flatnonzero(counts).tolist(), counts.__getitem__, PARTITION, 256):
-            first, last = bytes_read[0], bytes_read[-1] + 1
-            keys = self._read(self.key_file, np.dtype(np.uint64), first, last)
-            rows = self._read(self.row_file, np.dtype(np.uint32), first, last)
-            likely = _repeated(keys)
-            order = likely[np.argsort(keys[likely], kind="stable")]
-            keys, rows = keys[order], rows[order]
-            enough = sizes(keys) >= least
-            yield keys[enough], rows[enough]
+        if self.named:
+            np.save(self.runs_path, np.array(self.runs, np.int64).reshape(-1, 257))
+            self.key_file.close()
+            self.row_file.close()
+
+    def groups(self, least: int = 2) -> Iterator[tuple[Keys, Rows]]:
+        """`groups_of` this one, which has no name."""
+        if self.held:
+            self._write_run()
+        return groups_of([self], least)
+
+    def counts(self) -> NDArray[np.int64]:
+        """How many records there are of each first byte."""
+        return np.diff(sum(self.runs, np.zeros(257, np.int64)))
+
+    def read(self, first: int, last: int) -> tuple[Keys, Rows]:
+        """The records whose keys have a first byte from `first` to `last` - 1, run by run."""
+        self.key_file.flush()
+        self.row_file.flush()
+        return _read(self.key_file, self.runs, KEY, first, last), _read(
+            self.row_file, self.runs, ROW, first, last
+        )
 
     def _write_run(self) -> None:
         keys, rows = self.keys[: self.held], self.rows[: self.held]
@@ -76,13 +94,58 @@ class Spill:
         self.written += self.held
         self.held = 0
 
-    def _read(self, file: BufferedRandom, kind: np.dtype[Any], first: int, last: int) -> NDArray[Any]:
-        """What `file` holds of the records whose keys have a first byte from `first` to `last`."""
-        found = []
-        for begins in self.runs:
+
+class Stored:
+    """A named spill that is finished; its files are open only while they are read."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.keys_path, self.rows_path, self.runs_path = _paths(folder, name)
+
+    def counts(self) -> NDArray[np.int64]:
+        """How many records there are of each first byte."""
+        counts: NDArray[np.int64] = np.diff(np.load(self.runs_path).sum(axis=0, dtype=np.int64))
+        return counts
+
+    def read(self, first: int, last: int) -> tuple[Keys, Rows]:
+        """The records whose keys have a first byte from `first` to `last` - 1, run by run."""
+        runs = np.load(self.runs_path)
+        with self.keys_path.open("rb") as keys, self.rows_path.open("rb") as rows:
+            return _read(keys, runs, KEY, first, last), _read(rows, runs, ROW, first, last)
+
+
+def groups_of(
+    spills: Sequence[Spill | Stored], least: int = 2, first_bytes: range = FIRST_BYTES
+) -> Iterator[tuple[Keys, Rows]]:
+    """The records of every key that has `least` of them or more (2 at least) in all spills together, a
+    partition at a time: by key, then in the order added, one spill's after the other's.
+
+    `first_bytes`: only those of keys that begin so.
+    """
+    counts = sum((spill.counts() for spill in spills), np.zeros(256, np.int64)).tolist()
+    wanted = [byte for byte in first_bytes if counts[byte]]
+    for some in batches(wanted, counts.__getitem__, PARTITION, 256):
+        found = [spill.read(some[0], some[-1] + 1) for spill in spills]
+        keys, rows = (np.concatenate(column) for column in zip(*found, strict=True))
+        likely = _repeated(keys)
+        order = likely[np.argsort(keys[likely], kind="stable")]
+        keys, rows = keys[order], rows[order]
+        enough = sizes(keys) >= least
+        yield keys[enough], rows[enough]
+
+
+def _paths(folder: Path, name: str | None) -> tuple[Path, Path, Path]:
+    return folder / f"{name}.keys", folder / f"{name}.rows", folder / f"{name}.npy"
+
+
+def _read(
+    file: BinaryIO, runs: Iterable[NDArray[np.int64]], kind: np.dtype[Any], first: int, last: int
+) -> NDArray[Any]:
+    found = [np.zeros(0, kind)]
+    for begins in runs:
+        if count := int(begins[last] - begins[first]):
             file.seek(int(begins[first]) * kind.itemsize)
-            found.append(np.fromfile(file, kind, int(begins[last] - begins[first])))
-        return np.concatenate(found)
+            found.append(np.fromfile(file, kind, count))
+    return np.concatenate(found)
 
 
 def scratch_file(folder: Path) -> BufferedRandom:

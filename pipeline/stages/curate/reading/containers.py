@@ -40,6 +40,19 @@ BEGINS_ARRAY = re.compile(
 RawRow = tuple[int, int | None, bytes | BadLine]
 
 
+class Part(NamedTuple):
+    """The bytes from `start` to `stop` (0: the end) of a file of lines, of which `number` begin before
+    `start`.
+    """
+
+    start: int
+    stop: int
+    number: int
+
+
+ALL = Part(0, 0, 0)
+
+
 class RawLine(NamedTuple):
     """One line, element or record of a raw file."""
 
@@ -62,7 +75,7 @@ def raw_files(raw: Path) -> list[tuple[str, Path]]:
         others = f" (it holds {plural(len(files), 'file')}, but none that is {READ})" if files else ""
         raise DataError(
             "Q-CURATE-001",
-            f"no data in {raw}{others}: put JSONL there (or `make demo` writes an example)",
+            f"no data in {raw}{others}: put JSONL there (or `quench data demo` writes an example)",
         )
     return files
 
@@ -130,8 +143,11 @@ def size(path: Path) -> int:
         return os.fstat(file.fileno()).st_size
 
 
-def raw_lines(path: Path, name: str, *, max_line_bytes: int, notes: Counter[str]) -> Iterator[RawLine]:
-    """Every row of the file: (number from 1, byte offset, its JSON or why there is none).
+def raw_lines(
+    path: Path, name: str, *, max_line_bytes: int, notes: Counter[str], part: Part | None = None
+) -> Iterator[RawLine]:
+    """Every row of the file, or of a part of one that `is_cut_anywhere`: (number from 1, byte offset, its
+    JSON or why there is none).
 
     A row is a line (a blank one too), an array's element or a table's record; where a file can't be read on,
     all that is left of it is one row more. The offset is that in the unpacked file, None in a table. `name`
@@ -139,9 +155,14 @@ def raw_lines(path: Path, name: str, *, max_line_bytes: int, notes: Counter[str]
     Parquet file. `notes` counts `bom` and `crlf` (lines that end so). Raises `DataError` if the file can't be
     opened, and nothing else.
     """
-    number = 0
+    number = part.number if part else 0
     try:
-        for number, offset, row in _rows(path, name, max_line_bytes, notes):
+        rows = (
+            _rows(path, name, max_line_bytes, notes)
+            if part is None
+            else _part(path, part, max_line_bytes, notes)
+        )
+        for number, offset, row in rows:
             yield RawLine(number, offset, row)
     except BadLine as broken:
         yield RawLine(number + 1, None, broken)
@@ -178,8 +199,25 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str]) -> Iterato
             yield from _lines(file, max_bytes, notes)
 
 
-def _lines(file: BinaryIO, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
-    for number, offset, line in read_raw_lines(file, max_bytes):
+def is_cut_anywhere(path: Path, name: str, max_bytes: int) -> bool:
+    """Whether the file can be read in parts that begin at its lines: plain JSON, a value a line."""
+    if _suffixes(name) != (".json", ""):
+        return False
+    return _layout(path, "", max_bytes, Counter()) == "lines"
+
+
+def _part(path: Path, part: Part, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
+    if not part.start:
+        _layout(path, "", max_bytes, notes)  # for what it notes
+    with opened(path) as file:
+        file.seek(part.start)
+        yield from _lines(file, max_bytes, notes, part)
+
+
+def _lines(file: BinaryIO, max_bytes: int, notes: Counter[str], part: Part = ALL) -> Iterator[RawRow]:
+    for number, offset, line in read_raw_lines(file, max_bytes, part.number, part.start):
+        if part.stop and offset >= part.stop:
+            return
         if line is None:
             yield number, offset, BadLine("too_long", f"longer than {max_bytes} bytes")
             continue

@@ -36,18 +36,19 @@ def likelihoods(model: Any, batch: Batch, count: int) -> tuple[Any, Any]:
 
 class Reference:
     """The log-probabilities in `file` where they are of the run with this `record`
-    (`pipeline.stages.train.run.describe`), and those asked since.
+    (`pipeline.stages.train.run.describe`), and those asked since; only with `keep` are these written.
     """
 
-    def __init__(self, file: Path, record: dict[str, Any]) -> None:
+    def __init__(self, file: Path, record: dict[str, Any], *, keep: bool = True) -> None:
         key = {name: record[name] for name in ("base", "versions", "device")}
         self.key = json_hash(key | {"compute_dtype": record["settings"]["bnb_4bit_compute_dtype"]})
         rows = _read(file)
         if rows and rows[0].get("key") != self.key:
-            remove(file)
+            if keep:
+                remove(file)
             rows = []
         self.known: dict[str, list[float]] = {row["row"]: row["logps"] for row in rows}
-        self.file = MetricsLog(file)
+        self.file = MetricsLog(file) if keep else None
 
     def logps(self, tuned: Any, model: Any, batch: Batch) -> Any:
         """Log-probabilities (n,), float32, of the n answers in a packed batch. `tuned` is the model with what
@@ -73,7 +74,8 @@ class Reference:
                     "the reference's answers are no numbers: run stage base again, its weights are damaged",
                 )
             self.known[name] = found.tolist()
-            self.file.append({"key": self.key, "row": name, "logps": self.known[name]})
+            if self.file is not None:
+                self.file.append({"key": self.key, "row": name, "logps": self.known[name]})
         return self.known[name]
 
 

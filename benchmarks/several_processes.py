@@ -1,0 +1,96 @@
+"""How much faster two processes train than one, on a core each.
+
+    python benchmarks/several_processes.py [--steps 8] [--rounds 2] [--tokens 512] [--accumulation 4]
+
+Both sides are `python -m pipeline train` on the same random two-layer model in NF4 and the same rows, in
+turns; a side's figure is the median time of an optimizer step by its journal. Both end in the same adapter,
+which is checked. Two processes on two cores would be twice as fast if sharing were free.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.random_base import write_base, write_rows
+from pipeline.config.params import load_params
+from pipeline.core.hashing import tree_hash
+from pipeline.core.ranks import PROCESSES
+
+PROJECT = Path(__file__).parents[1]
+WARM_UP = 2  # steps
+
+
+def write_project(root: Path, options: argparse.Namespace) -> None:
+    """Everything that stage train reads."""
+    base = write_base(root / "models/base", "tiny")
+    write_rows(root / "data/tokens", base, options.tokens)
+    params = load_params(PROJECT / "recipes/demo.yaml").model_dump(mode="json")
+    params["train"] |= {
+        "max_steps": options.steps,
+        "save_steps": 10**6,
+        "eval_steps": 10**6,
+        "sample_rows": 0,
+        "gradient_accumulation_steps": options.accumulation,
+    }
+    (root / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+
+
+def step_seconds(project: Path, place: Path, processes: int, cores: set[int]) -> tuple[float, str]:
+    """(the median seconds of a step after the warm-up, the adapter's hash) of a training on `cores`."""
+    shutil.copytree(project, place)
+    subprocess.run(
+        [sys.executable, "-m", "pipeline", "train", "--root", str(place)],
+        cwd=PROJECT,
+        env=os.environ | {PROCESSES: str(processes)},
+        check=True,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+    rows = map(json.loads, (place / "reports/train.jsonl").read_text(encoding="utf-8").splitlines())
+    seconds = [row["seconds"] for row in rows if row["kind"] == "step"]
+    return median(seconds[WARM_UP:]), tree_hash(place / "models/adapter")
+
+
+def main() -> None:
+    """Print both sides' milliseconds a step, the speed-up and what sharing costs."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=512, help="length of a packed row")
+    parser.add_argument("--accumulation", type=int, default=4, help="micro-batches of an optimizer step")
+    options = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        sys.exit("not measured: two processes need two cores, and this one may use one")
+    ratios = []
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder) / "project"
+        write_project(project, options)
+        for number in range(options.rounds):
+            one, alone = step_seconds(project, Path(folder) / f"one-{number}", 1, {cores[0]})
+            two, shared = step_seconds(project, Path(folder) / f"two-{number}", 2, set(cores))
+            ratios.append(one / two)
+            same = "the same adapter" if alone == shared else "ANOTHER ADAPTER"
+            print(
+                f"one process {one * 1e3:7.0f} ms/step   two {two * 1e3:7.0f} ms/step   "
+                f"{one / two:.2f} times as fast, {same}",
+                flush=True,
+            )
+    print(
+        f"median {median(ratios):.2f} times as fast: sharing takes {1 - median(ratios) / 2:.0%} of the two "
+        f"processes' time ({options.steps} steps of {options.accumulation} rows of {options.tokens} tokens)"
+    )
+
+
+if __name__ == "__main__":
+    main()

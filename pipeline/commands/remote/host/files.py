@@ -1,0 +1,76 @@
+"""What arrives on the host, and what leaves it, by hash."""
+
+from __future__ import annotations  # an older Python is to say so, not to stumble
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.remote.host.common import HOME, INCOMING, OBJECTS, RUNS, files_below, read, say, sha256
+
+
+def wanted(files: dict[str, int]) -> None:
+    """Which of `files` ({sha256: size}) are not here, with the bytes that are; what arrived whole is hashed
+    and kept.
+    """
+    for folder in (HOME, OBJECTS, INCOMING, RUNS):
+        folder.mkdir(parents=True, exist_ok=True)
+    HOME.chmod(0o700)
+    missing = {}
+    for name, size in files.items():
+        arriving = INCOMING / name
+        here = arriving.stat().st_size if arriving.exists() else 0
+        if not (OBJECTS / name).exists() and arriving.exists() and here >= size:
+            if sha256(arriving) == name:
+                arriving.replace(OBJECTS / name)
+            else:
+                arriving.unlink()
+                here = 0
+        if not (OBJECTS / name).exists():
+            missing[name] = here
+    say(missing=missing)
+
+
+def snapshot(run: str, paths: list[str], skip: list[str]) -> None:
+    """Keep the files at `paths` (in the project, folders with all below) for rsync as they are now, and tell
+    {path: [sha256, size]}; names that begin with a dot, and those in `skip`, are left out.
+    """
+    folder = RUNS / run
+    project, out = folder / "project", folder / "out"
+    if not out.is_dir():
+        say(files=None)  # somebody removed it
+        return
+    with (folder / "snapshot").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # behind a cut line another may still be at it
+        memory, found = json.loads(read(folder / "hashes.json") or "{}"), {}
+        for path in (path for top in paths for path in files_below(project / top)):
+            place = path.relative_to(project).as_posix()
+            if any(part.startswith(".") or part in skip for part in Path(place).parts):
+                continue
+            try:
+                found[place] = kept(path, place, out, memory.get(place))
+            except FileNotFoundError:
+                continue  # pruned at this moment
+        for old in out.iterdir():
+            if old.name not in {entry[-1] for entry in found.values()}:
+                old.unlink()
+        (folder / "hashes.json").write_text(json.dumps(found))
+    say(files={place: (name, size) for place, (_, size, _, name) in found.items()})
+
+
+def kept(path: Path, place: str, out: Path, known: list[Any] | None) -> list[Any]:
+    """[inode, size, date, sha256] of a file that now is in `out` too; read only if it is not `known`."""
+    state = path.stat()
+    key = [state.st_ino, state.st_size, state.st_mtime_ns]
+    if known and known[:-1] == key and (out / known[-1]).exists():
+        return known
+    aside = out / "aside"
+    aside.unlink(missing_ok=True)
+    # a published checkpoint never changes, and may be deleted at any time; the rest grows
+    (os.link if "/checkpoint-" in place else shutil.copyfile)(path, aside)
+    key[1], name = aside.stat().st_size, sha256(aside)
+    aside.replace(out / name)
+    return [*key, name]

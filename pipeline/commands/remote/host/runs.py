@@ -1,0 +1,188 @@
+"""Runs on the host: start, look, stop, remove."""
+
+from __future__ import annotations  # an older Python is to say so, not to stumble
+
+import fcntl
+import importlib.metadata
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.remote.host.common import (
+    CHECKPOINTS,
+    HOME,
+    INCOMING,
+    LOOK_SECONDS,
+    OBJECTS,
+    RUNS,
+    Files,
+    alive,
+    files_below,
+    read,
+    say,
+    sha256,
+)
+
+PATIENCE = 600.0  # seconds for a checkpoint of a training that was told to stop
+# becomes the parent of train, so that somebody is there to write down how it ended
+WATCH = """
+import signal, subprocess, sys
+from pathlib import Path
+child = subprocess.Popen(sys.argv[2:], close_fds=False)
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+folder = Path(sys.argv[1])
+(folder / "pid").write_text(str(child.pid))
+code = child.wait()
+(folder / "exit.writing").write_text(str(code))
+(folder / "exit.writing").rename(folder / "exit")
+"""
+
+
+def check(names: list[str]) -> None:
+    """What is installed here: Python, packages by name, rsync."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    say(python=".".join(map(str, sys.version_info[:3])), versions=found, rsync=bool(shutil.which("rsync")))
+
+
+def start(run: str, attempt: str, inputs: Files, state: Files, words: list[str]) -> None:
+    """Make the folder of `run` from objects ({path: sha256}; `state` is what train writes to) and start train
+    in it, detached. Does nothing if it runs, or if this very attempt was started before.
+    """
+    folder = RUNS / run
+    with (RUNS / (run + ".starting")).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if alive(folder) or read(folder / "attempt") == attempt:
+            say(damaged=[])
+            return
+        damaged = [name for name in {*inputs.values(), *state.values()} if not whole(OBJECTS / name)]
+        if damaged:
+            say(damaged=damaged)
+            return
+        sent = {*sent_for(folder), *inputs.values(), *state.values()}  # of the attempts before, too
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(exist_ok=True)
+        (folder / "sent").write_text("\n".join(sorted(sent)))
+        for place, name in inputs.items():
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
+            os.link(OBJECTS / name, folder / place)
+        for place, name in state.items():
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(OBJECTS / name, folder / place)
+        (folder / "out").mkdir()
+        launch(folder, words)
+        (folder / "attempt").write_text(attempt)
+    say(damaged=[])
+
+
+def sent_for(folder: Path) -> list[str]:
+    """The names of the objects that a run was started from."""
+    return read(folder / "sent").split()
+
+
+def launch(folder: Path, words: list[str]) -> None:
+    """Start train below its watcher, in a session of its own; both hold the lock `alive` until they end."""
+    own = {"PYTHONPATH": str(folder / "code"), "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", WATCH, str(folder), sys.executable, "-m", "pipeline", *words]
+    with (folder / "alive").open("w") as lock, (folder / "log").open("ab") as log:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.Popen(
+            command,
+            cwd=folder / "project",
+            env={**os.environ, **own, "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=[lock.fileno()],
+        )
+
+
+def whole(path: Path) -> bool:
+    if path.exists() and sha256(path) == path.name:
+        return True
+    path.unlink(missing_ok=True)
+    return False
+
+
+def look(run: str) -> None:
+    """How `run` is: running, ended (with its exit code), dead (nobody wrote one) or none; and the step of its
+    newest checkpoint (-1: there is none).
+    """
+    say(**state_of(RUNS / run))
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    known = {"step": newest_step(folder / "project" / CHECKPOINTS)}
+    if alive(folder):
+        return {"state": "running", **known}
+    code = read(folder / "exit")
+    if code:
+        return {"state": "ended", "code": int(code), **known}
+    return {"state": "dead" if (folder / "attempt").exists() else "none", **known}
+
+
+def newest_step(checkpoints: Path) -> int:
+    complete = [
+        path.parent.name.rpartition("-")[2] for path in checkpoints.glob("checkpoint-*/complete.json")
+    ]
+    return max((int(step) for step in complete if step.isdigit()), default=-1)
+
+
+def runs() -> None:
+    """How every run here is, and what all take on the disk."""
+    names = sorted(path.name for path in RUNS.glob("*") if path.is_dir())
+    inodes = {file.stat().st_ino: file.stat().st_blocks * 512 for file in files_below(HOME)}  # many are links
+    say(
+        runs={name: {**state_of(RUNS / name), "line": last_line(RUNS / name / "log")} for name in names},
+        bytes=sum(inodes.values()),
+    )
+
+
+def last_line(path: Path) -> str:
+    lines = read(path).strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def stop(run: str) -> None:
+    """Tell a run to end, as Ctrl-C does, and wait for that."""
+    folder, until = RUNS / run, time.monotonic() + PATIENCE
+    if alive(folder) and read(folder / "pid"):
+        os.kill(int(read(folder / "pid")), signal.SIGTERM)
+    while alive(folder) and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
+    look(run)
+
+
+def clean(run: str | None, keep: bool) -> None:
+    """Remove the folder of `run` and what was sent for it (None: of all that don't run, and whatever else was
+    sent), unless that is to be kept or another run's too; then whatever is empty.
+    """
+    left: list[str] = []
+    sent: set[Path] = set()
+    for folder in [RUNS / run] if run else [path for path in RUNS.glob("*") if path.is_dir()]:
+        if alive(folder):
+            left.append(folder.name)
+            continue
+        sent |= {OBJECTS / name for name in sent_for(folder)}
+        shutil.rmtree(folder, ignore_errors=True)
+        (RUNS / (folder.name + ".starting")).unlink(missing_ok=True)
+    if not keep:
+        for file in sent if run else [*OBJECTS.glob("*"), *INCOMING.glob("*")]:
+            if file.exists() and file.stat().st_nlink == 1:
+                file.unlink()
+    for folder in (OBJECTS, INCOMING, RUNS, HOME, HOME.parent):
+        with suppress(OSError):  # not empty
+            folder.rmdir()
+    say(running=left)

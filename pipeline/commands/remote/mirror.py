@@ -1,0 +1,210 @@
+"""The home side of a run on a host: its log, its journal and its checkpoints, as if train ran here."""
+
+import base64
+import codecs
+import hashlib
+import re
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.remote.host.common import CHECKPOINTS
+from pipeline.commands.remote.line import Cut, Line
+from pipeline.commands.remote.parcel import JOURNAL, NO_STATE, SCRATCH, STALLED, STATE
+from pipeline.core.errors import DataError, ToolError
+from pipeline.core.hashing import file_hash
+from pipeline.core.printable import printable
+from pipeline.core.publish import publishing, remove
+from pipeline.stages.train.checkpoints import METRICS_LOG, defect
+from pipeline.stages.train.run import RUN
+
+LOG = "logs/train.log"  # where Snakemake's rule has it too
+FOLLOWED = {"log": "log", "journal": f"project/{JOURNAL}"}
+SHA256 = re.compile(r"[0-9a-f]{64}")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f]")  # what a terminal would obey
+
+
+class Gone(Exception):
+    """The run's folder is not on the host any more."""
+
+
+class _Pruned(Exception):
+    """A checkpoint was deleted while it was looked at; the message is what lacks."""
+
+
+class Mirror:
+    """Files of `run` on the host, brought below `root`."""
+
+    def __init__(self, line: Line, root: Path, run: str) -> None:
+        self.line, self.root, self.run = line, root, run
+        self.paths = {"log": root / LOG, "journal": root / JOURNAL}
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._placed: dict[str, str] = {}  # {path below the root: sha256}, of what lies there as it was sent
+
+    def follow(self) -> None:
+        """Show what train prints, and bring its journal and every checkpoint, until it ends or the line is
+        cut.
+        """
+        tails = {name: _known(path) for name, path in self.paths.items()}
+        stream = self.line.stream(
+            "follow", run=self.run, files=FOLLOWED, checkpoints=f"project/{CHECKPOINTS}", tails=tails
+        )
+        try:
+            for message in stream:
+                if "file" in message:
+                    self._append(message)
+                elif message.get("checkpoints"):
+                    self.bring(STATE)
+                elif "ended" in message:
+                    return
+        except Cut as cut:
+            print(
+                f"remote: the line to {self.line.name} is cut ({cut}); train goes on there: trying again",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _append(self, message: dict[str, Any]) -> None:
+        """Write a piece of the log or the journal; one at 0 replaces the file, in one rename."""
+        path, content = self.paths[message["file"]], base64.b64decode(message["data"])
+        if message["at"] not in (0, path.stat().st_size if path.is_file() else 0):
+            raise Cut(f"{path} was changed here")
+        if message["at"] == 0:
+            with publishing(path) as aside:
+                aside.write_bytes(content)
+        else:
+            with path.open("ab") as file:
+                file.write(content)
+        if message["file"] == "log":
+            text = self._decoder.decode(content)
+            print(CONTROL.sub("?", text), end="", flush=True)
+
+    def bring(self, paths: Sequence[str]) -> dict[str, str]:
+        """Bring the files at `paths` (folders with all below them) as they are on the host now, verified,
+        each artifact whole; what the host has deleted beside checkpoints is deleted here. {path: sha256} of
+        them.
+
+        Raises `ToolError` if they don't come, `Gone` if the run's folder is.
+        """
+        skip = [*NO_STATE, METRICS_LOG]  # the journal is followed line by line
+        found = self.line.ask("snapshot", run=self.run, paths=list(paths), skip=skip)["files"]
+        if found is None:
+            raise Gone
+        for place, (digest, _) in found.items():  # a host must not write, or delete, where it likes
+            wanted = any(place == top or place.startswith(f"{top}/") for top in paths)
+            if not wanted or ".." in Path(place).parts or not SHA256.fullmatch(digest):
+                raise DataError("Q-REMOTE-008", f"{self.line.name} names {place!r}: don't trust this host")
+        digests = {place: digest for place, (digest, _) in found.items()}
+        have = {
+            digest: self.root / place
+            for place, digest in self._here(found).items()
+            if digests.get(place, digest) == digest  # what is about to be replaced is no source
+        }
+        folder = self._fetch({digest: size for digest, size in found.values() if digest not in have})
+        changed = {place: digest for place, digest in digests.items() if self._placed.get(place) != digest}
+        for unit, _ in groupby(sorted(changed, key=_order), _unit):
+            inside = [place for place in digests if _unit(place) == unit]
+            try:
+                self._place(unit, inside, digests, have, folder)
+            except _Pruned as reason:
+                print(f"remote: {printable(f'{unit} is left out ({reason})', 200)}", file=sys.stderr)
+                digests = {place: digest for place, digest in digests.items() if place not in inside}
+        there = {
+            Path(place).relative_to(CHECKPOINTS).parts[0]
+            for place in digests
+            if place.startswith(f"{CHECKPOINTS}/")
+        }
+        for path in (self.root / CHECKPOINTS).glob("[!.]*"):
+            if path.name not in {*there, *skip}:
+                remove(path)
+        self._placed |= digests
+        remove(folder)
+        return digests
+
+    def _here(self, found: Mapping[str, Any]) -> dict[str, str]:
+        """Which of the files lie here as they are to; read once."""
+        for place in found:
+            if place not in self._placed and (self.root / place).is_file():
+                self._placed[place] = file_hash(self.root / place)
+        return {place: digest for place, digest in self._placed.items() if (self.root / place).is_file()}
+
+    def _place(
+        self,
+        unit: str,
+        places: list[str],
+        digests: Mapping[str, str],
+        have: Mapping[str, Path],
+        folder: Path,
+    ) -> None:
+        """Publish a file, or a folder that is complete or not at all."""
+        is_checkpoint = Path(unit).parent == Path(CHECKPOINTS) and [unit] != places
+        with publishing(self.root / unit, _check if is_checkpoint else None) as aside:
+            for place in places:
+                target = aside / Path(place).relative_to(unit)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                digest = digests[place]
+                shutil.copyfile(have.get(digest, folder / digest), target)
+
+    def _fetch(self, sizes: Mapping[str, int]) -> Path:
+        """A folder with the files of these hashes; what a cut line left in it is gone on from."""
+        folder = self.root / SCRATCH / "coming"
+        folder.mkdir(parents=True, exist_ok=True)
+        before, stalled, trouble = -1, 0, ""
+        while missing := [name for name, size in sizes.items() if not _arrived(folder / name, size)]:
+            here = sum((folder / name).stat().st_size for name in sizes if (folder / name).exists())
+            stalled = stalled + 1 if here == before else 0
+            before = here
+            if stalled >= STALLED:
+                raise ToolError(
+                    "Q-REMOTE-006", f"nothing more comes from {self.line.name} ({trouble}): make room here"
+                )
+            try:
+                self.line.pull(self.run, folder, missing)
+                trouble = "what comes has other bytes"
+            except Cut as cut:
+                trouble = str(cut)
+                if self.line.ask("look", run=self.run)["state"] == "none":
+                    raise Gone from cut
+            time.sleep(stalled)
+        return folder
+
+
+def _arrived(path: Path, size: int) -> bool:
+    """Whether a file is here whole; one of its size with other bytes is removed."""
+    if not path.is_file() or path.stat().st_size < size:
+        return False
+    if file_hash(path) == path.name:
+        return True
+    path.unlink()
+    return False
+
+
+def _known(path: Path) -> tuple[int, str]:
+    """Size and sha256 of what is here of a file that is followed."""
+    content = path.read_bytes() if path.is_file() else b""
+    return len(content), hashlib.sha256(content).hexdigest()
+
+
+def _unit(place: str) -> str:
+    """What is published in one rename: a checkpoint, the adapter, or a file."""
+    parts = Path(place).parts
+    depth = 3 if place.startswith(f"{CHECKPOINTS}/checkpoint-") else 2
+    return "/".join(parts[:depth]) if parts[0] == "models" and not _is_plain(place) else place
+
+
+def _is_plain(place: str) -> bool:
+    return place.startswith(f"{CHECKPOINTS}/") and not place.startswith(f"{CHECKPOINTS}/checkpoint-")
+
+
+def _order(place: str) -> tuple[bool, str]:
+    """Whose run it is, is written last."""
+    return place == f"{CHECKPOINTS}/{RUN}", _unit(place)
+
+
+def _check(checkpoint: Path) -> None:
+    if trouble := defect(checkpoint):
+        raise _Pruned(trouble)

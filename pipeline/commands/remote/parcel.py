@@ -1,0 +1,154 @@
+"""What goes to the host: the code, params.yaml, the inputs of train, and the checkpoints that it goes on
+from; each file by its sha256, and a run by the hash of all.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.remote.host.common import CHECKPOINTS
+from pipeline.commands.remote.line import Cut, Line
+from pipeline.config.params import Params
+from pipeline.core.errors import DataError, ToolError
+from pipeline.core.hashing import NO_PART, file_hash, json_hash
+from pipeline.core.locks import absent
+from pipeline.core.places import PROJECT
+from pipeline.core.publish import read_json, remove, write_json, write_text
+from pipeline.core.units import size_text
+from pipeline.stages.train.checkpoints import LATER, METRICS_LOG, TORN
+from pipeline.stages.train.run import RUN
+from pipeline.workflow.code_keys import Package
+from pipeline.workflow.stages import TABLE, stage_modules, stages_in, value_at
+
+STAGE = "train"
+TENSORBOARD = "reports/tensorboard"
+STATE = (CHECKPOINTS, TENSORBOARD)  # what train writes as it goes
+JOURNAL = f"{CHECKPOINTS}/{METRICS_LOG}"
+NO_STATE = (TORN, LATER)
+SCRATCH = ".quench/remote"  # at home
+STALLED = 5  # times that rsync may bring nothing before that is an error
+
+
+@dataclass
+class Parcel:
+    """Files for the host: `places` {path in the run's folder: sha256}, and where each is here."""
+
+    places: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, Path] = field(default_factory=dict)
+
+    def add(self, place: str, path: Path) -> None:
+        """Have `path` at `place`."""
+        self.places[place] = digest = file_hash(path)
+        self.sources[digest] = path.absolute()
+
+
+def inputs(root: Path, params: Params) -> Parcel:
+    """The code, the settings and what train reads below `root`. Raises `DataError` if an input is missing."""
+    found, made = Parcel(), root / SCRATCH / "made"
+    package = Package()
+    for name in package.sources:
+        found.add(f"code/{package.folder.name}/{name}", package.folder / name)
+    if TABLE.is_relative_to(PROJECT):
+        found.add(f"code/{TABLE.relative_to(PROJECT).as_posix()}", TABLE)
+    # by which the run record finds the packages that Quench asks for
+    known = distribution("quench")
+    write_text(made / "METADATA", known.read_text("METADATA") or "")
+    found.add(f"code/quench-{known.version}.dist-info/METADATA", made / "METADATA")
+    write_json(made / "params.yaml", _settings(params))
+    found.add("project/params.yaml", made / "params.yaml")
+    for dep in stages_in(params.graph)[STAGE].deps:
+        files = list(_files(root / dep))
+        if not files:
+            raise absent(root / dep, root)
+        for path in files:
+            found.add(f"project/{path.relative_to(root).as_posix()}", path)
+    return found
+
+
+def run_id(parcel: Parcel, params: Params) -> str:
+    """The same for the same inputs, settings of train and code of train: a comment is another's business."""
+    values = params.model_dump(mode="json")
+    data = {
+        place: digest
+        for place, digest in parcel.places.items()
+        if place.startswith("project/") and place != "project/params.yaml"
+    }
+    settings = {key: value_at(values, key) for key in stages_in(params.graph)[STAGE].params}
+    return json_hash([data, settings, Package().key(*stage_modules(STAGE))])[:16]
+
+
+def unfinished(root: Path) -> bool:
+    """Whether there is a run here that can be gone on with."""
+    record = root / CHECKPOINTS / RUN
+    return record.is_file() and not read_json(record, "remove it").get("finished")
+
+
+def state(root: Path) -> Parcel:
+    """What an unfinished run left here; nothing if there is none."""
+    found = Parcel()
+    if unfinished(root):
+        for top in STATE:
+            for path in _files(root / top):
+                place = path.relative_to(root)
+                if not any(part.startswith(".") or part in NO_STATE for part in place.parts):
+                    found.add(f"project/{place.as_posix()}", path)
+    return found
+
+
+def _settings(params: Params) -> dict[str, Any]:
+    """params.yaml for the host: where llama.cpp and a judge are here is nothing to it."""
+    values = params.model_dump(mode="json")
+    values["llamacpp"]["home"] = None
+    values["evaluate"] |= {"judge": None, "external": None, "scorers": ["exact_match"]}
+    Params.model_validate(values)
+    return values
+
+
+def _files(top: Path) -> Iterator[Path]:
+    """`top` if it is a file, or all files below it."""
+    below = sorted(top.rglob("*")) if top.is_dir() else [top]
+    yield from (path for path in below if path.is_file() and path.name not in NO_PART)
+
+
+def send(line: Line, root: Path, parcels: list[Parcel]) -> None:
+    """Bring to the host what it lacks of `parcels`. Raises `ToolError` if nothing arrives, `DataError` if a
+    file changed meanwhile.
+    """
+    sources = {name: path for parcel in parcels for name, path in parcel.sources.items()}
+    sizes = {name: path.stat().st_size for name, path in sources.items()}
+    folder = root / SCRATCH / "sending"
+    remove(folder)
+    folder.mkdir(parents=True)
+    before: dict[str, int] = {}
+    stalled, shown = 0, False
+    while missing := line.ask("wanted", files=sizes)["missing"]:
+        stalled = stalled + 1 if missing == before else 0
+        before = missing
+        left = sum(sizes[name] - here for name, here in missing.items())
+        if not shown:
+            print(f"remote: sending {len(missing)} files, {size_text(left)}", flush=True)
+        shown = True
+        for name in missing:
+            if not (folder / name).is_symlink():
+                (folder / name).symlink_to(sources[name])
+        try:
+            line.push(folder, missing)
+            trouble = "what arrives has other bytes"
+        except Cut as cut:
+            trouble = str(cut)
+        if stalled >= STALLED:
+            _need_unchanged({name: sources[name] for name in missing})
+            raise ToolError(
+                "Q-REMOTE-006", f"nothing more arrives at {line.name} ({trouble}): make room there"
+            )
+        time.sleep(stalled)
+    remove(folder)
+
+
+def _need_unchanged(sources: Mapping[str, Path]) -> None:
+    for name, path in sources.items():
+        if file_hash(path) != name:
+            raise DataError("Q-REMOTE-007", f"{path} changed while it was sent: run the same command again")

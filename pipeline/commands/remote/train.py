@@ -1,0 +1,167 @@
+"""Stage train on another machine, by SSH: its inputs go there by hash, its journal, checkpoints and adapter
+come home, and DVC records it as if it had run here.
+
+    quench remote train HOST
+
+A cut line is made again. A training that was killed goes on from its newest checkpoint at home, on the same
+host or, by the same command, on another.
+"""
+
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from pipeline.commands.remote.line import Line
+from pipeline.commands.remote.mirror import Mirror
+from pipeline.commands.remote.parcel import SCRATCH, STAGE, inputs, run_id
+from pipeline.commands.remote.watch import watched
+from pipeline.config.params import Params, read_params
+from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, Stopped, ToolError
+from pipeline.core.hashing import tree_hash
+from pipeline.core.interruption import SIGNALS, Interruption
+from pipeline.core.printable import printable
+from pipeline.core.publish import read_json, remove, write_json
+from pipeline.stages.train.monitoring.run_record import git_state
+from pipeline.stages.train.run import LIBRARIES
+from pipeline.subprojects.processes import ERRORS
+from pipeline.workflow.complete import need_all_keys
+from pipeline.workflow.graphs import need_graph
+from pipeline.workflow.integrity import verify_inputs
+from pipeline.workflow.record import inputs_state, record, refresh_keys, running
+from pipeline.workflow.settle import REUSE, reuse
+
+NEEDED = ("pydantic", "pyyaml", "psutil", "pyarrow", "safetensors", "gguf", "tensorboard", "orjson")
+REPORT, ADAPTER = "reports/train.json", "models/adapter"
+
+
+def main(line: Line, root: Path, *, resume: bool = True, keep: bool = False) -> None:
+    """Train on the host of `line` for the project at `root`; with `keep`, what was sent stays there.
+
+    Without `resume`, nothing is gone on from, here or there; with it, nothing is done if nothing has changed
+    since the last training. Raises what train ended with, `ConfigError` for a method that needs more than its
+    inputs, `ToolError` for a host that can't train to the same bytes, `Stopped` after a signal: the training
+    goes on there.
+    """
+    read = read_params(root / "params.yaml")
+    if read.params.train.method == "grpo":
+        raise ConfigError(
+            "Q-REMOTE-009",
+            "train.method is grpo, which draws answers with llama-server, and no llama.cpp is sent: run "
+            "`snakemake train` on that machine itself",
+        )
+    need_graph(root, read.params.graph)
+    need_all_keys(root, read)
+    with running(STAGE, root):
+        refresh_keys(STAGE, root)
+        if resume and _is_done(root):
+            print(f"remote: what an earlier run left on the host, `quench remote clean {line.name}` removes")
+            return
+        verify_inputs(STAGE, root)
+        before = inputs_state(STAGE, root)
+        need_host(line)
+        run = _trained(line, root, read.params, resume, keep)
+        if inputs_state(STAGE, root) != before or run_id(inputs(root, read.params), read.params) != run:
+            raise MachineError(
+                "Q-WORKFLOW-022",
+                f"params.yaml, what {STAGE} reads or its code changed while it ran on {line.name}, so its "
+                "outputs are not recorded: run the same command again",
+            )
+    record(STAGE, root)
+    line.ask("clean", run=run, keep=keep)
+    after = "keeps what was sent" if keep else "is clean"
+    print(f"remote: {ADAPTER} is here, and verified; {line.name} {after}")
+
+
+def _is_done(root: Path) -> bool:
+    """Whether a plain `snakemake train` would have nothing to do; what is missing comes back from the
+    cache.
+    """
+    given = os.environ.get(REUSE)
+    os.environ[REUSE] = "1"
+    try:
+        return reuse(STAGE, root)
+    finally:
+        os.environ.pop(REUSE)
+        if given is not None:
+            os.environ[REUSE] = given
+
+
+def need_host(line: Line) -> None:
+    """Raise `ToolError` unless the host has Python 3.11, rsync, and the packages of this machine, whose
+    versions decide over the adapter's bytes and over which checkpoints a run may go on from.
+    """
+    found = line.ask("check", names=[*LIBRARIES, *NEEDED])
+    here: dict[str, str | None] = {"rsync": "", "Python": ".".join(map(str, sys.version_info[:2]))}
+    there = {"rsync": "" if found["rsync"] else None, "Python": found["python"].rpartition(".")[0]}
+    for name in LIBRARIES:
+        here[name], there[name] = _public(version(name)), _public(found["versions"][name])
+    for name in NEEDED:
+        there[name] = found["versions"][name]
+    lacking = [name for name, value in there.items() if value is None]
+    others = [
+        f"{name} {printable(str(there[name]), 200)} instead of {here[name]}"
+        for name in here
+        if there[name] not in (None, here[name])
+    ]
+    if lacking or others:
+        said = [f"lacks {', '.join(lacking)}"] * bool(lacking) + [f"has {', '.join(others)}"] * bool(others)
+        raise ToolError(
+            "Q-REMOTE-010",
+            f"{line.name} {' and '.join(said)}, so it can't train to the same bytes: install that there, or "
+            "name another Python with --python",
+        )
+
+
+def _public(given: str | None) -> str | None:
+    """A version without the build ("+cu128"), in which machines may differ."""
+    return given and given.partition("+")[0]
+
+
+def _trained(line: Line, root: Path, params: Params, resume: bool, keep: bool) -> str:
+    """Train there, however often it takes; the run, whose outputs are here then."""
+    print(f"remote: hashing what {STAGE} reads", flush=True)
+    parcel = inputs(root, params)
+    run = run_id(parcel, params)
+    mirror = Mirror(line, root, run)
+    try:
+        with Interruption():
+            code = watched(mirror, parcel, params, resume)
+            if code == 0:
+                _finish(line, root)
+            else:
+                line.ask("clean", run=run, keep=keep)
+            remove(root / SCRATCH)
+    except Stopped as stopped:
+        raise Stopped(
+            SIGNALS[0] if stopped.exit_code == 128 + SIGNALS[0] else SIGNALS[1],
+            f"{STAGE} goes on on {line.name}, if it had begun: the same command attaches to it, `quench "
+            f"remote stop {line.name} {run}` ends it with a checkpoint",
+        ) from None
+    if code:
+        raise _verdict(line, code)
+    return run
+
+
+def _finish(line: Line, root: Path) -> None:
+    """Raise `DataError` unless the adapter is the one that train hashed there; say which commit it is of."""
+    report = read_json(root / REPORT, "run the same command again")
+    if report["run"]["hashes"]["adapter"] != tree_hash(root / ADAPTER):
+        raise DataError(
+            "Q-REMOTE-008",
+            f"{root / ADAPTER} is not what {line.name} trained: run the same command again",
+        )
+    report["run"]["git"] = git_state(root)  # the host knows no repository
+    write_json(root / REPORT, report)
+
+
+def _verdict(line: Line, code: int) -> BaseException:
+    """What to raise for a training that ended with `code`."""
+    if code - 128 in SIGNALS:
+        return Stopped(code - 128, f"{STAGE} was stopped on {line.name}; the same command goes on from here")
+    kind: type[QuenchError] = ERRORS.get(code, ToolError)
+    return kind(
+        "Q-REMOTE-012",
+        f"{STAGE} failed on {line.name} (exit status {code}; its reason stands above): correct that, then "
+        "run the same command again",
+    )

@@ -1,0 +1,131 @@
+"""Start train on the host, or attach to it, and stay until it has ended by itself."""
+
+import time
+import uuid
+
+from pipeline.commands.remote.host.common import CHECKPOINTS
+from pipeline.commands.remote.mirror import Gone, Mirror
+from pipeline.commands.remote.parcel import STAGE, STATE, Parcel, send, state, unfinished
+from pipeline.config.params import Params
+from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.interruption import SIGNALS
+from pipeline.core.publish import remove
+from pipeline.stages.train.checkpoints import checkpoints_in, defect, step_of
+from pipeline.workflow.stages import stages_in
+
+DEATHS = 2  # without a checkpoint in between, after which a host is not tried again
+LOOKS = 5  # at a folder that lacks a part, until that is no matter of a moment
+PAUSE_SECONDS = 1.0  # between them
+
+
+def watched(mirror: Mirror, parcel: Parcel, params: Params, resume: bool) -> int:
+    """The exit code of train, which is started unless it runs, and again if it was killed; what it left is
+    here then.
+
+    Raises `ConfigError` for a run there that is not to be attached to, `ToolError` for a host on which train
+    is killed again and again, or whose folder is not whole.
+    """
+    line, folder, began = mirror.line, mirror.root / CHECKPOINTS, False
+    deaths, newest, gone = 0, -1, 0
+    while True:
+        found = line.ask("look", run=mirror.run)
+        is_done = found.get("code") == 0
+        is_wanted = (
+            found["state"] != "none"
+            and (resume or began)
+            and (is_done or not _is_ahead(mirror, found["step"]))
+        )
+        try:
+            if found["state"] == "running":
+                if not began:
+                    _need_wanted(mirror, is_wanted, resume)
+                    print(f"remote: run {mirror.run} is at work on {line.name}", flush=True)
+                began = True
+                mirror.follow()
+                gone = 0
+                continue
+            if is_wanted:
+                mirror.follow()  # what it said last
+                mirror.bring(_outputs(params) if is_done else STATE)
+        except Gone:
+            gone += 1
+            _need_whole(mirror, gone)
+            continue
+        if is_wanted and "code" in found and _is_verdict(found["code"], began):
+            return int(found["code"])
+        reached = max(map(step_of, checkpoints_in(folder)), default=-1)
+        deaths = deaths + 1 if began and reached <= newest else 0
+        if deaths >= DEATHS:
+            raise ToolError(
+                "Q-REMOTE-011",
+                f"{STAGE} was killed on {line.name} {deaths} times without a checkpoint in between: "
+                "look at its memory, or lower train.save_steps",
+            )
+        newest = reached
+        _begin(mirror, parcel, resume=resume or began)
+        began, gone = True, 0
+
+
+def _is_ahead(mirror: Mirror, step: int) -> bool:
+    """Whether the training goes on from a checkpoint here that was taken after `step`, the newest there:
+    another host's, or this machine's.
+    """
+    found = checkpoints_in(mirror.root / CHECKPOINTS) if unfinished(mirror.root) else []
+    return any(step_of(one) > step and not defect(one) for one in found)
+
+
+def _need_wanted(mirror: Mirror, is_wanted: bool, resume: bool) -> None:
+    """Raise `ConfigError` unless what runs there may be followed: that replaces what is here."""
+    if not is_wanted:
+        why = "is behind the checkpoints here" if resume else "is at work, and --no-resume is to begin anew"
+        name = mirror.line.name
+        raise ConfigError(
+            "Q-REMOTE-014",
+            f"run {mirror.run} on {name} {why}: end it with `quench remote stop {name} {mirror.run}`, then "
+            "run the same command again",
+        )
+
+
+def _need_whole(mirror: Mirror, gone: int) -> None:
+    """Wait a moment; raise `ToolError` if the run's folder was not whole so often."""
+    if gone >= LOOKS:
+        name = mirror.line.name
+        raise ToolError(
+            "Q-REMOTE-015",
+            f"the folder of run {mirror.run} on {name} is not whole: remove it with `quench remote clean "
+            f"{name} {mirror.run}`, then run the same command again",
+        )
+    time.sleep(PAUSE_SECONDS)
+
+
+def _begin(mirror: Mirror, parcel: Parcel, *, resume: bool) -> None:
+    """Send what is missing there, and start."""
+    line, root = mirror.line, mirror.root
+    own = state(root) if resume else Parcel()
+    attempt, damaged = uuid.uuid4().hex, ["?"]
+    while damaged:
+        send(line, root, [parcel, own])
+        if not own.places:
+            for path in STATE:
+                remove(root / path)  # of a finished run, or of one that is not wanted: as train does here
+        damaged = line.ask(
+            "start",
+            run=mirror.run,
+            attempt=attempt,
+            inputs=parcel.places,
+            state=own.places,
+            words=[STAGE] if resume else [STAGE, "--no-resume"],
+        )["damaged"]
+    print(f"remote: {STAGE} starts on {line.name}, as run {mirror.run}", flush=True)
+
+
+def _outputs(params: Params) -> list[str]:
+    """What train leaves, as the table of stages has it, and its checkpoints."""
+    return [*STATE, *(path.rstrip("/") for path in stages_in(params.graph)[STAGE].written)]
+
+
+def _is_verdict(code: int, watched: bool) -> bool:
+    """Whether train itself ended so, and the machine did not kill it. One that was stopped while nobody
+    watched goes on.
+    """
+    return code >= 0 and (watched or code - 128 not in SIGNALS)

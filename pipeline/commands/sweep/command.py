@@ -1,0 +1,226 @@
+"""Search the best settings of training: `quench sweep space.yaml`.
+
+Reads `data/tokens` and `models/base`, which Snakemake makes first. Works in `models/.sweep/NAME/` (the
+journal, a folder for each job) and writes `reports/sweep/NAME.json` and `NAME.html`. Everything that is given
+beside is Snakemake's: `quench sweep space.yaml --workflow-profile profiles/slurm`.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipeline.chat.manifest import NAME as MANIFEST
+from pipeline.commands.sweep.experiments import head, record
+from pipeline.commands.sweep.page import render
+from pipeline.commands.sweep.results import Trials, collect, finalists
+from pipeline.commands.sweep.space import Space, check_space, read_space
+from pipeline.commands.sweep.study import RESULTS, ROOT, SEARCH, SEEDS, Sweep, known_trials, repair
+from pipeline.commands.sweep.terminal import show
+from pipeline.config.params import load_params
+from pipeline.core.child import bound
+from pipeline.core.errors import ConfigError, DataError, GateError, ToolError
+from pipeline.core.hashing import file_hash, tree_hash
+from pipeline.core.interruption import Interruption
+from pipeline.core.locks import absent
+from pipeline.core.printable import printable
+from pipeline.core.publish import publishing, read_json, remove, write_json, write_text
+from pipeline.core.wording import plural
+from pipeline.subprojects.processes import ERRORS
+from pipeline.workflow.cluster import wait_for_jobs
+from pipeline.workflow.prepare import be_the_only_one, is_dry_run, no_stage_at_work
+
+SNAKEFILE = Path(__file__).with_name("Snakefile")
+INPUTS = "inputs.json"  # in a sweep's folder: hashes of what its trials learn from
+NAME = r"[A-Za-z0-9][\w.-]{0,60}"
+
+
+def main(root: Path, space_file: Path, name: str, words: Sequence[str], *, as_json: bool) -> None:
+    """Run what is left of the sweep, then write and print its result. Raises `ConfigError` for a space that
+    can't be searched or that is not the one it began with, `ToolError` if a job failed, `GateError` if all
+    have ended and none has won.
+    """
+    if find_spec("optuna") is None:
+        raise ToolError(
+            "Q-SWEEP-004", "the package optuna is not installed: run `make setup`, or install quench[sweep]"
+        )
+    space, sweep = read_space(space_file), Sweep.named(root, name)
+    begun = bool(known_trials(sweep, SEARCH, space))
+    if begun:
+        check_same(space, read_space(sweep.space), space_file, sweep)
+        settings = load_params(sweep.params)
+    else:
+        settings = load_params(root / "params.yaml")
+    check_space(space, settings)
+    if not begun or left(sweep, space):
+        prepare(root, words)
+        be_the_only_one(root)
+        wait_for_jobs(sweep.folder, is_dry_run=is_dry_run(list(words)))
+        no_stage_at_work(root)
+        repair(sweep)
+        start(sweep, space_file, begun=begun)
+        try:
+            before: list[str] = []
+            while (jobs := left(sweep, space)) and jobs != before:  # they are in a dry run
+                run_jobs(sweep, jobs, words)
+                before = jobs
+        finally:
+            report = publish(sweep, space, name)
+    else:
+        report = publish(sweep, space, name)
+    if as_json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        show(report, (root / RESULTS / f"{name}.html").resolve())
+    if report["ended"] and not report["verdict"]:
+        raise GateError("Q-SWEEP-011", report["sentence"])
+
+
+def check_same(space: Space, begun: Space, file: Path, sweep: Sweep) -> None:
+    """Raise `ConfigError` if the space is not the one that the sweep began with; there may be more trials,
+    finalists and seeds.
+    """
+    growing = {"trials", "finalists", "seeds"}
+    given, before = (one.model_dump(mode="json", exclude=growing) for one in (space, begun))
+    if changed := [key for key in given if given[key] != before[key]]:
+        raise ConfigError(
+            "Q-SWEEP-005",
+            f"{', '.join(changed)} in {file} changed since the sweep {sweep.folder.name} began, and its "
+            f"trials are of the other space: put that back, give the sweep another --name, or remove "
+            f"{sweep.folder}",
+        )
+
+
+def prepare(root: Path, words: Sequence[str]) -> None:
+    """Have Snakemake make what the trials learn from. Raises `ToolError` and the like if it fails."""
+    if (root / "Snakefile").is_file():
+        snakemake = [sys.executable, "-m", "snakemake", "preprocess", "base", *words]
+        command = bound(snakemake, signal.SIGTERM)
+        if code := subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode:
+            raise ERRORS.get(code, ToolError)(
+                "Q-SWEEP-006", "what trials learn from could not be made; the reason stands above"
+            )
+    for place in ("data/tokens", "models/base"):
+        if not (root / place).exists():
+            raise absent(root / place, root)
+
+
+def start(sweep: Sweep, space_file: Path, *, begun: bool) -> None:
+    """Make the sweep's folder; if it has `begun` a trial, check that others learn from the same."""
+    tokens, base = sweep.root / "data/tokens", sweep.root / "models/base.json"
+    inputs = {"data/tokens": tree_hash(tokens), "models/base.json": file_hash(base) if base.exists() else ""}
+    known = sweep.folder / INPUTS
+    if begun:
+        before = read_json(known, f"remove {sweep.folder}")
+        if changed := [place for place in inputs if inputs[place] != before.get(place)]:
+            raise ConfigError(
+                "Q-SWEEP-005",
+                f"{' and '.join(changed)} changed since the sweep {sweep.folder.name} began, so what is left "
+                f"could not be compared with its trials: put that back, or give the sweep another --name",
+            )
+    elif not read_json(tokens / MANIFEST, "run `snakemake preprocess`")["splits"]["val"]["rows"]:
+        raise DataError(
+            "Q-SWEEP-009",
+            "no rows are kept for monitoring, so trials could not be compared: raise curate.val_fraction",
+        )
+    else:
+        write_json(known, inputs | {"git": head(sweep.root)})
+    for source, copy in ((space_file, sweep.space), (sweep.root / "params.yaml", sweep.params)):
+        if copy == sweep.space or not begun:  # the space may have grown
+            with publishing(copy) as aside:
+                shutil.copyfile(source, aside)
+    write_text(sweep.folder / ROOT, str(sweep.root))
+
+
+def left(sweep: Sweep, space: Space) -> list[str]:
+    """The jobs that are not finished: trials, and when there are none, finalists with other seeds."""
+    search = known_trials(sweep, SEARCH, space)
+    done = finished(search)
+    if jobs := [job for number in range(space.trials) if (job := f"trial-{number}") not in done]:
+        return jobs
+    first = load_params(sweep.params).train.seed
+    done = finished(known_trials(sweep, SEEDS, space))
+    wanted = [
+        f"seed-{trial}-{first + extra}"
+        for extra in range(1, space.seeds + 1)
+        for trial in finalists(search, space)
+    ]
+    return [job for job in wanted if job not in done]
+
+
+def run_jobs(sweep: Sweep, jobs: Sequence[str], words: Sequence[str]) -> None:
+    """Run jobs by Snakemake. Raises `ToolError` if one of them fails, `Stopped` after a signal."""
+    for name in ("done", "logs"):  # Optuna's journal says what is done
+        remove(sweep.folder / name)
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(SNAKEFILE), "--directory"]
+    command += [str(sweep.folder), "--nolock", *words, "--", *(f"done/{job}" for job in jobs)]
+    with Interruption():
+        process = subprocess.Popen(
+            bound(command, signal.SIGTERM), cwd=sweep.root, stdout=sys.stderr, start_new_session=True
+        )
+        try:
+            code = process.wait()
+        except BaseException:
+            stop(process)
+            raise
+    if code:
+        failed = [job for job in jobs if not (sweep.folder / "done" / job).exists()]
+        logs = [log for job in failed if (log := sweep.folder / "logs" / f"{job}.log").exists()]
+        reason = f"a reason is at the end of {logs[0]}" if logs else "the reason stands above"
+        raise ToolError(
+            "Q-SWEEP-006",
+            f"{plural(len(failed), 'job')} of the sweep {sweep.folder.name} did not end; {reason}: correct "
+            "that, then run the same command again",
+        )
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Have the jobs on this machine save their checkpoints and end, then Snakemake, which cancels the
+    others.
+    """
+    with suppress(psutil.Error):
+        for one in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if "pipeline.commands.sweep.job" in one.cmdline():
+                    one.send_signal(signal.SIGTERM)
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGINT)
+    process.wait()
+
+
+def publish(sweep: Sweep, space: Space, name: str) -> dict[str, Any]:
+    """Write the sweep's report and page, and its trials as DVC's experiments; the report."""
+    search, seeds = (known_trials(sweep, part, space) for part in (SEARCH, SEEDS))
+    report = collect(name, space, search, seeds)
+    report["experiments"] = record(sweep, report)
+    write_json(sweep.root / RESULTS / f"{name}.json", report)
+    write_text(sweep.root / RESULTS / f"{name}.html", render(report))
+    for job in finished(search | seeds):
+        remove(sweep.folder / job / "models")  # of a job that was killed before it removed it
+    return report
+
+
+def finished(trials: Trials) -> set[str]:
+    """The jobs whose trials have ended."""
+    return {job for job, trial in trials.items() if trial.state.is_finished()}
+
+
+def name_of(file: Path, given: str | None) -> str:
+    """The sweep's name: what was given, or the file's. Raises `ConfigError` for what is none of a folder."""
+    name = file.stem if given is None else given
+    if not re.fullmatch(NAME, name):
+        raise ConfigError(
+            "Q-SWEEP-010",
+            f"{printable(name, 80)!r} is no name of a sweep: give one of letters and digits",
+        )
+    return name

@@ -1,0 +1,188 @@
+"""One training of a sweep, a job of Snakemake's: `python -m pipeline.commands.sweep.job trial-7` in the
+sweep's folder.
+
+`trial-7` asks Optuna what to try; `seed-3-43` trains what trial 3 tried with seed 43. Both train in a
+sub-project of that name. A job that was killed goes on from its checkpoints when it is started again; a trial
+that is worse than half of the others at the same step is told to end.
+"""
+
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipeline.commands.sweep.space import Space, read_space, settings_of, with_settings
+from pipeline.commands.sweep.study import SEARCH, SEEDS, Sweep, begin, draw, live, open_study, trials_of
+from pipeline.commands.sweep.training import measured, only_job, run, value_at_end
+from pipeline.config.params import load_params
+from pipeline.core.errors import ConfigError, QuenchError, Stopped
+from pipeline.core.interruption import Interruption
+from pipeline.core.metrics_log import MetricsLog
+from pipeline.core.owner import end_with_owner
+from pipeline.core.publish import remove
+from pipeline.stages.train.checkpoints import METRICS_LOG
+from pipeline.subprojects.folder import open_subproject
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial, TrialState
+
+SHARED = ("data/tokens", "data/evaluation", "models/base")  # rewards of grpo may lie in the second
+# What a training ended with is final for a trial only if it is due to what was tried. Anything else (a
+# damaged base, libraries, other processes, a checkpoint of something else) would fail with any settings.
+UNTRAINABLE = {  # these settings don't fit each other, the base or the rows
+    "Q-SWEEP-003",
+    *(f"Q-TRAIN-{number}" for number in ("016", "017", "040")),
+    *(f"Q-MODELS-{number}" for number in ("025", "026", "034", "036", "037")),
+    "Q-PLANNING-008",
+}
+BAD = {  # it diverged or learned nothing: the sampler is to know that
+    *(f"Q-TRAIN-{number}" for number in ("009", "010", "013", "023", "024", "025")),
+    "Q-GRPO-008",
+}
+WORDS = re.compile(r"(?:trial|seed-(?P<trial>\d+))-(?P<number>\d+)")
+
+
+def main(job: str, folder: Path) -> None:
+    """Run `job` of the sweep in `folder`, to its end or until it is pruned. Raises what its training ended
+    with, unless that is the fault of what was tried; `MachineError` if another process is at it.
+    """
+    sweep = Sweep.opened(folder)
+    with Interruption(), only_job(folder / job):
+        space = read_space(sweep.space)
+        study, trial = claimed(sweep, space, job)
+        if trial.state.is_finished():
+            return
+        settings = ", ".join(f"{key} {value}" for key, value in space.decoded(trial.params).items())
+        print(f"{job}: {settings}", flush=True)
+        if same := twin(study, trial):
+            reason = f"the same settings as {same.user_attrs['job']}, whose result this is"
+            end_of = Ending(
+                same.state, same.value, reason, same.user_attrs["steps"], same.user_attrs["seconds"]
+            )
+        else:
+            end_of = ending(sweep, study, trial, job, space)
+        tell(study, trial, end_of)
+        value = "" if end_of.value is None else f", {space.metric} {end_of.value:.4f}"
+        print(
+            f"{job}: {end_of.state.name.lower()} after {end_of.steps} steps{value} {end_of.reason}",
+            flush=True,
+        )
+        remove(folder / job / "models")  # checkpoints and adapter: what it showed is in the journal
+
+
+class Ending(NamedTuple):
+    """How a trial ended: Optuna's state, the metric's value, why, how many steps and seconds it trained."""
+
+    state: "TrialState"
+    value: float | None
+    reason: str
+    steps: int
+    seconds: float
+
+
+def ending(sweep: Sweep, study: "Study", trial: "FrozenTrial", job: str, space: Space) -> Ending:
+    """Train, and say how that ended. Raises what training ended with, unless what was tried is at fault."""
+    from optuna.trial import TrialState
+
+    project, state, reason = sweep.folder / job, TrialState.COMPLETE, ""
+    log = MetricsLog(project / "models/checkpoints" / METRICS_LOG)
+    try:
+        if trained(sweep, study, trial, project, space, log):
+            state = TrialState.PRUNED
+    except QuenchError as error:
+        if error.id not in UNTRAINABLE | BAD:
+            raise
+        state = TrialState.PRUNED if error.id in BAD else TrialState.FAIL
+        reason = error.sentence
+    rows = log.rows()
+    value = value_at_end(project, rows, space.metric) if state is TrialState.COMPLETE else None
+    steps = [row["seconds"] for row in rows if row["kind"] == "step"]
+    return Ending(state, value, reason, len(steps), round(sum(steps), 1))
+
+
+def claimed(sweep: Sweep, space: Space, job: str) -> tuple["Study", "FrozenTrial"]:
+    """The job's study and its trial in it, begun if it has none yet."""
+    words = WORDS.fullmatch(job)
+    if words is None:
+        raise ConfigError("Q-SWEEP-007", f"{job} is no job of a sweep: `quench sweep` starts its jobs")
+    search = open_study(sweep, SEARCH, space)
+    trials = trials_of(search)
+    if words["trial"] is None:
+        if job in trials:
+            return search, trials[job]
+        first = first_settings(sweep, space) if not trials else None
+        return search, begin(search, job, first or draw(space, job, trials), space)
+    study = open_study(sweep, SEEDS, space)
+    if job not in (known := trials_of(study)):
+        params = trials[f"trial-{words['trial']}"].params
+        return study, begin(study, job, params, space, of=int(words["trial"]), seed=int(words["number"]))
+    return study, known[job]
+
+
+def first_settings(sweep: Sweep, space: Space) -> dict[str, Any] | None:
+    """What `params.yaml` has, if that is in the space: what a winner has to beat."""
+    return space.encoded(settings_of(space, load_params(sweep.params)))
+
+
+def twin(study: "Study", trial: "FrozenTrial") -> "FrozenTrial | None":
+    """A finished trial with the same parameters and seed: training again would give the same bytes."""
+    from optuna.trial import TrialState
+
+    for other in study.get_trials(states=(TrialState.COMPLETE,)):
+        if other.params == trial.params and other.user_attrs.get("seed") == trial.user_attrs.get("seed"):
+            return other
+    return None
+
+
+def trained(
+    sweep: Sweep, study: "Study", trial: "FrozenTrial", project: Path, space: Space, log: MetricsLog
+) -> bool:
+    """Train in the sub-project `project`, whose journal is `log`; whether it was pruned. Raises as `run`."""
+    settings = space.decoded(trial.params) | {"train.sample_rows": 0}
+    if "seed" in trial.user_attrs:
+        settings["train.seed"] = trial.user_attrs["seed"]
+    values = with_settings(load_params(sweep.params), settings)
+    if home := values["llamacpp"]["home"]:
+        values["llamacpp"]["home"] = str((sweep.root / Path(home).expanduser()).resolve())
+    open_subproject(
+        project, values, {place: sweep.root / place for place in SHARED if (sweep.root / place).exists()}
+    )
+    watched = live(study, trial)
+    size, pruned = -1, False
+
+    def worse() -> bool:
+        """Tell Optuna of evaluations that it doesn't know, in their order; whether one of them ends it."""
+        nonlocal size, pruned
+        now = log.path.stat().st_size if log.path.exists() else 0
+        if now == size:  # asked twice a second, and both journals grow long
+            return pruned
+        size, pruned = now, watched.should_prune()
+        known = study.get_trials(deepcopy=False)[trial.number].last_step or 0
+        for row in log.rows():
+            if row["kind"] == "eval" and row["step"] > known and not pruned:
+                watched.report(measured(row, space.metric), row["step"])
+                pruned = watched.should_prune()
+        return pruned
+
+    return run(project, worse)
+
+
+def tell(study: "Study", trial: "FrozenTrial", end_of: Ending) -> None:
+    """Tell Optuna how a trial ended; what is said of it goes first, so that a finished trial has it."""
+    running = live(study, trial)
+    for name in ("reason", "steps", "seconds"):
+        running.set_user_attr(name, getattr(end_of, name))
+    value = end_of.value if end_of.state.name == "COMPLETE" else None
+    study.tell(trial.number, value, state=end_of.state)
+
+
+if __name__ == "__main__":
+    end_with_owner(sys.argv[1])
+    try:
+        main(sys.argv[1], Path.cwd())
+    except (QuenchError, Stopped) as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print(f"{sys.argv[1]}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

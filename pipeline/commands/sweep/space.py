@@ -1,0 +1,211 @@
+"""What a sweep searches: a file of its own (`space.yaml`), read as strictly as `params.yaml`."""
+
+import json
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, ValidationError
+
+from pipeline.config.faults import report
+from pipeline.config.methods import METHODS
+from pipeline.config.overrides import place_of, put
+from pipeline.config.params import Params
+from pipeline.config.sections.values import Count, Section, Seed, keys_of
+from pipeline.config.text import value_at
+from pipeline.core.errors import ConfigError
+from pipeline.core.strict_yaml import read_strict
+from pipeline.workflow.stages import table
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+MEASURES = ("accuracy", "reward")  # what is better the higher it is; eval_loss the lower
+# how a run is watched and kept; trials that differ in it could not be compared while they run
+WATCHING = ("eval_steps", "save_steps", "save_total_limit", "sample_rows", "sample_tokens")
+ON_GRID = 1e-9  # of a step: how far a value may be off the grid by rounding
+OF_THE_LOSS = ("train.preference.", "train.distill_top_k", "train.distill_sft_weight")
+
+
+class Range(Section):
+    """Numbers from `low` to `high`; whole ones if both are whole."""
+
+    low: float | int
+    high: float | int
+    log: bool = False
+    step: Annotated[float, Field(gt=0)] | Annotated[int, Field(gt=0)] | None = None
+
+    def problems(self) -> Iterator[str]:
+        """What Optuna would refuse later."""
+        if self.low >= self.high:
+            yield f"low is {self.low} and high is {self.high}: give a lower and a higher number"
+        if self.log and (self.low <= 0 or self.step is not None):
+            yield "log needs a low above 0 and no step"
+        if self.whole and self.step is not None and not isinstance(self.step, int):
+            yield f"step is {self.step} and low and high are whole: give a whole step"
+
+    @property
+    def whole(self) -> bool:
+        """Whether only whole numbers are meant."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def nearest(self, value: Any) -> float | int | None:
+        """`value` as Optuna would have drawn it; None if it is no number of the range or off its grid."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        if not self.low <= value <= self.high:
+            return None
+        if step := self.step or (1 if self.whole else None):
+            steps = (value - self.low) / step
+            if abs(steps - round(steps)) > ON_GRID:
+                return None
+            value = min(self.low + round(steps) * step, self.high)  # 0.0 + 3 · 0.05 is more than 0.15
+        return int(value) if self.whole else float(value)
+
+
+Choices = Annotated[list[Any], Field(min_length=2, max_length=100)]
+Searched = Annotated[
+    Annotated[Range, Tag("range")]
+    | Annotated[list[Any], Field(min_length=2, max_length=100), Tag("choices")],
+    Discriminator(lambda value: "choices" if isinstance(value, list) else "range"),
+]
+
+
+class Space(Section):
+    """All of the file: the keys of section train to search, and how."""
+
+    keys: Annotated[dict[str, Searched], Field(min_length=1, max_length=20)]
+    trials: Annotated[int, Field(ge=1, le=10_000)] = 20
+    seeds: Annotated[int, Field(ge=2, le=100)] = 3  # that each finalist is trained with
+    finalists: Annotated[int, Field(ge=1, le=100)] = 3
+    metric: Literal["eval_loss", "accuracy", "reward"] = "eval_loss"
+    sampler: Literal["tpe", "random"] = "tpe"
+    pruner: Literal["median", "none"] = "median"
+    startup: Count = 5  # trials that end before the sampler learns from them and the pruner prunes
+    prune_after: Annotated[int, Field(ge=0, le=10**9)] = 0  # steps of a trial before it may be pruned
+    seed: Seed = 0  # of the sampler
+
+    @property
+    def maximize(self) -> bool:
+        """Whether a higher value of the metric is better."""
+        return self.metric in MEASURES
+
+    def distributions(self) -> dict[str, "BaseDistribution"]:
+        """The space as Optuna has it; choices are JSON, for Optuna knows no lists."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        found: dict[str, BaseDistribution] = {}
+        for name, one in self.keys.items():
+            if isinstance(one, list):
+                found[name] = CategoricalDistribution([json.dumps(choice) for choice in one])
+            elif one.whole:
+                found[name] = IntDistribution(
+                    int(one.low), int(one.high), log=one.log, step=int(one.step or 1)
+                )
+            else:
+                found[name] = FloatDistribution(one.low, one.high, log=one.log, step=one.step)
+        return found
+
+    def encoded(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """{key: value} as Optuna has it; None if one of them lies outside of the space."""
+        found: dict[str, Any] = {}
+        for name, one in self.keys.items():
+            value = settings[name]
+            if isinstance(one, list):
+                if value not in one:
+                    return None
+                found[name] = json.dumps(next(choice for choice in one if choice == value))
+            elif (number := one.nearest(value)) is None:
+                return None
+            else:
+                found[name] = number
+        return found
+
+    def decoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """{key: value} of Optuna's, in the order of the file."""
+        return {
+            name: json.loads(values[name]) if isinstance(one, list) else values[name]
+            for name, one in self.keys.items()
+        }
+
+
+def read_space(path: Path) -> Space:
+    """The file, read. Every error in it is named in one `ConfigError`."""
+    values, lines = read_strict(path)
+    try:
+        return Space.model_validate(values if values is not None else {})
+    except ValidationError as error:
+        tags = ("range", "choices")
+        errors = [
+            one | {"loc": tuple(part for part in one["loc"] if part not in tags)} for one in error.errors()
+        ]
+        known = [".".join(place) for place, _ in keys_of(Space)]
+        raise ConfigError("Q-SWEEP-001", report(path, errors, lines, known)) from None
+
+
+def check_space(space: Space, params: Params) -> None:
+    """Raise `ConfigError` for a key that a sweep can't search, or a value that the key can't have, with these
+    settings.
+    """
+    method = params.train.method
+    fits = {
+        "eval_loss": method != "grpo",
+        "accuracy": METHODS[method].preferences,
+        "reward": method == "grpo",
+    }
+    if not fits[space.metric]:
+        known = [name for name, measured in fits.items() if measured]
+        raise ConfigError(
+            "Q-SWEEP-002",
+            f"metric is {space.metric}, which train.method {method} doesn't measure: set it to "
+            f"{' or '.join(known)}",
+        )
+    for name, one in space.keys.items():
+        place_of(name)
+        if why := unsearchable(name, space.metric):
+            raise ConfigError("Q-SWEEP-002", f"{name} can't be searched, for {why}")
+        for value in one if isinstance(one, list) else (one.low, one.high):
+            with_settings(params, {name: value})
+
+
+def unsearchable(name: str, metric: str) -> str | None:
+    """Why a key can't be searched, with the remedy; None if it can."""
+    stages = ("base", "curate", "preprocess")
+    before = [stage for stage in stages if any(_reads(name, key) for key in table().stages[stage].params)]
+    section, _, key = name.partition(".")
+    if section != "train":
+        return "trials share data/tokens and models/base: only keys of section train differ. Set it by hand"
+    if before:
+        return f"all trials share what stage {before[0]} makes by it. Set it by hand, a sweep for each value"
+    if key == "seed":
+        return "the finalists are trained with other seeds anyway (`seeds`): remove it"
+    if key in WATCHING:
+        return "it is about how a run is watched, not about what is learned: remove it"
+    if name.startswith(OF_THE_LOSS) and metric == "eval_loss":
+        return "it changes what eval_loss means: trials can't be compared by that. Remove it"
+    return None
+
+
+def _reads(name: str, key: str) -> bool:
+    return name == key or name.startswith(f"{key}.")
+
+
+def with_settings(params: Params, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`params` as a dict for YAML with these values of keys. Raises `ConfigError` if they don't fit."""
+    values = deepcopy(params.model_dump(mode="json"))
+    for name, value in settings.items():
+        put(values, place_of(name), value)
+    try:
+        Params.model_validate(values)
+    except ValidationError as error:
+        shown = ", ".join(f"{name}={value}" for name, value in settings.items())
+        known = [".".join(place) for place, _ in keys_of(Params)]
+        raise ConfigError("Q-SWEEP-003", report(Path(shown), error.errors(), {}, known)) from None
+    return values
+
+
+def settings_of(space: Space, params: Params) -> dict[str, Any]:
+    """The values that `params` have of the keys of the space."""
+    values = params.model_dump(mode="json")
+    return {name: value_at(values, place_of(name)) for name in space.keys}

@@ -1,0 +1,150 @@
+"""Take a project over to the installed version: `quench upgrade`.
+
+Before anything is written it says which stages would run again, and why: their code differs, dvc.yaml gives
+them other inputs or settings, or they follow such a stage. Reads .quench/code, dvc.yaml, dvc.lock and
+params.yaml; writes the first two.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+
+from pipeline.config.params import Read
+from pipeline.config.text import left_out
+from pipeline.core.errors import ConfigError
+from pipeline.core.publish import need_folder
+from pipeline.core.yaml_readers import read_fast
+from pipeline.workflow.cluster import wait_for_jobs
+from pipeline.workflow.dvc_yaml import is_as_written
+from pipeline.workflow.graphs import put_graph, wanted_text
+from pipeline.workflow.prepare import no_stage_at_work, take_run_lock
+from pipeline.workflow.project import (
+    changed_code,
+    installed_version,
+    is_project,
+    read_settings,
+    take_over,
+    version_of,
+)
+from pipeline.workflow.stages import Stage, filled_deps, filled_outputs, stages_in
+
+MOST_FILES = 3  # of a stage's code that are named
+
+
+def main(root: Path, *, yes: bool) -> None:
+    """Say what an upgrade of `root` would run again and, if the user wants it, do it. Raises `ConfigError`
+    where `root` is no project.
+    """
+    need_folder(root)
+    if not is_project(root):
+        raise ConfigError(
+            "Q-WORKFLOW-025",
+            f"{root.resolve()} is no project made by `quench new`: a checkout of Quench is upgraded by `git "
+            "pull` and `make setup`",
+        )
+    with take_run_lock(root):
+        no_stage_at_work(root)
+        wait_for_jobs(root, is_dry_run=True)
+        _upgrade(root, yes=yes)
+
+
+def _upgrade(root: Path, *, yes: bool) -> None:
+    read = read_settings(root)
+    reasons = changes(root, read)
+    file = root / "dvc.yaml"
+    there = file.read_text(encoding="utf-8") if file.is_file() else ""
+    is_new_graph = there != wanted_text(root, read.params.graph)
+    print(f"Quench {version_of(root)} made this project, {installed_version()} is installed.")
+    if not reasons and not is_new_graph:
+        take_over(root)
+        print("Nothing would run again.")
+        return
+    _print(root, read, reasons)
+    if is_new_graph and not is_as_written(there.encode()):
+        print("dvc.yaml has edits: a copy with them will be beside it, as dvc.yaml.edited")
+    if not yes and not (sys.stdin.isatty() and typer.confirm("Upgrade?")):
+        print("Nothing is changed yet: `quench upgrade --yes` does it.")
+        return
+    put_graph(root, read.params.graph, force=True, again=True)
+    take_over(root)
+    print("Upgraded. `snakemake -n` shows the plan; `git add .quench/code dvc.yaml` and a commit keep it.")
+
+
+def changes(root: Path, read: Read) -> dict[str, str]:
+    """{stage of the project's graph: why it would run again}, but for those that only follow others."""
+    graph, code = stages_in(read.params.graph), changed_code(root)
+    before = _entries(root / "dvc.yaml")
+    now = yaml.safe_load(wanted_text(root, read.params.graph))["stages"]
+    added = {".".join(place) for place in left_out(read.values)}
+    found: dict[str, str] = {}
+    for name, stage in graph.items():
+        why = []
+        if files := code.get(name, []):
+            more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
+            why.append(f"its code has changed: {', '.join(files[:MOST_FILES])}{more}")
+        if before.get(name) != now[name]:
+            why.append("its inputs, settings or outputs in dvc.yaml have changed")
+        if new := sorted(key for key in added if any(_covers(param, key) for param in stage.params)):
+            why.append(f"new settings: {', '.join(new)}")
+        if why:
+            found[name] = "; ".join(why)
+    return found
+
+
+def followers(graph: Mapping[str, Stage], values: dict[str, Any], first: set[str]) -> dict[str, str]:
+    """{stage: the stages whose outputs it reads}, for those that follow a stage of `first`, at any
+    distance.
+    """
+    written = {
+        name: {path.rstrip("/") for path in filled_outputs(stage, values)} for name, stage in graph.items()
+    }
+    read = {name: set(filled_deps(stage, values)) for name, stage in graph.items()}
+    found: dict[str, str] = {}
+    while True:
+        again = first | found.keys()
+        new = {
+            name: ", ".join(before)
+            for name in graph
+            if name not in again
+            and (before := [one for one in graph if one in again and _meet(read[name], written[one])])
+        }
+        if not new:
+            return found
+        found |= new
+
+
+def _meet(read: set[str], written: set[str]) -> bool:
+    """Whether one of the paths read is one of those written, lies in one, or holds one."""
+    return any(a == b or a.startswith(f"{b}/") or b.startswith(f"{a}/") for a in read for b in written)
+
+
+def _covers(param: str, key: str) -> bool:
+    """Whether a stage's `param` ("train", "train.r", "train -seed") is, or holds, the setting `key`."""
+    section, *without = param.split(" -")
+    return (key == section or key.startswith(f"{section}.")) and key.partition(".")[2] not in without
+
+
+def _entries(file: Path) -> dict[str, Any]:
+    return (read_fast(file) or {}).get("stages") or {} if file.is_file() else {}
+
+
+def _print(root: Path, read: Read, reasons: dict[str, str]) -> None:
+    """What would run again of what has run, in the order of the graph."""
+    graph = stages_in(read.params.graph)
+    done = {stage.partition("@")[0] for stage in _entries(root / "dvc.lock")}
+    later = followers(graph, read.params.model_dump(mode="json"), set(reasons))
+    rows = [
+        (name, reasons.get(name) or f"reads what {later[name]} writes, so if that differs")
+        for name in graph
+        if name in reasons or name in later
+    ]
+    again = [row for row in rows if row[0] in done]
+    print("Would run again:" if again else "No stage that has run would run again.")
+    for name, why in again:
+        print(f"  {name:<12} {why}")
+    if others := [name for name, _ in rows if name not in done]:
+        print(f"Changed, but not run here yet: {', '.join(others)}")

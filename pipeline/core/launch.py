@@ -1,0 +1,130 @@
+"""Start the same command as several processes that end together, one a card, on this machine.
+
+What `torchrun --standalone` does, with this project's exit codes, and a store that nobody but this machine
+can reach.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from operator import itemgetter
+from types import FrameType
+
+from pipeline.core.child import bound
+from pipeline.core.errors import MachineError, Stopped
+from pipeline.core.ranks import HERE, LAUNCHED, PROCESSES, STORE_FD, check_cards
+
+LOOK_SECONDS = 0.05
+# after one has failed, or rank 0 has ended: until the others are told to end, and until they are killed. They
+# notice it themselves where they talk to each other, and rank 0 saves a checkpoint then
+GRACE_SECONDS, LAST_SECONDS = 10.0, 60.0
+
+
+def launch(words: Sequence[str], count: int) -> int:
+    """Run `python -m pipeline WORDS` as `count` processes; the exit code, that of the first that failed for a
+    reason of its own, 0 where rank 0 has done its work: it alone publishes.
+
+    A signal is passed on to all. Raises `MachineError` if one was killed and that ended the others, `Stopped`
+    after a signal that came before any of them was prepared for one, `ConfigError` if there are fewer cards.
+    """
+    check_cards(count)
+    with socket.socket() as store:
+        store.bind((HERE, 0))
+        store.listen()
+        processes = [_started(words, number, count, store) for number in range(count)]
+    with _passed_on(processes) as heard:  # the socket is rank 0's alone now: if it dies, the others see that
+        ended = _wait(processes)
+    return exit_code(ended, heard)
+
+
+def exit_code(ended: dict[int, int], heard: Sequence[int]) -> int:
+    """What to end with after processes that ended like this, {number: exit code} in their order; `heard` are
+    the signals that were passed on to them. Raises what `launch` does.
+    """
+    failed = [(number, code) for number, code in ended.items() if code]
+    if not ended[0] or not failed:
+        return 0
+    # that another is gone, and our own signal to one that has not noticed it, are no reasons
+    noticed = {MachineError.exit_code, *([] if heard else [128 + signal.SIGTERM])}
+    if reasons := [code for _, code in failed if code > 0 and code not in noticed]:
+        return reasons[0]
+    number, code = failed[0]
+    if code > 0:
+        return code
+    if -code in heard:
+        raise Stopped(-code)
+    raise MachineError(
+        "Q-TRAIN-037",
+        f"process {number} of {len(ended)} was ended by {signal.Signals(-code).name}: the same command goes "
+        "on from the newest checkpoint",
+    )
+
+
+def _started(
+    words: Sequence[str], number: int, count: int, store: socket.socket
+) -> "subprocess.Popen[bytes]":
+    environment = os.environ | {
+        "RANK": str(number),
+        "LOCAL_RANK": str(number),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": HERE,
+        "MASTER_PORT": str(store.getsockname()[1]),
+        LAUNCHED: "1",
+        **({} if number else {STORE_FD: str(store.fileno())}),
+    }
+    environment.pop(PROCESSES, None)
+    return subprocess.Popen(
+        # with SIGTERM a training saves a checkpoint
+        bound([sys.executable, "-m", "pipeline", *words], signal.SIGTERM),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        pass_fds=[] if number else [store.fileno()],
+        # Ctrl-C in a terminal reaches an entire group, and a training ends at once at its second signal
+        start_new_session=True,
+    )
+
+
+@contextmanager
+def _passed_on(processes: "list[subprocess.Popen[bytes]]") -> Iterator[list[int]]:
+    """SIGTERM and SIGINT of this process go to all of `processes`; those that came."""
+    heard: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        _tell(processes, number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(processes: "list[subprocess.Popen[bytes]]") -> dict[int, int]:
+    """{number: exit code} of all, in the order in which they ended; those that ended too late are told to."""
+    ended: dict[int, int] = {}
+    over_at, last_words = None, [(GRACE_SECONDS, signal.SIGTERM), (LAST_SECONDS, signal.SIGKILL)]
+    while len(ended) < len(processes):
+        found = {number: process.poll() for number, process in enumerate(processes) if number not in ended}
+        # one that was killed before those that noticed it at once
+        ended |= sorted(((n, code) for n, code in found.items() if code is not None), key=itemgetter(1))
+        if over_at is None and (0 in ended or any(ended.values())):
+            over_at = time.monotonic()
+        if over_at is not None and last_words and time.monotonic() - over_at > last_words[0][0]:
+            _tell(processes, last_words.pop(0)[1])
+        time.sleep(LOOK_SECONDS)
+    return ended
+
+
+def _tell(processes: "list[subprocess.Popen[bytes]]", number: int) -> None:
+    for process in processes:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                process.send_signal(number)

@@ -1,0 +1,42 @@
+"""Where Quench itself lies: in a checkout of its repository, or in an environment that a wheel was installed
+in.
+
+A checkout has the files beside the package (recipes/, graphs/, profiles/, …) in its own folder; the wheel has
+copies of them below `pipeline/resources` (pyproject.toml, `force-include`).
+"""
+
+import os
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+PROJECT = PACKAGE.parent  # the checkout, or the environment's folder of packages
+RESOURCES = PACKAGE / "resources"
+IS_CHECKOUT = not RESOURCES.is_dir()
+OFF = ("off", "0", "no", "")  # what QUENCH_CACHE says where nobody wants a cache
+
+
+def resource(name: str) -> Path:
+    """A file or folder of the repository that the wheel has too: "recipes", "graphs/stages.yaml"."""
+    return (PROJECT if IS_CHECKOUT else RESOURCES) / name
+
+
+def user_cache() -> Path | None:
+    """The user's cache folder: `$QUENCH_CACHE`, else `$XDG_CACHE_HOME/quench`, else `~/.cache/quench`; None
+    if the user wants none (`QUENCH_CACHE=off`), or has no home.
+    """
+    chosen, base = os.environ.get("QUENCH_CACHE"), Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if chosen is not None:
+        return None if chosen.lower() in OFF else Path(chosen).expanduser().absolute()
+    try:
+        # XDG: a relative path is no path
+        return (base if base.is_absolute() else Path.home() / ".cache") / "quench"
+    except RuntimeError:
+        return None
+
+
+def own_folder() -> Path:
+    """Where Quench keeps what belongs to the installation and not to a project: in a checkout beside the
+    code; else in the user's cache, for all projects; in the environment if there is none.
+    """
+    return PROJECT if IS_CHECKOUT else user_cache() or Path(sys.prefix) / "share" / "quench"

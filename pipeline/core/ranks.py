@@ -1,0 +1,164 @@
+"""Which of several processes of one training this is: what `torchrun`, `srun` or this module's own launcher
+say of it in the environment.
+
+    torchrun --nproc-per-node 2 -m pipeline train
+    srun --ntasks-per-node 2 python -m pipeline train
+    python -m pipeline train --processes 2
+
+One process a card. `take_rank` takes these variables out of the environment, for libraries that find them
+wrap the model and split the rows in their own ways.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+
+from pipeline.core.errors import ConfigError
+
+PROCESSES = "QUENCH_PROCESSES"  # how many processes `python -m pipeline train` starts
+LAUNCHED = "QUENCH_LAUNCHED"  # set by our own launcher
+STORE_FD = "QUENCH_STORE_FD"  # for its rank 0: the socket that the store listens on
+CARDS = "CUDA_VISIBLE_DEVICES"
+HERE = "127.0.0.1"
+# Accelerate and transformers take a process with one of these for one of several
+FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Process `number` of `count`, which meet at `address`:`port`; `local_count` of them are on this machine,
+    and this is number `local` there.
+    """
+
+    number: int
+    count: int
+    local: int
+    local_count: int
+    address: str
+    port: int
+    hosted: bool = False  # torchrun holds the store in which they meet; else rank 0 does
+    listening: int | None = None  # file descriptor of the socket that rank 0's store is to use
+    launched: bool = False  # by our own launcher, which says why they ended
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the one that writes: checkpoints, journal, adapter, DVC's record."""
+        return self.number == 0
+
+
+def take_rank() -> Rank | None:
+    """This process's rank, None if it works alone. Takes what says so out of the environment, and gives the
+    process one card.
+
+    Call it before PyTorch is imported. Raises `ConfigError` if the environment says it incompletely.
+    """
+    try:
+        rank = _of_torchrun() or _of_slurm()
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            "Q-TRAIN-036",
+            f"the environment says that this is one of several processes, but not which ({error} is missing "
+            "or no number): start them with `torchrun`, or set MASTER_ADDR and MASTER_PORT for `srun`",
+        ) from None
+    for name in (*FOREIGN, STORE_FD, LAUNCHED):
+        os.environ.pop(name, None)
+    if rank is None or rank.count == 1:
+        return None
+    _take_card(rank)
+    # where another is gone PyTorch would print its C++ stack above the sentence that says so
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if rank.local_count == rank.count:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody else has to reach them
+    return rank
+
+
+def wanted_processes(stage: str, given: str | None) -> int:
+    """How many processes to start for a stage: the option's value, else the environment's for train, else 1.
+
+    Raises `ConfigError` for what is no such number, and for an option that the stage does not have.
+    """
+    if stage != "train":
+        if given is None:
+            return 1
+        raise ConfigError("Q-TRAIN-036", f"--processes is about train alone: leave it out for {stage[:80]}")
+    text = os.environ.get(PROCESSES) or "1" if given is None else given
+    if not re.fullmatch(r"[1-9]\d{0,2}", text):
+        name = PROCESSES if given is None else "--processes"
+        raise ConfigError(
+            "Q-TRAIN-036",
+            f"{text[:40]!r} is no number of processes: give 1 to 999 in {name}, or leave it out",
+        )
+    return int(text)
+
+
+def check_cards(count: int) -> None:
+    """Raise `ConfigError` where the environment names cards, but too few for `count` processes on this
+    machine.
+    """
+    if (cards := _named_cards()) and len(cards) < count:
+        raise ConfigError(
+            "Q-TRAIN-036",
+            f"there are {count} processes on this machine and {len(cards)} cards in {CARDS} "
+            f"({os.environ[CARDS][:80]}): start one process a card (--processes, or {PROCESSES} in the "
+            "environment)",
+        )
+
+
+def _of_torchrun() -> Rank | None:
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    found = os.environ
+    fd = found.get(STORE_FD)
+    return Rank(
+        int(found["RANK"]),
+        int(found["WORLD_SIZE"]),
+        int(found["LOCAL_RANK"]),
+        int(found["LOCAL_WORLD_SIZE"]),
+        found["MASTER_ADDR"],
+        int(found["MASTER_PORT"]),
+        hosted=found.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        listening=int(fd) if fd else None,
+        launched=LAUNCHED in found,
+    )
+
+
+def _of_slurm() -> Rank | None:
+    """Of a task of `srun`; a batch script itself, which knows SLURM_NTASKS too, is none."""
+    found = os.environ
+    if int(found.get("SLURM_STEP_NUM_TASKS", "1")) == 1:
+        return None
+    count = int(found["SLURM_STEP_NUM_TASKS"])
+    alone = int(found.get("SLURM_STEP_NUM_NODES", "1")) == 1
+    # on one machine the job's number gives a port that no other job there has
+    address = found.get("MASTER_ADDR", HERE) if alone else found["MASTER_ADDR"]
+    port = found.get("MASTER_PORT") if not alone or "MASTER_PORT" in found else None
+    if port is None and not alone:
+        raise KeyError("MASTER_PORT")
+    here = found["SLURM_STEP_TASKS_PER_NODE"].partition("(")[0].partition(",")[0]
+    return Rank(
+        int(found["SLURM_PROCID"]),
+        count,
+        int(found["SLURM_LOCALID"]),
+        count if alone else int(here),
+        address,
+        int(port or 20_000 + int(found["SLURM_JOB_ID"]) % 10_000),
+    )
+
+
+def _take_card(rank: Rank) -> None:
+    """Leave this process the one card that is its own, as if the machine had no other."""
+    cards = _named_cards()
+    if cards is None:
+        os.environ[CARDS] = str(rank.local)
+    elif len(cards) > 1:  # whoever gave the process one card, or none, has chosen that
+        check_cards(rank.local_count)
+        os.environ[CARDS] = cards[rank.local]
+
+
+def _named_cards() -> list[str] | None:
+    """The cards that the environment names, none if it says that there is to be no GPU; None if it says
+    nothing.
+    """
+    if CARDS not in os.environ:
+        return None
+    return [card for card in os.environ[CARDS].replace(" ", "").split(",") if card not in ("", "-1")]

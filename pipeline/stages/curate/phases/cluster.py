@@ -1,0 +1,210 @@
+"""The decisions on all rows together, made once from what the shards and joins found: clusters, splits,
+leaks, balance, pairs; and the account of them.
+
+Split, leaks, balance and pairs wait for each other, and each looks at all rows, so they are not divided.
+"""
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.chat.rows import BadRow
+from pipeline.config.sections import Curate
+from pipeline.core.jsonl import dump_line
+from pipeline.stages.curate.comparing.compare import describe
+from pipeline.stages.curate.comparing.contamination import Leak, Overlaps
+from pipeline.stages.curate.comparing.decide import (
+    CONTAMINATED,
+    KEPT,
+    Decisions,
+    Table,
+    decide_balance,
+    decide_duplicates,
+    decide_splits,
+    leaks_prevented,
+)
+from pipeline.stages.curate.comparing.duplicates import Clusters, clusters
+from pipeline.stages.curate.comparing.poison import SAMPLE_ROWS, suspects
+from pipeline.stages.curate.comparing.sketched import PRINTS, Sketched
+from pipeline.stages.curate.comparing.spill import Stored, sizes
+from pipeline.stages.curate.comparing.splits import TEST
+from pipeline.stages.curate.counts import group_counts, token_counts, turn_counts
+from pipeline.stages.curate.inputs import by_glob
+from pipeline.stages.curate.pairs import Pairs, add_pairs, make_pairs, near_duplicates, pair_counts
+from pipeline.stages.curate.phases.clean import STATS
+from pipeline.stages.curate.phases.join import ANSWERS, read_edges
+from pipeline.stages.curate.phases.plan import Plan
+from pipeline.stages.curate.phases.sample import GUARDED, read_boilerplate, read_facts, read_first
+from pipeline.stages.curate.phases.work import ROWS, Work, read, write
+from pipeline.stages.curate.rules.heuristics import JUDGES
+from pipeline.stages.curate.rules.token_count import TokenCounter
+from pipeline.stages.curate.samples import (
+    ROWS_SHOWN,
+    SHOWN,
+    answer_samples,
+    cluster_samples,
+    pair_samples,
+)
+from pipeline.stages.curate.spool import Rows, Spool, spread_evenly
+from pipeline.stages.curate.stats import CurationStats
+
+TOKEN_ROWS = 2000  # rows whose tokens are counted for the histogram
+COUNTS, SAMPLES, LEAKS = "counts.json", "samples.json", "leaks.jsonl"
+MEMBERS, NAMES = "members.npy", "names.npy"  # rows of clusters, one cluster after the other, and theirs
+# arrays with an entry per row, of `Decisions` and `Clusters`
+DECIDED, CLUSTERED = ("fate", "split", "twin"), ("first", "keep", "similarity")
+
+
+def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
+    """Decide on every row, and write what `write` and `publish` need to know."""
+    stats = CurationStats.of(plan.files, plan.refused)
+    for folder in work.each("clean"):
+        stats.merge(CurationStats.from_json(read(folder / STATS)))
+    rows = work.rows()
+    table = stats.table(np.concatenate([read_facts(folder) for folder in work.each("clean")]))
+    found = _clusters(work, rows, settings)
+    decisions = decide_duplicates(found, settings.drop_duplicates)
+    decide_splits(decisions, table, found, settings)
+    prevented = leaks_prevented(decisions, table, found, settings)
+    leaks = _leaks(work, rows, decisions, table, settings)
+    decisions.fate[list(leaks)] = CONTAMINATED
+    weights = [by_glob(name, settings.source_weights, 1.0) for name in stats.files]
+    decide_balance(decisions, table, settings, weights)
+    pairs = make_pairs(rows, decisions, table, found, settings, weights)
+    extra = {
+        **_extra_of_leaks(leaks, work),
+        **({"pairs": pair_counts(pairs, decisions, table)} if settings.pairs != "none" else {}),
+    }
+    with work.making("cluster") as folder:
+        spool = Spool(folder / ROWS)
+        decisions, table, found = add_pairs(rows, spool, pairs, decisions, table, found)
+        spool.finish()
+        everything = Rows([*rows.spools, folder / ROWS])
+        samples = _samples(everything, pairs, leaks, decisions, found, settings, stats)
+        requests, samples["answers"] = _answers(work, everything)
+        kept = decisions.fate == KEPT
+        looked_at = spread_evenly(np.flatnonzero(kept), SAMPLE_ROWS)
+        suspected = suspects(map(everything.row, looked_at), found.group[looked_at])
+        samples["suspects"] = [asdict(suspect) for suspect in suspected[:SHOWN]]
+        extra |= {
+            "groups": group_counts(found.group, kept)
+            | {"requests_with_several_answers": requests, "leaks_prevented": prevented},
+            "poison": {"suspects": len(suspected), "rows_looked_at": len(looked_at)},
+            "tokens": count_tokens(root / "models/base", everything, kept),
+            "turns": turn_counts(table.turns[kept]),
+            "not_measured": not_measured(settings, root / "models/base"),
+        }
+        counts = stats.summary(settings, decisions, table, found, extra, len(pairs.made))
+        write(folder / COUNTS, counts)
+        write(folder / SAMPLES, samples)
+        (folder / LEAKS).write_bytes(
+            b"".join(
+                dump_line({"row": leak.row, **describe(leak, rows, settings.ngram)})
+                for leak in leaks.values()
+            )
+        )
+        _write_arrays(folder, decisions, found)
+
+
+def _clusters(work: Work, rows: Rows, settings: Curate) -> Clusters:
+    edges = chain.from_iterable(map(read_edges, work.each("join")))
+    sketched = Sketched(work.each("sketch"), rows.bases)
+    return clusters(sketched, read_first(work.made("sample")), edges, settings.near_threshold)
+
+
+def _leaks(work: Work, rows: Rows, decisions: Decisions, table: Table, settings: Curate) -> dict[int, Leak]:
+    """The training rows that share text with the test rows or with data/guard."""
+    tested = decisions.split == TEST
+    used = (decisions.fate == KEPT) | near_duplicates(decisions, table, settings)
+    folder = work.made("sample")
+    prints = [Stored(joined, PRINTS) for joined in work.each("join")]
+    overlaps = Overlaps(prints, folder, settings.ngram, read_boilerplate(folder).grams)
+    return {leak.row: leak for leak in overlaps.leaks(used & ~tested, used & tested, rows.row)}
+
+
+def _extra_of_leaks(leaks: dict[int, Leak], work: Work) -> dict[str, Any]:
+    return {
+        "contamination": {
+            "rows": len(leaks),
+            "sources": dict(Counter(leak.file or "test" for leak in leaks.values())),
+            "guarded_texts": read(work.made("sample") / GUARDED),
+        }
+    }
+
+
+def _answers(work: Work, rows: Rows) -> tuple[int, list[dict[str, Any]]]:
+    """How many requests have several answers, and the first of them."""
+    found = [read(folder / ANSWERS) for folder in work.each("join")]
+    shown = sorted(chain.from_iterable(one["shown"] for one in found))[:SHOWN]
+    return sum(one["count"] for one in found), answer_samples(rows, shown)
+
+
+def _samples(
+    rows: Rows,
+    pairs: Pairs,
+    leaks: dict[int, Leak],
+    decisions: Decisions,
+    found: Clusters,
+    settings: Curate,
+    stats: CurationStats,
+) -> dict[str, Any]:
+    """What the page shows; `publish` adds rejects."""
+    described = ((leak, describe(leak, rows, settings.ngram)) for leak in islice(leaks.values(), SHOWN))
+    return {
+        "rejects": stats.samples_of("reject"),
+        "changes": stats.samples_of("change"),
+        "clusters": cluster_samples(rows, found) if settings.drop_duplicates == "near" else [],
+        "contamination": [
+            {"source": rows.source(leak.row), "matched": one["detail"], "span": one["spans"][0]["text"]}
+            for leak, one in described
+        ],
+        "pairs": pair_samples(rows, pairs.made),
+        "rows": [
+            rows.row(index) for index in spread_evenly(np.flatnonzero(decisions.fate == KEPT), ROWS_SHOWN)
+        ],
+        "all_rejects": stats.samples,
+    }
+
+
+def _write_arrays(folder: Path, decisions: Decisions, found: Clusters) -> None:
+    for name in DECIDED:
+        np.save(folder / f"{name}.npy", getattr(decisions, name))
+    for name in CLUSTERED:
+        np.save(folder / f"{name}.npy", getattr(found, name))
+    members = np.argsort(found.cluster, kind="stable").astype(np.int32)
+    members = members[sizes(found.cluster[members]) > 1]
+    np.save(folder / MEMBERS, members)
+    np.save(folder / NAMES, found.cluster[members])
+
+
+def not_measured(settings: Curate, base: Path) -> list[str]:
+    """The rules that are switched off, or that lack what they need."""
+    off = {
+        "normalize": not settings.normalize,
+        **{name: not judge.wanted(settings) for name, judge in JUDGES.items()},
+        "secrets": settings.secrets == "keep",
+        "personal": not (settings.personal or settings.names),
+        "length": not base.is_dir(),
+        "exact_duplicates": settings.drop_duplicates == "none",
+        "near_duplicates": settings.drop_duplicates != "near",
+    }
+    return [rule for rule, is_off in off.items() if is_off]
+
+
+def count_tokens(base: Path, rows: Rows, kept: NDArray[np.bool_]) -> dict[str, Any]:
+    """Lengths of at most `TOKEN_ROWS` kept rows, spread evenly; none if there is no tokenizer to count
+    with.
+    """
+    tokens = list[int]()
+    if base.is_dir() and kept.any():
+        counter = TokenCounter(base)
+        for index in spread_evenly(np.flatnonzero(kept), TOKEN_ROWS):
+            with suppress(BadRow):  # a template that refuses by content; preprocess counts such rows
+                tokens.append(counter.count_row(rows.row(index)))
+    return token_counts(np.array(tokens, np.int64))

@@ -1,0 +1,56 @@
+"""What rows have in common, of a range of keys: pairs to unite, requests with several answers, shared runs
+of words.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.config.sections import Curate
+from pipeline.stages.curate.comparing.compare import several_answers
+from pipeline.stages.curate.comparing.contamination import DOCUMENTS
+from pipeline.stages.curate.comparing.duplicates import Edges, joined
+from pipeline.stages.curate.comparing.sketched import PRINTS, Sketched
+from pipeline.stages.curate.comparing.spill import Spill, Stored, groups_of
+from pipeline.stages.curate.phases.sample import read_first
+from pipeline.stages.curate.phases.work import Work, write
+from pipeline.stages.curate.samples import SHOWN
+
+ANSWERS = "answers.json"
+EDGES = ("same.a", "same.b", "related.a", "related.b")  # files of row numbers
+READ_EDGES = 1 << 20  # at a time
+
+
+def join(settings: Curate, work: Work, shard: int) -> None:
+    """Join the keys of all shards that are this one's (from 0) to join."""
+    rows = work.rows()
+    sketched, first, mine = (
+        Sketched(work.each("sketch"), rows.bases),
+        read_first(work.made("sample")),
+        work.first_bytes(shard),
+    )
+    with work.making("join", shard) as folder:
+        files = [(folder / name).open("wb") for name in EDGES]
+        for same, related in joined(sketched, first, settings.near_threshold, mine):
+            for file, column in zip(files, (*same, *related), strict=True):
+                file.write(np.ascontiguousarray(column, np.int32).data)
+        for file in files:
+            file.close()
+        count, shown = several_answers(sketched.groups("asking", mine), first, rows, SHOWN)
+        write(folder / ANSWERS, {"count": count, "shown": shown})
+        # of the fingerprints most are of one row alone, and of no use to anybody
+        shared = Spill(folder, PRINTS)
+        every = [*sketched.stored(PRINTS), Stored(work.made("sample"), DOCUMENTS)]
+        for keys, owners in groups_of(every, 2, mine):
+            shared.add(keys, owners)
+        shared.finish()
+
+
+def read_edges(folder: Path) -> Iterator[Edges]:
+    """The pairs that `join` found."""
+    files = [(folder / name).open("rb") for name in EDGES]
+    while len((columns := [np.fromfile(file, np.int32, READ_EDGES) for file in files])[0]) or len(columns[2]):
+        yield (columns[0], columns[1]), (columns[2], columns[3])
+    for file in files:
+        file.close()

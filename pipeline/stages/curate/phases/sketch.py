@@ -1,0 +1,31 @@
+"""What the clean rows of a shard are compared by, on disk."""
+
+from functools import partial
+
+from pipeline.config.sections import Curate
+from pipeline.core.progress import progress
+from pipeline.stages.curate.comparing.compare import part_features
+from pipeline.stages.curate.comparing.sketched import Sketches
+from pipeline.stages.curate.phases.sample import read_boilerplate
+from pipeline.stages.curate.phases.work import Work
+from pipeline.stages.curate.workers import Workers
+
+
+def sketch(settings: Curate, work: Work, shard: int, pool: Workers) -> None:
+    """Have the workers compute the features of this shard's rows (from 0)."""
+    rows = work.rows()
+    first, last = rows.bases[shard : shard + 2]
+    features = partial(
+        part_features,
+        path=rows.spools[shard],
+        boilerplate=read_boilerplate(work.made("sample")),
+        threshold=settings.near_threshold,
+        ngram=settings.ngram,
+        guarded=bool(settings.decontaminate),
+    )
+    with progress("curate: comparing", last - first) as advance, work.making("sketch", shard) as folder:
+        sketches = Sketches(folder, first)
+        for found in pool.map(features, rows.ranges(shard)):
+            sketches.add(found)
+            advance(len(found.worth))
+        sketches.finish()

@@ -1,0 +1,91 @@
+"""Where phases leave what later ones read: a folder for each phase, or for each shard of one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from pipeline.core.errors import DataError, MachineError
+from pipeline.core.publish import publishing
+from pipeline.stages.curate.spool import Rows
+from pipeline.workflow.shards import KEY
+
+ROWS = "rows.jsonl"  # the clean rows of a shard; and the pairs made of all
+
+
+@dataclass(frozen=True)
+class Work:
+    """The folders of one run of `shards`, below `folder`.
+
+    `key` stands for all that the run reads, and each folder says which key it was made for. Without one, a
+    single process runs all phases, and its folders aren't published one by one.
+    """
+
+    folder: Path
+    shards: int = 1
+    key: str = ""
+
+    def path(self, phase: str, shard: int | None = None) -> Path:
+        """The folder of a phase, or of one shard (from 0) of it."""
+        return self.folder / name_of(phase, shard, self.shards)
+
+    @contextmanager
+    def making(self, phase: str, shard: int | None = None) -> Iterator[Path]:
+        """A folder to fill, which appears at once."""
+        target = self.path(phase, shard)
+        if not self.key:
+            target.mkdir(parents=True)
+            yield target
+            return
+        with publishing(target) as aside:
+            aside.mkdir(parents=True)
+            yield aside
+            (aside / KEY).write_text(self.key, encoding="ascii")
+
+    def made(self, phase: str, shard: int | None = None) -> Path:
+        """The folder that an earlier phase filled. Raises `DataError` if it is missing, `MachineError` if it
+        was made of other inputs.
+        """
+        folder = self.path(phase, shard)
+        if not folder.is_dir():
+            raise DataError(
+                "Q-CURATE-016",
+                f"{folder} is missing: run `snakemake --set-scatter curate={self.shards}`, which makes it",
+            )
+        if self.key and (folder / KEY).read_text(encoding="ascii") != self.key:
+            raise MachineError(
+                "Q-CURATE-017",
+                f"params.yaml, data/raw, data/guard, models/base.json or code has changed since {folder} was "
+                "made: run the same command again",
+            )
+        return folder
+
+    def each(self, phase: str) -> list[Path]:
+        """The folders of all shards."""
+        return [self.made(phase, shard) for shard in range(self.shards)]
+
+    def rows(self) -> Rows:
+        """The clean rows of all shards."""
+        return Rows([folder / ROWS for folder in self.each("clean")])
+
+    def first_bytes(self, shard: int) -> range:
+        """The keys that are `shard`'s to join, by their first byte."""
+        return range(256 * shard // self.shards, 256 * (shard + 1) // self.shards)
+
+
+def name_of(phase: str, shard: int | None, shards: int) -> str:
+    """What the folder of a phase is called: clean-3-of-7, sample-of-7."""
+    return f"{phase}-of-{shards}" if shard is None else f"{phase}-{shard + 1}-of-{shards}"
+
+
+def write(path: Path, value: Any) -> None:
+    """`value` as JSON, which `read` gives back with its keys in their order."""
+    path.write_bytes(orjson.dumps(value))
+
+
+def read(path: Path) -> Any:
+    """What `write` wrote."""
+    return orjson.loads(path.read_bytes())

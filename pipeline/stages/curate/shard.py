@@ -1,0 +1,108 @@
+"""One job of stage curate, as Snakemake's rules run it for `snakemake --set-scatter curate=7`.
+
+    python -m pipeline.stages.curate.shard plan of-7          then, each when those before it are done:
+    python -m pipeline.stages.curate.shard clean 3-of-7       reads and cleans the third of seven shards
+    python -m pipeline.stages.curate.shard sample of-7        boilerplate, exact duplicates, data/guard
+    python -m pipeline.stages.curate.shard sketch 3-of-7      what the third shard's rows are compared by
+    python -m pipeline.stages.curate.shard join 3-of-7        a seventh of the keys, of all rows
+    python -m pipeline.stages.curate.shard cluster of-7       all decisions
+    python -m pipeline.stages.curate.shard write 3-of-7       the third shard's rows and rejects
+
+and `python -m pipeline curate --shards 7` publishes it: the bytes that `python -m pipeline curate` makes
+alone.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from pipeline.config.params import read_params
+from pipeline.config.sections import Curate
+from pipeline.core.errors import QuenchError, Stopped
+from pipeline.core.hardware import usable_cores
+from pipeline.core.locks import inputs_below
+from pipeline.core.publish import need_folder
+from pipeline.stages.curate.clean import Cleaner
+from pipeline.stages.curate.inputs import cleaner_arguments
+from pipeline.stages.curate.phases.clean import clean
+from pipeline.stages.curate.phases.cluster import cluster
+from pipeline.stages.curate.phases.join import join
+from pipeline.stages.curate.phases.plan import make_plan, read_plan
+from pipeline.stages.curate.phases.sample import sample
+from pipeline.stages.curate.phases.sketch import sketch
+from pipeline.stages.curate.phases.work import Work
+from pipeline.stages.curate.phases.write import write
+from pipeline.stages.curate.workers import Workers
+from pipeline.workflow.receipts import leave_failure
+from pipeline.workflow.record import running
+from pipeline.workflow.shards import FOLDER, PHASES, drop, key_of_inputs, parse_item
+
+
+def work_of(root: Path, settings: Curate, shards: int) -> Work:
+    """The folders of a run of so many shards, made of what lies below `root` now."""
+    return Work(root / FOLDER, shards, key_of_inputs(root, settings, shards))
+
+
+def run(phase: str, item: str, root: Path, settings: Curate) -> None:
+    """Run one job ("clean", "3-of-7"). Raises `QuenchError`, `MachineError` also if what it read has changed
+    meanwhile.
+    """
+    shard, shards = parse_item(phase, item)
+    work = work_of(root, settings, shards)
+    if shard is None:
+        _run_on_all(phase, root, settings, work)
+    else:
+        _run_on_shard(phase, root, settings, work, shard)
+
+
+def _run_on_all(phase: str, root: Path, settings: Curate, work: Work) -> None:
+    if phase == "plan":
+        drop(root, work.shards)  # what other inputs gave
+        make_plan(root, settings, work, threads=usable_cores() or 1)
+    elif phase == "sample":
+        sample(root, settings, work)
+    else:
+        cluster(root, settings, work, read_plan(work))
+
+
+def _run_on_shard(phase: str, root: Path, settings: Curate, work: Work, shard: int) -> None:
+    if phase == "clean":
+        cleaner = Cleaner(*cleaner_arguments(root, settings))
+        clean(root, settings, work, read_plan(work), shard, Workers(None, 1, cleaner))
+    elif phase == "sketch":
+        sketch(settings, work, shard, Workers(None, 1))
+    elif phase == "join":
+        join(settings, work, shard)
+    else:
+        write(work, shard)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse the command line, run the job, turn a `QuenchError` into its sentence and exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.stages.curate.shard", description="Run one job of stage curate."
+    )
+    parser.add_argument("phase", metavar="PHASE", choices=PHASES, help=", ".join(PHASES))
+    parser.add_argument("item", metavar="ITEM", help="3-of-7; of a phase that is one job, of-7")
+    parser.add_argument(
+        "--root", type=Path, default=Path(), metavar="DIR", help="folder that holds data/ (default: this one)"
+    )
+    given = parser.parse_args(argv)
+    try:
+        parse_item(given.phase, given.item)
+        need_folder(given.root)
+        settings = read_params(given.root / "params.yaml").params.curate
+        with running(f"curate_{given.phase}@{given.item}", given.root), inputs_below(given.root):
+            run(given.phase, given.item, given.root, settings)
+    except (QuenchError, Stopped) as error:
+        print(f"curate_{given.phase}: {error}", file=sys.stderr)
+        leave_failure(f"curate_{given.phase}@{given.item}", str(error), error.exit_code, given.root)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"curate_{given.phase}: stopped by hand; run the same command again", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One training by several processes: how they meet, share the micro-batches and stay equal."""

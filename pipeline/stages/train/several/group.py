@@ -1,0 +1,190 @@
+"""The processes of one training, seen from one of them: a store of notes for the start, then all-gathers.
+
+Rank 0 leads: it alone writes. The others wait for its notes before they load anything, for it may find that
+there is nothing to do. Numbers are exchanged over Gloo, gradients of a GPU over NCCL.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from pipeline.core.errors import ConfigError, MachineError
+from pipeline.core.ranks import Rank
+
+LOOK_SECONDS = 0.05
+# for one exchange: rank 0 may evaluate, answer samples and write a checkpoint meanwhile. A process that died
+# is noticed at once, by its closed connection
+PATIENCE = timedelta(hours=12)
+# how long rank 0, which holds the store, stays for others that are still on the way to hear that nothing will
+# come: they import the libraries meanwhile
+LEAVE_SECONDS = 30.0
+OVER, BEGIN, READY, TROUBLE, LEFT = "over", "begin", "ready", "trouble", "left"
+
+
+class Lost(MachineError):
+    """Another process of this training is gone."""
+
+    def __init__(self, rank: Rank, why: object) -> None:
+        super().__init__(
+            "Q-TRAIN-037",
+            f"process {rank.number} of {rank.count} can't reach the others any more, one has ended or "
+            f"failed ({' '.join(str(why).split())[:120]}): the same command goes on from the newest "
+            "checkpoint",
+        )
+
+
+class Group:
+    """All processes of a training; `rank` is this one's. Use `open_group`."""
+
+    def __init__(self, rank: Rank, store: Any) -> None:
+        self.rank, self.count, self.leads = rank, rank.count, rank.leads
+        self._store = store
+        self._begun = False  # whether rank 0 has begun a training, as far as this process knows
+
+    def share_cores(self) -> None:
+        """Leave the others on this machine their share of the threads that PyTorch would use."""
+        torch.set_num_threads(max(1, torch.get_num_threads() // self.rank.local_count))
+
+    # --- notes, before there are gradients -----------------------------------------------------------------
+
+    def begin(self, plan: dict[str, Any]) -> None:
+        """Rank 0: have the others load the same run, wait until each has found its inputs to be the same.
+
+        Raises `ConfigError` with what one says if it has not.
+        """
+        self._begun = True
+        self._note(BEGIN, json.dumps(plan))
+        for number in range(1, self.count):
+            self._await(f"{READY}/{number}", f"{TROUBLE}/{number}")
+            if trouble := self._read(f"{TROUBLE}/{number}"):
+                raise ConfigError("Q-TRAIN-038", trouble)
+
+    def follow(self, own: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """The others: what rank 0 began with, once `own()`, this process's record of the run, is found to be
+        the same as its `record`; None if rank 0 has nothing to do.
+
+        Raises `ConfigError` if the records differ.
+        """
+        self._await(BEGIN, OVER)
+        if not (text := self._read(BEGIN)):
+            return None
+        self._begun = True
+        plan: dict[str, Any] = json.loads(text)
+        mine, theirs = own(), plan["record"]
+        theirs["threads"] = mine["threads"]  # of this machine; each micro-batch is the work of one process
+        if differing := [key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key)]:
+            sentence = (
+                f"process {self.rank.number} of {self.count} has another {', '.join(differing)} than process "
+                "0: give all the same files, libraries and kind of device"
+            )
+            self._note(f"{TROUBLE}/{self.rank.number}", sentence)
+            raise ConfigError("Q-TRAIN-038", sentence)
+        self._note(f"{READY}/{self.rank.number}", "yes")
+        return plan
+
+    def close(self) -> None:
+        """Rank 0: nothing more will come; where nothing did, wait until the others know. All: leave."""
+        with suppress(Lost):
+            if self.leads:
+                self._note(OVER, "yes")
+                if not self._begun and not self.rank.hosted:  # the store ends with this process
+                    self._see_off(time.monotonic() + LEAVE_SECONDS)
+            elif not self._begun:
+                self._note(f"{LEFT}/{self.rank.number}", "yes")
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _see_off(self, end: float) -> None:
+        while not all(self._read(f"{LEFT}/{number}") for number in range(1, self.count)):
+            if time.monotonic() > end:
+                return
+            time.sleep(LOOK_SECONDS)
+
+    def _note(self, key: str, text: str) -> None:
+        try:
+            self._store.set(key, text)
+        except RuntimeError as error:
+            raise Lost(self.rank, error) from error
+
+    def _await(self, *keys: str) -> None:
+        """Wait for one of the notes; signals are heard meanwhile."""
+        try:
+            while not any(self._store.check([key]) for key in keys):
+                time.sleep(LOOK_SECONDS)
+        except RuntimeError as error:
+            raise Lost(self.rank, error) from error
+
+    def _read(self, key: str) -> str:
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+    # --- exchanges ------------------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """From here on all processes make the same exchanges, in the same order."""
+        for number in range(self.count):  # one that still loads can be waited for and interrupted here
+            if number == self.rank.number:
+                self._note(f"loaded/{number}", "yes")
+            self._await(f"loaded/{number}")
+        with self._noticing():
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+                store=self._store,
+                rank=self.rank.number,
+                world_size=self.count,
+                timeout=PATIENCE,
+            )
+
+    def gathered(self, values: torch.Tensor) -> torch.Tensor:
+        """The `values` (n,) of all processes: (processes, n), in the order of their ranks."""
+        found = values.new_empty(self.count * len(values))
+        with self._noticing():
+            dist.all_gather_single(found, values)
+        return found.view(self.count, -1)
+
+    def dealt(self, values: torch.Tensor) -> torch.Tensor:
+        """Of `values` (n,), a multiple of the processes, this process's part from all of them: (processes, n
+        ÷ processes).
+        """
+        found = torch.empty_like(values)
+        with self._noticing():
+            dist.all_to_all_single(found, values)
+        return found.view(self.count, -1)
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise Lost(self.rank, error) from error
+
+
+@contextmanager
+def open_group(rank: Rank) -> Iterator[Group]:
+    """Join the others for as long as the body lasts. Raises `Lost` if rank 0 is not to be found."""
+    leads = rank.leads and not rank.hosted
+    try:
+        store = TCPStore(
+            rank.address,
+            rank.port,
+            is_master=leads,
+            timeout=timedelta(minutes=5),
+            wait_for_workers=False,
+            master_listen_fd=rank.listening if leads else None,
+        )
+    except RuntimeError as error:
+        raise Lost(rank, error) from error
+    # an own corner of torchrun's store, and of each of its attempts
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    group = Group(rank, PrefixStore(f"quench/{attempt}", store))
+    try:
+        yield group
+    finally:
+        group.close()

@@ -1,0 +1,132 @@
+"""A trainer that shares each optimizer step with other processes, and ends as one that works alone.
+
+All processes have the same rows in the same order and take turns: of each `gradient_accumulation_steps`
+micro-batches, number j is the work of process j mod W. Sums are made in the order of the micro-batches
+(`gradients`), so every process does the very optimizer step that one alone would do. That they stay equal is
+checked at every checkpoint. A signal that one process got is known to all after the micro-batches at hand.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.core.errors import GateError
+from pipeline.stages.train.randomness import drawn_for
+from pipeline.stages.train.several.gradients import GradientSum
+from pipeline.stages.train.several.stopping import Stopping
+from pipeline.stages.train.step_stats import Batch, StepStats, Sums
+
+Figures = tuple[list[float], Sums]  # of a batch: its losses, and what else is measured of it
+
+
+class Sharing(Stopping):
+    """Trains with the processes of `group`, None: alone."""
+
+    stats: StepStats
+
+    def __init__(self, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.gradients = GradientSum(self.trained_parameters(), self.group) if self.group else None
+        self.step_batches: list[Batch] = []
+        self.round_losses: list[torch.Tensor] = []
+
+    def trained_parameters(self) -> Iterator[torch.nn.Parameter]:
+        """The parameters that train, in the model's order."""
+        return (parameter for parameter in self.model.parameters() if parameter.requires_grad)
+
+    # --- micro-batches --------------------------------------------------------------------------------------
+
+    def get_batch_samples(self, *arguments: Any, **more: Any) -> Any:
+        """The optimizer step's micro-batches, which every process has, and what its loss is divided by."""
+        self.step_batches, items = super().get_batch_samples(*arguments, **more)
+        return self.step_batches, items
+
+    def training_step(self, model: Any, inputs: Batch, num_items_in_batch: Any = None) -> torch.Tensor:
+        """One forward and backward; then a signal that waits is heard. With other processes, the first
+        micro-batch of a round stands for all of them.
+        """
+        place, count = self.stats.batches, self.group.count if self.group else 1
+        if self.group is None:
+            with drawn_for(self.args.seed, self.state.global_step, place):
+                loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+            self.heed_signal()
+            return loss
+        if not self.round_losses:
+            self.round_losses = self.round(model, place, num_items_in_batch)
+            if place + count >= len(self.step_batches):
+                assert self.gradients is not None
+                self.gradients.finish()
+        return self.round_losses.pop(0)
+
+    def round(self, model: Any, start: int, items: Any) -> list[torch.Tensor]:
+        """The losses of the micro-batches from `start`, one a process, whose gradients are added up."""
+        assert self.group is not None and self.gradients is not None
+        batches, mine = self.step_batches[start : start + self.group.count], self.group.rank.number
+        stats, self.stats = self.stats, StepStats()
+        try:
+            found: list[Figures] = []
+            if mine < len(batches):
+                with drawn_for(self.args.seed, self.state.global_step, start + mine):
+                    loss = super().training_step(model, batches[mine], items)
+                found = [([float(loss), float(self.stats.loss_sum)], self.stats.measures.sums())]
+        finally:
+            self.stats = stats
+        losses = []
+        for batch, ((loss, total), sums) in zip(batches, self.of_all(found, len(batches)), strict=True):
+            losses.append(torch.tensor(loss, device=self.args.device))
+            self.stats.add(batch, torch.tensor(total, device=self.args.device), sums)
+        self.gradients.add_round()
+        return losses
+
+    # --- figures of all -------------------------------------------------------------------------------------
+
+    def mine(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """This process's share of batches that all have."""
+        return batches[self.group.rank.number :: self.group.count] if self.group else batches
+
+    def of_all(self, found: list[Figures], count: int) -> list[Figures]:
+        """The figures of all `count` batches in their order, from those of each process's share.
+
+        A process without a share has other names for them; it writes nothing. Ends the run where a signal
+        has come to one of the processes.
+        """
+        if self.group is None:
+            return found
+        names = sorted(found[0][1]) if found else []
+        # a signal between two exchanges would have this process make another one than the others
+        with self.interruption.deferred():
+            losses, measures = self.meet(len(found[0][0]) if found else 0, len(names))
+            names = names or [str(number) for number in range(measures)]
+            width, share = losses + 2 * measures, -(-count // self.group.count)
+            sent = torch.zeros(share, width, dtype=torch.float64)  # holds every float32 and count as it is
+            for row, (own, sums) in enumerate(found):
+                pairs = [float(value) for name in names for value in sums[name]]
+                sent[row] = torch.tensor([*own, *pairs], dtype=torch.float64)
+            rows = self.group.gathered(sent.view(-1)).view(self.group.count, share, width)
+        return [
+            _figures(rows[place % self.group.count, place // self.group.count].tolist(), losses, names)
+            for place in range(count)
+        ]
+
+    def check_equal(self) -> None:
+        """Raise `GateError` unless all processes have trained the same weights."""
+        if self.group is None:
+            return
+        digest = hashlib.blake2b(digest_size=7)  # and a sign fit in 64 bits
+        for parameter in self.trained_parameters():
+            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        mine = int.from_bytes(digest.digest())
+        largest, smallest = self.meet(mine, -mine)
+        if largest != -smallest:
+            raise GateError(
+                "Q-TRAIN-039",
+                f"after step {self.state.global_step} the processes have trained different weights: start "
+                "again with `python -m pipeline train --no-resume`, on cards of one kind",
+            )
+
+
+def _figures(row: list[float], losses: int, names: list[str]) -> Figures:
+    pairs = zip(names, row[losses::2], row[losses + 1 :: 2], strict=True)
+    return row[:losses], {name: (torch.tensor(total), int(count)) for name, total, count in pairs}

@@ -1,0 +1,84 @@
+"""Where the processes of a training meet, and how a signal to one of them stops all at the same step."""
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from pipeline.core.errors import GateError, Stopped
+from pipeline.core.interruption import Interruption
+from pipeline.stages.train.optimizing import Optimizing
+from pipeline.stages.train.several.group import Group, Lost
+
+MET = 2  # numbers that are told at every meeting beside the signal and the step
+
+
+class Stopping(Optimizing):
+    """Trains with the processes of `group`, None: alone. `leads` is whether this process writes.
+
+    Every exchange between processes begins with a meeting, so that one that stops finds the others there.
+    """
+
+    def __init__(self, *, group: Group | None, interruption: Interruption, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.group, self.leads = group, group is None or group.leads
+        self.interruption = interruption
+        self._told = False  # whether the others know of the signal that ends the run
+        self._stopped: Stopped | None = None
+
+    def meet(self, *numbers: int) -> list[int]:
+        """The largest of each of `MET` numbers among all processes. Where one has got a signal, all save and
+        stop.
+        """
+        assert self.group is not None
+        with self.interruption.deferred():
+            found = self._say(self.interruption.received or 0, *numbers)
+        if signals := [number for number in found[:, 0].tolist() if number]:
+            self._told = True
+            self.interruption.hear(signals[0])
+            self.save_and_stop()
+        if len({*found[:, 1].tolist()}) > 1:
+            raise GateError(
+                "Q-TRAIN-039",
+                f"the processes are at different steps ({found[:, 1].tolist()}): start again with `python -m "
+                "pipeline train --no-resume`",
+            )
+        return [int(number) for number in found[:, 2:].max(0).values]
+
+    def heed_signal(self) -> None:
+        """Where a signal waits: save the state after the newest optimizer step and raise `Stopped`."""
+        if self.interruption.received is not None:
+            self.save_and_stop()
+
+    def save_and_stop(self) -> None:
+        """Publish a checkpoint of the newest optimizer step, unless there is one, and raise `Stopped`, in all
+        processes.
+        """
+        if self._stopped is None:
+            with self.interruption.deferred():
+                self._stopped = self._stop()
+        raise self._stopped
+
+    def _stop(self) -> Stopped:
+        step, number = self.state.global_step, self.interruption.received
+        assert number is not None, "no signal has come"
+        with suppress(Lost):  # who is gone needs no telling
+            if self.group is not None and not self._told:
+                self._say(number, *[0] * MET)
+        self.save_newest()
+        with suppress(Lost):
+            if self.group is not None:  # whoever ends first would have the others ended, in mid-save
+                self.group.gathered(torch.zeros(1))
+        if not step:
+            return Stopped(number, "not one step was done")
+        return Stopped(number, f"checkpoint-{step} is complete, and the same command goes on from it")
+
+    def save_newest(self) -> None:
+        """Publish a checkpoint of the newest optimizer step, unless there is one; rank 0 alone."""
+        raise NotImplementedError
+
+    def _say(self, *numbers: int) -> torch.Tensor:
+        """What all processes say: (processes, 2 + MET): the signal that has come, the step, two numbers."""
+        assert self.group is not None
+        signal, *rest = numbers
+        return self.group.gathered(torch.tensor([signal, self.state.global_step, *rest]))

@@ -1,0 +1,100 @@
+"""A project: a folder of data and settings that holds no code; `quench new` makes it.
+
+Its stages are the installed Quench's. The keys of their code, and the version that wrote them, are in the
+project's Git: another version runs nothing there until `quench upgrade` has taken its keys over. A checkout
+of Quench's repository is no project in this sense: there, keys follow the code at every start.
+"""
+
+from importlib.metadata import version
+from pathlib import Path
+
+from pipeline.config.params import Read, read_params
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.publish import need_folder, publishing
+from pipeline.workflow.code_keys import FOLDER, Package, key_file, write_keys
+from pipeline.workflow.stages import code_of_stages
+
+VERSION_FILE = f"{FOLDER}/version"
+
+
+def is_project(root: Path) -> bool:
+    """Whether `quench new` made `root`."""
+    return (root / VERSION_FILE).is_file()
+
+
+def refresh_keys(root: Path) -> list[str]:
+    """Write the keys of the code as it is now, the stages whose key changed; in a project, where only an
+    upgrade does that, raise `ConfigError` if they differ.
+    """
+    if not is_project(root):
+        return write_keys(root, code_of_stages())
+    if changed := changed_code(root):
+        raise ConfigError(
+            "Q-WORKFLOW-023",
+            f"{root.resolve()} is of Quench {version_of(root)}, and the installed {installed_version()} has "
+            f"other code for {', '.join(changed)}: `quench upgrade` says what would run again before it "
+            "takes the project over",
+        )
+    return []
+
+
+def write_code(root: Path) -> None:
+    """Write the keys of all stages' code: DVC's first stage. Raises what `refresh_keys` does."""
+    need_folder(root)
+    changed = refresh_keys(root)
+    print(f"code has changed of {', '.join(changed)}" if changed else "no stage's code has changed")
+
+
+def read_settings(root: Path) -> Read:
+    """`root`/params.yaml. Raises `ConfigError`, which says so where the project is of another version: that
+    one may have keys that this one doesn't know.
+    """
+    try:
+        return read_params(root / "params.yaml")
+    except ConfigError as error:
+        if not is_project(root) or version_of(root) == installed_version():
+            raise
+        raise ConfigError(
+            error.id,
+            f"{error.sentence}; but this project is of Quench {version_of(root)}, {installed_version()} is "
+            "installed: install that version before you change settings",
+        ) from error
+
+
+def take_over(root: Path) -> None:
+    """Make the keys of `root` those of the installed code, and its version the installed one."""
+    write_keys(root, code_of_stages())
+    with publishing(root / VERSION_FILE) as aside:
+        aside.write_text(f"{installed_version()}\n", encoding="utf-8")
+
+
+def changed_code(root: Path) -> dict[str, list[str]]:
+    """{stage: files of the package} in which the installed code differs from what the keys of `root` say; a
+    new stage has all its files.
+
+    Raises `DataError` if a key can't be read.
+    """
+    package, found = Package(), {}
+    for stage, modules in code_of_stages().items():
+        file, now = root / key_file(stage), package.key(*modules)
+        try:
+            before = file.read_text(encoding="utf-8") if file.is_file() else ""
+        except (OSError, ValueError) as error:
+            raise DataError(
+                "Q-WORKFLOW-024",
+                f"{file} can't be read ({error}): `git checkout {key_file(stage)}` brings it back",
+            ) from error
+        if before != now:
+            differing = set(before.splitlines()) ^ set(now.splitlines())
+            found[stage] = sorted({line.partition(" ")[2] for line in differing})
+    return found
+
+
+def version_of(root: Path) -> str:
+    """The version that `root` was made or last upgraded with."""
+    return (root / VERSION_FILE).read_text(encoding="utf-8").strip()
+
+
+def installed_version() -> str:
+    """This Quench's version."""
+    return version("quench")

@@ -1,0 +1,130 @@
+"""Stages that Snakemake runs as jobs on other machines, on a cluster's nodes for example: only the machine on
+which Snakemake itself runs records them with DVC.
+
+A job leaves a receipt (`pipeline.workflow.receipts`). Receipts are recorded when the workflow ends, and
+before the next one is planned, so that a Snakemake that was killed costs no finished stage.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.params import Params, load_params
+from pipeline.core.errors import QuenchError
+from pipeline.core.owner import RUN
+from pipeline.workflow.code_keys import FOLDER as KEYS
+from pipeline.workflow.hashes import Hashes
+from pipeline.workflow.integrity import differing, md5s_of, teach
+from pipeline.workflow.leftovers import remove_leftovers
+from pipeline.workflow.locked import check_no_writer, set_aside_if_cut, stages_of
+from pipeline.workflow.receipts import REMOTE, Receipt, forget, is_remote, leave, receipts, take_failures
+from pipeline.workflow.record import inputs_state, open_project, record, record_all, refresh_keys
+from pipeline.workflow.settle import REUSE
+
+# SLURM sends SIGTERM to every process of a job. The shell and `tee` wait for the stage, which saves its work:
+# if they ended first, the stage would be killed with the job's step.
+SHELL = """set -euo pipefail; trap : TERM; tee() ( trap "" TERM; exec tee "$@" ); """
+
+
+def job_settings(root: Path = Path(), *, remote: bool) -> Params:
+    """The project's settings for a process that is not Snakemake's main one; `remote`: it runs a job on
+    another machine, which is told so.
+    """
+    if remote:
+        from snakemake.shell import shell
+
+        os.environ[REMOTE] = "1"
+        # a scheduler copies the environment of the machine that submits
+        os.environ.pop(RUN, None)
+        os.environ.pop(REUSE, None)
+        use_this_python()
+        shell.prefix(SHELL)
+    return load_params(root / "params.yaml")
+
+
+def use_this_python() -> None:
+    """Rules say `python`: this one, also where the virtual environment is not activated."""
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def inputs_read(stage: str, root: Path) -> dict[str, str]:
+    """{path: md5} of what `stage` is about to read, in a job on another machine; elsewhere DVC asks later."""
+    if not is_remote() or stage not in (known := stages_of(root)):
+        return {}
+    with Hashes(root) as hashes:
+        deps = [dep for dep in known[stage].deps if not dep.startswith(KEYS)]
+        return md5s_of(deps, root, hashes)
+
+
+def finish(stage: str, root: Path, state: Any, read: dict[str, str]) -> None:
+    """Record a stage that has just run with DVC; in a job on another machine, leave a receipt instead.
+
+    `state` and `read` are what `inputs_state` and `inputs_read` gave before it ran.
+    """
+    if not is_remote():
+        record(stage, root)
+    elif state is not None:
+        with Hashes(root) as hashes:
+            wrote = md5s_of(stages_of(root)[stage].outs, root, hashes)
+        leave(Receipt(stage, _settings(state), read, wrote), root)
+
+
+def record_finished(root: Path) -> None:
+    """Record with DVC what jobs on other machines finished. A stage whose settings, code, inputs or outputs
+    are others by now is not recorded, so it runs again. Raises `ToolError` with DVC's words.
+    """
+    waiting = receipts(root)
+    if not waiting:
+        return
+    refresh_keys(waiting[0].stage, root)
+    with open_project(root, wait=True) as repo, Hashes(root) as hashes:
+        with repo.lock:
+            check_no_writer(Path(repo.tmp_dir, "rwlock"))
+            set_aside_if_cut(root / "dvc.lock")
+        changed = {receipt.stage: _changed(receipt, root, hashes) for receipt in waiting}
+        teach(repo, hashes)
+    for stage, what in changed.items():
+        if what:
+            print(f"{stage} is done, but {what} changed since, so it runs again", file=sys.stderr)
+    record_all([stage for stage, what in changed.items() if not what], root)
+    for stage in changed:
+        forget(stage, root)
+    if changed.get("compare") == "":
+        remove_leftovers(root, load_params(root / "params.yaml"))
+
+
+def finish_workflow(root: Path = Path(), *, failed: bool) -> None:
+    """What the machine on which Snakemake runs does when a workflow ends: record what jobs finished; if it
+    failed, show the sentences of those that did. The process ends with the exit code of the first of these.
+    """
+    try:
+        record_finished(root)
+    except QuenchError as error:
+        print(f"snakemake: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    found = take_failures(root) if failed else []
+    for failure in found:
+        print(f"{failure.stage}: {failure.error}", file=sys.stderr)
+    if found:
+        raise SystemExit(found[0].exit_code)
+
+
+def _changed(receipt: Receipt, root: Path, hashes: Hashes) -> str:
+    """What is not as `receipt` has it, in words; nothing if all is."""
+    if receipt.stage not in stages_of(root):
+        return "dvc.yaml"
+    if _settings(inputs_state(receipt.stage, root)) != receipt.settings:
+        return "its settings or its code"
+    noted = {root.resolve() / path: md5 for path, md5 in (receipt.inputs | receipt.outputs).items()}
+    missing = [path for path in noted if not path.exists()]
+    other = missing or differing(noted, hashes)
+    return ", ".join(str(path.relative_to(root.resolve())) for path in other)
+
+
+def _settings(state: Any) -> str:
+    """A hash of the parameters and the code of a stage, of `inputs_state`."""
+    tracked, code, _ = state
+    return hashlib.sha256(json.dumps([tracked, code], sort_keys=True, default=str).encode()).hexdigest()

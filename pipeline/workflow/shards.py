@@ -1,0 +1,136 @@
+"""Stage curate as jobs: how `snakemake --set-scatter curate=7` divides it, and which intermediate results are
+still of use.
+
+The number of shards changes how curate runs and not a byte of what it makes, so DVC and params.yaml know
+nothing of it. What jobs leave lies below `FOLDER`, where a later run goes on from it; who has made all of
+curate removes it.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from pipeline.config.sections import Curate
+from pipeline.core.errors import ConfigError
+from pipeline.core.publish import remove
+from pipeline.workflow.code_keys import Package, stage_module
+
+FOLDER = "data/.shards"
+KEY = "key"  # a file in each folder: what it was made of
+MOST = 256  # shards: keys are joined by their first byte
+READ = ("data/raw", "data/guard")
+ITEM = re.compile(r"(?:([1-9]\d{0,3})-)?of-([1-9]\d{0,3})")
+# phase → is it a job for each shard, and the phases that it reads
+PHASES = {
+    "plan": (False, ()),
+    "clean": (True, ("plan",)),
+    "sample": (False, ("plan", "clean")),
+    "sketch": (True, ("plan", "clean", "sample")),
+    "join": (True, ("plan", "clean", "sample", "sketch")),
+    "cluster": (False, ("plan", "clean", "sample", "sketch", "join")),
+    "write": (True, ("plan", "clean", "cluster")),
+}
+PUBLISHED = ("plan", "clean", "cluster", "write")  # that the last job reads
+DIVIDED = "curate"  # the stage
+
+
+class Job(NamedTuple):
+    """A phase as a rule of Snakemake's, with its wildcard for a shard; `job` is what the command is told."""
+
+    name: str
+    job: str
+    deps: list[str]
+    folder: str
+    log: str
+
+
+class Before(Protocol):
+    """The rule of the stage: what it reads."""
+
+    code: str
+    deps: list[str]
+
+
+def jobs(stage: Before, shards: Sequence[str]) -> Iterator[Job]:
+    """The phases for these shards (1-of-7 …); none for a single one, which the stage itself works on."""
+    if len(shards) == 1:
+        return
+    read = [dep for dep in stage.deps if not dep.startswith(FOLDER)]
+    for phase, (scattered, before) in PHASES.items():
+        item = "{scatteritem}" if scattered else f"of-{len(shards)}"
+        deps = _folders(before, shards) if before else [stage.code, *read]
+        name = f"{DIVIDED}_{phase}"
+        yield Job(name, f"{phase} {item}", deps, f"{FOLDER}/{phase}-{item}", f"logs/{name}-{item}.log")
+
+
+def made_of(shards: Sequence[str]) -> list[str]:
+    """The folders that the stage publishes."""
+    return _folders(PUBLISHED, shards) if len(shards) > 1 else []
+
+
+def option(shards: Sequence[str]) -> str:
+    """What the stage's command is told."""
+    return f" --shards {len(shards)}" if len(shards) > 1 else ""
+
+
+def _folders(phases: tuple[str, ...], shards: Sequence[str]) -> list[str]:
+    return [
+        f"{FOLDER}/{phase}-{item}"
+        for phase in phases
+        for item in (shards if PHASES[phase][0] else [f"of-{len(shards)}"])
+    ]
+
+
+def parse_item(phase: str, item: str) -> tuple[int | None, int]:
+    """(shard from 0, None for a phase that is one job; number of shards) of a job's name: 3-of-7, of-7.
+
+    Raises `ConfigError`.
+    """
+    scattered = PHASES[phase][0]
+    found = ITEM.fullmatch(item)
+    shard, shards = (int(part) if part else 0 for part in found.groups()) if found else (0, 0)
+    if not found or bool(shard) != scattered or not shard <= shards <= MOST:
+        wanted = f"3-of-7, with at most {MOST} shards" if scattered else f"of-7, with at most {MOST} shards"
+        raise ConfigError("Q-CURATE-018", f"{item!r} is no job of phase {phase}: write {wanted}")
+    return (shard - 1 if scattered else None), shards
+
+
+def key_of_inputs(root: Path, settings: Curate, shards: int) -> str:
+    """Stands for all that curate reads, its settings and its code; the user's files by size and date, so that
+    no job reads them all again.
+    """
+    files = {
+        str(path.relative_to(root)): [path.stat().st_size, path.stat().st_mtime_ns]
+        for folder in READ
+        for place, _, names in os.walk(root / folder, followlinks=False)
+        for path in (Path(place, name) for name in names)
+        if path.is_file()
+    }
+    base = root / "models/base.json"
+    known = [
+        shards,
+        settings.model_dump(mode="json"),
+        files,
+        base.read_text(encoding="utf-8") if base.is_file() else None,
+        Package().key(stage_module("curate")),
+    ]
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def drop_stale(root: Path, settings: Curate) -> None:
+    """Remove what jobs of curate left below `root` of other inputs, settings or code."""
+    for plan in (root / FOLDER).glob("plan-of-*"):
+        _, shards = parse_item("plan", plan.name.removeprefix("plan-"))
+        key = plan / KEY
+        if not key.is_file() or key.read_text(encoding="ascii") != key_of_inputs(root, settings, shards):
+            drop(root, shards)
+
+
+def drop(root: Path, shards: int) -> None:
+    """Remove what jobs of so many shards left."""
+    for folder in (root / FOLDER).glob(f"*-of-{shards}"):
+        remove(folder)

@@ -1,0 +1,126 @@
+"""The command line of a stage: which stages there are, how a job of one is named, and the options."""
+
+import argparse
+import re
+from pathlib import Path
+
+from pipeline.core.errors import ConfigError
+from pipeline.core.printable import printable
+from pipeline.core.ranks import PROCESSES
+
+STAGES = (
+    "base",
+    "curate",
+    "preprocess",
+    "train",
+    "lora",
+    "tuned",
+    "merge",
+    "convert",
+    "imatrix",
+    "quantize",
+    "distill",
+    "budget",
+    "compare_nf4",
+    "compare_level",
+    "compare_scales",
+    "compare_distilled",
+    "compare_unquantized",
+    "compare_measure",
+    "compare_measure_level",
+    "compare_measure_scales",
+    "compare_measure_distilled",
+    "compare",
+    "parity",
+    "evaluate",
+    "report",
+)
+REPLAY = "replay"  # what is given as `resume` by --replay
+
+
+def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[str, str]:
+    """The stage's name, and the level or model behind its "@" ("" without). Raises `ConfigError` for what is
+    no stage, or can't be resumed.
+    """
+    from pipeline.workflow.stages import table
+
+    name, _, item = stage.partition("@")
+    if name not in STAGES:
+        raise ConfigError("Q-WORKFLOW-019", f"no stage is called {stage!r}: it is one of {', '.join(STAGES)}")
+    each = table().stages[name].each
+    if bool(each) != bool(item):
+        wanted = f"{name}@NAME, {name}@F16 for example" if each else f"just {name}"
+        raise ConfigError("Q-WORKFLOW-019", f"{stage!r} is not how stage {name} is named: write {wanted}")
+    if item and not re.fullmatch(r"[\w.-]{1,100}", item):  # it is part of the names of files
+        raise ConfigError(
+            "Q-WORKFLOW-019",
+            f"{printable(item, 80)} is no name of a level or a model: write {name}@F16 for example",
+        )
+    if resume is not True and name != "train":
+        option = f"--{REPLAY}" if resume == REPLAY else f"--resume {resume}" if resume else "--no-resume"
+        raise ConfigError(
+            "Q-WORKFLOW-020",
+            f"{option} is about checkpoints, and only train has any: leave it out for {name}",
+        )
+    if shards is not None and name != "curate":
+        raise ConfigError("Q-WORKFLOW-020", f"--shards is about curate alone: leave it out for {name}")
+    return name, item
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of `python -m pipeline`."""
+    found = argparse.ArgumentParser(
+        prog="python -m pipeline",
+        description="Run one stage.",
+        epilog="example: python -m pipeline quantize@Q4_K_M",
+    )
+    found.add_argument(
+        "stage",
+        metavar="STAGE",
+        nargs="?",
+        help=f"{', '.join(STAGES)}; some take an item: quantize@Q4_K_M",
+    )
+    found.add_argument(
+        "--params", type=Path, metavar="FILE", help="configuration (default: ROOT/params.yaml)"
+    )
+    found.add_argument(
+        "--root",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="folder that holds data/, models/, reports/ (default: this one)",
+    )
+    found.add_argument(
+        "--resume",
+        metavar="CHECKPOINT",
+        nargs="?",
+        type=Path,
+        const=True,
+        default=True,
+        help="train: go on from the newest checkpoint of the same run (the default), or from this one",
+    )
+    found.add_argument(
+        "--no-resume",
+        dest="resume",
+        action="store_false",
+        help="train: start again from nothing; checkpoints are deleted",
+    )
+    found.add_argument(
+        "--replay",
+        dest="resume",
+        action="store_const",
+        const=REPLAY,
+        help="train.method grpo: train again on the last run's rollouts, to the same bytes; none is drawn",
+    )
+    found.add_argument(
+        "--processes",
+        metavar="N",
+        help=f"train: as N processes, one a card (default: {PROCESSES} in the environment, else 1)",
+    )
+    found.add_argument(
+        "--shards",
+        metavar="N",
+        type=int,
+        help="curate: publish what so many jobs have made (docs/curation-at-scale.md)",
+    )
+    return found

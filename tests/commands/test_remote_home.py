@@ -1,0 +1,225 @@
+"""What `quench remote` replaces at home and removes on a host, with the host's own functions, called here."""
+
+import fcntl
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.commands.remote import watch
+from pipeline.commands.remote.host import common, files, follow, runs
+from pipeline.commands.remote.host.common import CHECKPOINTS
+from pipeline.commands.remote.line import Cut, Line
+from pipeline.commands.remote.mirror import Mirror
+from pipeline.commands.remote.parcel import JOURNAL, Parcel
+from pipeline.config.params import Params
+from pipeline.core.errors import ConfigError, DataError, ToolError
+from pipeline.core.hashing import tree_hash
+from pipeline.core.publish import write_json
+from pipeline.stages.train.checkpoints import publish_checkpoint
+from pipeline.stages.train.run import RUN as RECORD
+
+train = import_module("pipeline.commands.remote.train")  # its name in the package is the command's
+RUN = "0123456789abcdef"
+
+
+class Here:
+    """A line whose other end is this process."""
+
+    name = "card"
+
+    def __init__(self, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store = store
+        self.said: list[dict[str, Any]] = []
+        self.began: list[tuple[list[str], list[str]]] = []
+        places = {"HOME": "", "OBJECTS": "objects", "INCOMING": "incoming", "RUNS": "runs"}
+        for module in (common, files, follow, runs):
+            for name, place in places.items():
+                monkeypatch.setattr(module, name, store / place, raising=False)
+            monkeypatch.setattr(module, "say", lambda **message: self.said.append(message))
+        monkeypatch.setattr(runs, "launch", self.launch)
+
+    def launch(self, folder: Path, words: list[str]) -> None:
+        """Train, which fails."""
+        self.began.append((words, [path.name for path in (folder / "project" / CHECKPOINTS).glob("check*")]))
+        (folder / "exit").write_text("1")
+
+    def ask(self, what: str, **given: Any) -> dict[str, Any]:
+        return next(self.stream(what, **given))
+
+    def stream(self, what: str, **given: Any) -> Iterator[dict[str, Any]]:
+        self.said.clear()
+        follow.CALLS[what](**given)
+        yield from self.said.copy()
+
+    def push(self, folder: Path, names: Iterable[str]) -> None:
+        for name in names:
+            shutil.copyfile(folder / name, self.store / "incoming" / name)
+
+    def pull(self, run: str, folder: Path, names: Iterable[str]) -> None:
+        for name in names:
+            shutil.copyfile(self.store / "runs" / run / "out" / name, folder / name)
+
+
+@pytest.fixture
+def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+    return Here(tmp_path / "store", monkeypatch)
+
+
+def trained(root: Path, step: int) -> Path:
+    """`root` with a training that has come to `step`."""
+    (root / "written").mkdir(parents=True)
+    (root / "written/weights").write_text(f"after step {step}")
+    publish_checkpoint(root / "written", root / CHECKPOINTS / f"checkpoint-{step}", {})
+    (root / JOURNAL).write_text("".join(f"{number}\n" for number in range(step)))
+    write_json(root / CHECKPOINTS / RECORD, {"finished": False})
+    return root
+
+
+def left_there(line: Here, step: int, code: str = "") -> Path:
+    """The folder of a run on the host that died at `step`, or ended with `code`."""
+    folder = line.store / "runs" / RUN
+    trained(folder / "project", step)
+    (folder / "out").mkdir()
+    (folder / "attempt").write_text("first")
+    (folder / "exit").write_text(code)
+    return folder
+
+
+def watched(line: Here, root: Path, *, resume: bool = True) -> int:
+    return watch.watched(Mirror(line, root, RUN), Parcel(), Params(), resume)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("code", ["", "143"], ids=["dead", "stopped"])
+def test_a_host_that_is_behind_goes_on_from_what_is_here(line: Here, tmp_path: Path, code: str) -> None:
+    left_there(line, 100, code)
+    home = trained(tmp_path / "home", 200)
+    before = tree_hash(home / CHECKPOINTS)
+    assert watched(line, home) == 1
+    assert line.began == [(["train"], ["checkpoint-200"])]
+    assert tree_hash(home / CHECKPOINTS) == before
+
+
+def test_a_host_that_is_ahead_comes_home_first(line: Here, tmp_path: Path) -> None:
+    left_there(line, 200)
+    home = trained(tmp_path / "home", 100)
+    assert watched(line, home) == 1
+    assert line.began == [(["train"], ["checkpoint-200"])]
+    assert [path.name for path in (home / CHECKPOINTS).glob("checkpoint-*")] == ["checkpoint-200"]
+    assert len((home / JOURNAL).read_text().splitlines()) == 200
+
+
+def test_a_torn_checkpoint_here_is_not_ahead(line: Here, tmp_path: Path) -> None:
+    left_there(line, 100)
+    home = trained(tmp_path / "home", 200)
+    (home / CHECKPOINTS / "checkpoint-200/weights").write_text("torn")
+    assert watched(line, home) == 1
+    assert line.began == [(["train"], ["checkpoint-100"])]
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_at_work_that_is_not_to_be_followed_is_refused(
+    line: Here, tmp_path: Path, resume: bool
+) -> None:
+    folder = left_there(line, 100)
+    home = trained(tmp_path / "home", 200 if resume else 50)
+    before = tree_hash(home / CHECKPOINTS)
+    with (folder / "alive").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="Q-REMOTE-014"):
+            watched(line, home, resume=resume)
+    assert tree_hash(home / CHECKPOINTS) == before
+
+
+@pytest.mark.parametrize("code", ["", "0", "1"], ids=["dead", "done", "failed"])
+def test_without_resume_nothing_there_counts(line: Here, tmp_path: Path, code: str) -> None:
+    left_there(line, 100, code)
+    assert watched(line, trained(tmp_path / "home", 50), resume=False) == 1
+    assert line.began == [(["train", "--no-resume"], [])]
+    assert not list((tmp_path / "home" / CHECKPOINTS).glob("checkpoint-*"))
+
+
+def test_half_a_folder_there_is_one_sentence(
+    line: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "PAUSE_SECONDS", 0)
+    (left_there(line, 100) / "out").rmdir()
+    with pytest.raises(ToolError, match=r"Q-REMOTE-015.*`quench remote clean card"):
+        watched(line, tmp_path / "home")
+
+
+def test_a_run_is_removed_with_what_was_sent_for_it_alone(line: Here) -> None:
+    line.ask("wanted", files={})
+    names = {}
+    for content in ("its own", "both", "its state", "state of the start before", "an upload"):
+        (line.store / "objects/new").write_text(content)
+        names[content] = common.sha256(line.store / "objects/new")
+        (line.store / "objects/new").rename(line.store / "objects" / names[content])
+    (line.store / "incoming/half").touch()
+    both = {"project/both": names["both"]}
+    own = both | {"project/own": names["its own"]}
+    for run, attempt, sent, state in (
+        ("other", "1", both, None),
+        (RUN, "1", own, "state of the start before"),
+        (RUN, "2", own, "its state"),
+    ):
+        states = {"project/state": names[state]} if state else {}
+        assert line.ask("start", run=run, attempt=attempt, inputs=sent, state=states, words=[]) == {
+            "damaged": []
+        }
+    assert line.ask("clean", run=RUN, keep=False) == {"running": []}
+    left = {path.name for path in (line.store / "objects").iterdir()}
+    assert left == {names["both"], names["an upload"]}
+    assert (line.store / "incoming/half").exists() and (line.store / "runs/other/project/both").exists()
+    line.ask("clean", run=None, keep=False)
+    assert not line.store.exists()
+
+
+def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: int) -> Line:
+    """A line whose `ssh` prints `text` and ends with `code`."""
+    (tmp_path / "answer").write_text(text)
+    for name in ("ssh", "rsync"):
+        (tmp_path / name).write_text(
+            f"#!/bin/sh\ncat > {tmp_path}/asked\ncat {tmp_path}/answer\nexit {code}\n"
+        )
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return Line("card", "python3", None)
+
+
+@pytest.mark.parametrize("answer", ['{"files": \x1b[2J', "7"])
+def test_an_answer_that_is_none_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    line = answering(tmp_path, monkeypatch, f"{common.MARK}{answer}\n", 0)
+    with pytest.raises(DataError, match="Q-REMOTE-008") as caught:
+        line.ask("runs")
+    assert "\x1b" not in str(caught.value)
+
+
+def test_half_an_answer_before_the_last_words_of_ssh_is_a_cut_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f'{common.MARK}{{"run": "0123Connection to card closed by remote host.\n'
+    with pytest.raises(Cut):
+        next(answering(tmp_path, monkeypatch, text, 255).stream("runs"))
+
+
+def test_what_a_host_says_is_shown_without_what_a_terminal_obeys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = answering(tmp_path, monkeypatch, common.MARK + '{"error": "\\u001b[2J' + "x" * 5000 + '"}\n', 0)
+    with pytest.raises(ToolError, match="Q-REMOTE-005") as caught:
+        line.ask("runs")
+    assert "\x1b" not in str(caught.value) and len(str(caught.value)) < 400
+    version = ".".join(map(str, sys.version_info[:3]))
+    versions = dict.fromkeys(train.LIBRARIES, "\x1b[2J") | dict.fromkeys(train.NEEDED, "1")
+    found = {"rsync": True, "python": version, "versions": versions}
+    with pytest.raises(ToolError, match="Q-REMOTE-010") as caught:
+        train.need_host(SimpleNamespace(name="card", ask=lambda *_, **__: found))  # type: ignore[arg-type]
+    assert "\x1b" not in str(caught.value)

@@ -1,0 +1,135 @@
+"""Who a process is among several, by the environment of torchrun, srun and our own launcher."""
+
+import os
+from typing import Any
+
+import pytest
+
+from pipeline.core.errors import ConfigError
+from pipeline.core.ranks import CARDS, FOREIGN, LAUNCHED, STORE_FD, Rank, take_rank, wanted_processes
+
+TORCHRUN = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+SRUN = {
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_JOB_ID": "123456",
+}
+HOME = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have the environment say just this."""
+    for name in [*FOREIGN, *os.environ]:
+        if name in FOREIGN or name.startswith(("SLURM_", "MASTER_", "TORCHELASTIC_", "GLOO_")):
+            monkeypatch.delenv(name, raising=False)
+    for name in (CARDS, "GLOO_SOCKET_IFNAME", "TORCH_CPP_LOG_LEVEL"):  # so that what is changed is put back
+        monkeypatch.setenv(name, "0")
+
+    def tell(**environment: str) -> None:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+
+    return tell
+
+
+def test_a_process_alone_is_no_rank(told: Any) -> None:
+    assert take_rank() is None
+    # a batch script knows the tasks of its job, and is none of them; a step of one task works alone
+    told(SLURM_NTASKS="4", SLURM_PROCID="0", SLURM_JOB_ID="1")
+    assert take_rank() is None
+    told(**SRUN | {"SLURM_STEP_NUM_TASKS": "1"})
+    assert take_rank() is None
+    told(**TORCHRUN | {"WORLD_SIZE": "1", "RANK": "0"})
+    assert take_rank() is None
+
+
+def test_ranks_of_torchrun_and_srun(told: Any) -> None:
+    told(**TORCHRUN)
+    assert take_rank() == Rank(3, 4, 1, 2, "node1", 29500, hosted=True)
+    assert not [name for name in FOREIGN if name in os.environ], "else Accelerate splits the rows again"
+    told(**SRUN, **HOME, TORCHELASTIC_USE_AGENT_STORE="")
+    assert take_rank() == Rank(3, 4, 1, 2, "node1", 29500)
+
+
+def test_a_rank_of_our_own_launcher(told: Any) -> None:
+    told(**TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": ""}, **{LAUNCHED: "1", STORE_FD: "5"})
+    assert take_rank() == Rank(3, 4, 1, 2, "node1", 29500, listening=5, launched=True)
+    assert not {LAUNCHED, STORE_FD} & {*os.environ}, "what it starts is not launched by it"
+
+
+def test_srun_on_one_machine_needs_no_address(told: Any) -> None:
+    told(**SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "4"})
+    rank = take_rank()
+    assert rank == Rank(3, 4, 1, 4, "127.0.0.1", 23456)
+    assert not rank.leads
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        TORCHRUN | {"MASTER_PORT": "here"},
+        {key: value for key, value in TORCHRUN.items() if key != "LOCAL_RANK"},
+        SRUN,
+        SRUN | {"MASTER_ADDR": "node1"},
+    ],
+)
+def test_half_a_rank_is_refused(environment: dict[str, str], told: Any) -> None:
+    told(**environment)
+    with pytest.raises(ConfigError) as error:
+        take_rank()
+    assert error.value.id == "Q-TRAIN-036"
+
+
+@pytest.mark.parametrize(("given", "card"), [(None, "1"), ("4,7", "7"), ("GPU-5", "GPU-5")])
+def test_each_process_has_a_card_of_its_own(
+    given: str | None, card: str, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(**TORCHRUN, **({CARDS: given} if given else {}))
+    if given is None:
+        monkeypatch.delenv(CARDS)
+    take_rank()
+    assert os.environ[CARDS] == card
+
+
+@pytest.mark.parametrize("given", ["", "-1"])
+def test_who_wants_no_gpu_gets_none(given: str, told: Any) -> None:
+    told(**TORCHRUN, **{CARDS: given})
+    take_rank()
+    assert os.environ[CARDS] == given
+
+
+def test_more_processes_than_cards_are_refused(told: Any) -> None:
+    told(**TORCHRUN | {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"}, **{CARDS: "0,1"})
+    with pytest.raises(ConfigError) as error:
+        take_rank()
+    assert error.value.id == "Q-TRAIN-036"
+
+
+def test_a_number_that_is_none_names_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUENCH_PROCESSES", "two")
+    with pytest.raises(ConfigError, match="QUENCH_PROCESSES"):
+        wanted_processes("train", None)
+    with pytest.raises(ConfigError, match="--processes"):
+        wanted_processes("train", "two")
+
+
+def test_how_many_processes_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUENCH_PROCESSES", "3")
+    assert [wanted_processes("train", given) for given in (None, "2")] == [3, 2]
+    assert wanted_processes("merge", None) == 1, "the variable is about train"
+    for stage, given in (("train", "0"), ("train", "two"), ("train", "-1"), ("merge", "2")):
+        with pytest.raises(ConfigError) as error:
+            wanted_processes(stage, given)
+        assert error.value.id == "Q-TRAIN-036"

@@ -1,0 +1,139 @@
+"""An S3 server on 127.0.0.1 (moto's), in threads of the process that starts it, and its accidents: at a given
+request it kills the process that asks, cuts the connection, or answers that it is out of order.
+
+    with S3() as s3:
+        s3.make_bucket("team")
+        s3.fail("kill", at=7)           # in the middle of the seventh request for an object from now on
+"""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any, Literal
+
+import psutil
+
+KEY = {
+    "AWS_ACCESS_KEY_ID": "the-team",
+    "AWS_SECRET_ACCESS_KEY": "its-secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+Accident = Literal["kill", "cut", "503"]
+UNKNOWN = b"<Error><Code>InvalidAccessKeyId</Code><Message>no such key</Message></Error>"
+BUSY = b"<Error><Code>ServiceUnavailable</Code><Message>out of order</Message></Error>"
+
+
+class S3:
+    """The server, from `with` on; `objects` is what its buckets hold."""
+
+    def __init__(self) -> None:
+        from moto.moto_server.werkzeug_app import (
+            DomainDispatcherApplication,
+            MotoRequestHandler,
+            create_backend_app,
+        )
+        from werkzeug.serving import make_server
+
+        class Silent(MotoRequestHandler):
+            def log(self, *_: Any) -> None: ...
+
+        self.moto = DomainDispatcherApplication(create_backend_app)
+        self.server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=Silent)
+        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
+        self.requests = 0  # for objects, since the last call of `fail`
+        self.killed: list[int] = []
+        self._accident: Accident | None = None
+        self._at = 0
+        self._lasts = False  # and for all requests that follow
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "S3":
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+    def make_bucket(self, name: str) -> None:
+        """An empty bucket."""
+        self._backend().create_bucket(name, "us-east-1")
+
+    def objects(self, bucket: str) -> dict[str, bytes]:
+        """{key: bytes} of everything in a bucket."""
+        return {name: key.value for name, key in self._backend().get_bucket(bucket).keys.items()}
+
+    def put(self, bucket: str, name: str, content: bytes) -> None:
+        """Write an object behind everybody's back."""
+        self._backend().put_object(bucket, name, content)
+
+    def remove(self, bucket: str, name: str) -> None:
+        """Remove one."""
+        self._backend().delete_object(bucket, name)
+
+    def fail(self, accident: Accident | None, at: int = 0) -> None:
+        """Have this accident at the request number `at` for an object (counted from 1, from now on); what is
+        out of order stays so.
+        """
+        with self._lock:
+            self._accident, self._at, self.requests = accident, at, 0
+            self._lasts = accident != "cut"
+
+    def _backend(self) -> Any:
+        from moto.core import DEFAULT_ACCOUNT_ID
+        from moto.s3.models import s3_backends
+
+        return s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        asked, name = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        if f"Credential={KEY['AWS_ACCESS_KEY_ID']}/" not in environ.get("HTTP_AUTHORIZATION", ""):
+            start_response("403 Forbidden", [("Content-Length", str(len(UNKNOWN)))])
+            return [UNKNOWN]
+        if name.count("/") < 2 or (asked != "PUT" and (asked != "GET" or name.endswith(".dir"))):
+            return self.moto(environ, start_response)  # looks and lists, those of DVC's folders too
+        with self._lock:  # one after the other: so many are through when it happens
+            self.requests += 1
+            is_due = self.requests == self._at or (self._lasts and self.requests > self._at)
+            if not is_due or self._accident is None:
+                return [b"".join(self.moto(environ, start_response))]
+            return self._break_off(environ, start_response, self._accident)
+
+    def _break_off(self, environ: dict[str, Any], start_response: Any, accident: Accident) -> Iterable[bytes]:
+        size = int(environ.get("CONTENT_LENGTH") or 0)
+        if accident == "503":
+            environ["wsgi.input"].read(size)
+            start_response("503 Slow Down", [("Content-Length", str(len(BUSY)))])
+            return [BUSY]
+        half = []
+        if environ["REQUEST_METHOD"] == "PUT":
+            environ["wsgi.input"].read(size // 2)
+        else:
+            whole = b"".join(self.moto(environ, start_response))
+            half = [whole[: len(whole) // 2]]
+        victim = environ["REMOTE_PORT"] if accident == "kill" and self.requests == self._at else None
+        return self._and_end(half, environ["werkzeug.socket"], victim)
+
+    def _and_end(self, half: list[bytes], connection: socket.socket, victim: int | None) -> Iterator[bytes]:
+        yield from half
+        if victim:
+            self._kill(int(victim))
+        with suppress(OSError):  # gone already
+            connection.shutdown(socket.SHUT_RDWR)
+        raise ConnectionResetError
+
+    def _kill(self, port: int) -> None:
+        """Kill -9 the process at the other end of a connection."""
+        found = {
+            other.pid
+            for other in psutil.net_connections("tcp4")
+            if other.laddr.port == port and other.raddr and other.raddr.port == self.server.server_port
+        }
+        for pid in found - {None, os.getpid()}:
+            os.kill(pid, signal.SIGKILL)
+            self.killed.append(pid)

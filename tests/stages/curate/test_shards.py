@@ -1,0 +1,367 @@
+"""Any number of shards gives the bytes that one process gives: rows, rejects, changes, clusters, account,
+page.
+"""
+
+import gzip
+import io
+import json
+import os
+import random
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from draws import draws
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizer_folders import smollm_folder
+
+from pipeline.config.params import load_params
+from pipeline.config.sections import Curate
+from pipeline.core.errors import ConfigError, DataError, MachineError
+from pipeline.core.jsonl import BadLine
+from pipeline.core.places import PROJECT
+from pipeline.stages.curate import shard, stats
+from pipeline.stages.curate.phases import clean, plan, work
+from pipeline.stages.curate.reading.containers import raw_lines
+from pipeline.stages.curate.stage import curate, publish_shards
+from pipeline.workflow.shards import FOLDER, PHASES, drop_stale, parse_item
+
+RECIPE = load_params(PROJECT / "recipes/demo.yaml").model_dump(mode="json")["curate"]
+EXAM = " ".join(f"secret{number}" for number in range(20))
+
+
+def lines(*rows: Any) -> bytes:
+    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+
+
+def chat(question: str, answer: str, **more: Any) -> dict[str, Any]:
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"messages": turns, **more}
+
+
+def words(seed: int, count: int = 40) -> str:
+    return " ".join(f"w{seed * 7919 % 10007}x{number * seed % 97}" for number in range(count))
+
+
+def chats(first: int, last: int) -> Iterator[dict[str, Any]]:
+    """Rows of which many repeat an earlier one, exactly or nearly, here and in other files."""
+    for i in range(first, last):
+        base = i % 150
+        yield chat(
+            f"question {base % 70} about {words(base % 70, 12)}",
+            f"{words(base)}{' and more' if i % 3 else ''} mail{i % 50}@firm.com",
+            **({"domain": f"domain {i % 9}"} if i % 4 else {}),
+            **({"reward": (i * 37 % 11) / 10} if i % 5 == 0 else {}),
+        )
+
+
+def nasty_files() -> dict[str, bytes]:
+    """Every container, and lines of every kind; what is alike lies far apart."""
+    import pyarrow
+    import zstandard
+    from pyarrow import parquet
+
+    table = io.BytesIO()
+    rows = [
+        {"prompt": f"parquet {i % 9} asks {words(i % 9)}", "completion": words(i % 13)} for i in range(30)
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), table)
+    broken = (
+        b'{"messages": \n\n\xff\xfe\n[1]\n{"a": 1, "a": 2}\n   \nnot json\n{"text": "'
+        + b"x" * 40_000
+        + b'"}\n'
+    )
+    mark = "\ufeff".encode()
+    cells = "".join(f'"csv {i % 7}, asks","{words(i % 7)}"\n' for i in range(20))
+    answers = lines(
+        *(chat("best tea of all", f"answer {i % 4} {words(i % 4)}", score=i % 6) for i in range(24))
+    )
+    return {
+        "a/first.jsonl": mark + lines(*chats(0, 120)) + mark + lines(chat("marked", "line")) + broken,
+        "a/unix.jsonl": lines(*chats(60, 200)).replace(b"\n", b"\r\n") + answers + b"no break at the end",
+        "array.json": json.dumps([*chats(20, 50)]).encode(),
+        "b.csv": f"prompt,completion\n{cells}".encode() + b'"one cell"\n',
+        "c.parquet": table.getvalue(),
+        "d.jsonl.gz": gzip.compress(lines(*chats(100, 160))),
+        "e.jsonl.zst": zstandard.compress(lines(*chats(10, 40)) + broken),
+        "empty.jsonl": b"",
+        "exam.jsonl": lines(*(chat(words(i, 9), f"{words(i + 900)} {EXAM}!") for i in range(700, 706))),
+        "long.jsonl": lines({"text": " ".join(f"Sentence {i} says {i * 7919 % 1000}." for i in range(300))}),
+        "object.json": json.dumps(chat("one", "object"), indent=1).encode(),
+        "refused.doc": b"x",
+        "z.jsonl": lines(*chats(0, 60), *(chat(f"thumb {i}", words(i), label=i % 2 == 0) for i in range(8))),
+    }
+
+
+def make_project(root: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (root / "data/raw" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "data/raw" / name).write_bytes(content)
+    (root / "data/guard").mkdir(parents=True)
+    (root / "data/guard/exam.txt").write_text(f"{EXAM}\n\n{words(500)}\n", encoding="utf-8")
+    (root / "models").mkdir()
+    (root / "models/base.json").write_text(json.dumps({"added_tokens": ["<|im_start|>", "<|im_end|>"]}))
+    return root
+
+
+def outputs(root: Path) -> dict[str, bytes]:
+    """All that the stage has published."""
+    files = [
+        *(root / "data/final").glob("*"),
+        *(root / "data").glob("*.jsonl"),
+        *(root / "reports").glob("*"),
+    ]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
+
+
+def run_jobs(root: Path, given: Curate, shards: int, phases: tuple[str, ...] = tuple(PHASES)) -> None:
+    """The jobs of these phases, as Snakemake runs them but in this process."""
+    for phase in phases:
+        items = [f"{number}-of-{shards}" for number in range(1, shards + 1)]
+        for item in reversed(items) if PHASES[phase][0] else [f"of-{shards}"]:
+            shard.run(phase, item, root, given)
+
+
+def sharded(root: Path, given: Curate, shards: int) -> dict[str, bytes]:
+    run_jobs(root, given, shards)
+    publish_shards(root, given, shards)
+    return outputs(root)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nasty files, and a base whose tokenizer counts tokens."""
+    root = make_project(tmp_path_factory.mktemp("shards"), nasty_files())
+    smollm_folder(root / "models/base")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code's key is looked up once and not by each job; disks needn't be ready for a power failure."""
+    monkeypatch.setattr(
+        "pipeline.workflow.shards.Package", lambda: type("Key", (), {"key": lambda *_: "code"})()
+    )
+    monkeypatch.setattr("pipeline.core.publish._fsync", lambda _: None)
+
+
+MANY_RULES: dict[str, Any] = {
+    "val_fraction": 0.1,
+    "test_fraction": 0.2,
+    "max_line_bytes": 30_000,
+    "max_tokens": 700,
+    "decontaminate": ["exam.txt"],
+    "pairs": "rewards",
+    "temperature": 0.7,
+    "max_domain_share": 0.6,
+    "max_rows_per_source": 60,
+    "source_weights": {"a/*": 0.8},
+}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        MANY_RULES,
+        {"drop_duplicates": "none", "val_fraction": 0.0, "test_fraction": 0.3},
+        {"drop_duplicates": "exact", "near_threshold": 0.6},
+    ],
+)
+def test_any_number_of_shards_gives_the_same_bytes(
+    project: Path, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats, "MOST_DOMAINS", 6)  # so that there are more of them
+    monkeypatch.setattr(clean, "BLOCK_BYTES", 3000)
+    given = Curate.model_validate(RECIPE | changed)
+    if changed is not MANY_RULES and (project / "models/base").is_dir():
+        shutil.rmtree(project / "models/base")  # each shard would read the tokenizer again
+    counts = curate(project, given, 1)
+    expected = outputs(project)
+    assert len(expected) == 8 and counts["duplicates"]["clusters"] > 50
+    assert "(other)" in counts["domains"]
+    if changed is MANY_RULES:  # nothing that is to be compared is missing
+        reasons = set(counts["rejected"])
+        assert {
+            "duplicate",
+            "near_duplicate",
+            "contaminated",
+            "sampled_out",
+            "too_long",
+            "not_json",
+        } <= reasons
+        assert counts["pairs"]["made"] > 1 and counts["parts_added"] > 2 and all(counts["splits"].values())
+        assert counts["contamination"]["sources"].keys() == {"exam.txt", "test"}
+    for shards in (7,) if changed is MANY_RULES else (2, 5):
+        assert sharded(project, given, shards) == expected, shards
+        assert sum(map(len, read_plan(project, given, shards).shards)) > len(counts["files"])  # some were cut
+
+
+def read_plan(root: Path, given: Curate, shards: int) -> plan.Plan:
+    return plan.read_plan(shard.work_of(root, given, shards))
+
+
+@pytest.mark.parametrize("shards", [3, 20])
+def test_more_shards_than_rows(tmp_path: Path, shards: int) -> None:
+    files = {"a.jsonl": lines(chat("one", "row")), "b.jsonl": b"", "c.jsonl": lines(chat("another", "line"))}
+    root = make_project(tmp_path, files)
+    given = Curate.model_validate(RECIPE | {"val_fraction": 0.0, "test_fraction": 0.0})
+    curate(root, given, 1)
+    expected = outputs(root)
+    assert sharded(root, given, shards) == expected
+    assert [] in read_plan(root, given, shards).shards
+
+
+def test_no_file_that_can_be_read_is_the_same_sentence_for_any_number_of_shards(tmp_path: Path) -> None:
+    root = make_project(tmp_path, {})
+    (root / "data/raw").mkdir()
+    (root / "data/raw/link.jsonl").symlink_to(tmp_path)
+    said = []
+    for use in (lambda: curate(root, SMALL, 1), lambda: sharded(root, SMALL, 3)):
+        with pytest.raises(DataError, match="Q-CURATE-013") as caught:
+            use()
+        said.append(str(caught.value))
+    assert said[0] == said[1] and outputs(root) == {}
+
+
+PIECES = st.lists(
+    st.sampled_from(
+        [b"", b"\n", b"\r\n", b"{}\n", b'{"a": 1}\n', "\ufeff".encode(), b"x" * 40, b"x" * 90 + b"\n"]
+    )
+    | st.binary(max_size=20)
+)
+
+
+@settings(max_examples=draws(150), deadline=None)
+@given(files=st.lists(PIECES.map(b"".join), min_size=1, max_size=4), shards=st.integers(1, 9))
+def test_shards_read_every_line_once_under_its_number(
+    tmp_path_factory: pytest.TempPathFactory, files: list[bytes], shards: int
+) -> None:
+    root = make_project(tmp_path_factory.mktemp("cut"), {f"{i}.jsonl": data for i, data in enumerate(files)})
+    given = Curate.model_validate(RECIPE | {"max_line_bytes": 1024})
+    with patch("pipeline.stages.curate.reading.containers.SNIFFED", 64):
+        made = work.Work(root / "work", shards)
+        plan.make_plan(root, given, made)
+        planned = plan.read_plan(made)
+
+        def read(name: str, part: Any = None) -> list[Any]:
+            found = raw_lines(root / "data/raw" / name, name, max_line_bytes=50, notes=notes, part=part)
+            return [
+                (name, number, offset, (data.code, str(data)) if isinstance(data, BadLine) else data)
+                for number, offset, data in found
+            ]
+
+        notes = Counter[str]()
+        whole = [line for name in planned.files for line in read(name)]
+        noted = +notes
+        notes = Counter[str]()
+        assert [line for one in planned.shards for name, part in one for line in read(name, part)] == whole
+        assert +notes == noted
+        assert len(planned.shards) == shards
+
+
+def test_a_shards_bytes_are_nearly_equal(tmp_path: Path) -> None:
+    root = make_project(tmp_path, {"a.jsonl": lines(*chats(0, 300)), "b.jsonl": lines(*chats(0, 500))})
+    total = sum(path.stat().st_size for path in (root / "data/raw").iterdir())
+    made = work.Work(root / "work", 5)
+    plan.make_plan(root, Curate.model_validate(RECIPE), made)
+    for one in plan.read_plan(made).shards:
+        read = sum(
+            part.stop - part.start if part else (root / "data/raw" / name).stat().st_size
+            for name, part in one
+        )
+        assert abs(read - total / 5) < 1000
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return make_project(tmp_path, {"a.jsonl": lines(*chats(0, 90))})
+
+
+SMALL = Curate.model_validate(RECIPE)
+
+
+def test_a_job_whose_inputs_are_missing_says_what_makes_them(small: Path) -> None:
+    run_jobs(small, SMALL, 2, ("plan",))
+    shard.run("clean", "2-of-2", small, SMALL)
+    with pytest.raises(DataError, match="Q-CURATE-016"):
+        shard.run("sample", "of-2", small, SMALL)
+    with pytest.raises(DataError, match="Q-CURATE-016"):
+        publish_shards(small, SMALL, 2)
+    assert outputs(small) == {}
+
+
+@pytest.mark.parametrize("changed", ["settings", "raw", "guard", "base"])
+def test_what_was_made_of_other_inputs_is_not_used_and_goes(small: Path, changed: str) -> None:
+    run_jobs(small, SMALL, 2)
+    run_jobs(small, SMALL, 3, ("plan",))
+    drop_stale(small, SMALL)
+    assert (small / FOLDER / "write-2-of-2").is_dir() and (small / FOLDER / "plan-of-3").is_dir()
+    now = SMALL
+    if changed == "settings":
+        now = SMALL.model_copy(update={"seed": 7})
+    elif changed == "base":
+        (small / "models/base.json").write_text('{"added_tokens": ["<x>"]}')
+    else:
+        with (small / "data" / changed / {"raw": "a.jsonl", "guard": "exam.txt"}[changed]).open("ab") as file:
+            file.write(b"\n")
+    for use in (lambda: shard.run("write", "1-of-2", small, now), lambda: publish_shards(small, now, 2)):
+        with pytest.raises(MachineError, match="Q-CURATE-017"):
+            use()
+    assert outputs(small) == {}
+    drop_stale(small, now)
+    assert not list((small / FOLDER).iterdir())
+    curate(small, now, 1)
+    expected = outputs(small)
+    assert sharded(small, now, 2) == expected
+
+
+def test_whichever_job_is_killed_the_same_command_goes_on_to_the_same_bytes(small: Path) -> None:
+    curate(small, SMALL, 1)
+    expected = outputs(small)
+    for phase, (scattered, _) in PHASES.items():
+        for item in ("2-of-2", "1-of-2") if scattered else ("of-2",):
+            for when in ("at any moment", "before it is published"):
+                _killed(phase, item, small, when)
+            shard.run(phase, item, small, SMALL)
+    publish_shards(small, SMALL, 2)
+    assert outputs(small) == expected
+
+
+def _killed(phase: str, item: str, root: Path, when: str) -> None:
+    """Run a job in a process of its own that is killed."""
+    if child := os.fork():
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (phase, when)
+        return
+    try:
+        if when == "at any moment":
+            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            signal.setitimer(signal.ITIMER_REAL, random.Random(phase + item).uniform(0.001, 0.02))  # noqa: S311
+        else:
+            patch("pipeline.core.publish._fsync_tree", lambda _: os.kill(os.getpid(), signal.SIGKILL)).start()
+        for _ in range(100):
+            shard.run(phase, item, root, SMALL)
+    finally:
+        os._exit(1)
+
+
+@pytest.mark.parametrize(
+    ("phase", "item"),
+    [
+        ("clean", "of-7"),
+        ("clean", "0-of-7"),
+        ("clean", "8-of-7"),
+        ("plan", "1-of-7"),
+        ("plan", "of-257"),
+        ("join", ""),
+    ],
+)
+def test_a_job_that_there_is_not_is_refused(phase: str, item: str) -> None:
+    with pytest.raises(ConfigError, match="Q-CURATE-018"):
+        parse_item(phase, item)

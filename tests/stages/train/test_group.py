@@ -1,0 +1,60 @@
+"""How several processes of one training meet and part, each a thread with its own connection to the store."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from pipeline.core.errors import ConfigError
+from pipeline.core.ranks import HERE, Rank
+from pipeline.stages.train.several import group as module
+from pipeline.stages.train.several.group import Group, open_group
+
+
+def parting(rank: Rank, body: Callable[[Group], Any]) -> tuple[Any, float]:
+    """What `body` returns or raises, and when the group was left."""
+    found: Any = None
+    try:
+        with open_group(rank) as group:
+            found = body(group)
+    except ConfigError as error:
+        found = error.id
+    return found, time.monotonic()
+
+
+@pytest.fixture
+def two() -> Iterator[Callable[..., tuple[Future[Any], Future[Any]]]]:
+    """Run a body in rank 0 and another in rank 1."""
+    with socket.socket() as store, ThreadPoolExecutor(2) as pool:
+        store.bind((HERE, 0))
+        store.listen()
+        port, fd = store.getsockname()[1], store.detach()
+        ranks = (Rank(0, 2, 0, 2, HERE, port, listening=fd), Rank(1, 2, 1, 2, HERE, port))
+        yield lambda *bodies: tuple(map(pool.submit, (parting, parting), ranks, bodies))
+
+
+def test_nothing_to_do_is_heard_by_one_that_comes_late(two: Any) -> None:
+    def late(group: Group) -> Any:
+        time.sleep(0.5)
+        return group.follow(dict)
+
+    first, second = (future.result(20) for future in two(lambda group: "done", late))
+    assert (first[0], second[0]) == ("done", None)
+    assert first[1] > second[1] - module.LOOK_SECONDS, "the store ends with rank 0"
+
+
+def test_who_never_comes_is_not_waited_for_long(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAVE_SECONDS", 0.2)
+    first, _ = two(lambda group: "done", lambda group: time.sleep(1))
+    assert first.result(20)[0] == "done"
+
+
+def test_one_with_other_inputs_is_refused_by_both(two: Any) -> None:
+    first, second = two(
+        lambda group: group.begin({"record": {"data": 1, "threads": 1}}),
+        lambda group: group.follow(lambda: {"data": 2, "threads": 1}),
+    )
+    assert [future.result(20)[0] for future in (first, second)] == ["Q-TRAIN-038"] * 2
