@@ -1,5 +1,6 @@
 """DVC's cache: what in it is not what its name says is put aside, so that DVC sees it as missing."""
 
+import hashlib
 import json
 import os
 import re
@@ -83,12 +84,12 @@ def place(cache: Path, md5: str) -> Path:
 
 
 def listing(cache: Path, md5: str) -> list[dict[str, str]]:
-    """The files of a folder that is in DVC's cache; none if their list is damaged."""
+    """The files of a folder that is in DVC's cache; none if their list is not there, or is not what its name
+    says: of a folder that is not cached, DVC keeps a list all the same, which nothing puts aside.
+    """
     path = place(cache, md5)
-    if not md5.endswith(".dir") or not path.is_file():
+    content = path.read_bytes() if md5.endswith(".dir") and path.is_file() else b""
+    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5.removesuffix(".dir"):
         return []
-    try:
-        entries: list[dict[str, str]] = json.loads(path.read_bytes())
-    except ValueError:
-        return []
+    entries: list[dict[str, str]] = json.loads(content)
     return entries
