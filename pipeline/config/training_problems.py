@@ -35,6 +35,7 @@ def training_problems(
             f"train.offload_layers is {train.offload_layers} and train.use_dora is on, which reads weights "
             "beside the layers' own forwards: set one of them to 0 or false"
         )
+    yield from _problems_of_shards(train)
     if train.modules_to_save and train.loss == "liger":
         yield (
             f"train.modules_to_save names {', '.join(train.modules_to_save)} and train.loss is liger, whose "
@@ -65,6 +66,27 @@ def training_problems(
     problem = merged_only(train.model_dump()) if train.tuner == "lora" else None
     if problem:
         yield from _of_merged_only(f"train.{problem}", graph, full_parity, compared)
+
+
+def _problems_of_shards(train: Train) -> Iterator[str]:
+    """What keeps a base from being shared out among processes."""
+    if not train.shard_base:
+        return
+    if train.offload_layers:
+        yield (
+            f"train.shard_base is on and train.offload_layers is {train.offload_layers}, which both say "
+            "where frozen weights lie: turn one of them off"
+        )
+    if train.use_dora:
+        yield (
+            "train.shard_base is on and train.use_dora too, which reads weights beside the layers' own "
+            "forwards: turn one of them off"
+        )
+    if METHODS[train.method].reference and train.per_device_train_batch_size > 1:
+        yield (
+            f"train.shard_base is on and train.method is {train.method}, whose reference is asked for each "
+            "row by itself, in all processes at once: set train.per_device_train_batch_size to 1"
+        )
 
 
 def _of_prompts(train: Train) -> Iterator[str]:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from pipeline.core.errors import GateError
+from pipeline.models.tensors import whole
 from pipeline.models.tuners import trained_numbers
 
 DAMAGED = (
@@ -41,9 +42,9 @@ def dequantization_is_finite(model: Any) -> int:
     linears = nf4_linears(model).items()
     weights = (
         # the weight itself may be in main memory (`pipeline.models.offload`)
-        (name, dequantize_4bit(one.weight.data.to(state.absmax.device), state))
+        (name, dequantize_4bit(whole(one.weight).data.to(state.absmax.device), state))
         for name, one in linears
-        for state in (one.weight.quant_state,)
+        for state in (nf4_state(one),)
     )
     return _count_finite(weights, *DAMAGED)
 
@@ -69,9 +70,10 @@ def quantized_is_finite(model: Any) -> int:
         if hasattr(module, "logical")
     }  # a tied head once
     blocks = (
-        (name, dequantize(module.weight[first:last], module.ggml_type))
+        (name, dequantize(weight[first:last], module.ggml_type))
         for name, module in modules.values()
-        for first, last in row_blocks(len(module.weight), module.logical // len(module.weight))
+        for weight in (whole(module.weight),)
+        for first, last in row_blocks(len(weight), module.logical // len(weight))
     )
     return _count_finite(blocks, *DAMAGED)
 
@@ -89,17 +91,21 @@ def _count_finite(values: Iterable[tuple[str, Any]], id: str, fault: str) -> int
 
 def nf4_linears(model: Any) -> dict[str, Any]:
     """Every linear in NF4, by its name in the base (without PEFT's prefix and wrapping)."""
-    found = {
-        name: module
-        for name, module in model.named_modules()
-        if getattr(getattr(module, "weight", None), "quant_state", None) is not None
-    }
+    found = {name: module for name, module in model.named_modules() if nf4_state(module) is not None}
     # PEFT's layer answers for its base layer's weight too: take the linear itself
     return {
         name.removeprefix("base_model.model.").removesuffix(".base_layer"): module
         for name, module in found.items()
         if not hasattr(module, "base_layer")
     }
+
+
+def nf4_state(linear: Any) -> Any:
+    """How bitsandbytes has quantized a linear, None if it is not in NF4. Its weight doesn't say so where it
+    is shared out (`pipeline.models.sharded`).
+    """
+    of_weight = getattr(getattr(linear, "weight", None), "quant_state", None)
+    return getattr(linear, "quant_state", None) if of_weight is None else of_weight
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pipeline.config.targets import is_router, is_target
 from pipeline.core.errors import ConfigError, ToolError
 
 # for a model that only answers: where weights lie changes no number
-ON_ONE_DEVICE = {"embeddings_on_cpu": False, "offload_layers": 0}
+ON_ONE_DEVICE = {"embeddings_on_cpu": False, "offload_layers": 0, "shard_base": False}
 
 
 def load_quantized(folder: Path, train: Training, device: str | None = None) -> Any:
@@ -123,7 +123,7 @@ def keep_embeddings_on_cpu(model: Any) -> None:
             "train.embeddings_on_cpu is on, but this base's embeddings are also its head, which stays on "
             "the GPU: set it to false",
         )
-    embeddings, device = model.get_input_embeddings(), model.get_output_embeddings().weight.device
+    embeddings = model.get_input_embeddings()
 
     class EmbeddingsInMainMemory(torch.nn.Module):
         """Looks up where the table is."""
@@ -133,8 +133,9 @@ def keep_embeddings_on_cpu(model: Any) -> None:
             self.weight = embeddings.weight.detach().cpu()  # (V, H)
 
         def forward(self, ids: Any) -> Any:
-            """Rows (B, S, H) on the model's device for token ids (B, S)."""
-            return torch.nn.functional.embedding(ids.cpu(), self.weight).to(device)
+            """Rows (B, S, H) on the head's device for token ids (B, S)."""
+            rows = torch.nn.functional.embedding(ids.cpu(), self.weight)
+            return rows.to(model.get_output_embeddings().weight.device)
 
     model.set_input_embeddings(EmbeddingsInMainMemory())
 

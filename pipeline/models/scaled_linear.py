@@ -14,6 +14,7 @@ import torch
 from pipeline.gguf.dequantize import columns_of, layout
 from pipeline.gguf.scales import changed_scales, per_scale, scale_places, stored_scales, with_scales
 from pipeline.models.quantized_linear import QuantizedLinear, passing
+from pipeline.models.tensors import whole
 
 # weights whose gradient is dense at a time: 32 MB in float32, and as many for their derivatives
 BLOCK_WEIGHTS = 8 << 20
@@ -116,7 +117,7 @@ class ScaledLinear(QuantizedLinear):
         """The same linear as the tuned file holds it, frozen."""
         with torch.no_grad():
             # the weight itself may be in main memory (`pipeline.models.offload`)
-            weights = rescaled(self.weight.to(self.change.device), self.ggml_type, self.change)
+            weights = rescaled(whole(self.weight).to(self.change.device), self.ggml_type, self.change)
         return QuantizedLinear(weights, self.ggml_type, self.bias, compute_dtype=self.compute_dtype)
 
     def rows(self, first: int, last: int) -> torch.Tensor:

@@ -21,3 +21,10 @@ def frozen_tensors(model: Any) -> Iterator[Any]:
 def tensor_bytes(tensors: Iterable[Any]) -> int:
     """Bytes of the tensors' own elements; one that is there twice (a tied head) counts once."""
     return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
+
+
+def whole(weight: Any) -> Any:
+    """A weight, or all of one that is shared out (`pipeline.models.sharded`): then all processes have to
+    ask.
+    """
+    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight

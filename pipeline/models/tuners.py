@@ -20,6 +20,7 @@ from pipeline.models.frozen_layers import stop_gradients
 from pipeline.models.lora import check_adapter, check_targets, lora_config
 from pipeline.models.qlora import linear_names
 from pipeline.models.saved import hold_in_float32, saved_changes, saved_paths
+from pipeline.models.tensors import whole
 
 AGAIN = "run `snakemake --force train`"
 
@@ -224,7 +225,7 @@ def unchanged_in_file(model: Any) -> bool:
     from pipeline.models.scaled_linear import ScaledLinear
 
     scaled = [one for one in model.modules() if isinstance(one, ScaledLinear)]
-    return bool(scaled) and all(torch.equal(one.tuned().weight, one.weight) for one in scaled)
+    return bool(scaled) and all(torch.equal(one.tuned().weight, whole(one.weight)) for one in scaled)
 
 
 def trained_numbers(model: Any) -> Iterator[tuple[str, Any, bool]]:

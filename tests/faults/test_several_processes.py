@@ -152,11 +152,36 @@ def test_a_signal_to_one_stops_all(
     same_as(alone, root)
 
 
+def test_the_base_is_shared_out(project: Path, alone: Path, tmp_path: Path) -> None:
+    """In each step one process has no work at the end and runs along; one is killed within a layer."""
+    root = changed(copy(project, tmp_path), shard_base=True)
+    assert run(root, 2, {1: Death("step", 17)}) == [6, -signal.SIGKILL], log(root)[-2000:]
+    assert "Q-TRAIN-037" in log(root)
+    assert run(root, 2) == [0, 0], log(root)[-2000:] + log(root, 1)[-2000:]
+    same_as(alone, root)
+
+
+@pytest.mark.slow
+def test_a_signal_while_the_base_is_shared_out(project: Path, alone: Path, tmp_path: Path) -> None:
+    """It waits for the end of the evaluation; one process alone goes on."""
+    root = changed(copy(project, tmp_path), shard_base=True)
+    assert run(root, 2, {1: Death("evaluation", 2)}) == [128 + signal.SIGTERM] * 2, log(root) + log(root, 1)
+    assert run(root, 1) == [2]
+    assert "Q-TRAIN-040" in log(root)
+    assert run(changed(root, shard_base=False), 1) == [0], log(root)[-2000:]
+    same_as(alone, root)
+
+
 @pytest.mark.parametrize(
-    "method",
-    ["sft", "dpo", *(pytest.param(one, marks=EXHAUSTIVE) for one in ("kto", "ipo", "orpo", "simpo"))],
+    ("method", "shard_base"),
+    [
+        ("sft", False),
+        ("dpo", False),
+        pytest.param("dpo", True, marks=pytest.mark.slow),
+        *(pytest.param(one, False, marks=EXHAUSTIVE) for one in ("kto", "ipo", "orpo", "simpo")),
+    ],
 )
-def test_other_methods(method: str, project: Path, tmp_path: Path) -> None:
+def test_other_methods(method: str, shard_base: bool, project: Path, tmp_path: Path) -> None:
     """sft is of rows with rewards."""
     begun = changed(copy(project, tmp_path / "begun"), method=method, num_train_epochs=1.0)
     params = yaml.safe_load((begun / "params.yaml").read_text())
@@ -167,13 +192,15 @@ def test_other_methods(method: str, project: Path, tmp_path: Path) -> None:
     preprocess(load_params(begun / "params.yaml"), begun)
     one, two = copy(begun, tmp_path / "one"), copy(begun, tmp_path / "two")
     assert run(one, 1) == [0], log(one)[-2000:]
-    assert run(two, 2) == [0, 0], log(two)[-2000:] + log(two, 1)[-2000:]
+    assert run(changed(two, shard_base=shard_base), 2) == [0, 0], log(two)[-2000:] + log(two, 1)[-2000:]
     same_as(one, two)
 
 
 @pytest.mark.slow
 def test_distilled_scales(tmp_path: Path) -> None:
-    """Scales inside a GGUF, in a tenth of whose loss the rows' own answers count."""
+    """Scales inside a GGUF, in a tenth of whose loss the rows' own answers count, and its blocks shared
+    out.
+    """
     params = tiny_params(tiny_gguf(tmp_path / "source.gguf"))
     params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
     params["curate"] |= {"max_tokens": 250}
@@ -185,7 +212,7 @@ def test_distilled_scales(tmp_path: Path) -> None:
     run_stages(begun, ("base", "curate", "preprocess"))
     one, two = copy(begun, tmp_path / "one"), copy(begun, tmp_path / "two")
     assert run(one, 1) == [0], log(one)[-2000:]
-    assert run(two, 2) == [0, 0], log(two)[-2000:] + log(two, 1)[-2000:]
+    assert run(changed(two, shard_base=True), 2) == [0, 0], log(two)[-2000:] + log(two, 1)[-2000:]
     same_as(one, two)
     before = [
         json.loads((root / "reports/train.json").read_text())["eval_loss_before"] for root in (one, two)

@@ -176,6 +176,11 @@ class Train(Section):
         "first layers whose frozen weights stay in main memory and are copied to the GPU whenever they run: "
         "saves theirs but for one layer's there, slower; 0: none",
     )
+    shard_base: bool = key(
+        False,
+        "of several processes each keeps a part of the layers' frozen weights, and a layer is put together "
+        "while it runs: for bases that don't fit one card, slower",
+    )
     loss: Literal["auto", "liger", "chunked"] = key(
         "auto",
         "the loss that never holds all logits: auto (liger on a GPU, chunked on a CPU) | liger | chunked",

@@ -10,8 +10,10 @@ from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
 from pipeline.chat.tokens import IGNORED
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections import Training
+from pipeline.core.cpu import training_device
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
+from pipeline.core.units import memory_gb
 from pipeline.core.wording import plural
 from pipeline.models.chunked_loss import check_head
 from pipeline.models.experts.separate import is_mixture
@@ -38,9 +40,9 @@ from pipeline.stages.train.step_stats import Batch
 from pipeline.stages.train.trainer import QuenchTrainer
 
 
-def load_model(base: Path, settings: Training) -> tuple[Any, str]:
+def load_model(base: Path, settings: Training, group: Group | None = None) -> tuple[Any, str]:
     """The quantized base with what trains on it, an adapter drawn from the seed, and the loss that it is
-    trained with.
+    trained with. With `train.shard_base` the processes of `group` keep a part each.
     """
     mixture = is_mixture(base)
     check_mixture(settings, mixture=mixture)
@@ -48,11 +50,28 @@ def load_model(base: Path, settings: Training) -> tuple[Any, str]:
     if loss == "liger":
         apply_liger(base)  # before the model is loaded
     set_seed(settings.seed)  # the trainer does so too, but the adapter's start is drawn before there is one
-    model = put_tuner(load_quantized(base, settings), settings)
+    if settings.shard_base and group is not None:
+        model = shared_out(base, settings, group)
+    else:
+        model = put_tuner(load_quantized(base, settings), settings)
     if loss == "liger":
         check_liger(causal_model(model))
     check_head(causal_model(model))
     return model, loss
+
+
+def shared_out(base: Path, settings: Training, group: Group) -> Any:
+    """The same with the base's layers shared out; one process at a time has all of it in main memory."""
+    import torch
+
+    from pipeline.models.sharded import shard
+
+    group.connect()
+    with group.turn():
+        model = put_tuner(load_quantized(base, settings, "cpu"), settings)
+        part = shard(causal_model(model), torch.device(training_device()))
+    print(f"train: of the base's layers {memory_gb(part)} are in this process, of {group.count}")
+    return model
 
 
 def shown(batch: Batch, method: Method) -> Batch:
@@ -104,7 +123,7 @@ def make_trainer(
     arguments = training_arguments(settings, checkpoints, rows=len(rows), held_out=len(held_out))
     leads = group is None or group.leads
     arguments.disable_tqdm |= not leads
-    model, loss = load_model(base, settings)
+    model, loss = load_model(base, settings, group)
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     learning: Any = Collator(padding)
     monitoring: Any = learning
@@ -116,7 +135,9 @@ def make_trainer(
             PreferenceCollator(learning, settings.method, found) for found in (rows, held_out)
         )
         asked = METHODS[settings.method].reference
-        reference = Reference(checkpoints / REFERENCE, record, keep=leads) if asked else None
+        reference = None
+        if asked:  # who shares a base out can't go by what it alone remembers: all run the layers as often
+            reference = Reference(checkpoints / REFERENCE, record, keep=leads, again=settings.shard_base)
         kind = partial(PreferenceTrainer, reference=reference)
     if rounds:
         learning = monitoring = PromptCollator(learning)
@@ -150,6 +171,7 @@ def make_trainer(
         start=start,
         metrics_log=metrics_log,
         group=group,
+        sharded=settings.shard_base,
     )
     callback.trainer = trainer
     trainer.remove_callback(PrinterCallback)

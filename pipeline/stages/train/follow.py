@@ -16,7 +16,7 @@ from pipeline.core.locks import inputs_below
 from pipeline.core.metrics_log import MetricsLog, Row
 from pipeline.core.ranks import Rank
 from pipeline.models.runtime import silence_libraries, use_all_cores
-from pipeline.stages.train.beforehand import BEFORE, held_out_before
+from pipeline.stages.train.beforehand import BEFORE, held_out_before, prove_beforehand
 from pipeline.stages.train.run import describe
 
 
@@ -67,6 +67,7 @@ def follow(params: Params, root: Path, group: Any) -> None:
 
 
 def _follow(tokens: Path, base: Path, checkpoints: Path, settings: Training, group: Any) -> None:
+    from pipeline.models.tuners import unchanged_in_file
     from pipeline.stages.train.assembly import make_trainer
     from pipeline.stages.train.distill.teacher import ask_teacher
 
@@ -97,6 +98,12 @@ def _follow(tokens: Path, base: Path, checkpoints: Path, settings: Training, gro
             group,
         )
         group.connect()
+        if settings.shard_base:  # each weight is looked at by all
+            with group.noticing():
+                prove_beforehand(trainer, settings)
         if teacher:
             held_out_before(trainer, checkpoints / BEFORE, fresh=start is None)
         trainer.train(resume_from_checkpoint=str(start) if start else None)
+        if settings.shard_base:
+            with group.noticing():
+                unchanged_in_file(trainer.model)

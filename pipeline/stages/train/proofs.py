@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.core.errors import ConfigError, GateError
 from pipeline.models.experts.targets import expert_of, together
+from pipeline.models.finite import nf4_state
 from pipeline.models.tuners import trained_numbers, unchanged_in_file
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
 from pipeline.stages.train.monitoring.epochs import epochs_complete
@@ -84,9 +85,7 @@ def check_not_repacked(model: Any) -> None:
     without most gradients.
     """
     for name, module in model.named_modules():
-        if getattr(
-            getattr(getattr(module, "weight", None), "quant_state", None), "packing_format_for_cpu", False
-        ):
+        if getattr(nf4_state(module), "packing_format_for_cpu", False):
             raise GateError(
                 "Q-TRAIN-026",
                 f"{name} was repacked for inference, and its gradient is lost from here on: run `make "

@@ -56,6 +56,8 @@ ADDED = (
     *("clip_value", "checkpoint_every", "train_on_prompt", "shuffle", "grpo", "target_experts", "router"),
     "offload_layers",
 )
+# changes no byte of what is trained, as the number of processes doesn't: a run may go on with it changed
+NO_PART = {"shard_base"}
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
 MACHINE = ("device", "threads")
 
@@ -77,7 +79,7 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
         "tokens_sha256": tree_hash(tokens),
         **({"teacher_sha256": file_hash(source)} if distilled else {}),
         "base": base_hashes(base),
-        "settings": settings.model_dump(mode="json"),
+        "settings": settings.model_dump(mode="json", exclude=NO_PART),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else cpu_name(),
         "threads": torch.get_num_threads(),

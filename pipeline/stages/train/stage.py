@@ -72,9 +72,9 @@ def train(
             f"--replay is about rollouts, and train.method {settings.method} has none: leave it out",
         )
     use_all_cores()
+    check_shared(settings, group.count if group else 1)
     if group:
         group.share_cores()
-        check_shared(settings, group.count)
     tokenizer = load_tokenizer(base)
     check_method(check_manifest(tokens, base, tokenizer), settings)
     with ExitStack() as opened:

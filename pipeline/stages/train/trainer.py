@@ -110,10 +110,10 @@ class QuenchTrainer(Sharing):
         """Mean loss over the items of all held-out rows, with sample answers; the callbacks get both."""
         started, step = time.monotonic(), self.state.global_step
         self.heed_signal()
-        with self.interruption.deferred(False):
+        with self.interruption.deferred(self.sharded):  # who left alone would leave the others in a layer
             try:
                 metrics = self.held_out_metrics()
-                samples = self.answer(self.model) if self.leads else []
+                samples = self.answer(self.model) if self.leads or self.sharded else []
             except Stopped:
                 self.save_and_stop()
         self.evaluated_step = step
@@ -127,12 +127,14 @@ class QuenchTrainer(Sharing):
     def held_out_metrics(self) -> dict[str, Any]:
         """`eval_loss`, the mean loss over the items of all held-out rows, and the method's `measures`."""
         total, items, measures = 0.0, sum(batch["items"] for batch in self.held_out), Measures()
-        found: list[Figures] = []
+
+        def measure(batch: Batch) -> Figures:
+            loss, sums = self.loss_over(self.model, self._prepare_inputs(dict(batch)), 1)
+            return [float(loss)], sums
+
         with undisturbed(self.model):
-            for batch in self.mine(self.held_out):
-                loss, sums = self.loss_over(self.model, self._prepare_inputs(dict(batch)), 1)
-                found.append(([float(loss)], sums))
-        for (loss_sum,), sums in self.of_all(found, len(self.held_out)):
+            found = self.figures_of(self.held_out, measure)
+        for (loss_sum,), sums in found:
             total += loss_sum
             measures.add(sums)
         self.heed_signal()

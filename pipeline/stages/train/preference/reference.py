@@ -36,10 +36,11 @@ def likelihoods(model: Any, batch: Batch, count: int) -> tuple[Any, Any]:
 
 class Reference:
     """The log-probabilities in `file` where they are of the run with this `record`
-    (`pipeline.stages.train.run.describe`), and those asked since; only with `keep` are these written.
+    (`pipeline.stages.train.run.describe`), and those asked since; only with `keep` are these written. With
+    `again` the model is asked each time.
     """
 
-    def __init__(self, file: Path, record: dict[str, Any], *, keep: bool = True) -> None:
+    def __init__(self, file: Path, record: dict[str, Any], *, keep: bool = True, again: bool = False) -> None:
         key = {name: record[name] for name in ("base", "versions", "device")}
         self.key = json_hash(key | {"compute_dtype": record["settings"]["bnb_4bit_compute_dtype"]})
         rows = _read(file)
@@ -48,7 +49,8 @@ class Reference:
                 remove(file)
             rows = []
         self.known: dict[str, list[float]] = {row["row"]: row["logps"] for row in rows}
-        self.file = MetricsLog(file) if keep else None
+        self.file = MetricsLog(file) if keep and not again else None
+        self.again = again
 
     def logps(self, tuned: Any, model: Any, batch: Batch) -> Any:
         """Log-probabilities (n,), float32, of the n answers in a packed batch. `tuned` is the model with what
@@ -65,7 +67,7 @@ class Reference:
 
     def _of_row(self, tuned: Any, model: Any, row: Batch, answers: int) -> list[float]:
         name = json_hash({part: row[part].tolist() for part in PARTS})
-        if name not in self.known:
+        if self.again or name not in self.known:
             with undisturbed(tuned), without_tuner(tuned):
                 found, _ = likelihoods(model, row, answers)
             if not bool(found.isfinite().all()):

@@ -6,6 +6,14 @@ from pipeline.core.errors import ConfigError
 
 def check_shared(settings: Training, count: int) -> None:
     """Raise `ConfigError` for what `count` processes can't share."""
+    if count == 1:
+        if settings.shard_base:
+            raise ConfigError(
+                "Q-TRAIN-040",
+                "train.shard_base shares the base's weights out among processes, and this is one alone: "
+                "start several (--processes, or QUENCH_PROCESSES in the environment), or set it to false",
+            )
+        return
     if settings.method == "grpo":
         raise ConfigError(
             "Q-TRAIN-040",

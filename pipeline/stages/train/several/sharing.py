@@ -7,7 +7,7 @@ checked at every checkpoint. A signal that one process got is known to all after
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,12 +22,15 @@ Figures = tuple[list[float], Sums]  # of a batch: its losses, and what else is m
 
 
 class Sharing(Stopping):
-    """Trains with the processes of `group`, None: alone."""
+    """Trains with the processes of `group`, None: alone. Where the base is `sharded` among them, all run its
+    layers as often as any.
+    """
 
     stats: StepStats
 
-    def __init__(self, **rest: Any) -> None:
+    def __init__(self, *, sharded: bool, **rest: Any) -> None:
         super().__init__(**rest)
+        self.sharded = sharded and self.group is not None
         self.gradients = GradientSum(self.trained_parameters(), self.group) if self.group else None
         self.step_batches: list[Batch] = []
         self.round_losses: list[torch.Tensor] = []
@@ -68,9 +71,11 @@ class Sharing(Stopping):
         try:
             found: list[Figures] = []
             if mine < len(batches):
-                with drawn_for(self.args.seed, self.state.global_step, start + mine):
+                with drawn_for(self.args.seed, self.state.global_step, start + mine), self.group.noticing():
                     loss = super().training_step(model, batches[mine], items)
                 found = [([float(loss), float(self.stats.loss_sum)], self.stats.measures.sums())]
+            elif self.sharded:
+                self.run_along(model, batches[0], items)
         finally:
             self.stats = stats
         losses = []
@@ -80,11 +85,25 @@ class Sharing(Stopping):
         self.gradients.add_round()
         return losses
 
+    def run_along(self, model: Any, batch: Batch, items: Any) -> None:
+        """Forward and backward of a batch that is another's, for the layers that are shared out."""
+        assert self.group is not None
+        with drawn_for(self.args.seed, self.state.global_step, 0), self.group.noticing():
+            super().training_step(model, batch, items)
+        for parameter in self.trained_parameters():
+            parameter.grad = None
+
     # --- figures of all -------------------------------------------------------------------------------------
 
-    def mine(self, batches: Sequence[Batch]) -> Sequence[Batch]:
-        """This process's share of batches that all have."""
-        return batches[self.group.rank.number :: self.group.count] if self.group else batches
+    def figures_of(self, batches: Sequence[Batch], measure: Callable[[Batch], Figures]) -> list[Figures]:
+        """What `measure` gives of each of `batches`, which all have, every process measuring its share."""
+        if self.group is None:
+            return [measure(batch) for batch in batches]
+        with self.group.noticing():
+            found = [measure(batch) for batch in batches[self.group.rank.number :: self.group.count]]
+            if self.sharded and len(found) * self.group.count < len(batches):
+                measure(batches[0])  # others have one more
+        return self.of_all(found, len(batches))
 
     def of_all(self, found: list[Figures], count: int) -> list[Figures]:
         """The figures of all `count` batches in their order, from those of each process's share.
@@ -92,8 +111,7 @@ class Sharing(Stopping):
         A process without a share has other names for them; it writes nothing. Ends the run where a signal
         has come to one of the processes.
         """
-        if self.group is None:
-            return found
+        assert self.group is not None
         names = sorted(found[0][1]) if found else []
         # a signal between two exchanges would have this process make another one than the others
         with self.interruption.deferred():

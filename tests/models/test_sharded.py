@@ -1,0 +1,146 @@
+"""Frozen weights shared out among two processes: each has half of every matrix, and what is computed is what
+one process with all of them computes, bit for bit. Here the device is the CPU; PyTorch's FSDP2 gathers over
+Gloo.
+"""
+
+import multiprocessing
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_offload import CHANGES, LAYERS, LINEARS, trained, tuned
+from test_qlora import settings
+from tiny import tiny_moe, untied_qwen2
+from torch.distributed.tensor import DTensor
+
+from pipeline.config.params import load_params
+from pipeline.core.errors import ConfigError
+from pipeline.models.finite import finite_record
+from pipeline.models.offload import is_frozen_linear
+from pipeline.models.sharded import shard
+from pipeline.models.tensors import whole
+from pipeline.models.tuners import causal_model, save_trained, unchanged_in_file
+
+FORKED = multiprocessing.get_context("forkserver")
+GGUF: list[dict[str, Any]] = [{}, {"tuner": "scales"}, {"keep_quantized": False}]
+CASES = {
+    "-".join((kind, *changes)): (kind, changes)
+    for kind, all_changes in {
+        "base": CHANGES,
+        "gguf": [one | {"quantization": "gguf", "gradient_checkpointing": True} for one in GGUF],
+        "mixture": [{"target_experts": ["down_proj"], "gradient_checkpointing": True}],
+    }.items()
+    for changes in all_changes
+}
+
+
+def linears(model: Any) -> list[Any]:
+    return [one for one in causal_model(model).model.layers.modules() if is_frozen_linear(one)]
+
+
+def compared(folder: Path, recipe: Any, out: Path) -> dict[str, Any]:
+    """A model whose layers are shared out beside one whose aren't, step by step."""
+    plain, model = tuned(folder, recipe), tuned(folder, recipe)
+    full = sum(one.weight.numel() * one.weight.element_size() for one in linears(model))
+    part = shard(causal_model(model), torch.device("cpu"))
+    found: dict[str, Any] = {"linears": len(linears(model)), "part": part / full, "same": []}
+    for _ in range(2):
+        (loss, gradients), (expected, wanted) = trained(model), trained(plain)
+        found["same"].append(
+            loss == expected
+            and gradients.keys() == wanted.keys()
+            and all(torch.equal(gradients[name], wanted[name]) for name in wanted)
+        )
+        found["left"] = sum(not isinstance(one.weight, DTensor) for one in linears(model))
+        for one in (plain, model):  # an evaluation between two steps changes nothing
+            one.eval()
+            with torch.no_grad():
+                one(torch.arange(24)[None], use_cache=False)
+    found["whole"] = all(
+        torch.equal(whole(one.weight), other.weight.view(one.weight.shape))
+        for one, other in zip(linears(model), linears(plain), strict=True)
+    )
+    found["finite"] = finite_record(model) == finite_record(plain)
+    found["unchanged"] = unchanged_in_file(model) is unchanged_in_file(plain)
+    for one, name in ((plain, "plain"), (model, "model")):
+        save_trained(one, out / name)
+    saved = [next((out / name).glob("*.safetensors")).read_bytes() for name in ("plain", "model")]
+    found["saved"] = saved[0] == saved[1]
+    return found
+
+
+def be_rank(number: int, folders: dict[str, Path], out: Path, pipe: Any) -> None:
+    """One of two processes: all cases, one after the other."""
+    torch.set_num_threads(1)
+    sys.stderr = (out / f"{number}.log").open("w")
+    store = dist.FileStore(str(out / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=number, world_size=2)
+    for name, (kind, changes) in CASES.items():
+        try:
+            pipe.send((name, compared(folders[kind], settings(**changes), out / f"{number}-{name}")))
+        except Exception:  # the others would wait
+            pipe.send((name, traceback.format_exc()))
+            break
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, tools: Any) -> list[dict[str, Any]]:
+    """What each process saw, {case: figures}."""
+    from benchmarks.random_gguf import write_random_gguf
+
+    work = tmp_path_factory.mktemp("sharded")
+    folders = {
+        "base": untied_qwen2(work / "base", layers=LAYERS),
+        "gguf": write_random_gguf(work / "gguf", "blocks"),
+        "mixture": tiny_moe(work / "mixture", tools, "Qwen3Moe"),
+    }
+    pipes = [FORKED.Pipe(duplex=False) for _ in range(2)]
+    ranks = [
+        FORKED.Process(target=be_rank, args=(number, folders, work, theirs), daemon=True)
+        for number, (_, theirs) in enumerate(pipes)
+    ]
+    for rank in ranks:
+        rank.start()
+    seen: list[dict[str, Any]] = [{}, {}]
+    for _ in CASES:
+        for (ours, _), of_rank in zip(pipes, seen, strict=True):
+            assert ours.poll(120), "nothing for two minutes"
+            name, figures = ours.recv()
+            assert not isinstance(figures, str), f"{name}: {figures}"
+            of_rank[name] = figures
+    for rank in ranks:
+        rank.join(30)
+        assert rank.exitcode == 0
+    return seen
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradients_are_those_of_one_process(found: list[dict[str, Any]], case: str) -> None:
+    for figures in (of_rank[case] for of_rank in found):
+        assert figures["same"] == [True, True]
+        assert figures["left"] == 0, "all are shared out again after a step"
+        assert figures["whole"] and figures["finite"] and figures["unchanged"] and figures["saved"]
+        assert 0.49 < figures["part"] < 0.51
+        assert figures["linears"] == {"base": LAYERS * LINEARS}.get(CASES[case][0], figures["linears"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"offload_layers": 1},
+        {"use_dora": True},
+        {"method": "dpo", "per_device_train_batch_size": 2},
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    import yaml
+
+    file = tmp_path / "params.yaml"
+    file.write_text(yaml.safe_dump({"train": {"shard_base": True, **changes}}))
+    with pytest.raises(ConfigError, match=r"train.shard_base is on"):
+        load_params(file)
