@@ -18,6 +18,7 @@ import os
 import platform
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,7 @@ from pipeline.config.sections import Training
 
 PROJECT = Path(__file__).resolve().parents[1]
 FLOPS_PER_TOKEN = 42.5e9  # Qwen2.5-7B with checkpointing
-PARTS = ("tests", "speed", "planner", "quantized", "offload", "methods", "resume")
+PARTS = ("tests", "speed", "planner", "quantized", "offload", "several", "methods", "resume")
 ROUNDS = 2  # of the speed comparison: A B A B
 # of the time, at most, for the tests: what comes after them is why the card was asked for
 TESTS_SHARE = 1 / 3
@@ -56,6 +57,7 @@ class Run:
     smoke: bool
     figures: dict[str, Any] = field(default_factory=dict)  # by name
     reasons: dict[str, str] = field(default_factory=dict)  # by part: why figures of it are missing
+    needless: set[str] = field(default_factory=set)  # of these: no failure, this machine can't measure them
 
     def note(self, **figures: Any) -> None:
         """Keep figures, on the disk at once."""
@@ -102,6 +104,10 @@ class Run:
             raise PartError(last_words(self.out / f"{name}.log"), process.exitcode)
 
 
+class TooFew(Exception):
+    """This machine has too few cards for a part, which is no failure."""
+
+
 class PartError(Exception):
     """A part failed; with the exit code where it ended by itself."""
 
@@ -114,6 +120,8 @@ def start_child(part: str, *rest: Any) -> None:
     """What a part's process does first: torch is imported there, so that no process has seen the GPU
     before.
     """
+    # CUDA is asked what there is as soon as torch is there
+    os.environ.update(rest[-1].pop("environment", {}))
     from benchmarks.gpu_parts import child
 
     child(part, *rest)
@@ -302,6 +310,57 @@ def offload(run: Run) -> None:
             run.note(offload_saved_of_planned=saved / planned)
 
 
+def several(run: Run) -> None:
+    """The stage by one process and by two, a card each; then two between whom the base is shared out: the
+    adapter, speed and peak.
+    """
+    if gpu() and cards() < 2:
+        raise TooFew("there is one GPU, and this takes two")
+    settings = nf4_settings(
+        run, optim="adamw_torch", lora_dropout=0.0, **({"max_steps": 3} if run.smoke else {})
+    )
+    for name, count, sharded in (("one", 1, False), ("two", 2, False), ("shared", 2, True)):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        asked: list[dict[str, Any]] = [
+            {
+                "side": name,
+                "settings": settings.model_copy(update={"shard_base": sharded}),
+                "environment": rank_environment(number, count, port),
+            }
+            for number in range(count)
+        ]
+        others = [
+            run.start(f"several-{name}-{number}", "rank", **asked[number]) for number in range(1, count)
+        ]
+        try:
+            for figures in run.part(f"several-{name}", "rank", **asked[0]):
+                run.note(**{f"{name}_{key}": value for key, value in figures.items()})
+        finally:
+            for process, _ in others:
+                process.kill()
+    run.note(
+        two_equal=run.figures["two_adapter"] == run.figures["one_adapter"],
+        shared_equal=run.figures["shared_adapter"] == run.figures["one_adapter"],
+        two_speed_ratio=run.figures["two_tokens_per_second"] / run.figures["one_tokens_per_second"],
+        shared_speed_ratio=run.figures["shared_tokens_per_second"] / run.figures["two_tokens_per_second"],
+    )
+    if "two_peak_gib" in run.figures:
+        run.note(shared_saved_gib=run.figures["two_peak_gib"] - run.figures["shared_peak_gib"])
+
+
+def rank_environment(number: int, count: int, port: int) -> dict[str, str]:
+    """What `torchrun` would tell a process; its card is chosen here, before torch has seen all of them."""
+    return {
+        **({"CUDA_VISIBLE_DEVICES": str(number)} if gpu() else {}),
+        **dict.fromkeys(("RANK", "LOCAL_RANK"), str(number)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
 def methods(run: Run) -> None:
     """DPO and KTO on the small NF4 base: the first loss against its closed form, and the speed."""
     for method in ("dpo", "kto"):
@@ -342,6 +401,13 @@ def gpu() -> bool:
     from torch import cuda
 
     return bool(cuda.is_available())
+
+
+def cards() -> int:
+    """How many GPUs torch sees."""
+    from torch import cuda
+
+    return int(cuda.device_count())
 
 
 def row_tokens(run: Run) -> int:
@@ -481,6 +547,11 @@ TABLE = (
         "≤ 1e-3",
         lambda found: found <= 1e-3,
     ),
+    Row("two_speed_ratio", "two processes, a card each: speed ÷ one's", "{:.2f}", "several"),
+    Row("two_equal", "… the same adapter as one's, to the byte", "{}", "several"),
+    Row("shared_speed_ratio", "… the base shared out between them: speed ÷ not so", "{:.2f}", "several"),
+    Row("shared_saved_gib", "… GiB of each card's peak saved", "{:.2f}", "several"),
+    Row("shared_equal", "… the same adapter as one's, to the byte", "{}", "several"),
     Row(
         "dpo_first_loss",
         "DPO: loss of the first step, ln 2 by its formula",
@@ -604,7 +675,7 @@ def main() -> int:
         text = heading(asked.smoke) + "\n" + table(run)
     (out / "table.md").write_text(text, encoding="utf-8")
     print(text)
-    failed = set(run.reasons) - {"unsloth", "tests" if asked.smoke else ""}
+    failed = set(run.reasons) - run.needless - {"unsloth", "tests" if asked.smoke else ""}
     return 1 if failed or "MISSED" in text else 0
 
 
@@ -612,7 +683,7 @@ def measure(run: Run, only: list[str]) -> None:
     """Every part in turn; the large files are written while the tests hold the GPU."""
     shapes = {"shape": "tiny" if run.smoke else "7b", "resume_shape": "tiny" if run.smoke else "0.5b"}
     writing, _ = run.start("write", "write", tokens=row_tokens(run), **shapes)
-    for part in (tests, speed, planner, quantized, offload, methods, resume):
+    for part in (tests, speed, planner, quantized, offload, several, methods, resume):
         if part.__name__ not in only:
             continue
         try:
@@ -622,6 +693,8 @@ def measure(run: Run, only: list[str]) -> None:
                     raise PartError(f"the bases could not be written: {last_words(run.out / 'write.log')}")
             part(run)
         except Exception as error:  # a part that fails must not cost the others
+            if isinstance(error, TooFew):
+                run.needless.add(part.__name__)
             run.reasons[part.__name__] = " ".join(str(error).split())[:200] or type(error).__name__
             print(f"{part.__name__}: {run.reasons[part.__name__]}", file=sys.stderr, flush=True)
     writing.kill()

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -130,6 +131,38 @@ def method(say: Say, folder: Path, settings: Training, **_: Any) -> None:
         {
             "first_loss": steps[0]["loss"],
             "tokens_per_second": sum(row["tokens"] for row in later) / seconds,
+        }
+    )
+
+
+def rank(say: Say, folder: Path, settings: Training, side: str, **_: Any) -> None:
+    """One process of a training by several, or one alone: the adapter's hash, tokens per second, the peak."""
+    from pipeline.core.ranks import take_rank
+    from pipeline.stages.train.follow import follow_in
+    from pipeline.stages.train.several.group import open_group
+    from pipeline.stages.train.stage import train
+
+    out, places = folder / f"several-{side}", {"tokens": folder / "nf4/rows", "base": folder / "nf4/base"}
+    of = take_rank()
+    with open_group(of) if of else nullcontext() as group:
+        if of and not of.leads:
+            follow_in(**places, checkpoints=out / "checkpoints", settings=settings, group=group)
+            return
+        found = train(
+            **places,
+            adapter=out / "adapter",
+            checkpoints=out / "checkpoints",
+            tensorboard=out / "tensorboard",
+            settings=settings,
+            resume=False,
+            group=group,
+        )
+    steps = [row for row in found["metrics_log"] if row["kind"] == "step"][WARM_UP:]
+    say(
+        {
+            "tokens_per_second": sum(row["tokens"] for row in steps) / sum(row["seconds"] for row in steps),
+            "peak_gib": torch.cuda.max_memory_allocated() / GIB if CUDA else None,
+            "adapter": hashlib.sha256((out / "adapter/adapter_model.safetensors").read_bytes()).hexdigest(),
         }
     )
 

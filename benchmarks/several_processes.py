@@ -1,8 +1,8 @@
-"""How much faster two processes train than one, on a core each.
+"""How much faster two processes train than one, on a core each; and with the base shared out between them.
 
     python benchmarks/several_processes.py [--steps 8] [--rounds 2] [--tokens 512] [--accumulation 4]
 
-Both sides are `python -m pipeline train` on the same random two-layer model in NF4 and the same rows, in
+All sides are `python -m pipeline train` on the same random two-layer model in NF4 and the same rows, in
 turns; a side's figure is the median time of an optimizer step by its journal. Both end in the same adapter,
 which is checked. Two processes on two cores would be twice as fast if sharing were free.
 """
@@ -45,9 +45,14 @@ def write_project(root: Path, options: argparse.Namespace) -> None:
     (root / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
 
 
-def step_seconds(project: Path, place: Path, processes: int, cores: set[int]) -> tuple[float, str]:
+def step_seconds(
+    project: Path, place: Path, processes: int, cores: set[int], *, shard_base: bool = False
+) -> tuple[float, str]:
     """(the median seconds of a step after the warm-up, the adapter's hash) of a training on `cores`."""
     shutil.copytree(project, place)
+    params = yaml.safe_load((place / "params.yaml").read_text(encoding="utf-8"))
+    params["train"]["shard_base"] = shard_base
+    (place / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     subprocess.run(
         [sys.executable, "-m", "pipeline", "train", "--root", str(place)],
         cwd=PROJECT,
@@ -62,7 +67,7 @@ def step_seconds(project: Path, place: Path, processes: int, cores: set[int]) ->
 
 
 def main() -> None:
-    """Print both sides' milliseconds a step, the speed-up and what sharing costs."""
+    """Print each side's milliseconds a step, the speed-up and what sharing costs."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=2)
@@ -72,23 +77,28 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         sys.exit("not measured: two processes need two cores, and this one may use one")
-    ratios = []
+    ratios, shards = [], []
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder) / "project"
         write_project(project, options)
         for number in range(options.rounds):
             one, alone = step_seconds(project, Path(folder) / f"one-{number}", 1, {cores[0]})
             two, shared = step_seconds(project, Path(folder) / f"two-{number}", 2, set(cores))
+            parts, of_parts = step_seconds(
+                project, Path(folder) / f"parts-{number}", 2, set(cores), shard_base=True
+            )
             ratios.append(one / two)
-            same = "the same adapter" if alone == shared else "ANOTHER ADAPTER"
+            shards.append(two / parts)
+            same = "the same adapter" if {alone} == {shared, of_parts} else "ANOTHER ADAPTER"
             print(
-                f"one process {one * 1e3:7.0f} ms/step   two {two * 1e3:7.0f} ms/step   "
-                f"{one / two:.2f} times as fast, {same}",
+                f"one process {one * 1e3:7.0f} ms/step   two {two * 1e3:7.0f}   with the base shared out "
+                f"{parts * 1e3:7.0f}   {one / two:.2f} times as fast, {same}",
                 flush=True,
             )
     print(
         f"median {median(ratios):.2f} times as fast: sharing takes {1 - median(ratios) / 2:.0%} of the two "
-        f"processes' time ({options.steps} steps of {options.accumulation} rows of {options.tokens} tokens)"
+        f"processes' time ({options.steps} steps of {options.accumulation} rows of {options.tokens} tokens); "
+        f"with the base shared out {median(shards):.2f} of that speed"
     )
 
 

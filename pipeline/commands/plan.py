@@ -4,6 +4,7 @@ no weights.
 Reads `params.yaml` (or a recipe) and the base's config.json, and what `data/tokens` holds. Writes nothing.
 
     quench plan --recipe qwen2.5-7b-8gb --vram 8
+    quench plan --vram 24 --processes 4              # one process a card
     quench plan --serve --vram 8                     # what serving will need, level by level
 """
 
@@ -50,6 +51,7 @@ def main(
     tflops: float | None,
     as_json: bool,
     serve: bool = False,
+    processes: int = 1,
 ) -> None:
     """Print the plan of training, or of serving with `serve`; `MachineError` if it does not fit the card."""
     if recipe is not None and params_file is not None:
@@ -81,6 +83,7 @@ def main(
         level=level_name(params.base),
         lora=params.lora.type,
         untuned=params.convert.base,
+        processes=processes,
     )
     distillations = []
     if params.quantize.distill:
@@ -92,6 +95,8 @@ def main(
         print(json.dumps(value, indent=2, ensure_ascii=False))
     else:
         show(plan, base, shutil.disk_usage(root).free)
+        if processes > 1:
+            print(f"Memory is that of one of {processes} processes, time that of one alone.")
         for one in distillations:
             print(one)
     if plan.fits is False and plan.card:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from pipeline.core.errors import GateError
-from pipeline.models.tensors import whole
+from pipeline.models.tensors import nf4_state, whole
 from pipeline.models.tuners import trained_numbers
 
 DAMAGED = (
@@ -98,14 +98,6 @@ def nf4_linears(model: Any) -> dict[str, Any]:
         for name, module in found.items()
         if not hasattr(module, "base_layer")
     }
-
-
-def nf4_state(linear: Any) -> Any:
-    """How bitsandbytes has quantized a linear, None if it is not in NF4. Its weight doesn't say so where it
-    is shared out (`pipeline.models.sharded`).
-    """
-    of_weight = getattr(getattr(linear, "weight", None), "quant_state", None)
-    return getattr(linear, "quant_state", None) if of_weight is None else of_weight
 
 
 @contextmanager

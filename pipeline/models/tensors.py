@@ -5,17 +5,26 @@ from typing import Any
 
 
 def frozen_tensors(model: Any) -> Iterator[Any]:
-    """Every tensor of the base: weights, buffers, and the scales and tables that NF4 keeps beside a
-    weight.
+    """Every tensor of the base: weights, buffers, and the scales and tables that NF4 keeps beside a weight;
+    of what is shared out this process's part.
     """
-    yield from (weight for weight in model.parameters() if not weight.requires_grad)
-    yield from model.buffers()
     for weight in model.parameters():
-        state = getattr(weight, "quant_state", None)
-        if state is not None:
-            yield from (state.absmax, state.code)
-            if state.nested:
-                yield from (state.offset, state.state2.absmax, state.state2.code)
+        if not weight.requires_grad:
+            yield weight.to_local() if hasattr(weight, "to_local") else weight
+    yield from model.buffers()
+    states = {id(state): state for module in model.modules() if (state := nf4_state(module)) is not None}
+    for state in states.values():
+        yield from (state.absmax, state.code)
+        if state.nested:
+            yield from (state.offset, state.state2.absmax, state.state2.code)
+
+
+def nf4_state(linear: Any) -> Any:
+    """How bitsandbytes has quantized a linear, None if it is not in NF4. Its weight doesn't say so where it
+    is shared out (`pipeline.models.sharded`).
+    """
+    of_weight = getattr(getattr(linear, "weight", None), "quant_state", None)
+    return getattr(linear, "quant_state", None) if of_weight is None else of_weight
 
 
 def tensor_bytes(tensors: Iterable[Any]) -> int:

@@ -10,6 +10,7 @@ from pipeline.planning import activations, loss_memory, weights
 from pipeline.planning.activations import Loss, Step
 from pipeline.planning.drawing import server_memory
 from pipeline.planning.offload import check_offload, offloaded_bytes
+from pipeline.planning.processes import exchanged_bytes, shared_bytes
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import held_quantized
@@ -69,9 +70,10 @@ def plan_memory(
     device: Device,
     loss: Loss,
     quantized: QuantizedBase | None = None,
+    processes: int = 1,
 ) -> MemoryPlan:
     """The parts for training rows of `max_length` tokens, in packed micro batches of
-    `train.per_device_train_batch_size`.
+    `train.per_device_train_batch_size`, on the card of one of so many processes.
 
     Two moments can be the peak: the loss, and the backward of the layer that comes first there. The smaller
     one's own bytes don't count. `quantized` is what a base takes that stays in its GGUF's blocks
@@ -109,14 +111,18 @@ def plan_memory(
     takes = ", ".join(filter(None, (dequantized, "cuBLAS" if device == "cuda" else ""))) or "none"
     in_backward = in_layer + workspace >= at_loss
     away = offloaded_bytes(shape, train, quantized)
+    exchanged = exchanged_bytes(trained, processes)
+    elsewhere, gathered = shared_bytes(shape, train, quantized, processes)
     linear_bytes = weights.linear_bytes(shape, train, quantized)
     parts = [
-        Part(linears, linear_bytes - sum(away), how),
+        Part(linears, linear_bytes - sum(away) - elsewhere, how),
+        *([Part("gathered layers", gathered, f"the rest is with {processes} processes")] if gathered else []),
         *([Part("offloaded layer", max(away), _offloaded(away))] if away else []),
         Part("embeddings and head", table - off_card, ", ".join(filter(None, tables))),
         Part("norms and biases", weights.small_bytes(shape, train), train.bnb_4bit_compute_dtype),
         Part("scales" if scaled else "LoRA", trained, f"{trained // 4:,} parameters, float32"),
         Part("gradients", trained, "float32"),
+        *([Part("exchanged gradients", exchanged, "a round's and their sum")] if exchanged else []),
         Part("optimizer", weights.optimizer_bytes(shape, train, quantized), train.optim),
         kept,
         Part(moment, in_layer, source, in_backward),
@@ -126,8 +132,9 @@ def plan_memory(
     if server := server_memory(shape, train, max_length, device, quantized):
         parts.append(Part(SERVER, *server))
     everything = linear_bytes + table + weights.small_bytes(shape, train) + CUDA_CONTEXT
-    # all are put on the GPU before some go to main memory; a GGUF is loaded tensor by tensor
-    loading = everything if device == "cuda" and not held else 0
+    # all are put on the GPU before some go to main memory; a GGUF is loaded tensor by tensor, what is shared
+    # out in main memory
+    loading = everything if device == "cuda" and not held and not gathered else 0
     return MemoryPlan((*parts, *_assumed(parts, device)), device, loss, tokens, loading)
 
 

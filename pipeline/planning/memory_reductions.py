@@ -27,10 +27,19 @@ class Setup:
     device: Device
     loss: Loss
     quantized: QuantizedBase | None = None  # of a base that stays in its GGUF's blocks
+    processes: int = 1
 
     def plan(self) -> MemoryPlan:
         """Its memory plan."""
-        return plan_memory(self.shape, self.train, self.max_length, self.device, self.loss, self.quantized)
+        return plan_memory(
+            self.shape,
+            self.train,
+            self.max_length,
+            self.device,
+            self.loss,
+            self.quantized,
+            self.processes,
+        )
 
     def at(self, max_length: int, **changes: Any) -> "Setup":
         """The same with rows of `max_length` tokens and other values for keys of `train`."""
@@ -64,7 +73,8 @@ def memory_reductions(setup: Setup, room: int) -> list[Reduction]:
 
     Micro batch 1 (with accumulation for it, so that the run learns the same), checkpointing, a GGUF's linears
     left quantized, shorter rows where that is enough, embeddings in main memory, else shorter rows, a smaller
-    rank; last, for it costs most time, layers in main memory.
+    rank; last, for it costs most time, the base shared out among the processes, or of one process layers in
+    main memory.
     """
     reductions: list[Reduction] = []
     total = setup.plan().total
@@ -105,7 +115,10 @@ def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
     if train.r > SMALL_RANK:
         setup = setup.at(setup.max_length, r=SMALL_RANK)
         yield f"train.r: {SMALL_RANK}", setup
-    if setup.device == "cuda" and not train.use_dora:
+    if setup.processes > 1 and not train.use_dora and not train.offload_layers:
+        setup = setup.at(setup.max_length, shard_base=True)
+        yield "train.shard_base: true", setup
+    elif setup.device == "cuda" and not train.use_dora:
         setup = _offloaded(setup, room)
         yield f"train.offload_layers: {setup.train.offload_layers}", setup
 

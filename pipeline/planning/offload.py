@@ -25,17 +25,20 @@ def check_offload(train: Train, device: Device) -> None:
 
 
 def offloaded_bytes(shape: Shape, train: Training, quantized: QuantizedBase | None = None) -> list[int]:
-    """Bytes in main memory of each of the first `train.offload_layers` layers: linears' weights, of NF4
-    without the scales.
-    """
+    """Bytes in main memory of each of the first `train.offload_layers` layers."""
+    return layer_bytes(shape, train, quantized)[: train.offload_layers]
+
+
+def layer_bytes(shape: Shape, train: Training, quantized: QuantizedBase | None = None) -> list[int]:
+    """Bytes of the linears' weights of each layer, of NF4 without the scales."""
     if held := held_quantized(train, quantized):
-        return list(held.layers[: train.offload_layers])
+        return list(held.layers)
     each = sum(
         (ceil(one.weights / 2) if train.quantization == "nf4" else one.weights * element) * one.copies
         for one in shape.linears
         for element in (ELEMENT[train.bnb_4bit_compute_dtype],)
     )
-    return [each] * train.offload_layers
+    return [each] * shape.layers
 
 
 def copied_bytes(

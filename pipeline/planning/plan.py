@@ -112,9 +112,10 @@ def make_plan(
     level: str | None = None,
     lora: LoraType = "F16",
     untuned: bool = True,
+    processes: int = 1,
 ) -> Plan:
     """The plan of training on `card`; without one, for a GPU whose memory isn't known. `tflops` is what the
-    card reaches.
+    card reaches. Of several `processes` it is the memory of one; the time is as of one alone.
 
     `levels` are `quantize.levels`. Where the base is trained on as a GGUF, `quantized` is what that takes,
     `level` what it is called and `lora` the adapter's type in its own. `untuned` is `convert.base`. Raises
@@ -122,7 +123,13 @@ def make_plan(
     """
     device = card.device if card else "cuda"
     setup = Setup(
-        shape, train, max_length, device, loss_on(device, train, mixture=bool(shape.experts)), quantized
+        shape,
+        train,
+        max_length,
+        device,
+        loss_on(device, train, mixture=bool(shape.experts)),
+        quantized,
+        processes,
     )
     assumed = assumed_tflops(card.name) if card and tflops is None else None
     shipped = level or next((name for name in levels if not name.startswith(UNTUNED)), None)

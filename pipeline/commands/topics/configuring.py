@@ -162,6 +162,10 @@ def plan(
         float | None,
         typer.Option("--tflops", metavar="N", min=0.001, max=1e9, help="TFLOP/s that training reaches."),
     ] = None,
+    processes: Annotated[
+        int,
+        typer.Option("--processes", metavar="N", min=1, max=999, help="Processes, each with such a card."),
+    ] = 1,
     serving: Annotated[
         bool, typer.Option("--serve", help="Plan serving, level by level, instead of training.")
     ] = False,
@@ -176,7 +180,17 @@ def plan(
     """
     from pipeline.commands.plan import main
 
-    main(params, root, recipe=recipe, config=config, vram=vram, tflops=tflops, as_json=as_json, serve=serving)
+    main(
+        params,
+        root,
+        recipe=recipe,
+        config=config,
+        vram=vram,
+        tflops=tflops,
+        as_json=as_json,
+        serve=serving,
+        processes=processes,
+    )
 
 
 @app.command(epilog="example: quench explain Q-CONFIG-001")

@@ -81,14 +81,15 @@ def logical_parameters(model: Any) -> int:
     """Parameters of base and adapter as the formulas count them: not a packed byte, but what it holds; a
     table in main memory is none to torch.
     """
+    from pipeline.models.tensors import nf4_state
+
     quantized = {
-        id(module.weight): module.logical for module in model.modules() if hasattr(module, "logical")
+        id(module.weight): module.logical if hasattr(module, "logical") else 2 * module.weight.numel()
+        for module in model.modules()
+        if hasattr(module, "logical") or nf4_state(module) is not None
     }
     found = {id(p): p for p in (*model.parameters(), model.get_input_embeddings().weight)}
-    return sum(
-        quantized.get(key, p.numel() * (2 if p.__class__.__name__ == "Params4bit" else 1))
-        for key, p in found.items()
-    )
+    return sum(quantized.get(key, p.numel()) for key, p in found.items())
 
 
 def curve(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

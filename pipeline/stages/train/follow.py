@@ -61,12 +61,17 @@ def follow(params: Params, root: Path, group: Any) -> None:
     """
     silence_libraries()
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
-        _follow(
-            root / "data/tokens", root / "models/base", root / "models/checkpoints", params.training, group
+        follow_in(
+            tokens=root / "data/tokens",
+            base=root / "models/base",
+            checkpoints=root / "models/checkpoints",
+            settings=params.training,
+            group=group,
         )
 
 
-def _follow(tokens: Path, base: Path, checkpoints: Path, settings: Training, group: Any) -> None:
+def follow_in(*, tokens: Path, base: Path, checkpoints: Path, settings: Training, group: Any) -> None:
+    """The same with each place by itself."""
     from pipeline.models.tuners import unchanged_in_file
     from pipeline.stages.train.assembly import make_trainer
     from pipeline.stages.train.distill.teacher import ask_teacher

@@ -40,13 +40,14 @@ def preflight(
     lora: LoraType = "F16",
     untuned: bool = True,
     serve: Serve = SERVED,
+    processes: int = 1,
 ) -> list[Check]:
     """Every check, in the order in which training would meet them; `disk` is a folder on the disk that takes
     the artifacts.
 
     `max_length`, `lora` and `untuned` are `preprocess.max_length`, `lora.type` and `convert.base`, `levels`
-    what `quantize` names, and `serve` is how a budget among them is to fit. `pipeline.core.checks.refuse`
-    raises what failed.
+    what `quantize` names, `serve` is how a budget among them is to fit, and so many `processes` train.
+    `pipeline.core.checks.refuse` raises what failed.
     """
     card = this_card()
     checks = [
@@ -71,6 +72,7 @@ def preflight(
             quantized=quantized_in(base, settings),
             lora=lora,
             untuned=untuned,
+            processes=processes,
         )
     except (ConfigError, DataError) as error:
         if error.id in REFUSED and not any(check.id == error.id for check in checks):

@@ -194,6 +194,7 @@ def main(
         lora=params.lora.type,
         untuned=params.convert.base,
         serve=params.serve,
+        processes=group.count if group else 1,
     )
     print("train: before it starts", *(f"  {check}" for check in checks), sep="\n", flush=True)
     refuse(checks)
