@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core.errors import ConfigError, MachineError, QuenchError, Stopped
+from pipeline.core.errors import MachineError, QuenchError, Stopped
 from pipeline.core.launch import launch
 from pipeline.core.ranks import Rank, take_rank, wanted_processes
-from pipeline.workflow.stage_command import REPLAY, parsed, parser
+from pipeline.workflow.stage_command import REPLAY, need_work, parsed, parser
 
 if TYPE_CHECKING:
     from pipeline.config.params import Params
@@ -45,10 +45,9 @@ def run(
     from pipeline.workflow.integrity import verify_inputs
     from pipeline.workflow.leftovers import remove_leftovers
     from pipeline.workflow.receipts import is_remote
-    from pipeline.workflow.record import inputs_state, is_about, refresh_keys, running
+    from pipeline.workflow.record import inputs_state, is_about, refresh_keys_for, running
     from pipeline.workflow.remote import finish, inputs_read
     from pipeline.workflow.settle import reuse
-    from pipeline.workflow.stages import items_of, table
 
     name, item = parsed(stage, resume, shards)
     extra: dict[str, Any] = {"shards": shards} if shards else {}
@@ -56,20 +55,7 @@ def run(
         extra = {"resume": resume != REPLAY and resume, "replay": resume == REPLAY, "group": group}
     need_folder(root)
     read = read_params(params_file or root / "params.yaml")
-    known = table().stages[name]
-    if known.only not in (None, read.params.graph):
-        raise ConfigError(
-            "Q-WORKFLOW-021",
-            f"stage {name} has nothing to do if base.quantization is {read.params.base.quantization} and "
-            f"train.tuner is {read.params.train.tuner}: `snakemake` runs those that have",
-        )
-    if name.startswith("compare_") and item not in dict(
-        items_of(known.each, read.params.model_dump(mode="json"))
-    ):
-        raise ConfigError(
-            "Q-COMPARE-001",
-            f"compare.seeds, levels and strategies ask for no job {stage}: `snakemake -n` lists the jobs",
-        )
+    need_work(name, item, read.params)
     if not is_about(params_file, root):
         with running(stage, root):
             _work(name, item, read.params, root, extra)
@@ -78,7 +64,7 @@ def run(
     need_all_keys(root, read)
     with running(stage, root):
         if not is_remote():
-            refresh_keys(stage, root)
+            refresh_keys_for(stage, root)
         reused = reuse(stage, root)
         if not reused:
             verify_inputs(stage, root)

@@ -29,7 +29,7 @@ SNAKEFILE = """\
 # The stages are those of the installed Quench: `quench graph` writes them into dvc.yaml too.
 #   snakemake            everything            snakemake -n         what it would do
 #   snakemake train      up to the adapter     snakemake -c2        with two cores
-from pipeline.core.places import resource
+from pipeline.core.places import IS_CHECKOUT, resource
 from pipeline.workflow.remote import finish_workflow
 
 
@@ -115,7 +115,7 @@ def _write(folder: Path, name: str, recipe: str) -> None:
 
 def _ignored() -> str:
     """The repository's own .gitignore, but the keys of the code are kept: here they are the project's."""
-    text = resource(".gitignore" if IS_CHECKOUT else "gitignore").read_text(encoding="utf-8")
+    text = resource(".gitignore").read_text(encoding="utf-8")
     return text.replace("/.quench/\n", f"/.quench/*\n!/{FOLDER}/\n")
 
 
@@ -129,7 +129,7 @@ def _initialize(folder: Path) -> None:
     else:
         _do(folder, sys.executable, "-m", "dvc", "init", "--subdir")
     (folder / ".dvc" / "config").write_text("[core]\n    analytics = false\n    autostage = false\n")
-    shutil.copyfile(resource(".dvcignore" if IS_CHECKOUT else "dvcignore"), folder / ".dvcignore")
+    shutil.copyfile(resource(".dvcignore"), folder / ".dvcignore")
     _do(folder, "git", "add", "--all", ".")
 
 

@@ -17,8 +17,10 @@ OFF = ("off", "0", "no", "")  # what QUENCH_CACHE says where nobody wants a cach
 
 
 def resource(name: str) -> Path:
-    """A file or folder of the repository that the wheel has too: "recipes", "graphs/stages.yaml"."""
-    return (PROJECT if IS_CHECKOUT else RESOURCES) / name
+    """A file or folder of the repository that the wheel has too: "recipes", "graphs/stages.yaml",
+    ".gitignore", which has no dot in the wheel.
+    """
+    return PROJECT / name if IS_CHECKOUT else RESOURCES / name.removeprefix(".")
 
 
 def user_cache() -> Path | None:

@@ -126,7 +126,7 @@ def inputs_state(stage: str, root: Path) -> Any:
     )
 
 
-def refresh_keys(stage: str, root: Path) -> None:
+def refresh_keys_for(stage: str, root: Path) -> None:
     """Write the keys of the code that `stage` is about to run, where this folder has them: a stage that is
     started by hand may be of newer code. Raises `ConfigError` where only an upgrade may do so.
     """

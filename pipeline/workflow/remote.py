@@ -21,7 +21,7 @@ from pipeline.workflow.integrity import differing, md5s_of, teach
 from pipeline.workflow.leftovers import remove_leftovers
 from pipeline.workflow.locked import check_no_writer, set_aside_if_cut, stages_of
 from pipeline.workflow.receipts import REMOTE, Receipt, forget, is_remote, leave, receipts, take_failures
-from pipeline.workflow.record import inputs_state, open_project, record, record_all, refresh_keys
+from pipeline.workflow.record import inputs_state, open_project, record, record_all, refresh_keys_for
 from pipeline.workflow.settle import REUSE
 
 # SLURM sends SIGTERM to every process of a job. The shell and `tee` wait for the stage, which saves its work:
@@ -79,7 +79,7 @@ def record_finished(root: Path) -> None:
     waiting = receipts(root)
     if not waiting:
         return
-    refresh_keys(waiting[0].stage, root)
+    refresh_keys_for(waiting[0].stage, root)
     with open_project(root, wait=True) as repo, Hashes(root) as hashes:
         with repo.lock:
             check_no_writer(Path(repo.tmp_dir, "rwlock"))

@@ -3,10 +3,14 @@
 import argparse
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.core.errors import ConfigError
 from pipeline.core.printable import printable
 from pipeline.core.ranks import PROCESSES
+
+if TYPE_CHECKING:
+    from pipeline.config.params import Params
 
 STAGES = (
     "base",
@@ -65,6 +69,25 @@ def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[s
     if shards is not None and name != "curate":
         raise ConfigError("Q-WORKFLOW-020", f"--shards is about curate alone: leave it out for {name}")
     return name, item
+
+
+def need_work(name: str, item: str, params: "Params") -> None:
+    """Raise `ConfigError` for a stage that these settings have nothing to do for."""
+    from pipeline.workflow.stages import items_of, table
+
+    known = table().stages[name]
+    if known.only not in (None, params.graph):
+        raise ConfigError(
+            "Q-WORKFLOW-021",
+            f"stage {name} has nothing to do if base.quantization is {params.base.quantization} and "
+            f"train.tuner is {params.train.tuner}: `snakemake` runs those that have",
+        )
+    if name.startswith("compare_") and item not in dict(items_of(known.each, params.model_dump(mode="json"))):
+        raise ConfigError(
+            "Q-COMPARE-001",
+            f"compare.seeds, levels and strategies ask for no job {name}@{item}: `snakemake -n` lists the "
+            "jobs",
+        )
 
 
 def parser() -> argparse.ArgumentParser:

@@ -28,7 +28,7 @@ from pipeline.subprojects.processes import ERRORS
 from pipeline.workflow.complete import need_all_keys
 from pipeline.workflow.graphs import need_graph
 from pipeline.workflow.integrity import verify_inputs
-from pipeline.workflow.record import inputs_state, record, refresh_keys, running
+from pipeline.workflow.record import inputs_state, record, refresh_keys_for, running
 from pipeline.workflow.settle import REUSE, reuse
 
 NEEDED = ("pydantic", "pyyaml", "psutil", "pyarrow", "safetensors", "gguf", "tensorboard", "orjson")
@@ -53,7 +53,7 @@ def main(line: Line, root: Path, *, resume: bool = True, keep: bool = False) -> 
     need_graph(root, read.params.graph)
     need_all_keys(root, read)
     with running(STAGE, root):
-        refresh_keys(STAGE, root)
+        refresh_keys_for(STAGE, root)
         if resume and _is_done(root):
             print(f"remote: what an earlier run left on the host, `quench remote clean {line.name}` removes")
             return
