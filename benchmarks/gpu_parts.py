@@ -142,7 +142,10 @@ def rank(say: Say, folder: Path, settings: Training, side: str, **_: Any) -> Non
     from pipeline.stages.train.several.group import open_group
     from pipeline.stages.train.stage import train
 
-    out, places = folder / f"several-{side}", {"tokens": folder / "nf4/rows", "base": folder / "nf4/base"}
+    out, places = (
+        folder / f"several-{side}",
+        {"tokens": folder / "resume/rows", "base": folder / "resume/base"},
+    )
     of = take_rank()
     with open_group(of) if of else nullcontext() as group:
         if of and not of.leads:

@@ -22,6 +22,7 @@ from pipeline.commands.recipes import recipe_file
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, MachineError
+from pipeline.core.ranks import wanted_processes
 from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
 from pipeline.planning.base import find_quantized, find_shape, level_name
 from pipeline.planning.budget import check_budgets
@@ -51,9 +52,10 @@ def main(
     tflops: float | None,
     as_json: bool,
     serve: bool = False,
-    processes: int = 1,
+    processes: int | None = None,
 ) -> None:
     """Print the plan of training, or of serving with `serve`; `MachineError` if it does not fit the card."""
+    processes = wanted_processes("train", None if processes is None else str(processes))
     if recipe is not None and params_file is not None:
         raise ConfigError(
             "Q-COMMANDS-005",
@@ -97,6 +99,8 @@ def main(
         show(plan, base, shutil.disk_usage(root).free)
         if processes > 1:
             print(f"Memory is that of one of {processes} processes, time that of one alone.")
+        elif params.train.shard_base:
+            print("train.shard_base is planned for several processes alone: give --processes.")
         for one in distillations:
             print(one)
     if plan.fits is False and plan.card:

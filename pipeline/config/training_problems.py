@@ -77,6 +77,8 @@ def _problems_of_shards(train: Train) -> Iterator[str]:
             f"train.shard_base is on and train.offload_layers is {train.offload_layers}, which both say "
             "where frozen weights lie: turn one of them off"
         )
+    if train.method == "grpo":
+        yield "train.shard_base is on and train.method is grpo, which one process trains: set it to false"
     if train.use_dora:
         yield (
             "train.shard_base is on and train.use_dora too, which reads weights beside the layers' own "

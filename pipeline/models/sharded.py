@@ -26,14 +26,14 @@ def shard(model: Any, device: torch.device) -> int:
     or in none.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    shared = set()
-    for layer in model.model.layers:
-        for linear in filter(is_frozen_linear, layer.modules()):
-            # bitsandbytes' kind of parameter would be divided into more of its kind; its linear, which has
-            # the scales too, makes one again of what it finds
-            linear.weight = torch.nn.Parameter(linear.weight.data, requires_grad=False)
-            shared.add(linear.weight)
-    whole = {parameter for parameter in model.parameters() if parameter not in shared}
+    linears = [one for layer in model.model.layers for one in layer.modules() if is_frozen_linear(one)]
+    for linear in linears:
+        # bitsandbytes' kind of parameter would be divided into more of its kind; its linear, which has the
+        # scales too, makes one again of what it finds
+        linear.weight = torch.nn.Parameter(linear.weight.data, requires_grad=False)
+    # by id: a reference to a weight would keep all of it on the device, where FSDP2 divides it
+    shared = {id(linear.weight) for linear in linears}
+    whole = {parameter for parameter in model.parameters() if id(parameter) not in shared}
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, ignored_params=whole)
     fully_shard(model.model, mesh=mesh, ignored_params=whole)  # has no more to share out, and plans ahead

@@ -225,7 +225,9 @@ def unchanged_in_file(model: Any) -> bool:
     from pipeline.models.scaled_linear import ScaledLinear
 
     scaled = [one for one in model.modules() if isinstance(one, ScaledLinear)]
-    return bool(scaled) and all(torch.equal(one.tuned().weight, whole(one.weight)) for one in scaled)
+    # of all: where the base is shared out, the other processes wait for each
+    same = [torch.equal(one.tuned().weight, whole(one.weight)) for one in scaled]
+    return bool(scaled) and all(same)
 
 
 def trained_numbers(model: Any) -> Iterator[tuple[str, Any, bool]]:

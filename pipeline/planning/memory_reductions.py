@@ -118,7 +118,7 @@ def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
     if setup.processes > 1 and not train.use_dora and not train.offload_layers:
         setup = setup.at(setup.max_length, shard_base=True)
         yield "train.shard_base: true", setup
-    elif setup.device == "cuda" and not train.use_dora:
+    elif setup.device == "cuda" and not train.use_dora and not train.shard_base:
         setup = _offloaded(setup, room)
         yield f"train.offload_layers: {setup.train.offload_layers}", setup
 

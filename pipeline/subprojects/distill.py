@@ -83,7 +83,7 @@ def distill_scales(
     values["train"]["target_modules"] = targets(project / "models/base" / MODEL_FILE)
     open_subproject(project, values, {})
     run_stage(project, "preprocess")
-    train(project)
+    train(project, "--processes", "1")  # its steps have one micro-batch
 
 
 def rows_of(project: Path, params: Params, data: Path, seed: int) -> None:

@@ -162,10 +162,17 @@ def test_the_base_is_shared_out(project: Path, alone: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_signal_while_the_base_is_shared_out(project: Path, alone: Path, tmp_path: Path) -> None:
-    """It waits for the end of the evaluation; one process alone goes on."""
+@pytest.mark.parametrize(
+    ("told", "death"),
+    [(1, Death("evaluation", 2)), (0, Death("logged", 2))],
+    ids=["the other evaluates", "rank 0 is about to"],
+)
+def test_a_signal_while_the_base_is_shared_out(
+    told: int, death: Death, project: Path, alone: Path, tmp_path: Path
+) -> None:
+    """It waits until all have heard; one process alone goes on."""
     root = changed(copy(project, tmp_path), shard_base=True)
-    assert run(root, 2, {1: Death("evaluation", 2)}) == [128 + signal.SIGTERM] * 2, log(root) + log(root, 1)
+    assert run(root, 2, {told: death}) == [128 + signal.SIGTERM] * 2, log(root) + log(root, 1)
     assert run(root, 1) == [2]
     assert "Q-TRAIN-040" in log(root)
     assert run(changed(root, shard_base=False), 1) == [0], log(root)[-2000:]

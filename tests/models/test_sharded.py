@@ -6,6 +6,9 @@ Gloo.
 import multiprocessing
 import sys
 import traceback
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from test_qlora import settings
 from tiny import tiny_moe, untied_qwen2
 from torch.distributed.tensor import DTensor
 
+import pipeline.models.sharded
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError
 from pipeline.models.finite import finite_record
@@ -38,16 +42,42 @@ CASES = {
 }
 
 
+# two layers of the GGUF, and of the mixture: attention, the router and four experts
+LINEARS_OF = {"base": LAYERS * LINEARS, "gguf": 2 * LINEARS, "mixture": 2 * (5 + 4 * 3)}
+
+
 def linears(model: Any) -> list[Any]:
     return [one for one in causal_model(model).model.layers.modules() if is_frozen_linear(one)]
+
+
+@contextmanager
+def originals_watched() -> Iterator[list[int]]:
+    """How many of its weights in one piece each layer leaves alive once it is shared out: on a GPU they would
+    be there beside the parts.
+    """
+    before, kept = pipeline.models.sharded.fully_shard, []
+
+    def watched(module: Any, *, ignored_params: set[Any], **more: Any) -> Any:
+        originals = [weakref.ref(one) for one in module.parameters() if one not in ignored_params]
+        made = before(module, ignored_params=ignored_params, **more)
+        kept.append(sum(one() is not None for one in originals if not isinstance(one(), DTensor)))
+        return made
+
+    pipeline.models.sharded.fully_shard = watched
+    try:
+        yield kept
+    finally:
+        pipeline.models.sharded.fully_shard = before
 
 
 def compared(folder: Path, recipe: Any, out: Path) -> dict[str, Any]:
     """A model whose layers are shared out beside one whose aren't, step by step."""
     plain, model = tuned(folder, recipe), tuned(folder, recipe)
     full = sum(one.weight.numel() * one.weight.element_size() for one in linears(model))
-    part = shard(causal_model(model), torch.device("cpu"))
+    with originals_watched() as kept:
+        part = shard(causal_model(model), torch.device("cpu"))
     found: dict[str, Any] = {"linears": len(linears(model)), "part": part / full, "same": []}
+    found["kept"] = sum(kept)
     for _ in range(2):
         (loss, gradients), (expected, wanted) = trained(model), trained(plain)
         found["same"].append(
@@ -126,7 +156,8 @@ def test_loss_and_gradients_are_those_of_one_process(found: list[dict[str, Any]]
         assert figures["left"] == 0, "all are shared out again after a step"
         assert figures["whole"] and figures["finite"] and figures["unchanged"] and figures["saved"]
         assert 0.49 < figures["part"] < 0.51
-        assert figures["linears"] == {"base": LAYERS * LINEARS}.get(CASES[case][0], figures["linears"])
+        assert figures["linears"] == LINEARS_OF[CASES[case][0]]
+        assert figures["kept"] == 0, "no weight stays in one piece"
 
 
 @pytest.mark.parametrize(
@@ -134,6 +165,7 @@ def test_loss_and_gradients_are_those_of_one_process(found: list[dict[str, Any]]
     [
         {"offload_layers": 1},
         {"use_dora": True},
+        {"method": "grpo", "lora_dropout": 0.0},
         {"method": "dpo", "per_device_train_batch_size": 2},
     ],
 )

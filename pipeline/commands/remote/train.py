@@ -50,6 +50,12 @@ def main(line: Line, root: Path, *, resume: bool = True, keep: bool = False) -> 
             "train.method is grpo, which draws answers with llama-server, and no llama.cpp is sent: run "
             "`snakemake train` on that machine itself",
         )
+    if read.params.train.shard_base:
+        raise ConfigError(
+            "Q-REMOTE-009",
+            "train.shard_base is on, and `quench remote` starts one process there: set it to false, or run "
+            "`snakemake train` on that machine itself",
+        )
     need_graph(root, read.params.graph)
     need_all_keys(root, read)
     with running(STAGE, root):

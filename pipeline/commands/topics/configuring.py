@@ -163,9 +163,9 @@ def plan(
         typer.Option("--tflops", metavar="N", min=0.001, max=1e9, help="TFLOP/s that training reaches."),
     ] = None,
     processes: Annotated[
-        int,
+        int | None,
         typer.Option("--processes", metavar="N", min=1, max=999, help="Processes, each with such a card."),
-    ] = 1,
+    ] = None,
     serving: Annotated[
         bool, typer.Option("--serve", help="Plan serving, level by level, instead of training.")
     ] = False,

@@ -10,7 +10,6 @@ from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
 from pipeline.chat.tokens import IGNORED
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections import Training
-from pipeline.core.cpu import training_device
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.units import memory_gb
@@ -69,7 +68,8 @@ def shared_out(base: Path, settings: Training, group: Group) -> Any:
     group.connect()
     with group.turn():
         model = put_tuner(load_quantized(base, settings, "cpu"), settings)
-        part = shard(causal_model(model), torch.device(training_device()))
+        device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        part = shard(causal_model(model), device)
     print(f"train: of the base's layers {memory_gb(part)} are in this process, of {group.count}")
     return model
 

@@ -44,7 +44,7 @@ def run_rank(rank: Rank, stage: str, root: Path, params_file: Path | None, work:
         )
     from pipeline.stages.train.several.group import open_group
 
-    with open_group(rank) as group:
+    with open_group(rank) as group, group.noticing():
         if rank.leads:
             work(group=group)
             return
@@ -70,6 +70,11 @@ def follow(params: Params, root: Path, group: Any) -> None:
         )
 
 
+def same_in_all(record: dict[str, Any], settings: Training) -> dict[str, Any]:
+    """What all processes of a training must have alike: the run's record, and what no byte depends on."""
+    return record | {"train.shard_base": settings.shard_base}
+
+
 def follow_in(*, tokens: Path, base: Path, checkpoints: Path, settings: Training, group: Any) -> None:
     """The same with each place by itself."""
     from pipeline.models.tuners import unchanged_in_file
@@ -79,7 +84,7 @@ def follow_in(*, tokens: Path, base: Path, checkpoints: Path, settings: Training
     with Interruption() as interruption:
         use_all_cores()
         group.share_cores()
-        plan = group.follow(lambda: describe(tokens, base, settings))
+        plan = group.follow(lambda: same_in_all(describe(tokens, base, settings), settings))
         if plan is None:
             print(f"train: process {group.rank.number} has nothing to do", file=sys.stderr)
             return
@@ -104,11 +109,9 @@ def follow_in(*, tokens: Path, base: Path, checkpoints: Path, settings: Training
         )
         group.connect()
         if settings.shard_base:  # each weight is looked at by all
-            with group.noticing():
-                prove_beforehand(trainer, settings)
+            prove_beforehand(trainer, settings)
         if teacher:
             held_out_before(trainer, checkpoints / BEFORE, fresh=start is None)
         trainer.train(resume_from_checkpoint=str(start) if start else None)
         if settings.shard_base:
-            with group.noticing():
-                unchanged_in_file(trainer.model)
+            unchanged_in_file(trainer.model)

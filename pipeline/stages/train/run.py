@@ -56,8 +56,10 @@ ADDED = (
     *("clip_value", "checkpoint_every", "train_on_prompt", "shuffle", "grpo", "target_experts", "router"),
     "offload_layers",
 )
-# changes no byte of what is trained, as the number of processes doesn't: a run may go on with it changed
+# where weights lie changes no byte, as the number of processes doesn't: a run may go on with it changed
 NO_PART = {"shard_base"}
+# but then the base is quantized in main memory, whose sums a GPU makes in another order
+ELSEWHERE = ", base quantized in main memory"
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
 MACHINE = ("device", "threads")
 
@@ -81,9 +83,19 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
         "base": base_hashes(base),
         "settings": settings.model_dump(mode="json", exclude=NO_PART),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
-        "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else cpu_name(),
+        "device": device_name(settings),
         "threads": torch.get_num_threads(),
     }
+
+
+def device_name(settings: Training) -> str | None:
+    """The device, by its maker's name, and whether NF4 was not made there."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return cpu_name()
+    elsewhere = settings.shard_base and settings.quantization == "nf4"
+    return torch.cuda.get_device_name(0) + (ELSEWHERE if elsewhere else "")
 
 
 def base_hashes(base: Path) -> dict[str, str]:

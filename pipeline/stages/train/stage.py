@@ -31,6 +31,7 @@ from pipeline.models.tuners import save_trained
 from pipeline.stages.train.beforehand import BEFORE, held_out_before, prove_beforehand
 from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, ROLLOUTS, TEACHER, read_notes, step_of
 from pipeline.stages.train.figures import curve, summary, write_curve
+from pipeline.stages.train.follow import same_in_all
 from pipeline.stages.train.monitoring.run_record import run_record
 from pipeline.stages.train.preflight import preflight
 from pipeline.stages.train.proofs import check_learned, check_rows, idle_experts
@@ -92,7 +93,8 @@ def train(
         if settings.method == "distill":
             teacher = ask_teacher(tokens, base, checkpoints, settings, record)
         if group:
-            group.begin({"record": record, "start": start.name if start else None})
+            alike = same_in_all(record, settings)
+            group.begin({"record": record, "alike": alike, "start": start.name if start else None})
         trainer, monitor = make_trainer(
             tokens,
             base,
@@ -184,6 +186,7 @@ def main(
 ) -> None:
     """Run the stage on the files below `root`, together with the other processes of `group`."""
     silence_libraries()
+    check_shared(params.training, group.count if group else 1)  # else the plan for one card would refuse it
     checks = preflight(
         tokens=root / "data/tokens",
         base=root / "models/base",

@@ -13,6 +13,7 @@ What is changed, and why:
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,8 @@ class QuenchTrainer(Sharing):
             return
         with self.interruption.deferred():
             try:
-                super()._run_epoch(*arguments, **more)
+                with self.group.noticing() if self.group else nullcontext():
+                    super()._run_epoch(*arguments, **more)
             except Lost:
                 self.save_newest()
                 raise

@@ -54,7 +54,7 @@ def test_who_never_comes_is_not_waited_for_long(two: Any, monkeypatch: pytest.Mo
 
 def test_one_with_other_inputs_is_refused_by_both(two: Any) -> None:
     first, second = two(
-        lambda group: group.begin({"record": {"data": 1, "threads": 1}}),
+        lambda group: group.begin({"alike": {"data": 1, "threads": 1}}),
         lambda group: group.follow(lambda: {"data": 2, "threads": 1}),
     )
     assert [future.result(20)[0] for future in (first, second)] == ["Q-TRAIN-038"] * 2

@@ -13,6 +13,7 @@ from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL, Collator
 from pipeline.stages.train.distill.cache import Answers
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.proofs import check_not_repacked
+from pipeline.stages.train.several.sharing import Figures
 from pipeline.stages.train.step_stats import Batch, Sums
 from pipeline.stages.train.trainer import QuenchTrainer
 
@@ -65,14 +66,15 @@ class DistillTrainer(QuenchTrainer):
         positions = sum(batch["items"] for batch in self.held_out)
         counted = self.answered
         self.answered = sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in self.held_out)
+
+        def measure(batch: Batch) -> Figures:
+            return [float(self.loss_over(self.model, self._prepare_inputs(dict(batch)), positions)[0])], {}
+
         with undisturbed(self.model):
-            shares = [
-                float(self.loss_over(self.model, self._prepare_inputs(dict(batch)), positions)[0])
-                for batch in self.held_out
-            ]
+            found = self.figures_of(self.held_out, measure)
         self.answered = counted
         check_not_repacked(self.model)
-        return {"eval_loss": sum(shares)}
+        return {"eval_loss": sum(loss for (loss,), _ in found)}
 
 
 def _joined(pieces: tuple[Any, ...]) -> torch.Tensor:

@@ -6,6 +6,7 @@ there is nothing to do. Numbers are exchanged over Gloo, gradients of a GPU over
 
 import json
 import os
+import platform
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -50,11 +51,13 @@ class Group:
     def __init__(self, rank: Rank, store: Any) -> None:
         self.rank, self.count, self.leads = rank, rank.count, rank.leads
         self._store = store
+        self._threads = 0  # of all processes of this machine together; 0: never shared
         self._begun = False  # whether rank 0 has begun a training, as far as this process knows
 
     def share_cores(self) -> None:
         """Leave the others on this machine their share of the threads that PyTorch would use."""
-        torch.set_num_threads(max(1, torch.get_num_threads() // self.rank.local_count))
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(max(1, self._threads // self.rank.local_count))
 
     # --- notes, before there are gradients -----------------------------------------------------------------
 
@@ -72,7 +75,7 @@ class Group:
 
     def follow(self, own: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         """The others: what rank 0 began with, once `own()`, this process's record of the run, is found to be
-        the same as its `record`; None if rank 0 has nothing to do.
+        the same as its `alike`; None if rank 0 has nothing to do.
 
         Raises `ConfigError` if the records differ.
         """
@@ -81,7 +84,7 @@ class Group:
             return None
         self._begun = True
         plan: dict[str, Any] = json.loads(text)
-        mine, theirs = own(), plan["record"]
+        mine, theirs = own(), plan["alike"]
         theirs["threads"] = mine["threads"]  # of this machine; each micro-batch is the work of one process
         if differing := [key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key)]:
             sentence = (
@@ -149,11 +152,14 @@ class Group:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Inside is one process of this machine at a time."""
+        """Inside is one process of this machine at a time, with all of its cores."""
         if self.rank.local:
-            self._await(f"turn/{self.rank.number - 1}")
+            self._await(f"turn/{platform.node()}/{self.rank.local - 1}")
+        shared = torch.get_num_threads()
+        torch.set_num_threads(self._threads or shared)
         yield
-        self._note(f"turn/{self.rank.number}", "over")
+        torch.set_num_threads(shared)
+        self._note(f"turn/{platform.node()}/{self.rank.local}", "over")
 
     def gathered(self, values: torch.Tensor) -> torch.Tensor:
         """The `values` (n,) of all processes: (processes, n), in the order of their ranks."""

@@ -22,15 +22,12 @@ Figures = tuple[list[float], Sums]  # of a batch: its losses, and what else is m
 
 
 class Sharing(Stopping):
-    """Trains with the processes of `group`, None: alone. Where the base is `sharded` among them, all run its
-    layers as often as any.
-    """
+    """Trains with the processes of `group`, None: alone."""
 
     stats: StepStats
 
-    def __init__(self, *, sharded: bool, **rest: Any) -> None:
+    def __init__(self, **rest: Any) -> None:
         super().__init__(**rest)
-        self.sharded = sharded and self.group is not None
         self.gradients = GradientSum(self.trained_parameters(), self.group) if self.group else None
         self.step_batches: list[Batch] = []
         self.round_losses: list[torch.Tensor] = []
@@ -71,7 +68,7 @@ class Sharing(Stopping):
         try:
             found: list[Figures] = []
             if mine < len(batches):
-                with drawn_for(self.args.seed, self.state.global_step, start + mine), self.group.noticing():
+                with drawn_for(self.args.seed, self.state.global_step, start + mine):
                     loss = super().training_step(model, batches[mine], items)
                 found = [([float(loss), float(self.stats.loss_sum)], self.stats.measures.sums())]
             elif self.sharded:
@@ -87,8 +84,7 @@ class Sharing(Stopping):
 
     def run_along(self, model: Any, batch: Batch, items: Any) -> None:
         """Forward and backward of a batch that is another's, for the layers that are shared out."""
-        assert self.group is not None
-        with drawn_for(self.args.seed, self.state.global_step, 0), self.group.noticing():
+        with drawn_for(self.args.seed, self.state.global_step, 0):
             super().training_step(model, batch, items)
         for parameter in self.trained_parameters():
             parameter.grad = None
@@ -99,10 +95,9 @@ class Sharing(Stopping):
         """What `measure` gives of each of `batches`, which all have, every process measuring its share."""
         if self.group is None:
             return [measure(batch) for batch in batches]
-        with self.group.noticing():
-            found = [measure(batch) for batch in batches[self.group.rank.number :: self.group.count]]
-            if self.sharded and len(found) * self.group.count < len(batches):
-                measure(batches[0])  # others have one more
+        found = [measure(batch) for batch in batches[self.group.rank.number :: self.group.count]]
+        if self.sharded and len(found) * self.group.count < len(batches):
+            measure(batches[0])  # others have one more
         return self.of_all(found, len(batches))
 
     def of_all(self, found: list[Figures], count: int) -> list[Figures]:

@@ -14,14 +14,18 @@ MET = 2  # numbers that are told at every meeting beside the signal and the step
 
 
 class Stopping(Optimizing):
-    """Trains with the processes of `group`, None: alone. `leads` is whether this process writes.
+    """Trains with the processes of `group`, None: alone. `leads` is whether this process writes, `sharded`
+    whether the base is shared out: then all run its layers as often as any.
 
     Every exchange between processes begins with a meeting, so that one that stops finds the others there.
     """
 
-    def __init__(self, *, group: Group | None, interruption: Interruption, **rest: Any) -> None:
+    def __init__(
+        self, *, group: Group | None, sharded: bool, interruption: Interruption, **rest: Any
+    ) -> None:
         super().__init__(**rest)
         self.group, self.leads = group, group is None or group.leads
+        self.sharded = sharded and group is not None
         self.interruption = interruption
         self._told = False  # whether the others know of the signal that ends the run
         self._stopped: Stopped | None = None
@@ -46,8 +50,12 @@ class Stopping(Optimizing):
         return [int(number) for number in found[:, 2:].max(0).values]
 
     def heed_signal(self) -> None:
-        """Where a signal waits: save the state after the newest optimizer step and raise `Stopped`."""
-        if self.interruption.received is not None:
+        """Where a signal waits: save the state after the newest optimizer step and raise `Stopped`. Where the
+        base is shared out it waits for all, for who left alone would leave the others within a layer.
+        """
+        if self.sharded:
+            self.meet(*[0] * MET)
+        elif self.interruption.received is not None:
             self.save_and_stop()
 
     def save_and_stop(self) -> None:
