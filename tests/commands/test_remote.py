@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -335,9 +336,10 @@ def test_a_python_that_is_none_is_refused(python: str) -> None:
         Line("card", python, None)
 
 
-def test_grpo_is_refused(project: Path) -> None:
+@pytest.mark.parametrize("changed", [{"method": "grpo"}, {"shard_base": True}])
+def test_what_one_process_there_cannot_train_is_refused(project: Path, changed: dict[str, Any]) -> None:
     params = yaml.safe_load((project / "params.yaml").read_text())
-    params["train"]["method"] = "grpo"
+    params["train"] |= changed
     (project / "params.yaml").write_text(yaml.safe_dump(params))
     refused(project, "Q-REMOTE-009", "card", code=2)
 

@@ -7,10 +7,21 @@ from typing import Any
 import pytest
 from test_checkpoints import make
 
+from pipeline.commands.recipes import recipe_file
+from pipeline.config.params import load_params
 from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
-from pipeline.stages.train.run import ADDED, RUN, differences, find_start, finish, run_id
+from pipeline.stages.train.run import (
+    ADDED,
+    ELSEWHERE,
+    RUN,
+    device_name,
+    differences,
+    find_start,
+    finish,
+    run_id,
+)
 
 RECORD: dict[str, Any] = {
     "tokens_sha256": "t",
@@ -33,6 +44,18 @@ def changed(**values: Any) -> dict[str, Any]:
         key: value | values.get(key, {}) if isinstance(value, dict) else values.get(key, value)
         for key, value in RECORD.items()
     }
+
+
+def test_a_gpu_says_that_nf4_was_made_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the base is shared out; another device in the record is told, and the run goes on."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda number: "a card")
+    settings = load_params(recipe_file("qwen2.5-7b-8gb")).training
+    shared = settings.model_copy(update={"shard_base": True})
+    assert (
+        device_name(settings) == device_name(shared.model_copy(update={"quantization": "gguf"})) == "a card"
+    )
+    assert device_name(shared) == f"a card{ELSEWHERE}"
 
 
 def test_the_same_run_goes_on(tmp_path: Path) -> None:
