@@ -16,10 +16,10 @@ PATTERN_SECONDS = 1.0  # a pattern that backtracks for ever is stopped
 # slow
 NUMBER = re.compile(
     # what may stand before: marks of Markdown and LaTeX, a currency
-    r"(?:[\s:=*_`\"'(\[{$€£¥₹~≈]|\\boxed|\\(?=[(\[$]))*+"
+    r"(?>(?:[\s:=*_`\"'(\[{$€£¥₹~≈]|\\boxed|\\(?=[(\[$]))*)"
     r"(?P<sign>[-+−–]?)\s*+(?:[$€£¥₹]|US\$|USD|EUR|GBP)?\s*+(?P<sign2>[-+−]?)"
     r"(?P<digits>\d{1,3}(?:(?P<gap>[ "
-    r",'’_\u00a0\u2009\u202f])\d{3})(?:(?P=gap)\d{3})*+(?!\d)|\d++|(?=\.\d))(?P<decimals>\.\d++)?"
+    r",'’_\u00a0\u2009\u202f])\d{3})(?>(?:(?P=gap)\d{3})*)(?!\d)|\d++|(?=\.\d))(?P<decimals>\.\d++)?"
     r"(?:(?:[eE]| ?(?:[×xX*·]|\\times|\\cdot) ?10\^\{?)(?P<power>[-+−]?\d{1,3}))?"
     # what would make it another number, or none: 1.2.3, 5/2, 12:30, 2 1/2, 1e1000, 5-3, 5 - 3, 0x10
     r"(?![/,.:'’_]*+\d| \d|[eE][-+]?\d|(?P<space> ?)(?:[-+−–*×·÷^xX/]++|\\times|\\cdot)(?P=space)\d)"

@@ -396,7 +396,8 @@ def test_unpack(tmp_path: Path) -> None:
         make_archive(tmp_path / "a.tar.gz", {"top/a.txt": b"a", "top/b/c.txt": b"c"}), tmp_path / "source"
     )
     assert (tmp_path / "source" / "b" / "c.txt").read_bytes() == b"c"
-    assert not stat.S_IMODE((tmp_path / "source" / "a.txt").stat().st_mode) & stat.S_ISUID
+    if hasattr(tarfile, "data_filter"):  # Python 3.11.4 and later
+        assert not stat.S_IMODE((tmp_path / "source" / "a.txt").stat().st_mode) & stat.S_ISUID
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "source"]
 
 

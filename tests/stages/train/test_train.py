@@ -142,6 +142,7 @@ ELSEWHERE = {
     "keep_quantized",
     "embeddings_on_cpu",
     "offload_layers",
+    "shard_base",
     "early_stopping_patience",
     "sample_rows",
     "sample_tokens",

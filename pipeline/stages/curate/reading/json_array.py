@@ -11,7 +11,7 @@ from pipeline.core.jsonl import BadLine
 
 BLOCK = 1 << 16  # bytes
 # from inside a string to its end, or the block's
-STRING_REST = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+(")?', re.DOTALL)
+STRING_REST = re.compile(rb'[^"\\]*+(?>(?:\\.[^"\\]*+)*)(")?', re.DOTALL)
 TOKEN = re.compile(rb'"' + STRING_REST.pattern + rb"|[\[\]{},]", re.DOTALL)
 QUOTE, COMMA, OPENING = ord('"'), ord(","), frozenset(b"[{")
 JSON_SPACE = b" \t\r\n"

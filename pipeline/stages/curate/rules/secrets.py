@@ -50,14 +50,14 @@ class Span(NamedTuple):
 # after a telling name: what may follow in the name, then `=`, `:` or `=>`; no `token_type=`, `password_file:`
 # …
 _ASSIGNED = (
-    r"(?:s\b|[A-Z0-9_-][\w-]{0,30}+)?+(?<!(?i:id))(?<!(?i:url|uri|dir|len|ids|arn))(?<!(?i:type|name|path|file|size))"
+    r"(?>(?:s\b|[A-Z0-9_-][\w-]{0,30}+)?)(?<!(?i:id))(?<!(?i:url|uri|dir|len|ids|arn))(?<!(?i:type|name|path|file|size))"
     r"(?<!(?i:field|count|limit|class|label|model))(?<!(?i:length))(?<!(?i:version))[\\\"'`\]]{0,4}+[ "
     r"\t]{0,4}+(?::=|=>|={1,3}+|:)[ \t]{0,4}+"
 )
 _PEM = (
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
-    r"(?:[^-]*+(?:-(?!----)[^-]*+)*+-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: "
-    r"BLOCK)?-----|(?:(?:\s|\\[nr]){1,4}+[A-Za-z0-9+/=]{20,100}+)*+)"
+    r"(?:[^-]*+(?>(?:-(?!----)[^-]*+)*)-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: "
+    r"BLOCK)?-----|(?>(?:(?>(?:\s|\\[nr]){1,4})[A-Za-z0-9+/=]{20,100}+)*))"
 )
 _PEM_EDGE = re.compile(r"-----(?:(?P<begin>BEGIN)|END) [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 
