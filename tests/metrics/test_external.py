@@ -169,5 +169,11 @@ time.sleep(600)
     with ExternalScorer(program(tmp_path, body), 20) as scorer:
         scorer.rewards("1", PROMPT, ["4"])
     child = (tmp_path / "child").read_text()
-    state = subprocess.run(["ps", "-o", "stat=", "-p", child], capture_output=True, text=True, check=False)
-    assert state.stdout.strip() in ("", "Z", "Z+")
+    for _ in range(100):  # a busy machine takes its time over a process that has been killed
+        state = subprocess.run(
+            ["ps", "-o", "stat=", "-p", child], capture_output=True, text=True, check=False
+        )
+        if state.stdout.strip()[:1] in ("", "Z"):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"process {child} goes on: {state.stdout}")
