@@ -3,13 +3,10 @@ can't be.
 """
 
 import fcntl
-import io
 import os
 import shutil
-import stat
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,7 +31,7 @@ def executable(path: Path, text: str) -> Path:
 def with_source(home: Path) -> Path:
     """A home whose source has already arrived."""
     (home / "source").mkdir(parents=True)
-    (home / "source" / ".sdist-sha256").write_text(toolchain.SDIST_SHA256 + "\n")
+    (home / "source" / ".sdist-sha256").write_text(stamp.SDIST_SHA256 + "\n")
     return home
 
 
@@ -97,8 +94,8 @@ def test_progress_starts_with_the_plan_and_never_goes_back(tmp_path: Path) -> No
     [
         lambda home: (home / "stamp.json").unlink(),
         lambda home: (home / "stamp.json").write_text("{"),
-        lambda home: write_json(home / "stamp.json", toolchain.stamp() | {"cmake_flags": []}),
-        lambda home: write_json(home / "stamp.json", toolchain.stamp() | {"sdist_sha256": "0" * 64}),
+        lambda home: write_json(home / "stamp.json", stamp.stamp() | {"cmake_flags": []}),
+        lambda home: write_json(home / "stamp.json", stamp.stamp() | {"sdist_sha256": "0" * 64}),
         lambda home: (home / "build" / "bin" / TOOLS[-1]).unlink(),
         lambda home: (home / "build" / "bin" / TOOLS[0]).chmod(0o644),
     ],
@@ -264,7 +261,7 @@ def test_a_busy_machine_costs_no_build(home: Path, fake_tools: Path, monkeypatch
 @pytest.mark.parametrize(
     "strange",
     [
-        lambda home: write_json(home / "stamp.json", toolchain.stamp() | {"instructions": ["avx1024"]}),
+        lambda home: write_json(home / "stamp.json", stamp.stamp() | {"instructions": ["avx1024"]}),
         lambda home: executable(home / "build" / "bin" / "llama-server", "#!/bin/sh\nexit 127\n"),
         lambda home: (home / "build" / "bin" / "llama-server").write_bytes(b"\x7fELF of another machine"),
     ],
@@ -375,57 +372,6 @@ def test_check_compiler_before_anything_is_installed(tmp_path: Path, built: bool
     elif not built:
         assert done.returncode == 4
         assert done.stderr == f"setup: Q-LLAMACPP-007: {compiler.NO_COMPILER}\n"
-
-
-def make_archive(path: Path, members: dict[str, bytes | str]) -> Path:
-    """A .tar.gz; a str value makes a symbolic link to it."""
-    with tarfile.open(path, "w:gz") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            if isinstance(content, str):
-                info.type, info.linkname = tarfile.SYMTYPE, content
-                tar.addfile(info)
-            else:
-                info.size, info.mode = len(content), 0o4755
-                tar.addfile(info, io.BytesIO(content))
-    return path
-
-
-def test_unpack(tmp_path: Path) -> None:
-    toolchain.unpack(
-        make_archive(tmp_path / "a.tar.gz", {"top/a.txt": b"a", "top/b/c.txt": b"c"}), tmp_path / "source"
-    )
-    assert (tmp_path / "source" / "b" / "c.txt").read_bytes() == b"c"
-    if hasattr(tarfile, "data_filter"):  # Python 3.11.4 and later
-        assert not stat.S_IMODE((tmp_path / "source" / "a.txt").stat().st_mode) & stat.S_ISUID
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "source"]
-
-
-@pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="Python below 3.11.4 has no filters")
-@pytest.mark.parametrize(
-    "members",
-    [
-        {"../out.txt": b"x"},
-        {"top/../../out.txt": b"x"},
-        {"top/link": "/etc/passwd"},
-        {"top/link": "../../out"},
-    ],
-)
-def test_unpack_refuses_to_leave_its_folder(tmp_path: Path, members: dict[str, bytes | str]) -> None:
-    inner = tmp_path / "inner"
-    inner.mkdir()
-    with pytest.raises(tarfile.FilterError):
-        toolchain.unpack(make_archive(tmp_path / "a.tar.gz", members), inner / "source")
-    assert list(inner.iterdir()) == []
-    assert [path.name for path in tmp_path.iterdir() if path.name != "inner"] == ["a.tar.gz"]
-
-
-def test_a_source_with_another_hash_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        toolchain, "_pip", lambda *_: (tmp_path / f"{toolchain.SDIST}.tar.gz").write_bytes(b"not it")
-    )
-    with pytest.raises(ToolError, match="Q-LLAMACPP-002"):
-        toolchain._download(tmp_path)
 
 
 def test_this_projects_toolchain_is_stamped() -> None:

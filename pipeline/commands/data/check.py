@@ -18,7 +18,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.places import resource
 from pipeline.core.special_files import printable
 from pipeline.core.wording import one_line, plural
-from pipeline.stages.curate.reading.containers import files_below
+from pipeline.stages.curate.reading.files import files_below
 
 RECIPE = resource("recipes/demo.yaml")
 SHOWN = 50  # rejected rows that are named one by one

@@ -17,7 +17,8 @@ from pipeline.core.jsonl import BadLine, dump_line
 from pipeline.stages.curate.batches import batches
 from pipeline.stages.curate.comparing.row_parts import content_key
 from pipeline.stages.curate.inputs import by_glob, domain_of
-from pipeline.stages.curate.reading.containers import RawLine, parsed, raw_lines, refusal
+from pipeline.stages.curate.reading.containers import RawLine, parsed, raw_lines
+from pipeline.stages.curate.reading.files import refusal
 from pipeline.stages.curate.reading.formats import detect, to_row
 from pipeline.stages.curate.rules.changes import Change, Changes
 from pipeline.stages.curate.rules.cleaning import normalize, reasoning

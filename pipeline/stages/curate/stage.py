@@ -30,7 +30,7 @@ from pipeline.stages.curate.phases.sample import sample
 from pipeline.stages.curate.phases.sketch import sketch
 from pipeline.stages.curate.phases.work import Work
 from pipeline.stages.curate.phases.write import write
-from pipeline.stages.curate.reading.containers import READ
+from pipeline.stages.curate.reading.files import READ
 from pipeline.stages.curate.shard import work_of
 from pipeline.stages.curate.workers import workers
 from pipeline.workflow.shards import FOLDER

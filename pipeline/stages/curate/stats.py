@@ -3,21 +3,20 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from pipeline.chat.rows import TRAINED
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.clean import KINDS, Cleaned, CleaningStats, file_entry, keep_sample
-from pipeline.stages.curate.comparing.decide import FATES, KEPT, ROW, Decisions, Table
+from pipeline.stages.curate.comparing.decide import FATES, KEPT, Decisions, Table
 from pipeline.stages.curate.comparing.duplicates import Clusters
 from pipeline.stages.curate.comparing.splits import SPLITS
 from pipeline.stages.curate.counts import balance_counts, domain_counts, duplicate_counts
+from pipeline.stages.curate.facts import FACT, MOST_DOMAINS, hash_of
 from pipeline.stages.curate.rules.heuristics import JUDGES
 
 ROW_RULES = (
@@ -31,22 +30,6 @@ ROW_RULES = (
     *JUDGES,
     "control_tokens",
     "length",
-)
-MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
-
-
-# a clean row in the file of its shard, before domains have their numbers: what `ROW` has, the domain's name
-# and the normalized content as 64-bit hashes
-FACT = np.dtype(
-    [
-        ("file", "i4"),
-        ("domain", "u8"),
-        ("key", "u8"),
-        ("exact", "u8"),
-        ("turns", "u2"),
-        ("kind", "u1"),
-        ("scored", "?"),
-    ]
 )
 
 
@@ -100,7 +83,7 @@ class CurationStats:
         self._add_samples(done.samples)
         number = self.numbers[done.file]
         self._add_domains(fact[0] for fact in done.facts)
-        rows = [(number, _hash_of(domain), *facts) for domain, *facts in done.facts]
+        rows = [(number, hash_of(domain), *facts) for domain, *facts in done.facts]
         return np.array(rows, FACT)
 
     def merge(self, later: "CurationStats") -> None:
@@ -152,23 +135,6 @@ class CurationStats:
             domains=dict.fromkeys(value["domains"]),
             samples=value["samples"],
         )
-
-    def table(self, facts: NDArray) -> Table:
-        """What the rules that compare rows need to know of each clean row, given their `FACT`s; a domain that
-        is not among the first counts as `OTHER`.
-        """
-        known = np.array([_hash_of(name) for name in self.domains], np.uint64)
-        order = np.argsort(known)
-        at = np.minimum(np.searchsorted(known[order], facts["domain"]), max(len(known) - 1, 0))
-        found = known[order][at] == facts["domain"] if len(known) else np.zeros(len(facts), np.bool_)
-        table = np.empty(len(facts), ROW)
-        for name in ("file", "key", "turns", "kind", "scored"):
-            table[name] = facts[name]
-        table["domain"] = order[at] if len(known) else 0
-        if not found.all():
-            self.domains.setdefault(OTHER)
-            table["domain"][~found] = list(self.domains).index(OTHER)
-        return table.view(np.recarray)
 
     def samples_of(self, kind: str) -> list[dict[str, Any]]:
         """The samples of all reasons ("reject") or rules ("change")."""
@@ -251,8 +217,3 @@ class CurationStats:
 def counted(cleaning_stats: CleaningStats, what: str) -> dict[str, int]:
     """The counts of one kind, by name."""
     return {name: count for (kind, name), count in cleaning_stats.items() if kind == what}
-
-
-@lru_cache(MOST_DOMAINS)
-def _hash_of(domain: str) -> int:
-    return xxhash.xxh3_64_intdigest(domain.encode("utf-8", "surrogatepass"))

@@ -28,7 +28,8 @@ from hypothesis import strategies as st
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine, dump_line, parse_line
 from pipeline.stages.curate.reading import unpack
-from pipeline.stages.curate.reading.containers import files_below, raw_files, raw_lines, refusal, sha256, size
+from pipeline.stages.curate.reading.containers import raw_lines
+from pipeline.stages.curate.reading.files import files_below, raw_files, refusal, sha256, size
 
 Items = list[tuple[int, int | None, bytes | str]]
 PACK: dict[str, Callable[[bytes], bytes]] = {

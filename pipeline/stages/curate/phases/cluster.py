@@ -35,6 +35,7 @@ from pipeline.stages.curate.comparing.sketched import PRINTS, Sketched
 from pipeline.stages.curate.comparing.spill import Stored, sizes
 from pipeline.stages.curate.comparing.splits import TEST
 from pipeline.stages.curate.counts import group_counts, token_counts, turn_counts
+from pipeline.stages.curate.facts import table_of
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.pairs import Pairs, add_pairs, make_pairs, near_duplicates, pair_counts
 from pipeline.stages.curate.phases.clean import STATS
@@ -67,7 +68,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
     for folder in work.each("clean"):
         stats.merge(CurationStats.from_json(read(folder / STATS)))
     rows = work.rows()
-    table = stats.table(np.concatenate([read_facts(folder) for folder in work.each("clean")]))
+    table = table_of(np.concatenate([read_facts(folder) for folder in work.each("clean")]), stats.domains)
     found = _clusters(work, rows, settings)
     decisions = decide_duplicates(found, settings.drop_duplicates)
     decide_splits(decisions, table, found, settings)

@@ -17,14 +17,8 @@ from pipeline.core.publish import need_disk
 from pipeline.core.special_files import need_plain_files, unreadable
 from pipeline.stages.curate.inputs import check_globs, cleaner_arguments
 from pipeline.stages.curate.phases.work import Work, read, write
-from pipeline.stages.curate.reading.containers import (
-    Part,
-    is_cut_anywhere,
-    opened,
-    raw_files,
-    refusal,
-    size,
-)
+from pipeline.stages.curate.reading.containers import Part, is_cut_anywhere
+from pipeline.stages.curate.reading.files import opened, raw_files, refusal, size
 
 DISK_FACTOR = 4  # of the raw bytes: clean rows, features, outputs
 BLOCK = 1 << 20  # bytes read at a time

@@ -13,10 +13,10 @@ from pipeline.stages.curate.comparing.duplicates import first_rows
 from pipeline.stages.curate.comparing.features import SAMPLE_ROWS, Boilerplate, boilerplate
 from pipeline.stages.curate.comparing.sets import Labels
 from pipeline.stages.curate.comparing.spill import Spill
+from pipeline.stages.curate.facts import FACT
 from pipeline.stages.curate.phases.clean import FACTS
 from pipeline.stages.curate.phases.work import Work, write
 from pipeline.stages.curate.spool import spread_evenly
-from pipeline.stages.curate.stats import FACT
 
 GUARDED, FIRST = "guarded.json", "first.npy"
 COMMON = ("shingles", "grams", "requests", "template")  # arrays of `Boilerplate`

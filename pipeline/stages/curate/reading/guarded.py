@@ -10,7 +10,8 @@ from typing import Any, BinaryIO
 
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine, read_raw_lines
-from pipeline.stages.curate.reading.containers import READ, opened, parsed, raw_lines, refusal
+from pipeline.stages.curate.reading.containers import parsed, raw_lines
+from pipeline.stages.curate.reading.files import READ, opened, refusal
 
 PLAIN_SUFFIXES = (".txt", ".md")
 MAX_TEXT_BYTES = 1 << 28  # of one line

@@ -1,0 +1,107 @@
+"""The files below data/raw: which there are, which of them `curate` reads and why it reads no other, and how
+one is opened.
+"""
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import BadLine
+from pipeline.core.special_files import is_users_data, not_listed, printable, trouble, unreadable
+from pipeline.core.wording import plural
+
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+PACKED_SUFFIXES = (".gz", ".zst")  # around JSON and CSV; Parquet is packed inside
+READ = "*.jsonl, *.ndjson, *.json and *.csv, plain or with .gz or .zst, and *.parquet"
+
+
+def raw_files(raw: Path) -> list[tuple[str, Path]]:
+    """`files_below` data/raw. Raises `DataError` also where none of them is one that is read."""
+    files = files_below(raw)
+    if not any(suffixes(name)[0] for name, _ in files):
+        others = f" (it holds {plural(len(files), 'file')}, but none that is {READ})" if files else ""
+        raise DataError(
+            "Q-CURATE-001",
+            f"no data in {raw}{others}: put JSONL there (or `quench data demo` writes an example)",
+        )
+    return files
+
+
+def files_below(top: Path) -> list[tuple[str, Path]]:
+    """(name below `top`, path) of every file, sorted by name; hidden ones (`.gitkeep`) and DVC's notes about
+    files (`chats.jsonl.dvc`) are not data, links to folders aren't followed.
+
+    Raises `DataError` if a folder can't be listed, and where two names are one in UTF-8.
+    """
+    found: list[tuple[str, Path]] = []
+    for folder, inner, names in os.walk(top, onerror=not_listed):
+        if not os.access(folder, os.X_OK):  # its names can be listed, and no more
+            unreadable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        links = [name for name in inner if Path(folder, name).is_symlink()]
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        for path in (Path(folder, name) for name in filter(is_users_data, names + links)):
+            found.append((printable(path.relative_to(top)), path))
+    found.sort()
+    for (name, one), (other, two) in pairwise(found):
+        if name == other:
+            raise DataError(
+                "Q-CURATE-002",
+                f"{os.fsencode(one)!r} and {os.fsencode(two)!r} would have one name in the reports: rename "
+                "one",
+            )
+    return found
+
+
+def refusal(path: Path) -> BadLine | None:
+    """Why a complete file isn't read, or None if it is."""
+    if why := trouble(path):
+        return BadLine("unknown_container", f"this is no file that can be read: {why}")
+    if path.is_dir():
+        return BadLine(
+            "unknown_container",
+            "this is a link to a folder, which is not followed" if path.is_symlink() else "this is a folder",
+        )
+    return None if suffixes(path.name)[0] else BadLine("unknown_container", f"only files {READ} are read")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BufferedReader]:
+    """The file, open for reading bytes; `DataError` if the machine can't."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        unreadable(path, error)
+    with file:
+        yield file
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256, hexadecimal; `DataError` if the machine can't read it."""
+    with opened(path) as file:
+        try:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            unreadable(path, error)
+
+
+def size(path: Path) -> int:
+    """The file's bytes on disk; `DataError` if the machine can't open it."""
+    with opened(path) as file:
+        return os.fstat(file.fileno()).st_size
+
+
+def suffixes(name: str) -> tuple[str, str]:
+    """The container (JSON's is .json, none is "") and what it is packed with, as suffixes: (".json",
+    ".gz").
+    """
+    *_, first, last = ["", "", *PurePosixPath(name.lower()).suffixes]
+    kind, packing = (first, last) if last in PACKED_SUFFIXES else (last, "")
+    if kind in JSON_SUFFIXES:
+        return ".json", packing
+    return (kind, packing) if kind == ".csv" or (kind, packing) == (".parquet", "") else ("", "")
