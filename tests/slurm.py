@@ -99,6 +99,10 @@ class Run:
         """The exit code, when it has ended."""
         return self.process.wait(seconds)
 
+    def ended(self) -> bool:
+        """Whether it is over."""
+        return self.process.poll() is not None
+
     def log(self) -> str:
         """Both its streams so far."""
         return self._output.read_text(encoding="utf-8", errors="replace")
@@ -135,20 +139,17 @@ class Slurm:
 
     def snakemake(self, root: Path, *arguments: str, environment: dict[str, str] | None = None) -> Run:
         """Start Snakemake below `root` with the profile for SLURM."""
+        profile = ["--workflow-profile", "profiles/slurm", "--latency-wait", "5"]
+        command = [sys.executable, __file__, str(self._looks), *profile, *arguments]
+        return self.start(root, command, environment)
+
+    def start(self, root: Path, command: list[str], environment: dict[str, str] | None = None) -> Run:
+        """Start a command below `root` that finds this cluster."""
         self._runs += 1
-        output = self.folder / f"snakemake-{self._runs}.log"
-        command = [
-            sys.executable,
-            __file__,
-            str(self._looks),
-            "--workflow-profile",
-            "profiles/slurm",
-            "--latency-wait",
-            "5",
-        ]
+        output = self.folder / f"run-{self._runs}.log"
         with output.open("wb") as log:
             process = subprocess.Popen(
-                [*command, *arguments],
+                command,
                 cwd=root,
                 env=self.environment | (environment or {}),
                 stdout=log,

@@ -144,3 +144,45 @@ def test_every_stage_and_a_preempted_training(cluster: Slurm, project: Path, tmp
         assert file_hash(here / file) == file_hash(project / file), f"{file}, made by seven shards"
     for file in ("data/rejects.jsonl", "models/gguf/tiny-F16.gguf", "models/gguf/tiny-Q4_K_M.gguf"):
         assert file_hash(here / file) == file_hash(project / file), file
+
+
+@pytest.mark.exhaustive  # eight trainings; on one machine a killed sweep is tested in test_sweep_trains.py
+def test_a_sweep_whose_trial_is_preempted(cluster: Slurm, project: Path) -> None:
+    """Each trial is a job; what SLURM queues again goes on, and the figures are those of one machine."""
+    space = {"keys": {"train.learning_rate": [1e-4, 1e-3]}, "trials": 2, "finalists": 1, "seeds": 2}
+    (project / "space.yaml").write_text(yaml.safe_dump(space))
+    (shown,) = commands("quench")
+    often = ["--slurm-init-seconds-before-status-checks", "1"]
+    running = cluster.start(project, ["quench", *shown, *often])
+    folder = project / "models/.sweep/space"
+
+    def at_work() -> list[str]:
+        """Trials that have made three steps; SLURM begins with either."""
+        assert not running.ended(), running.log()
+        journals = folder.glob("*/models/checkpoints/steps.jsonl")
+        return [
+            journal.relative_to(folder).parts[0]
+            for journal in journals
+            if journal.read_text().count("\n") > 2
+        ]
+
+    until(at_work, what="three steps")
+    (trial,) = at_work()
+    (job,) = of_rule(cluster, f"train_wildcards_{trial}")
+    cluster.ask("sbatch", "--partition=urgent", "--cpus-per-task=16", "--output=/dev/null", "--wrap=true")
+    until(lambda: cluster.restarts(job) == 1, what="preemption")
+    assert running.wait() == 0, running.log()
+    resumed = json.loads((folder / trial / "reports/train.json").read_text())["resumed_from"]
+    assert 2 < int(resumed.removeprefix("checkpoint-")) < STEPS
+
+    run(project, "quench", *shown[:2], "--name", "here")
+    figures = []
+    for name in ("space", "here"):
+        report = json.loads((project / f"reports/sweep/{name}.json").read_text())
+        rates = {
+            trial["settings"]["train.learning_rate"]: (trial["state"], trial["value"])
+            for trial in report["trials"]
+        }
+        figures.append((rates, [finalist["values"] for finalist in report["finalists"]], report["apply"]))
+    assert figures[0] == figures[1]
+    assert {state for state, _ in figures[0][0].values()} == {"complete"}
