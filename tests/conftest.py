@@ -26,7 +26,12 @@ from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 
 # set before any test module is imported: huggingface_hub reads its environment once, at import
-HOME = Path(tempfile.mkdtemp(prefix="quench-home-"))
+# a process that a test starts may import this too, and end without a word: it has the home of its parent
+OF_THIS_WORKER = f"QUENCH_TESTS_HOME_{os.environ.get('PYTEST_XDIST_WORKER', '')}"
+OWNER = OF_THIS_WORKER not in os.environ
+if OWNER:
+    os.environ[OF_THIS_WORKER] = tempfile.mkdtemp(prefix="quench-home-")
+HOME = Path(os.environ[OF_THIS_WORKER])
 ISOLATED = {
     "HOME": str(HOME),
     "XDG_CACHE_HOME": str(HOME / ".cache"),
@@ -124,7 +129,8 @@ def pytest_collection(session: pytest.Session) -> None:
 
 def pytest_unconfigure() -> None:
     """Leave nothing of the session's home behind."""
-    shutil.rmtree(HOME, ignore_errors=True)
+    if OWNER:
+        shutil.rmtree(HOME, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="session")
