@@ -105,7 +105,9 @@ def _flat(config: Mapping[str, Any], section: str) -> Iterator[tuple[str, Any]]:
     known = _fields()
     for key, value in config.items():
         name = f"{section}{key}"
-        if isinstance(value, Mapping) and (not section or (name in known and group_of(known[name]))):
+        is_section = name in known and group_of(known[name])
+        # what is wrong in a section that there is not is told by its first key, if it has one
+        if isinstance(value, Mapping) and (is_section or (value and not section)):
             yield from _flat(value, f"{name}.")
         else:
             yield name, value

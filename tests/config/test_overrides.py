@@ -96,3 +96,13 @@ def test_what_is_wrong_is_refused_and_the_file_stays(file: Path, word: str, id: 
         override(file, from_words([word]))
     assert words in str(error.value)
     assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("wrong", [{"trian": {}}, {"trian": {"r": "8"}}, {"train": {"rr": {}}}])
+def test_a_wrong_key_of_snakemakes_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="Q-CONFIG-005"):
+        from_sections(wrong)
+
+
+def test_a_section_without_keys_sets_nothing() -> None:
+    assert from_sections({"train": {"preference": {}}}) == {}
