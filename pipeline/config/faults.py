@@ -34,7 +34,8 @@ def new_name(error: Any) -> str | None:
 
 def _line(error: Any, lines: Mapping[Place, int], known: Sequence[str]) -> str:
     place = error["loc"]
-    key = printable(".".join(map(str, place)) or "params", 120)
+    whole = "the file" if error["type"] == "model_type" else "params"
+    key = printable(".".join(map(str, place)) or whole, 120)
     found = [lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines]
     where = f" (line {found[0]})" if found else ""
     return printable(f"{key}: {new_name(error) or _sentence(error, known)}", LONGEST - len(where)) + where
@@ -47,9 +48,12 @@ def _sentence(error: Any, known: Sequence[str]) -> str:
             return f"unknown key (value {given}): {nearest(_dotted(error), known)}"
         case "missing":
             section = ".".join(map(str, error["loc"][:-1]))
-            return f"missing: add it, as the comment of {section} shows (`quench params`)"
+            shown = f", as the comment of {section} shows (`quench params`)" if section else ""
+            return f"missing: add it{shown}"
         case "value_error":
             return str(error["ctx"]["error"])
+        case "model_type" if not error["loc"]:
+            return f"holds {given}, and keys with values are needed"
         case "model_type":
             return f"is {given}, and a section with keys is needed (`quench params` shows every key)"
     return f"is {given}, {error['msg'][0].lower()}{error['msg'][1:]}"

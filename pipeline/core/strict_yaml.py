@@ -71,8 +71,7 @@ def read_strict(path: Path) -> tuple[Any, dict[Place, int]]:
     except OSError as error:
         raise ConfigError(
             "Q-CONFIG-001",
-            f"{path} can't be read ({error.strerror}): run in the project's folder, or name the file with "
-            "--params",
+            f"{path} can't be read ({error.strerror}): run in the project's folder, or name the right file",
         ) from error
     except Fault as fault:
         raise ConfigError("Q-CONFIG-002", f"{path}: {fault}") from None

@@ -226,7 +226,7 @@ def test_one_mistake_is_one_line_with_its_path_and_the_reason(load, sections, pa
             "a: 1\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)),
             "line 2, .*: anchors and aliases",
         ),
-        ("just text\n", "params: is 'just text', and a section with keys is needed"),
+        ("just text\n", "the file: holds 'just text', and keys with values are needed"),
         ("", "is empty: `quench use demo`"),
         ("# nothing\n", "is empty: `quench use demo`"),
         ("a: 1\n---\nb: 2\n", "line 2, .*a second document"),
