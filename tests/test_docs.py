@@ -134,7 +134,7 @@ def parse(words: list[str], *, complete: bool) -> None:
         if not words and not complete:
             return
         name, command, words = command.resolve_command(context, words)
-        context = command.context_class(command, info_name=name, parent=context)
+        context = command.context_class(command, info_name=name, parent=context, **command.context_settings)
     try:
         command.parse_args(context, list(words))
     except MistakenUse as error:
