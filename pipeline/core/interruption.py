@@ -52,6 +52,10 @@ class Interruption:
         finally:
             self.waiting = before
 
+    def defer(self) -> None:
+        """From here on signals wait in `received`: who ends alone would leave others waiting."""
+        self.waiting = True
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             if time.monotonic() - self._received_at >= SAME_SECONDS:

@@ -39,6 +39,8 @@ class Rank:
     hosted: bool = False  # torchrun holds the store in which they meet; else rank 0 does
     listening: int | None = None  # file descriptor of the socket that rank 0's store is to use
     launched: bool = False  # by our own launcher, which says why they ended
+    run: str = ""  # tells this run from others that use the same store: the attempt, the step of a job
+    cores: int | None = None  # that are this process's alone; None: those of the machine are shared
 
     @property
     def leads(self) -> bool:
@@ -119,6 +121,7 @@ def _of_torchrun() -> Rank | None:
         hosted=found.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         listening=int(fd) if fd else None,
         launched=LAUNCHED in found,
+        run=found.get("TORCHELASTIC_RESTART_COUNT", ""),
     )
 
 
@@ -129,20 +132,33 @@ def _of_slurm() -> Rank | None:
         return None
     count = int(found["SLURM_STEP_NUM_TASKS"])
     alone = int(found.get("SLURM_STEP_NUM_NODES", "1")) == 1
-    # on one machine the job's number gives a port that no other job there has
     address = found.get("MASTER_ADDR", HERE) if alone else found["MASTER_ADDR"]
     port = found.get("MASTER_PORT") if not alone or "MASTER_PORT" in found else None
     if port is None and not alone:
         raise KeyError("MASTER_PORT")
-    here = found["SLURM_STEP_TASKS_PER_NODE"].partition("(")[0].partition(",")[0]
+    job, step = int(found["SLURM_JOB_ID"]), int(found.get("SLURM_STEP_ID", "0"))
+    cores = found.get("SLURM_CPUS_PER_TASK")
     return Rank(
         int(found["SLURM_PROCID"]),
         count,
         int(found["SLURM_LOCALID"]),
-        count if alone else int(here),
+        count if alone else _tasks_here(found["SLURM_STEP_TASKS_PER_NODE"], int(found["SLURM_NODEID"])),
         address,
-        int(port or 20_000 + int(found["SLURM_JOB_ID"]) % 10_000),
+        # on one machine the numbers of job and step give a port that no other step there has
+        int(port or 20_000 + (job + 1_000 * step) % 10_000),
+        run=f"{job}.{step}.{found.get('SLURM_RESTART_COUNT', '0')}",
+        cores=int(cores) if cores else None,
     )
+
+
+def _tasks_here(counts: str, node: int) -> int:
+    """How many tasks are on machine `node`, from 0, of a step whose counts are written like `4(x2),3`."""
+    for part in counts.split(","):
+        tasks, _, times = part.partition("(x")
+        node -= int(times.rstrip(")") or 1)
+        if node < 0:
+            return int(tasks)
+    raise ValueError(f"a machine of number {node} beyond SLURM_STEP_TASKS_PER_NODE={counts}")
 
 
 def _take_card(rank: Rank) -> None:

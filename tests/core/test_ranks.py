@@ -24,6 +24,8 @@ SRUN = {
     "SLURM_PROCID": "3",
     "SLURM_LOCALID": "1",
     "SLURM_JOB_ID": "123456",
+    "SLURM_STEP_ID": "0",
+    "SLURM_NODEID": "1",
 }
 HOME = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 
@@ -60,7 +62,7 @@ def test_ranks_of_torchrun_and_srun(told: Any) -> None:
     assert take_rank() == Rank(3, 4, 1, 2, "node1", 29500, hosted=True)
     assert not [name for name in FOREIGN if name in os.environ], "else Accelerate splits the rows again"
     told(**SRUN, **HOME, TORCHELASTIC_USE_AGENT_STORE="")
-    assert take_rank() == Rank(3, 4, 1, 2, "node1", 29500)
+    assert take_rank() == Rank(3, 4, 1, 2, "node1", 29500, run="123456.0.0")
 
 
 def test_a_rank_of_our_own_launcher(told: Any) -> None:
@@ -72,8 +74,41 @@ def test_a_rank_of_our_own_launcher(told: Any) -> None:
 def test_srun_on_one_machine_needs_no_address(told: Any) -> None:
     told(**SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "4"})
     rank = take_rank()
-    assert rank == Rank(3, 4, 1, 4, "127.0.0.1", 23456)
+    assert rank == Rank(3, 4, 1, 4, "127.0.0.1", 23456, run="123456.0.0")
     assert not rank.leads
+
+
+def test_steps_of_one_job_do_not_meet(told: Any) -> None:
+    found = set()
+    for step, restart in (("0", "0"), ("1", "0"), ("0", "1")):
+        one = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_ID": step, "SLURM_RESTART_COUNT": restart}
+        told(**SRUN | one)
+        rank = take_rank()
+        assert rank is not None
+        found.add(rank.run)
+        assert rank.port == 23456 + 1000 * int(step)
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize(("node", "tasks"), [("0", 3), ("1", 3), ("2", 2), ("3", 1)])
+def test_machines_of_a_step_may_have_unequal_numbers_of_tasks(node: str, tasks: int, told: Any) -> None:
+    told(
+        **SRUN | {"SLURM_STEP_TASKS_PER_NODE": "3(x2),2,1", "SLURM_NODEID": node, "SLURM_LOCALID": "0"},
+        **HOME,
+    )
+    rank = take_rank()
+    assert rank is not None
+    assert rank.local_count == tasks
+
+
+def test_cores_that_srun_has_given_one_process_are_not_shared(told: Any) -> None:
+    told(**SRUN, **HOME)
+    rank = take_rank()
+    told(SLURM_CPUS_PER_TASK="8")
+    own = take_rank()
+    assert rank is not None
+    assert own is not None
+    assert (rank.cores, own.cores) == (None, 8)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +118,7 @@ def test_srun_on_one_machine_needs_no_address(told: Any) -> None:
         {key: value for key, value in TORCHRUN.items() if key != "LOCAL_RANK"},
         SRUN,
         SRUN | {"MASTER_ADDR": "node1"},
+        SRUN | HOME | {"SLURM_NODEID": "2"},
     ],
 )
 def test_half_a_rank_is_refused(environment: dict[str, str], told: Any) -> None:

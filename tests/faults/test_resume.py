@@ -73,7 +73,7 @@ class Death:
     operation or after `delay` seconds.
     """
 
-    place: str  # step | save | delay: SIGKILL; signal | logged | evaluation: SIGTERM
+    place: str  # step | save | delay: SIGKILL; loaded | signal | logged | evaluation: SIGTERM
     count: int
     event: int = 0
     delay: float = 0.0
@@ -157,7 +157,12 @@ def arm(death: Death) -> None:
 
         setattr(QuenchTrainer, method, wrapped)
 
-    if death.place == "step":
+    if death.place == "loaded":
+        from pipeline.stages.train import assembly
+
+        check_head = assembly.check_head
+        assembly.check_head = lambda model: (term(), check_head(model))  # type: ignore[assignment,return-value]
+    elif death.place == "step":
         counted("training_step", kill, before=False)
     elif death.place == "signal":
         counted("compute_loss", term, before=True)

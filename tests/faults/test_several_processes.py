@@ -164,8 +164,8 @@ def test_the_base_is_shared_out(project: Path, alone: Path, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "death"),
-    [(1, Death("evaluation", 2)), (0, Death("logged", 2))],
-    ids=["the other evaluates", "rank 0 is about to"],
+    [(1, Death("evaluation", 2)), (0, Death("logged", 2)), (0, Death("loaded", 1))],
+    ids=["the other evaluates", "rank 0 is about to", "rank 0 has loaded"],
 )
 def test_a_signal_while_the_base_is_shared_out(
     told: int, death: Death, project: Path, alone: Path, tmp_path: Path

@@ -39,7 +39,9 @@ from pipeline.stages.train.step_stats import Batch
 from pipeline.stages.train.trainer import QuenchTrainer
 
 
-def load_model(base: Path, settings: Training, group: Group | None = None) -> tuple[Any, str]:
+def load_model(
+    base: Path, settings: Training, interruption: Interruption, group: Group | None
+) -> tuple[Any, str]:
     """The quantized base with what trains on it, an adapter drawn from the seed, and the loss that it is
     trained with. With `train.shard_base` the processes of `group` keep a part each.
     """
@@ -50,7 +52,7 @@ def load_model(base: Path, settings: Training, group: Group | None = None) -> tu
         apply_liger(base)  # before the model is loaded
     set_seed(settings.seed)  # the trainer does so too, but the adapter's start is drawn before there is one
     if settings.shard_base and group is not None:
-        model = shared_out(base, settings, group)
+        model = shared_out(base, settings, interruption, group)
     else:
         model = put_tuner(load_quantized(base, settings), settings)
     if loss == "liger":
@@ -59,8 +61,11 @@ def load_model(base: Path, settings: Training, group: Group | None = None) -> tu
     return model, loss
 
 
-def shared_out(base: Path, settings: Training, group: Group) -> Any:
-    """The same with the base's layers shared out; one process at a time has all of it in main memory."""
+def shared_out(base: Path, settings: Training, interruption: Interruption, group: Group) -> Any:
+    """The same with the base's layers shared out; one process at a time has all of it in main memory.
+
+    From then on all run its layers together, until they agree to stop.
+    """
     import torch
 
     from pipeline.models.sharded import shard
@@ -70,6 +75,8 @@ def shared_out(base: Path, settings: Training, group: Group) -> Any:
         model = put_tuner(load_quantized(base, settings, "cpu"), settings)
         device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
         part = shard(causal_model(model), device)
+    interruption.defer()
+    group.wait_for_all("shared out")  # one machine may be minutes ahead of another
     print(f"train: of the base's layers {memory_gb(part)} are in this process, of {group.count}")
     return model
 
@@ -123,7 +130,7 @@ def make_trainer(
     arguments = training_arguments(settings, checkpoints, rows=len(rows), held_out=len(held_out))
     leads = group is None or group.leads
     arguments.disable_tqdm |= not leads
-    model, loss = load_model(base, settings, group)
+    model, loss = load_model(base, settings, interruption, group)
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     learning: Any = Collator(padding)
     monitoring: Any = learning

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.errors import ConfigError
+from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.ranks import HERE, Rank
 from pipeline.stages.train.several import group as module
 from pipeline.stages.train.several.group import Group, open_group
@@ -20,7 +20,7 @@ def parting(rank: Rank, body: Callable[[Group], Any]) -> tuple[Any, float]:
     try:
         with open_group(rank) as group:
             found = body(group)
-    except ConfigError as error:
+    except QuenchError as error:
         found = error.id
     return found, time.monotonic()
 
@@ -58,3 +58,21 @@ def test_one_with_other_inputs_is_refused_by_both(two: Any) -> None:
         lambda group: group.follow(lambda: {"data": 2, "threads": 1}),
     )
     assert [future.result(20)[0] for future in (first, second)] == ["Q-TRAIN-038"] * 2
+
+
+def failing(group: Group) -> None:
+    raise DataError("Q-TEST-001", "a file is missing here")
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        (lambda group: group.begin({"alike": {}}), failing),
+        (lambda group: group.wait_for_all("loaded"), failing),
+        (failing, lambda group: group.connect()),
+    ],
+    ids=["rank 0 has begun", "rank 0 has loaded", "rank 0 fails"],
+)
+def test_who_fails_is_not_waited_for(bodies: Any, two: Any) -> None:
+    """Not every launcher ends the others, and they hold their cards."""
+    assert {future.result(20)[0] for future in two(*bodies)} == {"Q-TEST-001", "Q-TRAIN-037"}

@@ -5,7 +5,6 @@ there is nothing to do. Numbers are exchanged over Gloo, gradients of a GPU over
 """
 
 import json
-import os
 import platform
 import re
 import time
@@ -30,7 +29,7 @@ PATIENCE = timedelta(hours=12)
 LEAVE_SECONDS = 30.0
 # PyTorch has no class of its own for what Gloo says
 OF_AN_EXCHANGE = re.compile(r"gloo|NCCL|Connection (closed|reset)|Timed out waiting", re.IGNORECASE)
-OVER, BEGIN, READY, TROUBLE, LEFT = "over", "begin", "ready", "trouble", "left"
+OVER, BEGIN, READY, TROUBLE, LEFT, FAILED = "over", "begin", "ready", "trouble", "left", "failed"
 
 
 class Lost(MachineError):
@@ -57,7 +56,8 @@ class Group:
     def share_cores(self) -> None:
         """Leave the others on this machine their share of the threads that PyTorch would use."""
         self._threads = torch.get_num_threads()
-        torch.set_num_threads(max(1, self._threads // self.rank.local_count))
+        own = self.rank.cores or self._threads // self.rank.local_count
+        torch.set_num_threads(max(1, min(own, self._threads)))
 
     # --- notes, before there are gradients -----------------------------------------------------------------
 
@@ -69,8 +69,8 @@ class Group:
         self._begun = True
         self._note(BEGIN, json.dumps(plan))
         for number in range(1, self.count):
-            self._await(f"{READY}/{number}", f"{TROUBLE}/{number}")
-            if trouble := self._read(f"{TROUBLE}/{number}"):
+            self._await(f"{READY}/{number}", TROUBLE)
+            if trouble := self._read(TROUBLE):
                 raise ConfigError("Q-TRAIN-038", trouble)
 
     def follow(self, own: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
@@ -91,21 +91,27 @@ class Group:
                 f"process {self.rank.number} of {self.count} has another {', '.join(differing)} than process "
                 "0: give all the same files, libraries and kind of device"
             )
-            self._note(f"{TROUBLE}/{self.rank.number}", sentence)
+            self._note(TROUBLE, sentence)
             raise ConfigError("Q-TRAIN-038", sentence)
         self._note(f"{READY}/{self.rank.number}", "yes")
         return plan
 
-    def close(self) -> None:
-        """Rank 0: nothing more will come; where nothing did, wait until the others know. All: leave."""
+    def close(self, *, failed: bool) -> None:
+        """Rank 0: nothing more will come; where nothing did, wait until the others know. All: leave.
+
+        Who `failed` leaves a note for those that wait for notes, and the process group as it is: NCCL would
+        wait for the others to leave it too, and they wait for this process.
+        """
         with suppress(Lost):
+            if failed:
+                self._note(FAILED, str(self.rank.number))
             if self.leads:
                 self._note(OVER, "yes")
                 if not self._begun and not self.rank.hosted:  # the store ends with this process
                     self._see_off(time.monotonic() + LEAVE_SECONDS)
             elif not self._begun:
                 self._note(f"{LEFT}/{self.rank.number}", "yes")
-        if dist.is_initialized():
+        if dist.is_initialized() and not failed:
             dist.destroy_process_group()
 
     def _see_off(self, end: float) -> None:
@@ -121,9 +127,14 @@ class Group:
             raise Lost(self.rank, error) from error
 
     def _await(self, *keys: str) -> None:
-        """Wait for one of the notes; signals are heard meanwhile."""
+        """Wait for one of the notes; signals are heard meanwhile. Raises `Lost` where another has failed."""
         try:
-            while not any(self._store.check([key]) for key in keys):
+            while True:
+                failed = self._read(FAILED)  # first: who fails has left its other notes before that one
+                if any(self._store.check([key]) for key in keys):
+                    return
+                if failed:
+                    raise Lost(self.rank, f"process {failed} has failed")
                 time.sleep(LOOK_SECONDS)
         except RuntimeError as error:
             raise Lost(self.rank, error) from error
@@ -137,10 +148,7 @@ class Group:
         """From here on all processes make the same exchanges, in the same order. Nothing the second time."""
         if dist.is_initialized():
             return
-        for number in range(self.count):  # one that still loads can be waited for and interrupted here
-            if number == self.rank.number:
-                self._note(f"loaded/{number}", "yes")
-            self._await(f"loaded/{number}")
+        self.wait_for_all("loaded")
         with self.noticing():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
@@ -149,6 +157,12 @@ class Group:
                 world_size=self.count,
                 timeout=PATIENCE,
             )
+
+    def wait_for_all(self, what: str) -> None:
+        """Return once all have come to `what`: unlike in an exchange, signals are heard here."""
+        self._note(f"{what}/{self.rank.number}", "yes")
+        for number in range(self.count):
+            self._await(f"{what}/{number}")
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -204,9 +218,10 @@ def open_group(rank: Rank) -> Iterator[Group]:
     except RuntimeError as error:
         raise Lost(rank, error) from error
     # an own corner of torchrun's store, and of each of its attempts
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    group = Group(rank, PrefixStore(f"quench/{attempt}", store))
+    group = Group(rank, PrefixStore(f"quench/{rank.run}", store))
+    failed = True
     try:
         yield group
+        failed = False
     finally:
-        group.close()
+        group.close(failed=failed)
