@@ -16,7 +16,7 @@ from pipeline.core.metrics_log import write_rows
 from pipeline.stages.train.figures import CURVE
 from pipeline.stages.train.monitoring.monitor import Monitor
 
-DEMO_RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo.yaml"
+DEMO_RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo-small.yaml"
 MODELS = ("base-F16", "base-Q4_K_M", "base-Q5_K_M", "F16", "Q4_K_M", "Q5_K_M")
 CHATML_WITH_DEFAULT = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"

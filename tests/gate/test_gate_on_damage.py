@@ -57,7 +57,7 @@ def bench(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Any:
     from pipeline.__main__ import main
 
     root = tmp_path_factory.mktemp("damage")
-    params = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
+    params = load_params(PROJECT / "recipes" / "demo-small.yaml").model_dump(mode="json")
     params["evaluate"] |= {"max_new_tokens": 48, "scorers": ["exact_match"], "parallel": 2}
     params["serve"] |= {"threads": 1, "ctx_size": 512}
     (root / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")

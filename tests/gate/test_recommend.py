@@ -17,7 +17,7 @@ from pipeline.planning.serving import BUFFERS, GB
 from pipeline.stages.report.verdict import headline
 
 MB = int(GB) // 1000
-DEMO = load_params(PROJECT / "recipes" / "demo.yaml").serve  # 4,096 tokens, one at a time
+DEMO = load_params(PROJECT / "recipes" / "demo-small.yaml").serve  # 4,096 tokens, one at a time
 SERVE = DEMO.model_copy(update={"n_gpu_layers": 99})  # without them, the prompt cache counts too
 
 

@@ -141,7 +141,7 @@ def test_real_models_are_not_held_to_the_demos_limits(recipe: str) -> None:
     ],
 )
 def test_what_is_no_limit_is_one_error(tmp_path: Path, key: str, value: Any) -> None:
-    params = load_params(RECIPES / "demo.yaml").model_dump(mode="json")
+    params = load_params(RECIPES / "demo-small.yaml").model_dump(mode="json")
     params["report"]["gate"][key] = value
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     with pytest.raises(ConfigError, match=rf"1 error:\n  report\.gate\.{key}: is .* or auto \(line \d+\)$"):

@@ -29,7 +29,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.commands.plan.first_gpu", lambda: None)
 
 
-def plan(root: Path, *words: str, recipe: str = "demo", **quantize: Any) -> Any:
+def plan(root: Path, *words: str, recipe: str = "demo-small", **quantize: Any) -> Any:
     params = load_params(PROJECT / f"recipes/{recipe}.yaml").model_dump(mode="json")
     params["quantize"] |= quantize
     params["evaluate"]["models"] = ["F16"]

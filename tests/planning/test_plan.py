@@ -174,7 +174,7 @@ def test_without_a_card_a_gpu_recipe_is_not_measured_and_the_demo_takes_main_mem
         and "Whether it fits is not measured" in shown.stdout
         and "It fits" not in shown.stdout
     )
-    assert "main memory" in plan("--recipe", "demo", "--root", tmp_path).stdout
+    assert "main memory" in plan("--recipe", "demo-small", "--root", tmp_path).stdout
 
 
 def test_the_machines_own_card_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,10 +225,10 @@ def test_the_base_that_is_here_is_planned(tmp_path: Path) -> None:
     ("words", "code", "sentence"),
     [
         (["--recipe", "qwen"], 2, "no recipe is called 'qwen'"),
-        (["--recipe", "demo", "--params", "x.yaml"], 2, "name two configurations"),
+        (["--recipe", "demo-small", "--params", "x.yaml"], 2, "name two configurations"),
         ([], 2, "params.yaml can't be read"),
-        (["--recipe", "demo", "--config", "none.json"], 3, "none.json can't be read"),
-        (["--recipe", "demo", "--vram", "0"], 2, "--vram"),
+        (["--recipe", "demo-small", "--config", "none.json"], 3, "none.json can't be read"),
+        (["--recipe", "demo-small", "--vram", "0"], 2, "--vram"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], code: int, sentence: str) -> None:
@@ -238,7 +238,7 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], code: int, 
 
 def test_a_mixture_of_experts_is_not_planned(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_oss", "num_local_experts": 8}))
-    shown = plan("--recipe", "demo", "--config", tmp_path / "config.json", "--root", tmp_path)
+    shown = plan("--recipe", "demo-small", "--config", tmp_path / "config.json", "--root", tmp_path)
     assert (
         shown.exit_code == 3 and "config.json is a mixture of experts (num_local_experts 8)" in shown.stderr
     )

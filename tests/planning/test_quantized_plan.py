@@ -42,7 +42,7 @@ TOKENS = 48
 def settings(**changed: Any) -> Training:
     """The demo's training on a GGUF, with changes."""
     given_here = {"r": 4, "quantization": "gguf", "keep_quantized": True, **changed}
-    return load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(update=given_here)
+    return load_params(PROJECT / "recipes" / "demo-small.yaml").training.model_copy(update=given_here)
 
 
 @pytest.fixture(

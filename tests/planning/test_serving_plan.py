@@ -190,7 +190,7 @@ def test_where_nothing_fits_it_exits_with_6_and_says_what_would(tmp_path: Path) 
 
 def test_narrow_rows_fall_back_tensor_by_tensor(tmp_path: Path) -> None:
     """The demo's Q4_K_M is 105.5 MB; as if all its tensors were the widest, it was 143 MB and did not fit."""
-    shown = plan("--recipe", "demo", "--vram", "0.22", "--json", "--root", tmp_path)
+    shown = plan("--recipe", "demo-small", "--vram", "0.22", "--json", "--root", tmp_path)
     assert shown.exit_code == 0
     levels = json.loads(shown.stdout)["levels"]
     assert levels["Q4_K_M"]["fits"] is True
@@ -198,7 +198,7 @@ def test_narrow_rows_fall_back_tensor_by_tensor(tmp_path: Path) -> None:
 
 
 def test_a_context_that_the_model_does_not_know_is_refused(tmp_path: Path) -> None:
-    params = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
+    params = load_params(PROJECT / "recipes" / "demo-small.yaml").model_dump(mode="json")
     params["serve"]["ctx_size"] = 16_384
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     shown = plan("--vram", "8", "--root", tmp_path)
@@ -213,7 +213,7 @@ def test_without_a_card_nothing_is_said_to_fit(tmp_path: Path) -> None:
     shown = plan("--recipe", "qwen2.5-7b-8gb", "--root", tmp_path)
     assert shown.exit_code == 0
     assert "Whether a level fits is not measured" in shown.stdout
-    shown = plan("--recipe", "demo", "--root", tmp_path)  # it is served on the CPU
+    shown = plan("--recipe", "demo-small", "--root", tmp_path)  # it is served on the CPU
     assert "main memory" in shown.stdout
     assert "0.50 GB prompt cache" in shown.stdout
 
@@ -221,7 +221,7 @@ def test_without_a_card_nothing_is_said_to_fit(tmp_path: Path) -> None:
 def test_the_detected_card_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.commands.plan.first_gpu", lambda: Card("NVIDIA RTX 4060", 8 << 30, "cuda"))
     assert "NVIDIA RTX 4060 of 8.00 GB" in plan("--recipe", "qwen2.5-7b-8gb", "--root", tmp_path).stdout
-    shown = plan("--recipe", "demo", "--root", tmp_path).stdout
+    shown = plan("--recipe", "demo-small", "--root", tmp_path).stdout
     assert "serve.n_gpu_layers is 0" in shown
 
 
