@@ -15,7 +15,6 @@ from tiny_lora import tiny_lora
 from pipeline.config.params import Params, load_params
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.provenance import BASE_FILE, adapter_fields, lineage_fields
-from pipeline.stages.evaluate.speed import IN_PROCESS
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo-gguf.yaml"
 LIKE = {
@@ -81,7 +80,6 @@ def figures(model: str, *, distill: bool = False) -> dict[str, Any]:
         "kld": [kld * 100 * (1 + swing * (row % 3 - 1)) for row in range(8)],
         "same": [90] * 8,
     }
-    speed = found["speed"] | {"by": IN_PROCESS}
     return found | {
         "model": model,
         "file": FILES[model],
@@ -93,7 +91,6 @@ def figures(model: str, *, distill: bool = False) -> dict[str, Any]:
         "all_tokens": everywhere,
         "bits_per_weight": 6.17,
         "by_row": {"assistant": rows, "all_tokens": rows},
-        "speed": speed,
         "prompt_tok_s": prompt,
         "generation_tok_s": generation,
         **more,

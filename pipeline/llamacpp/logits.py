@@ -1,8 +1,9 @@
 """A GGUF's logits, in process, and how far one model's are from another's."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,17 @@ from pipeline.llamacpp.tools import Toolchain, load_binding
 # positions whose logits llama.cpp holds at once when a row is streamed: 156 MB for a vocabulary of 152k
 CHUNK = 256
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
+Ids = np.ndarray[Any, np.dtype[np.intp]]
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token to read at a position of one row or of several; whether the logits after it are wanted."""
+
+    id: int
+    position: int
+    wanted: bool
+    rows: Sequence[int] = (0,)
 
 
 class GgufModel:
@@ -63,22 +75,51 @@ class GgufModel:
         can't (no memory).
         """
         self._need_room(start + len(ids))
-        llama = self._llama
-        batch = llama.llama_batch_init(len(ids), 0, 1)
+        return self._decode([Token(token, start + i, i in wanted) for i, token in enumerate(ids)])
+
+    def read_together(self, rows: Sequence[tuple[list[int], range]]) -> list[Floats]:
+        """Read several rows in one pass over the weights, after forgetting all: for each, given as its ids
+        and the positions wanted, the logits after these, float32, (len(positions), V).
+
+        What rows begin with alike is read once. Raises `ToolError` as `read`, and where the context was not
+        opened for so many rows.
+        """
+        rows_of: dict[tuple[int, ...], list[int]] = {}  # by what they begin with, up to each position
+        for number, (ids, _) in enumerate(rows):
+            for end in range(1, len(ids) + 1):
+                rows_of.setdefault(tuple(ids[:end]), []).append(number)
+        wanted = [[tuple(ids[: position + 1]) for position in positions] for ids, positions in rows]
+        asked = {beginning for of_row in wanted for beginning in of_row}
+        self._need_room(len(rows_of))
+        self.keep(0)
+        logits = self._decode(
+            [
+                Token(beginning[-1], len(beginning) - 1, beginning in asked, of)
+                for beginning, of in rows_of.items()
+            ]
+        )
+        place = {one: number for number, one in enumerate(one for one in rows_of if one in asked)}
+        return [logits[[place[one] for one in of_row]] for of_row in wanted]
+
+    def _decode(self, tokens: Sequence[Token]) -> Floats:
+        """The logits after the wanted ones of these tokens, in llama.cpp's own memory."""
+        llama, wanted = self._llama, sum(token.wanted for token in tokens)
+        batch = llama.llama_batch_init(len(tokens), 0, max(len(token.rows) for token in tokens))
         try:
-            batch.n_tokens = len(ids)
-            for i, token in enumerate(ids):
+            batch.n_tokens = len(tokens)
+            for i, token in enumerate(tokens):
                 batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = (
-                    token,
-                    start + i,
-                    1,
-                    i in wanted,
+                    token.id,
+                    token.position,
+                    len(token.rows),
+                    token.wanted,
                 )
-                batch.seq_id[i][0] = 0
+                for place, row in enumerate(token.rows):
+                    batch.seq_id[i][place] = row
             if llama.llama_decode(self._context, batch) != 0:
                 raise ToolError(
                     "Q-LLAMACPP-008",
-                    f"llama.cpp could not evaluate a row of {start + len(ids)} tokens: lower "
+                    f"llama.cpp could not evaluate a row of {tokens[-1].position + 1} tokens: lower "
                     "evaluate.ctx_size or free memory",
                 )
         finally:
@@ -86,7 +127,7 @@ class GgufModel:
         if not wanted:
             return np.empty((0, self.vocabulary), np.float32)  # llama.cpp has no memory to show then
         values: Floats = np.ctypeslib.as_array(
-            llama.llama_get_logits(self._context), shape=(len(wanted), self.vocabulary)
+            llama.llama_get_logits(self._context), shape=(wanted, self.vocabulary)
         )
         return values
 
@@ -97,9 +138,17 @@ class GgufModel:
 
 @contextmanager
 def open_gguf(
-    tools: Toolchain, path: Path, *, ctx_size: int, threads: int, n_gpu_layers: int, lora: Path | None = None
+    tools: Toolchain,
+    path: Path,
+    *,
+    ctx_size: int,
+    threads: int,
+    n_gpu_layers: int,
+    lora: Path | None = None,
+    rows: int = 1,
 ) -> Iterator[GgufModel]:
     """Load a GGUF, with a LoRA GGUF on it if one is given, for `GgufModel.logits`; freed when the body ends.
+    Its context of `ctx_size` tokens is shared by up to `rows` rows that are read together.
 
     Raises `ToolError` if llama.cpp refuses one of them.
     """
@@ -107,6 +156,7 @@ def open_gguf(
         settings = llama.llama_context_default_params()
         settings.n_ctx = settings.n_batch = ctx_size
         settings.n_threads = settings.n_threads_batch = threads
+        settings.n_seq_max, settings.kv_unified = rows, True
         context = llama.llama_init_from_model(model, settings)
         if not context:
             raise ToolError(
@@ -183,6 +233,28 @@ def log_softmax(logits: Floats) -> Floats:
     shifted: Floats = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return shifted
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """Logits less their largest (T, V), where that is (T,), and log Σ exp of them (T,)."""
+
+    logits: Floats
+    top: Ids
+    log_sum: Floats
+
+
+def shifted(logits: Floats) -> Shifted:
+    """A copy of logits (T, V), shifted so that exp can't overflow."""
+    top = logits.argmax(axis=-1)
+    moved = logits - np.take_along_axis(logits, top[:, None], axis=-1)
+    return Shifted(moved, top, np.log(np.exp(moved).sum(axis=-1, dtype=np.float64)))
+
+
+def negative_log(logits: Shifted, following: Ids) -> Floats:
+    """−log p of the tokens `following` (T,)."""
+    loss: Floats = logits.log_sum - np.take_along_axis(logits.logits, following[:, None], axis=-1)[:, 0]
+    return loss
 
 
 def divergence(reference: Floats, candidate: Floats) -> Floats:

@@ -2,7 +2,7 @@
 
 Reads the build of `make setup` in `.tools/llama.cpp/VERSION/` (of `quench setup`: in the user's cache; see
 `pipeline.llamacpp.build`), or the one that `LLAMA_CPP_HOME` or `llamacpp.home` in `params.yaml` points at.
-One version for everything: converter, quantizer, bench, server and the Python binding.
+One version for everything: converter, quantizer, server and the Python binding.
 """
 
 import json
@@ -10,8 +10,7 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ TOOLS = (
     "llama-server",
     "llama-perplexity",
     "llama-imatrix",
-    "llama-bench",
     "llama-export-lora",
     "llama-tokenize",
     "llama-gguf-split",
@@ -146,48 +144,6 @@ def run_converter(
         ],
         env,
     )
-
-
-def bench(
-    tools: Toolchain,
-    model: Path,
-    arguments: Sequence[str],
-    *,
-    repetitions: int,
-    threads: int,
-    n_gpu_layers: int,
-) -> Iterator[dict[str, Any]]:
-    """Each test of `llama-bench` as its JSON object, when it is done; `arguments` say which tests. Raises
-    `ToolError` if it fails.
-    """
-    command = [
-        str(tools.tool("llama-bench")),
-        "--model",
-        str(model),
-        *arguments,
-        "--repetitions",
-        str(repetitions),
-        "--threads",
-        str(threads),
-        "--n-gpu-layers",
-        str(n_gpu_layers),
-        "--output",
-        "jsonl",
-    ]
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
-        with subprocess.Popen(bound(command), stdout=subprocess.PIPE, stderr=log, text=True) as process:
-            try:
-                yield from (json.loads(line) for line in process.stdout or ())
-            except BaseException:
-                process.terminate()
-                raise
-        if process.returncode != 0:
-            log.seek(0)
-            raise ToolError(
-                "Q-LLAMACPP-019",
-                f"llama-bench failed on {model} with exit status {process.returncode}: "
-                f"{log.read().strip()[-300:]}",
-            )
 
 
 def load_binding(tools: Toolchain) -> Any:

@@ -1,6 +1,10 @@
-"""How fast llama-server reads a prompt and writes an answer, by its own timings."""
+"""How fast llama-server reads a prompt and writes an answer, by its own timings, and whether such figures
+hold.
+"""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.llamacpp.server import Server
 
@@ -21,3 +25,15 @@ def answer_speed(server: Server, prompt: int, tokens: int) -> Speed:
     asked = {"prompt": ids, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
     timings = server.post("/completion", asked)["timings"]
     return Speed(float(timings["prompt_per_second"]), float(timings["predicted_per_second"]))
+
+
+def is_disturbed(evaluation: Mapping[str, Any]) -> bool:
+    """Whether something else kept the machine busy while a model's speeds were measured, so that they are no
+    figures of the model.
+    """
+    return bool((evaluation.get("speed") or {}).get("disturbed"))
+
+
+def measure_again(models: Iterable[str]) -> str:
+    """The command that measures these models again and makes the report again."""
+    return f"snakemake --forcerun {' '.join(f'reports/eval/{model}.json' for model in models)}"

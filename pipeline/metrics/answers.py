@@ -23,13 +23,20 @@ UNKNOWN = "unknown"  # the domain of a row without one
 def answer_rows(
     model: Path, rows: list[dict[str, Any]], settings: Evaluate, tools: Toolchain, lora: Path | None = None
 ) -> list[dict[str, Any]]:
+    """`answers_of` a server of its own; `lora` is put on the model."""
+    with evaluated_server(model, settings, tools, lora) as server:
+        return answers_of(server, rows, settings, (lora or model).name)
+
+
+def answers_of(
+    server: Server, rows: list[dict[str, Any]], settings: Evaluate, label: str
+) -> list[dict[str, Any]]:
     """Each row's last assistant turn as `llama-server` answers it, greedily, `settings.parallel` rows at a
-    time; `lora` is put on the model.
+    time; `label` names the model on the terminal.
     """
-    up = evaluated_server(model, settings, tools, lora)
     answers = []
-    bar = progress(f"{(lora or model).name}: answers", len(rows))
-    with up as server, ThreadPoolExecutor(settings.parallel) as pool, bar as advance:
+    bar = progress(f"{label}: answers", len(rows))
+    with ThreadPoolExecutor(settings.parallel) as pool, bar as advance:
         for answer in pool.map(lambda row: answer_row(server, row, settings), rows):
             answers.append(answer)
             advance(1)
@@ -37,13 +44,15 @@ def answer_rows(
 
 
 def evaluated_server(
-    model: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None
+    model: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None, room: int = 0
 ) -> AbstractContextManager[Server]:
-    """`llama-server` with `model` as section evaluate says; `lora` is put on the model."""
+    """`llama-server` with `model` as section evaluate says, and at least `room` tokens of context; `lora` is
+    put on the model.
+    """
     return serving(
         tools,
         model,
-        ctx_size=settings.ctx_size,
+        ctx_size=max(settings.ctx_size, room),
         parallel=settings.parallel,
         threads=settings.threads,
         n_gpu_layers=settings.n_gpu_layers,

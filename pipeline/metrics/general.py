@@ -12,7 +12,7 @@ brief, or to go on, isn't scored for that instead of for what it knows.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from pipeline.chat.rendering import Unrenderable, control_ids, implied_ids, rend
 from pipeline.config.sections import Evaluate
 from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
-from pipeline.llamacpp.logits import GgufModel, log_softmax, open_gguf
+from pipeline.llamacpp.logits import CHUNK, GgufModel, negative_log, open_gguf, shifted
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.general_questions import Question, load_questions
-from pipeline.metrics.text import common_start
 
+ROWS = 32  # choices that are read in one pass over the weights
 # without it, answers in a sentence are likelier and a base seems to know less
 ASKED = "{question} Answer in a few words."
 
@@ -49,6 +49,7 @@ def ask_general(
         threads=settings.threads,
         n_gpu_layers=settings.n_gpu_layers,
         lora=lora,
+        rows=ROWS,
     ) as loaded:
         return general_ability(loaded, tokenizer, questions, settings.seed)
 
@@ -130,25 +131,46 @@ def encode_choice(tokenizer: Any, question: str, answer: str) -> Choice:
 
 
 def choice_log_probabilities(
-    model: GgufModel, questions: Iterable[Sequence[Choice]]
+    model: GgufModel, questions: Sequence[Sequence[Choice]]
 ) -> Iterator[list[float]]:
     """For each question, log p of each choice's own tokens given what is before them, in nats.
 
-    What a choice has in common with the one before it (the question; the system prompt) stays in llama.cpp's
-    memory and isn't read again. `model` must not be asked for anything else until the last question is done.
+    Choices are read together, also those of several questions: a pass over the weights is what each would
+    cost alone, and what they have in common (the system prompt, the question) is read once. `model` must not
+    be asked for anything else until the last question is done.
     """
-    held: list[int] = []  # the ids whose keys and values are in llama.cpp's memory
+    logs = (
+        log
+        for together in passes([choice for choices in questions for choice in choices], model.ctx_size)
+        for log in _log_probabilities(model, together)
+    )
     for choices in questions:
-        logs = []
-        for choice in choices:
-            read, answer = choice.ids[:-1], choice.ids[choice.first :]  # the last token is foretold, not read
-            kept = model.keep(min(common_start(held, read), choice.first - 1))
-            foretold = log_softmax(
-                model.read(read[kept:], kept, set(range(choice.first - 1 - kept, len(read) - kept)))
-            )  # (T, V)
-            logs.append(float(foretold[np.arange(len(answer)), answer].sum()))
-            held = read
-        yield logs
+        yield [next(logs) for _ in choices]
+
+
+def passes(choices: Sequence[Choice], room: int) -> Iterator[list[Choice]]:
+    """The choices in parts that are read together: at most `ROWS`, of at most `room` tokens without what is
+    shared, and `CHUNK` logits, unless one alone has more.
+    """
+    together: list[Choice] = []
+    tokens: set[tuple[int, ...]] = set()
+    for choice in choices:
+        own = {tuple(choice.ids[:end]) for end in range(1, len(choice.ids))}
+        logits = sum(len(one.ids) - one.first for one in (*together, choice))
+        if together and (len(together) == ROWS or len(tokens | own) > room or logits > CHUNK):
+            yield together
+            together, tokens = [], set()
+        together.append(choice)
+        tokens |= own
+    if together:
+        yield together
+
+
+def _log_probabilities(model: GgufModel, choices: Sequence[Choice]) -> Iterator[float]:
+    # the last token is foretold, not read
+    rows = [(one.ids[:-1], range(one.first - 1, len(one.ids) - 1)) for one in choices]
+    for choice, logits in zip(choices, model.read_together(rows), strict=True):
+        yield -float(negative_log(shifted(logits), np.array(choice.ids[choice.first :])).sum())
 
 
 def _encode(model: GgufModel, tokenizer: Any, question: Question) -> list[Choice]:

@@ -214,9 +214,9 @@ def test_doctor_checks_the_llama_cpp_that_stages_will_use(
     check = doctor.llama_cpp(found)
     assert (check.verdict, str(tmp_path / used) in check.sentence if used else True) == ("pass", True)
     if used:
-        (tmp_path / used / "build/bin/llama-bench").unlink()
+        (tmp_path / used / "build/bin/llama-imatrix").unlink()
         broken = doctor.llama_cpp(found)
-        assert broken.verdict == "fail" and "llama-bench" in broken.sentence
+        assert broken.verdict == "fail" and "llama-imatrix" in broken.sentence
         assert broken.remedy == ("correct LLAMA_CPP_HOME" if variable else "correct llamacpp.home")
 
 

@@ -22,6 +22,7 @@ from pipeline.llamacpp.logits import GgufModel, log_softmax, open_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.general import (
     ASKED,
+    ROWS,
     Choice,
     choice_log_probabilities,
     encode_choice,
@@ -161,7 +162,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def gguf(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GgufModel]:
     """A random model over bytes with a context of 256."""
     file = tiny.tiny_gguf(tmp_path_factory.mktemp("gguf") / "tiny-F16.gguf")
-    with open_gguf(tools, file, ctx_size=256, threads=1, n_gpu_layers=0) as model:
+    with open_gguf(tools, file, ctx_size=256, threads=1, n_gpu_layers=0, rows=ROWS) as model:
         yield model
 
 

@@ -138,7 +138,8 @@ def of_strategy(
     own = mine(figures, level, strategy, seeds)
     points = matrix(figures, rows, level, strategy, seeds)
     score, perfect = mean_of(points), mean_of(all_right(points))
-    bare = [one["speed"]["bare"]["median"] for one in own if "bare" in one["speed"]]
+    speeds = undisturbed(own)
+    bare = [speed["bare"]["median"] for speed in speeds if "bare" in speed]
     return {
         "bytes": round(fmean(sum(one["shipped"].values()) for one in own)),
         "shipped": own[0]["shipped"],
@@ -153,7 +154,7 @@ def of_strategy(
         "general": general_score(generals(figures, level, strategy, seeds)),
         "kld": fmean(one["kld"] for one in own),
         "same_top": fmean(one["same_top"] for one in own),
-        "tok_s": median(one["speed"]["shipped"]["median"] for one in own),
+        "tok_s": median(speed["shipped"]["median"] for speed in speeds) if speeds else None,
         "tok_s_bare": median(bare) if bare else None,
         "train_seconds": median(one["training"]["seconds"] for one in own),
         "train_memory": max(one["training"]["peak_memory_bytes"] for one in own),
@@ -177,11 +178,16 @@ def of_strategy(
 
 def part_of_speed(own: Sequence[Figures]) -> float:
     """The speed of what one strategy ships as a part of that without the adapter: the median over seeds, each
-    timed in turn; 1 without an adapter, which is the most.
+    timed in turn; 1 without an adapter, which is the most, and where other load spoilt all of them.
     """
-    timed = [one["speed"] for one in own if "bare" in one["speed"]]
-    parts: list[float] = [one["shipped"]["median"] / one["bare"]["median"] for one in timed]
+    timed = [speed for speed in undisturbed(own) if "bare" in speed]
+    parts: list[float] = [speed["shipped"]["median"] / speed["bare"]["median"] for speed in timed]
     return min(1.0, median(parts)) if parts else 1.0
+
+
+def undisturbed(own: Sequence[Figures]) -> list[Mapping[str, Any]]:
+    """The speeds that were measured while the machine did nothing else."""
+    return [one["speed"] for one in own if not one["speed"].get("disturbed")]
 
 
 def mine(figures: Sequence[Figures], level: str, strategy: str, seeds: Sequence[int]) -> list[Figures]:

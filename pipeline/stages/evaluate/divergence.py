@@ -14,10 +14,9 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
-from pipeline.llamacpp.logits import Floats, GgufModel, perplexity
+from pipeline.llamacpp.logits import Floats, GgufModel, Ids, negative_log, perplexity, shifted
 from pipeline.metrics.text import common_start
 
-Ids = np.ndarray[Any, np.dtype[np.intp]]
 # positions compared at once: 2.4 MB a model for a vocabulary of 152k, which stays in the CPU's cache
 BLOCK = 4
 SELF_ROWS = 4  # rows that a model is compared with itself on
@@ -217,25 +216,3 @@ def compare_logits(model: Floats, reference: Floats, following: Ids) -> Comparis
     )
     # rounding can leave −1e-8
     return Comparison(loss, np.maximum(kld, 0.0), ours.top == theirs.top, np.exp(-loss) - np.exp(-expected))
-
-
-@dataclass(frozen=True)
-class Shifted:
-    """Logits less their largest (T, V), where that is (T,), and log Σ exp of them (T,)."""
-
-    logits: Floats
-    top: Ids
-    log_sum: Floats
-
-
-def shifted(logits: Floats) -> Shifted:
-    """A copy of logits (T, V), shifted so that exp can't overflow."""
-    top = logits.argmax(axis=-1)
-    moved = logits - np.take_along_axis(logits, top[:, None], axis=-1)
-    return Shifted(moved, top, np.log(np.exp(moved).sum(axis=-1, dtype=np.float64)))
-
-
-def negative_log(logits: Shifted, following: Ids) -> Floats:
-    """−log p of the tokens `following` (T,)."""
-    loss: Floats = logits.log_sum - np.take_along_axis(logits.logits, following[:, None], axis=-1)[:, 0]
-    return loss

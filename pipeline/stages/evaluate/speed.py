@@ -1,9 +1,8 @@
 """How fast a GGUF reads prompts and writes answers (median and spread of several runs), and what it takes to
 serve it.
 
-Speed is measured by `llama-bench`. If models with and without an adapter are compared, it is measured in
-process, since llama-bench takes no adapter. Serving is measured as `serve` in params.yaml says: seconds until
-it answers, and memory.
+Speed is what llama-server says of its own answers, with the adapter on the model if there is one. Serving is
+measured as `serve` in params.yaml says: seconds until it answers, and memory.
 """
 
 import os
@@ -15,114 +14,55 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from pipeline.config.sections import Evaluate, Serve
+from pipeline.core.other_load import cpu_time, other_load
 from pipeline.core.progress import progress
-from pipeline.llamacpp.logits import GgufModel, open_gguf
-from pipeline.llamacpp.server import serving
+from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_command import BATCH_TOKENS
 from pipeline.llamacpp.server_process import peak_memory
-from pipeline.llamacpp.tools import Toolchain, bench
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.answer_speed import answer_speed
 
 GENERATED = 32  # tokens written in each run
 ANSWER_TOKENS = 8  # written by the server that is measured
-IN_PROCESS = "llama.cpp in the measuring process"
 
 
-def speed(model: Path, settings: Evaluate, tools: Toolchain) -> dict[str, Any]:
-    """Tokens per second at each of `prompt_lengths` and `generation_depths`, under `speed` and, as single
-    figures, beside it.
+def room(settings: Evaluate) -> int:
+    """The longest context in which a speed is measured, in tokens."""
+    lengths, depths = settings.prompt_lengths, settings.generation_depths
+    return max(*(length + 1 for length in lengths), *(max(depth, 1) + GENERATED for depth in depths))
+
+
+def speed(server: Server, settings: Evaluate) -> dict[str, Any]:
+    """Tokens per second at each of `prompt_lengths` and `generation_depths` by the server's timings, under
+    `speed` and, as single figures, beside it.
 
     The prompt's single figure is the longest's, generation's the first depth's; `_spread` is half of highest
-    − lowest run. Raises `ToolError` if llama-bench fails.
+    − lowest run. `speed.other_load` is the share of the machine's CPU time that others took meanwhile, and
+    `speed.disturbed` whether that spoilt the figures.
     """
-    asked = (
-        ("--n-prompt", numbers(settings.prompt_lengths), "--n-gen", "0"),
-        ("--n-prompt", "0", "--n-gen", str(GENERATED), "--n-depth", numbers(settings.generation_depths)),
+    lengths, depths = (
+        list(dict.fromkeys(values)) for values in (settings.prompt_lengths, settings.generation_depths)
     )
-    load = {
-        "repetitions": settings.repetitions,
-        "threads": settings.threads,
-        "n_gpu_layers": settings.n_gpu_layers,
-    }
-    tests = []
-    with progress(
-        f"evaluate: {model.name}, speed", len(settings.prompt_lengths) + len(settings.generation_depths)
-    ) as advance:
-        for arguments in asked:
-            for test in bench(tools, model, arguments, **load):
-                tests.append(test)
-                advance(1)
-    return figures([test for test in tests if test["n_prompt"]], [test for test in tests if test["n_gen"]])
-
-
-def speed_in_process(model: Path, lora: Path | None, settings: Evaluate, tools: Toolchain) -> dict[str, Any]:
-    """The same figures through the binding, with the adapter `lora` on the model if given; `speed.by` says
-    that llama-bench had no part in it.
-
-    As llama-bench does, it reads random tokens, writes tokens one by one, and throws a first run away. Raises
-    `ToolError` if llama.cpp can't.
-    """
-    lengths, depths = dict.fromkeys(settings.prompt_lengths), dict.fromkeys(settings.generation_depths)
-    room = max([*lengths, *(depth + GENERATED for depth in depths)])
-    load = {"threads": settings.threads, "n_gpu_layers": settings.n_gpu_layers}
-    label = f"evaluate: {(lora or model).name}, speed"
-    with (
-        open_gguf(tools, model, ctx_size=room, lora=lora, **load) as loaded,
-        progress(label, len(lengths) + len(depths)) as advance,
-    ):
-        ids = np.random.default_rng(settings.seed).integers(0, loaded.vocabulary, room).tolist()
-        only(loaded, ids[: min(lengths)])
-        prompt, generation = [], []
-        for length in lengths:
-            prompt.append(
-                {
-                    "n_prompt": length,
-                    "samples_ts": [
-                        one_run(loaded, ids[:length], 0, length) for _ in range(settings.repetitions)
-                    ],
-                }
-            )
+    # a prompt as long as a depth is measured with it; nothing is generated behind no token at all
+    behind = {max(depth, 1): GENERATED for depth in depths}
+    asked = dict.fromkeys(lengths, 1) | behind
+    answer_speed(server, min(asked), 1)  # a first run, thrown away
+    before = cpu_time()
+    with progress("evaluate: speed", len(asked)) as advance:
+        found = {}
+        for length, tokens in asked.items():
+            found[length] = [answer_speed(server, length, tokens) for _ in range(settings.repetitions)]
             advance(1)
-        for depth in depths:
-            only(loaded, ids[:depth])
-            samples = [
-                one_run(loaded, ids[: depth + GENERATED], depth, 1) for _ in range(settings.repetitions)
-            ]
-            generation.append({"n_depth": depth, "n_gen": GENERATED, "samples_ts": samples})
-            advance(1)
-    found = figures(prompt, generation)
-    return found | {"speed": found["speed"] | {"by": IN_PROCESS}}
-
-
-def only(model: GgufModel, ids: list[int]) -> None:
-    """Forget everything and read `ids`."""
-    model.keep(0)
-    if ids:
-        model.read(ids, 0, {len(ids) - 1})
-
-
-def one_run(model: GgufModel, ids: list[int], start: int, together: int) -> float:
-    """Tokens per second of reading `ids` behind the first `start` of them, which stand there already, so many
-    `together`.
-    """
-    if model.keep(start) < start:  # the architecture forgets all or nothing
-        only(model, ids[:start])
-    begin = time.perf_counter()
-    for place in range(start, len(ids), together):
-        some = ids[place : place + together]
-        model.read(some, place, {len(some) - 1})
-    return (len(ids) - start) / (time.perf_counter() - begin)
-
-
-def figures(prompts: Sequence[Mapping[str, Any]], generations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The stage's figures of tests as llama-bench describes them."""
-    prompt = [{"tokens": test["n_prompt"], **runs(test)} for test in prompts]
-    generation = [{"depth": test["n_depth"], "tokens": test["n_gen"], **runs(test)} for test in generations]
+    load = other_load(before, cpu_time())
+    prompt = [{"tokens": length, **runs([one.prompt for one in found[length]])} for length in lengths]
+    generation = [
+        {"depth": depth, "tokens": GENERATED, **runs([one.generation for one in found[max(depth, 1)]])}
+        for depth in depths
+    ]
     longest = max(prompt, key=lambda one: one["tokens"])
     return {
-        "speed": {"prompt": prompt, "generation": generation},
+        "speed": {"prompt": prompt, "generation": generation, **load.as_values()},
         "prompt_tok_s": longest["median"],
         "prompt_tok_s_spread": spread(longest),
         "generation_tok_s": generation[0]["median"],
@@ -130,14 +70,8 @@ def figures(prompts: Sequence[Mapping[str, Any]], generations: Sequence[Mapping[
     }
 
 
-def numbers(values: list[int]) -> str:
-    """A list as llama-bench takes it, each value once."""
-    return ",".join(str(value) for value in dict.fromkeys(values))
-
-
-def runs(test: Mapping[str, Any]) -> dict[str, Any]:
-    """Median, lowest and highest of a test's runs, in tokens per second, and how many there are."""
-    speeds = test["samples_ts"]
+def runs(speeds: Sequence[float]) -> dict[str, Any]:
+    """Median, lowest and highest of several runs, in tokens per second, and how many there are."""
     return {
         "median": round(median(speeds), 2),
         "low": round(min(speeds), 2),

@@ -25,17 +25,20 @@ from pipeline.core.jsonl import write_rows
 from pipeline.core.publish import write_json
 from pipeline.gguf.file import describe, kv_cache_bytes
 from pipeline.llamacpp.logits import open_gguf
+from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
-from pipeline.metrics.answers import answer_rows, evaluated_server, score_answers
-from pipeline.metrics.general import ask_general
+from pipeline.metrics.answer_speed import is_disturbed, measure_again
+from pipeline.metrics.answers import answers_of, evaluated_server, score_answers
+from pipeline.metrics.general import ROWS, general_ability
+from pipeline.metrics.general_questions import load_questions
 from pipeline.stages.evaluate.divergence import Row, divergence_of
-from pipeline.stages.evaluate.files import compared_with, model_files
-from pipeline.stages.evaluate.speed import serving_figures, speed, speed_in_process
+from pipeline.stages.evaluate.files import ModelFiles, compared_with, model_files
+from pipeline.stages.evaluate.speed import room, serving_figures, speed
 
 
 def evaluate(
     *,
-    model: Path,
+    files: ModelFiles,
     reference: Path,
     tokenizer: Path,
     rows: Path,
@@ -43,48 +46,50 @@ def evaluate(
     settings: Evaluate,
     serve: Serve,
     tools: Toolchain,
-    lora: Path | None = None,
-    in_process: bool = False,
     by_row: bool = False,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Measure `model`, with divergences from `reference`; gives (figures, answers). The user's files are in
+    """Measure a model, with divergences from `reference`; gives (figures, answers). The user's files are in
     `data/evaluation` below `root`.
 
-    `lora` is an adapter's GGUF that is on the model everywhere; `bytes` counts both files. With `in_process`
-    (this model, or one that it is compared with, has an adapter) speed is measured in process, since
-    llama-bench takes none; with `by_row` divergence is also given row by row. `seconds` among the figures is
-    what each part took. Raises `DataError` if no held-out row can be measured or a question file can't be
-    used, `ToolError` if a tool fails.
+    An adapter is on the model everywhere; `bytes` counts both files. The model is loaded once in process and
+    once in a server that is asked everything, besides the server that is measured. With `by_row` divergence
+    is also given row by row. `seconds` among the figures is what each part took. Raises `DataError` if no
+    held-out row can be measured or a question file can't be used, `ToolError` if a tool fails.
     """
     seconds: dict[str, float] = {}
+    model, lora = files
     figures = {"file": model.name, "sha256": file_hash(model), "llama_cpp": tools.version} | describe(model)
     if lora:
         figures["lora"] = {"file": lora.name, "sha256": file_hash(lora), "bytes": lora.stat().st_size}
         figures["bytes"] += figures["lora"]["bytes"]
     figures |= {"ctx_size": settings.ctx_size, "kv_cache_bytes": kv_cache_bytes(model, settings.ctx_size)}
-    with timed(seconds, "divergence"):
-        loaded = load_tokenizer(tokenizer)
-        figures |= compared(
-            model,
-            reference,
-            divergence_rows(loaded, rows, settings),
-            settings,
-            tools,
-            lora,
-            by_row=by_row,
-        )
-    with timed(seconds, "speed"):
-        figures |= (
-            speed_in_process(model, lora, settings, tools) if in_process else speed(model, settings, tools)
-        )
+    load: dict[str, Any] = {"threads": settings.threads, "n_gpu_layers": settings.n_gpu_layers}
+    loaded = load_tokenizer(tokenizer)
+    with open_gguf(tools, model, ctx_size=settings.ctx_size, lora=lora, rows=ROWS, **load) as ours:
+        with timed(seconds, "divergence"):
+            measured = divergence_rows(loaded, rows, settings)
+            longest = max(len(row.ids) for row in measured)
+            with open_gguf(tools, reference, ctx_size=longest, **load) as theirs:
+                figures |= divergence_of(
+                    ours,
+                    theirs,
+                    measured,
+                    f"evaluate: {(lora or model).name}, divergence from {reference.name}",
+                    itself=model == reference and lora is None,
+                    by_row=by_row,
+                )
+        with timed(seconds, "general"):
+            questions = load_questions(settings.general, root)
+            figures["general"] = general_ability(ours, loaded, questions, settings.seed)
     with timed(seconds, "serving"):
         figures["serving"] = serving_figures(model, serve, tools, lora)
-    with timed(seconds, "task"):
-        figures["task"], answers = task(model, rows, root, settings, tools, lora)
-    with timed(seconds, "general"):
-        figures["general"] = ask_general(model, loaded, root, settings, tools, lora)
-    with timed(seconds, "harness"):
-        figures["harness"] = harness(model, root, settings, tools, lora)
+    with evaluated_server(model, settings, tools, lora, room(settings)) as server:
+        with timed(seconds, "speed"):
+            figures |= speed(server, settings)
+        with timed(seconds, "task"):
+            figures["task"], answers = task(server, rows, root, settings, (lora or model).name)
+        with timed(seconds, "harness"):
+            figures["harness"] = harness(server, root, settings)
     return figures | {"seconds": seconds}, answers
 
 
@@ -109,57 +114,26 @@ def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Row]
     return [Row(one.ids, trained_positions(one)) for one in encoded]
 
 
-def compared(
-    model: Path,
-    reference: Path,
-    rows: list[Row],
-    settings: Evaluate,
-    tools: Toolchain,
-    lora: Path | None = None,
-    *,
-    by_row: bool = False,
-) -> dict[str, Any]:
-    """Perplexity, and how far `model` is from `reference`; the two are loaded side by side, with contexts of
-    the longest row.
-    """
-    load: dict[str, Any] = {
-        "ctx_size": max(len(row.ids) for row in rows),
-        "threads": settings.threads,
-        "n_gpu_layers": settings.n_gpu_layers,
-    }
-    label = f"evaluate: {model.name}{' with ' + lora.name if lora else ''}, divergence from {reference.name}"
-    with open_gguf(tools, model, **load, lora=lora) as ours, open_gguf(tools, reference, **load) as theirs:
-        return divergence_of(
-            ours, theirs, rows, label, itself=model == reference and lora is None, by_row=by_row
-        )
-
-
 def task(
-    model: Path, rows: Path, root: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None
+    server: Server, rows: Path, root: Path, settings: Evaluate, label: str
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """The figures of the task and every answer; None and nothing where nothing is scored."""
     if not settings.scorers:
         return None, []
-    answers = answer_rows(
-        model, answerable_rows(rows, settings.task_rows, settings.seed), settings, tools, lora
-    )
+    drawn = answerable_rows(rows, settings.task_rows, settings.seed)
+    answers = answers_of(server, drawn, settings, label)
     return score_answers(
         answers, settings.scorers, settings.seed, judge=settings.judge, external=settings.external, root=root
     ), answers
 
 
-def harness(
-    model: Path, root: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None
-) -> dict[str, Any] | None:
-    """What lm-evaluation-harness says of the tasks of `evaluate.harness`, through a server; None if there are
-    none.
-    """
+def harness(server: Server, root: Path, settings: Evaluate) -> dict[str, Any] | None:
+    """What lm-evaluation-harness says of the tasks of `evaluate.harness`; None if there are none."""
     if not settings.harness:
         return None
     from pipeline.stages.evaluate.harness import run_harness
 
-    with evaluated_server(model, settings, tools, lora) as server:
-        return run_harness(server, settings.harness, root / "data/evaluation/harness")
+    return run_harness(server, settings.harness, root / "data/evaluation/harness")
 
 
 def main(params: Params, root: Path, model: str) -> None:
@@ -173,9 +147,9 @@ def main(params: Params, root: Path, model: str) -> None:
             f"{model} is not in evaluate.models ({', '.join(params.evaluate.models)}): add it there, spelled "
             "the same",
         )
-    files, reference = model_files(params, root, model), compared_with(params, model)
+    reference = compared_with(params, model)
     figures, answers = evaluate(
-        model=files.gguf,
+        files=model_files(params, root, model),
         reference=model_files(params, root, reference).gguf,
         tokenizer=root / "models/adapter",
         rows=root / "data/final/test.jsonl",
@@ -183,8 +157,6 @@ def main(params: Params, root: Path, model: str) -> None:
         settings=params.evaluate,
         serve=params.serve,
         tools=find_toolchain(params.llamacpp.home),
-        lora=files.lora,
-        in_process=params.graph == "adapter",
         by_row=params.graph != "merged",
     )
     answers_path = root / f"reports/eval/{model}.answers.jsonl"
@@ -202,3 +174,9 @@ def main(params: Params, root: Path, model: str) -> None:
         f"evaluate: {model}: {figures['bytes'] / 1e6:.0f} MB, perplexity {figures['perplexity']:.3f}, mean "
         f"KLD {figures['kld_mean']:.4f}{score}"
     )
+    if is_disturbed(figures):
+        print(
+            f"evaluate: {model}: the speeds are disturbed, something else took "
+            f"{figures['speed']['other_load']:.0%} of the CPU time: once it has ended, run "
+            f"`{measure_again([model])}`"
+        )

@@ -12,6 +12,7 @@ from pipeline.gate.comparison import REFERENCES
 from pipeline.gate.judgment import Judgment
 from pipeline.gate.recommend import Recommendation, is_base
 from pipeline.gate.task_scores import scored_rows
+from pipeline.metrics.answer_speed import is_disturbed
 from pipeline.pages.formats import number, percent, points, size
 
 Found = Mapping[str, Any]
@@ -19,11 +20,14 @@ Found = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell shows; `value` is None where nothing was measured, which sorts last."""
+    """What a cell shows; `value` is None where nothing was measured or holds, which sorts last."""
 
     value: float | None
     text: str
     small: str = ""
+
+
+DISTURBED = Cell(None, "disturbed")
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,12 @@ def _cell(show: Callable[..., str], key: str, *digits: int, spread: str = "") ->
         return Cell(value, show(value, *digits), f"± {number(error, *digits)}" if error is not None else "")
 
     return cell
+
+
+def _speed(key: str) -> Callable[[Found], Cell]:
+    """A column of speeds; a figure that other load spoilt is not shown as one."""
+    measured = _cell(number, key, 1, spread=f"{key}_spread")
+    return lambda found: DISTURBED if is_disturbed(found) else measured(found)
 
 
 def _size(found: Found) -> Cell:
@@ -131,8 +141,8 @@ GROUPS: Mapping[str, Sequence[Column]] = {
         Column("RMS Δp", _divergence(percent, "rms_dp")),
     ),
     "Tokens/s": (
-        Column("prompt", _cell(number, "prompt_tok_s", 1, spread="prompt_tok_s_spread")),
-        Column("generation", _cell(number, "generation_tok_s", 1, spread="generation_tok_s_spread")),
+        Column("prompt", _speed("prompt_tok_s")),
+        Column("generation", _speed("generation_tok_s")),
     ),
     "Served": (Column("peak memory", _memory),),
     "Task": (

@@ -17,6 +17,7 @@ from pipeline.gate.distillation import sentence as recovery_sentence
 from pipeline.gate.recommend import Recommendation, is_base, reference_name
 from pipeline.gate.records import Inputs
 from pipeline.metrics.adapter_norms import Norms
+from pipeline.metrics.answer_speed import is_disturbed, measure_again
 from pipeline.pages.formats import FILTERS
 from pipeline.pages.parity_summary import code, counts, grouped
 from pipeline.pages.templating import TEMPLATES, fill
@@ -72,6 +73,7 @@ def page_values(
 
     reference, served = reference_name(inputs.evaluations), served_of(inputs.evaluations)
     scores = task_scores(inputs.answers)
+    disturbed = [model for model, found in inputs.evaluations.items() if is_disturbed(found)]
     values = compared_values(inputs, advice, scores, reference, seed) | {
         "inputs": inputs,
         "advice": advice,
@@ -97,6 +99,8 @@ def page_values(
         "thresholds": {"RECOVERED": RECOVERED, "PARTLY": PARTLY, "WORSE": WORSE},
         "forgetting": forgetting_values(inputs.evaluations, seed),
         "browser": browser_values(inputs.answers),
+        "disturbed": disturbed,
+        "measure_again": measure_again(disturbed),
         "questions": samples_over_time(inputs.metrics_log),
         "strategies": strategies_values(inputs.strategies) if inputs.strategies else None,
         "merged": merge_values(inputs.merge, inputs.parity, inputs.evaluations, reference)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.publish import publishing, write_json
+from pipeline.metrics.answer_speed import is_disturbed
 
 if TYPE_CHECKING:
     from pipeline.gate.judgment import Judgment
@@ -58,6 +59,8 @@ def flat_figures(evaluation: Mapping[str, Any], verdict: "Judgment | None" = Non
     `prompt_512_tok_s` and so on.
     """
     task, speed = evaluation.get("task") or {}, evaluation.get("speed") or {}
+    if is_disturbed(evaluation):  # then speeds are no figures; the share of other load says why
+        evaluation, speed = without_speeds(evaluation), {"other_load": speed["other_load"]}
     parts = {
         "task": TASK_FIGURES,
         "general": GENERAL_FIGURES,
@@ -75,6 +78,7 @@ def flat_figures(evaluation: Mapping[str, Any], verdict: "Judgment | None" = Non
         },
         **{f"prompt_{one['tokens']}_tok_s": one["median"] for one in speed.get("prompt") or ()},
         **{f"generation_at_{one['depth']}_tok_s": one["median"] for one in speed.get("generation") or ()},
+        "speed_other_load": speed.get("other_load"),
         **({"lora_bytes": lora["bytes"]} if lora else {}),  # of `bytes`
         # of task_rows: a judge's mark may not be readable
         "task_measured": (scores.get(task.get("scorer")) or {}).get("measured"),
@@ -89,6 +93,11 @@ def flat_figures(evaluation: Mapping[str, Any], verdict: "Judgment | None" = Non
             for metric, value in metrics.items()
         },
     }
+
+
+def without_speeds(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """An evaluation less its tokens per second."""
+    return {key: value for key, value in evaluation.items() if "tok_s" not in key}
 
 
 def write_data_files(

@@ -848,3 +848,11 @@ def test_every_strategy_is_measured_and_a_killed_job_goes_on(
     started = {stage for _, stage in ran}
     # whose code is in the jobs' keys
     assert started == {one for job in JOBS for one in table().stages[job].starts}
+
+
+def test_a_speed_that_other_load_spoilt_does_not_decide() -> None:
+    def timed(shipped: float, *, disturbed: bool) -> dict[str, Any]:
+        return {"speed": {"shipped": {"median": shipped}, "bare": {"median": 100.0}, "disturbed": disturbed}}
+
+    assert part_of_speed([timed(20.0, disturbed=True), timed(90.0, disturbed=False)]) == 0.9
+    assert part_of_speed([timed(20.0, disturbed=True)]) == 1.0  # nothing says that it is slower

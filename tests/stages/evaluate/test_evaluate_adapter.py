@@ -17,13 +17,14 @@ from tiny_lora import tiny_lora
 from pipeline.config.params import Params, load_params
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import file_hash
+from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answers import answer_rows
 from pipeline.stages.base.quantized_gguf import keep_gguf
-from pipeline.stages.evaluate.divergence import Row
+from pipeline.stages.evaluate.divergence import Row, divergence_of
 from pipeline.stages.evaluate.files import compared_with, model_files
-from pipeline.stages.evaluate.speed import GENERATED, IN_PROCESS, serving_figures, speed_in_process
-from pipeline.stages.evaluate.stage import compared, main
+from pipeline.stages.evaluate.speed import serving_figures
+from pipeline.stages.evaluate.stage import main
 
 ROWS = [Row([5, 6, 7, 40, 41, 8, 9], [2, 3, 4]), Row([5, 6, 7, 11, 12, 13], [3, 4])]
 
@@ -93,30 +94,21 @@ def test_the_tuned_file_is_one_of_its_own(tmp_path: Path, distill: bool, referen
     assert [compared_with(found, model) for model in ("base", "tuned")] == ["source", reference]
 
 
-def test_only_an_adapter_keeps_llama_bench_from_measuring_speed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-
-    def measuring(**words: Any) -> Any:
-        asked.append([words["in_process"], words["by_row"]])
-        raise StopIteration
-
-    monkeypatch.setattr("pipeline.stages.evaluate.stage.evaluate", measuring)
-    monkeypatch.setattr("pipeline.stages.evaluate.stage.find_toolchain", lambda _: None)
-    for found in (adapter_inputs.params(), tuned_inputs.params(), load_params(DEMO_RECIPE)):
-        with pytest.raises(StopIteration):
-            main(found, tmp_path, found.evaluate.models[0])
-    assert asked == [[True, True], [False, True], [False, False]]
+def compared(
+    base: Path, tools: Toolchain, lora: Path | None = None, *, by_row: bool = False
+) -> dict[str, Any]:
+    load: dict[str, Any] = {"ctx_size": 64, "threads": 1, "n_gpu_layers": 0}
+    with open_gguf(tools, base, **load, lora=lora) as ours, open_gguf(tools, base, **load) as theirs:
+        return divergence_of(ours, theirs, ROWS, "test", itself=lora is None, by_row=by_row)
 
 
 def test_divergence_is_measured_with_the_adapter_on_and_row_by_row(
     files: tuple[Path, Path], tools: Toolchain
 ) -> None:
     base, lora = files
-    bare = compared(base, base, ROWS, settings(), tools, by_row=True)
+    bare = compared(base, tools, by_row=True)
     assert bare["self_divergence"] < 1e-6
-    moved = compared(base, base, ROWS, settings(), tools, lora, by_row=True)
+    moved = compared(base, tools, lora, by_row=True)
     assert moved["self_divergence"] is None  # the same file, and yet not itself
     assert moved["kld_mean"] > 1e-4
     for name, figures in (("assistant", moved), ("all_tokens", moved["all_tokens"])):
@@ -124,30 +116,7 @@ def test_divergence_is_measured_with_the_adapter_on_and_row_by_row(
         assert rows["tokens"] == ([3, 2] if name == "assistant" else [6, 5])
         assert sum(rows["kld"]) / sum(rows["tokens"]) == pytest.approx(figures["kld_mean"], rel=1e-3)
         assert sum(rows["same"]) / sum(rows["tokens"]) == pytest.approx(figures["same_top"], abs=1e-4)
-    assert "by_row" not in compared(base, base, ROWS, settings(), tools)
-
-
-def test_speed_is_measured_with_the_adapter_on(
-    files: tuple[Path, Path], tools: Toolchain, tmp_path: Path
-) -> None:
-    base, lora = files
-    for one in (None, lora):
-        found = speed_in_process(base, one, settings(), tools)
-        assert [test["tokens"] for test in found["speed"]["prompt"]] == [16, 8]
-        assert [(test["depth"], test["tokens"]) for test in found["speed"]["generation"]] == [
-            (0, GENERATED),
-            (12, GENERATED),
-        ]
-        assert {
-            test["runs"]
-            for tests in (found["speed"]["prompt"], found["speed"]["generation"])
-            for test in tests
-        } == {2}
-        assert found["speed"]["by"] == IN_PROCESS
-        assert found["prompt_tok_s"] == found["speed"]["prompt"][0]["median"] > 0
-        assert found["generation_tok_s"] == found["speed"]["generation"][0]["median"] > 0
-    with pytest.raises(ToolError, match="Q-LLAMACPP-010"):
-        speed_in_process(base, tiny_lora(tmp_path / "other.gguf", arch="qwen2"), settings(), tools)
+    assert "by_row" not in compared(base, tools)
 
 
 def test_the_server_that_is_measured_and_asked_has_the_adapter(
@@ -177,7 +146,7 @@ def test_files_that_are_not_there_are_a_sentence(
     files: tuple[Path, Path], tools: Toolchain, tmp_path: Path
 ) -> None:
     with pytest.raises((ToolError, DataError), match="gone"):
-        compared(files[0], files[0], ROWS, settings(), tools, tmp_path / "gone.gguf")
+        compared(files[0], tools, tmp_path / "gone.gguf")
 
 
 def test_the_whole_stage_of_base_and_adapter(tools: Toolchain, tmp_path: Path) -> None:
@@ -224,6 +193,7 @@ def test_the_whole_stage_of_base_and_adapter(tools: Toolchain, tmp_path: Path) -
         "sha256": file_hash(lora),
         "bytes": lora.stat().st_size,
     }
+    assert all(output[model]["speed"]["generation"][0]["median"] > 0 for model in output)
     assert output["adapter"]["bytes"] == output["base"]["bytes"] + lora.stat().st_size
     assert [output[model]["reference"] for model in output] == ["base", "base"]
     assert output["base"]["kld_max"] < 1e-6 < output["adapter"]["kld_mean"]

@@ -1,5 +1,10 @@
-"""speed: llama-bench's own runs as median, lowest and highest; a tool that fails is named."""
+"""speed: the server's own runs as median, lowest and highest, and how busy others kept the machine."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -7,21 +12,25 @@ from qwen2_variants import cut_models
 from tiny import tiny_params
 
 from pipeline.config.sections import Evaluate
-from pipeline.core.errors import ToolError
-from pipeline.llamacpp.tools import Toolchain, bench
-from pipeline.stages.evaluate.speed import GENERATED, numbers, runs, speed
+from pipeline.core.other_load import cpu_time, other_load
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.answers import evaluated_server
+from pipeline.stages.evaluate.speed import GENERATED, room, runs, speed
 
 
 def test_every_length_and_depth_is_measured(tools: Toolchain) -> None:
     asked = tiny_params(Path("base"))["evaluate"] | {
-        "prompt_lengths": [16, 48],
-        "generation_depths": [0, 32],
+        "prompt_lengths": [16, 48, 16],
+        "generation_depths": [0, 48],
         "repetitions": 3,
+        "ctx_size": 64,  # too short for the deepest, which gets its room
     }
-    found = speed(cut_models(tools) / "tiny-F16.gguf", Evaluate(**asked), tools)
+    settings = Evaluate(**asked)
+    with evaluated_server(cut_models(tools) / "tiny-F16.gguf", settings, tools, room=room(settings)) as up:
+        found = speed(up, settings)
     prompt, generation = found["speed"]["prompt"], found["speed"]["generation"]
     assert [one["tokens"] for one in prompt] == [16, 48]
-    assert [(one["depth"], one["tokens"]) for one in generation] == [(0, GENERATED), (32, GENERATED)]
+    assert [(one["depth"], one["tokens"]) for one in generation] == [(0, GENERATED), (48, GENERATED)]
     assert all(
         0 < one["low"] <= one["median"] <= one["high"] and one["runs"] == 3 for one in prompt + generation
     )
@@ -30,27 +39,48 @@ def test_every_length_and_depth_is_measured(tools: Toolchain) -> None:
         (prompt[1]["high"] - prompt[1]["low"]) / 2, abs=0.011
     )
     assert found["generation_tok_s"] == generation[0]["median"]
+    assert 0 <= found["speed"]["other_load"] <= 1
 
 
 def test_the_median_is_not_moved_by_one_slow_run() -> None:
-    assert runs({"samples_ts": [100.0, 10.0, 102.0]}) == {
-        "median": 100.0,
-        "low": 10.0,
-        "high": 102.0,
-        "runs": 3,
-    }
+    assert runs([100.0, 10.0, 102.0]) == {"median": 100.0, "low": 10.0, "high": 102.0, "runs": 3}
 
 
-def test_lengths_are_measured_once() -> None:
-    assert numbers([512, 128, 512]) == "512,128"
+@contextmanager
+def busy_strangers(number: int) -> Iterator[None]:
+    """So many processes that use a core each and are no children of this one."""
+    spin = "import os, time\nend = time.time() + 60\nprint(os.getpid(), flush=True)\n"
+    spin += "while time.time() < end: pass"
+    start = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {spin!r}])"
+    started = []
+    for _ in range(number):
+        with subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True) as parent:
+            assert parent.stdout
+            started.append(int(parent.stdout.readline()))
+    try:
+        yield
+    finally:
+        for one in started:
+            os.kill(one, 9)
 
 
-def test_llama_bench_that_fails_is_a_sentence(tools: Toolchain, tmp_path: Path) -> None:
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF")
-    with pytest.raises(ToolError, match="Q-LLAMACPP-019"):
-        list(
-            bench(
-                tools, broken, ("--n-prompt", "8", "--n-gen", "0"), repetitions=1, threads=1, n_gpu_layers=0
-            )
-        )
+def test_a_busy_process_beside_is_seen_and_a_child_is_not(tools: Toolchain) -> None:
+    """The server that is measured is a child of this process, and so no other load."""
+    settings = Evaluate(
+        **tiny_params(Path("base"))["evaluate"]
+        | {"prompt_lengths": [512], "generation_depths": [0], "repetitions": 20, "ctx_size": 1024}
+    )
+    cores = os.cpu_count() or 1
+    with (
+        busy_strangers(cores),
+        evaluated_server(cut_models(tools) / "tiny-F16.gguf", settings, tools, room=room(settings)) as up,
+    ):
+        found = speed(up, settings)
+    assert found["speed"]["disturbed"]
+    assert found["prompt_tok_s"] > 0  # the raw figure stays
+    before = cpu_time()
+    spin = "import time; end = time.process_time() + 1\nwhile time.process_time() < end: pass"
+    subprocess.run([sys.executable, "-c", spin], check=True)
+    after = cpu_time()
+    assert after.own - before.own >= 0.9
+    assert other_load(before, after).share <= 1 - 0.9 / max(after.total - before.total, 0.9)

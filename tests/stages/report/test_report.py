@@ -671,6 +671,21 @@ def test_nothing_fits(project: Path, params: Params) -> None:
     )
 
 
+def test_a_speed_that_other_load_spoilt_is_no_figure(project: Path, params: Params) -> None:
+    file = project / "reports/eval/Q4_K_M.json"
+    found = json.loads(file.read_text(encoding="utf-8"))
+    change(file, speed=found["speed"] | {"other_load": 0.41, "disturbed": True})
+    stage.main(params, project)
+    text = Page((project / "reports/index.html").read_text(encoding="utf-8")).text
+    assert text.count("disturbed") >= 2 + 4  # both columns of the levels, two lengths and two depths
+    assert str(found["prompt_tok_s"]) not in text
+    assert "snakemake --forcerun reports/eval/Q4_K_M.json" in text
+    figures = json.loads((project / "reports/quants.json").read_text(encoding="utf-8"))["Q4_K_M"]
+    assert not [key for key in figures if "tok_s" in key]
+    assert figures["speed_other_load"] == 0.41
+    assert figures["bytes"] == found["bytes"]
+
+
 @pytest.mark.parametrize("columns", ["80", "40"])
 def test_the_terminal_table_is_whole_in_80_columns(
     project: Path,
@@ -684,6 +699,7 @@ def test_the_terminal_table_is_whole_in_80_columns(
     *lines, last = capsys.readouterr().out.rstrip("\n").split("\n")
     assert max(len(line) for line in lines) <= 80
     (row,) = [line for line in lines if line.split()[:1] == ["Q4_K_M"]]
-    assert row.split() == ["Q4_K_M", "105.5", "MB", "6.27", "1.16", "0.0184", "98.1", "%", "98.3", "75.3"]
+    expected = "Q4_K_M 105.5 MB 6.27 1.16 0.0184 98.1 % 98.3±1.1 75.3"
+    assert row.split() == expected.split()
     assert last == f"The page: {project / 'reports' / 'index.html'}"
     assert "…" not in "".join(lines)

@@ -81,7 +81,7 @@ def test_the_page_says_the_figures_and_nothing_of_levels(tuned: Path) -> None:
         "With the adapter against the base alone",
         "writes at 90 % and reads at 80 % of its own speed (88.2 against 98.0, 328.0 against 410.0 tokens "
         "per second)",
-        "by llama.cpp in the measuring process",
+        "by llama-server's own timings",
         "from base",
         "5a5a5a",
         "7c7c7c",
