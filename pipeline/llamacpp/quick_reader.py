@@ -1,13 +1,15 @@
-"""The `gguf` package's reader, 20 times as fast on a vocabulary: it takes 13 s for 150,000 words, and `base`
-reads them twice.
+"""What transformers takes from the package `gguf`, sooner: its reader, its dequantizer, its map of names.
 
-It reads every word as two slices of a memory map, and numpy is slow at slices of such maps; this one slices
-plain memory.
+The reader takes 13 s for a vocabulary of 150,000 words, which `base` reads twice: every word is two slices of
+a memory map, and numpy is slow at those; this one slices plain memory. The dequantizer goes by 16 rows at a
+time; `pipeline.gguf.dequantize` gives the same bits in a tenth of the time. The map of names is built again
+for every module of the model: 60 to 300 times.
 """
 
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
@@ -15,17 +17,36 @@ _LENGTH = struct.Struct("<Q")
 
 @contextmanager
 def quick_reader() -> Iterator[None]:
-    """While it lasts, whoever imports `gguf.GGUFReader` (transformers, at each call) gets one with the same
-    fields, sooner.
+    """While it lasts, whoever imports these from `gguf` (transformers, at each call) gets the same fields,
+    values and names, sooner.
     """
     import gguf
 
-    slow = gguf.GGUFReader
-    gguf.GGUFReader = _quick(slow)  # type: ignore[misc]
+    quick = {
+        "GGUFReader": _quick(gguf.GGUFReader),
+        "dequantize": _values,
+        "get_tensor_name_map": cache(gguf.get_tensor_name_map),
+    }
+    slow = {name: getattr(gguf, name) for name in quick}
     try:
+        vars(gguf).update(quick)
         yield
     finally:
-        gguf.GGUFReader = slow  # type: ignore[misc]
+        vars(gguf).update(slow)
+
+
+def _values(data: Any, kind: Any) -> Any:
+    """A stored tensor as float32, shaped as it is."""
+    import numpy
+    import torch
+    from gguf.quants import dequantize
+
+    from pipeline.gguf.dequantize import TRAINABLE_TYPES
+    from pipeline.gguf.dequantize import dequantize as soon
+
+    if data.dtype != numpy.uint8 or int(kind) not in TRAINABLE_TYPES:
+        return dequantize(data, kind)
+    return soon(torch.from_numpy(numpy.array(data)), int(kind)).numpy()
 
 
 def _quick(slow: type) -> type:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from pipeline.core.errors import GateError
-from pipeline.models.tensors import nf4_state, whole
+from pipeline.models.tensors import all_finite, nf4_state, whole
 from pipeline.models.tuners import trained_numbers
 
 DAMAGED = (
@@ -82,7 +82,7 @@ def _count_finite(values: Iterable[tuple[str, Any]], id: str, fault: str) -> int
     """How many names `values` has, all of them finite."""
     names = set()
     for name, tensor in values:
-        if not tensor.isfinite().all():
+        if not all_finite(tensor):
             raise GateError(id, f"{name} {fault}")
         names.add(name)
         del tensor  # before the next is made
@@ -111,7 +111,7 @@ def outputs_watched(model: Any) -> Iterator[list[int]]:
 
     def look(name: str, module: Any, inputs: Any, output: Any) -> None:
         seen[0] += 1
-        if not output.isfinite().all():
+        if not all_finite(output):
             raise GateError(
                 "Q-MODELS-012",
                 f"{name} gives numbers that are not finite: its base or its adapter is damaged, train again",

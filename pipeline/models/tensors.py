@@ -1,4 +1,4 @@
-"""Bytes of a model's tensors, counted from the tensors themselves."""
+"""A model's tensors: their bytes, and whether their numbers are finite."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -37,3 +37,10 @@ def whole(weight: Any) -> Any:
     ask.
     """
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+
+
+def all_finite(values: Any) -> bool:
+    """Whether no number is infinite or NaN, by the smallest and the largest: `isfinite` makes three tensors
+    on its way, 60 times as slow on a CPU.
+    """
+    return not values.numel() or all(bool(end.isfinite()) for end in values.detach().aminmax())

@@ -11,6 +11,7 @@ from pipeline.models.merging.nf4 import Nf4, codes, tensor_scales, values_of
 from pipeline.models.merging.plan import Job
 from pipeline.models.merging.rounding import round_once
 from pipeline.models.merging.updates import Update
+from pipeline.models.tensors import all_finite
 
 ROWS = 64  # rows a block: whole blocks of NF4, whatever the columns
 FRACTION = {
@@ -99,7 +100,7 @@ def _copy_error(source: Entry, found: Entry) -> float:
                 if one.is_floating_point()
                 else float("inf"),
             )
-        elif one.is_floating_point() and not bool(torch.isfinite(one).all()):
+        elif one.is_floating_point() and not all_finite(one):
             return float("inf")
     return worst
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 from pipeline.core.errors import DataError
+from pipeline.models.tensors import all_finite
 
 DROPPED = (1 << 29) - 1  # bits of a float64's fraction that a float32 has no room for
-INFINITE = {"float16": 0x7C00, "bfloat16": 0x7F80}  # bits from which a number is infinite or not a number
 
 
 def round_once(exact: Any, dtype: Any) -> Any:
@@ -30,14 +30,8 @@ def check_finite(rounded: Any, name: str) -> None:
     """Raise `DataError` if a number of a floating-point tensor is infinite or not a number; `name` is
     said.
     """
-    import torch
-
     kind = str(rounded.dtype).removeprefix("torch.")
-    if kind in INFINITE:
-        good = int((rounded.view(torch.int16) & 0x7FFF).max()) < INFINITE[kind] if rounded.numel() else True
-    else:
-        good = not rounded.is_floating_point() or bool(torch.isfinite(rounded).all())
-    if not good:
+    if rounded.is_floating_point() and not all_finite(rounded):
         raise DataError(
             "Q-MODELS-022",
             f"{name} has values that {kind} can't hold: set merge.dtype to bfloat16, or correct the base or "

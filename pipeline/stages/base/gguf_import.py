@@ -16,6 +16,7 @@ from pipeline.gguf.header import Header
 from pipeline.llamacpp.quick_reader import quick_reader
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.models.experts.recognize import expert_settings
+from pipeline.models.tensors import all_finite
 from pipeline.stages.base.hf_folder import special_ids
 
 
@@ -110,8 +111,6 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
     """Raise `DataError` unless the model has as many weights as the GGUF (transformers drops tensors it
     doesn't expect) and all are finite.
     """
-    import torch
-
     # a tied head counts once
     taken = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
     if taken != header.parameters:
@@ -121,7 +120,7 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
             "model from the hub instead",
         )
     for name, weights in model.named_parameters():
-        if not bool(torch.isfinite(weights).all()):
+        if not all_finite(weights):
             raise DataError(
                 "Q-BASE-004",
                 f"{file}: {name} has values that {weights.dtype} can't hold: take the bfloat16 or a "
