@@ -6,11 +6,14 @@ so). Where `convert.base` is false, `NAME-base-F16.gguf` holds no weights and sa
 adapter's of one that can only be merged (DoRA). Command: `python -m pipeline convert`
 """
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from pipeline.config.params import Params
 from pipeline.config.targets import merged_only
-from pipeline.core.publish import need_disk, read_json
+from pipeline.core.publish import need_disk, publishing, read_json
 from pipeline.gguf.file import write_not_made
 from pipeline.gguf.provenance import Fields, adapter_fields, folder_fields
 from pipeline.llamacpp.converters import FloatType, base_fields, lora_to_gguf, to_gguf
@@ -19,6 +22,7 @@ from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.stages.convert.preflight import Found, preflight
 
 AGAIN = "run `snakemake --force train`"
+TOGETHER = 2  # converters that run at the same time: each keeps one core busy, much of its time by importing
 
 
 def convert(
@@ -51,16 +55,33 @@ def convert(
         models.append((base, f"{name}-base-{type}", found.base, Fields()))
     else:
         write_not_made(folder / f"{name}-base-{type}.gguf", "convert.base is false")
-    for source, target, pre, own in models:
-        fields = {**shared, **own, **folder_fields(source), "quench.tokenizer.found_by": pre.found_by}
-        to_gguf(
-            tools, source, folder / f"{target}.gguf", type, target.removesuffix(f"-{type}"), pre.name, fields
+    conversions = {
+        folder / f"{target}.gguf": partial(
+            to_gguf,
+            tools,
+            source,
+            type=type,
+            name=target.removesuffix(f"-{type}"),
+            pre=pre.name,
+            fields={**shared, **own, **folder_fields(source), "quench.tokenizer.found_by": pre.found_by},
         )
+        for source, target, pre, own in models
+    }
     lora, config = folder / f"{name}-lora.gguf", read_json(adapter / "adapter_config.json", AGAIN)
     if why := merged_only(config):
         write_not_made(lora, f"train.{why}")
     else:
-        lora_to_gguf(tools, adapter, base, lora, type, {**shared, **tuned, "general.name": f"{name}-lora"})
+        fields = {**shared, **tuned, "general.name": f"{name}-lora"}
+        conversions[lora] = partial(lora_to_gguf, tools, adapter, base, type=type, fields=fields)
+    # where one fails, none is published
+    with ExitStack() as published, ThreadPoolExecutor(TOGETHER) as pool:
+        asides = [published.enter_context(publishing(target)) for target in conversions]
+        running = [
+            pool.submit(convert_to, target=aside)
+            for aside, convert_to in zip(asides, conversions.values(), strict=True)
+        ]
+        for one in running:
+            one.result()
     return found
 
 
