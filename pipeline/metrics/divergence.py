@@ -12,11 +12,11 @@ import numpy as np
 
 from pipeline.core.errors import GateError
 from pipeline.core.publish import need_disk
-from pipeline.llamacpp.logits import Floats, divergence, log_softmax, open_gguf
+from pipeline.llamacpp.logits import Floats, open_gguf
 from pipeline.llamacpp.tools import Toolchain
 
 POSITIONS = 64  # of a prompt that are compared: 39 MB of float32 logits for a vocabulary of 152k
-CHUNK = 32  # positions whose float64 log probabilities are held at once: 39 MB a side for that vocabulary
+BLOCK = 4  # positions that are compared at once: 2.4 MB a side, which stay in the CPU's cache
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,9 @@ def kept_logits(
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".logits-", dir=scratch) as folder:
         file = Path(folder) / "logits"
-        yield Reference(file, prompts, _write_logits(file, prompts, model))
+        width = _write_logits(file, prompts, model)
+        del model  # which may hold its speaker, and that the weights
+        yield Reference(file, prompts, width)
 
 
 def _write_logits(file: Path, prompts: list[Prompt], model: AbstractContextManager[Speaker]) -> int:
@@ -163,15 +165,10 @@ def prompt_figures(before: Floats, after: Floats) -> Divergence:
     if strange or widths[0] != widths[1]:
         nothing = float("nan")
         return Divergence([nothing], nothing, nothing, nothing, nothing, len(before), strange, widths)
-    klds, wrong, power = [], 0.0, 0.0
-    for start in range(0, len(before), CHUNK):
-        ours, theirs = (
-            before[start : start + CHUNK].astype(np.float64),
-            after[start : start + CHUNK].astype(np.float64),
-        )
-        wrong, power = wrong + float(((theirs - ours) ** 2).sum()), power + float((ours**2).sum())
-        klds.append(divergence(log_softmax(ours), log_softmax(theirs)))
-    kld = np.concatenate(klds)
+    starts = range(0, len(before), BLOCK)
+    blocks = [_block_figures(before[at : at + BLOCK], after[at : at + BLOCK]) for at in starts]
+    klds, errors, squares = zip(*blocks, strict=True)
+    kld, wrong, power = np.concatenate(klds), sum(errors), sum(squares)
     mean = float(kld.mean())
     return Divergence(
         [mean],
@@ -183,6 +180,23 @@ def prompt_figures(before: Floats, after: Floats) -> Divergence:
         0,
         widths,
     )
+
+
+def _block_figures(before: Floats, after: Floats) -> tuple[Floats, float, float]:
+    """(KL(before ‖ after) per position, Σ(after − before)², Σ before²) of float32 logits (T, V).
+
+    KL = Σ P·(logit − logit') − log Σ exp logit + log Σ exp logit', the logits less their largest. Terms are
+    float32 and sums float64: right to 1e-7 nats in a twentieth of the time that float64 terms take, and
+    exactly 0 for equal logits.
+    """
+    wrong, power = (float(np.square(values).sum(dtype=np.float64)) for values in (after - before, before))
+    ours, theirs = (values - values.max(axis=-1, keepdims=True) for values in (before, after))
+    difference = ours - theirs
+    weights, others = np.exp(ours, out=ours), np.exp(theirs, out=theirs)
+    total, total_after = (values.sum(axis=-1, dtype=np.float64) for values in (weights, others))
+    kld: Floats = np.multiply(weights, difference, out=difference).sum(axis=-1, dtype=np.float64) / total
+    kld += np.log(total_after) - np.log(total)
+    return np.maximum(kld, 0.0), wrong, power  # rounding can leave −1e-8
 
 
 def summarize(parts: list[Divergence]) -> Divergence:
