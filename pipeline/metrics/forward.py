@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.config.sections import Training
 from pipeline.core.errors import DataError
 from pipeline.gguf.base_files import is_scales
-from pipeline.metrics.divergence import Prompt, Reference, Speaker, kept_logits
+from pipeline.metrics.divergence import Prompt, Reference, kept_logits
 from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
 from pipeline.models.runtime import silence_libraries
 from pipeline.models.saved import with_adapter
@@ -31,7 +31,7 @@ def trained_logits(
 @contextmanager
 def trained_model(
     base: Path, adapter: Path | None, *, float32: bool = False, settings_of: Path | None = None
-) -> Iterator[Speaker]:
+) -> Iterator["TorchSpeaker"]:
     """The base as training held it (`run.json` says how), with the trained adapter or scales, on the GPU if
     there is one.
 
@@ -48,8 +48,9 @@ def trained_model(
         load_scales(model := bare, adapter)
     else:
         model = with_adapter(bare, adapter) if adapter else bare
-    yield speaker_of(in_float32(model) if float32 else model)
-    del model
+    yield (speaker := TorchSpeaker(in_float32(model) if float32 else model))
+    speaker.forget()
+    del bare, model
     gc.collect()
 
 
@@ -68,7 +69,7 @@ def run_settings(adapter: Path) -> Training:
 
 
 @contextmanager
-def plain_model(folder: Path, adapter: Path | None = None) -> Iterator[Speaker]:
+def plain_model(folder: Path, adapter: Path | None = None) -> Iterator["TorchSpeaker"]:
     """The 16-bit model in `folder`, with the adapter on it if one is given, on the CPU in float32 arithmetic;
     freed after the body.
 
@@ -78,57 +79,89 @@ def plain_model(folder: Path, adapter: Path | None = None) -> Iterator[Speaker]:
     from pipeline.models.experts.separate import load_model
 
     model = load_model(folder, dtype="auto")
-    yield speaker_of(in_float32(with_adapter(model, adapter) if adapter else model))
+    yield (speaker := TorchSpeaker(in_float32(with_adapter(model, adapter) if adapter else model)))
+    speaker.forget()
     del model
     gc.collect()
 
 
-def speaker_of(model: Any) -> Speaker:
+class TorchSpeaker:
     """A model that gives a prompt's logits at its positions, in evaluation mode and without a cache."""
-    import torch
 
-    model.eval()
+    def __init__(self, model: Any) -> None:
+        self._model = model.eval()
 
-    def logits(prompt: Prompt) -> Any:
+    def __call__(self, prompt: Prompt) -> Any:
+        """Float32 logits (len(positions), V)."""
+        import torch
+
+        device = self._model.device
         with torch.no_grad():
             # the head runs on the wanted positions alone: a row of 1,024 tokens × 152k tokens would be 0.6 GB
-            wanted = torch.tensor(prompt.positions, device=model.device)
-            out = model(
-                input_ids=torch.tensor([prompt.ids], device=model.device),
+            out = self._model(
+                input_ids=torch.tensor([prompt.ids], device=device),
                 use_cache=False,
-                logits_to_keep=wanted,
+                logits_to_keep=torch.tensor(prompt.positions, device=device),
             )
             return out.logits[0].float().cpu().numpy()
 
-    return logits
+    def forget(self) -> None:
+        """Let the model go, whoever still holds this."""
+        del self._model
+
+    def in_float32(self) -> "TorchSpeaker":
+        """The same model, which computes in float32 from now on: see `in_float32`."""
+        in_float32(self._model)
+        return self
 
 
 def in_float32(model: Any) -> Any:
     """Let a model of 16-bit weights compute in float32: each module's own weights are cast for its forward
-    alone.
+    alone, what is looked up in an embedding afterwards.
 
-    So the peak is the stored weights and the largest tensor in float32, not the entire model twice. NF4
+    So the peak is the stored weights and the largest other tensor in float32, not the entire model twice. NF4
     weights are dequantized by their own linear, to the type it is told to compute in. Gives the model back.
     """
     import torch
 
+    rooms: list[Any] = []  # flat memory that no forward has now: new pages cost ten times as much as the cast
+
     def widen(module: Any, _inputs: Any) -> None:
         module.stored = {
-            name: value.data
+            name: (value.data, _room(rooms, value))
             for name, value in module.named_parameters(recurse=False)
             if value.dtype in (torch.float16, torch.bfloat16)
         }
-        for name, value in module.stored.items():
-            getattr(module, name).data = value.float()
+        for name, (value, room) in module.stored.items():
+            getattr(module, name).data = room[: value.numel()].view(value.shape).copy_(value)
 
     def restore(module: Any, _inputs: Any, _output: Any) -> None:
-        for name, value in module.stored.items():
+        for name, (value, room) in module.stored.items():
             getattr(module, name).data = value
+            rooms.append(room)
+
+    def widen_output(_module: Any, _inputs: Any, output: Any) -> Any:
+        return output.float()
 
     for module in model.modules():
         if hasattr(module, "compute_dtype"):  # a bitsandbytes linear
             module.compute_dtype = torch.float32
-        if next(module.parameters(recurse=False), None) is not None:
+        if type(module) is torch.nn.Embedding:
+            module.register_forward_hook(widen_output)
+        elif next(module.parameters(recurse=False), None) is not None:
             module.register_forward_pre_hook(widen)
             module.register_forward_hook(restore, always_call=True)
     return model
+
+
+def _room(rooms: list[Any], value: Any) -> Any:
+    """Flat float32 memory for a tensor, taken from `rooms` where one is large enough; smaller ones are freed
+    before there is a new one.
+    """
+    import torch
+
+    for place, room in enumerate(rooms):
+        if room.numel() >= value.numel() and room.device == value.device:
+            return rooms.pop(place)
+    rooms.clear()
+    return torch.empty(value.numel(), dtype=torch.float32, device=value.device)

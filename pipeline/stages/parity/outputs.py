@@ -6,7 +6,8 @@ something is named. One model is in memory at a time; what each says goes into a
 """
 
 import tempfile
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -26,8 +27,8 @@ from pipeline.stages.parity.merged_weights import read_merge
 
 @dataclass(frozen=True)
 class Chain:
-    """The models of one project: folders, the 16-bit GGUF, and the levels' GGUFs by the names that
-    `quantize.levels` gives them.
+    """The models of one project: folders, the 16-bit GGUF, the levels' GGUFs by the names that
+    `quantize.levels` gives them, and those of the untuned base's levels that were made.
     """
 
     base: Path
@@ -35,6 +36,7 @@ class Chain:
     merged: Path
     gguf: Path
     levels: dict[str, Path] = field(default_factory=dict)
+    untuned: dict[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,10 @@ def output_checks(
     merge_base, recorded = read_merge(chain.merged)["merge_base"], (chain.adapter / "run.json").exists()
     with ExitStack() as files:
         sixteen = files.enter_context(bench.kept(plain_model(chain.base, chain.adapter)))
+        as_trained, trained = trained_outputs(chain, bench, files) if recorded else (sixteen, sixteen)
         outputs = Outputs(
-            as_trained=files.enter_context(bench.kept(trained_model(chain.base, chain.adapter)))
-            if recorded
-            else sixteen,
-            trained=files.enter_context(bench.kept(trained_model(chain.base, chain.adapter, float32=True)))
-            if recorded
-            else sixteen,
+            as_trained=as_trained,
+            trained=trained,
             sixteen=sixteen,
             merged=files.enter_context(bench.kept(plain_model(chain.merged))),
             gguf=files.enter_context(bench.gguf(chain.gguf)),
@@ -109,29 +108,33 @@ def output_checks(
                     )
                     checks[level_key("outputs_lora", level)] = Check(lora_title(level), "not measured", why)
                 else:
-                    checks[level_key("outputs_lora", level)] = lora_at_level(
-                        level, base_gguf, lora, with_lora, outputs, bench, limits
-                    )
+                    with base_at_level(chain, level, base_gguf, lora, bench) as there:
+                        checks[level_key("outputs_lora", level)] = level_check(
+                            lora_title(level), level, with_lora, there, outputs, limits
+                        )
     return checks
 
 
-def lora_at_level(
-    level: str,
-    base_gguf: Path,
-    lora: Path,
-    with_lora: Reference,
-    outputs: Outputs,
-    bench: Bench,
-    limits: Parity,
-) -> Check:
-    """The base quantized to a level (in a temporary file) with the adapter's GGUF on it, against the 16-bit
-    base with it.
+def trained_outputs(chain: Chain, bench: Bench, files: ExitStack) -> tuple[Reference, Reference]:
+    """What the trained model says in training's own arithmetic, and in float32; it is loaded once."""
+    with trained_model(chain.base, chain.adapter) as speaker:
+        return (
+            files.enter_context(bench.kept(nullcontext(speaker))),
+            files.enter_context(bench.kept(nullcontext(speaker.in_float32()))),
+        )
+
+
+@contextmanager
+def base_at_level(chain: Chain, level: str, base_gguf: Path, lora: Path, bench: Bench) -> Iterator[Reference]:
+    """What the base quantized to a level says with the adapter's GGUF on it; quantized here, into a temporary
+    file, where stage quantize did not.
     """
     with tempfile.TemporaryDirectory(prefix=".level-", dir=bench.scratch) as folder:
-        quantized = Path(folder) / f"{base_gguf.stem}-{level}.gguf"
-        quantize_gguf(bench.tools, base_gguf, quantized, level, bench.threads)
-        with bench.gguf(quantized, lora) as there:
-            return level_check(lora_title(level), level, with_lora, there, outputs, limits)
+        quantized = chain.untuned.get(level) or Path(folder) / f"{base_gguf.stem}-{level}.gguf"
+        if level not in chain.untuned:
+            quantize_gguf(bench.tools, base_gguf, quantized, level, bench.threads)
+        with bench.gguf(quantized, lora) as said:
+            yield said
 
 
 def lora_title(level: str) -> str:

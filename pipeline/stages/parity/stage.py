@@ -16,7 +16,7 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.chat.wanted import chats_in
 from pipeline.config.levels import distilled_from, level_key
 from pipeline.config.params import Params
-from pipeline.config.sections import TUNED, Graph
+from pipeline.config.sections import TUNED, UNTUNED, Graph
 from pipeline.core.checks import overall
 from pipeline.core.errors import DataError, GateError
 from pipeline.core.hashing import file_hash
@@ -183,6 +183,11 @@ def merged_checks(params: Params, root: Path, measure: Measure) -> Measured:
         merged=root / "models/merged",
         gguf=folder / f"{name}-{kind}.gguf",
         levels={level: folder / f"{name}-{level}.gguf" for level in params.quantize.files},
+        untuned={
+            level.removeprefix(UNTUNED): folder / f"{name}-{level}.gguf"
+            for level in params.quantize.untuned
+            if not params.quantize.tensor_types  # which say what a level of the merged model is made of
+        },
     )
     merge_report, untuned = (
         read_json(root / "reports/merge.json", "run `snakemake merge`"),

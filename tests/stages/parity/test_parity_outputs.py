@@ -6,7 +6,7 @@ import gc
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.divergence import Prompt, Reference, compare, gguf_divergence, kept_logits, spread
 from pipeline.metrics.forward import plain_model, run_settings, trained_logits
 from pipeline.stages.parity.hand_overs import Outputs, gguf_check, level_check, lora_check, merge_checks
-from pipeline.stages.parity.outputs import Bench, Chain, output_checks
+from pipeline.stages.parity.outputs import Bench, Chain, output_checks, trained_outputs
 
 LIMITS: Any = SimpleNamespace(max_kld_exact=1.0e-3, max_kld_trained=0.7, max_kld_level=0.7)
 PROMPTS = [spread([*range(1000, 1030), tiny.END], 4), spread([*range(40, 60)], 4)]
@@ -193,7 +193,9 @@ def test_logits_are_kept_as_long_as_the_body(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_is_gone_before_the_next_one_is_loaded(finished: Path, tmp_path: Path) -> None:
+def test_a_model_is_gone_before_the_next_one_is_loaded(
+    finished: Path, tmp_path: Path, tools: Toolchain
+) -> None:
     """Its logits outlive it: a chain of models of 15 GB each must fit a machine of 24."""
     import torch
 
@@ -206,6 +208,10 @@ def test_a_model_is_gone_before_the_next_one_is_loaded(finished: Path, tmp_path:
         del speaker
     with kept_logits(PROMPTS, plain_model(finished / "models/merged"), tmp_path):
         assert linears() == before
+    with ExitStack() as files:
+        own, in_float32 = trained_outputs(chain(finished), bench(tmp_path, tools), files)
+        assert linears() == before
+        assert 0 < compare(own, in_float32).kld < 1e-2
 
 
 # --- causes ---
