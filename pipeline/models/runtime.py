@@ -5,12 +5,17 @@ memory they take.
 import resource
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from logging import getLogger
 from pathlib import Path
+from typing import TypeVar
 
 from pipeline.core.hardware import usable_cores
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def silence_libraries() -> None:
@@ -49,6 +54,14 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def side_by_side(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """What `work` gives for each item, in their order: as many at a time as there are cores, each on one
+    thread of its own.
+    """
+    with one_thread(), ThreadPoolExecutor(usable_cores() or 1) as pool:
+        return list(pool.map(work, items))
 
 
 def memory_used() -> int:

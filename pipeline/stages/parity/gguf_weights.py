@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +16,14 @@ from pipeline.gguf.header import Header
 from pipeline.gguf.safetensors_rows import read_folder
 from pipeline.gguf.sources import KNOWN, Piece, read_config, rope_factors, sources
 from pipeline.gguf.tensors import Bytes, Floats, GgufTensor, gguf_tensors
+from pipeline.models.runtime import side_by_side
 from pipeline.stages.parity.check import exact, failure
 
 WHAT = "tensors that differ from the merged model's, rounded to the GGUF's type"
 HEAD, EMBEDDINGS, ROPE = "output.weight", "token_embd.weight", "rope_freqs.weight"
 ROPE_TOLERANCE = 1e-5  # relative; both sides compute the factors in float32
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+EXPONENT = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
 CONVERT = "run `snakemake --force convert`"
 
 
@@ -57,7 +60,7 @@ def gguf_weights(merged: Path, gguf: Path) -> Check:
     wanted = sources(config, read_folder(merged))
     names = names_faults(wanted, tensors, merged, tied=bool(config.get("tie_word_embeddings")))
     both = sorted(wanted.keys() & tensors.keys())
-    faults = [*names, *(tensor_fault(tensors[name], wanted[name]) for name in both)]
+    faults = [*names, *side_by_side(lambda name: tensor_fault(tensors[name], wanted[name]), both)]
     return weights_check(title, list(filter(None, faults)), tensors)
 
 
@@ -160,7 +163,7 @@ def tensor_fault(tensor: GgufTensor, pieces: list[Piece]) -> Fault | None:
             if not np.array_equal(expected, stored):
                 first = at + int(np.flatnonzero((expected != stored).reshape(-1, width).any(axis=1))[0])
                 return describe_fault(tensor, pieces, first)
-            if not np.isfinite(as_floats(stored, tensor.type)).all():
+            if not bits_are_finite(stored, tensor.type):
                 return Fault(
                     tensor.name,
                     "holds values that are not finite",
@@ -185,6 +188,12 @@ def as_floats(stored: Bytes, type: str) -> Floats:
 
     values: Floats = dequantize(stored.reshape(1, -1), GGMLQuantizationType[type]).reshape(-1)
     return values
+
+
+def bits_are_finite(stored: Bytes, type: str) -> bool:
+    """Whether no number in flat bytes of a float type is infinite or NaN: their exponent is all ones."""
+    bits: Any = stored.view(np.uint32 if type == "F32" else np.uint16)
+    return not ((bits & EXPONENT[type]) == EXPONENT[type]).any()
 
 
 def flat_bytes(tensor: GgufTensor, first: int, count: int) -> Bytes:

@@ -14,6 +14,7 @@ from pipeline.core.checks import Check
 from pipeline.gguf.tensor_types import check_tensor_types
 from pipeline.gguf.tensors import Floats, GgufTensor, gguf_tensors
 from pipeline.llamacpp.converters import NO_TYPES
+from pipeline.models.runtime import side_by_side
 from pipeline.stages.parity.check import failure
 from pipeline.stages.parity.level_file import file_check, remake
 from pipeline.stages.parity.tensor_noise import TensorNoise, tensor_noise
@@ -84,7 +85,10 @@ def level_weights(
             limit=slack,
             unit="times",
         ), {}
-    found = {tensor: tensor_noise(before[tensor], after[tensor]) for tensor in sorted(after)}
+    names = sorted(after)
+    found = dict(
+        zip(names, side_by_side(lambda name: tensor_noise(before[name], after[name]), names), strict=True)
+    )
     noise = {
         tensor: {"type": after[tensor].type, "rmse": one.rmse}
         for tensor, one in found.items()

@@ -19,7 +19,7 @@ from pipeline.models.merging.nf4 import Nf4
 from pipeline.models.merging.plan import Job, Plan, plan
 from pipeline.models.merging.record import RECORD, TOKENIZER_FILES, read_run, trained_nf4
 from pipeline.models.merging.structure import Structure, structure
-from pipeline.models.runtime import one_thread
+from pipeline.models.runtime import side_by_side
 
 TITLE = "Base with adapter → merged model, weights"
 WHAT = "largest distance of a weight from base + scale·B·A"
@@ -64,10 +64,10 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Check]:
     )
     for detail, cause in _other_than_weights(base, adapter, merged, expected, compared):
         return {"weights_merged": Check(TITLE, "fail", detail, cause, what=WHAT, limit=LIMIT, unit="ulp")}
-    with one_thread():
-        errors = {
-            name: tensor_error(job, compared.there[name], compared.nf4(job)) for name, job in jobs.items()
-        }
+    found = side_by_side(
+        lambda job: tensor_error(job, compared.there[job.name], compared.nf4(job)), expected.jobs
+    )
+    errors = {job.name: error for job, error in zip(expected.jobs, found, strict=True)}
     wrong = [name for name, error in errors.items() if not error <= LIMIT]
     worst = max(errors, key=lambda name: errors[name])
     equal = sum(
