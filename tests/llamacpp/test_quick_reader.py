@@ -48,3 +48,20 @@ def test_it_reads_what_the_packages_reader_reads(tmp_path: Path, endian: str) ->
     assert [(one.name, one.data_offset, one.tensor_type) for one in quick.tensors] == [
         (one.name, one.data_offset, one.tensor_type) for one in slow.tensors
     ]
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q5_0", "Q8_0", "Q4_K", "IQ2_S"])
+def test_it_dequantizes_to_the_packages_bits(kind: str) -> None:
+    type = gguf.GGMLQuantizationType[kind]
+    values = np.random.default_rng(0).normal(size=(40, 512)).astype(np.float32)
+    if kind == "F16":
+        stored = values.astype(np.float16)
+    else:
+        stored = np.zeros(gguf.quant_shape_to_byte_shape(values.shape, type), np.uint8)
+        stored[:] = np.random.default_rng(1).integers(0, 60, stored.shape)  # scales stay finite
+    expected = gguf.dequantize(stored, type)
+    with quick_reader():
+        found = gguf.dequantize(stored, type)
+        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, 2)
+        assert names is gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, 2)
+    assert found.dtype == np.float32 and np.array_equal(found, expected)
