@@ -88,6 +88,14 @@ def split_level(spelled: str) -> tuple[str, bool]:
     return name, len(name) < len(level)
 
 
+def improved_from(spelled: str) -> str | None:
+    """The plain level that "Q4_K_M-imatrix" or "Q4_0-distilled" is made like, spelled as there; None for any
+    other level.
+    """
+    ending = next((one for one in (SUFFIX, DISTILLED) if spelled.lower().endswith(one)), "")
+    return spelled[: -len(ending)] if ending else None
+
+
 def distilled_from(spelled: str) -> str | None:
     """The level that "Q4_0-distilled" was made from, spelled as there; None for any other level."""
     return spelled.removesuffix(DISTILLED) if spelled.endswith(DISTILLED) else None

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pipeline.config.levels import distilled_from
+from pipeline.config.levels import improved_from
 from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, TUNED, UNTUNED, Serve, served_of
 from pipeline.gate.comparison import REFERENCES, Evaluation, Evaluations
 from pipeline.gate.distillation import distillation, is_distillation, sentence
@@ -145,12 +145,15 @@ def _level(
 
 
 def size_and_loss(model: str, evaluations: Evaluations) -> tuple[float, float]:
-    """What models are ordered by, the best first: bytes, then mean KL divergence. A distilled level counts as
-    large as the one it was made from, whose blocks it has.
+    """What models are ordered by, the best first: bytes, then mean KL divergence. A level with an importance
+    matrix or distilled scales counts as large as the plain one if its tensors have the same types: only its
+    header says more.
     """
-    plain = evaluations.get(distilled_from(model) or "", evaluations[model])
-    divergence = evaluations[model].get("kld_mean")
-    return plain["bytes"], math.inf if divergence is None else divergence
+    found = evaluations[model]
+    plain = evaluations.get(improved_from(model) or "", found)
+    same = plain.get("tensor_types") == found.get("tensor_types")
+    divergence = found.get("kld_mean")
+    return (plain if same else found)["bytes"], math.inf if divergence is None else divergence
 
 
 def _served(model: str, evidence: Evidence, fits: str, max_task_drop: float, gain: Gain) -> Recommendation:

@@ -19,6 +19,8 @@ from pipeline.core.places import PROJECT
 from pipeline.core.strict_yaml import read_strict
 
 ALL = sorted(RECIPES.glob("*.yaml"))
+QWEN = [path for path in ALL if path.stem.startswith("qwen")]
+SEEN = (PROJECT / "benchmarks/results/2026-11-24-qwen-commits.md").read_text(encoding="utf-8").splitlines()
 KEYS = {".".join(place): field for place, field in keys_of(Params) if not group_of(field)}
 
 
@@ -60,6 +62,26 @@ def test_a_recipe_is_short_says_what_for_and_changes_every_key_that_it_names(pat
     read = read_params(path)
     recipe_and_default = [(one.name, one.origin) for one in settings(read, None) if one.line is not None]
     assert [name for name, origin in recipe_and_default if origin == "default"] == []
+
+
+@pytest.mark.parametrize("path", QWEN, ids=lambda path: path.stem)
+def test_a_qwen_recipe_names_licence_template_thinking_and_a_commit_that_was_seen(path):
+    assert re.search(r"^base:  # Apache-2\.0; ChatML.+thin?k", path.read_text(encoding="utf-8"), re.MULTILINE)
+    base = load_params(path).base
+    if base.source != "hub":
+        return  # the user's own file
+    assert re.fullmatch("[0-9a-f]{40}", base.revision)
+    seen = [line for line in SEEN if line.startswith(f"| {base.model} | {base.revision} | {base.file or ''}")]
+    assert len(seen) == 1
+    if base.file:
+        assert re.search(r" \| [0-9a-f]{64} \| ", seen[0])
+
+
+@pytest.mark.parametrize("path", QWEN, ids=lambda path: path.stem)
+def test_a_recipe_that_merges_makes_the_level_with_and_without_an_importance_matrix(path):
+    params = load_params(path)
+    if params.base.quantization != "gguf":
+        assert {"Q4_K_M", "Q4_K_M-imatrix"} <= {*params.quantize.levels} & {*params.evaluate.models}
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
@@ -143,7 +165,7 @@ def test_the_8_gb_recipe_is_the_production_run_value_by_value():
     )
     assert (train.optim, train.gradient_checkpointing, train.loss) == ("paged_adamw_8bit", True, "liger")
     assert (train.save_steps, train.save_total_limit, params.preprocess.max_length) == (100, 3, 1024)
-    assert params.quantize.levels == ["Q4_K_M", "Q5_K_M"]
+    assert params.quantize.levels == ["Q4_K_M", "Q4_K_M-imatrix", "Q5_K_M"]
     assert (serve.port, serve.ctx_size, serve.n_gpu_layers, serve.threads, serve.flash_attn) == (
         8081,
         4096,

@@ -70,16 +70,20 @@ def test_the_smallest_that_stays_within_the_drop(q4: float, q5: float, chosen: s
     assert choose(base_F16=BASE, F16=F16, Q4=model(105, q4), Q5=model(112, q5)).model == chosen
 
 
-@pytest.mark.parametrize(("kld", "chosen"), [(0.05, "Q4-distilled"), (0.3, "Q4")])
-def test_of_a_level_and_what_was_distilled_from_it_the_nearer_to_f16_is_taken(
-    kld: float, chosen: str
+@pytest.mark.parametrize("improved", ["Q4-distilled", "Q4-imatrix"])
+@pytest.mark.parametrize(
+    ("kld", "types", "taken"),
+    [(0.05, {"Q4_K": 9}, True), (0.3, {"Q4_K": 9}, False), (0.05, {"Q5_K": 9}, False)],
+)
+def test_of_a_level_and_what_improved_it_the_nearer_to_f16_is_taken(
+    improved: str, kld: float, types: dict[str, int], taken: bool
 ) -> None:
     levels = {
-        "Q4": model(100, 0.74, kld_mean=0.2),
-        "Q4-distilled": model(101, 0.74, kld_mean=kld),  # its header says more
+        "Q4": model(100, 0.74, kld_mean=0.2, tensor_types={"Q4_K": 9}),
+        improved: model(101, 0.74, kld_mean=kld, tensor_types=types),  # its header says more
         "Q5": model(120, 0.75, kld_mean=0.01),
     }
-    assert choose(F16=model(270, 0.75), **levels).model == chosen
+    assert choose(F16=model(270, 0.75), **levels).model == (improved if taken else "Q4")
 
 
 def test_the_base_is_never_recommended() -> None:

@@ -1,6 +1,7 @@
 """`quench plan`: tables and JSON, found bases, a verdict with its exit code, and no torch."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,12 +64,21 @@ def test_the_8_gb_recipe_fits_8_gb(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("recipe", [path.stem for path in (PROJECT / "recipes").glob("qwen*.yaml")])
+def test_a_recipe_fits_the_card_that_the_readme_names(recipe: str, tmp_path: Path) -> None:
+    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| .*`{re.escape(recipe)}`.*", readme, re.MULTILINE)
+    card = re.search(r"one (\d+) GB card", row)
+    memory = card[1] if card else 40 if "A100" in row else 4
+    assert plan("--recipe", recipe, "--vram", memory, "--root", tmp_path).exit_code == 0
+
+
 def test_the_disk_is_what_the_stages_need_and_dvcs_copies_are_a_line_of_their_own(tmp_path: Path) -> None:
     lines = " ".join(plan(*EIGHT, "--root", tmp_path).stdout.split()).split("Disk: ")[1]
-    assert lines.startswith("41.85 GB (checkpoints 0.97,") and "base-F16" not in lines
+    assert lines.startswith("46.53 GB (checkpoints 0.97,") and "base-F16" not in lines
     assert (
         "beside the base's 15.23 GB" in lines
-        and "DVC's cache: 56.11 GB more, a copy of each of these but the checkpoints, and of the" in lines
+        and "DVC's cache: 60.79 GB more, a copy of each of these but the checkpoints, and of the" in lines
     )
     large = " ".join(plan("--recipe", "qwen2.5-7b-a100", "--vram", "80", "--root", tmp_path).stdout.split())
     assert "base-F16 GGUF 15.24" in large

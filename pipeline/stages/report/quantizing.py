@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.config.budgets import is_budget
-from pipeline.config.levels import DISTILLED, SUFFIX
+from pipeline.config.levels import DISTILLED, SUFFIX, improved_from
 from pipeline.config.sections import UNTUNED
 from pipeline.gate.recommend import is_base
-from pipeline.pages.formats import percent
+from pipeline.pages.formats import percent, signed
 from pipeline.stages.report.comparisons import compare
 
 RECOVERED, PARTLY, WORSE = 0.5, 0.8, 1.25  # of the divergence before: below, below, above
@@ -27,7 +27,7 @@ def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str, 
     return {
         "rows": rows,
         "sentences": [*_between_levels(rows), *(sentence for row in rows if (sentence := _recovery(row)))],
-        "improved": _improved(evaluations),
+        "improved": _improved(evaluations, scores, seed),
         "missing": _missing(rows, reference),
     }
 
@@ -38,13 +38,8 @@ def _levels(evaluations: Evaluations) -> list[str]:
     return [
         level
         for level in spelled
-        if level not in ("F16", "BF16") and not _ending(level) and not is_budget(level)
+        if level not in ("F16", "BF16") and not improved_from(level) and not is_budget(level)
     ]
-
-
-def _ending(model: str) -> str:
-    """What says behind a level how it was improved: "-imatrix", "-distilled" or ""."""
-    return next((ending for ending in IMPROVED if model.lower().endswith(ending)), "")
 
 
 def _row(level: str, evaluations: Evaluations, scores: Scores, reference: str, seed: int) -> dict[str, Any]:
@@ -152,13 +147,15 @@ def _change(ratio: float, recovered: str, partly: str, nothing: str, worse: str)
     )
 
 
-def _improved(evaluations: Evaluations) -> list[str]:
-    """What the importance matrix or distilling did to each level that was made with and without it."""
+def _improved(evaluations: Evaluations, scores: Scores, seed: int) -> list[str]:
+    """What the importance matrix or distilling did to each level that was made with and without it, and which
+    of the two is better.
+    """
     sentences = []
     for model, found in evaluations.items():
-        ending = _ending(model)
-        plain = evaluations.get(model.removesuffix(model[-len(ending) :])) if ending else None
-        if not plain or found.get("kld_mean") is None or not plain.get("kld_mean"):
+        level = improved_from(model)
+        plain = evaluations.get(level) if level else None
+        if not level or not plain or found.get("kld_mean") is None or not plain.get("kld_mean"):
             continue
         before, after = plain["kld_mean"], found["kld_mean"]
         verdict = _change(
@@ -169,10 +166,28 @@ def _improved(evaluations: Evaluations) -> list[str]:
             "makes it worse",
         )
         sentences.append(
-            f"{IMPROVED[ending]} {verdict}: {model[: -len(ending)]} has a mean KLD of {before:.3g} "
-            f"without and {after:.3g} with it."
+            f"{IMPROVED[model[len(level) :].lower()]} {verdict}: {level} has a mean KLD of {before:.3g} "
+            f"without and {after:.3g} with it.{_better(level, model, after < before, scores, seed)}"
         )
     return sentences
+
+
+def _better(plain: str, improved: str, nearer: bool, scores: Scores, seed: int) -> str:
+    """Which of the two is better on the held-out rows, as a sentence; "" where they were not scored.
+
+    Where the scores don't tell, divergence does: `nearer` says that of `improved` is the lower.
+    """
+    found = compare(plain, improved, scores, seed)
+    if found is None:
+        return ""
+    if found.verdict == "noise":
+        best, by = improved if nearer else plain, "divergence"
+    else:
+        best, by = improved if found.verdict == "better" else plain, "the scores"
+    return (
+        f" On the same {found.rows} held-out rows {improved} scores {signed(found.difference.points)} points "
+        f"({found.interval}) against {plain}, {found.words}: by {by} {best} is the better of the two."
+    )
 
 
 def _missing(rows: Sequence[Mapping[str, Any]], reference: str) -> str:

@@ -11,9 +11,11 @@ def figures(kld: float | None, top: float = 0.9, **more: Any) -> dict[str, Any]:
     return {"bytes": 1, "kld_mean": kld, "same_top": top, "fallback_tensors": 180, "tensors": 272} | more
 
 
-def values(**evaluations: dict[str, Any]) -> dict[str, Any]:
+def values(
+    scores: dict[str, list[float | None]] | None = None, **evaluations: dict[str, Any]
+) -> dict[str, Any]:
     named = {name.replace("base_", "base-").replace("__", "-"): found for name, found in evaluations.items()}
-    return quantizing_values(named, {}, "F16", seed=1)
+    return quantizing_values(named, scores or {}, "F16", seed=1)
 
 
 BASE = {"reference": "base-F16"}
@@ -72,6 +74,23 @@ def test_the_importance_matrix_is_compared_with_the_level_without() -> None:
     ]
     assert [row["level"] for row in found["rows"]] == ["Q4_K_M"]
     assert values(Q4_K_M=figures(0.02))["improved"] == []
+
+
+@pytest.mark.parametrize(
+    ("plain", "improved", "end"),
+    [
+        ([0.1] * 20, [0.8] * 20, "by the scores Q4_K_M-imatrix is the better of the two."),
+        ([0.8] * 20, [0.1] * 20, "by the scores Q4_K_M is the better of the two."),
+        ([0.5] * 20, [0.5] * 20, "by divergence Q4_K_M-imatrix is the better of the two."),
+    ],
+)
+def test_which_of_the_two_is_better_is_said_from_the_same_rows(
+    plain: list[float | None], improved: list[float | None], end: str
+) -> None:
+    scores = {"Q4_K_M": [*plain, None], "Q4_K_M-imatrix": [*improved, 1.0]}
+    (sentence,) = values(scores, Q4_K_M=figures(0.02), Q4_K_M__imatrix=figures(0.008))["improved"]
+    assert "On the same 20 held-out rows" in sentence
+    assert sentence.endswith(end)
 
 
 def test_a_distilled_level_is_compared_with_the_one_it_was_made_from() -> None:
