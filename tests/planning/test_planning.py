@@ -93,7 +93,9 @@ VOCABULARY, TOKENS = 301, 48
 
 def settings(**changed: Any) -> Training:
     """The demo's `train` section with changes."""
-    return load_params(PROJECT / "recipes" / "demo-small.yaml").training.model_copy(update={"r": 4, **changed})
+    return load_params(PROJECT / "recipes" / "demo-small.yaml").training.model_copy(
+        update={"r": 4, **changed}
+    )
 
 
 @pytest.fixture(scope="module")
