@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.config.sections import Training
 from pipeline.config.targets import is_router, is_target
 from pipeline.core.errors import ConfigError, ToolError
+from pipeline.models.merging.nf4 import quick_quantizer
 
 # for a model that only answers: where weights lie changes no number
 ON_ONE_DEVICE = {"embeddings_on_cpu": False, "offload_layers": 0, "shard_base": False}
@@ -52,12 +53,13 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
         bnb_4bit_use_double_quant=train.bnb_4bit_use_double_quant,
         bnb_4bit_compute_dtype=dtype,
     )
-    model = load_model(
-        folder,
-        dtype=dtype,
-        quantization_config=nf4 if train.quantization == "nf4" else None,
-        device_map={"": device},
-    )
+    with quick_quantizer():
+        model = load_model(
+            folder,
+            dtype=dtype,
+            quantization_config=nf4 if train.quantization == "nf4" else None,
+            device_map={"": device},
+        )
     # with a cache, packed rows leak into each other (field-measured: logits differ by 25)
     model.config.use_cache = False
     model.requires_grad_(False)

@@ -18,6 +18,7 @@ from pipeline.models.merging.nf4 import (
     block_maxima,
     codes,
     nf4_values,
+    quick_quantizer,
     round_trip,
     tensor_scales,
 )
@@ -67,6 +68,22 @@ def test_bytes_and_numbers_are_bitsandbytes(
     ours = round_trip(values.view(-1), maxima, used, nf4)
     assert ours.dtype == values.dtype
     assert torch.equal(ours, bnb.dequantize_4bit(theirs, state).reshape(-1))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rows", [1, 64, 4099])  # an odd count of numbers, one piece, several
+@pytest.mark.parametrize("wrong", [0.0, float("nan")])
+def test_the_quick_quantizer_gives_bitsandbytes_bytes(dtype: str, rows: int, wrong: float) -> None:
+    values = torch.randn(rows, 193 if rows == 1 else 192, generator=torch.Generator().manual_seed(rows))
+    values[0, 0] = wrong or values[0, 0]
+    values = values.to(getattr(torch, dtype))
+    plain = bnb.quantize_4bit(values, blocksize=64, compress_statistics=True, quant_type="nf4")
+    with quick_quantizer():
+        quick = bnb.quantize_4bit(values, blocksize=64, compress_statistics=True, quant_type="nf4")
+    again = bnb.quantize_4bit(values, blocksize=64, compress_statistics=True, quant_type="nf4")
+    for stored, state in (quick, again):
+        assert torch.equal(stored, plain[0]) and stored.shape == plain[0].shape
+        assert torch.equal(state.absmax, plain[1].absmax)
 
 
 def test_codes_are_right_next_to_every_boundary() -> None:

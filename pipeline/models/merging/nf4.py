@@ -10,13 +10,17 @@ blocks; training's preflight refuses such a base on a CPU. Everything but the sc
 blocks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from pipeline.models.tensors import all_finite
+
 NESTED_BLOCK = 256  # scales that share one scale of their own
 CELLS = 512  # of the table that finds a number's code
+TOGETHER = 1 << 18  # numbers that are packed at a time: their codes stay in the CPU's cache
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,42 @@ def round_trip(values: Any, maxima: Any, used: Any, nf4: Nf4) -> Any:
     dequantized.
     """
     return values_of(codes(values.to(nf4.dtype), maxima, nf4.block), used, nf4.block, nf4.dtype)
+
+
+@contextmanager
+def quick_quantizer() -> Iterator[None]:
+    """While it lasts, bitsandbytes quantizes to NF4 on a CPU by `codes`: the same bytes in a quarter of the
+    time.
+    """
+    import bitsandbytes  # noqa: F401 (defines the operator)
+    import torch
+
+    theirs = torch.library.get_kernel("bitsandbytes::quantize_4bit", "CPU")
+    on_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+    def quantize(values: Any, block: int, kind: str, storage: Any) -> tuple[Any, Any]:
+        flat = values.reshape(-1)
+        if kind == "nf4" and storage == torch.uint8 and flat.numel() % (2 * block) == 0 and all_finite(flat):
+            return packed(flat, block)
+        return theirs.call_boxed(on_cpu, values, block, kind, storage)  # type: ignore[no-any-return]
+
+    with torch.library._scoped_library("bitsandbytes", "IMPL") as library:
+        library.impl("quantize_4bit", quantize, "CPU")
+        yield
+
+
+def packed(values: Any, block: int) -> tuple[Any, Any]:
+    """(two codes a byte, the first in the high half, as uint8 (n ÷ 2, 1); the blocks' maxima) of a flat
+    tensor of whole blocks.
+    """
+    import torch
+
+    maxima, out = block_maxima(values, block), torch.empty(values.numel() // 2, 1, dtype=torch.uint8)
+    step = TOGETHER // block * block
+    for at in range(0, values.numel(), step):
+        found = codes(values[at : at + step], maxima[at // block :], block)
+        torch.add(found[::2] << 4, found[1::2], out=out[at // 2 : (at + step) // 2, 0])
+    return out, maxima
 
 
 @cache
