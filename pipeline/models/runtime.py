@@ -5,8 +5,9 @@ memory they take.
 import resource
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from logging import getLogger
 from pathlib import Path
@@ -60,8 +61,21 @@ def side_by_side(work: Callable[[Item], Result], items: Iterable[Item]) -> list[
     """What `work` gives for each item, in their order: as many at a time as there are cores, each on one
     thread of its own.
     """
-    with one_thread(), ThreadPoolExecutor(usable_cores() or 1) as pool:
-        return list(pool.map(work, items))
+    with one_thread():
+        return list(in_turn(work, items))
+
+
+def in_turn(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """The same as they come, no more than two a core being made or waiting; for use in `one_thread`."""
+    cores = usable_cores() or 1
+    waiting: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(cores) as pool:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) == 2 * cores:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def memory_used() -> int:

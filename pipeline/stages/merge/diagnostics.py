@@ -32,6 +32,12 @@ class ChangeStats:
         self.change_squares += float(torch.linalg.vector_norm(change)) ** 2
         self.change_sum += float(change.abs().sum())
 
+    def __iadd__(self, other: "ChangeStats") -> "ChangeStats":
+        """Count another's rows too."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+        return self
+
 
 def figures(name: str, update: Update, change_stats: ChangeStats, lost: float | None) -> dict[str, Any]:
     """One tensor's record: rank, scale, Frobenius norms, mean |Δ| ÷ mean |W|, what NF4 cost it ÷ ‖ΔW‖,

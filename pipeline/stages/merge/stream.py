@@ -21,7 +21,7 @@ from pipeline.models.merging.record import copy_settings
 from pipeline.models.merging.rounding import check_finite, round_once
 from pipeline.models.merging.structure import structure
 from pipeline.models.merging.sums import Rows
-from pipeline.models.runtime import one_thread
+from pipeline.models.runtime import in_turn, one_thread
 from pipeline.stages.merge.diagnostics import ChangeStats, figures, nf4_error
 
 COPIED_TYPES = {
@@ -87,24 +87,30 @@ def kind_of(job: Job, dtype: str) -> str:
 
 
 def write_tensor(shard: BinaryIO, job: Job, kind: str, nf4: Nf4 | None) -> list[dict[str, Any]]:
-    """Write a job's tensor; the diagnostics of its update, if it has one. A block of rows is in memory at a
-    time.
+    """Write a job's tensor; the diagnostics of its update, if it has one. A few blocks of rows are in memory
+    at a time.
     """
     import torch
 
     rows, change_stats = Rows(job, nf4), ChangeStats()
     target = getattr(torch, DTYPES[kind][1])
-    for first, last in rows.spans():
+
+    def block(span: tuple[int, int]) -> tuple[Any, ChangeStats]:
+        change = ChangeStats()
         if job.update:
-            start = rows.start(first, last)
-            total = rows.total(start, first, last)
-            change_stats.add(start, total)
+            start = rows.start(*span)
+            total = rows.total(start, *span)
+            change.add(start, total)
             values = round_once(total, target)
         elif job.quantized or kind != job.source.dtype:
-            values = round_once(rows.start(first, last), target)
+            values = round_once(rows.start(*span), target)
         else:
-            values = read_rows(job.source, first, last)
+            values = read_rows(job.source, *span)
         check_finite(values, job.name)
+        return values, change
+
+    for values, change in in_turn(block, rows.spans()):
+        change_stats += change
         append_rows(shard, values)
     if not job.update:
         return []
