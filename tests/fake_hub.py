@@ -32,7 +32,7 @@ class FakeHub(ThreadingHTTPServer):
     def listing(self, *, tree: bool) -> list[dict[str, object]]:
         rows: list[dict[str, object]] = []
         for name, data in self.listed.items():
-            large = name.endswith((".safetensors", ".bin"))
+            large = name.endswith((".safetensors", ".bin", ".gguf"))
             git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # noqa: S324 (git's own hash)
             sha, size = hashlib.sha256(data).hexdigest(), len(data)
             row = (

@@ -318,7 +318,14 @@ def tiny_params(base: Path) -> dict[str, Any]:
     """
     params: dict[str, Any] = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
     small: dict[str, dict[str, Any]] = {
-        "base": {"source": "path", "model": str(base), "revision": None, "file": None},
+        "base": {
+            "source": "path",
+            "model": str(base),
+            "revision": None,
+            "file": None,
+            "sha256": None,
+            "places": [],
+        },
         "curate": {"val_fraction": 0.1, "test_fraction": 0.2, "max_tokens": 128},
         "preprocess": {"max_length": 160},
         "train": {

@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pipeline.core.errors import ToolError
+from pipeline.core.lock_files import lines_of
 
 TORCH = "2.13.0"  # as in pyproject.toml
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -57,14 +58,6 @@ def uv_environment(pip_config: str, environment: Mapping[str, str]) -> dict[str,
         variable, separator = UV_VARIABLES[name]
         wanted[variable] = separator.join(value.split())
     return {name: value for name, value in wanted.items() if name not in environment}
-
-
-def lines_of(package: str, lock: str) -> str:
-    """The requirement of one package with its hashes, cut out of a lock file's text; "" if it is not in
-    it.
-    """
-    found = re.search(rf"^{re.escape(package)}==.*(?:\n[ \t].*)*", lock, re.MULTILINE)
-    return found[0] + "\n" if found else ""
 
 
 def install_torch(wanted: str) -> None:

@@ -93,7 +93,7 @@ def is_here(base: Base, root: Path) -> bool:
         same = (facts["model"], facts["revision"]) == (base.model, base.revision)
         # older records don't say these
         return same and all(
-            facts.get(key, getattr(base, key)) == getattr(base, key) for key in ("file", "level")
+            facts.get(key, getattr(base, key)) == getattr(base, key) for key in ("file", "level", "sha256")
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(

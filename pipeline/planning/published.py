@@ -65,6 +65,7 @@ def published_shape(model: str, file: str | None = None) -> Shape | None:
     """
     for name in (file or "", model):
         last = name.rpartition("/")[2].lower().removesuffix(".gguf").removesuffix("-gguf")
+        last = last.replace("qwen2.5-coder", "qwen2.5")  # of the same shapes
         plain = re.sub(rf"-(instruct|base)\b|[-.](?:{LEVEL_NAMES.lower()}|fp16)$", "", last)
         if plain in PUBLISHED:
             kind, values = PUBLISHED[plain]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.commands import install
-from pipeline.commands.install import lines_of, uv_environment
+from pipeline.commands.install import uv_environment
+from pipeline.core.lock_files import lines_of
 from pipeline.core.places import PROJECT
 
 STRATEGY = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
@@ -153,7 +154,7 @@ def test_what_uv_and_pip_say_of_a_lock_is_in_the_log(
     assert "WARNING" in (tmp_path / "setup.log").read_text()
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-demo.lock"])
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-demo.lock", "requirements-bases.lock"])
 def test_locks_are_pinned_by_hash_and_name_no_index(name: str) -> None:
     text = (PROJECT / name).read_text(encoding="utf-8")
     requirements = [

@@ -28,6 +28,7 @@ from pipeline.core.yaml_readers import read_fast
 
 DEMO = yaml.safe_load((PROJECT / "params.yaml").read_text(encoding="utf-8"))
 COMMIT = "a" * 40
+SHA256 = "ab" * 32
 
 
 def changed(**sections):
@@ -111,6 +112,57 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
             {"base": {"source": "path"}},
             "base",
             "only source package, and a hub repository of GGUF files, have one",
+        ),
+        ({"base": {"places": [{"path": "x.gguf"}]}}, "base", "places are named and sha256 is null"),
+        ({"base": {"sha256": SHA256, "places": [{}]}}, "base.places.0", "exactly one of the keys"),
+        (
+            {"base": {"sha256": SHA256, "places": [{"path": "x", "url": "https://x"}]}},
+            "places",
+            "exactly one",
+        ),
+        (
+            {"base": {"sha256": SHA256, "places": [{"url": "ftp://x"}]}},
+            "base.places.0.url.url",
+            "begin it with https://",
+        ),
+        (
+            {"base": {"sha256": SHA256, "places": [{"hub": "a/b", "revision": COMMIT}]}},
+            "base.places.0.hub.file",
+            "missing",
+        ),
+        (
+            {"base": {"sha256": SHA256, "places": [{"packages": "a==1", "count": 2, "part": "b{n}"}]}},
+            "base.places.0.packages",
+            "where the number stands",
+        ),
+        (
+            {"base": {"sha256": SHA256, "places": [{"packages": "a{n}==1", "part": "b{n.real}"}]}},
+            "base.places.0.packages",
+            "all that can stand in braces",
+        ),
+        (
+            {"base": {"sha256": SHA256, "places": [{"packages": "-r{n}==1", "part": "b"}]}},
+            "base.places.0.packages.packages",
+            "write NAME==VERSION",
+        ),
+        ({"base": {"sha256": SHA256.upper()}}, "base.sha256", "64 hexadecimal digits"),
+        ({"base": {"sha256": SHA256, "source": "path", "file": None}}, "base", "of several files"),
+        (
+            {
+                "base": {
+                    "sha256": SHA256,
+                    "source": "hub",
+                    "revision": COMMIT,
+                    "file": "a-00001-of-00002.gguf",
+                }
+            },
+            "base",
+            "one of several parts",
+        ),
+        (
+            {"base": {"source": "hub", "revision": COMMIT, "file": "config.json"}},
+            "base",
+            "names one GGUF file",
         ),
         ({"base": {"source": "pickle"}}, "base.source", "'pickle'"),
         (

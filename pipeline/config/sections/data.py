@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from pipeline.config.levels import level_problem, split_level
+from pipeline.config.sections.places import Place, Sha256
 from pipeline.config.sections.values import (
     INSIDE,
     Count,
@@ -57,8 +58,21 @@ class Base(Section):
         | None
     ) = key(
         _demo_file,
-        "package: the GGUF inside the package; hub with quantization gguf: the GGUF in the repository; "
-        "else null",
+        "package: the GGUF inside the package; hub: the GGUF in the repository, null for a repository of "
+        "safetensors; else null",
+    )
+    sha256: Sha256 | None = key(
+        None,
+        "the sha256 of the one file that source and file name, which is refused if it has another; it is "
+        "kept in the user's cache by that hash, so no other project fetches it; null: not checked (a hub's "
+        "file is what the commit lists)",
+    )
+    places: list[Place] = key(
+        [],
+        "other ways to the same file, tried in order if the source can't give it (needs sha256): {hub: "
+        "OWNER/NAME, revision: COMMIT, file: NAME} | {url: https://… or s3://…} | {path: FILE} | "
+        "{packages: 'NAME{n}==VERSION', count: 6, part: 'PATH/IN/WHEEL{n}'} (the parts of Python packages, "
+        "joined; {n} is 1 to count, {n:02} 01, 02 …)",
     )
     quantization: Quantization = key(
         "nf4",
@@ -95,12 +109,17 @@ class Base(Section):
             yield f"revision is {self.revision!r}, but only source hub has one: set it to null"
         if self.source == "package" and not self.file:
             yield "file is missing: source package needs the name of the GGUF inside the package"
-        one_of_many = self.source == "package" or (self.source == "hub" and self.quantization == "gguf")
-        if not one_of_many and self.file is not None:
+        if self.source not in ("package", "hub") and self.file is not None:
             yield (
                 f"file is {self.file!r}, but only source package, and a hub repository of GGUF files, have "
                 "one: set it to null"
             )
+        if self.source == "hub" and self.file is not None and not self.file.endswith(".gguf"):
+            yield (
+                f"file is {self.file!r}: of a hub repository it names one GGUF file; for one of safetensors "
+                "set it to null"
+            )
+        yield from self._of_a_hash()
         if self.quantization == "gguf":
             yield from self._of_a_gguf()
         else:
@@ -108,16 +127,33 @@ class Base(Section):
                 if (value := getattr(self, name)) is not None:
                     yield f"{name} is {value!r}, but only quantization gguf has one: set it to null"
 
+    def _of_a_hash(self) -> Iterator[str]:
+        if self.sha256 is None:
+            if self.places:
+                yield (
+                    "places are named and sha256 is null, so nobody would know whether they give the same "
+                    "file: set sha256 to the file's, or places to []"
+                )
+            return
+        named = self.file or (self.model if self.source == "gguf" else None)
+        if named is None:
+            yield (
+                "sha256 is set and the base is a folder or repository of several files: set it to null (of a "
+                "hub repository the commit says what they are)"
+            )
+        elif re.search(r"-\d{5}-of-\d{5}\.gguf$", named):
+            yield f"sha256 is set and {named!r} is one of several parts: set it to null, or join them first"
+
     def _of_a_gguf(self) -> Iterator[str]:
         if self.source == "path":
             yield (
                 "quantization is gguf and source is path, a Hugging Face folder: name a GGUF file with "
                 "source gguf, or set it to nf4"
             )
-        if self.source == "hub" and not (self.file or "").endswith(".gguf"):
+        if self.source == "hub" and self.file is None:
             yield (
-                f"file is {self.file!r}: source hub with quantization gguf needs the name of one GGUF file "
-                "in the repository"
+                "file is None: source hub with quantization gguf needs the name of one GGUF file in the "
+                "repository"
             )
         problem = level_problem(self.level) if self.level is not None else None
         if problem or (self.level is not None and split_level(self.level)[1]):

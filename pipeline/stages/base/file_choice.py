@@ -68,13 +68,17 @@ def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
             "base.model, with base.source gguf",
         )
     if missing := [part for part in parts if part not in top]:
-        there = ", ".join(sorted(name for name in names if name.endswith(".gguf"))) or "none"
-        raise DataError(
-            "Q-BASE-009",
-            f"{source} has no file {missing[0]!r} (its GGUF files: {there}): correct base.file in "
-            "params.yaml",
-        )
+        raise no_such_file(missing[0], names, source)
     return [*parts, *sorted(filter_repo_objects(top, allow_patterns=["LICENSE*", "NOTICE*", "README.md"]))]
+
+
+def no_such_file(file: str, names: list[str], source: str) -> DataError:
+    """That `source`, which holds `names`, has no GGUF `file`."""
+    there = ", ".join(sorted(name for name in names if name.endswith(".gguf"))) or "none"
+    return DataError(
+        "Q-BASE-009",
+        f"{source} has no file {file!r} (its GGUF files: {there}): correct base.file in params.yaml",
+    )
 
 
 def gguf_parts(file: str) -> list[str]:

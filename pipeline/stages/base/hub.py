@@ -5,16 +5,21 @@ runs.
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from pipeline.config.sections.places import Hub
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk
 from pipeline.models.experts.recognize import check_experts_of
-from pipeline.stages.base.file_choice import choose_files, choose_gguf
+from pipeline.stages.base.file_choice import choose_files, choose_gguf, no_such_file
 from pipeline.stages.base.hf_folder import check_config, read_object
+
+CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # without a network nobody waits longer for the next place
 
 
 def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None = None) -> None:
@@ -25,14 +30,8 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
     stopped. Raises `DataError` (no such model or commit, no right to it, unsafe or damaged files),
     `ConfigError` (no repository name), `MachineError` (the hub can't be reached, no room).
     """
-    import httpx2  # huggingface_hub's HTTP client
-    from huggingface_hub import HfApi, errors
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-    try:
-        info = HfApi().model_info(repo, revision=commit, files_metadata=True)
+    with _hub_errors(repo, commit):
+        info = _model_info(repo, commit)
         # a GGUF's header comes with its gigabytes
         check_experts_of({"general.architecture": (info.gguf or {}).get("architecture")}, repo)
         listing = info.siblings or []
@@ -52,10 +51,6 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
         print(f"base: fetching {len(wanted)} files of {repo}, {missing / 1e9:.2f} GB to go", flush=True)
         for file in wanted:
             fetch_file(repo, commit, file, cache)
-    except (errors.HFValidationError, OSError, httpx2.HTTPError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise  # the disk's, not the network's
-        raise _refusal(error, repo, commit) from error
     for file in wanted:
         arrived = cache / file.rfilename
         if _damaged(arrived, file):
@@ -66,6 +61,53 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
                 "to fetch it again",
             )
         _link(arrived, folder / file.rfilename)
+
+
+def fetch_one(place: Hub, sha256: str, part: Path) -> None:
+    """Write the file of `place` to `part`, from the byte where an earlier try ended; refused unasked if the
+    hub lists it with another hash. Raises as `download` does.
+    """
+    with _hub_errors(place.hub, place.revision):
+        info = _model_info(place.hub, place.revision)
+        check_experts_of({"general.architecture": (info.gguf or {}).get("architecture")}, place.hub)
+        listing = {file.rfilename: file for file in info.siblings or []}
+        if place.file not in listing:
+            raise no_such_file(place.file, list(listing), f"{place.hub} at {place.revision}")
+        file = listing[place.file]
+        if file.lfs is not None and file.lfs.sha256 != sha256:
+            raise DataError(
+                "Q-BASE-030",
+                f"{place} has {place.file} with sha256 {file.lfs.sha256}, and base.sha256 is {sha256}: "
+                "correct the hash, or the commit",
+            )
+        need_disk(part.parent, (file.size or 0) - (part.stat().st_size if part.exists() else 0))
+        _receive(place.hub, place.revision, file, part)
+
+
+def _model_info(repo: str, commit: str) -> Any:
+    """What the hub says of a repository: its files with sizes and hashes."""
+    import httpx2  # huggingface_hub's HTTP client
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    timeout: Any = httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
+    return HfApi().model_info(repo, revision=commit, files_metadata=True, timeout=timeout)
+
+
+@contextmanager
+def _hub_errors(repo: str, commit: str) -> Iterator[None]:
+    """What the hub's client raises, as sentences."""
+    import httpx2
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except (errors.HFValidationError, OSError, httpx2.HTTPError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise  # the disk's, not the network's
+        raise _refusal(error, repo, commit) from error
 
 
 def _refusal(error: Exception, repo: str, commit: str) -> QuenchError:
@@ -105,13 +147,18 @@ def fetch_file(repo: str, commit: str, file: Any, cache: Path) -> None:
     huggingface_hub 2.4's own download starts a file afresh in every process: with shards of 4 GB that is no
     resuming.
     """
+    done, part = cache / file.rfilename, cache / f"{file.rfilename}.part"
+    if not done.exists():
+        _receive(repo, commit, file, part)
+        part.replace(done)
+
+
+def _receive(repo: str, commit: str, file: Any, part: Path) -> None:
+    """Bring `part` to the size that is listed."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils._headers import build_hf_headers
 
-    done, part = cache / file.rfilename, cache / f"{file.rfilename}.part"
-    if done.exists():
-        return
     if part.exists() and part.stat().st_size > file.size:
         part.unlink()  # not ours: a proxy's page, say
     if not part.exists() or part.stat().st_size < file.size:
@@ -128,7 +175,6 @@ def fetch_file(repo: str, commit: str, file: Any, cache: Path) -> None:
                 expected_size=file.size,
                 displayed_filename=file.rfilename,
             )
-    part.replace(done)
 
 
 def _damaged(path: Path, listed: Any) -> bool:

