@@ -117,7 +117,7 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
         ({"base": {"sha256": SHA256, "places": [{}]}}, "base.places.0", "exactly one of the keys"),
         (
             {"base": {"sha256": SHA256, "places": [{"path": "x", "url": "https://x"}]}},
-            "places",
+            "base.places.0",
             "exactly one",
         ),
         (
