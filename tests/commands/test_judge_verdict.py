@@ -11,16 +11,18 @@ from hypothesis import strategies as st
 
 from pipeline.chat.tokens import chat_request
 from pipeline.commands.judge.answering import kept_file, read_kept, write_kept
-from pipeline.commands.judge.command import common_points
+from pipeline.commands.judge.command import common_points, spoilt
+from pipeline.commands.judge.command import entry as judged_entry
 from pipeline.commands.judge.files import Candidate, has_smaller_cache, names, vocabulary
 from pipeline.commands.judge.memory import NO_LIMIT, memory_values, parse_memory, room_of
 from pipeline.commands.judge.page import most_apart, render
 from pipeline.commands.judge.rows import held_out_rows
 from pipeline.commands.judge.served import Load, Served, reason
-from pipeline.commands.judge.verdict import Entry, decide, pairs_of
+from pipeline.commands.judge.verdict import Entry, decide, fastest_of, pairs_of
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import write_rows
+from pipeline.core.other_load import OtherLoad
 from pipeline.metrics.answer_speed import Speed
 from pipeline.metrics.paired import holm
 
@@ -84,6 +86,21 @@ def test_files_that_rows_cannot_tell_apart_are_named() -> None:
     verdict = decide([entry("a", 1.0), small, entry("c", 0.0)], pairs, 40, "8.00 GB")
     assert set(verdict.alike) == {"a", "b"}
     assert (verdict.smallest, verdict.fastest) == ("b", "b")
+
+
+def test_a_speed_that_other_load_spoilt_decides_nothing() -> None:
+    calm, busy = served(None), served(None)
+    busy.others.append(OtherLoad(share=0.4, idle=0.0))
+    values = {
+        name: {"served": one.as_values(), "bytes": 1, "memory": {"total_bytes": 1, "fits": True}}
+        for name, one in (("calm", calm), ("busy", busy))
+    }
+    calm_one, busy_one = (judged_entry(name, one, [1.0]) for name, one in values.items())
+    fast = replace(calm_one, slowest=99.0, speed=99.0, fastest=99.0)
+    assert fastest_of([fast, replace(calm_one, name="slow")]) == "calm"
+    assert fastest_of([fast, busy_one]) is None
+    assert [note for note in spoilt(values) if "busy" in note and "calm" not in note]
+    assert spoilt({"calm": values["calm"]}) == []
 
 
 def test_speeds_that_overlap_name_no_fastest_file_and_equal_sizes_no_smallest() -> None:

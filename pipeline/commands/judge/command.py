@@ -9,6 +9,7 @@ measured too. Reads `data/final/test.jsonl` or --data, and params.yaml if there 
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -108,7 +109,7 @@ def judge(params: Params, root: Path, files: Sequence[Path], asked: Asked) -> di
     entries = [entry(name, one, points[name]) for name, one in values.items()]
     verdict = decide(entries, pairs, len(next(iter(points.values()))), room_words)
     report = {
-        "verdict": asdict(verdict) | {"notes": [*verdict.notes, *unended(values)]},
+        "verdict": asdict(verdict) | {"notes": [*verdict.notes, *unended(values), *spoilt(values)]},
         "files": values,
         "pairs": [asdict(pair) | {"measurable": pair.measurable} for pair in pairs],
         "rows": len(rows),
@@ -220,6 +221,8 @@ def common_points(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
 def entry(name: str, one: Mapping[str, Any], points: Sequence[float]) -> Entry:
     """A file's figures that decide; `points` are its scores of the rows that all have."""
     speed = one["served"]["generation_tok_s"]
+    if one["served"]["disturbed"]:  # then it may be any, and decides nothing
+        speed = {"low": 0.0, "median": speed["median"], "high": math.inf}
     return Entry(
         name=name,
         score=fmean(points),
@@ -230,6 +233,17 @@ def entry(name: str, one: Mapping[str, Any], points: Sequence[float]) -> Entry:
         speed=speed["median"],
         fastest=speed["high"],
     )
+
+
+def spoilt(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A note if something else kept the machine busy while speeds were measured."""
+    files = [name for name, one in values.items() if one["served"]["disturbed"]]
+    if not files:
+        return []
+    return [
+        f"other load disturbed the speeds of {', '.join(files)}, so they decide nothing: judge again once it "
+        "has ended."
+    ]
 
 
 def unended(values: Mapping[str, Mapping[str, Any]]) -> list[str]:

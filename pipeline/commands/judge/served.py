@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.commands.judge.files import Candidate
 from pipeline.core.errors import ToolError
+from pipeline.core.other_load import OtherLoad, cpu_time, other_load
 from pipeline.core.progress import progress
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_command import BATCH_TOKENS
@@ -44,15 +45,18 @@ class Served:
     speeds: list[Speed] = field(default_factory=list)
     peak_memory: int | None = None
     gpu_memory: int | None = None
+    others: list[OtherLoad] = field(default_factory=list)  # while each speed was measured
 
     def as_values(self) -> dict[str, Any]:
         """The same as JSON."""
+        worst = max(self.others, key=lambda one: (one.disturbs, one.share), default=OtherLoad(0.0, 0.0))
         return {
             "load_seconds": round(median(self.load_seconds), 2),
             "prompt_tok_s": runs([one.prompt for one in self.speeds]),
             "generation_tok_s": runs([one.generation for one in self.speeds]),
             "peak_memory_bytes": self.peak_memory,
             "gpu_memory_bytes": self.gpu_memory,
+            **worst.as_values(),
         }
 
 
@@ -96,7 +100,9 @@ def _take_turn(
             check(one, server)
         room = min(load.ctx_size, one.positions or load.ctx_size)
         tokens = min(TOKENS, room // 2)
+        before = cpu_time()
         into.speeds.append(answer_speed(server, min(BATCH_TOKENS, room - tokens - 1), tokens))
+        into.others.append(other_load(before, cpu_time()))
         if check is None:  # a turn that asked nothing else: the peak is an answer's
             into.peak_memory = into.peak_memory or peak_memory(server.process.pid)
             if load.n_gpu_layers:

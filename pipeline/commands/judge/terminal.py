@@ -28,7 +28,9 @@ def show(report: Mapping[str, Any], page: Path) -> None:
             number(one["bits_per_weight"]),
             number(one["memory"]["total_bytes"] / MEMORY_GB),
             FITS[one["memory"]["fits"]],
-            number(one["served"]["generation_tok_s"]["median"], 1),
+            "disturbed"
+            if one["served"]["disturbed"]
+            else number(one["served"]["generation_tok_s"]["median"], 1),
             points(task["score"]),
             f"{points(task['score_low'])}–{points(task['score_high'])}",
             percent(task["perfect"]),

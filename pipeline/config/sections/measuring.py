@@ -197,8 +197,8 @@ class Evaluate(Section):
     ctx_size: Tokens = key(1024, "context per row, in tokens; at least preprocess.max_length")
     parallel: Slots = key(
         1,
-        "rows answered at the same time; with 1 every run gives the same answers, on a GPU 4 or more are "
-        "faster",
+        "rows answered at the same time; with 1 every run gives the same answers, 16 take less than half the "
+        "time (measured on 2 cores)",
     )
     threads: Threads = key(2, "CPU threads of each measurement")
     n_gpu_layers: Layers = key(0, "layers on the GPU: 0 for none, 99 for all")
