@@ -4,7 +4,9 @@ within its memory.
 
 import math
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from pipeline.llamacpp.tools import Toolchain, load_binding
 from pipeline.stages.parity.check import count_check, exact
 from pipeline.stages.parity.planned_memory import planned_bytes
 
+TOGETHER = 4  # questions that are answered at the same time: weights are read once for all of them
 ROOM = 64  # tokens that an answer may have beyond twice the longest reference
 
 
@@ -64,13 +67,22 @@ def behavior_checks(
     on_cpu = not load_binding(tools).llama_supports_gpu_offload()
     found = []
     for model in models:
-        with serving(
-            tools, model, ctx_size=ctx_size, threads=threads, n_gpu_layers=n_gpu_layers, lora=lora
-        ) as server:
-            answers = [answer(server, request, budget) for request in asked]
+        with (
+            serving(
+                tools,
+                model,
+                ctx_size=ctx_size,
+                parallel=TOGETHER,
+                threads=threads,
+                n_gpu_layers=n_gpu_layers,
+                lora=lora,
+            ) as server,
+            ThreadPoolExecutor(TOGETHER) as pool,
+        ):
+            answers = list(pool.map(partial(answer, server, budget=budget), asked))
             peak = peak_memory(server.process.pid)
         tokens = sum(one.total_tokens for one in answers)
-        planned = planned_bytes(model, ctx_size, tokens) if on_cpu else None
+        planned = planned_bytes(model, TOGETHER * ctx_size, tokens) if on_cpu else None
         if planned and lora:
             planned += lora.stat().st_size
         found.append(Behaved(model, answers, peak, planned))
