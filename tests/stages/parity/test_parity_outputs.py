@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 
 from pipeline.config.levels import level_key
 from pipeline.core.errors import DataError, GateError
+from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.divergence import Prompt, Reference, compare, gguf_divergence, kept_logits, spread
 from pipeline.metrics.forward import plain_model, run_settings, trained_logits
 from pipeline.stages.parity.hand_overs import Outputs, gguf_check, level_check, lora_check, merge_checks
-from pipeline.stages.parity.outputs import Bench, Chain, output_checks, trained_outputs
+from pipeline.stages.parity.outputs import Bench, Chain, base_at_level, output_checks, trained_outputs
 
 LIMITS: Any = SimpleNamespace(max_kld_exact=1.0e-3, max_kld_trained=0.7, max_kld_level=0.7)
 PROMPTS = [spread([*range(1000, 1030), tiny.END], 4), spread([*range(40, 60)], 4)]
@@ -33,7 +34,7 @@ def bench(tmp_path: Path, tools: Toolchain) -> Bench:
     return Bench(PROMPTS, tmp_path / "scratch", 1, tools)
 
 
-def chain(project: Path, **changed: Path) -> Chain:
+def chain(project: Path, **changed: Any) -> Chain:
     models = project / "models"
     folders: dict[str, Any] = {name: models / name for name in ("base", "adapter", "merged")}
     levels = {"Q4_K_M": models / "gguf/tiny-Q4_K_M.gguf"}
@@ -69,6 +70,20 @@ def test_a_finished_project_loses_nothing(finished: Path, tmp_path: Path, tools:
     )
     assert 0 < checks["outputs_sixteen"].figure < 1e-4 < checks["outputs_q4_k_m"].figure
     assert not list((tmp_path / "scratch").iterdir())  # hundreds of megabytes, in a real run
+
+
+def test_a_level_of_the_base_that_was_made_is_not_made_again(
+    finished: Path, tmp_path: Path, tools: Toolchain
+) -> None:
+    base, lora = (finished / "models/gguf" / name for name in ("tiny-base-F16.gguf", "tiny-lora.gguf"))
+    made, here = tmp_path / "made.gguf", bench(tmp_path, tools)
+    here.scratch.mkdir()
+    quantize_gguf(tools, base, made, "Q4_K_M", 1)
+    with base_at_level(chain(finished, untuned={"Q4_K_M": made}), "Q4_K_M", base, lora, here) as taken:
+        assert not list(here.scratch.rglob("*.gguf"))
+        with base_at_level(chain(finished), "Q4_K_M", base, lora, here) as quantized:
+            assert len(list(here.scratch.rglob("*.gguf"))) == 1
+            assert compare(taken, quantized).kld == 0.0
 
 
 def test_an_adapter_that_was_not_merged_is_named(finished: Path, tmp_path: Path, tools: Toolchain) -> None:
