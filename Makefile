@@ -65,20 +65,20 @@ $(DONE)/venv:
 	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(DONE) && touch $@
 
-# PyTorch stands apart from the lock file: which build is right depends on the machine. TORCH= names it in pip's words;
-# a choice once made stays.
+# PyTorch stands apart from the lock file: which build is right depends on the machine. TORCH= names it (auto, cpu,
+# cu130, rocm7.2, or in pip's words), LLAMA= the build of llama.cpp (auto, cpu, cuda, hip, vulkan); a choice once made
+# stays.
 ifneq ($(origin TORCH),undefined)
 ifneq ($(TORCH),$(shell cat $(DONE)/torch 2>/dev/null))
 .PHONY: $(DONE)/torch
 endif
 endif
-TORCH ?= cpu
+TORCH ?= auto
 
 $(DONE)/torch: $(DONE)/venv
 	@echo "installing PyTorch ($(TORCH))"
 	@rm -f $@
-	@$(VENV)/bin/python -m pipeline.commands.install --torch '$(TORCH)'
-	@echo '$(TORCH)' > $@
+	@$(VENV)/bin/python -m pipeline.commands.install --torch '$(TORCH)' $@
 
 $(DONE)/lock: requirements.lock $(DONE)/torch
 	@echo "installing the packages of requirements.lock"
@@ -95,4 +95,4 @@ $(DONE)/project: pyproject.toml $(DONE)/lock
 	@touch $@
 
 toolchain: $(DONE)/lock
-	@$(VENV)/bin/python -m pipeline.llamacpp.build
+	@$(VENV)/bin/python -m pipeline.llamacpp.build $(LLAMA)

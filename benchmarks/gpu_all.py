@@ -34,12 +34,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from pipeline.commands.install import torch_for
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
+from pipeline.core.hardware import accelerator
+from pipeline.llamacpp.compiler import choose_backend
 
 PROJECT = Path(__file__).resolve().parents[1]
 FLOPS_PER_TOKEN = 42.5e9  # Qwen2.5-7B with checkpointing
-PARTS = ("tests", "speed", "planner", "quantized", "offload", "several", "methods", "resume")
+PARTS = ("tests", "machine", "speed", "planner", "quantized", "offload", "several", "methods", "resume")
 ROUNDS = 2  # of the speed comparison: A B A B
 # of the time, at most, for the tests: what comes after them is why the card was asked for
 TESTS_SHARE = 1 / 3
@@ -190,6 +193,23 @@ def pytest(run: Run, *words: str, seconds: float) -> None:
     )
     if late:
         raise PartError(f"only those were run that {seconds:.0f} s were enough for")
+
+
+def machine(run: Run) -> None:
+    """What set-up would choose here: the build of PyTorch, against the one that runs, and llama.cpp's
+    backend.
+    """
+    import torch
+
+    card = accelerator()
+    build, why = torch_for(card)
+    backend = choose_backend(None)
+    run.note(
+        machine_torch=f"{build} ({why})",
+        machine_torch_fits=build in torch.__version__ if gpu() else None,
+        machine_llama=f"{backend.name} ({backend.why})",
+        machine_llama_fits=backend.name != "cpu" if gpu() else None,
+    )
 
 
 def speed(run: Run) -> None:
@@ -450,6 +470,10 @@ TABLE = (
     ),
     Row("tests_failed", "… failed", "{}", "tests", "0", lambda found: found == 0),
     Row("tests_skipped", "… skipped", "{}", "tests"),
+    Row("machine_torch", "set-up here: PyTorch's build", "{}", "machine"),
+    Row("machine_torch_fits", "… is the one that runs", "{}", "machine"),
+    Row("machine_llama", "… llama.cpp's backend", "{}", "machine"),
+    Row("machine_llama_fits", "… for the card", "{}", "machine", "True", bool),
     Row("bf16_tflops", "the card: bfloat16 matrix product, TFLOP/s", "{:,.0f}", "speed"),
     Row(
         "ours_tokens_per_second",
@@ -694,7 +718,7 @@ def measure(run: Run, only: list[str]) -> None:
     """Every part in turn; the large files are written while the tests hold the GPU."""
     shapes = {"shape": "tiny" if run.smoke else "7b", "resume_shape": "tiny" if run.smoke else "0.5b"}
     writing, _ = run.start("write", "write", tokens=row_tokens(run), **shapes)
-    for part in (tests, speed, planner, quantized, offload, several, methods, resume):
+    for part in (tests, machine, speed, planner, quantized, offload, several, methods, resume):
         if part.__name__ not in only:
             continue
         try:

@@ -16,8 +16,11 @@ from pathlib import Path
 
 from pipeline.core.checks import Check
 from pipeline.core.errors import ConfigError, ToolError
-from pipeline.core.places import resource
+from pipeline.core.hardware import accelerator
+from pipeline.core.places import IS_CHECKOUT, resource
+from pipeline.core.units import memory_gb
 from pipeline.llamacpp.compiler import find_compiler
+from pipeline.llamacpp.devices import devices
 from pipeline.llamacpp.tools import TOOLS, VERSION, find_toolchain
 from pipeline.workflow.stages import WORDS
 
@@ -146,7 +149,21 @@ def llama_cpp(home: str | None) -> Check:
             f"its Python binding is {binding or 'missing'}, {VERSION} is pinned",
             "run `make setup`",
         )
-    return Check("llama.cpp", "pass", f"{version} in {tools.bin}{f' ({chosen})' if chosen else ''}")
+    seen = ", ".join(f"{one.name} {one.description}" for one in devices(tools)) or "no GPU"
+    finding = f"{version} in {tools.bin}{f' ({chosen})' if chosen else ''}; it sees {seen}"
+    if seen == "no GPU" and accelerator_name():
+        build = "make setup LLAMA=auto" if IS_CHECKOUT else "quench setup --llama auto"
+        return Check("llama.cpp", "warn", finding, f"`{build}` says what is missing")
+    return Check("llama.cpp", "pass", finding)
+
+
+def accelerator_name() -> str | None:
+    """The GPU that the driver shows, by name; None if there is none or the driver's tool fails."""
+    try:
+        card = accelerator()
+    except (ToolError, OSError):
+        return None
+    return card.name if card else None
 
 
 def room(name: str, free: int, how: str, wanted: float, remedy: str) -> Check:
@@ -159,27 +176,18 @@ def room(name: str, free: int, how: str, wanted: float, remedy: str) -> Check:
 
 def gpu() -> Check:
     """A GPU that the driver shows, and a torch that can use it."""
-    if not shutil.which("nvidia-smi"):
-        return Check("GPU", "pass", "none; the demo trains on the CPU")
-    done = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    if done.returncode != 0:
-        return Check(
-            "GPU", "warn", "nvidia-smi fails", "repair the driver: until then training takes the CPU"
-        )
-    found = "; ".join(done.stdout.strip().splitlines())
+    try:
+        card = accelerator()
+    except (ToolError, OSError) as error:
+        sentence = getattr(error, "sentence", str(error))
+        return Check("GPU", "warn", sentence, "until then training takes the CPU")
+    if card is None:
+        return Check("GPU", "pass", "none is seen; training takes the CPU")
+    found = f"{card.name} of {memory_gb(card.memory)}" if card.memory else card.name
+    found += f", driver {card.driver}" if card.driver else ""
     if "+cpu" in (_version("torch") or ""):
-        return Check(
-            "GPU",
-            "warn",
-            f"{found}, but torch is a CPU build",
-            "docs/gpu.md has the line that installs a CUDA build",
-        )
+        remedy = "run `make setup TORCH=auto`" if IS_CHECKOUT else "run `quench setup --torch auto`"
+        return Check("GPU", "warn", f"{found}, but torch is a CPU build", remedy)
     return Check("GPU", "pass", found)
 
 

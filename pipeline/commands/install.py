@@ -5,7 +5,7 @@ certificates and proxies; so they are handed on in uv's own environment variable
 `setup.log` in the environment. Standard library only: it runs before anything is installed.
 
     python -m pipeline.commands.install requirements.lock
-    python -m pipeline.commands.install --torch cpu
+    python -m pipeline.commands.install --torch auto [.venv/done/torch]
 """
 
 import ast
@@ -21,12 +21,19 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pipeline.core.errors import ToolError
+from pipeline.core.hardware import Accelerator, accelerator
 from pipeline.core.lock_files import lines_of
 
 TORCH = "2.13.0"  # as in pyproject.toml
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+INDEX = "https://download.pytorch.org/whl/"
+CPU_INDEX = f"{INDEX}cpu"
 # measured with 2.13.0 on Linux: what the plain package and its libraries take on disk above a CPU build
 CUDA_SIZE = "3.3 GB"
+# PyTorch 2.13's builds that its release matrix calls stable (RELEASE.md), the newest first: the oldest driver
+# (NVIDIA's table of minor version compatibility: CUDA 13 from 580, CUDA 12 from 525), and the compute
+# capabilities it has code for: cu130 none for Pascal and Volta, cu126 none for Blackwell
+CUDA_BUILDS = (("cu130", 580, 7.5, 99.0), ("cu126", 525, 5.0, 9.0))
+ROCM_BUILD = "rocm7.2"
 PINNED = ("--require-hashes", "--no-deps")
 # pip's setting: uv's variable, and what uv writes between several values
 UV_VARIABLES = {
@@ -60,16 +67,72 @@ def uv_environment(pip_config: str, environment: Mapping[str, str]) -> dict[str,
     return {name: value for name, value in wanted.items() if name not in environment}
 
 
-def install_torch(wanted: str) -> None:
-    """Install PyTorch: `cpu`, or whatever `wanted` says in pip's own words.
+def torch_for(card: Accelerator | None) -> tuple[str, str]:
+    """The build of PyTorch for this GPU, and why: `cpu`, or the end of the address of PyTorch's index."""
+    if card is None:
+        return "cpu", "no GPU is seen here"
+    if card.kind == "rocm":
+        return ROCM_BUILD, f"for {card.name}"
+    driver, capability = int((card.driver or "0").partition(".")[0]), float(card.capability or 8.0)
+    of_card = [one for one in CUDA_BUILDS if one[2] <= capability <= one[3]]
+    for build, oldest, _, _ in of_card:
+        if driver >= oldest:
+            return build, f"for {card.name}, driver {card.driver}"
+    least = min((oldest for _, oldest, _, _ in of_card), default=None)
+    if least is None:
+        return "cpu", f"torch {TORCH} has no code for {card.name} (compute capability {card.capability})"
+    return "cpu", (
+        f"the driver of {card.name} is {card.driver} and torch {TORCH} needs {least} for it: update the "
+        "driver, then run `make setup TORCH=auto`"
+    )
 
-    A CPU build is looked for where pip is set up to look, then in PyTorch's own index. Some mirrors have
-    neither: then the plain package is taken. Raises `ToolError` if pip finds nothing.
+
+def install_torch(wanted: str) -> str:
+    """Install PyTorch: for the GPU that is there (`auto`), `cpu`, a build such as `cu130` or `rocm7.2`, or
+    whatever `wanted` says in pip's own words; gives what was chosen.
+
+    A build is looked for where pip is set up to look, then in PyTorch's own index. Some mirrors have no CPU
+    build: then the plain package is taken. If the one for the GPU can't be had, a line says so and the CPU's
+    is installed. Raises `ToolError` if pip finds nothing.
     """
-    if wanted != "cpu":
+    if wanted == "auto":
+        wanted, why = _torch_here()
+        print(f"PyTorch {TORCH}: the build {wanted}, {why}", flush=True)
+        if wanted != "cpu":
+            if _install_build(wanted):
+                return wanted
+            print(
+                f"torch {TORCH}+{wanted} could not be installed ({_reason()}): the CPU build is, so training "
+                f"takes the CPU until `make setup TORCH={wanted}` reaches {INDEX}{wanted}",
+                flush=True,
+            )
+            wanted = "cpu"
+    if wanted == "cpu":
+        _install_cpu()
+    elif re.fullmatch(r"(cu|rocm|xpu)[\d.]*", wanted):
+        if not _install_build(wanted):
+            _need_torch(f"torch=={TORCH}+{wanted}", "--index-url", f"{INDEX}{wanted}")
+    else:
         _pip("uninstall", "--yes", "torch")
         _need_torch(*shlex.split(wanted))
-        return
+    return wanted
+
+
+def _torch_here() -> tuple[str, str]:
+    try:
+        return torch_for(accelerator())
+    except (ToolError, OSError) as error:
+        return "cpu", f"no GPU can be seen: {getattr(error, 'sentence', error)}"
+
+
+def _install_build(build: str) -> bool:
+    package = f"torch=={TORCH}+{build}"
+    return _pip("install", package) or _pip(
+        "install", "--timeout", "15", package, "--index-url", f"{INDEX}{build}"
+    )
+
+
+def _install_cpu() -> None:
     cpu = ("--no-deps", f"torch=={TORCH}+cpu")
     if _pip("install", *cpu) or _pip("install", "--timeout", "15", *cpu, "--index-url", CPU_INDEX):
         return
@@ -163,7 +226,9 @@ def main(words: list[str]) -> int:
     """Install what the command line names; one sentence and exit 4 if that can't be."""
     try:
         if words[0] == "--torch":
-            install_torch(words[1])
+            chosen = install_torch(words[1])
+            for file in words[2:]:  # a choice once made stays
+                Path(file).write_text(f"{chosen}\n", encoding="utf-8")
         else:
             install(Path(words[0]))
     except ToolError as error:

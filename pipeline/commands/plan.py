@@ -21,6 +21,7 @@ from pipeline.commands.plan_serving import figure
 from pipeline.commands.recipes import recipe_file
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import load_params
+from pipeline.config.sections import AUTO
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.ranks import wanted_processes
 from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
@@ -65,13 +66,22 @@ def main(
     shape = load_shape(config) if config else find_shape(params, root)
     # as cards are sold: 8 is 8 GiB
     card = Card(f"a card of {vram:g} GB", int(vram * MEMORY_GB), "cuda") if vram else first_gpu()
+    if params.train.device == "cpu" and not serve:
+        card = main_memory()
     base = config.name if config else params.base.model
     quantized = find_quantized(params, shape, root)
     check_budgets(shape, params.quantize.budgets, params.serve)
-    if card is None and not (params.serve.n_gpu_layers if serve else wants_gpu(params.train)):
+    # what is to be trained on a GPU is served there too, unless it says otherwise
+    by_training = not serve or params.serve.n_gpu_layers == AUTO
+    if card is None and not (wants_gpu(params.train) if by_training else params.serve.on_gpu):
         card = main_memory()
     if serve:
         plan_serving.main(params, root, shape, card, base=base, as_json=as_json)
+        if card and card.device == "cuda" and not (vram or as_json or plan_serving.sees_gpu(params)):
+            print(
+                "The llama.cpp here sees no GPU, so `quench serve` would use main memory: build it for the "
+                "card with `make setup LLAMA=auto`."
+            )
         return
     plan = make_plan(
         shape,

@@ -18,11 +18,14 @@ from typing import Any
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import Params
 from pipeline.config.sections import BASE_WITH_ADAPTER, TUNED, Serve
-from pipeline.core.errors import ConfigError, DataError, MachineError
+from pipeline.config.sections.values import ALL_LAYERS
+from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
 from pipeline.core.publish import read_json
 from pipeline.core.units import MEMORY_GB, MEMORY_UNIT, memory_gb
 from pipeline.gate.recommend import Recommendation, memory_of
 from pipeline.gguf.file import kv_cache_bytes
+from pipeline.llamacpp.devices import devices
+from pipeline.llamacpp.tools import find_toolchain
 from pipeline.planning.base import find_quantized
 from pipeline.planning.budget import file_bytes
 from pipeline.planning.card import Card
@@ -38,7 +41,6 @@ from pipeline.planning.shape import Shape
 from pipeline.planning.strategies import lora_bytes
 
 NOT_KNOWN = "not known"
-ALL_LAYERS = 99
 
 
 def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: str, as_json: bool) -> None:
@@ -131,11 +133,20 @@ def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Pat
 
 
 def served_on(card: Card | None, serve: Serve) -> Serve:
-    """`serve` as it would be for `card`: a GPU is planned with all layers on it, so that nothing measured in
-    main memory counts for it.
+    """`serve` as it would be for `card`, None being a GPU of unknown memory: one is planned with all layers
+    on it, so that nothing measured in main memory counts for it.
     """
-    on_gpu = card is not None and card.device == "cuda" and not serve.n_gpu_layers
+    on_gpu = (card is None or card.device == "cuda") and not serve.on_gpu
     return serve.model_copy(update={"n_gpu_layers": ALL_LAYERS}) if on_gpu else serve
+
+
+def sees_gpu(params: Params) -> bool:
+    """Whether the llama.cpp that serves would use a GPU; one that isn't built yet will."""
+    try:
+        tools = find_toolchain(params.llamacpp.home)
+    except ToolError:
+        return True
+    return params.serve.n_gpu_layers == 0 or bool(devices(tools))
 
 
 def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | None:
@@ -227,9 +238,9 @@ def closing(
             "Whether a level fits is not measured: there is no GPU here; name a card's memory with --vram "
             "GB.",
         ]
-    if card.device == "cuda" and not params.serve.n_gpu_layers:
+    if card.device == "cuda" and params.serve.n_gpu_layers == 0:
         lines.append(
-            "serve.n_gpu_layers is 0, so `quench serve` would use main memory: set it to 99 for the card."
+            "serve.n_gpu_layers is 0, so `quench serve` would use main memory: set it to auto for the card."
         )
     if advice:
         lines += [advice.reason, *(f"Beware: {warning}" for warning in advice.warnings)]

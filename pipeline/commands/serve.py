@@ -21,6 +21,7 @@ from pipeline.config.params import Params
 from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, SERVED, TUNED
 from pipeline.config.sections import Serve as ServeSettings
 from pipeline.core.errors import ConfigError, DataError, MachineError
+from pipeline.llamacpp.devices import placement
 from pipeline.llamacpp.lora import Lora
 from pipeline.llamacpp.server import Server, connect, start, wait_for_health
 from pipeline.llamacpp.server_command import server_command
@@ -144,12 +145,20 @@ def serve(
     start.
     """
     need_port(settings.port)
+    slots, layers = placement(
+        tools,
+        model,
+        ctx_size=settings.ctx_size,
+        parallel=settings.parallel,
+        n_gpu_layers=settings.n_gpu_layers,
+    )
+    settings = settings.model_copy(update={"n_gpu_layers": layers})
     command = server_command(tools, model, settings, key_file, lora, alias)
     with start(command, log) as process:
         url = f"http://127.0.0.1:{settings.port}"
         wait_for_health(process, url, log)
         with connect(url, read_key(key_file)) as client:
-            yield Server(process, url, log, client)
+            yield Server(process, url, log, client, slots, layers)
 
 
 def main(

@@ -18,6 +18,9 @@ from pipeline.core.cpu import Device, fast_dtype, training_device
 from pipeline.core.errors import ConfigError
 from pipeline.core.strict_yaml import Place, read_strict
 
+# where train.optim is auto: 8-bit states, which leave a small card when it is full, only a GPU has
+OPTIMIZER: Mapping[Device, str] = {"cpu": "adamw_torch", "cuda": "paged_adamw_8bit"}
+
 
 class Params(sections.Section):
     """All of `params.yaml`."""
@@ -51,16 +54,15 @@ class Params(sections.Section):
     @property
     def training(self) -> sections.Training:
         """`training_on` what torch, which this imports, trains on here."""
-        return self.training_on(training_device())
+        return self.training_on(training_device(self.train.device))
 
     def training_on(self, device: Device) -> sections.Training:
-        """Section `train` with `base.quantization`, in the type that `device` is fast in, if it is `auto`."""
-        given = self.train.bnb_4bit_compute_dtype
-        decided = fast_dtype(device) if given == "auto" else given
-        return sections.Training(
-            **(self.train.model_dump() | {"bnb_4bit_compute_dtype": decided}),
-            quantization=self.base.quantization,
-        )
+        """Section `train` with `base.quantization`; the type and the optimizer that are `auto` are what fits
+        `device`.
+        """
+        fit = {"bnb_4bit_compute_dtype": fast_dtype(device), "optim": OPTIMIZER[device]}
+        decided = {key: value for key, value in fit.items() if getattr(self.train, key) == "auto"}
+        return sections.Training(**(self.train.model_dump() | decided), quantization=self.base.quantization)
 
     @property
     def graph(self) -> sections.Graph:

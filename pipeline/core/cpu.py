@@ -5,8 +5,12 @@ doesn't, as most in desktops and laptops, is ten times slower in it than in floa
 kernel for it there but a plain loop.
 """
 
+import os
 from pathlib import Path
 from typing import Literal
+
+from pipeline.core.errors import ToolError
+from pipeline.core.ranks import CARDS
 
 ComputeDtype = Literal["bfloat16", "float16", "float32"]
 Device = Literal["cuda", "cpu"]
@@ -15,11 +19,25 @@ Device = Literal["cuda", "cpu"]
 INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
-def training_device() -> Device:
-    """What torch, which this imports, trains on here."""
+def training_device(wanted: Literal["auto", "cpu", "gpu"] = "auto") -> Device:
+    """What torch, which this imports, trains on here; `cpu` hides the GPUs from this process.
+
+    Raises `ToolError` where a `gpu` is wanted and torch sees none.
+    """
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cpu":
+        os.environ[CARDS] = ""
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    if wanted == "gpu":
+        raise ToolError(
+            "Q-CORE-010",
+            f"train.device is gpu, and torch {torch.__version__} sees none: install the build for this "
+            "machine's (`make setup TORCH=auto`), or set it to auto",
+        )
+    return "cpu"
 
 
 def fast_dtype(device: Device) -> ComputeDtype:

@@ -1,22 +1,97 @@
-"""What this machine is made of, for the run record: CPU, memory, GPU; nothing that names the machine or its
-user.
+"""What this machine is made of: CPU, memory, GPUs; nothing that names the machine or its user.
 
-What can't be found out is None.
+Set-up, doctor, plan and the run record ask here. Standard library only, for it is asked before anything is
+installed. What can't be found out is None.
 """
 
 import os
 import platform
+import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.core.cpu import cpu_fields, instructions
+from pipeline.core.errors import ToolError
+from pipeline.core.ranks import CARDS
 
-QUERY = ("name", "memory.total", "driver_version")  # of nvidia-smi
+QUERY = ("name", "memory.total", "driver_version", "compute_cap")  # of nvidia-smi
 # what Linux calls the instructions that most decide how fast products are, the fastest first; virtual
 # machines of one name differ in them
 FASTEST = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "asimd")
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A GPU as its driver's tool shows it. `memory` is in bytes, None where it shares the machine's;
+    `capability` is "8.9" of an NVIDIA card, "gfx1100" of an AMD one.
+    """
+
+    kind: Literal["cuda", "rocm"]
+    name: str
+    memory: int | None = None
+    driver: str | None = None
+    capability: str | None = None
+
+
+def accelerator() -> Accelerator | None:
+    """The GPU that this process takes: the first that CUDA_VISIBLE_DEVICES leaves; None if there is none.
+    Raises `ToolError` if nvidia-smi is there and fails.
+    """
+    visible = os.environ.get(CARDS)
+    if visible in ("", "-1"):
+        return None
+    return next(iter(_accelerators(*([f"--id={visible.partition(',')[0]}"] if visible else []))), None)
+
+
+def _accelerators(*which: str) -> list[Accelerator]:
+    """NVIDIA's, else AMD's."""
+    if shutil.which("nvidia-smi"):
+        return [_of_nvidia(*line) for line in nvidia_smi(f"--query-gpu={','.join(QUERY)}", *which)]
+    return _of_rocm(_text_of("rocminfo") or "")
+
+
+def nvidia_smi(*what: str) -> list[list[str]]:
+    """What nvidia-smi answers, a list of fields per line. Raises `ToolError` where it fails."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *what, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ToolError(
+            "Q-PLANNING-003", "nvidia-smi doesn't answer within 30 s: fix the driver, or restart the machine"
+        ) from error
+    if done.returncode != 0:
+        raise ToolError(
+            "Q-PLANNING-003",
+            f"nvidia-smi fails ({' '.join((done.stderr or done.stdout).split())[:200]}): fix the driver",
+        )
+    return [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+
+
+def _of_nvidia(name: str, mebibytes: str = "", driver: str = "", capability: str = "") -> Accelerator:
+    memory = int(mebibytes) << 20 if mebibytes.isdigit() else None
+    known = capability if re.fullmatch(r"\d+\.\d+", capability) else None
+    return Accelerator("cuda", name, memory, driver or None, known)
+
+
+def _of_rocm(listing: str) -> list[Accelerator]:
+    """The GPUs among rocminfo's agents; it gives the size of a memory pool in KB."""
+    found = []
+    for agent in re.split(r"^Agent \d+", listing, flags=re.MULTILINE)[1:]:
+        names = dict(re.findall(r"^ {2}(Name|Marketing Name|Device Type): +(.+?) *$", agent, re.MULTILINE))
+        if names.get("Device Type") == "GPU":
+            pool = re.search(r"Segment: +GLOBAL.*?Size: +(\d+)", agent, re.DOTALL)
+            name, memory = names.get("Marketing Name") or names["Name"], int(pool[1]) << 10 if pool else None
+            found.append(Accelerator("rocm", name, memory, capability=names["Name"]))
+    return found
 
 
 def hardware() -> dict[str, Any]:
@@ -61,20 +136,13 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
 
 
 def gpus() -> list[dict[str, Any]] | None:
-    """Name, bytes of memory and driver of each NVIDIA GPU; none without their tool, None if it fails."""
-    if not shutil.which("nvidia-smi"):
-        return []
-    output = _text_of("nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits")
-    return None if output is None else [_gpu(line) for line in output.splitlines()]
-
-
-def _gpu(line: str) -> dict[str, Any]:
-    name, mebibytes, driver = (part.strip() for part in line.split(","))
-    return {
-        "name": name,
-        "memory_bytes": int(mebibytes) << 20 if mebibytes.isdigit() else None,
-        "driver": driver,
-    }
+    """Name, bytes of memory and driver of each GPU; none without their tool, None if it fails."""
+    try:
+        return [
+            {"name": one.name, "memory_bytes": one.memory, "driver": one.driver} for one in _accelerators()
+        ]
+    except (ToolError, OSError):
+        return None
 
 
 def _text_of(*command: str) -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.levels import improved_from
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, TUNED, UNTUNED, Serve, served_of
+from pipeline.config.sections import AUTO, BASE, BASE_WITH_ADAPTER, ORIGINAL, TUNED, UNTUNED, Serve, served_of
 from pipeline.gate.comparison import REFERENCES, Evaluation, Evaluations
 from pipeline.gate.distillation import distillation, is_distillation, sentence
 from pipeline.gate.drops import Answers
@@ -209,8 +209,11 @@ def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
     measured, peak = evaluation.get("serving") or {}, None
     if cache is not None:
         cache = round(cache * context / evaluation["ctx_size"]) if "ctx_size" in evaluation else None
+    layers = measured.get("n_gpu_layers")
+    if serve.n_gpu_layers == AUTO and layers is not None:  # it came to this
+        serve = serve.model_copy(update={"n_gpu_layers": layers})
     if all(measured.get(key) == getattr(serve, key) for key in ("ctx_size", "parallel", "n_gpu_layers")):
-        peak = measured.get("gpu_memory_bytes" if serve.n_gpu_layers else "peak_memory_bytes")
+        peak = measured.get("gpu_memory_bytes" if serve.on_gpu else "peak_memory_bytes")
     # llama-server keeps nothing of an adapter's (`cache_arguments`)
     kept = 0 if evaluation.get("lora") else prompt_cache(serve)
     return ServingMemory(evaluation["bytes"], cache, context, peak, kept)

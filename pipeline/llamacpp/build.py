@@ -7,7 +7,7 @@ was copied here with the project; one that another checkout made is copied from 
 (`pipeline.llamacpp.cache`); an interrupted one goes on where it stopped. With `LLAMA_CPP_HOME` set nothing is
 built, only source and binding are installed.
 
-    python -m pipeline.llamacpp.build [--check-compiler]
+    python -m pipeline.llamacpp.build [auto | cpu | cuda | hip | vulkan | --check-compiler]
 """
 
 import os
@@ -25,24 +25,29 @@ from pipeline.core.locks import take as take_lock
 from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk, write_json
 from pipeline.llamacpp.cache import cache_folder, keep, take
-from pipeline.llamacpp.compiler import amx_flags, find_compiler
+from pipeline.llamacpp.compiler import BACKENDS, SWITCHES, Backend, amx_flags, choose_backend, find_compiler
 from pipeline.llamacpp.source import environment_of_tools, fetch_source, install_binding
 from pipeline.llamacpp.stamp import CMAKE_FLAGS, fits_cpu, is_built, runs, stamp
 from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain, last_lines
 
 BUILD_BYTES = 700_000_000  # source distribution, source and build together
 JOB_BYTES = 1_500_000_000  # what the greediest compiler process takes
+WORDS = {"cpu": "the CPU", "cuda": "CUDA", "hip": "ROCm", "vulkan": "Vulkan"}
 
 
-def build(home: Path = DEFAULT_HOME) -> None:
-    """Make `home` hold the llama.cpp of this version; nothing is done if it does.
+def build(home: Path = DEFAULT_HOME, wanted: str | None = None) -> None:
+    """Make `home` hold the llama.cpp of this version, for the backend that is `wanted`; nothing is done if it
+    does. None: whatever is built already, else what fits the machine ("auto").
 
-    Raises `ToolError` if a compiler is missing or fails, `MachineError` if the disk is full or another
-    process builds here.
+    Raises `ToolError` if a compiler is missing or fails, `ConfigError` for an unknown backend, `MachineError`
+    if the disk is full or another process builds here.
     """
-    if is_built(home):
+    if not wanted and is_built(home):
         return
-    compiler = find_compiler()
+    compiler, backend = find_compiler(), choose_backend(wanted)
+    if is_built(home, backend.flags):
+        return
+    print(f"llama.cpp {VERSION}: the build for {WORDS[backend.name]}, {backend.why}", flush=True)
     need_disk(home, BUILD_BYTES)
     try:
         lock = take_lock(home / ".lock")  # two ninjas in one folder would spoil each other's files
@@ -53,30 +58,42 @@ def build(home: Path = DEFAULT_HOME) -> None:
         ) from None
     with lock:
         fetch_source(home)
-        if take(home, compiler):
-            print(
-                f"llama.cpp {VERSION}: built before for another checkout, taken from {cache_folder()} "
-                "(QUENCH_CACHE=off builds it again)"
-            )
-            return
-        _forget_foreign_build(home)
-        (home / "stamp.json").unlink(missing_ok=True)  # it says "finished"
-        print(f"llama.cpp {VERSION}: configuring", flush=True)
-        log = home / "build.log"
-        log.unlink(missing_ok=True)
-        source, folder = str(home / "source" / "vendor" / "llama.cpp"), str(home / "build")
-        _logged(["cmake", "-G", "Ninja", "-S", source, "-B", folder, *CMAKE_FLAGS, *amx_flags(compiler)], log)
-        with progress("building llama.cpp", 100) as advance:
-            _logged(["ninja", "-C", folder, "-j", str(_jobs()), *TOOLS], log, advance)
-        if not runs(home):
-            server = home / "build" / "bin" / "llama-server"
-            raise ToolError(
-                "Q-LLAMACPP-001",
-                f"llama.cpp was built, but `{server} --version`, which would say why, does not run on this "
-                "machine",
-            )
-        write_json(home / "stamp.json", stamp())
-        keep(home, compiler)
+        try:
+            _make(home, compiler, backend)
+        except ToolError as error:
+            if wanted in BACKENDS or backend.name == "cpu":
+                raise
+            print(f"{error.sentence}\nllama.cpp {VERSION}: the build for the CPU instead", flush=True)
+            _make(home, compiler, Backend())
+
+
+def _make(home: Path, compiler: str, backend: Backend) -> None:
+    """Take the build from the cache, or configure, compile, try and stamp it."""
+    if take(home, compiler, backend):
+        print(
+            f"llama.cpp {VERSION}: built before for another checkout, taken from {cache_folder()} "
+            "(QUENCH_CACHE=off builds it again)"
+        )
+        return
+    _forget_foreign_build(home, backend)
+    (home / "stamp.json").unlink(missing_ok=True)  # it says "finished"
+    print(f"llama.cpp {VERSION}: configuring", flush=True)
+    log = home / "build.log"
+    log.unlink(missing_ok=True)
+    source, folder = str(home / "source" / "vendor" / "llama.cpp"), str(home / "build")
+    flags = [*CMAKE_FLAGS, *backend.flags, *amx_flags(compiler)]
+    _logged(["cmake", "-G", "Ninja", "-S", source, "-B", folder, *flags], log)
+    with progress("building llama.cpp", 100) as advance:
+        _logged(["ninja", "-C", folder, "-j", str(_jobs()), *TOOLS], log, advance)
+    if not runs(home):
+        server = home / "build" / "bin" / "llama-server"
+        raise ToolError(
+            "Q-LLAMACPP-001",
+            f"llama.cpp was built, but `{server} --version`, which would say why, does not run on this "
+            "machine",
+        )
+    write_json(home / "stamp.json", stamp(backend.flags))
+    keep(home, compiler, backend)
     print(f"llama.cpp {VERSION}: built in {home}")
 
 
@@ -122,13 +139,15 @@ def _jobs() -> int:
     return max(1, min(usable_cores() or 1, psutil.virtual_memory().available // JOB_BYTES))
 
 
-def _forget_foreign_build(home: Path) -> None:
-    """Delete a build that can't be continued: configured at another path, which CMake refuses, or finished on
-    another machine.
+def _forget_foreign_build(home: Path, backend: Backend) -> None:
+    """Delete a build that can't be continued: configured at another path, which CMake refuses, or for another
+    backend, which CMake would remember, or finished on another machine.
     """
     cache = home / "build" / "CMakeCache.txt"
-    wanted = f"CMAKE_HOME_DIRECTORY:INTERNAL={home / 'source' / 'vendor' / 'llama.cpp'}"
-    moved = cache.exists() and wanted not in cache.read_text(errors="replace").splitlines()
+    known = cache.read_text(errors="replace").splitlines() if cache.exists() else []
+    here = f"CMAKE_HOME_DIRECTORY:INTERNAL={home / 'source' / 'vendor' / 'llama.cpp'}"
+    switched = {flag for flag in SWITCHES.values() if f"{flag[2:].replace('=', ':BOOL=')}" in known}
+    moved = known and (here not in known or switched != set(SWITCHES.values()).intersection(backend.flags))
     finished = (home / "stamp.json").exists() and all(
         (home / "build" / "bin" / tool).exists() for tool in TOOLS
     )
@@ -136,23 +155,23 @@ def _forget_foreign_build(home: Path) -> None:
         shutil.rmtree(home / "build", ignore_errors=True)
 
 
-def set_up() -> None:
-    """Build what is missing, unless `LLAMA_CPP_HOME` names a build, and install the binding. Raises
-    `ToolError` or `MachineError`.
+def set_up(wanted: str | None = None) -> None:
+    """Build what is missing for the `wanted` backend, unless `LLAMA_CPP_HOME` names a build, and install the
+    binding. Raises as `build` does.
     """
     if os.environ.get("LLAMA_CPP_HOME"):
         find_toolchain()
         fetch_source(DEFAULT_HOME)
     else:
-        build()
+        build(wanted=wanted)
     install_binding()
 
 
 def main(argv: list[str]) -> int:
-    """Build what is missing; one sentence and exit 4 or 6 where that can't be."""
+    """Build what is missing; one sentence and exit 2, 4 or 6 where that can't be."""
     try:
         if argv != ["--check-compiler"]:
-            set_up()
+            set_up(*argv[:1])
         elif not os.environ.get("LLAMA_CPP_HOME") and not is_built(DEFAULT_HOME):
             find_compiler()
     except QuenchError as error:

@@ -10,9 +10,7 @@ set-up.
 import fcntl
 import os
 import platform
-import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,9 +21,11 @@ from pipeline.core.hashing import json_hash, tree_hash
 from pipeline.core.locks import locked
 from pipeline.core.places import user_cache
 from pipeline.core.publish import publishing, write_json
+from pipeline.llamacpp.compiler import Backend, version_of
 from pipeline.llamacpp.stamp import is_built, read_stamp, stamp
 from pipeline.llamacpp.tools import VERSION
 
+CPU = Backend()
 USED_BY_CMAKE = ("CC", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")  # of the environment; CXX is the compiler
 
 
@@ -35,45 +35,44 @@ def cache_folder() -> Path | None:
     return None if folder is None else folder / "llama.cpp"
 
 
-def entry_name(compiler: str) -> str:
-    """The name of the build that this machine's `compiler` makes now: version, and a hash of whatever else
-    its bytes depend on.
+def entry_name(compiler: str, backend: Backend) -> str:
+    """The name of the build that this machine's `compiler` makes now for `backend`: version, and a hash of
+    whatever else its bytes depend on.
     """
-    version = subprocess.run(
-        [*shlex.split(compiler), "--version"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     environment = {name: os.environ.get(name, "") for name in USED_BY_CMAKE}
     made_of = {
-        "stamp": stamp(),
-        "compiler": [compiler, version],
+        "stamp": stamp(backend.flags),
+        "compiler": [compiler, version_of(compiler), *filter(None, [backend.compiler])],
         "environment": environment,
         "machine": [sys.platform, platform.machine()],
     }
     return f"{VERSION}-{json_hash(made_of)[:16]}"
 
 
-def take(home: Path, compiler: str) -> bool:
-    """Copy the build that `compiler` would make into `home` if the cache has all of it; whether it did."""
+def take(home: Path, compiler: str, backend: Backend = CPU) -> bool:
+    """Copy the build that `compiler` would make for `backend` into `home` if the cache has all of it; whether
+    it did.
+    """
     folder = cache_folder()
     if folder is None or not folder.is_dir():
         return False
-    entry = folder / entry_name(compiler)
+    entry = folder / entry_name(compiler, backend)
     with _trouble(f"{entry} can't be used"), locked(folder / ".lock", fcntl.LOCK_SH):
         if not _is_complete(entry):
             return False
         with publishing(home / "build") as aside:
             shutil.copytree(entry / "build", aside, symlinks=True)
-        write_json(home / "stamp.json", stamp())
+        write_json(home / "stamp.json", stamp(backend.flags))
         return is_built(home)
     return False
 
 
-def keep(home: Path, compiler: str) -> None:
+def keep(home: Path, compiler: str, backend: Backend = CPU) -> None:
     """Put the finished build of `home` into the cache, unless it is there."""
     folder = cache_folder()
     if folder is None:
         return
-    entry = folder / entry_name(compiler)
+    entry = folder / entry_name(compiler, backend)
     with (
         _trouble(f"{entry} can't be written, so another checkout will compile llama.cpp again"),
         locked(folder / ".lock", fcntl.LOCK_EX),
@@ -81,7 +80,9 @@ def keep(home: Path, compiler: str) -> None:
         if not _is_complete(entry):
             with publishing(entry) as aside:
                 shutil.copytree(home / "build" / "bin", aside / "build" / "bin", symlinks=True)
-                write_json(aside / "stamp.json", stamp() | {"tree_sha256": tree_hash(aside / "build")})
+                write_json(
+                    aside / "stamp.json", stamp(backend.flags) | {"tree_sha256": tree_hash(aside / "build")}
+                )
 
 
 def _is_complete(entry: Path) -> bool:

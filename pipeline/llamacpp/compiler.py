@@ -1,5 +1,5 @@
-"""The C++ compiler that builds llama.cpp, and what it can't be trusted with. Standard library only: it runs
-before anything is installed.
+"""The compilers that build llama.cpp: of C++, and of the backend that fits this machine's GPU; and what they
+can't be trusted with. Standard library only: it runs before anything is installed.
 """
 
 import os
@@ -7,10 +7,14 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from pipeline.core.cpu import instructions
-from pipeline.core.errors import ToolError
+from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.hardware import Accelerator, accelerator
 
 NO_COMPILER = (
     "no C++ compiler (c++, g++ or clang++) is on PATH and llama.cpp is built from source: install one with "
@@ -38,6 +42,57 @@ int main() {
 """  # noqa: E501
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 SECONDS = 120
+BackendName = Literal["cpu", "cuda", "hip", "vulkan"]
+BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
+SWITCHES: Mapping[BackendName, str] = {
+    "cuda": "-DGGML_CUDA=ON",
+    "hip": "-DGGML_HIP=ON",
+    "vulkan": "-DGGML_VULKAN=ON",
+}
+TRIED: Mapping[str, tuple[BackendName, ...]] = {"cuda": ("cuda", "vulkan"), "rocm": ("hip", "vulkan")}
+# each includes and links what llama.cpp's CMake files ask for, and has a line for the GPU
+PROGRAMS: Mapping[str, str] = {
+    "check.cu": """
+#include <cublas_v2.h>
+#include <cuda.h>
+__global__ void kernel() {}
+int main() { cublasHandle_t handle; kernel<<<1, 1>>>(); return cublasCreate(&handle) + cuInit(0); }
+""",
+    "check.hip": """
+#include <hip/hip_runtime.h>
+#include <hipblas/hipblas.h>
+#include <rocblas/rocblas.h>
+__global__ void kernel() {}
+int main() { hipblasHandle_t handle; kernel<<<1, 1>>>(); return hipblasCreate(&handle); }
+""",
+    "check.comp": "#version 450\nvoid main() {}\n",
+    "check.cpp": """
+#include <spirv/unified1/spirv.hpp>
+#include <vulkan/vulkan.h>
+#if !__has_include(<vulkan/vulkan.hpp>)
+#error vulkan/vulkan.hpp is missing
+#endif
+int main() { unsigned version; return vkEnumerateInstanceVersion(&version); }
+""",
+}
+TO_INSTALL: Mapping[str, str] = {
+    "cuda": "the CUDA toolkit (nvcc and cuBLAS)",
+    "hip": "ROCm with hipcc, hipBLAS and rocBLAS",
+    "vulkan": "Vulkan's headers and shader compiler (Debian, Ubuntu: `sudo apt install libvulkan-dev glslc "
+    "spirv-headers`)",
+}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What llama.cpp is built for: CMake's `flags`, what its compiler says of itself, and `why` it was
+    chosen.
+    """
+
+    name: BackendName = "cpu"
+    flags: tuple[str, ...] = ()
+    compiler: str = ""
+    why: str = ""
 
 
 def find_compiler() -> str:
@@ -82,3 +137,110 @@ def compiles_amx(compiler: str) -> bool:
         except (OSError, subprocess.SubprocessError):
             return False
     return True
+
+
+def choose_backend(wanted: str | None) -> Backend:
+    """The backend that `wanted` names, or that fits the GPU that is there and compiles here, else the CPU's;
+    `why` says it in words.
+
+    Raises `ConfigError` for a name that is none, `ToolError` if the named one can't be compiled.
+    """
+    if wanted not in (None, "", "auto", *BACKENDS):
+        raise ConfigError(
+            "Q-LLAMACPP-022", f"LLAMA={wanted} is no build of llama.cpp: auto, {', '.join(BACKENDS)} are"
+        )
+    try:
+        card = accelerator()
+    except (ToolError, OSError) as error:
+        if wanted in (None, "", "auto"):
+            return Backend(why=f"no GPU can be seen: {getattr(error, 'sentence', error)}")
+        card = None
+    if wanted in BACKENDS:
+        backend = try_backend(wanted, card)
+        if isinstance(backend, str):
+            raise ToolError(
+                "Q-LLAMACPP-023",
+                f"llama.cpp can't be built for {wanted} here ({backend}): install {TO_INSTALL[wanted]}, or "
+                "take another (LLAMA=auto)",
+            )
+        return backend
+    if card is None:
+        return Backend(why="no GPU is seen here")
+    reasons = []
+    for name in TRIED[card.kind]:
+        backend = try_backend(name, card)
+        if not isinstance(backend, str):
+            return backend
+        reasons.append(f"{name}: {backend}")
+    install = " or ".join(TO_INSTALL[name] for name in TRIED[card.kind])
+    return Backend(
+        why=f"{card.name} is there, but nothing compiles for it ({'; '.join(reasons)}): install {install}, "
+        "then run `make setup LLAMA=auto`"
+    )
+
+
+def try_backend(name: BackendName, card: Accelerator | None) -> Backend | str:
+    """The backend if a small program compiles and links with all that it needs, else why it doesn't."""
+    on = f"for {card.name}" if card else "asked for"
+    architecture = card.capability if card else None
+    if name == "cuda":
+        tool = _found("nvcc", os.environ.get("CUDACXX"), "/usr/local/cuda/bin/nvcc")
+        number = architecture.replace(".", "") if architecture and card and card.kind == "cuda" else None
+        build = [*([f"-arch=sm_{number}"] if number else []), "check.cu", "-lcublas", "-lcuda"]
+        flags = [f"-DCMAKE_CUDA_COMPILER={tool}", *([f"-DCMAKE_CUDA_ARCHITECTURES={number}"] * bool(number))]
+        tried = _compiled(tool, "nvcc", [build])
+    elif name == "hip":
+        tool = _found("hipcc", "/opt/rocm/bin/hipcc")
+        target = architecture if card and card.kind == "rocm" else None
+        build = [*([f"--offload-arch={target}"] if target else []), "check.hip", "-lhipblas", "-lrocblas"]
+        flags = [f"-DGPU_TARGETS={target}"] if target else []
+        tried = _compiled(tool, "hipcc", [build])
+    elif name == "vulkan":
+        tool, flags = _found("glslc"), []
+        tried = _compiled(tool, "glslc", [["-fshader-stage=compute", "check.comp"]]) or _compiled(
+            find_compiler(), "c++", [["check.cpp", "-lvulkan"]]
+        )
+    else:
+        return Backend(why=on)
+    if tried:
+        return tried
+    return Backend(name, (SWITCHES[name], *flags), version_of(str(tool)), f"{on}, with {tool}")
+
+
+def version_of(compiler: str) -> str:
+    """What a compiler says of itself."""
+    return subprocess.run(
+        [*shlex.split(compiler), "--version"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+
+
+def _found(name: str, *elsewhere: str | None) -> str | None:
+    """The tool's path: on PATH, else the first of `elsewhere` that is there."""
+    return next(filter(None, map(shutil.which, filter(None, (name, *elsewhere)))), None)
+
+
+def _compiled(tool: str | None, name: str, commands: Sequence[Sequence[str]]) -> str | None:
+    """None if `tool` compiles and links the programs, else why not, in a few words."""
+    if tool is None:
+        return f"{name} is not on PATH"
+    with tempfile.TemporaryDirectory(prefix="quench-compiler-") as folder:
+        for file, text in PROGRAMS.items():
+            (Path(folder) / file).write_text(text, encoding="ascii")
+        for words in commands:
+            try:
+                done = subprocess.run(
+                    [*shlex.split(tool), *words, "-o", "check"],
+                    cwd=folder,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=SECONDS,
+                    check=False,
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                return f"{name} does not run: {error}"
+            if done.returncode != 0:
+                said = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+                fault = next((line for line in said if "error" in line.lower()), (said or ["no reason"])[0])
+                return f"{name} fails: {fault[:160]}"
+    return None

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from pipeline.core.errors import ToolError
+from pipeline.llamacpp.devices import gpu_layers
 from pipeline.llamacpp.tools import Toolchain, load_binding
 
 # positions whose logits llama.cpp holds at once when a row is streamed: 156 MB for a vocabulary of 152k
@@ -143,7 +144,7 @@ def open_gguf(
     *,
     ctx_size: int,
     threads: int,
-    n_gpu_layers: int,
+    n_gpu_layers: int | Literal["auto"],
     lora: Path | None = None,
     rows: int = 1,
 ) -> Iterator[GgufModel]:
@@ -152,7 +153,8 @@ def open_gguf(
 
     Raises `ToolError` if llama.cpp refuses one of them.
     """
-    with loaded_gguf(tools, path, n_gpu_layers=n_gpu_layers) as (llama, model):
+    layers = gpu_layers(tools, path, n_gpu_layers, tokens=ctx_size)
+    with loaded_gguf(tools, path, n_gpu_layers=layers) as (llama, model):
         settings = llama.llama_context_default_params()
         settings.n_ctx = settings.n_batch = ctx_size
         settings.n_threads = settings.n_threads_batch = threads

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ToolError
+from pipeline.llamacpp.devices import placement
 from pipeline.llamacpp.server_command import server_command
 from pipeline.llamacpp.server_log import LogPump, open_log
 from pipeline.llamacpp.server_process import environment, guarded
@@ -35,6 +36,8 @@ class Server:
     url: str
     log: Path
     client: httpx.Client
+    parallel: int = 1
+    n_gpu_layers: int = 0
 
     def ended(self, seconds: float) -> bool:
         """Wait up to `seconds` for the server's end; whether it came."""
@@ -87,22 +90,23 @@ def serving(
     model: Path,
     *,
     ctx_size: int,
-    parallel: int = 1,
+    parallel: int | Literal["auto"] = 1,
     threads: int,
-    n_gpu_layers: int = 0,
+    n_gpu_layers: int | Literal["auto"] = 0,
     flash_attn: str = "auto",
     lora: Path | None = None,
 ) -> Iterator[Server]:
     """Serve `model` on a free port while the body runs, with the adapter `lora` (a GGUF) if given. Raises
     `ToolError` if it doesn't come up.
     """
+    slots, layers = placement(tools, model, ctx_size=ctx_size, parallel=parallel, n_gpu_layers=n_gpu_layers)
     settings = Serve().model_copy(
         update={
             "port": free_port(),
             "ctx_size": ctx_size,
-            "parallel": parallel,
+            "parallel": slots,
             "threads": threads,
-            "n_gpu_layers": n_gpu_layers,
+            "n_gpu_layers": layers,
             "flash_attn": flash_attn,
             "n_predict": -1,  # the request says how much
         }
@@ -115,7 +119,7 @@ def serving(
         with start(command, log) as process:
             wait_for_health(process, url, log)
             with connect(url, key) as client:
-                yield Server(process, url, log, client)
+                yield Server(process, url, log, client, slots, layers)
 
 
 def connect(url: str, key: str) -> httpx.Client:

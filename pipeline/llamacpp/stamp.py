@@ -10,6 +10,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.core.cpu import instructions
@@ -34,23 +35,24 @@ USED = re.compile(r"s?sse|avx|fma|f16c|bmi|amx|abm|popcnt|movbe|adx|gfni|asimd|s
 SECONDS_TO_START = 60
 
 
-def stamp() -> dict[str, object]:
-    """What a build that is finished now is made of, and for which instructions; nothing is said of those
-    outside Linux.
+def stamp(backend: Sequence[str] = ()) -> dict[str, object]:
+    """What a build that is finished now is made of (`backend`: CMake's flags for a GPU), and for which
+    instructions; nothing is said of those outside Linux.
     """
     return {
         "version": VERSION,
         "sdist_sha256": SDIST_SHA256,
-        "cmake_flags": list(CMAKE_FLAGS),
+        "cmake_flags": [*CMAKE_FLAGS, *backend],
         "instructions": sorted(_instructions()),
     }
 
 
-def is_built(home: Path) -> bool:
+def is_built(home: Path, backend: Sequence[str] | None = None) -> bool:
     """Whether `home` holds a finished build of exactly this version and these flags that runs on this
-    machine.
+    machine; of any backend if none is given.
     """
-    found, wanted = read_stamp(home), stamp()
+    found = read_stamp(home)
+    wanted = stamp(backend_of(found) if backend is None else backend)
     same = all(found.get(key) == wanted[key] for key in wanted if key != "instructions")
     return (
         same
@@ -58,6 +60,12 @@ def is_built(home: Path) -> bool:
         and fits_cpu(home)
         and runs(home)
     )
+
+
+def backend_of(stamped: Mapping[str, object]) -> list[str]:
+    """CMake's flags for a GPU in what `stamp.json` says; none of a build for the CPU."""
+    flags = stamped.get("cmake_flags")
+    return [str(flag) for flag in flags if flag not in CMAKE_FLAGS] if isinstance(flags, list) else []
 
 
 def fits_cpu(home: Path) -> bool:

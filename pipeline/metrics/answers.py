@@ -31,12 +31,12 @@ def answer_rows(
 def answers_of(
     server: Server, rows: list[dict[str, Any]], settings: Evaluate, label: str
 ) -> list[dict[str, Any]]:
-    """Each row's last assistant turn as `llama-server` answers it, greedily, `settings.parallel` rows at a
-    time; `label` names the model on the terminal.
+    """Each row's last assistant turn as `llama-server` answers it, greedily, as many rows at a time as
+    it has slots; `label` names the model on the terminal.
     """
     answers = []
     bar = progress(f"{label}: answers", len(rows))
-    with ThreadPoolExecutor(settings.parallel) as pool, bar as advance:
+    with ThreadPoolExecutor(server.parallel) as pool, bar as advance:
         for answer in pool.map(lambda row: answer_row(server, row, settings), rows):
             answers.append(answer)
             advance(1)
@@ -73,7 +73,7 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
         "temperature": 0,
         "seed": settings.seed,
         "max_tokens": settings.max_new_tokens,
-        "cache_prompt": settings.parallel == 1,
+        "cache_prompt": server.parallel == 1,
     }
     reply = server.post("/v1/chat/completions", chat_request(asked, row.get("tools")) | limits)
     choice = reply["choices"][0]

@@ -123,7 +123,7 @@ def prompt_cache(serve: Serve) -> int:
     """Bytes of earlier conversations that llama-server may keep. They lie in main memory, so they count where
     the model does too.
     """
-    return 0 if serve.n_gpu_layers else PROMPT_CACHE_MIB << 20
+    return 0 if serve.on_gpu else PROMPT_CACHE_MIB << 20
 
 
 def cache_per_token(shape: Shape) -> int:

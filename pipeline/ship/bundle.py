@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config.sections import Serve
+from pipeline.config.sections import AUTO, Serve
 from pipeline.core.errors import DataError, MachineError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, write_text
@@ -95,6 +95,7 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
 
     inputs, level, serve = shipment.inputs, shipment.level, shipment.serve
     gguf, lora, evaluation = shipment.gguf, shipment.lora, inputs.evaluations[level]
+    served = evaluation.get("serving") or {}
     own = lora or gguf  # what was made here, and names its sources
     found, sha256 = provenance(folder / own.name), evaluation["sha256"]
     values = text_values(
@@ -123,6 +124,8 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
             name=shipment.name,
             level=level,
             serve=serve,
+            # auto is what it came to where the level was measured
+            on_gpu=serve.on_gpu or (serve.n_gpu_layers == AUTO and bool(served.get("n_gpu_layers"))),
             folder=f"{INSTALLED}/{shipment.title}",
             server=SERVER,
         ),

@@ -3,12 +3,15 @@
 import importlib.util
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.commands import install
 from pipeline.commands.install import uv_environment
+from pipeline.core.errors import ToolError
+from pipeline.core.hardware import Accelerator
 from pipeline.core.lock_files import lines_of
 from pipeline.core.places import PROJECT
 
@@ -120,6 +123,81 @@ def test_torch_is_the_cpu_build_or_else_the_plain_one(
     assert sentence.count("\n") == sentence.count(str(calls.with_name("setup.log"))) == bool(code)
     assert "WARNING" not in printed + sentence
     assert "WARNING" in calls.with_name("setup.log").read_text()
+
+
+RTX = Accelerator("cuda", "NVIDIA GeForce RTX 4060", 8188 << 20, "580.95", "8.9")
+
+
+@pytest.mark.parametrize(
+    ("card", "build"),
+    [
+        (None, "cpu"),
+        (RTX, "cu130"),
+        (replace(RTX, driver="579.1"), "cu126"),
+        (replace(RTX, driver="525.60.13"), "cu126"),
+        (replace(RTX, driver="470.1"), "cpu"),
+        (replace(RTX, capability="6.1"), "cu126"),  # Pascal: cu130 has no code for it
+        (replace(RTX, capability="12.0"), "cu130"),
+        (replace(RTX, capability="12.0", driver="570.1"), "cpu"),  # Blackwell: cu126 has none
+        (replace(RTX, capability="3.5"), "cpu"),
+        (replace(RTX, capability=None), "cu130"),
+        (Accelerator("rocm", "AMD Radeon", capability="gfx1100"), "rocm7.2"),
+    ],
+)
+def test_the_newest_build_of_torch_that_driver_and_card_run(card: Accelerator | None, build: str) -> None:
+    found, why = install.torch_for(card)
+    assert found == build
+    assert card is None or card.name in why
+    # what would help is said: another driver
+    assert ("update the driver" in why) == (build == "cpu" and card is not None and card.capability != "3.5")
+
+
+def smi(monkeypatch: pytest.MonkeyPatch, card: Accelerator | None) -> None:
+    monkeypatch.setattr(install, "accelerator", lambda: card)
+
+
+def test_set_up_takes_the_build_for_the_card_and_notes_it(
+    calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    smi(monkeypatch, RTX)
+    note, build = calls.with_name("torch"), f"torch=={install.TORCH}+cu130"
+    assert install.main(["--torch", "auto", str(note)]) == 0
+    assert calls.read_text().split()[-1] == build and note.read_text() == "cu130\n"
+    printed = capfd.readouterr().out
+    assert printed.count("\n") == 1 and all(word in printed for word in ("cu130", "RTX 4060", "580.95"))
+    smi(monkeypatch, None)
+    assert install.main(["--torch", "auto", str(note)]) == 0
+    assert calls.read_text().split()[-1] == CPU and note.read_text() == "cpu\n"
+
+
+def test_a_build_for_the_card_that_cannot_be_had_costs_a_line_unless_it_was_named(
+    calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    smi(monkeypatch, RTX)
+    build = f"torch=={install.TORCH}+cu130"
+    monkeypatch.setenv("FAIL", build)
+    note = calls.with_name("torch")
+    assert install.main(["--torch", "auto", str(note)]) == 0
+    assert note.read_text() == "cpu\n"
+    assert [call.split()[-1] for call in calls.read_text().splitlines()] == [
+        build,
+        f"{install.INDEX}cu130",
+        CPU,
+    ]
+    assert "TORCH=cu130" in capfd.readouterr().out
+    assert install.main(["--torch", "cu130"]) == 4
+
+
+def test_a_driver_that_fails_is_said_and_costs_no_set_up(
+    calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise ToolError("Q-PLANNING-003", "nvidia-smi fails (no devices): fix the driver")
+
+    monkeypatch.setattr(install, "accelerator", fails)
+    assert install.main(["--torch", "auto"]) == 0
+    assert calls.read_text().split()[-1] == CPU
+    assert "nvidia-smi fails" in capfd.readouterr().out
 
 
 def test_torch_that_the_user_named_is_not_replaced(

@@ -170,7 +170,7 @@ def test_the_8_gb_recipe_is_the_production_run_value_by_value():
     assert (serve.port, serve.ctx_size, serve.n_gpu_layers, serve.threads, serve.flash_attn) == (
         8081,
         4096,
-        99,
+        "auto",
         6,
         "on",
     )

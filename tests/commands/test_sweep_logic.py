@@ -34,7 +34,7 @@ SPACE = {
     "keys": {
         "train.learning_rate": {"low": 1e-5, "high": 1e-1, "log": True},
         "train.r": {"low": 4, "high": 64, "log": True},
-        "train.optim": ["adamw_torch", "sgd"],
+        "train.optim": ["auto", "sgd"],
     },
     "trials": 8,
     "seeds": 3,

@@ -1,11 +1,15 @@
 """Which type training computes in where the settings leave it to the machine."""
 
+import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline.config.params import load_params
-from pipeline.core.cpu import Device, fast_dtype, multiplies_bfloat16
+from pipeline.core.cpu import Device, fast_dtype, multiplies_bfloat16, training_device
+from pipeline.core.errors import ToolError
 from pipeline.core.places import PROJECT
 
 
@@ -50,7 +54,29 @@ def test_the_settings_that_are_trained_with_name_the_type(
     monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
     monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
-    monkeypatch.setattr("pipeline.config.params.training_device", lambda: "cpu")
+    monkeypatch.setattr("pipeline.config.params.training_device", lambda wanted: "cpu")
     assert load_params(PROJECT / "recipes/demo.yaml").training.bnb_4bit_compute_dtype == (
         "bfloat16" if native else "float32"
     )
+
+
+def test_the_optimizer_fits_the_device_and_a_named_one_stays() -> None:
+    auto, named = (load_params(PROJECT / f"recipes/{name}.yaml") for name in ("demo", "qwen2.5-7b-8gb"))
+    assert auto.train.optim == "auto"  # in the file it stays, so another machine runs nothing again
+    assert auto.training_on("cpu").optim == "adamw_torch"
+    assert auto.training_on("cuda").optim == "paged_adamw_8bit"
+    assert {named.training_on(device).optim for device in ("cpu", "cuda")} == {"paged_adamw_8bit"}
+
+
+def test_a_device_that_was_named_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = True
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: there), __version__="2.13.0+cpu")
+    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert (training_device(), training_device("gpu")) == ("cuda", "cuda")
+    assert training_device("cpu") == "cpu"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""  # whoever asks torch later sees none either
+    there = False
+    assert training_device() == "cpu"
+    with pytest.raises(ToolError, match="Q-CORE-010"):
+        training_device("gpu")

@@ -123,7 +123,7 @@ def test_an_unfinished_build_goes_on_only_where_it_was_configured(home: Path, fa
     (home / "stamp.json").unlink()
     moved = home.rename(home.with_name("elsewhere"))
     assert not toolchain.is_built(moved)
-    toolchain._forget_foreign_build(moved)
+    toolchain._forget_foreign_build(moved, compiler.Backend())
     assert not (moved / "build").exists()
 
 

@@ -168,8 +168,8 @@ def test_a_row_is_asked_and_described() -> None:
         }
 
     ask, last = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
-    settings: Any = SimpleNamespace(seed=7, max_new_tokens=9, parallel=2)
-    server: Any = SimpleNamespace(post=post)
+    settings: Any = SimpleNamespace(seed=7, max_new_tokens=9)
+    server: Any = SimpleNamespace(post=post, parallel=2)
     row = answer_row(server, {"id": "r", "domain": "sums", "messages": [ask, last]}, settings)
     assert row == {
         "id": "r",
@@ -187,7 +187,7 @@ def test_a_row_is_asked_and_described() -> None:
         [ask],
     )
     assert not sent[0]["cache_prompt"]  # which of two slots was warm would change the answer
-    settings.parallel = 1
+    server.parallel = 1
     empty = answer_row(server, {"id": "r", "domain": None, "messages": [ask, last]}, settings)
     assert sent[1]["cache_prompt"]
     assert (empty["answer"], empty["refused"], empty["domain"]) == ("", False, "unknown")

@@ -15,6 +15,7 @@ from pipeline.cli import app
 from pipeline.config.params import load_params
 from pipeline.config.sections import Train
 from pipeline.config.targets import misfits
+from pipeline.core.errors import ToolError
 from pipeline.core.places import PROJECT
 from pipeline.planning import card as cards
 from pipeline.planning import weights
@@ -290,7 +291,7 @@ def test_the_driver_is_asked_for_the_card(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_driver_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_smi(tmp_path, monkeypatch, "echo no devices were found; exit 6")
-    with pytest.raises(cards.ToolError, match="Q-PLANNING-003"):
+    with pytest.raises(ToolError, match="Q-PLANNING-003"):
         cards.first_gpu()
 
 

@@ -222,7 +222,8 @@ def test_the_detected_card_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("pipeline.commands.plan.first_gpu", lambda: Card("NVIDIA RTX 4060", 8 << 30, "cuda"))
     assert "NVIDIA RTX 4060 of 8.00 GB" in plan("--recipe", "qwen2.5-7b-8gb", "--root", tmp_path).stdout
     shown = plan("--recipe", "demo-small", "--root", tmp_path).stdout
-    assert "serve.n_gpu_layers is 0" in shown
+    assert "LLAMA=auto" in shown  # the tests' llama.cpp is built for the CPU
+    assert "LLAMA=auto" not in plan("--recipe", "demo-small", "--vram", "8", "--root", tmp_path).stdout
 
 
 def project(root: Path) -> Path:

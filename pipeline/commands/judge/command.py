@@ -27,10 +27,11 @@ from pipeline.commands.judge.served import Load, measure_served
 from pipeline.commands.judge.terminal import show
 from pipeline.commands.judge.verdict import Entry, decide, pairs_of
 from pipeline.config.params import Params, load_params
-from pipeline.config.sections import Evaluate
+from pipeline.config.sections import AUTO, Evaluate
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hardware import machine
 from pipeline.core.publish import write_json, write_text
+from pipeline.llamacpp.devices import devices
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.metrics.answers import check_references, score_answers
 from pipeline.metrics.scorers import parse
@@ -73,7 +74,8 @@ def judge(params: Params, root: Path, files: Sequence[Path], asked: Asked) -> di
     """Measure the files, publish report and page; gives the report. Raises `ConfigError`, `DataError` and
     `ToolError` for what can't be judged, before anything long begins.
     """
-    evaluate, load = evaluated(params, asked), load_of(params, asked)
+    tools = find_toolchain(params.llamacpp.home)
+    evaluate, load = evaluated(params, asked), load_of(params, asked, tools)
     room, room_words = room_of(asked.memory, load)
     for scorer in evaluate.scorers:
         parse(scorer, evaluate.judge, root, evaluate.external)
@@ -82,7 +84,6 @@ def judge(params: Params, root: Path, files: Sequence[Path], asked: Asked) -> di
     reference = describe(asked.reference, asked.reference.stem) if asked.reference else None
     rows = held_out_rows(asked.data or root / DATA, asked.rows or params.compare.rows, evaluate.seed)
     check_references(rows, evaluate.scorers, root)
-    tools = find_toolchain(params.llamacpp.home)
     served = measure_served(
         found,
         load,
@@ -142,15 +143,16 @@ def evaluated(params: Params, asked: Asked) -> Evaluate:
     return params.evaluate.model_copy(update={"scorers": scorers, "parallel": 1})
 
 
-def load_of(params: Params, asked: Asked) -> Load:
+def load_of(params: Params, asked: Asked, tools: Toolchain) -> Load:
     """How files are loaded: at the context of section serve, on the threads and the card of section
-    evaluate.
+    evaluate. Where llama.cpp sees no card, auto is 0.
     """
     settings = params.evaluate
+    layers = settings.n_gpu_layers if asked.gpu_layers is None else asked.gpu_layers
     return Load(
         ctx_size=asked.ctx_size or params.serve.ctx_size,
         threads=asked.threads or settings.threads,
-        n_gpu_layers=settings.n_gpu_layers if asked.gpu_layers is None else asked.gpu_layers,
+        n_gpu_layers=0 if layers == AUTO and not devices(tools) else layers,
         flash_attn=params.serve.flash_attn,
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 from pipeline.commands.judge.files import Candidate
 from pipeline.commands.judge.served import Load, Served
 from pipeline.config.sections import Serve
+from pipeline.config.sections.values import ALL_LAYERS
 from pipeline.core.errors import ConfigError
 from pipeline.core.printable import quoted
 from pipeline.core.units import MEMORY_GB, memory_gb
@@ -46,7 +47,7 @@ def plan_of(one: Candidate, load: Load, room: int, served: Served | None = None)
     peak = None
     if served:
         peak = served.gpu_memory if load.n_gpu_layers else served.peak_memory
-    serve = Serve().model_copy(update={"n_gpu_layers": load.n_gpu_layers})
+    serve = Serve().model_copy(update={"n_gpu_layers": ALL_LAYERS if load.n_gpu_layers else 0})
     return plan_level(
         one.name,
         one.bytes,

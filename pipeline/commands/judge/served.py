@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.commands.judge.files import Candidate
 from pipeline.core.errors import ToolError
@@ -33,7 +33,7 @@ class Load:
 
     ctx_size: int
     threads: int
-    n_gpu_layers: int
+    n_gpu_layers: int | Literal["auto"]  # 0: none, or none to be had
     flash_attn: str
 
 

@@ -57,7 +57,7 @@ def sampled_answers(
         written = time.monotonic()
         up = evaluated_server(files.gguf, settings, tools, files.lora)
         bar = progress("pairs: answers", len(missing))
-        with up as server, ThreadPoolExecutor(settings.parallel) as pool, bar as advance:
+        with up as server, ThreadPoolExecutor(server.parallel) as pool, bar as advance:
             try:
                 for row in missing:
                     kept[json_hash(row)] = {"answers": _ask(server, pool, row, sampling, settings)}
@@ -79,7 +79,7 @@ def _ask(
     def answer(number: int) -> dict[str, Any]:
         own = {
             "seed": _seed(sampling.seed, row, number),
-            "cache_prompt": settings.parallel == 1 and number > 0,
+            "cache_prompt": server.parallel == 1 and number > 0,
         }
         choice = server.post("/v1/chat/completions", request | own)["choices"][0]
         said = choice["message"]

@@ -27,11 +27,27 @@ def new(
 @app.command(epilog="example: quench setup --demo")
 def setup(
     demo: Annotated[bool, typer.Option("--demo", help="Install the demo's base model too (270 MB).")] = False,
+    llama: Annotated[
+        str | None,
+        typer.Option(
+            "--llama",
+            metavar="BACKEND",
+            help="Build llama.cpp for auto, cpu, cuda, hip or vulkan. Default: as it is built, else auto.",
+        ),
+    ] = None,
+    torch: Annotated[
+        str | None,
+        typer.Option(
+            "--torch",
+            metavar="BUILD",
+            help="Install PyTorch for auto, cpu, cu130, rocm7.2 or in pip's words. Default: leave it.",
+        ),
+    ] = None,
 ) -> None:
-    """Build llama.cpp in your cache folder, once for all projects; does nothing the second time."""
+    """Build llama.cpp for this machine, once for all projects; does nothing the second time."""
     from pipeline.commands.setup import main
 
-    main(demo=demo)
+    main(demo=demo, llama=llama, torch=torch)
 
 
 @app.command(epilog='example: quench env; in a shell: eval "$(quench env)"')

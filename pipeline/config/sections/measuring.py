@@ -11,14 +11,14 @@ from pipeline.config.sections.values import (
     Count,
     Divergence,
     Fraction,
+    GpuLayers,
     GuardFile,
     KldLimit,
-    Layers,
     Location,
     PlainLevels,
     Section,
     Seed,
-    Slots,
+    SlotsOrAuto,
     Threads,
     Tokens,
     fits,
@@ -195,13 +195,18 @@ class Evaluate(Section):
     ] = key([0, 512], "tokens already in the context when the speed of generation is measured")
     repetitions: Annotated[int, Field(ge=1, le=10_000)] = key(3, "times that each speed is measured")
     ctx_size: Tokens = key(1024, "context per row, in tokens; at least preprocess.max_length")
-    parallel: Slots = key(
-        1,
-        "rows answered at the same time; with 1 every run gives the same answers, 16 take less than half the "
-        "time (measured on 2 cores)",
+    parallel: SlotsOrAuto = key(
+        "auto",
+        "rows answered at the same time: auto (4 with layers on a GPU, where that is faster, else 1) | a "
+        "number; with 1 every run gives the same answers, 16 take less than half the time (measured on 2 "
+        "cores)",
     )
     threads: Threads = key(2, "CPU threads of each measurement")
-    n_gpu_layers: Layers = key(0, "layers on the GPU: 0 for none, 99 for all")
+    n_gpu_layers: GpuLayers = key(
+        "auto",
+        "layers on the GPU: auto (as many as fit the memory that is free there; none without one, or if "
+        "llama.cpp was built for the CPU) | 0 for none | 99 for all",
+    )
     seed: Seed = key(
         42,
         "seed of the draw of held-out rows (merge draws by it too), of intervals and of the sampler "

@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pipeline.config.sections.values import (
+    AUTO,
     Fraction,
+    GpuLayers,
     KldLimit,
-    Layers,
     Location,
     Points,
     Section,
@@ -62,7 +63,11 @@ class Serve(Section):
     port: Annotated[int, Field(ge=1024, le=65535)] = key(8081, "port on 127.0.0.1")
     ctx_size: Tokens = key(4096, "context of each answer, in tokens")
     parallel: Slots = key(1, "answers at the same time")
-    n_gpu_layers: Layers = key(0, "layers on the GPU: 0 for none, 99 for all")
+    n_gpu_layers: GpuLayers = key(
+        "auto",
+        "layers on the GPU: auto (as many as fit the memory that is free there; none without one, or if "
+        "llama.cpp was built for the CPU) | 0 for none | 99 for all",
+    )
     threads: Threads = key(2, "CPU threads")
     flash_attn: Literal["on", "off", "auto"] = key(
         "auto", 'flash attention: "on" | "off" | auto (quoted: to some readers of YAML a bare on is true)'
@@ -71,6 +76,11 @@ class Serve(Section):
     max_restarts: Annotated[int, Field(ge=0, le=10_000)] = key(
         5, "crashes within an hour after which the server is not started again"
     )
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether these settings put layers on a GPU, whatever the machine; auto doesn't say."""
+        return self.n_gpu_layers not in (0, AUTO)
 
 
 class LlamaCpp(Section):

@@ -23,6 +23,7 @@ from pipeline.config.sections.values import (
 from pipeline.core.cpu import ComputeDtype
 
 Optimizer = Literal[
+    "auto",
     "adamw_torch",
     "adamw_torch_fused",
     "adamw_bnb_8bit",
@@ -65,6 +66,9 @@ class Train(Section):
         "lora",
         "what trains: lora (an adapter) | scales (the scales of a GGUF's blocks: what ships is one GGUF of "
         "the same size and speed as the base's; needs base.quantization gguf)",
+    )
+    device: Literal["auto", "cpu", "gpu"] = key(
+        "auto", "auto (the GPU that PyTorch sees, else the CPU) | cpu | gpu (none: an error)"
     )
     bnb_4bit_use_double_quant: bool = key(True, "quantize NF4's scales too: saves 0.37 bit per parameter")
     bnb_4bit_compute_dtype: ComputeDtype | Literal["auto"] = key(
@@ -157,9 +161,9 @@ class Train(Section):
         None, "noise on the embeddings while training (NEFTune), 5 to 15 usual; null: none"
     )
     optim: Optimizer = key(
-        "adamw_torch",
-        "adamw_torch | adamw_torch_fused | sgd; on a GPU also adamw_8bit, paged_adamw_8bit, "
-        "paged_adamw_32bit, lion_8bit and the like",
+        "auto",
+        "auto (paged_adamw_8bit on a GPU, adamw_torch on a CPU) | adamw_torch | adamw_torch_fused | sgd; on "
+        "a GPU also adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, lion_8bit and the like",
     )
     gradient_checkpointing: bool = key(
         False, "recompute activations in the backward pass: less memory, a third slower"

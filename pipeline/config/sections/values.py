@@ -39,6 +39,7 @@ Points = Annotated[float, Field(ge=0, le=100)]
 AUTO: Literal["auto"] = "auto"
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 Layers = Annotated[int, Field(ge=0, le=10_000)]
+ALL_LAYERS = 99  # what llama.cpp takes for all of them
 Format = Literal[
     "auto",
     "messages",
@@ -99,6 +100,17 @@ KldLimit = Annotated[
     float | Literal["auto"],
     PlainValidator(partial(_check_limit, math.ulp(0), 1000, "above 0 and up to 1000")),
 ]
+
+
+def _check_whole(least: int, most: int, value: Any) -> Any:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if value == AUTO or (is_whole and least <= value <= most):
+        return value
+    raise ValueError(f"is {value!r}: give a number from {least} to {most:,}, or auto")
+
+
+GpuLayers = Annotated[int | Literal["auto"], PlainValidator(partial(_check_whole, 0, 10_000))]
+SlotsOrAuto = Annotated[int | Literal["auto"], PlainValidator(partial(_check_whole, 1, 1024))]
 ShareLimit = Annotated[float | Literal["auto"], PlainValidator(partial(_check_limit, 0, 1, "from 0 to 1"))]
 
 

@@ -5,9 +5,7 @@ Speed is what llama-server says of its own answers, with the adapter on the mode
 measured as `serve` in params.yaml says: seconds until it answers, and memory.
 """
 
-import os
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +13,8 @@ from statistics import median
 from typing import Any
 
 from pipeline.config.sections import Evaluate, Serve
+from pipeline.core.errors import ToolError
+from pipeline.core.hardware import nvidia_smi
 from pipeline.core.other_load import cpu_time, other_load
 from pipeline.core.progress import progress
 from pipeline.llamacpp.server import Server, serving
@@ -117,11 +117,11 @@ def serving_figures(
         server.post("/completion", {"prompt": ids[:length], "n_predict": ANSWER_TOKENS, "temperature": 0})
         return {
             "ctx_size": settings.ctx_size,
-            "parallel": settings.parallel,
-            "n_gpu_layers": settings.n_gpu_layers,
+            "parallel": server.parallel,
+            "n_gpu_layers": server.n_gpu_layers,
             "load_seconds": round(seconds, 2),
             "peak_memory_bytes": peak_memory(server.process.pid),
-            "gpu_memory_bytes": gpu_memory(server.process.pid) if settings.n_gpu_layers else None,
+            "gpu_memory_bytes": gpu_memory(server.process.pid) if server.n_gpu_layers else None,
         }
 
 
@@ -131,19 +131,15 @@ def gpu_memory(pid: int) -> int | None:
     """
     if not shutil.which("nvidia-smi"):
         return None
-    command = ["nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "LC_ALL": "C"}
-    )
-    return held_by(pid, done.stdout) if done.returncode == 0 else None
+    try:
+        return held_by(pid, nvidia_smi("--query-compute-apps=pid,used_gpu_memory"))
+    except ToolError:
+        return None
 
 
-def held_by(pid: int, listing: str) -> int | None:
-    """A process's memory in nvidia-smi's lines "pid, MiB", in bytes; None if it isn't listed with a
+def held_by(pid: int, lines: Sequence[Sequence[str]]) -> int | None:
+    """A process's memory in nvidia-smi's lines (pid, MiB), in bytes; None if it isn't listed with a
     number.
     """
-    rows = [line.split(",") for line in listing.splitlines() if line.count(",") == 1]
-    held = [
-        int(amount) for process, amount in rows if process.strip() == str(pid) and amount.strip().isdigit()
-    ]
+    held = [int(line[1]) for line in lines if line[0] == str(pid) and len(line) == 2 and line[1].isdigit()]
     return sum(held) << 20 if held else None

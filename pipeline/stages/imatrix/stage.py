@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.chat.rendering import Unrenderable, renderings
 from pipeline.chat.tokens import Row, load_tokenizer
@@ -21,6 +21,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import publishing, write_json
 from pipeline.gguf.file import check_gguf
+from pipeline.llamacpp.devices import gpu_layers
 from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
 
 CHUNK = 512  # tokens that are seen together
@@ -37,7 +38,7 @@ def imatrix(
     folder: Path,
     tokens: int,
     threads: int,
-    n_gpu_layers: int,
+    n_gpu_layers: int | Literal["auto"],
     tools: Toolchain,
 ) -> dict[str, Any]:
     """Measure the matrix of `model` on about `tokens` tokens of `rows` and publish `folder`; its record. With
@@ -63,7 +64,8 @@ def imatrix(
                     f"{rows} has {count} tokens of chats, an importance matrix needs {2 * FEWEST}: add rows, "
                     "or set imatrix.tokens to 0",
                 )
-            chunks = measure(aside, text, model, chunk, threads, n_gpu_layers, tools)
+            layers = gpu_layers(tools, model, n_gpu_layers, tokens=chunk)
+            chunks = measure(aside, text, model, chunk, threads, layers, tools)
             record = {
                 "tokens": count,
                 "rows": len(texts),

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.chat.tokens import Row, chat_request
 from pipeline.core.checks import Check
@@ -55,7 +55,7 @@ def behavior_checks(
     prompts: int,
     ctx_size: int,
     threads: int,
-    n_gpu_layers: int,
+    n_gpu_layers: int | Literal["auto"],
     tools: Toolchain,
     lora: Path | None = None,
 ) -> dict[str, Check]:

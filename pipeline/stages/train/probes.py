@@ -8,8 +8,9 @@ from pipeline.config.sections import Train, Training
 from pipeline.core.checks import Check
 from pipeline.core.cpu import fast_dtype, training_device
 from pipeline.core.errors import ToolError
+from pipeline.core.hardware import accelerator, nvidia_smi
 from pipeline.core.units import memory_gb
-from pipeline.planning.card import Card, main_memory, query
+from pipeline.planning.card import Card, main_memory
 from pipeline.planning.memory import CUDA_CONTEXT
 from pipeline.planning.steps import needs_gpu
 
@@ -43,14 +44,16 @@ def room(card: Card) -> int:
 
 
 def gpu(card: Card) -> list[Check]:
-    """The GPU with the memory that training can have, and the processes that hold some of it; nothing on a
-    CPU.
+    """The GPU with the memory that training can have, and the processes that hold some of it; on a CPU the
+    one that it leaves alone, if there is one.
     """
     if card.device == "cpu":
-        return []
+        return unused_gpu()
     finding = f"{card.name}, {memory_gb(room(card))} of {memory_gb(card.memory)} to be had"
     try:
-        holders = other_processes(query("--query-compute-apps=pid,process_name,used_memory"), os.getpid())
+        holders = other_processes(
+            nvidia_smi("--query-compute-apps=pid,process_name,used_memory"), os.getpid()
+        )
     except (ToolError, OSError) as error:
         return [
             Check("GPU", "pass", finding),
@@ -66,6 +69,20 @@ def gpu(card: Card) -> list[Check]:
             )
         ]
     return [Check("GPU", "pass", f"{finding}, nobody else is on it")]
+
+
+def unused_gpu() -> list[Check]:
+    """A warning where the driver shows a GPU and torch sees none, nothing else."""
+    try:
+        found = accelerator()
+    except (ToolError, OSError):
+        return []
+    if found is None:
+        return []
+    import torch
+
+    finding = f"{found.name} is there, and torch {torch.__version__} sees none: training takes the CPU"
+    return [Check("GPU", "warn", finding, "run `make setup TORCH=auto`")]
 
 
 def other_processes(lines: Sequence[Sequence[str]], own: int) -> list[str]:

@@ -57,11 +57,12 @@ ADDED = (
     "offload_layers",
 )
 # where weights lie changes no byte, as the number of processes doesn't: a run may go on with it changed
-NO_PART = {"shard_base"}
+NO_PART = {"shard_base", "device"}  # the device itself is in the record
 # but then the base is quantized in main memory, whose sums a GPU makes in another order
 ELSEWHERE = ", base quantized in main memory"
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
 MACHINE = ("device", "threads")
+FITTED = ("settings.bnb_4bit_compute_dtype", "settings.optim")
 
 
 def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
@@ -234,7 +235,7 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> I
             yield from differences(before, after, f"{name}.")
         elif before != after:
             shown = name.replace("settings.", "train.").replace("versions.", "library ")
-            why = "; auto is what the machine is fast in" if name == "settings.bnb_4bit_compute_dtype" else ""
+            why = "; auto is what the machine is fast in" if name in FITTED else ""
             yield name, NAMES.get(name) or f"{shown} ({before} → {after}{why})"
 
 

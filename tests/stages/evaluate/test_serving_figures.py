@@ -47,6 +47,7 @@ def test_memory_is_looked_at_after_a_whole_batch(
 
     class Server:
         process = SimpleNamespace(pid=os.getpid())
+        parallel, n_gpu_layers = 1, 0
 
         def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
             asked[path] = body
@@ -66,7 +67,7 @@ def test_memory_of_a_process() -> None:
     assert peak_memory(2**22 + 1) is None  # above Linux's largest process id
 
 
-LISTING = "4711, 512\n  815, 6144\n4711, 256\n99, [N/A]\n"
+LISTING = [["4711", "512"], ["815", "6144"], ["4711", "256"], ["99", "[N/A]"]]
 
 
 def test_a_process_is_found_in_nvidia_smis_list() -> None:
@@ -74,7 +75,7 @@ def test_a_process_is_found_in_nvidia_smis_list() -> None:
     assert held_by(815, LISTING) == 6 << 30
     assert held_by(471, LISTING) is None
     assert held_by(99, LISTING) is None  # the driver doesn't say: not measured, not 0
-    assert held_by(1, "No running processes found\n") is None
+    assert held_by(1, [["No running processes found"]]) is None
 
 
 def test_without_nvidia_smi_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Check:
         return answer
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=0: (5_000_000_000, 8_585_000_000))
-    monkeypatch.setattr(probes, "query", query)
+    monkeypatch.setattr(probes, "nvidia_smi", query)
     monkeypatch.setattr(probes.os, "getpid", lambda: 7)
     return probes.gpu(CARD)[-1]
 

@@ -17,8 +17,8 @@ from pipeline.core.hardware import cpu_name, gpus, hardware, machine, usable_cor
 from pipeline.stages.train.monitoring.run_record import command, git_state, run_record, versions
 
 SMI = """#!/bin/sh
-test "$1" = "--query-gpu=name,memory.total,driver_version" || exit 9
-printf 'NVIDIA H200, 143771, 570.1\\nNVIDIA GB10, [N/A], 580.2\\n'
+test "$1" = "--query-gpu=name,memory.total,driver_version,compute_cap" || exit 9
+printf 'NVIDIA H200, 143771, 570.1, 9.0\\nNVIDIA GB10, [N/A], 580.2, 12.1\\n'
 """
 
 

@@ -1,0 +1,98 @@
+"""Which GPUs a built llama.cpp can use now, and how many layers of a GGUF fit the memory that is free there:
+what `n_gpu_layers: auto` and `parallel: auto` come to.
+
+Asked just before a file is loaded, for two models may share a card. llama-server would find the number itself
+(`--fit`), but llama-bench and the binding would not, and it is recorded.
+"""
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipeline.config.sections.values import ALL_LAYERS, AUTO
+from pipeline.core.errors import ConfigError
+from pipeline.gguf.file import check_gguf, kv_cache_bytes
+from pipeline.llamacpp.tools import Toolchain
+
+SPARE = 1 << 30  # bytes of each GPU that stay free, as llama.cpp's own --fit leaves them
+BUFFERS = 0.1  # of weights and KV cache, for what is computed: as `pipeline.planning.serving` assumes
+SLOTS = 4  # answers at once where they are faster together
+LINE = re.compile(r"^ +(\S+): (.*) \((\d+) MiB, (\d+) MiB free\)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU as llama.cpp sees it, with its memory and what is free of it, in bytes."""
+
+    name: str
+    description: str
+    memory: int
+    free: int
+
+
+def devices(tools: Toolchain) -> list[Device]:
+    """The GPUs that this build can use; none of a build for the CPU, or if no driver shows one."""
+    try:
+        done = subprocess.run(
+            [tools.tool("llama-server"), "--list-devices"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [
+        Device(name, description, int(memory) << 20, int(free) << 20)
+        for name, description, memory, free in LINE.findall(done.stdout)
+    ]
+
+
+def gpu_layers(tools: Toolchain, model: Path, wanted: int | Literal["auto"], *, tokens: int) -> int:
+    """How many layers of `model` go on the GPU, with a KV cache of `tokens`: `wanted`, or as many as fit.
+
+    Raises `ConfigError` for a number that this build would ignore.
+    """
+    if wanted == 0:
+        return 0
+    found = devices(tools)
+    if wanted == AUTO:
+        return fitting(model, tokens, sum(max(0, one.free - SPARE) for one in found)) if found else 0
+    if not found:
+        raise ConfigError(
+            "Q-LLAMACPP-024",
+            f"n_gpu_layers is {wanted}, and the llama.cpp in {tools.bin} sees no GPU, so it would ignore "
+            "that: set it to auto or 0, or build llama.cpp for the GPU with `make setup LLAMA=auto`",
+        )
+    return wanted
+
+
+def fitting(model: Path, tokens: int, room: int) -> int:
+    """How many layers fit `room` bytes, each with its part of a KV cache of `tokens`; `ALL_LAYERS` if all
+    do. The embeddings and the head are counted as one layer more.
+    """
+    fields = check_gguf(model).fields
+    layers = fields.get(f"{fields.get('general.architecture')}.block_count")
+    if not isinstance(layers, int) or layers < 1:
+        return 0
+    one = (model.stat().st_size + (kv_cache_bytes(model, tokens) or 0)) * (1 + BUFFERS) / (layers + 1)
+    count = int(room / one)
+    return ALL_LAYERS if count > layers else count
+
+
+def placement(
+    tools: Toolchain,
+    model: Path,
+    *,
+    ctx_size: int,
+    parallel: int | Literal["auto"],
+    n_gpu_layers: int | Literal["auto"],
+) -> tuple[int, int]:
+    """(answers at the same time, layers on the GPU) of a server: several answers at once are faster only if
+    layers are there, and with one every run gives the same.
+    """
+    slots = SLOTS if parallel == AUTO else parallel
+    layers = gpu_layers(tools, model, n_gpu_layers, tokens=ctx_size * slots)
+    return (slots if layers or parallel != AUTO else 1), layers

@@ -1,0 +1,93 @@
+"""Which GPU is there: nvidia-smi and rocminfo are small scripts on a PATH of their own."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import ToolError
+from pipeline.core.hardware import Accelerator, accelerator
+
+RTX = "NVIDIA GeForce RTX 4060, 8188, 580.95, 8.9"
+ROCMINFO = """ROCk module is loaded
+==========
+HSA Agents
+==========
+*******
+Agent 1
+*******
+  Name:                    AMD Ryzen 9 7950X
+  Marketing Name:          AMD Ryzen 9 7950X
+  Device Type:             CPU
+  Pool Info:
+    Pool 1
+      Segment:                 GLOBAL; FLAGS: FINE GRAINED
+      Size:                    65536000(0x3e80000) KB
+*******
+Agent 2
+*******
+  Name:                    gfx1100
+  Marketing Name:          AMD Radeon RX 7900 XTX
+  Device Type:             GPU
+  Pool Info:
+    Pool 1
+      Segment:                 GLOBAL; FLAGS: COARSE GRAINED
+      Size:                    25149440(0x17fc000) KB
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder on PATH, with /bin's cat."""
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+def tool(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def says(folder: Path, name: str, text: str) -> None:
+    (folder / f"{name}.txt").write_text(text)
+    tool(folder, name, 'exec /bin/cat "$0.txt"')
+
+
+def test_a_machine_without_a_gpu(path: Path) -> None:
+    assert accelerator() is None
+
+
+def test_an_nvidia_card_with_its_driver_and_compute_capability(path: Path) -> None:
+    says(path, "nvidia-smi", f"{RTX}\n")
+    assert accelerator() == Accelerator("cuda", "NVIDIA GeForce RTX 4060", 8188 << 20, "580.95", "8.9")
+
+
+def test_a_card_that_shares_the_machines_memory_says_no_size(path: Path) -> None:
+    says(path, "nvidia-smi", "NVIDIA GB10, [N/A], 580.2, 12.1\n")
+    assert accelerator() == Accelerator("cuda", "NVIDIA GB10", None, "580.2", "12.1")
+
+
+@pytest.mark.parametrize(("visible", "asked"), [("2,0", "--id=2"), ("", None), ("-1", None)])
+def test_the_card_is_the_first_that_is_visible(
+    path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, asked: str | None
+) -> None:
+    tool(path, "nvidia-smi", f'echo "$@" > "$0.asked"; echo "{RTX}"')
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert (accelerator() is None) == (asked is None)
+    if asked:
+        assert asked in (path / "nvidia-smi.asked").read_text().split()
+
+
+def test_a_driver_that_fails_is_not_a_machine_without_a_gpu(path: Path) -> None:
+    tool(path, "nvidia-smi", "echo NVIDIA-SMI has failed; exit 9")
+    with pytest.raises(ToolError, match="Q-PLANNING-003"):
+        accelerator()
+
+
+def test_an_amd_card_is_not_the_cpu_that_rocminfo_lists_too(path: Path) -> None:
+    says(path, "rocminfo", ROCMINFO)
+    assert accelerator() == Accelerator(
+        "rocm", "AMD Radeon RX 7900 XTX", 25149440 << 10, capability="gfx1100"
+    )
+    tool(path, "rocminfo", "exit 1")
+    assert accelerator() is None
