@@ -109,6 +109,16 @@ class Architecture(Shape):
     architectures: list[Name] | None = None
 
 
+class Tied(Shape):
+    """The two copies of one matrix that a GGUF held for head and embeddings."""
+
+    kept: Name
+    kept_type: Name
+    dropped: Name
+    dropped_type: Name
+    farthest_row: Share
+
+
 class Base(Shape):
     """models/base.json."""
 
@@ -119,6 +129,7 @@ class Base(Shape):
     revision: str | None
     license: str | None
     eos_token: str | None
+    tied: Tied | None = None
 
 
 class TaskScore(Shape):

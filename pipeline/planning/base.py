@@ -36,7 +36,7 @@ def find_shape(params: Params, root: Path) -> Shape:
     if is_here(base, root):
         return load_shape(root / "models" / "base" / "config.json")
     if (file := own_file(base, root)) is not None:
-        return gguf_shape(file)
+        return gguf_shape(file, unpacked=base.quantization != "gguf" and base.tie == "auto")
     shape = published_shape(base.model, base.file)
     if shape is None:
         raise ConfigError(
@@ -93,7 +93,8 @@ def is_here(base: Base, root: Path) -> bool:
         same = (facts["model"], facts["revision"]) == (base.model, base.revision)
         # older records don't say these
         return same and all(
-            facts.get(key, getattr(base, key)) == getattr(base, key) for key in ("file", "level", "sha256")
+            facts.get(key, getattr(base, key)) == getattr(base, key)
+            for key in ("file", "level", "sha256", "tie")
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(

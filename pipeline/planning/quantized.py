@@ -13,6 +13,8 @@ from pipeline.config.levels import LEVELS
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
+from pipeline.gguf.tensors import gguf_tensors
+from pipeline.gguf.tied import HEAD, one_matrix
 from pipeline.models.experts.recognize import check_experts_of, expert_settings, kind_of
 from pipeline.planning.level_bytes import MIXTURE_NAMES, NAMES, TYPES, level_bytes, matrices
 from pipeline.planning.shape import Shape, read_shape
@@ -40,6 +42,7 @@ SCRATCH = {
 }
 WITH_MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")  # two scales a block (a test compares)
 KERNELS = ("Q8_0", "Q6_K", "Q5_K", "Q4_K")  # on a GPU these have a kernel, which takes nothing beside
+SAMPLED = 64  # of so many blocks of rows one is looked at
 AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights
 LEVEL_NAMES = "|".join(sorted((*LEVELS, "F16", "BF16", "F32")))
 LEVEL = re.compile(rf"(?<![a-z0-9])({LEVEL_NAMES}|FP16)(?![a-z0-9_])", re.IGNORECASE)
@@ -160,9 +163,10 @@ def level_of(name: str) -> str:
     return str(found[-1]).upper().replace("FP16", "F16")
 
 
-def gguf_shape(file: Path) -> Shape:
-    """The shape of the model in a GGUF, from its header. Raises `ConfigError` for another architecture,
-    `DataError` for a damaged file.
+def gguf_shape(file: Path, unpacked: bool = False) -> Shape:
+    """The shape of the model in a GGUF, from its header; `unpacked`, with the head that stage `base` would
+    tie, by a sample of its rows. Raises `ConfigError` for another architecture, `DataError` for a damaged
+    file.
     """
     header = _header(file)
     check_experts_of(header.fields, str(file))
@@ -171,7 +175,8 @@ def gguf_shape(file: Path) -> Shape:
     config = {
         "model_type": architecture,
         "vocab_size": math.prod(table[1:]),
-        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "tie_word_embeddings": HEAD not in header.tensors
+        or (unpacked and one_matrix(header, gguf_tensors(file)[1], SAMPLED) is not None),
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in header.tensors,
     }

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -406,3 +407,16 @@ def test_a_llama_with_experts_is_planned_as_a_mixtral(tmp_path: Path) -> None:
     file = tiny_gguf(tmp_path / "x.gguf", llama__expert_count=8, llama__expert_used_count=2)
     shape = gguf_shape(file)
     assert (shape.experts, shape.chosen, shape.intermediate) == (8, 2, 2 * 64)
+
+
+@pytest.mark.parametrize(
+    ("given", "tied"),
+    [({}, True), ({"tie": "keep"}, False), ({"quantization": "gguf"}, False)],
+)
+def test_a_head_that_will_be_tied_is_planned_so(tmp_path: Path, given: dict[str, Any], tied: bool) -> None:
+    matrix = np.random.default_rng(0).normal(0, 0.1, (261, 32)).astype(np.float16)
+    both = {"output.weight": matrix, "token_embd.weight": matrix}
+    tiny_gguf(tmp_path / "mine.gguf", tensors=both)
+    params = of(tmp_path, model="mine.gguf")
+    base = params.base.model_copy(update={"quantization": "nf4", **given})
+    assert find_shape(params.model_copy(update={"base": base}), tmp_path).tied == tied

@@ -88,6 +88,11 @@ class Base(Section):
         "gguf only: a Hugging Face folder of the same model, whose settings, tokenizer and template must "
         "be the GGUF's; null: not compared",
     )
+    tie: Literal["auto", "keep"] = key(
+        "auto",
+        "a GGUF that is unpacked to 16 bit, and stores head and embeddings as two roundings of one matrix: "
+        "auto (one matrix again, with the values of the finer) | keep (two)",
+    )
 
     @model_validator(mode="before")
     @classmethod

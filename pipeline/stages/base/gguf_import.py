@@ -13,6 +13,8 @@ from typing import Any
 from pipeline.chat.tokens import PROBES
 from pipeline.core.errors import DataError
 from pipeline.gguf.header import Header
+from pipeline.gguf.tensors import gguf_tensors
+from pipeline.gguf.tied import HEAD, OneMatrix, one_matrix
 from pipeline.llamacpp.quick_reader import quick_reader
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.models.experts.recognize import expert_settings
@@ -20,13 +22,15 @@ from pipeline.models.tensors import all_finite
 from pipeline.stages.base.hf_folder import special_ids
 
 
-def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> None:
+def unpack_gguf(
+    file: Path, header: Header, folder: Path, tools: Toolchain, tie: bool = True
+) -> OneMatrix | None:
     """Write the model in `file` to `folder` as a Hugging Face folder: 16-bit safetensors, tokenizer, chat
-    template.
+    template; the matrix that head and embeddings share there though `file` stores two, if they do.
 
-    bfloat16 stays bfloat16; every other type becomes float16. Raises `DataError` if transformers doesn't know
-    the architecture, a weight is left over, missing or too large, or the tokenizer gives other ids than
-    llama.cpp's.
+    bfloat16 stays bfloat16; every other type becomes float16. `tie` is whether to look for such a matrix.
+    Raises `DataError` if transformers doesn't know the architecture, a weight is left over, missing or too
+    large, or the tokenizer gives other ids than llama.cpp's.
     """
     if expert_settings(header.fields):
         raise DataError(
@@ -38,12 +42,25 @@ def unpack_gguf(file: Path, header: Header, folder: Path, tools: Toolchain) -> N
 
     tokenizer, model = load_tokenizer_of(file, header), load_gguf(file, header)
     check_weights(model, header, file)
+    tied = one_matrix(header, gguf_tensors(file)[1]) if tie else None
+    if tied:
+        tie_head(model, tied)
     model.config.update(special_ids(tokenizer))
     model.generation_config = GenerationConfig(**special_ids(tokenizer))
     with redirect_stderr(io.StringIO()):
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     same_ids_as_llama_cpp(file, folder, tools)
+    return tied
+
+
+def tie_head(model: Any, matrix: OneMatrix) -> None:
+    """Make one matrix of the model's head and embeddings, with the values of the finer copy."""
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if matrix.finer.name == HEAD:
+        embeddings.weight = head.weight
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
 
 
 def from_gguf(kind: Any, file: Path, header: Header, **settings: Any) -> Any:

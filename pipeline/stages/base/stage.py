@@ -22,6 +22,7 @@ from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.gguf.header import Header
+from pipeline.gguf.tied import OneMatrix
 from pipeline.llamacpp.converters import NO_TYPES
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.models.base_header import checked_header
@@ -90,14 +91,14 @@ def base(
     """Publish the model as the folder `target` and its facts as the JSON file `record`; the facts.
 
     Paths in `chosen` are relative to `root`; `tensor_types` are those of `chosen.level`. Where a GGUF is not
-    trained on itself, it is dequantized to 16 bit. What was in `target` stays until the new model is complete
-    and checked. The facts say what the model is and not where it came from, so that they are the same
-    wherever it did. Raises `ConfigError`, `DataError`, `ToolError` (package or llama.cpp missing) or
-    `MachineError` (disk, network).
+    trained on itself, it is dequantized to 16 bit, head and embeddings tied where they are one matrix. What
+    was in `target` stays until the new model is complete and checked. The facts say what the model is and not
+    where it came from, so that they are the same wherever it did. Raises `ConfigError`, `DataError`,
+    `ToolError` (package or llama.cpp missing) or `MachineError` (disk, network).
     """
     silence_libraries()
     unfinished = target.with_name(f".{target.name}.download")
-    header = None
+    header = matrix = None
     with publishing(target) as aside:
         aside.mkdir()
         origin = _origin(chosen, unfinished, aside, root)
@@ -112,7 +113,7 @@ def base(
             elif origin != aside:
                 tools = find_toolchain(llamacpp_home)
                 whole = joined(origin, aside, tools)
-                header = convert_gguf(whole, aside, tools)
+                header, matrix = convert_gguf(whole, aside, tools, tie=chosen.tie == "auto")
                 if whole.parent == aside:
                     whole.unlink()  # a download
             facts = examine(aside)
@@ -128,6 +129,8 @@ def base(
         "file": chosen.file,
         "sha256": chosen.sha256,
         "level": chosen.level,
+        "tie": chosen.tie,
+        "tied": tied_facts(matrix) if matrix else None,
         "files": files,
         "license": facts["license"] or (named if isinstance(named, str) else None),
     }
@@ -182,13 +185,30 @@ def _first_place(chosen: Base) -> list[Place]:
     return [LocalFile(path=chosen.model)]
 
 
-def convert_gguf(file: Path, folder: Path, tools: Toolchain) -> Header:
-    """Unpack a GGUF file into `folder`; its header."""
+def convert_gguf(file: Path, folder: Path, tools: Toolchain, *, tie: bool) -> tuple[Header, OneMatrix | None]:
+    """Unpack a GGUF file into `folder`; its header, and the matrix that was stored twice and is now tied."""
     header = checked_header(file)
     need_disk(folder.parent, 2 * header.parameters)
     print(f"base: unpacking {file.name} to 16 bit", flush=True)
-    unpack_gguf(file, header, folder, tools)
-    return header
+    matrix = unpack_gguf(file, header, folder, tools, tie)
+    if matrix:
+        print(
+            f"base: {matrix.finer.name} ({matrix.finer.type}) and {matrix.coarser.name} "
+            f"({matrix.coarser.type}) are one matrix, rounded twice (no row differs by more than "
+            f"{matrix.difference:.1%}): tied, with the values of {matrix.finer.name} (base.tie)"
+        )
+    return header, matrix
+
+
+def tied_facts(matrix: OneMatrix) -> dict[str, Any]:
+    """Which copy of the matrix was taken and which left, for `models/base.json`."""
+    return {
+        "kept": matrix.finer.name,
+        "kept_type": matrix.finer.type,
+        "dropped": matrix.coarser.name,
+        "dropped_type": matrix.coarser.type,
+        "farthest_row": round(matrix.difference, 6),
+    }
 
 
 def main(params: Params, root: Path) -> None:

@@ -12,7 +12,7 @@ from pipeline.config.budgets import is_budget
 from pipeline.config.levels import split_level
 from pipeline.core.checks import Check
 from pipeline.gguf.tensor_types import check_tensor_types
-from pipeline.gguf.tensors import Floats, GgufTensor, gguf_tensors
+from pipeline.gguf.tensors import NOISE, Floats, GgufTensor, gguf_tensors
 from pipeline.llamacpp.converters import NO_TYPES
 from pipeline.models.runtime import side_by_side
 from pipeline.stages.parity.check import failure
@@ -21,38 +21,6 @@ from pipeline.stages.parity.tensor_noise import TensorNoise, tensor_noise
 
 Noise = dict[str, dict[str, Any]]  # {tensor: {"type": ggml's name, "rmse": ‖level − 16 bit‖ ÷ ‖16 bit‖}}
 
-# Relative RMSE of each type, the largest of: 256 × 4,096 normal, Laplace and Student-t (5) numbers, and
-# tensors of layers 0, 12 and 29 of SmolLM2-135M, each without and with random importances (log-normal);
-# quantized by the pinned llama.cpp (ggml_quantize_chunk), measured 2026-11-20. Normal numbers alone cost some
-# 20 % less.
-NOISE = {
-    "F32": 1e-7,
-    "F16": 0.0005,
-    "BF16": 0.003,
-    "Q8_0": 0.0068,
-    "Q6_K": 0.0243,
-    "Q5_1": 0.0527,
-    "Q5_0": 0.0562,
-    "Q5_K": 0.0448,
-    "Q4_1": 0.0919,
-    "Q4_0": 0.1127,
-    "Q4_K": 0.0915,
-    "IQ4_NL": 0.0948,
-    "IQ4_XS": 0.0955,
-    "MXFP4": 0.1268,
-    "NVFP4": 0.0951,
-    "Q3_K": 0.1894,
-    "IQ3_S": 0.1963,
-    "IQ3_XXS": 0.2416,
-    "Q2_K": 0.3440,
-    "IQ2_S": 0.3342,
-    "IQ2_XS": 0.3794,
-    "IQ2_XXS": 0.4551,
-    "IQ1_M": 0.5688,
-    "IQ1_S": 0.6100,
-    "TQ2_0": 0.8541,
-    "TQ1_0": 0.8541,
-}
 EXACT = ("F32", "F16", "BF16")  # not counted in a level's mean noise
 WHAT = "largest error of a tensor's weights, in multiples of what its type costs"
 

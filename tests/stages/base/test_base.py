@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,16 @@ import tiny
 import yaml
 from draws import draws
 from fake_hub import COMMIT, REPO, fake_hub
+from gguf_edit import change_rows, change_tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config.sections import Base
 from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
 from pipeline.gguf.header import NotGguf, read_header
+from pipeline.gguf.tensors import gguf_tensors
+from pipeline.gguf.tied import one_matrix
+from pipeline.llamacpp.tools import run_tool
 from pipeline.models.base_header import checked_header
 from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.stage import base
@@ -205,6 +210,76 @@ def test_a_tokenizer_that_transformers_cuts_wrongly_is_repaired_or_refused(
     )
     with pytest.raises(DataError, match="Q-BASE-005"):
         same_ids_as_llama_cpp(gguf_file, tmp_path / "bad", tools)
+
+
+# --- one matrix, rounded twice ---
+
+
+@pytest.fixture(scope="session")
+def rounded_twice(tiny_gguf_base, tools, tmp_path_factory):
+    """The tiny Qwen2, whose one matrix for head and embeddings is stored as Q8_0 and as Q5_0."""
+    folder = tmp_path_factory.mktemp("rounded")
+    whole = Path(shutil.copy(tiny_gguf_base, folder / "whole.gguf"))
+    change_tensors(whole, lambda tensors: tensors | {"output.weight": tensors["token_embd.weight"]})
+    types = ["--output-tensor-type", "q8_0", "--token-embedding-type", "q5_0"]
+    run_tool([tools.tool("llama-quantize"), *types, whole, folder / "tiny.gguf", "Q8_0"])
+    return folder / "tiny.gguf"
+
+
+def test_a_matrix_rounded_twice_is_unpacked_once_with_the_finer_values(
+    rounded_twice, bring, tmp_path, tools, capsys
+):
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    facts, tensors = bring("gguf", rounded_twice), gguf_tensors(rounded_twice)[1]
+    head, embeddings = tensors["output.weight"], tensors["token_embd.weight"]
+    farthest = facts["tied"].pop("farthest_row")
+    assert facts["tied"] == {
+        "kept": "output.weight",
+        "kept_type": "Q8_0",
+        "dropped": "token_embd.weight",
+        "dropped_type": "Q5_0",
+    }
+    assert 0.01 < farthest < 0.07 and "base.tie" in capsys.readouterr().out
+    assert facts["parameters"] == read_header(rounded_twice).parameters - tiny.ROWS * 256
+    weights = load_file(tmp_path / "models/base/model.safetensors")
+    assert "lm_head.weight" not in weights
+    table = weights["model.embed_tokens.weight"].float().numpy()
+    np.testing.assert_allclose(table, head.values(0, tiny.ROWS), rtol=1e-3, atol=1e-6)
+    assert not np.allclose(table, embeddings.values(0, tiny.ROWS), rtol=1e-3, atol=1e-6)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "models/base", dtype=torch.float32)
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    ids = list(range(100, 140))
+    with torch.no_grad():
+        ours = model(torch.tensor([ids])).logits[0, -1].numpy()
+    np.testing.assert_allclose(ours, llama_cpp_logits(rounded_twice, ids, tools), atol=0.1)
+
+
+def another_row(rows):
+    """One row is that of another token."""
+    return np.concatenate([rows[:7], rows[8:9], rows[8:]])
+
+
+@pytest.mark.parametrize("change", ["kept", "a row", "a scale", "another architecture"])
+def test_a_head_of_its_own_stays_one(rounded_twice, bring, tmp_path, change):
+    file = Path(shutil.copy(rounded_twice, tmp_path / "own.gguf"))
+    if change == "another architecture":  # one that is not known to tie
+        header, tensors = gguf_tensors(file)
+        other = replace(header, fields=header.fields | {"general.architecture": "falcon"})
+        assert one_matrix(header, tensors) and one_matrix(other, tensors) is None
+        return
+    if change == "a row":
+        change_rows(file, "output.weight", another_row)
+    elif change == "a scale":  # NaN, in the first block of the last row
+        change_rows(file, "output.weight", lambda rows: np.vstack([rows[:-1], [[0, 126, *rows[-1, 2:]]]]))
+        assert one_matrix(*gguf_tensors(file)) is None
+        return
+    facts = bring("gguf", file, tie="keep" if change == "kept" else "auto")
+    assert facts["tied"] is None
+    assert facts["parameters"] == read_header(file).parameters
+    assert not json.loads((tmp_path / "models/base/config.json").read_text())["tie_word_embeddings"]
 
 
 # --- the hub ---

@@ -22,12 +22,12 @@ from gguf_edit import (
 from qwen2_variants import cut_models
 
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.gguf.tensors import GgufTensor, gguf_tensors
+from pipeline.gguf.tensors import NOISE, GgufTensor, gguf_tensors
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.level_file import given_by, of_other_types
-from pipeline.stages.parity.level_weights import NOISE, level_weights
+from pipeline.stages.parity.level_weights import level_weights
 
 UP, Q_BIAS, NORM = "blk.1.ffn_up.weight", "blk.0.attn_q.bias", "blk.0.attn_norm.weight"
 Change = Callable[[Path], None]

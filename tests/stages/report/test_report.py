@@ -321,6 +321,21 @@ def test_only_pass_counts_as_passed(verdict: str | None, kind: str) -> None:
     assert counts({"one": {"verdict": verdict}})[kind] == 1
 
 
+def test_a_head_that_was_tied_is_told_with_both_copies(project: Path, params: Params) -> None:
+    tied = {
+        "kept": "output.weight",
+        "kept_type": "Q8_0",
+        "dropped": "token_embd.weight",
+        "dropped_type": "Q5_0",
+        "farthest_row": 0.0608,
+    }
+    change(project / "models" / "base.json", tied=tied)
+    stage.main(params, project)
+    text = Page((project / "reports" / "index.html").read_text(encoding="utf-8")).text
+    for shown in ("output.weight", "Q8_0", "token_embd.weight", "Q5_0", "6.1"):
+        assert shown in text
+
+
 def test_a_failed_check_heads_the_page(project: Path, params: Params) -> None:
     found = parity()
     found["checks"]["merge"]["verdict"] = found["verdict"] = "fail"
