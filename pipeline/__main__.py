@@ -83,12 +83,17 @@ def run(
 
 
 def _work(name: str, item: str, params: "Params", root: Path, extra: dict[str, Any]) -> None:
-    """Call the stage's `main`."""
+    """Call the stage's `main`, and write down what it took."""
     from pipeline.core.locks import inputs_below
+    from pipeline.core.usage import noted
+    from pipeline.planning.stages import plan_stage
     from pipeline.workflow.code_keys import stage_module
+    from pipeline.workflow.stages import written_bytes
 
-    module = importlib.import_module(stage_module(name))
-    with inputs_below(root):
+    stage = f"{name}@{item}" if item else name
+    disk, plan = partial(written_bytes, name, item, params, root), partial(plan_stage, stage, params, root)
+    with noted(stage, root, disk, plan), inputs_below(root):
+        module = importlib.import_module(stage_module(name))
         module.main(params, root, *([item] if item else []), **extra)
 
 

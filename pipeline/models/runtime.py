@@ -2,7 +2,6 @@
 memory they take.
 """
 
-import resource
 import sys
 import warnings
 from collections import deque
@@ -10,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from logging import getLogger
-from pathlib import Path
 from typing import TypeVar
 
 from pipeline.core.hardware import usable_cores
+from pipeline.core.usage import peak_of_process
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -96,11 +95,4 @@ def peak_memory() -> int:
 
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
-    status = Path("/proc/self/status")
-    if status.exists():  # ru_maxrss of a process that was forked counts its parent's
-        return next(
-            int(line.split()[1]) * 1024
-            for line in status.read_text(encoding="ascii").splitlines()
-            if line.startswith("VmHWM")
-        )
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return peak_of_process()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
@@ -188,6 +189,15 @@ def filled_outputs(stage: Stage, values: dict[str, Any]) -> Iterator[str]:
     """What all jobs of a stage write under the settings `values`; folders end in a slash."""
     for _, item in items_of(stage.each, values):
         yield from (filled(path, values | {"item": item}) for path in stage.written)
+
+
+def written_bytes(name: str, item: str, params: Params, root: Path) -> int:
+    """Bytes on disk of what the job `item` ("" if there is one only) of stage `name` writes below `root`."""
+    values, stage = params.model_dump(mode="json"), table().stages[name]
+    mine = values | {"item": dict(items_of(stage.each, values)).get(item)}
+    outputs = [root / filled(path, mine) for path in stage.written]
+    files = [file for path in outputs for file in (path.rglob("*") if path.is_dir() else [path])]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def filled_deps(stage: Stage, values: dict[str, Any]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, TUNED, UNTUNED, served_of
+from pipeline.core.usage import Usage
 from pipeline.gate.distillation import distillation, is_distillation
 from pipeline.gate.distillation import sentence as recovery_sentence
 from pipeline.gate.recommend import Recommendation, is_base, reference_name
@@ -30,6 +31,7 @@ from pipeline.stages.report.forgetting import forgetting_values
 from pipeline.stages.report.level_table import GROUPS, level_rows
 from pipeline.stages.report.merge_section import merge_values
 from pipeline.stages.report.quantizing import PARTLY, RECOVERED, WORSE, quantizing_values
+from pipeline.stages.report.resources_section import resource_rows
 from pipeline.stages.report.strategies_section import strategies_values
 from pipeline.stages.report.verdict import headline
 
@@ -63,9 +65,10 @@ def page_values(
     verdicts: Mapping[str, "Judgment"],
     seed: int,
     norms: Sequence[Norms] = (),
+    used: Mapping[str, Usage] | None = None,
 ) -> dict[str, Any]:
     """What the templates need beyond the inputs themselves; `seed` draws the bootstrap's samples, `norms` are
-    the adapter's.
+    the adapter's, `used` is what stages took.
     """
     from markupsafe import Markup
 
@@ -112,6 +115,7 @@ def page_values(
         "code": code,
         "base_files": sorted(inputs.base["files"].items()),
         "commands": command_list(inputs.evaluations),
+        "resources": resource_rows(used or {}),
     }
     script = (TEMPLATES / "index.js").read_text(encoding="utf-8")
     return values | {
@@ -182,6 +186,7 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         Section("adapter", "The adapter", ["train", "report"]) if values["adapter"] else None,
         Section("serve", "Serve it", ["report"]),
         Section("lineage", "Lineage", ["base"], each),
+        Section("resources", "What the stages took", []),
         Section("commands", "Commands", []),
     ]
     return [section for section in found if section]

@@ -9,7 +9,7 @@ reports/index.html, quants.csv, quants.json, metrics.json, card.md, Modelfile an
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config.params import Params
@@ -17,6 +17,7 @@ from pipeline.config.sections import BASE_WITH_ADAPTER, Report, Serve
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
 from pipeline.core.publish import publishing
+from pipeline.core.usage import Usage, usages
 from pipeline.gate.advice import advise
 from pipeline.gate.judgment import Judgment
 from pipeline.gate.recommend import Recommendation
@@ -45,12 +46,13 @@ def report(
     jinja: str | None = None,
     llama_home: str | None = None,
     norms: Sequence[Norms] = (),
+    used: Mapping[str, Usage] | None = None,
 ) -> tuple[Recommendation, dict[str, Judgment]]:
     """Write the report's files into `folder`; gives the recommendation and the gate's verdict on each tuned
     model.
 
     `name` is the GGUFs' name (`convert.name`), `seed` draws the bootstrap's samples, `jinja` is the base's
-    chat template, `norms` are the adapter's.
+    chat template, `norms` are the adapter's, `used` is what the stages took.
     """
     advice, verdicts = advise(inputs, settings, serve, seed)
     advice = with_warnings(advice, inputs.parity, forgotten(inputs.evaluations, seed))
@@ -66,7 +68,7 @@ def report(
     }
     page = (
         texts
-        | page_values(inputs, advice, verdicts, seed, norms)
+        | page_values(inputs, advice, verdicts, seed, norms, used)
         | {
             "settings": settings,
             "llama_version": inputs.evaluations[level].get("llama_cpp", "of unknown version"),
@@ -94,6 +96,7 @@ def main(params: Params, root: Path) -> None:
         jinja=read_template(root / "models" / "adapter"),
         llama_home=params.llamacpp.home,
         norms=norms_of(root / "models/adapter"),
+        used=usages(root),
     )
     show(inputs.evaluations, advice, verdicts, root / "reports" / "index.html")
 

@@ -16,6 +16,7 @@ from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
 from pipeline.core.places import PROJECT
+from pipeline.core.usage import usage_file
 from pipeline.gate.drops import CHANCE
 from pipeline.metrics.level_limits import level_limit
 from pipeline.pages.formats import probability
@@ -718,3 +719,18 @@ def test_the_terminal_table_is_whole_in_80_columns(
     assert row.split() == expected.split()
     assert last == f"The page: {project / 'reports' / 'index.html'}"
     assert "…" not in "".join(lines)
+
+
+def test_what_stages_took_stands_beside_the_plan(project: Path, params: Params) -> None:
+    for name, peak in (("train", 3_000_000_000), ("quantize@Q4_K_M", 1_300_000_000)):
+        took = {"peak": peak, "seconds": 120.0, "disk": 35_000_000}
+        planned = took | {"peak": 2_900_000_000, "seconds": None}
+        put(usage_file(name, project), {"planned": planned, "seen": took, "own_peak": peak})
+    stage.main(params, project)
+    page = Page((project / "reports" / "index.html").read_text(encoding="utf-8"))
+    assert "train2.90 GB3.00 GB–2.0 min35.0 MB35.0 MB" in page.text
+    assert page.text.index("quantize@Q4_K_M2.90") > page.text.index("train2.90")
+
+
+def test_without_records_they_are_not_measured(page: Page) -> None:
+    assert "Peak memory, time and disk of the stages: not measured here" in page.text

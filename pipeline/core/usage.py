@@ -1,0 +1,81 @@
+"""What a stage took when it last ran, beside what was planned: memory, time and disk, in
+`.quench/usage/STAGE.json`.
+
+The figures vary from run to run, so they are no output of the stage: nothing becomes out of date by them.
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeline.core.errors import QuenchError
+from pipeline.core.publish import write_json
+
+KILO = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one run of a stage takes. None: not known."""
+
+    peak: int | None  # bytes of main memory that its largest process has at most, mapped files included
+    seconds: float | None
+    disk: int | None  # bytes of its outputs
+
+
+@dataclass(frozen=True)
+class Usage:
+    """A stage's last run, as planned and as seen; `own_peak` is of the stage's own process alone."""
+
+    planned: Figures
+    seen: Figures
+    own_peak: int
+
+
+@contextmanager
+def noted(stage: str, root: Path, disk: Callable[[], int], plan: Callable[[], Figures]) -> Iterator[None]:
+    """Write down what the body takes as `stage` ("quantize@Q4_K_M") unless it fails. Afterwards `disk` and
+    `plan` are asked.
+    """
+    started = time.monotonic()
+    yield
+    seconds, own = time.monotonic() - started, peak_of_process()
+    # a child counts what its parent has until it is another program, so it is told only by being larger
+    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * KILO
+    seen = Figures(max(own, child), round(seconds, 3), disk())
+    with suppress(OSError, QuenchError):  # a stage that is done doesn't fail by what is noted of it
+        write_json(usage_file(stage, root), asdict(Usage(plan(), seen, own)))
+
+
+def usages(root: Path) -> dict[str, Usage]:
+    """{stage: its last run} of all stages that wrote theirs down below `root`."""
+    found = {}
+    for path in sorted((root / ".quench" / "usage").glob("*.json")):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+            found[path.stem] = Usage(Figures(**value["planned"]), Figures(**value["seen"]), value["own_peak"])
+        except (ValueError, TypeError, KeyError):  # of another version: as good as not measured
+            continue
+    return found
+
+
+def usage_file(stage: str, root: Path) -> Path:
+    """Where the usage of `stage` is written down, in a folder that is made for it."""
+    path = root / ".quench" / "usage" / f"{stage}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def peak_of_process() -> int:
+    """The most bytes of main memory that this process has had."""
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss of a process that was forked counts its parent's
+        for line in status.read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KILO
