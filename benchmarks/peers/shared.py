@@ -1,0 +1,265 @@
+"""What every tool of this benchmark shares: rows, base, environments, how a command is measured, the way from
+16 bit to Q4_K_M, and the judge.
+"""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from pipeline.core.other_load import cpu_time, other_load
+
+HERE = Path(__file__).parent
+PROJECT = HERE.parents[1]
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONPATH": "",
+}
+SOUP_ROWS = 80  # 20 steps of 4: Soup counts epochs, not steps
+# PyPI's builds don't load beside PyTorch's CPU build, and text needs neither, but LLaMA-Factory imports them
+FOR_IMAGES_AND_SOUND = ("torchvision", "torchaudio")
+WARM_UP = 2  # first steps, which are not timed
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that ran: wall time, VmHWM of its largest process, and whether other work disturbed
+    it, so that its time is no figure.
+    """
+
+    command: str
+    seconds: float
+    peak_bytes: int
+    load: dict[str, float | bool]
+    status: int
+    said: str
+
+
+def run(
+    words: Sequence[object], folder: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> Ran:
+    """Run a command in `folder` to its end, whatever that is; what it says goes to `log` too."""
+    begin, peak, before = time.perf_counter(), 0, cpu_time()
+    with log.open("ab") as out:
+        out.write(f"$ {' '.join(map(str, words))}\n".encode())
+        out.flush()
+        at = out.tell()
+        process = subprocess.Popen(
+            [str(word) for word in words],
+            cwd=folder,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=os.environ | QUIET | (environment or {}),
+        )
+        over = threading.Event()
+
+        def watch() -> None:
+            nonlocal peak
+            while not over.wait(0.25):
+                peak = max([peak, *tree_peaks(process.pid)])
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        status = process.wait()
+        over.set()
+        watcher.join()
+    seconds = time.perf_counter() - begin
+    load = other_load(before, cpu_time())
+    said = log.read_bytes()[at:].decode(errors="replace")
+    command = " ".join(str(word) for word in words)
+    return Ran(command, round(seconds, 1), peak, load.as_values(), status, said)
+
+
+def without_places(text: str, shared: Path) -> str:
+    """What a tool said, without progress bars' earlier states and without this machine's folders."""
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    text = "\n".join(lines)
+    known = {
+        str(shared): "DIR",
+        str(PROJECT): ".",
+        str((PROJECT / ".venv").resolve().parent): ".",
+        sys.base_prefix: "PYTHON",
+    }
+    for place, name in known.items():
+        text = text.replace(place, name)
+    return text
+
+
+def tree_peaks(pid: int) -> list[int]:
+    """VmHWM of a process and of its children, in bytes."""
+    try:
+        family = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return []
+    found = []
+    for one in family:
+        try:
+            lines = Path(f"/proc/{one}/status").read_text().splitlines()
+        except OSError:
+            continue
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")]
+    return found
+
+
+def environment(name: str, folder: Path) -> Path:
+    """The Python of a tool's environment below `folder`, made if it isn't there: its time, size and packages
+    are written beside the results.
+    """
+    place, record = folder / "environments" / name, HERE / "results" / f"environment-{name}.json"
+    python = place / "bin" / "python"
+    if (place / "done").exists():
+        return python
+    shutil.rmtree(place, ignore_errors=True)
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "venv", place], check=True)
+    wanted = HERE / "requirements" / f"{name}.txt"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--requirement", wanted], check=True)
+    seconds = time.perf_counter() - begin
+    listed = subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True)
+    for package in FOR_IMAGES_AND_SOUND:
+        loads = subprocess.run([python, "-c", f"import {package}"], capture_output=True, check=False)
+        if f"{package}==" in listed.stdout and loads.returncode:
+            subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", package], check=True)
+            empty = next(place.glob("lib/python*/site-packages")) / package
+            empty.mkdir(exist_ok=True)
+            (empty / "__init__.py").touch()
+    du = subprocess.run(["du", "-sb", place], capture_output=True, text=True, check=True)
+    write(
+        record,
+        {"seconds": round(seconds), "bytes": int(du.stdout.split()[0]), "packages": listed.stdout.split()},
+    )
+    (place / "done").touch()
+    return python
+
+
+def write(file: Path, values: Any) -> None:
+    """JSON for people to read, too."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def stage(name: str, root: Path, log: Path) -> Ran:
+    """One of Quench's stages on the project in `root`; ends the benchmark if it fails."""
+    done = run(
+        [sys.executable, "-m", "pipeline", name, "--root", root], root, log, {"PYTHONPATH": str(PROJECT)}
+    )
+    if done.status:
+        raise SystemExit(f"{done.command}: exit status {done.status}\n{done.said[-2000:]}")
+    return done
+
+
+def prepare(folder: Path, gguf: Path) -> None:
+    """Base and rows below `folder`, once: the demo's rows after Quench's curation, and the GGUF unpacked to a
+    Hugging Face folder with one matrix for embeddings and head, as this family has it.
+    """
+    if (folder / "ready").exists():
+        return
+    project, rows = folder / "project", folder / "rows"
+    for place in (project / "data" / "raw", rows):
+        place.mkdir(parents=True, exist_ok=True)
+    source = f"{{source: gguf, model: {gguf.resolve()}}}"
+    text = (HERE / "tools" / "quench.yaml").read_text(encoding="utf-8")
+    params, log = project / "params.yaml", folder / "prepare.log"
+    params.write_text(text.replace("{source: path, model: base}", source), encoding="utf-8")
+    made = [sys.executable, PROJECT / "examples/pydoc.py", "--out", project / "data/raw/pydoc.jsonl"]
+    run(made, project, log, {"PYTHONPATH": str(PROJECT)})
+    for name in ("base", "curate"):
+        stage(name, project, log)
+    tie(project / "models" / "base", folder / "base")
+    params.write_text(text.replace("model: base", f"model: {folder / 'base'}"), encoding="utf-8")
+    stage("base", project, log)
+    chats = [json.loads(line) for line in (project / "data/final/train.jsonl").open(encoding="utf-8")]
+    with (rows / "messages.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"messages": chat["messages"]}) + "\n" for chat in chats)
+    with (rows / "prompt_completion.jsonl").open("w", encoding="utf-8") as file:
+        for chat in chats:
+            *asked, last = chat["messages"]
+            file.write(json.dumps({"prompt": asked, "completion": [last]}) + "\n")
+    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+    described = {"file_name": "messages.jsonl", "formatting": "sharegpt", "tags": tags}
+    write(rows / "dataset_info.json", {"pydoc": described | {"columns": {"messages": "messages"}}})
+    some = random.Random(0).sample(chats, SOUP_ROWS)  # noqa: S311 (a draw, no secret)
+    with (rows / "for_soup.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"messages": chat["messages"]}) + "\n" for chat in some)
+    (folder / "ready").touch()
+
+
+def tie(unpacked: Path, folder: Path) -> None:
+    """Copy a base; where its head is a matrix of its own, the head, which the official file holds in Q8_0,
+    becomes the embeddings too.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(unpacked, dtype="auto")
+    if not model.config.tie_word_embeddings:
+        model.get_input_embeddings().weight = model.get_output_embeddings().weight
+        model.config.tie_word_embeddings = True
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(unpacked).save_pretrained(folder)
+
+
+def speeds(steps: Path) -> dict[str, Any]:
+    """Tokens a second of each timed step, by their median: real ones, and with the padding among them."""
+    lines = [json.loads(line) for line in steps.open(encoding="utf-8")]
+    timed = list(pairwise(lines))[WARM_UP - 1 :]
+    seconds = [after["ended"] - before["ended"] for before, after in timed]
+    if not seconds:
+        return {"steps": len(lines)}
+    real = [line["tokens"] / time_of for (_, line), time_of in zip(timed, seconds, strict=True)]
+    padded = [
+        (line["tokens"] + line["padding"]) / time_of
+        for (_, line), time_of in zip(timed, seconds, strict=True)
+    ]
+    return {
+        "steps": len(lines),
+        "real_tokens": sum(line["tokens"] for line in lines),
+        "padding": sum(line["padding"] for line in lines),
+        "tokens_per_second": round(median(real), 1),
+        "tokens_per_second_with_padding": round(median(padded), 1),
+        "seconds_per_step": [round(value, 3) for value in seconds],
+    }
+
+
+def to_level(merged: Path, level: Path, log: Path) -> list[Ran]:
+    """Make the Q4_K_M of a merged Hugging Face folder by llama.cpp's own two tools; what they took."""
+    from pipeline.llamacpp.tools import find_toolchain
+
+    tools, whole = find_toolchain(), level.with_name("F16.gguf")
+    level.parent.mkdir(parents=True, exist_ok=True)
+    paths = os.pathsep.join([str(tools.source / "gguf-py"), str(tools.source)])
+    convert = [tools.source / "convert_hf_to_gguf.py", merged, "--outtype", "f16", "--outfile", whole]
+    quantize = [tools.tool("llama-quantize"), whole, level, "Q4_K_M", "2"]
+    return [
+        run([sys.executable, *convert], merged.parent, log, {"PYTHONPATH": paths}),
+        run(quantize, merged.parent, log),
+    ]
+
+
+def judged(gguf: Path, project: Path) -> dict[str, Any]:
+    """What Quench's evaluation says of a GGUF on the held-out rows: points, their interval, all right."""
+    from pipeline.chat.held_out import answerable_rows
+    from pipeline.config.params import load_params
+    from pipeline.llamacpp.tools import find_toolchain
+    from pipeline.metrics.answers import answer_rows, score_answers
+
+    settings = load_params(project / "params.yaml").evaluate
+    rows = answerable_rows(project / "data/final/test.jsonl", settings.task_rows, settings.seed)
+    answers = answer_rows(gguf, rows, settings, find_toolchain())
+    figures = score_answers(answers, settings.scorers, settings.seed)
+    return {key: value for key, value in figures.items() if key not in ("domains", "scores")}

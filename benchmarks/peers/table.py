@@ -1,0 +1,100 @@
+"""The results in benchmarks/peers/results as the tables of docs/comparison.md.
+
+    python benchmarks/peers/table.py
+
+A figure is the median over the seeds that were run, with lowest and highest where there are several. Speeds
+and times of runs that other work disturbed are left out.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.peers.run import TOOLS
+from benchmarks.peers.shared import HERE
+
+Result = dict[str, Any]
+NOT_MEASURED = "not measured"
+
+
+def over_seeds(results: Iterable[Result], figure: Callable[[Result], float | None], digits: int) -> str:
+    """The median of a figure, and its range."""
+    values = sorted(value for value in map(figure, results) if value is not None)
+    if not values:
+        return NOT_MEASURED
+    spread = f" ({values[0]:,.{digits}f}–{values[-1]:,.{digits}f})" if len(values) > 1 else ""
+    return f"{median(values):,.{digits}f}{spread}"
+
+
+def speed(key: str) -> Callable[[Result], float | None]:
+    """Tokens per second while training, if nothing else ran."""
+
+    def figure(result: Result) -> float | None:
+        train = next((one for one in result["commands"] if "watch.py" in one["command"]), None)
+        undisturbed = train is not None and not train["load"]["disturbed"]
+        return (result["training"] or {}).get(key) if undisturbed else None
+
+    return figure
+
+
+def to_level(result: Result) -> float | None:
+    """Seconds from rows to Q4_K_M, if nothing else ran."""
+    return (
+        result.get("seconds_to_level")
+        if not any(one["load"]["disturbed"] for one in result["commands"])
+        else None
+    )
+
+
+def judged(key: str) -> Callable[[Result], float | None]:
+    """A figure of the judge, in percent."""
+    return lambda result: result["judged"][key] * 100 if result.get("judged") else None
+
+
+def tool_line(name: str) -> str:
+    """A tool's line of the first table."""
+    files = sorted((HERE / "results").glob(f"{name}-[0-9]*.json"))
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    cells = [
+        name,
+        str(len(results)),
+        over_seeds(results, speed("tokens_per_second"), 0),
+        over_seeds(results, speed("tokens_per_second_with_padding"), 0),
+        over_seeds(results, lambda result: result["peak_bytes"] / 1e9, 1),
+        over_seeds(results, to_level, 0),
+        over_seeds(results, judged("score"), 1),
+        over_seeds(results, judged("perfect"), 1),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Print the tables."""
+    print(
+        "| tool | seeds | real tokens/s | with padding | peak, GB | rows → Q4_K_M, s | fields | all right |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for name in TOOLS:
+        print(tool_line(name))
+    print("\n| environment | GB | s |\n| --- | --- | --- |")
+    for file in sorted((HERE / "results").glob("environment-*.json")):
+        values = json.loads(file.read_text(encoding="utf-8"))
+        print(f"| {file.stem[12:]} | {values['bytes'] / 1e9:.1f} | {values['seconds']} |")
+    print("\n| file | MB | KLD from F16 | same top, % | fields | all right | s |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for file in sorted((HERE / "results").glob("quantizers-*.json")):
+        for name, values in json.loads(file.read_text(encoding="utf-8")).items():
+            if isinstance(values, dict) and "kld" in values:
+                score = [f"{values['judged'][key]:.1%}" for key in ("score", "perfect")]
+                figures = [f"{values['bytes'] / 1e6:.1f}", f"{values['kld']:.4f} ± {values['kld_error']:.4f}"]
+                rest = [f"{values['same_top']:.1f}", *score, f"{values['seconds']:.0f}"]
+                print(f"| {' | '.join([name, *figures, *rest])} |")
+
+
+if __name__ == "__main__":
+    main()
