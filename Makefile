@@ -74,6 +74,7 @@ ifneq ($(TORCH),$(shell cat $(DONE)/torch 2>/dev/null))
 endif
 endif
 TORCH ?= auto
+LLAMA ?=
 
 $(DONE)/torch: $(DONE)/venv
 	@echo "installing PyTorch ($(TORCH))"
