@@ -22,7 +22,7 @@ from pipeline.commands.methods import markdown
 from pipeline.config.params import Params
 from pipeline.config.scorers import SPELLINGS
 from pipeline.core.places import PROJECT
-from pipeline.llamacpp.tools import TOOLS, VERSION
+from pipeline.llamacpp.tools import VERSION
 from pipeline.workflow.stage_command import STAGES
 from pipeline.workflow.stages import table
 
@@ -221,7 +221,6 @@ def test_the_pages_name_every_stage_recipe_scorer_and_tool() -> None:
     scorers = re.findall(r"^\| `([^`]+)` \|", evaluation.partition("## Scorers")[2], re.MULTILINE)
     assert sorted(scorers) == sorted(re.split(", | or ", SPELLINGS))
     assert f".tools/llama.cpp/{VERSION}/" in gpu
-    assert " ".join(TOOLS) in gpu
 
 
 def test_troubleshooting_is_made_from_the_catalog_of_errors() -> None:
