@@ -9,6 +9,7 @@ from pipeline.config.sections import Training
 from pipeline.config.targets import is_router, is_target
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.models.merging.nf4 import quick_quantizer
+from pipeline.models.runtime import freed_at_once
 
 # for a model that only answers: where weights lie changes no number
 ON_ONE_DEVICE = {"embeddings_on_cpu": False, "offload_layers": 0, "shard_base": False}
@@ -36,7 +37,8 @@ def load_quantized(folder: Path, train: Training, device: str | None = None) -> 
             dense=not train.keep_quantized,
             in_main_memory=train.offload_layers,
         )
-    return load_safetensors(folder, train, dtype, device)
+    with freed_at_once():
+        return load_safetensors(folder, train, dtype, device)
 
 
 def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> Any:

@@ -2,6 +2,7 @@
 memory they take.
 """
 
+import ctypes
 import sys
 import warnings
 from collections import deque
@@ -13,6 +14,9 @@ from typing import TypeVar
 
 from pipeline.core.hardware import usable_cores
 from pipeline.core.usage import peak_of_process
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+HEAP_BLOCK = 32 << 20  # the largest threshold that glibc sets by itself
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -75,6 +79,26 @@ def in_turn(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[R
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+
+
+@contextmanager
+def freed_at_once() -> Iterator[None]:
+    """Meanwhile have glibc map large blocks one by one, so that a freed one is the system's again: weights
+    that were quantized would else leave holes as large as all of them in 16 bit.
+
+    Afterwards they come from the heap, as they do once glibc has seen large ones freed, for mapping costs
+    time in every step.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None:  # another system, or another library than glibc
+        yield
+        return
+    mallopt(MMAP_THRESHOLD, 1 << 20)
+    try:
+        yield
+    finally:
+        mallopt(MMAP_THRESHOLD, HEAP_BLOCK)
+        mallopt(TRIM_THRESHOLD, 2 * HEAP_BLOCK)
 
 
 def memory_used() -> int:

@@ -40,6 +40,10 @@ def put_tuner(model: Any, settings: Training) -> Any:
         # its first step on
         model = get_peft_model(model, adapter_config(model, settings), autocast_adapter_dtype=True)
         hold_in_float32(model)
+        if model.device.type == "cpu":
+            from pipeline.models.lean_lora import lighten
+
+            lighten(model)
     else:
         from pipeline.models.scaled_linear import put_scales
 

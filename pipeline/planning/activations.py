@@ -73,11 +73,13 @@ def lora_kept(step: Step, layer: int, targets: list[Linear], without_mask: tuple
     """Bytes kept by a layer's LoRA branches, on `targets`: dropout's mask and output (or the input), and A's
     output.
 
-    Without dropout, linears that read the same tensor share it, unless each makes its own float32 copy.
+    Without dropout, linears that read the same tensor share it, unless each makes its own float32 copy: on a
+    CPU all but those on NF4 without DoRA (`pipeline.models.lean_lora`).
     Inputs named in `without_mask` need no gradient, so their dropout keeps no mask. Linears whose scales
     train keep their inputs alone.
     """
     scaled = tunes_scales(step.train)
+    lean = step.device == "cpu" and step.train.quantization == "nf4" and not step.train.use_dora
     ranks = sum(linear.used * rank_of(linear.path(layer), step.train) for linear in targets)
     kept = 0 if scaled else ranks * step.lora_element
     if step.train.lora_dropout and not scaled:
@@ -88,7 +90,7 @@ def lora_kept(step: Step, layer: int, targets: list[Linear], without_mask: tuple
             linear.used * linear.inputs * (step.lora_element + (0 if linear.reads in without_mask else mask))
             for linear in targets
         )
-    elif step.lora_element != step.element and not scaled:
+    elif step.lora_element != step.element and not scaled and not lean:
         kept += sum(linear.used * linear.inputs * step.lora_element for linear in targets)
     else:
         # attention keeps its output anyway

@@ -140,7 +140,7 @@ class Fixed:
 
     def eval(self) -> None: ...
 
-    def __call__(self, input_ids: Any, past_key_values: Any, use_cache: bool) -> Any:
+    def __call__(self, input_ids: Any, past_key_values: Any, use_cache: bool, logits_to_keep: int) -> Any:
         import torch
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
