@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core.errors import MachineError, QuenchError, Stopped
 from pipeline.core.launch import launch
 from pipeline.core.ranks import Rank, take_rank, wanted_processes
+from pipeline.models.runtime import silence_libraries
 from pipeline.workflow.stage_command import REPLAY, need_work, parsed, parser
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # a terminal without UTF-8 shows "?" for "±", not a traceback
             stream.reconfigure(errors="replace")
+    silence_libraries()
     rank = None
     try:
         rank = take_rank()

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from pipeline.commands import data, remote
 from pipeline.commands.topics import checking, configuring, projects, serving, sharing
 from pipeline.core.errors import QuenchError
+from pipeline.models.runtime import silence_libraries
 
 
 class Sentences(TyperGroup):
@@ -22,6 +23,7 @@ class Sentences(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command (called by Typer)."""
+        silence_libraries()
         try:
             return super().invoke(ctx)
         except QuenchError as error:

@@ -4,11 +4,17 @@ then its products.
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
+import yaml
+from conftest import STAGES
 from gguf import GGMLQuantizationType
+from log_lines import strange
 from safetensors import safe_open
 
 from pipeline.gguf.header import read_header
@@ -83,3 +89,35 @@ def test_no_row_is_lost(finished: Path) -> None:
     for split in ("train", "val"):
         account = labels["splits"][split]
         assert account["rows"] + sum(account["rejected"].values()) == data["splits"][split]
+
+
+@pytest.mark.slow
+def test_a_run_prints_nothing_that_quench_did_not_write(tiny_root: Path, tiny_params: dict[str, Any]) -> None:
+    """As Snakemake starts them: each stage is a process, whose output and errors are its log."""
+    tiny_params["quantize"]["levels"] = ["Q4_K_M"]
+    tiny_params["evaluate"]["models"] = ["base-F16", "F16", "Q4_K_M"]
+    (tiny_root / "params.yaml").write_text(yaml.safe_dump(tiny_params))
+    for stage in (one for one in STAGES if "Q5_K_M" not in one):
+        run = subprocess.run(
+            [sys.executable, "-m", "pipeline", stage, "--root", tiny_root],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert run.returncode == 0, run.stdout
+        assert strange(run.stdout) == [], stage
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Failed to load CPU gemm_4bit_forward from kernels-community: No module named 'kernels'.",
+        "Loading weights: 100%|##########| 26/26 [00:00<00:00, 5000.00it/s]",
+        "llama_context: n_ctx_per_seq (512) < n_ctx_train (2048)",
+        "/lib/transformers/x.py:3: FutureWarning: `y` is deprecated",
+        "huggingface/tokenizers: The current process just got forked, after parallelism has been used.",
+    ],
+)
+def test_a_line_of_a_library_is_strange(line: str) -> None:
+    assert strange(f"train: step 1 of 2\n{line}\n") == [line]

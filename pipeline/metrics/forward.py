@@ -14,7 +14,6 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.base_files import is_scales
 from pipeline.metrics.divergence import Prompt, Reference, kept_logits
 from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
-from pipeline.models.runtime import silence_libraries
 from pipeline.models.saved import with_adapter
 from pipeline.models.tuners import load_scales
 
@@ -39,7 +38,6 @@ def trained_model(
     own type, or with `float32` in float32 on the same weights: the difference is the rounding of training's
     arithmetic. Raises `DataError` if the adapter has no record of its run.
     """
-    silence_libraries()
     trained_in = adapter or settings_of
     assert trained_in, "a base alone needs the settings of a run"
     settings = run_settings(trained_in).model_copy(update=ON_ONE_DEVICE)
@@ -75,7 +73,6 @@ def plain_model(folder: Path, adapter: Path | None = None) -> Iterator["TorchSpe
 
     The weights stay in the 16 bits of the file: see `in_float32`.
     """
-    silence_libraries()
     from pipeline.models.experts.separate import load_model
 
     model = load_model(folder, dtype="auto")

@@ -3,6 +3,7 @@ memory they take.
 """
 
 import ctypes
+import os
 import sys
 import warnings
 from collections import deque
@@ -23,17 +24,17 @@ Result = TypeVar("Result")
 
 
 def silence_libraries() -> None:
-    """Keep hints about other set-ups, which are the same in every run, off the terminal; call it before they
-    are imported.
+    """Keep hints about other set-ups, which are the same in every run, off the terminal, and progress bars
+    out of logs; call it before the libraries are imported. Whoever sets a library's own variable hears it.
     """
+    # bitsandbytes: "Failed to load CPU gemm_4bit_forward from kernels-community" without a package that would
+    # fetch one from the hub; its own kernel does the same
     for noisy in ("trl", "bitsandbytes"):
         getLogger(noisy).setLevel("ERROR")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl")
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not sys.stderr.isatty():
-        logging.disable_progress_bar()
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers heeds it too
 
 
 def use_all_cores() -> None:

@@ -38,7 +38,7 @@ from pipeline.core.publish import read_json, write_json
 from pipeline.models.finite import adapter_is_finite, dequantization_is_finite, outputs_watched
 from pipeline.models.lora import check_adapter, lora_config
 from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
-from pipeline.models.runtime import silence_libraries, use_all_cores
+from pipeline.models.runtime import use_all_cores
 from pipeline.models.tuners import adapter_config
 from pipeline.planning.shape import KNOWN, Shape, load_shape
 from pipeline.stages.parity.check import KEYS
@@ -179,7 +179,6 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
     if trained:
         check_settings(trained, params.training)
     switched = saved_adapters(root, adapters)
-    silence_libraries()
     use_all_cores()
     known = read_json(base / "config.json", "run `snakemake --force base`").get("model_type") in KNOWN
     report = quantization_check(

@@ -26,7 +26,6 @@ from pipeline.gguf.tied import OneMatrix
 from pipeline.llamacpp.converters import NO_TYPES
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.models.base_header import checked_header
-from pipeline.models.runtime import silence_libraries
 from pipeline.stages.base.file_choice import choose_files, no_such_file
 from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, examine, read_object
@@ -96,7 +95,6 @@ def base(
     where it came from, so that they are the same wherever it did. Raises `ConfigError`, `DataError`,
     `ToolError` (package or llama.cpp missing) or `MachineError` (disk, network).
     """
-    silence_libraries()
     unfinished = target.with_name(f".{target.name}.download")
     header = matrix = None
     with publishing(target) as aside:

@@ -15,7 +15,7 @@ from pipeline.core.interruption import Interruption
 from pipeline.core.locks import inputs_below
 from pipeline.core.metrics_log import MetricsLog, Row
 from pipeline.core.ranks import Rank
-from pipeline.models.runtime import silence_libraries, use_all_cores
+from pipeline.models.runtime import use_all_cores
 from pipeline.stages.train.beforehand import BEFORE, held_out_before, prove_beforehand
 from pipeline.stages.train.run import describe
 
@@ -59,7 +59,6 @@ def follow(params: Params, root: Path, group: Any) -> None:
     Raises `ConfigError` if this process has other inputs, `Stopped` after a signal to any process, `Lost` if
     another process is gone.
     """
-    silence_libraries()
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
         follow_in(
             tokens=root / "data/tokens",

@@ -26,7 +26,7 @@ from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog, write_rows
 from pipeline.core.publish import publishing, remove, write_json
 from pipeline.gguf.base_files import is_scales, trained_file
-from pipeline.models.runtime import silence_libraries, use_all_cores
+from pipeline.models.runtime import use_all_cores
 from pipeline.models.tuners import save_trained
 from pipeline.stages.train.beforehand import BEFORE, held_out_before, prove_beforehand
 from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, ROLLOUTS, TEACHER, read_notes, step_of
@@ -61,7 +61,6 @@ def train(
     Raises `GateError` where a monitoring rule fails or the adapter learned nothing, `ConfigError` where an
     unfinished run of other inputs is in the way, `Stopped` after a signal.
     """
-    silence_libraries()
     from pipeline.stages.train.assembly import make_trainer
     from pipeline.stages.train.distill.teacher import ask_teacher
     from pipeline.stages.train.grpo.figures import rewards_of
@@ -185,7 +184,6 @@ def main(
     params: Params, root: Path, resume: bool | Path = True, replay: bool = False, group: Any = None
 ) -> None:
     """Run the stage on the files below `root`, together with the other processes of `group`."""
-    silence_libraries()
     check_shared(params.training, group.count if group else 1)  # else the plan for one card would refuse it
     checks = preflight(
         tokens=root / "data/tokens",
