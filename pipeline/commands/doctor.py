@@ -25,7 +25,7 @@ from pipeline.llamacpp.tools import TOOLS, VERSION, find_toolchain
 from pipeline.workflow.stages import WORDS
 
 GB = 1e9
-DEMO_DISK = 7 * GB  # set-up and the demo's artifacts
+DEMO_DISK = 16 * GB  # set-up and the demo's artifacts
 DEMO_MEMORY = 8 * GB
 PINNED = (
     "transformers",

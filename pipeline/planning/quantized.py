@@ -13,8 +13,6 @@ from pipeline.config.levels import LEVELS
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
-from pipeline.gguf.tensors import gguf_tensors
-from pipeline.gguf.tied import HEAD, one_matrix
 from pipeline.models.experts.recognize import check_experts_of, expert_settings, kind_of
 from pipeline.planning.level_bytes import MIXTURE_NAMES, NAMES, TYPES, level_bytes, matrices
 from pipeline.planning.shape import Shape, read_shape
@@ -163,6 +161,15 @@ def level_of(name: str) -> str:
     return str(found[-1]).upper().replace("FP16", "F16")
 
 
+def _would_be_tied(file: Path, header: Header) -> bool:
+    from pipeline.gguf.tensors import (
+        gguf_tensors,
+    )  # these import NumPy, which planning from a hub's config never needs
+    from pipeline.gguf.tied import one_matrix
+
+    return one_matrix(header, gguf_tensors(file)[1], SAMPLED) is not None
+
+
 def gguf_shape(file: Path, unpacked: bool = False) -> Shape:
     """The shape of the model in a GGUF, from its header; `unpacked`, with the head that stage `base` would
     tie, by a sample of its rows. Raises `ConfigError` for another architecture, `DataError` for a damaged
@@ -175,8 +182,8 @@ def gguf_shape(file: Path, unpacked: bool = False) -> Shape:
     config = {
         "model_type": architecture,
         "vocab_size": math.prod(table[1:]),
-        "tie_word_embeddings": HEAD not in header.tensors
-        or (unpacked and one_matrix(header, gguf_tensors(file)[1], SAMPLED) is not None),
+        "tie_word_embeddings": "output.weight" not in header.tensors
+        or (unpacked and _would_be_tied(file, header)),
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in header.tensors,
     }
