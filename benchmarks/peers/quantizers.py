@@ -122,9 +122,7 @@ def main() -> None:
             values[name] |= {"bytes": level.stat().st_size} | divergence(level, whole, folder, log)
             values[name]["judged"] = judged(level, shared / "project")
         write(result, values)
-        log.write_text(
-            without_places(log.read_text(encoding="utf-8", errors="replace"), shared), encoding="utf-8"
-        )
+        log.write_text(without_places(log.read_bytes().decode(errors="replace"), shared), encoding="utf-8")
         print(name, {key: value for key, value in values[name].items() if key != "commands"}, flush=True)
 
 

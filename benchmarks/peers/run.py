@@ -53,6 +53,12 @@ def trl(options: str) -> Tool:
     return Tool("trl", ("trl_train.py", "peft_merge.py"), (train, "python peft_merge.py"))
 
 
+def quench(settings: str) -> Tool:
+    """Quench's stages with some settings."""
+    stages = ("preprocess", "train", "merge", "convert", "quantize@Q4_K_M")
+    return Tool("quench", (settings,), tuple(f"quench {stage}" for stage in stages))
+
+
 TOOLS = {
     "trl-packed": trl("--packing"),
     "trl-packed-float32": trl("--packing --float32"),
@@ -78,11 +84,8 @@ TOOLS = {
         ("soup.yaml",),
         ("soup train --config soup.yaml --yes", "soup merge --adapter adapter --output merged"),
     ),
-    "quench": Tool(
-        "quench",
-        ("quench.yaml",),
-        tuple(f"quench {stage}" for stage in ("preprocess", "train", "merge", "convert", "quantize@Q4_K_M")),
-    ),
+    "quench": quench("quench.yaml"),
+    "quench-merge-16bit": quench("quench_merge_16bit.yaml"),
 }
 LEVEL = "models/gguf/demo-Q4_K_M.gguf"  # where Quench puts it, so all
 MODULES = {"llamafactory-cli": "llamafactory.cli", "soup": "soup_cli", "quench": "pipeline"}
@@ -103,7 +106,7 @@ def lay(tool: Tool, seed: int, shared: Path, place: Path) -> None:
         (place / name).symlink_to(shared / name)
     for file in tool.files:
         text = (HERE / "tools" / file).read_text(encoding="utf-8")
-        laid = place / ("params.yaml" if file == "quench.yaml" else file)
+        laid = place / ("params.yaml" if file.startswith("quench") else file)
         laid.write_text(text.replace("SEED", str(seed)), encoding="utf-8")
     if tool.environment == "quench":
         shutil.copytree(shared / "project/data/final", place / "data/final")
@@ -150,7 +153,7 @@ def measure(name: str, tool: Tool, seed: int, shared: Path) -> dict[str, Any]:
             for one in ran
         ],
     }
-    log.write_text(plain(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
+    log.write_text(plain(log.read_bytes().decode(errors="replace")), encoding="utf-8")
     if (place / LEVEL).exists():
         values["seconds_to_level"] = round(sum(one.seconds for one in ran), 1)
         values["bytes"] = (place / LEVEL).stat().st_size

@@ -5,6 +5,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,9 @@ QUIET = {
     "PYTHONPATH": "",
 }
 SOUP_ROWS = 80  # 20 steps of 4: Soup counts epochs, not steps
+TENSOR = re.compile(
+    r"INFO:hf-to-gguf:(blk|output|token_embd)|\[ *\d+/ *\d+\]|llama_model_loader: - kv|warning: blk"
+)
 # PyPI's builds don't load beside PyTorch's CPU build, and text needs neither, but LLaMA-Factory imports them
 FOR_IMAGES_AND_SOUND = ("torchvision", "torchaudio")
 WARM_UP = 2  # first steps, which are not timed
@@ -87,9 +91,11 @@ def run(
 
 
 def without_places(text: str, shared: Path) -> str:
-    """What a tool said, without progress bars' earlier states and without this machine's folders."""
+    """What a tool said, without progress bars' earlier states, llama.cpp's line for each tensor and this
+    machine's folders.
+    """
     lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-    text = "\n".join(lines)
+    text = "\n".join(line for line in lines if not TENSOR.match(line))
     known = {
         str(shared): "DIR",
         str(PROJECT): ".",

@@ -3,7 +3,7 @@
     python benchmarks/peers/table.py
 
 A figure is the median over the seeds that were run, with lowest and highest where there are several. Speeds
-and times of runs that other work disturbed are left out.
+and times that other work disturbed are marked †, and left out where an undisturbed run is there.
 """
 
 import json
@@ -20,6 +20,7 @@ from benchmarks.peers.shared import HERE
 
 Result = dict[str, Any]
 NOT_MEASURED = "not measured"
+DISTURBED = " †"
 
 
 def over_seeds(results: Iterable[Result], figure: Callable[[Result], float | None], digits: int) -> str:
@@ -31,24 +32,17 @@ def over_seeds(results: Iterable[Result], figure: Callable[[Result], float | Non
     return f"{median(values):,.{digits}f}{spread}"
 
 
+def timed(results: list[Result], figure: Callable[[Result], float | None]) -> str:
+    """The same of undisturbed runs; where there is none, of all, marked."""
+    alone = [one for one in results if not any(ran["load"]["disturbed"] for ran in one["commands"])]
+    marked = "" if alone else DISTURBED
+    cell = over_seeds(alone or results, figure, 0)
+    return cell if cell == NOT_MEASURED else cell + marked
+
+
 def speed(key: str) -> Callable[[Result], float | None]:
-    """Tokens per second while training, if nothing else ran."""
-
-    def figure(result: Result) -> float | None:
-        train = next((one for one in result["commands"] if "watch.py" in one["command"]), None)
-        undisturbed = train is not None and not train["load"]["disturbed"]
-        return (result["training"] or {}).get(key) if undisturbed else None
-
-    return figure
-
-
-def to_level(result: Result) -> float | None:
-    """Seconds from rows to Q4_K_M, if nothing else ran."""
-    return (
-        result.get("seconds_to_level")
-        if not any(one["load"]["disturbed"] for one in result["commands"])
-        else None
-    )
+    """Tokens per second while training."""
+    return lambda result: (result["training"] or {}).get(key)
 
 
 def judged(key: str) -> Callable[[Result], float | None]:
@@ -63,10 +57,10 @@ def tool_line(name: str) -> str:
     cells = [
         name,
         str(len(results)),
-        over_seeds(results, speed("tokens_per_second"), 0),
-        over_seeds(results, speed("tokens_per_second_with_padding"), 0),
+        timed(results, speed("tokens_per_second")),
+        timed(results, speed("tokens_per_second_with_padding")),
         over_seeds(results, lambda result: result["peak_bytes"] / 1e9, 1),
-        over_seeds(results, to_level, 0),
+        timed(results, lambda result: result.get("seconds_to_level")),
         over_seeds(results, judged("score"), 1),
         over_seeds(results, judged("perfect"), 1),
     ]
