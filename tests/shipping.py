@@ -15,7 +15,7 @@ from pipeline.config.params import Params, load_params
 from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fields
 
-RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo.yaml"
+RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo-small.yaml"
 LEVELS = ["Q4_K_M", "Q5_K_M"]
 MODELS = ["base-F16", "F16", *LEVELS]
 FILE_TYPES = {"base-F16": 1, "F16": 1, "Q4_K_M": 15, "Q5_K_M": 17}

@@ -24,6 +24,8 @@ MODELS = ("source", "base", "tuned")
 def params(models: tuple[str, ...] = MODELS, *, distill: bool = False) -> Params:
     """The recipe's."""
     values = load_params(RECIPE).model_dump(mode="json")
+    if "source" in models:  # the original that a level was made from
+        values["base"]["level"] = "Q4_0"
     values["evaluate"]["models"] = list(models)
     values["train"]["method"] = "distill" if distill else "sft"
     return Params.model_validate(values)

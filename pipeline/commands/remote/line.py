@@ -54,7 +54,8 @@ class Line:
     """A line to `name` (of ~/.ssh/config or the network, or user@name), whose Python is `python`; `config` is
     read instead of ~/.ssh/config.
 
-    Raises `ConfigError` for a name or a Python that is none, `ToolError` without `ssh` or `rsync` here.
+    Raises `ConfigError` for a name or a Python that is none, and when it is used `ToolError` without `ssh` or
+    `rsync` here.
     """
 
     def __init__(self, name: str, python: str, config: Path | None) -> None:
@@ -66,9 +67,6 @@ class Line:
             )
         if not PYTHON.fullmatch(python):
             raise ConfigError("Q-REMOTE-001", f"--python {quoted(python)} is no path of a Python: write one")
-        for tool in ("ssh", "rsync"):
-            if not shutil.which(tool):
-                raise ToolError("Q-REMOTE-002", f"{tool} is not on PATH here: install it")
         self.name, self.python = name, python
         options = [word for key, value in OPTIONS.items() for word in ("-o", f"{key}={value}")]
         self._ssh = ["ssh", "-T", "-a", "-x", *(["-F", str(config.absolute())] if config else []), *options]
@@ -88,6 +86,12 @@ class Line:
 
     def trying(self, work: Callable[[], Result]) -> Result:
         """The result of `work`, which is done again if the line is cut. Raises as `ask`."""
+        for tool in (
+            "ssh",
+            "rsync",
+        ):  # not earlier: settings that are wrong are refused before tools are asked for
+            if not shutil.which(tool):
+                raise ToolError("Q-REMOTE-002", f"{tool} is not on PATH here: install it")
         pause, since = 0.5, time.monotonic()
         while True:
             try:

@@ -126,6 +126,7 @@ WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the 
     "seed": lambda made: made.args.seed if made.args.seed == made.args.data_seed else None,
 }
 ELSEWHERE = {
+    "device",
     "warmup_ratio",
     "optim",
     "loss",
@@ -436,7 +437,7 @@ def test_what_a_run_leaves(prepared: Path, tmp_path: Path) -> None:
     assert set(rows[2]["samples"][0]) == {"prompt", "answer", "reference"}
     assert report["proven"]["packing_nmse"] < 1e-3
     known = json.loads((tmp_path / "adapter/run.json").read_text())
-    assert known["settings"]["learning_rate"] == 1e-3
+    assert known["settings"]["learning_rate"] == 5e-4
     assert set(known["base"]) == {"weights_sha256", "config_sha256", "tokenizer_sha256", "template_sha256"}
     assert json.loads((tmp_path / "checkpoints/run.json").read_text())["finished"] is True
     assert all(finding["level"] in ("ok", "warn", "not measured") for finding in report["monitoring"])
