@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo demo-small demo-gguf test unit lint clean lock toolchain compiler
+.PHONY: help setup demo run demo-small demo-gguf test unit lint clean lock toolchain compiler
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-15s %s\n", $$1, $$2}'
@@ -18,18 +18,20 @@ help:  ## show this list
 setup: compiler $(DONE)/project $(DONE)/demo toolchain  ## install everything into .venv and .tools (does nothing the second time)
 	@echo "set up: $(VENV) and llama.cpp are ready"
 
-demo: setup  ## run the entire pipeline on real text; ends in a table of levels
+demo: setup run  ## run the entire pipeline on real text; ends in a table of levels
+
+run:
 	@if [ -z "$$(ls data/raw 2>/dev/null)" ]; then echo "data/raw is empty: writing the demo's data"; python examples/pydoc.py; fi
 	@if [ ! -f data/raw.dvc ]; then dvc add --quiet data/raw; fi
 	snakemake
 
 demo-small: setup  ## the same with a model of 135M, on a machine with little memory or a slow line
 	quench use demo-small
-	$(MAKE) demo
+	$(MAKE) run
 
 demo-gguf: setup  ## the short way: train on a GGUF as it is and serve that file; nothing is merged
 	quench use demo-gguf
-	$(MAKE) demo
+	$(MAKE) run
 
 # the longest file first: xdist hands them out in this order
 test: setup  ## run the tests (not the slow ones, not those that need a GPU)

@@ -73,7 +73,8 @@ def torch_for(card: Accelerator | None) -> tuple[str, str]:
         return "cpu", "no GPU is seen here"
     if card.kind == "rocm":
         return ROCM_BUILD, f"for {card.name}"
-    driver, capability = int((card.driver or "0").partition(".")[0]), float(card.capability or 8.0)
+    number = re.match(r"\d+", card.driver or "")  # some containers show [N/A]
+    driver, capability = int(number[0]) if number else 0, float(card.capability or 8.0)
     of_card = [one for one in CUDA_BUILDS if one[2] <= capability <= one[3]]
     for build, oldest, _, _ in of_card:
         if driver >= oldest:

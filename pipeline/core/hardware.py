@@ -41,7 +41,7 @@ def accelerator() -> Accelerator | None:
     Raises `ToolError` if nvidia-smi is there and fails.
     """
     visible = os.environ.get(CARDS)
-    if visible in ("", "-1"):
+    if visible in ("", "-1", "NoDevFiles"):  # the last is SLURM's
         return None
     return next(iter(_accelerators(*([f"--id={visible.partition(',')[0]}"] if visible else []))), None)
 
@@ -49,7 +49,11 @@ def accelerator() -> Accelerator | None:
 def _accelerators(*which: str) -> list[Accelerator]:
     """NVIDIA's, else AMD's."""
     if shutil.which("nvidia-smi"):
-        return [_of_nvidia(*line) for line in nvidia_smi(f"--query-gpu={','.join(QUERY)}", *which)]
+        try:
+            lines = nvidia_smi(f"--query-gpu={','.join(QUERY)}", *which)
+        except ToolError:  # drivers before 510 don't know compute_cap; one that knows nothing fails again
+            lines = nvidia_smi(f"--query-gpu={','.join(QUERY[:-1])}", *which)
+        return [_of_nvidia(*line[: len(QUERY)]) for line in lines]
     return _of_rocm(_text_of("rocminfo") or "")
 
 

@@ -47,8 +47,8 @@ def noted(stage: str, root: Path, disk: Callable[[], int], plan: Callable[[], Fi
     seconds, own = time.monotonic() - started, peak_of_process()
     # a child counts what its parent has until it is another program, so it is told only by being larger
     child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * KILO
-    seen = Figures(max(own, child), round(seconds, 3), disk())
     with suppress(OSError, QuenchError):  # a stage that is done doesn't fail by what is noted of it
+        seen = Figures(max(own, child), round(seconds, 3), disk())
         write_json(usage_file(stage, root), asdict(Usage(plan(), seen, own)))
 
 

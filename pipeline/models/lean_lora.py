@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 
-_scratch: dict[str, torch.Tensor] = {}
+_scratch: dict[tuple[str, torch.dtype], torch.Tensor] = {}
 
 
 def scratch(name: str, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Memory for a tensor of the shape of `like`, which the next one of this name overwrites."""
-    if name not in _scratch or _scratch[name].numel() < like.numel():
-        _scratch[name] = torch.empty(like.numel(), dtype=dtype)
-    return _scratch[name][: like.numel()].view(like.shape)
+    key = name, dtype
+    if key not in _scratch or _scratch[key].numel() < like.numel():
+        with torch.inference_mode(False):  # a tensor made in it could not be written to by training
+            _scratch[key] = torch.empty(like.numel(), dtype=dtype)
+    return _scratch[key][: like.numel()].view(like.shape)
 
 
 def float32(name: str, values: torch.Tensor) -> torch.Tensor:
@@ -79,5 +81,7 @@ def _forward(layer: Any, x: torch.Tensor, *arguments: Any, **more: Any) -> torch
     others = arguments or more or layer.disable_adapters or layer.merged or name not in layer.lora_A
     if others or x.element_size() != 2 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return type(layer).forward(layer, x, *arguments, **more)  # type: ignore[no-any-return]
+    if layer.lora_A[name].bias is not None or layer.lora_B[name].bias is not None:
+        return type(layer).forward(layer, x)  # type: ignore[no-any-return]
     weights = layer.lora_A[name].weight, layer.lora_B[name].weight
     return Added.apply(layer.base_layer(x), x, *weights, layer.scaling[name])  # type: ignore[no-any-return, no-untyped-call]

@@ -136,6 +136,7 @@ RTX = Accelerator("cuda", "NVIDIA GeForce RTX 4060", 8188 << 20, "580.95", "8.9"
         (replace(RTX, driver="579.1"), "cu126"),
         (replace(RTX, driver="525.60.13"), "cu126"),
         (replace(RTX, driver="470.1"), "cpu"),
+        (replace(RTX, driver="[N/A]"), "cpu"),
         (replace(RTX, capability="6.1"), "cu126"),  # Pascal: cu130 has no code for it
         (replace(RTX, capability="12.0"), "cu130"),
         (replace(RTX, capability="12.0", driver="570.1"), "cpu"),  # Blackwell: cu126 has none

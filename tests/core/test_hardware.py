@@ -67,7 +67,19 @@ def test_a_card_that_shares_the_machines_memory_says_no_size(path: Path) -> None
     assert accelerator() == Accelerator("cuda", "NVIDIA GB10", None, "580.2", "12.1")
 
 
-@pytest.mark.parametrize(("visible", "asked"), [("2,0", "--id=2"), ("", None), ("-1", None)])
+def test_an_old_driver_that_does_not_know_the_compute_capability_is_asked_without_it(path: Path) -> None:
+    tool(
+        path,
+        "nvidia-smi",
+        'case "$*" in *compute_cap*) echo Field "compute_cap" is not valid; exit 2;; esac\n'
+        'echo "Tesla T4, 15360, 470.82"',
+    )
+    assert accelerator() == Accelerator("cuda", "Tesla T4", 15360 << 20, "470.82", None)
+
+
+@pytest.mark.parametrize(
+    ("visible", "asked"), [("2,0", "--id=2"), ("", None), ("-1", None), ("NoDevFiles", None)]
+)
 def test_the_card_is_the_first_that_is_visible(
     path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, asked: str | None
 ) -> None:

@@ -37,7 +37,8 @@ class Url(Section):
     url: Annotated[str, fits(r"(https?|s3)://\S{1,2000}", "an address: begin it with https:// or s3://")]
 
     def __str__(self) -> str:
-        return self.url.partition("?")[0]  # what follows may be a signature
+        # what stands before @ may be a password, what follows ? a signature
+        return re.sub(r"//[^/@]*@", "//", self.url.partition("?")[0])
 
 
 class LocalFile(Section):

@@ -1,5 +1,6 @@
 """A file from an address: https and http by httpx, s3 by fsspec; a broken download goes on."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,8 +39,9 @@ def _pieces(place: Url, start: int, part: Path) -> Iterator[bytes | None]:
     except MachineError:
         raise
     except Exception as error:  # each library has its own kinds
-        # without what follows the address: it may be a signature
-        reason = " ".join(str(error).replace(place.url, str(place)).split())[:200] or type(error).__name__
+        # without addresses: the one that a server led to may hold a signature too
+        said = re.sub(r"\w+://[^\s'\"]+", str(place), str(error).replace(place.url, str(place)))
+        reason = " ".join(said.split())[:200] or type(error).__name__
         raise MachineError(
             "Q-BASE-032",
             f"{place} can't be fetched ({reason}): check the address and the network, then run the same "

@@ -51,7 +51,10 @@ class NamedFile:
             return whole if self._is_at(whole) else self._fetch(whole, root)
 
     def _is_at(self, path: Path) -> bool:
-        return path.is_file() and file_hash(path) == self.sha256
+        try:
+            return path.is_file() and file_hash(path) == self.sha256
+        except OSError:  # another user's cache: as if there were none
+            return False
 
     @contextmanager
     def _turn(self, store: Path | None, scratch: Path) -> Iterator[Path]:
@@ -107,7 +110,7 @@ class NamedFile:
                 f"none of {len(refusals)} places gave {self.name}: {reasons}: check the network and "
                 "base.places, then run the same command again"
             )
-            if any(error.id == "Q-BASE-030" for error in refusals):
+            if any(error.id in ("Q-BASE-030", "Q-BASE-033") for error in refusals):
                 raise DataError("Q-BASE-030", told)
             raise MachineError("Q-BASE-031", told)
         print(f"base: {self.name} ({size_text(found.stat().st_size)}) is from {place}", flush=True)

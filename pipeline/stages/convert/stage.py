@@ -80,8 +80,12 @@ def convert(
             pool.submit(convert_to, target=aside)
             for aside, convert_to in zip(asides, conversions.values(), strict=True)
         ]
-        for one in running:
-            one.result()
+        try:
+            for one in running:
+                one.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # what has not begun would be made for nothing
+            raise
     return found
 
 

@@ -350,6 +350,10 @@ class _Answer(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
+        if self.path.startswith("/to-storage"):
+            self.send_response(302)
+            self.send_header("Location", "/gone?X-Amz-Signature=another-secret")
+            return self.end_headers()
         if self.path.partition("?")[0] != "/model.gguf":
             return self.send_error(404)
         first, _, last = (self.headers["Range"] or "bytes=0-").removeprefix("bytes=").partition("-")
@@ -402,6 +406,14 @@ def test_an_address_that_is_none_is_one_sentence(get: Get) -> None:
     with web_server() as (_, url):
         error = refusal(get, Url(url=url.url.replace("model", "other")))
     assert (error.id, error.exit_code) == ("Q-BASE-032", 6)
+
+
+def test_no_message_holds_a_secret_of_an_address(get: Get) -> None:
+    with web_server() as (_, url):
+        led = refusal(get, Url(url=url.url.replace("model.gguf", "to-storage")))
+        named = refusal(get, Url(url=url.url.replace("//", "//me:secret@").replace("model", "other")))
+    assert {led.id, named.id} == {"Q-BASE-032"}
+    assert "secret" not in led.sentence + named.sentence
 
 
 def test_an_s3_store_is_an_address(get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
