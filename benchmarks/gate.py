@@ -137,12 +137,13 @@ class Bench:
         self, case: str, model: Path, reference: Path
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """`evaluate`'s figures and answers of `model`, measured once."""
+        from pipeline.stages.evaluate.files import ModelFiles
         from pipeline.stages.evaluate.stage import evaluate
 
         kept = self.folder / f"{case}.json"
         if not kept.exists():
             figures, answers = evaluate(
-                model=model,
+                files=ModelFiles(model),
                 reference=reference,
                 tokenizer=self.root / "models/adapter",
                 rows=self.root / "data/final/test.jsonl",
