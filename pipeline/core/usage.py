@@ -5,6 +5,7 @@ The figures vary from run to run, so they are no output of the stage: nothing be
 """
 
 import json
+import os
 import resource
 import sys
 import time
@@ -73,9 +74,29 @@ def usage_file(stage: str, root: Path) -> Path:
 
 def peak_of_process() -> int:
     """The most bytes of main memory that this process has had."""
-    status = Path("/proc/self/status")
-    if status.exists():  # ru_maxrss of a process that was forked counts its parent's
-        for line in status.read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM"):
-                return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KILO
+    # ru_maxrss of a process that was forked counts its parent's
+    return peak_memory(os.getpid()) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KILO
+
+
+def peak_memory(pid: int) -> int | None:
+    """The largest resident set of a process so far, mapped files included, in bytes; None if the system
+    doesn't say.
+    """
+    return _memory(pid, "VmHWM")
+
+
+def own_memory(pid: int) -> int | None:
+    """Bytes of memory that are the process's own, without mapped files (the model is one); None if the system
+    doesn't say.
+    """
+    return _memory(pid, "RssAnon")
+
+
+def _memory(pid: int, field: str) -> int | None:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    return next(
+        (int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:")), None
+    )

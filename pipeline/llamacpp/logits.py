@@ -239,9 +239,10 @@ def log_softmax(logits: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Shifted:
-    """Logits less their largest (T, V), where that is (T,), and log Σ exp of them (T,)."""
+    """Logits less their largest (T, V), exp of them (T, V), where the largest is (T,), and log Σ exp (T,)."""
 
     logits: Floats
+    weights: Floats
     top: Ids
     log_sum: Floats
 
@@ -250,13 +251,31 @@ def shifted(logits: Floats) -> Shifted:
     """A copy of logits (T, V), shifted so that exp can't overflow."""
     top = logits.argmax(axis=-1)
     moved = logits - np.take_along_axis(logits, top[:, None], axis=-1)
-    return Shifted(moved, top, np.log(np.exp(moved).sum(axis=-1, dtype=np.float64)))
+    weights = np.exp(moved)
+    return Shifted(moved, weights, top, np.log(weights.sum(axis=-1, dtype=np.float64)))
 
 
 def negative_log(logits: Shifted, following: Ids) -> Floats:
     """−log p of the tokens `following` (T,)."""
     loss: Floats = logits.log_sum - np.take_along_axis(logits.logits, following[:, None], axis=-1)[:, 0]
     return loss
+
+
+def kl_divergence(reference: Shifted, candidate: Shifted) -> Floats:
+    """KL(reference ‖ candidate) per position, in nats (T,); the candidate's logits are overwritten on the way.
+
+    KL(P ‖ Q) = Σ P·(logit_P − logit_Q) − log Σ exp logit_P + log Σ exp logit_Q. The terms are float32 and
+    their sums float64: right to 1e-7 nats (tests/stages/evaluate/test_divergence.py) in a twentieth of the
+    time that float64 terms take, and exactly 0 for equal logits.
+    """
+    difference = np.subtract(reference.logits, candidate.logits, out=candidate.logits)
+    kld: Floats = (
+        np.multiply(reference.weights, difference, out=difference).sum(axis=-1, dtype=np.float64)
+        / np.exp(reference.log_sum)
+        - reference.log_sum
+        + candidate.log_sum
+    )
+    return np.maximum(kld, 0.0)  # rounding can leave −1e-8
 
 
 def divergence(reference: Floats, candidate: Floats) -> Floats:

@@ -70,30 +70,6 @@ def guarded(command: Sequence[str]) -> list[str]:
     return bound([sys.executable, "-I", "-S", str(Path(__file__).resolve()), *command])
 
 
-def peak_memory(pid: int) -> int | None:
-    """The largest resident set of a process so far, mapped files included, in bytes; None if the system
-    doesn't say.
-    """
-    return _memory(pid, "VmHWM")
-
-
-def own_memory(pid: int) -> int | None:
-    """Bytes of memory that are the process's own, without mapped files (the model is one); None if the system
-    doesn't say.
-    """
-    return _memory(pid, "RssAnon")
-
-
-def _memory(pid: int, field: str) -> int | None:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    return next(
-        (int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:")), None
-    )
-
-
 def main(command: list[str]) -> None:
     """Become `command`, with its limits set."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -11,8 +11,8 @@ import httpx
 
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.units import MEMORY_GB
+from pipeline.core.usage import own_memory
 from pipeline.llamacpp.server import Server, log_end
-from pipeline.llamacpp.server_process import own_memory
 
 HOUR = 3600.0
 LONGEST_PAUSE = 60.0

@@ -15,9 +15,9 @@ from pipeline.commands.judge.files import Candidate
 from pipeline.core.errors import ToolError
 from pipeline.core.other_load import OtherLoad, cpu_time, other_load
 from pipeline.core.progress import progress
+from pipeline.core.usage import peak_memory
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_command import BATCH_TOKENS
-from pipeline.llamacpp.server_process import peak_memory
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answer_speed import Speed, answer_speed
 from pipeline.stages.evaluate.speed import gpu_memory

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pipeline.chat.tokens import Row, chat_request
 from pipeline.core.checks import Check
+from pipeline.core.usage import peak_memory
 from pipeline.llamacpp.server import Server, serving
-from pipeline.llamacpp.server_process import peak_memory
 from pipeline.llamacpp.tools import Toolchain, load_binding
 from pipeline.stages.parity.check import count_check, exact
 from pipeline.stages.parity.planned_memory import planned_bytes

@@ -13,8 +13,8 @@ from qwen2_variants import cut_models
 from tiny import tiny_params
 
 from pipeline.config.sections import Serve
+from pipeline.core.usage import peak_memory
 from pipeline.llamacpp.server_command import BATCH_TOKENS
-from pipeline.llamacpp.server_process import peak_memory
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.evaluate.speed import ANSWER_TOKENS, gpu_memory, held_by, serving_figures
 
