@@ -36,6 +36,7 @@ def one(project: Path, model: str, threads: int | None) -> None:
     from pipeline.config.sections import reference_of
     from pipeline.llamacpp.tools import find_toolchain
     from pipeline.stages.evaluate import stage as stage
+    from pipeline.stages.evaluate.files import ModelFiles
 
     plain = stage.timed
     print(f"  {'imports':12} {'':8}          {cpu_seconds():7.1f} s of CPUs")
@@ -55,7 +56,7 @@ def one(project: Path, model: str, threads: int | None) -> None:
     use = {} if threads is None else {"threads": threads}
     folder, name = project / "models/gguf", params.convert.name
     figures, _ = stage.evaluate(
-        model=folder / f"{name}-{model}.gguf",
+        files=ModelFiles(folder / f"{name}-{model}.gguf"),
         reference=folder / f"{name}-{reference_of(model, params.convert.type)}.gguf",
         tokenizer=project / "models/adapter",
         rows=project / "data/final/test.jsonl",

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from pipeline.core.other_load import cpu_time, other_load
+from pipeline.core.usage import peak_memory
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
@@ -113,14 +114,7 @@ def tree_peaks(pid: int) -> list[int]:
         family = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
     except psutil.NoSuchProcess:
         return []
-    found = []
-    for one in family:
-        try:
-            lines = Path(f"/proc/{one}/status").read_text().splitlines()
-        except OSError:
-            continue
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")]
-    return found
+    return [peak for one in family if (peak := peak_memory(one))]
 
 
 def environment(name: str, folder: Path) -> Path:
@@ -187,7 +181,7 @@ def prepare(folder: Path, gguf: Path) -> None:
     run(made, project, log, {"PYTHONPATH": str(PROJECT)})
     for name in ("base", "curate"):
         stage(name, project, log)
-    tie(project / "models" / "base", folder / "base")
+    shutil.copytree(project / "models" / "base", folder / "base")
     params.write_text(text.replace("model: base", f"model: {folder / 'base'}"), encoding="utf-8")
     stage("base", project, log)
     chats = [json.loads(line) for line in (project / "data/final/train.jsonl").open(encoding="utf-8")]
@@ -204,20 +198,6 @@ def prepare(folder: Path, gguf: Path) -> None:
     with (rows / "for_soup.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps({"messages": chat["messages"]}) + "\n" for chat in some)
     (folder / "ready").touch()
-
-
-def tie(unpacked: Path, folder: Path) -> None:
-    """Copy a base; where its head is a matrix of its own, the head, which the official file holds in Q8_0,
-    becomes the embeddings too.
-    """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(unpacked, dtype="auto")
-    if not model.config.tie_word_embeddings:
-        model.get_input_embeddings().weight = model.get_output_embeddings().weight
-        model.config.tie_word_embeddings = True
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(unpacked).save_pretrained(folder)
 
 
 def speeds(steps: Path) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from math import hypot
 import numpy as np
 
 from pipeline.gguf.base_files import DENSE
+from pipeline.gguf.file import HEADS
 from pipeline.gguf.header import Header
 from pipeline.gguf.tensors import NOISE, Floats, GgufTensor
 
-HEAD, EMBEDDINGS = "output.weight", "token_embd.weight"
+HEAD, EMBEDDINGS = HEADS
 # a row may differ by so many times what rounding to the two types costs; in the official Q4_K_M of
 # Qwen2.5-Coder-0.5B-Instruct (Q8_0 and Q5_0) the farthest of 151,936 rows differs by 1.08 times
 SLACK = 1.25

@@ -2,7 +2,7 @@
 what `n_gpu_layers: auto` and `parallel: auto` come to.
 
 Asked just before a file is loaded, for two models may share a card. llama-server would find the number itself
-(`--fit`), but llama-bench and the binding would not, and it is recorded.
+(`--fit`), but the binding would not, and it is recorded.
 """
 
 import re

@@ -262,7 +262,7 @@ def negative_log(logits: Shifted, following: Ids) -> Floats:
 
 
 def kl_divergence(reference: Shifted, candidate: Shifted) -> Floats:
-    """KL(reference ‖ candidate) per position, in nats (T,); the candidate's logits are overwritten on the way.
+    """KL(reference ‖ candidate) per position, in nats (T,); the candidate's logits are overwritten.
 
     KL(P ‖ Q) = Σ P·(logit_P − logit_Q) − log Σ exp logit_P + log Σ exp logit_Q. The terms are float32 and
     their sums float64: right to 1e-7 nats (tests/stages/evaluate/test_divergence.py) in a twentieth of the

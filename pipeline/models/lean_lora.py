@@ -62,14 +62,14 @@ def rows(values: torch.Tensor) -> torch.Tensor:
 
 
 def lighten(model: Any) -> None:
-    """Have the LoRA layers of `model` on NF4 linears compute as above. Those with dropout or DoRA, which keep
-    more than their inputs, stay PEFT's.
+    """Have the LoRA layers of `model` on NF4 linears compute as above. Those with dropout, DoRA or biases,
+    which do more, stay PEFT's.
     """
     from peft.tuners.lora import Linear4bit
 
     for layer in (one for one in model.modules() if isinstance(one, Linear4bit)):
         plain = (isinstance(one, torch.nn.Identity) for one in layer.lora_dropout.values())
-        if not layer.lora_variant and all(plain):
+        if not (layer.lora_variant or any(layer.lora_bias.values())) and all(plain):
             layer.forward = partial(_forward, layer)
 
 
@@ -81,7 +81,5 @@ def _forward(layer: Any, x: torch.Tensor, *arguments: Any, **more: Any) -> torch
     others = arguments or more or layer.disable_adapters or layer.merged or name not in layer.lora_A
     if others or x.element_size() != 2 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return type(layer).forward(layer, x, *arguments, **more)  # type: ignore[no-any-return]
-    if layer.lora_A[name].bias is not None or layer.lora_B[name].bias is not None:
-        return type(layer).forward(layer, x)  # type: ignore[no-any-return]
     weights = layer.lora_A[name].weight, layer.lora_B[name].weight
     return Added.apply(layer.base_layer(x), x, *weights, layer.scaling[name])  # type: ignore[no-any-return, no-untyped-call]

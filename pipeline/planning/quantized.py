@@ -162,9 +162,8 @@ def level_of(name: str) -> str:
 
 
 def _would_be_tied(file: Path, header: Header) -> bool:
-    from pipeline.gguf.tensors import (
-        gguf_tensors,
-    )  # these import NumPy, which planning from a hub's config never needs
+    # these import NumPy, which planning from a hub's config never needs
+    from pipeline.gguf.tensors import gguf_tensors
     from pipeline.gguf.tied import one_matrix
 
     return one_matrix(header, gguf_tensors(file)[1], SAMPLED) is not None

@@ -1,5 +1,6 @@
 """What each stage takes: peak memory of its largest process, and disk of what it writes."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.config.params import Params
@@ -12,12 +13,21 @@ from pipeline.planning.duration import work_in
 from pipeline.planning.plan import Plan, make_plan
 
 UNKNOWN = Figures(None, None, None)
+DISK: Mapping[str, tuple[str, ...]] = {  # what a stage writes, by its names in a plan
+    "base": (BASE,),
+    "train": ("adapter",),
+    "merge": ("merged model",),
+    "convert": ("F16 GGUF", "base-F16 GGUF", "LoRA GGUF"),
+    "quantize": ("{item} GGUF",),
+}
 
 
 def plan_stage(stage: str, params: Params, root: Path) -> Figures:
     """What `stage` ("quantize@Q4_K_M") is planned to take; `UNKNOWN` where the base's shape isn't known, or
     nothing is planned of it.
     """
+    if stage.partition("@")[0] not in DISK:
+        return UNKNOWN
     try:
         shape = find_shape(params, root)
         card = (None if params.train.device == "cpu" else first_gpu()) or main_memory()
@@ -35,20 +45,15 @@ def plan_stage(stage: str, params: Params, root: Path) -> Figures:
         )
     except QuenchError:
         return UNKNOWN
-    return figures(stage, plan, params)
+    return figures(stage, plan)
 
 
-def figures(stage: str, plan: Plan, params: Params) -> Figures:
-    """The same of a plan that was made."""
+def figures(stage: str, plan: Plan) -> Figures:
+    """The same of a plan that was made, for a stage of `DISK`."""
     name, _, item = stage.partition("@")
-    if name == "train":
-        peak = plan.memory.total if plan.memory.device == "cpu" else None  # seen is main memory
-        return Figures(peak, plan.seconds, plan.disk["adapter"])
-    disk = {
-        "merge": ("merged model",),
-        "quantize": (f"{item} GGUF",),
-        "convert": (*(f"{one} GGUF" for one in ("F16", "base-F16")), "LoRA GGUF"),
-        "base": (BASE,),
-    }
-    sizes = [plan.disk[one] for one in disk.get(name, ()) if one in plan.disk]
-    return Figures(None, None, sum(sizes) if sizes else None)
+    written = [one.format(item=item) for one in DISK[name]]
+    disk = sum(plan.disk[one] for one in written if one in plan.disk) or None
+    if name != "train":
+        return Figures(None, None, disk)
+    # on a GPU what is seen is main memory, and planned the card's
+    return Figures(plan.memory.total if plan.memory.device == "cpu" else None, plan.seconds, disk)

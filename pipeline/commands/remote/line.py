@@ -43,6 +43,7 @@ SILENCE = (
 PATIENCE = 900.0  # seconds without an answer after which a host counts as gone
 LAST_WORDS_SECONDS = 5.0  # in which ssh ends after them
 LONGEST_PAUSE = 30.0  # seconds between two tries
+TOOLS = ("ssh", "rsync")  # here
 Result = TypeVar("Result")
 
 
@@ -86,10 +87,7 @@ class Line:
 
     def trying(self, work: Callable[[], Result]) -> Result:
         """The result of `work`, which is done again if the line is cut. Raises as `ask`."""
-        for tool in (
-            "ssh",
-            "rsync",
-        ):  # not earlier: settings that are wrong are refused before tools are asked for
+        for tool in TOOLS:  # not earlier: wrong settings are refused before tools are asked for
             if not shutil.which(tool):
                 raise ToolError("Q-REMOTE-002", f"{tool} is not on PATH here: install it")
         pause, since = 0.5, time.monotonic()

@@ -7,7 +7,9 @@ from pydantic import AfterValidator, Field
 
 from pipeline.config.scorers import scorer_problems
 from pipeline.config.sections.values import (
+    AUTO,
     NAME_PART,
+    ON_GPU,
     Count,
     Divergence,
     Fraction,
@@ -202,11 +204,7 @@ class Evaluate(Section):
         "cores)",
     )
     threads: Threads = key(2, "CPU threads of each measurement")
-    n_gpu_layers: GpuLayers = key(
-        "auto",
-        "layers on the GPU: auto (as many as fit the memory that is free there; none without one, or if "
-        "llama.cpp was built for the CPU) | 0 for none | 99 for all",
-    )
+    n_gpu_layers: GpuLayers = key(AUTO, ON_GPU)
     seed: Seed = key(
         42,
         "seed of the draw of held-out rows (merge draws by it too), of intervals and of the sampler "

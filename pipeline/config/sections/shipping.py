@@ -6,6 +6,7 @@ from pydantic import Field
 
 from pipeline.config.sections.values import (
     AUTO,
+    ON_GPU,
     Fraction,
     GpuLayers,
     KldLimit,
@@ -63,11 +64,7 @@ class Serve(Section):
     port: Annotated[int, Field(ge=1024, le=65535)] = key(8081, "port on 127.0.0.1")
     ctx_size: Tokens = key(4096, "context of each answer, in tokens")
     parallel: Slots = key(1, "answers at the same time")
-    n_gpu_layers: GpuLayers = key(
-        "auto",
-        "layers on the GPU: auto (as many as fit the memory that is free there; none without one, or if "
-        "llama.cpp was built for the CPU) | 0 for none | 99 for all",
-    )
+    n_gpu_layers: GpuLayers = key(AUTO, ON_GPU)
     threads: Threads = key(2, "CPU threads")
     flash_attn: Literal["on", "off", "auto"] = key(
         "auto", 'flash attention: "on" | "off" | auto (quoted: to some readers of YAML a bare on is true)'

@@ -109,6 +109,10 @@ def _check_whole(least: int, most: int, value: Any) -> Any:
     raise ValueError(f"is {value!r}: give a number from {least} to {most:,}, or auto")
 
 
+ON_GPU = (
+    "layers on the GPU: auto (as many as fit the memory that is free there; none without one, or if "
+    "llama.cpp was built for the CPU) | 0 for none | 99 for all"
+)
 GpuLayers = Annotated[int | Literal["auto"], PlainValidator(partial(_check_whole, 0, 10_000))]
 SlotsOrAuto = Annotated[int | Literal["auto"], PlainValidator(partial(_check_whole, 1, 1024))]
 ShareLimit = Annotated[float | Literal["auto"], PlainValidator(partial(_check_limit, 0, 1, "from 0 to 1"))]

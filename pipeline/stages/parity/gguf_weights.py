@@ -16,11 +16,12 @@ from pipeline.gguf.header import Header
 from pipeline.gguf.safetensors_rows import read_folder
 from pipeline.gguf.sources import KNOWN, Piece, read_config, rope_factors, sources
 from pipeline.gguf.tensors import Bytes, Floats, GgufTensor, gguf_tensors
+from pipeline.gguf.tied import EMBEDDINGS, HEAD
 from pipeline.models.runtime import side_by_side
 from pipeline.stages.parity.check import exact, failure
 
 WHAT = "tensors that differ from the merged model's, rounded to the GGUF's type"
-HEAD, EMBEDDINGS, ROPE = "output.weight", "token_embd.weight", "rope_freqs.weight"
+ROPE = "rope_freqs.weight"
 ROPE_TOLERANCE = 1e-5  # relative; both sides compute the factors in float32
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 EXPONENT = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
