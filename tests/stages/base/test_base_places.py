@@ -350,6 +350,13 @@ class _Answer(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
+        if self.path.startswith("/log-in"):  # as a network does that wants one first
+            self.send_response(200)
+            self.send_header("Content-Length", "6")
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(b"log in")
+            return None
         if self.path.startswith("/to-storage"):
             self.send_response(302)
             self.send_header("Location", "/gone?X-Amz-Signature=another-secret")
@@ -400,6 +407,19 @@ def test_a_truncated_download_is_no_file_and_goes_on(
         get(url)
         assert not ranges or min(server.asked) >= 1 << 16, "only the rest was fetched"
     assert left_in(cache) == {SHA256}
+
+
+def test_a_place_with_another_file_spoils_no_broken_download_of_the_next(
+    get: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "PIECE", 1 << 16)
+    with web_server() as (server, url):
+        server.cut = 150_000
+        refusal(get, url)
+        server.cut = None
+        server.asked.clear()
+        get(Url(url=url.url.replace("model.gguf", "log-in")), url)
+        assert min(server.asked) >= 1 << 16, "only the rest was fetched"
 
 
 def test_an_address_that_is_none_is_one_sentence(get: Get) -> None:
