@@ -1,14 +1,13 @@
 """An S3 server on 127.0.0.1 (moto's), in threads of the process that starts it, and its accidents: at a given
-request it kills the process that asks, cuts the connection, or answers that it is out of order.
+request it kills who asks, cuts the connection, or answers that it is out of order.
 
     with S3() as s3:
         s3.make_bucket("team")
-        s3.fail("kill", at=7)           # in the middle of the seventh request for an object from now on
+        s3.fail("kill", at=7, children_of=pid)  # in the middle of the seventh request for an object
 """
 
 import socket
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
@@ -46,6 +45,7 @@ class S3:
         self.killed: list[int] = []
         self._accident: Accident | None = None
         self._at = 0
+        self._parent = 0  # of whom `kill` kills
         self._lasts = False  # and for all requests that follow
         self._lock = threading.Lock()
 
@@ -75,12 +75,12 @@ class S3:
         """Remove one."""
         self._backend().delete_object(bucket, name)
 
-    def fail(self, accident: Accident | None, at: int = 0) -> None:
+    def fail(self, accident: Accident | None, at: int = 0, children_of: int = 0) -> None:
         """Have this accident at the request number `at` for an object (counted from 1, from now on); what is
-        out of order stays so.
+        out of order stays so. `kill` kills the children of the process `children_of`, as who asks is one.
         """
         with self._lock:
-            self._accident, self._at, self.requests = accident, at, 0
+            self._accident, self._at, self._parent, self.requests = accident, at, children_of, 0
             self._lasts = accident != "cut"
 
     def _backend(self) -> Any:
@@ -115,27 +115,26 @@ class S3:
         else:
             whole = b"".join(self.moto(environ, start_response))
             half = [whole[: len(whole) // 2]]
-        victim = environ["REMOTE_PORT"] if accident == "kill" and self.requests == self._at else None
-        return self._and_end(half, environ["werkzeug.socket"], victim)
+        kills = accident == "kill" and self.requests == self._at
+        return self._and_end(half, environ["werkzeug.socket"], kills)
 
-    def _and_end(self, half: list[bytes], connection: socket.socket, victim: int | None) -> Iterator[bytes]:
-        yield from half
-        if victim:
-            self._kill(int(victim))
-        with suppress(OSError):  # gone already
-            connection.shutdown(socket.SHUT_RDWR)
+    def _and_end(self, half: list[bytes], connection: socket.socket, kills: bool) -> Iterator[bytes]:
+        try:
+            yield from half
+        finally:  # even if the other end is gone: on a busy machine it may have lost patience
+            if kills:
+                self._kill()
+            with suppress(OSError):  # gone already
+                connection.shutdown(socket.SHUT_RDWR)
         raise ConnectionResetError
 
-    def _kill(self, port: int) -> None:
-        """Kill -9 the process at the other end of a connection, a child of this one that waits for the rest.
+    def _kill(self) -> None:
+        """Kill -9 what runs below the parent.
 
-        A look at all of the machine's connections has missed it on a busy machine.
+        A search for the process that holds the connection has missed it on a busy machine, twice.
         """
-        for _ in range(50):
-            for process in psutil.Process().children(recursive=True):
-                with suppress(psutil.Error):
-                    if any(one.laddr.port == port for one in process.net_connections("tcp4")):
-                        process.kill()
-                        self.killed.append(process.pid)
-                        return
-            time.sleep(0.1)
+        for child in psutil.Process(self._parent).children():
+            with suppress(psutil.Error):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    child.kill()
+                    self.killed.append(child.pid)

@@ -382,7 +382,7 @@ def interrupted(
     parts = len(wanted) // len(KINDS) + 1
     for kind in KINDS:
         before, dead = len(found()), len(s3.killed)
-        s3.fail(kind, at=parts)
+        s3.fail(kind, at=parts, children_of=project.forked.server.pid)
         done = project.run("dvc", word)
         there = found()
         assert done.returncode == {"kill": 137, "503": 1, "cut": 0}[kind], done.stderr
