@@ -101,7 +101,7 @@ def _logged(command: list[str], log: Path, advance: Callable[[int], None] = lamb
     """Run a build step with its output in `log`; `advance` gets the percent done with each "[done/total]" of
     ninja.
     """
-    done = 0
+    done = total = 0
     try:
         process = subprocess.Popen(
             command,
@@ -120,9 +120,11 @@ def _logged(command: list[str], log: Path, advance: Callable[[int], None] = lamb
         for line in process.stdout or ():
             file.write(line)
             step = re.match(r"\[(\d+)/(\d+)\]", line)
-            # where ninja runs CMake again first, that is "[1/1]", before its plan
+            # where ninja runs CMake again first, that is "[1/1]", before its plan; of Vulkan's shader compiler,
+            # which a ninja of its own builds, there are fewer steps
             if step and step[2] != "1":
-                before, done = done, max(done, 100 * int(step[1]) // int(step[2]))
+                total = max(total, int(step[2]))
+                before, done = done, max(done, 100 * int(step[1]) // total)
                 advance(done - before)
     if process.returncode != 0:
         raise ToolError(

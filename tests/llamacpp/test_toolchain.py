@@ -89,6 +89,13 @@ def test_progress_starts_with_the_plan_and_never_goes_back(tmp_path: Path) -> No
     assert steps == [25, 50, 0, 25]
 
 
+def test_a_build_within_the_build_is_not_its_end(tmp_path: Path) -> None:
+    """Vulkan's shader compiler is built by a ninja of its own, whose last step once said 100 %."""
+    steps: list[int] = []
+    toolchain._logged(["printf", "[1/8] a\n[3/3] inner\n[4/8] b\n"], tmp_path / "log", steps.append)
+    assert sum(steps) == 50
+
+
 @pytest.mark.parametrize(
     "damage",
     [
