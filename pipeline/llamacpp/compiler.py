@@ -72,14 +72,17 @@ int main() { hipblasHandle_t handle; kernel<<<1, 1>>>(); return hipblasCreate(&h
 #if !__has_include(<vulkan/vulkan.hpp>)
 #error vulkan/vulkan.hpp is missing
 #endif
+#if VK_HEADER_VERSION < 272
+#error Vulkan headers are older than 1.3.272, which has the layer settings that llama.cpp uses
+#endif
 int main() { unsigned version; return vkEnumerateInstanceVersion(&version); }
 """,
 }
 TO_INSTALL: Mapping[str, str] = {
     "cuda": "the CUDA toolkit (nvcc and cuBLAS)",
     "hip": "ROCm with hipcc, hipBLAS and rocBLAS",
-    "vulkan": "Vulkan's headers and shader compiler (Debian, Ubuntu: `sudo apt install libvulkan-dev glslc "
-    "spirv-headers`)",
+    "vulkan": "Vulkan's headers, 1.3.272 or newer, and shader compiler (Debian 13, Ubuntu 24.04: `sudo apt install "
+    "libvulkan-dev glslc spirv-headers`)",
 }
 
 

@@ -84,6 +84,22 @@ def test_a_backend_that_was_named_is_built_or_refused(tools: Path) -> None:
         choose_backend("metal")
 
 
+def test_vulkan_headers_that_are_too_old_are_seen_before_anything_is_built(
+    tools: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian 12's 1.3.239 compiled a small program, and failed after 199 of llama.cpp's 553 steps."""
+    include = tmp_path_factory.mktemp("include")
+    for name in ("spirv/unified1/spirv.hpp", "vulkan/vulkan.hpp", "vulkan/vulkan.h"):
+        (include / name).parent.mkdir(parents=True, exist_ok=True)
+        (include / name).write_text("#define VK_HEADER_VERSION 239\n")
+    tool(tools, "glslc", WORKS)
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    monkeypatch.setenv("CXX", "/usr/bin/c++")
+    monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(include))  # before the machine's own
+    with pytest.raises(ToolError, match=r"Q-LLAMACPP-023.*older than 1\.3\.272"):
+        choose_backend("vulkan")
+
+
 CUDA = Backend("cuda", ("-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=89"), "nvcc 13.0", "for a card")
 
 
