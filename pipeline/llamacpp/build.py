@@ -120,8 +120,8 @@ def _logged(command: list[str], log: Path, advance: Callable[[int], None] = lamb
         for line in process.stdout or ():
             file.write(line)
             step = re.match(r"\[(\d+)/(\d+)\]", line)
-            # where ninja runs CMake again first, that is "[1/1]", before its plan; of Vulkan's shader compiler,
-            # which a ninja of its own builds, there are fewer steps
+            # where ninja runs CMake again first, that is "[1/1]", before its plan; Vulkan's shader compiler
+            # is built by a ninja of its own, in fewer steps
             if step and step[2] != "1":
                 total = max(total, int(step[2]))
                 before, done = done, max(done, 100 * int(step[1]) // total)

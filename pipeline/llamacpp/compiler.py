@@ -81,8 +81,8 @@ int main() { unsigned version; return vkEnumerateInstanceVersion(&version); }
 TO_INSTALL: Mapping[str, str] = {
     "cuda": "the CUDA toolkit (nvcc and cuBLAS)",
     "hip": "ROCm with hipcc, hipBLAS and rocBLAS",
-    "vulkan": "Vulkan's headers, 1.3.272 or newer, and shader compiler (Debian 13, Ubuntu 24.04: `sudo apt install "
-    "libvulkan-dev glslc spirv-headers`)",
+    "vulkan": "Vulkan's headers, 1.3.272 or newer, and shader compiler (Debian 13, Ubuntu 24.04: `sudo apt "
+    "install libvulkan-dev glslc spirv-headers`)",
 }
 
 
