@@ -46,6 +46,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
     },
+    # as wide as 7b, with its whole vocabulary
+    "7b-2-layers": {
+        "vocab_size": 152_064,
+        "hidden_size": 3_584,
+        "intermediate_size": 18_944,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+    },
     # as wide as 7b, and the smallest whose rows are K-quants' blocks of 256
     "wide": {
         "vocab_size": 4_096,

@@ -14,6 +14,7 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.base_files import is_scales
 from pipeline.metrics.divergence import Prompt, Reference, kept_logits
 from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
+from pipeline.models.runtime import give_back_holes
 from pipeline.models.saved import with_adapter
 from pipeline.models.tuners import load_scales
 
@@ -50,6 +51,7 @@ def trained_model(
     speaker.forget()
     del bare, model
     gc.collect()
+    give_back_holes()
 
 
 def run_settings(adapter: Path) -> Training:
@@ -80,6 +82,7 @@ def plain_model(folder: Path, adapter: Path | None = None) -> Iterator["TorchSpe
     speaker.forget()
     del model
     gc.collect()
+    give_back_holes()
 
 
 class TorchSpeaker:

@@ -102,6 +102,15 @@ def freed_at_once() -> Iterator[None]:
         mallopt(TRIM_THRESHOLD, 2 * HEAP_BLOCK)
 
 
+def give_back_holes() -> None:
+    """Give the system the heap's free pages, between allocations too; nothing under another library than
+    glibc. It takes 0.15 s of a training on the CPU, and what touches them next as long again.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 def memory_used() -> int:
     """Bytes: the most that was allocated on the GPU so far where there is one, else this process's resident
     memory now.
