@@ -10,7 +10,7 @@ Reads `params.yaml` (or a recipe) and the base's config.json, and what `data/tok
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from pipeline.config.sections import AUTO
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.ranks import wanted_processes
 from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
+from pipeline.core.usage import Figures
 from pipeline.planning.base import find_quantized, find_shape, level_name
 from pipeline.planning.budget import check_budgets
 from pipeline.planning.card import Card, first_gpu, main_memory, wants_gpu
@@ -36,6 +37,7 @@ from pipeline.planning.memory_reductions import Reduction
 from pipeline.planning.offload import PCIE
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.shape import load_shape
+from pipeline.planning.stages import planned_stages
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -102,11 +104,15 @@ def main(
         from pipeline.subprojects.distill_plan import plan_distillation  # with it comes numpy
 
         distillations = [plan_distillation(params, shape, level, card) for level in params.quantize.distill]
+    stages = dict(planned_stages(params, plan))
     if as_json:
-        value = plan.as_json() | {"distill": [asdict(one) for one in distillations]}
+        value = plan.as_json() | {
+            "stages": {name: asdict(planned) for name, planned in stages.items()},
+            "distill": [asdict(one) for one in distillations],
+        }
         print(json.dumps(value, indent=2, ensure_ascii=False))
     else:
-        show(plan, base, shutil.disk_usage(root).free)
+        show(plan, stages, base, shutil.disk_usage(root).free)
         if processes > 1:
             print(f"Memory is that of one of {processes} processes, time that of one alone.")
         elif params.train.shard_base:
@@ -121,7 +127,7 @@ def main(
         )
 
 
-def show(plan: Plan, base: str, free_disk: int) -> None:
+def show(plan: Plan, stages: Mapping[str, Figures], base: str, free_disk: int) -> None:
     """Print the plan as tables of at most 100 columns, plain if there is no terminal."""
     console = wide_console()
     write = partial(console.print, markup=False)
@@ -153,7 +159,8 @@ def show(plan: Plan, base: str, free_disk: int) -> None:
         f"DVC's cache: {disk_gb(plan.disk[CACHE])} more, a copy of each of these but the checkpoints, and of "
         "the base, unless the file system shares blocks (Btrfs, XFS)."
     )
-    write(f"Time: {duration(plan)}.")
+    write(f"Time of training: {duration(plan)}.")
+    console.print(stages_table(stages))
     if plan.drawing:
         write(f"Rollouts: {drawing(plan.drawing)}.")
         write(
@@ -206,6 +213,20 @@ def strategies_table(plan: Plan) -> "Table":
     return table
 
 
+def stages_table(stages: Mapping[str, Figures]) -> "Table":
+    """What each stage takes of main memory, time and disk."""
+    title = "stage: main memory, time, disk (–: not planned)"
+    table = plain_table(title, "GB", "time", "GB of disk", numbers=(1, 2, 3))
+    for name, planned in stages.items():
+        table.add_row(
+            name,
+            "–" if planned.peak is None else figure(planned.peak),
+            "–" if planned.seconds is None else in_words(planned.seconds),
+            "–" if planned.disk is None else f"{planned.disk / DISK_GB:.2f}",
+        )
+    return table
+
+
 def verdict(plan: Plan) -> str:
     """Whether it fits, and the longest rows that would."""
     if plan.card is None or plan.longest_row is None:
@@ -227,7 +248,8 @@ def duration(plan: Plan) -> str:
     per_token = f"{plan.flops_per_token / 1e9:.1f} GFLOP a token"
     if plan.tflops is None:
         return f"not measured ({per_token}): give what the card reaches with --tflops"
-    origin = "assumed from the card's name" if plan.tflops_assumed else "as given"
+    assumed = "of these cores" if plan.memory.device == "cpu" else "from the card's name"
+    origin = f"assumed {assumed}" if plan.tflops_assumed else "as given"
     copies = (
         f", {plan.copied_per_token / 1e6:.1f} MB of weights copied for it at {PCIE / 1e9:g} GB/s assumed"
         if plan.copied_per_token
@@ -249,5 +271,7 @@ def drawing(rollouts: Drawing) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """Hours or minutes."""
+    """Hours, minutes or seconds."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"

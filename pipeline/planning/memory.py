@@ -17,8 +17,10 @@ from pipeline.planning.weights import held_quantized
 
 CUDA_CONTEXT = 500_000_000  # assumed: 0.3 to 0.8 GB, by card and driver
 CUDA_SLACK = 0.03  # assumed: what torch's allocator reserves above what is allocated, rounding included
-# assumed: what a process takes beside its tensors; 1.0 to 1.45 GB with SmolLM2 (`benchmarks/planner.py`)
-CPU_LIBRARIES = 1_350_000_000
+CPU_LIBRARIES = 920_000_000  # what a process takes beside its tensors
+# of what is kept for the backward, on a CPU: holes that it leaves in glibc's heap. 0.5 with 0.5 billion
+# parameters, 0.45 with 1.5 (docs/gpu.md)
+HOLES = 0.48
 # assumed: free memory of a GPU, in sizes of a 16-bit model's file, with which it answers there
 TEACHER_ROOM = 1.5
 
@@ -59,8 +61,9 @@ LOGITS: dict[Loss, str] = {
     "chunked": "one chunk of logits",
     "plain": "all logits",
 }
+KEPT = ("layer inputs kept", "activations kept")
 SERVER = "llama-server"  # another process, beside training's
-ASSUMED = ("CUDA context", "allocator slack", "Python and libraries", SERVER)
+ASSUMED = ("CUDA context", "allocator slack", "Python and libraries", "holes in the heap", SERVER)
 
 
 def plan_memory(
@@ -99,13 +102,13 @@ def plan_memory(
     in_layer, at_loss = activations.gradients_in_flight(step), loss_memory.loss_bytes(step)
     if train.gradient_checkpointing:
         inputs = activations.inputs_kept(step) + mask
-        kept = Part("layer inputs kept", inputs, "layers × tokens × hidden width")
+        kept = Part(KEPT[0], inputs, "layers × tokens × hidden width")
         in_layer += activations.recomputed_kept(step)
         moment, source = "one layer recomputed", "what its forward keeps, and gradients"
         at_loss += copies  # the recomputed layer makes its own again
     else:
         outputs = activations.all_kept(step) + mask + copies
-        kept = Part("activations kept", outputs, "what all layers' forwards keep")
+        kept = Part(KEPT[1], outputs, "what all layers' forwards keep")
         moment, source = "gradients in flight", "of one layer's activations"
     workspace = activations.workspace_bytes(step, held)
     takes = ", ".join(filter(None, (dequantized, "cuBLAS" if device == "cuda" else ""))) or "none"
@@ -132,9 +135,12 @@ def plan_memory(
     if server := server_memory(shape, train, max_length, device, quantized):
         parts.append(Part(SERVER, *server))
     everything = linear_bytes + table + weights.small_bytes(shape, train) + CUDA_CONTEXT
-    # all are put on the GPU before some go to main memory; a GGUF is loaded tensor by tensor, what is shared
-    # out in main memory
-    loading = everything if device == "cuda" and not held and not gathered else 0
+    if held or gathered:  # a GGUF is loaded tensor by tensor, what is shared out in main memory
+        loading = 0
+    elif device == "cuda":  # all are put on the GPU before some go to main memory
+        loading = everything
+    else:  # the 16-bit file is mapped until it is quantized
+        loading = everything - CUDA_CONTEXT + CPU_LIBRARIES + 2 * shape.parameters
     return MemoryPlan((*parts, *_assumed(parts, device)), device, loss, tokens, loading)
 
 
@@ -155,7 +161,11 @@ def _storage(train: Training, held: QuantizedBase | None) -> tuple[str, str, str
 def _assumed(parts: list[Part], device: Device) -> list[Part]:
     """What a process takes beside the tensors of `parts`."""
     if device == "cpu":
-        return [Part("Python and libraries", CPU_LIBRARIES, "assumed")]
+        kept = sum(part.bytes for part in parts if part.name in KEPT)
+        return [
+            Part("holes in the heap", int(HOLES * kept), f"assumed; {HOLES:.0%} of what is kept"),
+            Part("Python and libraries", CPU_LIBRARIES, "assumed"),
+        ]
     slack = int(CUDA_SLACK * sum(part.bytes for part in parts if part.at_peak and part.name != SERVER))
     return [
         Part("CUDA context", CUDA_CONTEXT, "assumed; 0.3 to 0.8 GB by card and driver"),

@@ -131,7 +131,7 @@ def make_plan(
         quantized,
         processes,
     )
-    assumed = assumed_tflops(card.name) if card and tflops is None else None
+    assumed = assumed_tflops(card.name, card.device) if card and tflops is None else None
     shipped = level or next((name for name in levels if not name.startswith(UNTUNED)), None)
     memory = setup.plan()
     copied = copied_bytes(shape, train, quantized, forwards=forwards(train))

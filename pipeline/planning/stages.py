@@ -1,32 +1,67 @@
-"""What each stage takes: peak memory of its largest process, and disk of what it writes."""
+"""What each stage takes: peak memory of its largest process, time, and disk of what it writes.
 
-from collections.abc import Mapping
+A peak is the sum of what the stage holds at its fullest moment, mapped files included (the system takes their
+pages back where memory is short). Times are those seen on 2 cores that multiply bfloat16, by the size of the
+model. How far both were off on three models is in docs/gpu.md.
+"""
+
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from pipeline.config.budgets import is_budget
 from pipeline.config.params import Params
-from pipeline.core.errors import QuenchError
+from pipeline.config.sections import UNTUNED
+from pipeline.core.cpu import multiplies_bfloat16
+from pipeline.core.errors import ConfigError, QuenchError
+from pipeline.core.hardware import usable_cores
 from pipeline.core.usage import Figures
 from pipeline.planning.base import find_quantized, find_shape, level_name
 from pipeline.planning.card import first_gpu, main_memory
 from pipeline.planning.disk import BASE
 from pipeline.planning.duration import work_in
+from pipeline.planning.level_bytes import TYPES, level_bytes, matrices
 from pipeline.planning.plan import Plan, make_plan
+from pipeline.planning.quantized import level_of
 
 UNKNOWN = Figures(None, None, None)
-DISK: Mapping[str, tuple[str, ...]] = {  # what a stage writes, by its names in a plan
+WRITTEN: Mapping[str, tuple[str, ...]] = {  # what a stage writes, by its names in a plan
     "base": (BASE,),
     "train": ("adapter",),
     "merge": ("merged model",),
     "convert": ("F16 GGUF", "base-F16 GGUF", "LoRA GGUF"),
     "quantize": ("{item} GGUF",),
+    "parity": (),
+    "evaluate": (),
 }
+# bytes of a process beside what it holds of a model, as seen
+LIBRARIES = 860_000_000  # PyTorch, transformers and llama.cpp's binding
+CONTEXT = 200_000_000  # llama.cpp's cache and buffers, where logits are compared
+EVALUATOR = 1_020_000_000  # transformers' tokenizer, llama.cpp's binding, two contexts
+CONVERTER = 390_000_000
+QUANTIZER = 100_000_000
+# types that llama.cpp holds twice on a CPU with AVX2: as the file has them, and laid out for its kernels
+REPACKED = ("Q2_K", "Q4_0", "Q4_K", "IQ4_NL", "MXFP4")
+# (seconds of starting, seconds for 10⁹ parameters) on `CORES` cores that multiply bfloat16
+CORES = 2
+SECONDS: Mapping[str, tuple[float, float]] = {
+    "base": (11, 9),
+    "train": (24, 49),  # to load and quantize, to evaluate at the end
+    "merge": (20, 48),  # and two levels are quantized
+    "convert": (9, 7),
+    "quantize": (1, 12),
+    "parity": (33, 108),
+    "evaluate": (20, 80),
+}
+SEARCHED = 45  # seconds for 10⁹ weights more, of types whose scales are searched for
+SEARCHES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K")
+POSITIONS = 64  # of a row, of which logits are compared, at most
 
 
 def plan_stage(stage: str, params: Params, root: Path) -> Figures:
     """What `stage` ("quantize@Q4_K_M") is planned to take; `UNKNOWN` where the base's shape isn't known, or
     nothing is planned of it.
     """
-    if stage.partition("@")[0] not in DISK:
+    if stage.partition("@")[0] not in WRITTEN:
         return UNKNOWN
     try:
         shape = find_shape(params, root)
@@ -45,15 +80,86 @@ def plan_stage(stage: str, params: Params, root: Path) -> Figures:
         )
     except QuenchError:
         return UNKNOWN
-    return figures(stage, plan)
+    return figures(stage, params, plan)
 
 
-def figures(stage: str, plan: Plan) -> Figures:
-    """The same of a plan that was made, for a stage of `DISK`."""
+def planned_stages(params: Params, plan: Plan) -> Iterator[tuple[str, Figures]]:
+    """(stage, what it is planned to take) of the stages that are planned, in the order in which they run."""
+    merged = params.graph == "merged"
+    quantized = [f"quantize@{level}" for level in (*params.quantize.files, *params.quantize.untuned)]
+    made = ["merge", "convert", *quantized, "parity"] if merged else []
+    measured = [f"evaluate@{model}" for model in params.evaluate.models] if merged else []
+    for stage in ("base", "train", *made, *measured):
+        yield stage, figures(stage, params, plan)
+
+
+def figures(stage: str, params: Params, plan: Plan) -> Figures:
+    """What a stage of `WRITTEN` takes by a plan that was made."""
     name, _, item = stage.partition("@")
-    written = [one.format(item=item) for one in DISK[name]]
+    written = [one.format(item=item) for one in WRITTEN[name]]
     disk = sum(plan.disk[one] for one in written if one in plan.disk) or None
-    if name != "train":
+    if params.graph != "merged" and name != "train":  # nobody has measured the others
         return Figures(None, None, disk)
-    # on a GPU what is seen is main memory, and planned the card's
-    return Figures(plan.memory.total if plan.memory.device == "cpu" else None, plan.seconds, disk)
+    return Figures(peak(name, item, params, plan), seconds(name, item, params, plan), disk)
+
+
+def peak(name: str, item: str, params: Params, plan: Plan) -> int | None:
+    """Bytes of main memory that the stage's largest process has at most; None where nobody has measured it:
+    training and evaluation on a GPU, a merge that measures nothing.
+    """
+    shape, on_cpu = plan.shape, plan.memory.device == "cpu"
+    # 16 bit; the embeddings in float32; the logits of a row in float32
+    weights, table, row = 2 * shape.parameters, 4 * shape.table_weights, POSITIONS * 4 * shape.vocabulary
+    match name:
+        case "train" if on_cpu:
+            return plan.memory.total
+        case "base":  # transformers unpacks the file, which has a head of its own
+            try:
+                file = level_bytes(shape, level_of(params.base.file or params.base.model))
+            except ConfigError:
+                return None  # no GGUF
+            return LIBRARIES + weights + (table // 2 if shape.tied else 0) + file
+        case "merge" if params.merge.base == "auto":  # the merged model's F16, and logits of the trained one
+            return LIBRARIES + CONTEXT + weights + params.merge.rows * row
+        case "convert":
+            return CONVERTER + table // 2
+        case "quantize":  # a matrix as it is, in float32 and quantized
+            return QUANTIZER + table // 2 + table + table // 5
+        case "parity":  # a model in PyTorch with a matrix in float32, or a GGUF and six models' logits
+            return LIBRARIES + CONTEXT + weights + max(table, 6 * params.parity.rows * row)
+        case "evaluate" if on_cpu and (
+            size := plan.disk.get(f"{item} GGUF")
+        ):  # and the 16-bit file beside it
+            repacked = sum(bytes for _, kind, bytes in stored(item, plan) if kind in REPACKED)
+            return EVALUATOR + size + repacked + weights
+    return None
+
+
+def seconds(name: str, item: str, params: Params, plan: Plan) -> float | None:
+    """Wall time of a stage on this machine's cores, without a download; None on a GPU (but for the steps of
+    training), and on a CPU of a kind that was not measured.
+    """
+    if plan.memory.device != "cpu" or not multiplies_bfloat16():
+        return plan.seconds if name == "train" else None
+    start, of_size = SECONDS[name]
+    work = of_size * plan.shape.parameters
+    if name == "quantize":
+        work += searching(item, plan)
+    elif name == "merge" and params.merge.levels:
+        work += 2 * (SECONDS["quantize"][1] * plan.shape.parameters + searching(params.merge.levels[0], plan))
+    besides = start + work / 1e9 * CORES / (usable_cores() or CORES)
+    if name != "train":
+        return besides
+    return None if plan.seconds is None else plan.seconds + besides
+
+
+def searching(level: str, plan: Plan) -> float:
+    """Seconds, times 10⁹, that a level takes more for the types whose scales are searched for."""
+    return SEARCHED * sum(
+        size * TYPES[kind][0] / TYPES[kind][1] for _, kind, size in stored(level, plan) if kind in SEARCHES
+    )
+
+
+def stored(level: str, plan: Plan) -> list[tuple[str, str, int]]:
+    """(name, ggml type, bytes) of every matrix at a level; nothing of a budget, whose types are not known."""
+    return [] if is_budget(level) else list(matrices(plan.shape, level.removeprefix(UNTUNED)))

@@ -25,6 +25,7 @@ from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove
 from pipeline.models.chunked_loss import chunked_loss
 from pipeline.models.liger_loss import fused_loss
+from pipeline.models.runtime import give_back_holes
 from pipeline.models.token_logps import weighted_loss
 from pipeline.models.tuners import causal_model
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes, step_of
@@ -111,6 +112,7 @@ class QuenchTrainer(Sharing):
         """Mean loss over the items of all held-out rows, with sample answers; the callbacks get both."""
         started, step = time.monotonic(), self.state.global_step
         self.heed_signal()
+        give_back_holes()  # the answers' caches would lie beside them
         with self.interruption.deferred(self.sharded):  # who left alone would leave the others in a layer
             try:
                 metrics = self.held_out_metrics()
