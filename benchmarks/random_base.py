@@ -88,9 +88,9 @@ def write_base(folder: Path, shape: str) -> Path:
         rope_theta=1_000_000.0,
         rms_norm_eps=1e-6,
         tie_word_embeddings=False,
-        bos_token_id=256,
-        eos_token_id=258,
-        pad_token_id=256,
+        bos_token_id=258,
+        eos_token_id=260,
+        pad_token_id=258,
         dtype="bfloat16",
         architectures=["Qwen2ForCausalLM"],
     )
@@ -131,11 +131,15 @@ def _random(shape: Any, ones: bool, device: str) -> Any:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A byte vocabulary with Qwen2's pre-tokenizer and ChatML's tokens."""
+    """A byte vocabulary with Qwen2's pre-tokenizer, ChatML's tokens and two merges: llama.cpp loads none
+    without.
+    """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    words = {word: number for number, word in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(words, [], continuing_subword_prefix="", end_of_word_suffix=""))
+    merges = [("h", "e"), ("l", "l")]
+    spelled = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(merge) for merge in merges)]
+    words = {word: number for number, word in enumerate(spelled)}
+    tokenizer = Tokenizer(models.BPE(words, merges, continuing_subword_prefix="", end_of_word_suffix=""))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -43,9 +43,9 @@ def write_random_gguf(folder: Path, shape: str) -> Path:
         rope_theta=1_000_000.0,
         rms_norm_eps=1e-6,
         tie_word_embeddings=False,
-        bos_token_id=256,
-        eos_token_id=258,
-        pad_token_id=256,
+        bos_token_id=258,
+        eos_token_id=260,
+        pad_token_id=258,
         architectures=["Qwen2ForCausalLM"],
         dtype="bfloat16",
     )
