@@ -113,16 +113,12 @@ def peak(name: str, item: str, params: Params, plan: Plan) -> int | None:
     match name:
         case "train" if on_cpu:
             return plan.memory.total
-        case "base":  # transformers unpacks the file, which has a head of its own
-            try:
-                file = level_bytes(shape, level_of(params.base.file or params.base.model))
-            except ConfigError:
-                return None  # no GGUF
+        case "base" if file := unpacked(params, plan):  # whole, and it has a head of its own
             return LIBRARIES + weights + (table // 2 if shape.tied else 0) + file
         case "merge" if params.merge.base == "auto":  # the merged model's F16, and logits of the trained one
             return LIBRARIES + CONTEXT + weights + params.merge.rows * row
-        case "convert":
-            return CONVERTER + table // 2
+        case "convert":  # float16 is copied; a published folder is in bfloat16, and goes through float32
+            return CONVERTER + table // 2 + (0 if unpacked(params, plan) else table)
         case "quantize":  # a matrix as it is, in float32 and quantized
             return QUANTIZER + table // 2 + table + table // 5
         case "parity":  # a model in PyTorch with a matrix in float32, or a GGUF and six models' logits
@@ -133,6 +129,14 @@ def peak(name: str, item: str, params: Params, plan: Plan) -> int | None:
             repacked = sum(bytes for _, kind, bytes in stored(item, plan) if kind in REPACKED)
             return EVALUATOR + size + repacked + weights
     return None
+
+
+def unpacked(params: Params, plan: Plan) -> int | None:
+    """Bytes of the GGUF that the base is unpacked from; None where it is a folder of safetensors."""
+    try:
+        return level_bytes(plan.shape, level_of(params.base.file or params.base.model))
+    except ConfigError:
+        return None
 
 
 def seconds(name: str, item: str, params: Params, plan: Plan) -> float | None:
