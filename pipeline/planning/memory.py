@@ -45,10 +45,17 @@ class MemoryPlan:
     tokens: int  # in one forward
     loading: int = 0  # bytes on the device while weights load, some of which training has elsewhere
 
+    mapped: int = 0  # bytes on a CPU while weights load, with the file, whose pages the system takes back
+
     @property
     def total(self) -> int:
         """Bytes needed on the device, all assumed parts included."""
         return max(self.loading, sum(part.bytes for part in self.parts if part.at_peak))
+
+    @property
+    def peak(self) -> int:
+        """Bytes that are seen of the process at most, where there is room: a mapped file counts."""
+        return max(self.mapped, self.total)
 
     @property
     def allocated(self) -> int:
@@ -134,14 +141,13 @@ def plan_memory(
     ]
     if server := server_memory(shape, train, max_length, device, quantized):
         parts.append(Part(SERVER, *server))
-    everything = linear_bytes + table + weights.small_bytes(shape, train) + CUDA_CONTEXT
-    if held or gathered:  # a GGUF is loaded tensor by tensor, what is shared out in main memory
-        loading = 0
-    elif device == "cuda":  # all are put on the GPU before some go to main memory
-        loading = everything
-    else:  # the 16-bit file is mapped until it is quantized
-        loading = everything - CUDA_CONTEXT + CPU_LIBRARIES + 2 * shape.parameters
-    return MemoryPlan((*parts, *_assumed(parts, device)), device, loss, tokens, loading)
+    everything = linear_bytes + table + weights.small_bytes(shape, train)
+    # all are put on the GPU before some go to main memory, on a CPU the 16-bit file is mapped; a GGUF is loaded
+    # tensor by tensor, what is shared out in main memory
+    whole = not held and not gathered
+    loading = everything + CUDA_CONTEXT if whole and device == "cuda" else 0
+    mapped = everything + CPU_LIBRARIES + 2 * shape.parameters if whole and device == "cpu" else 0
+    return MemoryPlan((*parts, *_assumed(parts, device)), device, loss, tokens, loading, mapped)
 
 
 def _offloaded(away: list[int]) -> str:

@@ -112,7 +112,7 @@ def peak(name: str, item: str, params: Params, plan: Plan) -> int | None:
     weights, table, row = 2 * shape.parameters, 4 * shape.table_weights, POSITIONS * 4 * shape.vocabulary
     match name:
         case "train" if on_cpu:
-            return plan.memory.total
+            return plan.memory.peak
         case "base" if file := unpacked(params, plan):  # whole, and it has a head of its own
             return LIBRARIES + weights + (table // 2 if shape.tied else 0) + file
         case "merge" if params.merge.base == "auto":  # the merged model's F16, and logits of the trained one
