@@ -142,8 +142,8 @@ def plan_memory(
     if server := server_memory(shape, train, max_length, device, quantized):
         parts.append(Part(SERVER, *server))
     everything = linear_bytes + table + weights.small_bytes(shape, train)
-    # all are put on the GPU before some go to main memory, on a CPU the 16-bit file is mapped; a GGUF is loaded
-    # tensor by tensor, what is shared out in main memory
+    # all are put on the GPU before some go to main memory, on a CPU the 16-bit file is mapped; a GGUF is
+    # loaded tensor by tensor, what is shared out in main memory
     whole = not held and not gathered
     loading = everything + CUDA_CONTEXT if whole and device == "cuda" else 0
     mapped = everything + CPU_LIBRARIES + 2 * shape.parameters if whole and device == "cpu" else 0
