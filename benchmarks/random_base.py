@@ -15,7 +15,8 @@ SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
     r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )  # Qwen2's
-ADDED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+ADDED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # after 256 bytes and two merges
+SPECIAL_IDS = {"bos_token_id": 258, "eos_token_id": 260, "pad_token_id": 258}
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + "
     "'<|im_end|>\n' }}{% endfor %}"
@@ -88,9 +89,7 @@ def write_base(folder: Path, shape: str) -> Path:
         rope_theta=1_000_000.0,
         rms_norm_eps=1e-6,
         tie_word_embeddings=False,
-        bos_token_id=258,
-        eos_token_id=260,
-        pad_token_id=258,
+        **SPECIAL_IDS,
         dtype="bfloat16",
         architectures=["Qwen2ForCausalLM"],
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.random_base import SHAPES, write_tokenizer
+from benchmarks.random_base import SHAPES, SPECIAL_IDS, write_tokenizer
 
 # float16 scales by ggml type: their bytes in a block, and values that make weights of about ±0.02
 SCALES = {12: ((0, 4e-5), (2, 4e-5)), 14: ((208, 1.5e-5),)}
@@ -43,9 +43,7 @@ def write_random_gguf(folder: Path, shape: str) -> Path:
         rope_theta=1_000_000.0,
         rms_norm_eps=1e-6,
         tie_word_embeddings=False,
-        bos_token_id=258,
-        eos_token_id=260,
-        pad_token_id=258,
+        **SPECIAL_IDS,
         architectures=["Qwen2ForCausalLM"],
         dtype="bfloat16",
     )

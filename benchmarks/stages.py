@@ -4,8 +4,7 @@
     python benchmarks/stages.py --shape 7b-2-layers                                # random weights
 
 Below DIR (by default a temporary folder, removed afterwards) it makes a project with the demo's settings and
-rows, runs its stages one by one, and prints a line for each. What fails is named and left out: a model of
-random weights has nothing that the gate would let pass.
+rows, runs its stages one by one, and prints a line for each. What fails is named and left out.
 """
 
 import argparse
@@ -23,8 +22,11 @@ from pipeline.commands.recipes import recipe_file
 from pipeline.core.usage import Figures, usages
 
 PROJECT = Path(__file__).resolve().parents[1]
-STAGES = ("base", "curate", "preprocess", "train", "merge", "convert", "quantize@Q4_K_M", "parity")
 EVALUATED = ("F16", "Q4_K_M")
+STAGES = (
+    *("base", "curate", "preprocess", "train", "merge", "convert", "quantize@Q4_K_M", "parity"),
+    *(f"evaluate@{model}" for model in EVALUATED),
+)
 
 
 def lay(root: Path, base: dict[str, object], steps: int) -> None:
@@ -71,17 +73,9 @@ def main() -> None:
             base = {"source": "gguf", "model": str(given.base.resolve())}
         lay(root, base, given.steps)
         failed = {}
-        for stage in (*STAGES, *(f"evaluate@{model}" for model in EVALUATED)):
-            command = [
-                sys.executable,
-                "-m",
-                "pipeline",
-                stage,
-                "--root",
-                root,
-                "--params",
-                root / "params.yaml",
-            ]
+        for stage in STAGES:
+            given_files = ["--root", root, "--params", root / "params.yaml"]
+            command = [sys.executable, "-m", "pipeline", stage, *given_files]
             done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
             if done.returncode:
                 failed[stage] = done.stderr.strip().splitlines()[-1][:200]
@@ -89,7 +83,7 @@ def main() -> None:
         print("| stage | peak planned, GB | seen | seconds planned | seen | disk planned, MB | seen |")
         print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
         noted = usages(root)
-        for stage in (*STAGES, *(f"evaluate@{model}" for model in EVALUATED)):
+        for stage in STAGES:
             if stage in noted:
                 print(line(stage, noted[stage].planned, noted[stage].seen))
         for stage, reason in failed.items():

@@ -26,16 +26,15 @@ from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.ranks import wanted_processes
 from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
 from pipeline.core.usage import Figures
-from pipeline.planning.base import find_quantized, find_shape, level_name
+from pipeline.planning.base import find_shape, plan_run
 from pipeline.planning.budget import check_budgets
 from pipeline.planning.card import Card, first_gpu, main_memory, wants_gpu
 from pipeline.planning.disk import BASE, CACHE, own_bytes
 from pipeline.planning.drawing import Drawing
-from pipeline.planning.duration import work_in
 from pipeline.planning.memory import MemoryPlan
 from pipeline.planning.memory_reductions import Reduction
 from pipeline.planning.offload import PCIE
-from pipeline.planning.plan import Plan, make_plan
+from pipeline.planning.plan import Plan
 from pipeline.planning.shape import load_shape
 from pipeline.planning.stages import planned_stages
 
@@ -71,7 +70,6 @@ def main(
     if params.train.device == "cpu" and not serve:
         card = main_memory()
     base = config.name if config else params.base.model
-    quantized = find_quantized(params, shape, root)
     check_budgets(shape, params.quantize.budgets, params.serve)
     # what is to be trained on a GPU is served there too, unless it says otherwise
     by_training = not serve or params.serve.n_gpu_layers == AUTO
@@ -85,20 +83,7 @@ def main(
                 "card with `make setup LLAMA=auto`."
             )
         return
-    plan = make_plan(
-        shape,
-        params.training_on(card.device if card else "cuda"),
-        params.preprocess.max_length,
-        [*params.quantize.files, *params.quantize.untuned],
-        card,
-        work_in(root, params.train),
-        tflops,
-        quantized=quantized,
-        level=level_name(params.base),
-        lora=params.lora.type,
-        untuned=params.convert.base,
-        processes=processes,
-    )
+    plan = plan_run(params, shape, root, card, tflops=tflops, processes=processes)
     distillations = []
     if params.quantize.distill:
         from pipeline.subprojects.distill_plan import plan_distillation  # with it comes numpy

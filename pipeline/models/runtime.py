@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from logging import getLogger
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pipeline.core.hardware import usable_cores
 from pipeline.core.usage import peak_of_process
@@ -90,8 +90,8 @@ def freed_at_once() -> Iterator[None]:
     Afterwards they come from the heap, as they do once glibc has seen large ones freed, for mapping costs
     time in every step.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is None:  # another system, or another library than glibc
+    mallopt = _of_glibc("mallopt")
+    if mallopt is None:
         yield
         return
     mallopt(MMAP_THRESHOLD, 1 << 20)
@@ -106,9 +106,13 @@ def give_back_holes() -> None:
     """Give the system the heap's free pages, between allocations too; nothing under another library than
     glibc. It takes 0.15 s of a training on the CPU, and what touches them next as long again.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
+    if trim := _of_glibc("malloc_trim"):
         trim(0)
+
+
+def _of_glibc(name: str) -> Any:
+    """A function of its allocator; None on another system, or with another library."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def memory_used() -> int:

@@ -10,7 +10,10 @@ from typing import Any
 from pipeline.config.params import Params
 from pipeline.config.sections import Base
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.planning.card import Card
+from pipeline.planning.duration import work_in
 from pipeline.planning.level_bytes import level_bytes
+from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.published import published_shape
 from pipeline.planning.quantized import (
     MODEL_FILE,
@@ -22,6 +25,34 @@ from pipeline.planning.quantized import (
     quantized_level,
 )
 from pipeline.planning.shape import Shape, load_shape
+
+
+def plan_run(
+    params: Params,
+    shape: Shape,
+    root: Path,
+    card: Card | None,
+    *,
+    tflops: float | None = None,
+    processes: int = 1,
+) -> Plan:
+    """`make_plan` with the settings of `params` and what is here of its base and rows. Raises `ConfigError`
+    or `DataError` as that and `find_quantized` do.
+    """
+    return make_plan(
+        shape,
+        params.training_on(card.device if card else "cuda"),
+        params.preprocess.max_length,
+        [*params.quantize.files, *params.quantize.untuned],
+        card,
+        work_in(root, params.train),
+        tflops,
+        quantized=find_quantized(params, shape, root),
+        level=level_name(params.base),
+        lora=params.lora.type,
+        untuned=params.convert.base,
+        processes=processes,
+    )
 
 
 def find_shape(params: Params, root: Path) -> Shape:

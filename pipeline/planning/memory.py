@@ -44,7 +44,6 @@ class MemoryPlan:
     loss: Loss
     tokens: int  # in one forward
     loading: int = 0  # bytes on the device while weights load, some of which training has elsewhere
-
     mapped: int = 0  # bytes on a CPU while weights load, with the file, whose pages the system takes back
 
     @property

@@ -15,12 +15,11 @@ from pipeline.core.cpu import multiplies_bfloat16
 from pipeline.core.errors import ConfigError, QuenchError
 from pipeline.core.hardware import usable_cores
 from pipeline.core.usage import Figures
-from pipeline.planning.base import find_quantized, find_shape, level_name
+from pipeline.planning.base import find_shape, plan_run
 from pipeline.planning.card import first_gpu, main_memory
 from pipeline.planning.disk import BASE
-from pipeline.planning.duration import work_in
 from pipeline.planning.level_bytes import TYPES, level_bytes, matrices
-from pipeline.planning.plan import Plan, make_plan
+from pipeline.planning.plan import Plan
 from pipeline.planning.quantized import level_of
 
 UNKNOWN = Figures(None, None, None)
@@ -30,8 +29,6 @@ WRITTEN: Mapping[str, tuple[str, ...]] = {  # what a stage writes, by its names 
     "merge": ("merged model",),
     "convert": ("F16 GGUF", "base-F16 GGUF", "LoRA GGUF"),
     "quantize": ("{item} GGUF",),
-    "parity": (),
-    "evaluate": (),
 }
 # bytes of a process beside what it holds of a model, as seen
 LIBRARIES = 860_000_000  # PyTorch, transformers and llama.cpp's binding
@@ -40,6 +37,7 @@ EVALUATOR = 1_020_000_000  # transformers' tokenizer, llama.cpp's binding, two c
 CONVERTER = 390_000_000
 QUANTIZER = 100_000_000
 # types that llama.cpp holds twice on a CPU with AVX2: as the file has them, and laid out for its kernels
+# (what any CPU may hold twice, an upper bound, is `pipeline.stages.parity.planned_memory.REPACKED`)
 REPACKED = ("Q2_K", "Q4_0", "Q4_K", "IQ4_NL", "MXFP4")
 # (seconds of starting, seconds for 10⁹ parameters) on `CORES` cores that multiply bfloat16
 CORES = 2
@@ -54,30 +52,19 @@ SECONDS: Mapping[str, tuple[float, float]] = {
 }
 SEARCHED = 45  # seconds for 10⁹ weights more, of types whose scales are searched for
 SEARCHES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K")
-POSITIONS = 64  # of a row, of which logits are compared, at most
+POSITIONS = 64  # of a row, as `pipeline.metrics.divergence` compares at most; from there comes numpy too
 
 
 def plan_stage(stage: str, params: Params, root: Path) -> Figures:
     """What `stage` ("quantize@Q4_K_M") is planned to take; `UNKNOWN` where the base's shape isn't known, or
     nothing is planned of it.
     """
-    if stage.partition("@")[0] not in WRITTEN:
+    if stage.partition("@")[0] not in SECONDS:
         return UNKNOWN
     try:
         shape = find_shape(params, root)
         card = (None if params.train.device == "cpu" else first_gpu()) or main_memory()
-        plan = make_plan(
-            shape,
-            params.training_on(card.device),
-            params.preprocess.max_length,
-            [*params.quantize.files, *params.quantize.untuned],
-            card,
-            work_in(root, params.train),
-            quantized=find_quantized(params, shape, root),
-            level=level_name(params.base),
-            lora=params.lora.type,
-            untuned=params.convert.base,
-        )
+        plan = plan_run(params, shape, root, card)
     except QuenchError:
         return UNKNOWN
     return figures(stage, params, plan)
@@ -94,9 +81,9 @@ def planned_stages(params: Params, plan: Plan) -> Iterator[tuple[str, Figures]]:
 
 
 def figures(stage: str, params: Params, plan: Plan) -> Figures:
-    """What a stage of `WRITTEN` takes by a plan that was made."""
+    """What a stage of `SECONDS` takes by a plan that was made."""
     name, _, item = stage.partition("@")
-    written = [one.format(item=item) for one in WRITTEN[name]]
+    written = [one.format(item=item) for one in WRITTEN.get(name, ())]
     disk = sum(plan.disk[one] for one in written if one in plan.disk) or None
     if params.graph != "merged" and name != "train":  # nobody has measured the others
         return Figures(None, None, disk)
@@ -105,7 +92,7 @@ def figures(stage: str, params: Params, plan: Plan) -> Figures:
 
 def peak(name: str, item: str, params: Params, plan: Plan) -> int | None:
     """Bytes of main memory that the stage's largest process has at most; None where nobody has measured it:
-    training and evaluation on a GPU, a merge that measures nothing.
+    training and evaluation on a GPU, a base that isn't unpacked, a merge that measures nothing.
     """
     shape, on_cpu = plan.shape, plan.memory.device == "cpu"
     # 16 bit; the embeddings in float32; the logits of a row in float32
@@ -113,55 +100,53 @@ def peak(name: str, item: str, params: Params, plan: Plan) -> int | None:
     match name:
         case "train" if on_cpu:
             return plan.memory.peak
-        case "base" if file := unpacked(params, plan):  # whole, and it has a head of its own
+        case "base" if params.base.gguf_name:  # unpacked whole, and it has a head of its own
+            try:
+                file = level_bytes(shape, level_of(params.base.gguf_name))
+            except ConfigError:  # its name says no level
+                return None
             return LIBRARIES + weights + (table // 2 if shape.tied else 0) + file
         case "merge" if params.merge.base == "auto":  # the merged model's F16, and logits of the trained one
             return LIBRARIES + CONTEXT + weights + params.merge.rows * row
         case "convert":  # float16 is copied; a published folder is in bfloat16, and goes through float32
-            return CONVERTER + table // 2 + (0 if unpacked(params, plan) else table)
+            return CONVERTER + table // 2 + (0 if params.base.gguf_name else table)
         case "quantize":  # a matrix as it is, in float32 and quantized
             return QUANTIZER + table // 2 + table + table // 5
         case "parity":  # a model in PyTorch with a matrix in float32, or a GGUF and six models' logits
             return LIBRARIES + CONTEXT + weights + max(table, 6 * params.parity.rows * row)
-        case "evaluate" if on_cpu and (
-            size := plan.disk.get(f"{item} GGUF")
-        ):  # and the 16-bit file beside it
+        case "evaluate" if on_cpu and (size := plan.disk.get(f"{item} GGUF")):
+            # the 16-bit file, with which it is compared, beside it
             repacked = sum(bytes for _, kind, bytes in stored(item, plan) if kind in REPACKED)
             return EVALUATOR + size + repacked + weights
     return None
 
 
-def unpacked(params: Params, plan: Plan) -> int | None:
-    """Bytes of the GGUF that the base is unpacked from; None where it is a folder of safetensors."""
-    try:
-        return level_bytes(plan.shape, level_of(params.base.file or params.base.model))
-    except ConfigError:
-        return None
-
-
 def seconds(name: str, item: str, params: Params, plan: Plan) -> float | None:
     """Wall time of a stage on this machine's cores, without a download; None on a GPU (but for the steps of
-    training), and on a CPU of a kind that was not measured.
+    training), on a CPU of a kind that was not measured, and for a base that isn't unpacked.
     """
     if plan.memory.device != "cpu" or not multiplies_bfloat16():
         return plan.seconds if name == "train" else None
-    start, of_size = SECONDS[name]
-    work = of_size * plan.shape.parameters
-    if name == "quantize":
-        work += searching(item, plan)
-    elif name == "merge" and params.merge.levels:
-        work += 2 * (SECONDS["quantize"][1] * plan.shape.parameters + searching(params.merge.levels[0], plan))
-    besides = start + work / 1e9 * CORES / (usable_cores() or CORES)
+    if name == "base" and not params.base.gguf_name:
+        return None
+    work = by_size(name, item, plan)
+    if name == "merge":
+        work += 2 * sum(by_size("quantize", level, plan) for level in params.merge.levels[:1])
+    besides = SECONDS[name][0] + work * CORES / (usable_cores() or CORES)
     if name != "train":
         return besides
     return None if plan.seconds is None else plan.seconds + besides
 
 
-def searching(level: str, plan: Plan) -> float:
-    """Seconds, times 10⁹, that a level takes more for the types whose scales are searched for."""
-    return SEARCHED * sum(
-        size * TYPES[kind][0] / TYPES[kind][1] for _, kind, size in stored(level, plan) if kind in SEARCHES
-    )
+def by_size(name: str, item: str, plan: Plan) -> float:
+    """Seconds of a stage on `CORES` cores that grow with the model, in a quantization with the search for
+    scales.
+    """
+    found = SECONDS[name][1] * plan.shape.parameters
+    if name == "quantize":
+        kinds = ((TYPES[kind], size) for _, kind, size in stored(item, plan) if kind in SEARCHES)
+        found += SEARCHED * sum(size * weights / block for (weights, block), size in kinds)
+    return found / 1e9
 
 
 def stored(level: str, plan: Plan) -> list[tuple[str, str, int]]:

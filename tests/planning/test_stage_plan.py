@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from pipeline.cli import app
 from pipeline.config.params import load_params
 from pipeline.core.places import PROJECT
+from pipeline.metrics import divergence
 from pipeline.planning import stages
+from pipeline.planning.base import plan_run
 from pipeline.planning.card import main_memory
-from pipeline.planning.plan import make_plan
 from pipeline.planning.shape import read_shape
 from pipeline.planning.stages import planned_stages
 
@@ -21,23 +22,21 @@ MODELS = json.loads(SEEN.read_text(encoding="utf-8"))["models"]
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_plan_is_near_what_was_seen(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_is_near_what_was_seen(model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("pipeline.config.params.fast_dtype", lambda device: "bfloat16")  # as it was there
     params = load_params(PROJECT / "recipes/demo.yaml")
     if "random" in model:  # a folder of safetensors, and no GGUF
-        folder = params.base.model_copy(update={"file": None, "model": "random"})
+        folder = params.base.model_copy(update={"source": "path", "file": None, "model": "random"})
         params = params.model_copy(update={"base": folder})
-    plan = make_plan(
-        read_shape(MODELS[model]["config"]),
-        params.training_on("cpu"),
-        params.preprocess.max_length,
-        [*params.quantize.files, *params.quantize.untuned],
-        main_memory(),
-    )
+    plan = plan_run(params, read_shape(MODELS[model]["config"]), tmp_path, main_memory())
     planned = dict(planned_stages(params, plan))
     for stage, seen in MODELS[model]["stages"].items():
         off = (planned[stage].peak or 0) / seen["peak"] - 1
         assert abs(off) < 0.1, f"{stage}: {off:+.0%}"
+
+
+def test_so_many_positions_are_planned_as_are_compared() -> None:
+    assert stages.POSITIONS == divergence.POSITIONS
 
 
 def test_times_are_planned_where_they_were_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -143,6 +143,11 @@ class Base(Section):
                 if (value := getattr(self, name)) is not None:
                     yield f"{name} is {value!r}, but only quantization gguf has one: set it to null"
 
+    @property
+    def gguf_name(self) -> str | None:
+        """The name of the GGUF that the base is, or is unpacked from; None for a folder of safetensors."""
+        return self.file or (self.model if self.source == "gguf" else None)
+
     def _of_a_hash(self) -> Iterator[str]:
         if self.sha256 is None:
             if self.places:
@@ -151,7 +156,7 @@ class Base(Section):
                     "file: set sha256 to the file's, or places to []"
                 )
             return
-        named = self.file or (self.model if self.source == "gguf" else None)
+        named = self.gguf_name
         if named is None:
             yield (
                 "sha256 is set and the base is a folder or repository of several files: set it to null (of a "
