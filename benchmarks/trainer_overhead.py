@@ -70,7 +70,7 @@ def ours(base: Path, rows: Path, settings: Training, folder: Path) -> list[float
     from pipeline.core.interruption import Interruption
     from pipeline.core.metrics_log import MetricsLog
     from pipeline.stages.train.assembly import make_trainer
-    from pipeline.stages.train.run import describe
+    from pipeline.stages.train.record import describe
 
     ends: list[float] = []
 

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pipeline.chat.rows import TRAINED, Kind
 from pipeline.config.methods import kinds_sentences
@@ -18,7 +18,11 @@ from pipeline.core.errors import DataError
 from pipeline.core.places import resource
 from pipeline.core.special_files import printable
 from pipeline.core.wording import one_line, plural
-from pipeline.stages.curate.reading.files import files_below
+from pipeline.stages.curate.reading.containers import raw_lines
+from pipeline.stages.curate.reading.files import files_below, refusal
+
+if TYPE_CHECKING:
+    from pipeline.stages.curate.clean import Cleaner
 
 RECIPE = resource("recipes/demo.yaml")
 SHOWN = 50  # rejected rows that are named one by one
@@ -67,9 +71,9 @@ def rejects(
     """Every row that stage curate would reject on its own account, as a line of rejects.jsonl; `file` is the
     path as the user named it.
 
-    `found` counts files and rows, see `pipeline.stages.curate.clean.check_file`.
+    `found` counts files and rows, see `check_file`.
     """
-    from pipeline.stages.curate.clean import Cleaner, check_file
+    from pipeline.stages.curate.clean import Cleaner
     from pipeline.stages.curate.inputs import added_tokens, read_names
 
     lineage, base = root / "models" / "base.json", root / "models" / "base"
@@ -82,6 +86,34 @@ def rejects(
     for path, name in files(paths, root / "data/raw"):
         for entry in check_file(path, name, cleaner, found):
             yield entry | {"file": printable(path)}
+
+
+def check_file(path: Path, name: str, cleaner: "Cleaner", found: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it
+    stands or repaired.
+
+    `found` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as
+    `scored` (with a reward).
+    """
+    from pipeline.stages.curate.clean import CleaningStats, Rejected, file_entry
+
+    found["files"] += 1
+    if why := refusal(path):
+        found["unread"] += 1
+        yield file_entry(name, why)
+        return
+    before = found["lines"]
+    for line in raw_lines(path, name, max_line_bytes=cleaner.settings.max_line_bytes, notes=Counter()):
+        found["lines"] += 1
+        try:
+            rows = cleaner.clean(name, line, CleaningStats(), [])
+        except Rejected as rejected:
+            yield cleaner.entry(name, line, rejected)
+            continue
+        found["usable"] += 1
+        found.update(row["kind"] for row in rows)
+        found["scored"] += sum("reward" in row for row in rows)
+    found["empty"] += found["lines"] == before
 
 
 def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: bool, as_json: bool) -> int:

@@ -23,7 +23,7 @@ from pipeline.core.interruption import SIGNALS, Interruption
 from pipeline.core.printable import printable
 from pipeline.core.publish import read_json, remove, write_json
 from pipeline.stages.train.monitoring.run_record import git_state
-from pipeline.stages.train.run import LIBRARIES
+from pipeline.stages.train.record import LIBRARIES
 from pipeline.subprojects.processes import ERRORS
 from pipeline.workflow.complete import need_all_keys
 from pipeline.workflow.graphs import need_graph

@@ -14,6 +14,7 @@ from pipeline.config.sections.values import (
     Count,
     Fraction,
     Layers,
+    Optimizer,
     Quantization,
     Section,
     Seed,
@@ -21,21 +22,6 @@ from pipeline.config.sections.values import (
     key,
 )
 from pipeline.core.cpu import ComputeDtype
-
-Optimizer = Literal[
-    "auto",
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adamw_bnb_8bit",
-    "adamw_8bit",
-    "paged_adamw_8bit",
-    "paged_adamw_32bit",
-    "lion_8bit",
-    "paged_lion_8bit",
-    "lion_32bit",
-    "paged_lion_32bit",
-    "sgd",
-]
 
 
 class Train(Section):

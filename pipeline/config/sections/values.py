@@ -40,6 +40,20 @@ AUTO: Literal["auto"] = "auto"
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 Layers = Annotated[int, Field(ge=0, le=10_000)]
 ALL_LAYERS = 99  # what llama.cpp takes for all of them
+Optimizer = Literal[
+    "auto",
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_bnb_8bit",
+    "adamw_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+    "lion_8bit",
+    "paged_lion_8bit",
+    "lion_32bit",
+    "paged_lion_32bit",
+    "sgd",
+]
 Format = Literal[
     "auto",
     "messages",

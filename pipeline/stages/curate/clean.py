@@ -17,8 +17,7 @@ from pipeline.core.jsonl import BadLine, dump_line
 from pipeline.stages.curate.batches import batches
 from pipeline.stages.curate.comparing.row_parts import content_key
 from pipeline.stages.curate.inputs import by_glob, domain_of
-from pipeline.stages.curate.reading.containers import RawLine, parsed, raw_lines
-from pipeline.stages.curate.reading.files import refusal
+from pipeline.stages.curate.reading.containers import RawLine, parsed
 from pipeline.stages.curate.reading.formats import detect, to_row
 from pipeline.stages.curate.rules.changes import Change, Changes
 from pipeline.stages.curate.rules.cleaning import normalize, reasoning
@@ -207,32 +206,6 @@ def reject_entry(
 def file_entry(file: str, why: BadLine) -> dict[str, Any]:
     """A line of `data/rejects.jsonl` for a file that isn't read."""
     return reject_entry(file, None, None, "read", why.code, str(why), "")
-
-
-def check_file(path: Path, name: str, cleaner: Cleaner, found: Counter[str]) -> Iterator[dict[str, Any]]:
-    """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it
-    stands or repaired.
-
-    `found` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as
-    `scored` (with a reward).
-    """
-    found["files"] += 1
-    if why := refusal(path):
-        found["unread"] += 1
-        yield file_entry(name, why)
-        return
-    before = found["lines"]
-    for line in raw_lines(path, name, max_line_bytes=cleaner.settings.max_line_bytes, notes=Counter()):
-        found["lines"] += 1
-        try:
-            rows = cleaner.clean(name, line, CleaningStats(), [])
-        except Rejected as rejected:
-            yield cleaner.entry(name, line, rejected)
-            continue
-        found["usable"] += 1
-        found.update(row["kind"] for row in rows)
-        found["scored"] += sum("reward" in row for row in rows)
-    found["empty"] += found["lines"] == before
 
 
 def blocks(file: str, lines: Iterable[RawLine], size: int) -> Iterator[Block]:

@@ -124,7 +124,7 @@ def make_trainer(
 ) -> tuple[Any, Monitor]:
     """The trainer over the quantized base with its adapter, and the monitor that judges its steps; with a
     `teacher`, the level is distilled, with `rounds` the model's own answers are learned from. `record` is
-    the run's (`pipeline.stages.train.run.describe`).
+    the run's (`pipeline.stages.train.record.describe`).
     """
     rows, held_out = load_rows(tokens, "train"), load_rows(tokens, "val")
     arguments = training_arguments(settings, checkpoints, rows=len(rows), held_out=len(held_out))

@@ -17,7 +17,7 @@ from pipeline.core.metrics_log import MetricsLog, Row
 from pipeline.core.ranks import Rank
 from pipeline.models.runtime import use_all_cores
 from pipeline.stages.train.beforehand import BEFORE, held_out_before, prove_beforehand
-from pipeline.stages.train.run import describe
+from pipeline.stages.train.record import describe
 
 
 class NoLog(MetricsLog):

@@ -35,7 +35,8 @@ from pipeline.stages.train.follow import same_in_all
 from pipeline.stages.train.monitoring.run_record import run_record
 from pipeline.stages.train.preflight import preflight
 from pipeline.stages.train.proofs import check_learned, check_rows, idle_experts
-from pipeline.stages.train.run import describe, find_start, finish
+from pipeline.stages.train.record import describe
+from pipeline.stages.train.run import find_start, finish
 from pipeline.stages.train.several.sharable import check_shared
 
 

@@ -26,7 +26,8 @@ from pipeline.stages.train.checkpoints import TEACHER, checkpoints_in
 from pipeline.stages.train.dataset import load_rows
 from pipeline.stages.train.distill.cache import cache_bytes, open_teacher, position_counts
 from pipeline.stages.train.distill.teacher import ask_teacher, batches
-from pipeline.stages.train.run import describe, find_start
+from pipeline.stages.train.record import describe
+from pipeline.stages.train.run import find_start
 from pipeline.stages.train.stage import train
 
 TOP_K = 24

@@ -12,16 +12,8 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
-from pipeline.stages.train.run import (
-    ADDED,
-    ELSEWHERE,
-    RUN,
-    device_name,
-    differences,
-    find_start,
-    finish,
-    run_id,
-)
+from pipeline.stages.train.record import ADDED, ELSEWHERE, device_name, differences, run_id
+from pipeline.stages.train.run import RUN, find_start, finish
 
 RECORD: dict[str, Any] = {
     "tokens_sha256": "t",

@@ -76,8 +76,8 @@ class Writer:
 
 
 def key_of(record: dict[str, Any], top_k: int) -> Key:
-    """What the answers depend on, from the run's record (`pipeline.stages.train.run.describe`) and the tokens
-    kept per position.
+    """What the answers depend on, from the run's record (`pipeline.stages.train.record.describe`) and the
+    tokens kept per position.
     """
     return {
         "format": FORMAT,

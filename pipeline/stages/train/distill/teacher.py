@@ -43,8 +43,8 @@ def ask_teacher(
     """The original's answers to the rows in `tokens`: those below `checkpoints` where they are this very
     run's, else made now.
 
-    `record` is the run's (`pipeline.stages.train.run.describe`). Raises `MachineError` where the disk is too
-    small for 6 k + 2 bytes a position, `DataError` where the file can't be loaded, `GateError` where its
+    `record` is the run's (`pipeline.stages.train.record.describe`). Raises `MachineError` where the disk is
+    too small for 6 k + 2 bytes a position, `DataError` where the file can't be loaded, `GateError` where its
     answers are no numbers.
     """
     from transformers import AutoConfig

@@ -14,7 +14,7 @@ from pipeline.stages.train.grpo.own_rollouts import OwnSource
 from pipeline.stages.train.grpo.rewards import open_rewards
 from pipeline.stages.train.grpo.rollouts import Source
 from pipeline.stages.train.grpo.server_rollouts import ServerSource
-from pipeline.stages.train.run import run_id
+from pipeline.stages.train.record import run_id
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The record of a run: the machine, the versions, the seeds, the command, the commit; for reports/train.json,
 as it differs from run to run.
 
-What the adapter's bytes depend on is another record, models/adapter/run.json (`pipeline.stages.train.run`).
+What the adapter's bytes depend on is another record, models/adapter/run.json
+(`pipeline.stages.train.record`).
 """
 
 import platform

@@ -36,7 +36,7 @@ def likelihoods(model: Any, batch: Batch, count: int) -> tuple[Any, Any]:
 
 class Reference:
     """The log-probabilities in `file` where they are of the run with this `record`
-    (`pipeline.stages.train.run.describe`), and those asked since; only with `keep` are these written. With
+    (`pipeline.stages.train.record.describe`), and those asked since; only with `keep` are these written. With
     `again` the model is asked each time.
     """
 
