@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from killed import kill_at
 from tiny import tiny_gguf
 
 from pipeline.chat.rows import row_id
@@ -73,6 +74,12 @@ def run(root: Path, name: str = "own.jsonl", asked: Asked = ASKED) -> tuple[byte
     return target.read_bytes(), account
 
 
+def run_writing(root: Path, name: str) -> None:
+    """`run` that writes each row's answers as they come."""
+    pytest.MonkeyPatch().setattr(answering, "KEEP_SECONDS", 0.0)
+    run(root, name)
+
+
 def test_best_and_worst_are_written_with_their_account_and_curate_reads_them(root: Path) -> None:
     account = run(root)[1]
     rows = list(read_rows(root / "data/raw/own.jsonl"))
@@ -101,21 +108,18 @@ def test_the_same_run_and_one_that_was_killed_give_the_same_bytes(
     kept = next((root / "reports/pairs").glob("*.answers.jsonl"))
     answers = kept.read_bytes()
     kept.unlink()
+    kill_at("pipeline.commands.pairs.answering:_ask", 2, run_writing, root, "again.jsonl")
     asked, ask = [], answering._ask
 
-    def dies(server: Any, pool: Any, row: Row, *more: Any) -> Any:
+    def answer(server: Any, pool: Any, row: Row, *more: Any) -> Any:
         asked.append(row["id"])
-        if len(asked) == 2:
-            raise KeyboardInterrupt
         return ask(server, pool, row, *more)
 
-    monkeypatch.setattr(answering, "_ask", dies)
-    with pytest.raises(KeyboardInterrupt):
-        run(root, "again.jsonl")
+    monkeypatch.setattr(answering, "_ask", answer)
     assert not (root / "data/raw/again.jsonl").exists()
     assert run(root, "again.jsonl") == (written, account)
     assert kept.read_bytes() == answers
-    assert len(asked) == 4  # the row that was interrupted is asked again, and nothing else
+    assert len(asked) == 2  # the row that was answered before the kill is not asked again
 
 
 def test_another_seed_gives_other_answers(root: Path) -> None:

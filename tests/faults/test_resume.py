@@ -1,12 +1,10 @@
 """A training run that dies, anywhere, goes on from its newest complete checkpoint and ends in the same bytes.
 
 SIGKILL is sent by the process to itself at a place drawn from a seed: after a micro-step of any epoch, or
-inside a save, at one of the save's own file operations or after some milliseconds. The children are forked
-from a server that has the libraries loaded.
+inside a save, at one of the save's own file operations or after some milliseconds.
 """
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -21,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+from killed import FORKED, SECONDS, on_one_core, written_to
 
 from pipeline.config.params import load_params
 from pipeline.core.hashing import tree_hash
@@ -54,17 +53,6 @@ GRPO = {
     "mask_truncated": False,
     "steps_per_round": 2,
 }
-FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(
-    [
-        "pipeline.stages.train.stage",
-        "pipeline.stages.train.callbacks",
-        "peft",
-        "bitsandbytes",
-        "datasets",
-        "trl.trainer.sft_trainer",
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -102,7 +90,7 @@ def run(
     """
     child = FORKED.Process(target=train_and_die, args=(root, death, dictated, words))
     child.start()
-    child.join(300)
+    child.join(SECONDS)
     assert child.exitcode is not None, "still running after 5 minutes"
     return child.exitcode
 
@@ -114,9 +102,7 @@ def train_and_die(
     from pipeline.__main__ import main
 
     on_one_core()
-    quiet = os.open(root / "out.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
+    written_to(root / "out.log")
     if dictated:
         from pipeline.stages.train.trainer import QuenchTrainer
 
@@ -124,14 +110,6 @@ def train_and_die(
     if death is not None:
         arm(death)
     sys.exit(main(["train", "--root", str(root), *words]))
-
-
-def on_one_core() -> None:
-    """One thread, for beside other tests two would wait for each other, and the same for all runs, for sums
-    depend on their number.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
 
 
 def arm(death: Death) -> None:

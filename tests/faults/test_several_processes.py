@@ -20,7 +20,8 @@ import psutil
 import pytest
 import yaml
 from conftest import run_stages
-from test_resume import FORKED, Death, arm, copy, on_one_core, rows_for, same_as
+from killed import FORKED, on_one_core, written_to
+from test_resume import Death, arm, copy, rows_for, same_as
 from tiny import tiny_gguf, tiny_params, write_project
 
 from pipeline.config.params import load_params
@@ -39,8 +40,6 @@ CHANGES = {
     "sample_tokens": 2,
     "save_total_limit": 2,
 }
-# CI trains dpo, weighted rows and distillation
-EXHAUSTIVE = [pytest.mark.slow, pytest.mark.exhaustive]
 
 
 def run(root: Path, count: int, deaths: dict[int, Death] | None = None, *, slurm: bool = False) -> list[int]:
@@ -65,9 +64,7 @@ def be_rank(root: Path, number: int, count: int, port: int, death: Death | None,
     from pipeline.__main__ import main
 
     on_one_core()
-    quiet = os.open(root / f"out-{number}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
+    written_to(root / f"out-{number}.log")
     names = dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID"), number)
     names |= {"SLURM_STEP_NUM_TASKS": count, "SLURM_STEP_TASKS_PER_NODE": count, "SLURM_JOB_ID": 1}
     if not slurm:
@@ -185,7 +182,7 @@ def test_a_signal_while_the_base_is_shared_out(
         ("sft", False),
         ("dpo", False),
         pytest.param("dpo", True, marks=pytest.mark.slow),
-        *(pytest.param(one, False, marks=EXHAUSTIVE) for one in ("kto", "ipo", "orpo", "simpo")),
+        *(pytest.param(one, False, marks=pytest.mark.slow) for one in ("kto", "ipo", "orpo", "simpo")),
     ],
 )
 def test_other_methods(method: str, shard_base: bool, project: Path, tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ import pytest
 from gguf import GGMLQuantizationType as GgmlType
 from hypothesis import given
 from hypothesis import strategies as st
+from killed import kill_at
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash
+from pipeline.core.publish import WRITING
 from pipeline.gguf.patch import apply_patch, read_patch, write_patch
 from pipeline.gguf.tensors import SCALES, gguf_tensors
 
@@ -123,6 +125,20 @@ def test_a_wrong_base_is_named_before_anything_is_written(base: Path, tmp_path: 
     with pytest.raises(DataError, match=f"Q-GGUF-017: .*{file_hash(base)[:12]}"):
         apply_patch(wrong, tmp_path / "patch", tmp_path / "made")
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "call"), [("pipeline.gguf.tensors:GgufTensor.stored", 2), ("pipeline.core.publish:_swap", 1)]
+)
+def test_what_a_kill_leaves_is_not_taken_for_whole(base: Path, tmp_path: Path, place: str, call: int) -> None:
+    """Neither of `diff` nor of `apply`, while it is written or when it is to be published."""
+    other, patch, made = write(tmp_path / "other.gguf", norm=zeroed), tmp_path / "patch", tmp_path / "made"
+    for work, source, target in ((write_patch, other, patch), (apply_patch, patch, made)):
+        kill_at(place, call, work, base, source, target)
+        assert not target.exists()
+        work(base, source, target)
+    assert made.read_bytes() == other.read_bytes()
+    assert not list(tmp_path.glob(f".*{WRITING}"))
 
 
 @pytest.mark.parametrize("left", [0, 5, 200, -1])

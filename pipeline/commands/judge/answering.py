@@ -1,5 +1,5 @@
-"""Every file's answers to the held-out rows, kept as they come: a run that was killed, or a further file,
-asks only what nobody has answered yet.
+"""Every file's answers to the held-out rows, kept as they come: a run that goes on, or a further file, asks
+only what nobody has answered yet. `kill -9` loses the answers of the last ten seconds.
 
     reports/judge/SHA256-SETTINGS.answers.jsonl
 

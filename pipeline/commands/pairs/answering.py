@@ -1,5 +1,6 @@
 """Several answers to each request, sampled from the model's own distribution and kept as they come: a run
-that was killed goes on, and further rows ask only what nobody has answered yet.
+that goes on, and further rows, ask only what nobody has answered yet. `kill -9` loses the answers of the last
+ten seconds.
 
     reports/pairs/SETTINGS.answers.jsonl
 

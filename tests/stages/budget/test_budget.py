@@ -4,12 +4,12 @@ bits; the record says what was held against it.
 
 import json
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kept import kept
+from killed import kill_at
 from qwen2_variants import cut_models
 
 from pipeline.config.sections import Serve
@@ -18,8 +18,8 @@ from pipeline.core.hashing import file_hash
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import quantize_gguf, to_gguf
-from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.budget import search, stage
+from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.stages.budget import stage
 from pipeline.stages.budget.sizes import bits, choices, offered
 from pipeline.stages.budget.stage import budget
 from pipeline.stages.parity.level_weights import level_weights
@@ -107,10 +107,20 @@ def run(model: Path, root: Path, text: str, tools: Toolchain, **changed: Any) ->
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    try_few(monkeypatch)
+
+
+def try_few(patch: pytest.MonkeyPatch) -> None:
     """Few rows and swaps, for speed."""
-    monkeypatch.setattr("pipeline.stages.budget.stage.ROWS", 6)
-    monkeypatch.setattr("pipeline.stages.budget.stage.TRIED", 14)
-    monkeypatch.setattr("pipeline.stages.budget.swaps.MOST", 3)
+    patch.setattr("pipeline.stages.budget.stage.ROWS", 6)
+    patch.setattr("pipeline.stages.budget.stage.TRIED", 14)
+    patch.setattr("pipeline.stages.budget.swaps.MOST", 3)
+
+
+def run_few(model: Path, root: Path, text: str) -> None:
+    """`run` in a process that begins with nothing patched."""
+    try_few(pytest.MonkeyPatch())
+    run(model, root, text, find_toolchain())
 
 
 def test_the_file_has_the_types_that_were_chosen_and_at_most_its_budget(
@@ -159,18 +169,7 @@ def test_a_killed_job_goes_on_and_ends_with_the_same_bytes(
 ) -> None:
     model = cut_models(tools)
     wanted = run(model, tmp_path / "one", "5bpw", tools)
-    calls: Counter[str] = Counter()
-    real = search.compete
-
-    def killed(*given: Any) -> Any:
-        calls["compete"] += 1
-        if calls["compete"] == 1:
-            raise KeyboardInterrupt
-        return real(*given)
-
-    monkeypatch.setattr(search, "compete", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(model, tmp_path / "two", "5bpw", tools)
+    kill_at("pipeline.stages.budget.search:compete", 1, run_few, model, tmp_path / "two", "5bpw")
     assert not (tmp_path / "two/tiny-5bpw.gguf").exists()
     monkeypatch.setattr(
         "pipeline.stages.budget.gradient.sensitivities", lambda *_: pytest.fail("measured again")

@@ -18,7 +18,9 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import tiny
+import torch
 import yaml
+from killed import kill_at
 
 from pipeline.__main__ import main as run_here
 from pipeline.config.params import Params, load_params
@@ -35,7 +37,8 @@ from pipeline.config.strategies import (
     STRATEGIES,
 )
 from pipeline.core.child import become
-from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, Stopped
+from pipeline.core.errors import ConfigError, DataError, GateError, MachineError
+from pipeline.core.hashing import tree_hash
 from pipeline.gate.drops import CHANCE as GATES_CHANCE
 from pipeline.gguf.patch import write_patch
 from pipeline.llamacpp.tools import find_toolchain
@@ -743,31 +746,63 @@ def test_a_patch_goes_on_no_other_file_of_the_level(
     assert f"run `python -m pipeline {stage}@{name}-Q4_0-1`" in caught.value.sentence
 
 
+TRAINING_STEP = "pipeline.stages.train.trainer:QuenchTrainer.training_step"
+
+
+def in_this_process(root: Path, *words: str) -> None:
+    """`run_stage` without a process of its own, which would import torch again."""
+    assert run_here([*words, "--root", str(root)]) == 0
+
+
+def run_small(patch: pytest.MonkeyPatch, run_stage: Callable[..., None] = in_this_process) -> None:
+    """Jobs measure little, and their stages run by `run_stage`."""
+    for name, small in {"TIMED": 1, "PROMPT": 16, "TOKENS": 8}.items():
+        patch.setattr(speed, name, small)
+    patch.setattr(reference, "KLD_ROWS", 2)
+    patch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
+    for module in RUN_STAGES:
+        patch.setattr(module, "run_stage", run_stage)
+    patch.setattr(measure, "run_module", lambda module, *words, what: reference.main(list(words)))
+
+
+def do_job(root: Path, job: str) -> None:
+    """A job in a process that begins with nothing patched."""
+    run_small(pytest.MonkeyPatch())
+    in_this_process(root, job)
+
+
+def test_a_job_that_was_killed_in_its_training_ends_in_the_same_bytes(
+    ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_small(monkeypatch)
+    set_params(ready, seeds=[1], levels=["Q4_0"])
+    whole = Path(shutil.copytree(ready, tmp_path / "whole", symlinks=True))
+    in_this_process(whole, "compare_nf4@1")
+    kill_at(TRAINING_STEP, 2, do_job, ready, "compare_nf4@1")
+    assert (ready / "models/.compare/nf4-1/models/checkpoints/checkpoint-1").is_dir()
+    assert not (ready / "models/compare/nf4-1").exists()
+    in_this_process(ready, "compare_nf4@1")
+    assert tree_hash(ready / "models/compare/nf4-1/adapter") == tree_hash(
+        whole / "models/compare/nf4-1/adapter"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_strategy_is_measured_and_a_killed_job_goes_on(
     ready: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, small in {"TIMED": 1, "PROMPT": 16, "TOKENS": 8}.items():
-        monkeypatch.setattr(speed, name, small)
-    monkeypatch.setattr(reference, "KLD_ROWS", 2)
     ran: list[tuple[str, str]] = []
     real: Callable[..., None] = processes.run_stage
-    stop_at = {"train", "preprocess", "convert", "lora", "tuned"}  # each once
 
     def counted(root: Path, *words: str) -> None:
-        if words[0] in stop_at:
-            stop_at.remove(words[0])
-            raise Stopped(15)
         if words == ("preprocess",):
             real(root, *words)
-        else:  # in this process, which has imported torch
-            assert run_here([*words, "--root", str(root)]) == 0
+        else:
+            in_this_process(root, *words)
         ran.append((root.name, words[0]))
 
-    for module in RUN_STAGES:
-        monkeypatch.setattr(module, "run_stage", counted)
-    monkeypatch.setattr(measure, "run_module", lambda module, *words, what: reference.main(list(words)))
+    run_small(monkeypatch, counted)
     asked = {"distilled": [DISTILLED_SCALES, MERGED_DISTILLED]}
     set_params(ready, "distill", max_steps=2)
     params = set_params(ready, seeds=[1], levels=["Q4_0"], rows=2, strategies=asked)
@@ -781,11 +816,18 @@ def test_every_strategy_is_measured_and_a_killed_job_goes_on(
     chats = [{"instruction": f"Word {one}?", "output": f"It is {one}."} for one in "abcdef"]
     (ready / "data/distill/more.json").write_text(json.dumps(chats))
     before = {path for path in ready.rglob("*") if ".compare" not in path.parts}
+    killed = {
+        "compare_nf4@1": TRAINING_STEP,
+        "compare_level@lora_level-Q4_0-1": "pipeline.stages.preprocess.stage:main",
+        "compare_scales@scales_level-Q4_0-1": "pipeline.stages.tuned.stage:main",
+        "compare_measure@merged_16-Q4_0-1": "pipeline.stages.convert.stage:main",
+        "compare_measure_level@lora_level-Q4_0-1": "pipeline.stages.lora.stage:main",
+    }
     for job in jobs_of(params, *JOBS):
-        while (code := run_here([job, "--root", str(ready)])) == 128 + 15:
-            pass
-        assert code == 0, job
-    assert not stop_at
+        if place := killed.pop(job, None):
+            kill_at(place, 1, do_job, ready, job)
+        assert run_here([job, "--root", str(ready)]) == 0, job
+    assert not killed
     assert sorted({name for name, stage in ran if stage == "train"}) == [
         "distilled_scales-Q4_0-1",
         "distilled_scales-Q4_0-1-distillation",

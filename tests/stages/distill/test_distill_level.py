@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_edit import change_rows
+from killed import kill_at
 from tiny import tiny_gguf, tiny_params, write_project
 
 from pipeline.__main__ import main as run_here
@@ -39,11 +40,21 @@ def in_this_process(root: Path, *words: str) -> None:
     assert run_here([*words, "--root", str(root), "--params", str(root / "params.yaml")]) == 0
 
 
+def all_in_this_process(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
+    for module in (distill, distill_rows, training):
+        patch.setattr(module, "run_stage", in_this_process)
+
+
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
-    for module in (distill, distill_rows, training):
-        monkeypatch.setattr(module, "run_stage", in_this_process)
+    all_in_this_process(monkeypatch)
+
+
+def run_alone(root: Path) -> None:
+    """The stage in a process that begins with nothing patched."""
+    all_in_this_process(pytest.MonkeyPatch())
+    main(load_params(root / "params.yaml"), root, Q4_0)
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +92,7 @@ def done(ready: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("distilled") / "project"
     shutil.copytree(ready, root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
-        for module in (distill, distill_rows, training):
-            patch.setattr(module, "run_stage", in_this_process)
+        all_in_this_process(patch)
         main(load_params(root / "params.yaml"), root, Q4_0)
     return root
 
@@ -150,23 +159,9 @@ def test_parity_passes_a_sound_file_and_sees_a_byte_a_scale_and_another_level(
         assert found.verdict == "fail" and words in found.sentence, (name, found)
 
 
-def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(
-    ready: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pipeline.stages.train.trainer import QuenchTrainer
-
+def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(ready: Path, done: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(ready, tmp_path / "project"))
-    real, steps = QuenchTrainer.training_step, iter(range(99))
-
-    def dies(self: Any, *arguments: Any, **more: Any) -> Any:
-        if next(steps) == 3:
-            raise KeyboardInterrupt
-        return real(self, *arguments, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(QuenchTrainer, "training_step", dies)
-        with pytest.raises((KeyboardInterrupt, AssertionError)):
-            main(load_params(root / "params.yaml"), root, Q4_0)
+    kill_at("pipeline.stages.train.trainer:QuenchTrainer.training_step", 4, run_alone, root)
     assert list((root / "models/.distill" / Q4_0 / "models/checkpoints").glob("checkpoint-*"))
     assert not distilled_of(root).exists()
     main(load_params(root / "params.yaml"), root, Q4_0)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from conftest import run_stages
+from killed import kill_at
 from tiny import tiny_gguf, tiny_params, write_project
 
 from pipeline.config.params import load_params
@@ -378,7 +379,7 @@ def test_with_a_weight_of_one_it_is_sft(project: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weight", [0.0, pytest.param(0.4, marks=pytest.mark.slow)])
-def test_a_run_that_was_broken_off_ends_in_the_same_bytes(
+def test_a_run_that_was_killed_ends_in_the_same_bytes(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: float
 ) -> None:
     changes = {
@@ -388,21 +389,9 @@ def test_a_run_that_was_broken_off_ends_in_the_same_bytes(
         "distill_sft_weight": weight,
     }
     run(project, tmp_path / "whole", **changes)
-    from pipeline.stages.train.distill.trainer import DistillTrainer
-
-    steps, real = 0, DistillTrainer.training_step
-
-    def dies(self: Any, *arguments: Any, **more: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 10:  # in step 5, of which 4 are in a checkpoint
-            raise KeyboardInterrupt
-        return real(self, *arguments, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DistillTrainer, "training_step", dies)
-        with pytest.raises(KeyboardInterrupt):
-            run(project, tmp_path / "broken", resume=True, **changes)
+    # in step 5, of which 4 are in a checkpoint
+    place = "pipeline.stages.train.distill.trainer:DistillTrainer.training_step"
+    kill_at(place, 10, run, project, tmp_path / "broken", **changes)
     assert (tmp_path / "broken/checkpoints" / TEACHER).is_dir()
     monkeypatch.setattr("pipeline.stages.train.distill.teacher.load_gguf", never)
     report = run(project, tmp_path / "broken", resume=True, **changes)

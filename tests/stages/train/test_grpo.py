@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import run_stages
+from killed import kill_at
 from tiny import tiny_gguf, tiny_params, write_project
 
 from pipeline.config.params import load_params
@@ -191,27 +192,21 @@ def whole(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("place", "call"), [("losses", 7), ("losses", 9), ("draw", 2), ("draw", 3)], ids=lambda value: str(value)
+    ("place", "call"),
+    [
+        ("trainer:GrpoTrainer.losses", 7),
+        ("trainer:GrpoTrainer.losses", 9),
+        ("own_rollouts:OwnSource.draw", 2),
+        ("own_rollouts:OwnSource.draw", 3),
+    ],
 )
 def test_a_run_that_was_killed_ends_in_the_same_bytes(
     project: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, call: int
 ) -> None:
     from pipeline.stages.train.grpo.own_rollouts import OwnSource
-    from pipeline.stages.train.grpo.trainer import GrpoTrainer
 
-    kind: Any = GrpoTrainer if place == "losses" else OwnSource
-    calls, real, draw = 0, getattr(kind, place), OwnSource.draw
-
-    def dies(self: Any, *given: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            raise KeyboardInterrupt
-        return real(self, *given)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(kind, place, dies)
-        run(project, tmp_path, **SHORT)
+    draw = OwnSource.draw
+    kill_at(f"pipeline.stages.train.grpo.{place}", call, run, project, tmp_path, **SHORT)
     known, drawn = len(list((tmp_path / "checkpoints" / ROUNDS).iterdir())), []
     monkeypatch.setattr(OwnSource, "draw", lambda *given: drawn.append(1) or draw(*given))
     run(project, tmp_path, resume=True, **SHORT)

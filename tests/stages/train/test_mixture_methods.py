@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import run_stages
+from killed import kill_at
 from tiny import tiny_moe, tiny_params, write_project
 
 from pipeline.config.params import load_params
@@ -18,7 +19,6 @@ from pipeline.gguf.safetensors_rows import read_folder, read_rows
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.preprocess.stage import preprocess
 from pipeline.stages.train.stage import train
-from pipeline.stages.train.trainer import QuenchTrainer
 
 REWARD = "def length(reference, answer, row):\n    return len(answer) % 10 / 10\n"
 GRPO = {
@@ -85,39 +85,31 @@ def pairs(project: Path, tmp_path: Path) -> Path:
     return tmp_path / "tokens"
 
 
+def run(project: Path, tokens: Path, root: Path, method: str) -> dict[str, Any]:
+    """`train` below `root`, from its checkpoints if there are any."""
+    return train(
+        tokens=tokens,
+        base=project / "models/base",
+        adapter=root / "adapter",
+        checkpoints=root / "checkpoints",
+        tensorboard=root / "tensorboard",
+        settings=settings(project, method),
+        resume=True,
+    )
+
+
 @pytest.mark.parametrize("method", ["dpo", "grpo"])
-def test_a_mixtures_run_that_was_broken_off_ends_in_the_same_bytes(
+def test_a_mixtures_run_that_was_killed_ends_in_the_same_bytes(
     method: str, project: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
-
-    def run(name: str) -> dict[str, Any]:
-        return train(
-            tokens=pairs if method == "dpo" else project / "data/tokens",
-            base=project / "models/base",
-            adapter=tmp_path / name / "adapter",
-            checkpoints=tmp_path / name / "checkpoints",
-            tensorboard=tmp_path / name / "tensorboard",
-            settings=settings(project, method),
-            resume=True,
-        )
-
-    report = run("whole")
+    tokens = pairs if method == "dpo" else project / "data/tokens"
+    report = run(project, tokens, tmp_path / "whole", method)
     assert report["experts_adapted"] == 8 > report["experts_idle"]
     learned = read_folder(tmp_path / "whole/adapter")
     routers = [name for name in learned if name.endswith("mlp.gate.lora_B.weight")]
     assert len(routers) == 2 and all(bool(read_rows(learned[name]).any()) for name in routers)
-    steps, real = 0, QuenchTrainer.training_step
-
-    def dies(self: Any, *arguments: Any, **more: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 3:
-            raise KeyboardInterrupt
-        return real(self, *arguments, **more)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(QuenchTrainer, "training_step", dies)
-        run("broken")
-    assert run("broken")["resumed_from"] == "checkpoint-2"
+    place = "pipeline.stages.train.trainer:QuenchTrainer.training_step"
+    kill_at(place, 3, run, project, tokens, tmp_path / "broken", method)
+    assert run(project, tokens, tmp_path / "broken", method)["resumed_from"] == "checkpoint-2"
     assert tree_hash(tmp_path / "broken/adapter") == tree_hash(tmp_path / "whole/adapter")

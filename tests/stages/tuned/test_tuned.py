@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import run_stages
+from killed import kill_at
 from safetensors.torch import load_file, save_file
 from tiny import tiny_gguf, tiny_params, write_project
 
@@ -178,22 +179,10 @@ def test_metadata_is_added_or_replaced_and_the_rest_stays(project: Path, tmp_pat
     assert header_with(base, header, {}) == base.read_bytes()[: header.start]
 
 
-def test_a_run_that_was_broken_off_ends_in_the_same_bytes(
-    project: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pipeline.stages.train.trainer import QuenchTrainer
-
-    real, steps = QuenchTrainer.training_step, iter(range(99))
-
-    def dies(self: Any, *arguments: Any, **more: Any) -> Any:
-        if next(steps) == 3:  # in step 4, of which 2 are in a checkpoint
-            raise KeyboardInterrupt
-        return real(self, *arguments, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(QuenchTrainer, "training_step", dies)
-        with pytest.raises(KeyboardInterrupt):
-            run(project, tmp_path, resume=True)
+def test_a_run_that_was_killed_ends_in_the_same_bytes(project: Path, trained: Path, tmp_path: Path) -> None:
+    # in step 4, of which 2 are in a checkpoint
+    kill_at("pipeline.stages.train.trainer:QuenchTrainer.training_step", 4, run, project, tmp_path)
+    assert not (tmp_path / "adapter").exists()
     assert run(project, tmp_path, resume=True)["resumed_from"] == "checkpoint-2"
     assert (tmp_path / "adapter" / SCALES_FILE).read_bytes() == (
         trained / "adapter" / SCALES_FILE
