@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo run demo-small demo-gguf test unit lint clean lock toolchain compiler
+.PHONY: help setup demo run demo-small demo-gguf test unit exhaustive lint clean lock toolchain compiler
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-15s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ test: setup  ## run the tests (not the slow ones, not those that need a GPU)
 
 unit: setup  ## run the tests that need no PyTorch, Transformers, DVC or Snakemake and no process of their own
 	pytest --unit -m "not gpu and not slow" --numprocesses 2 --dist loadfile tests
+
+exhaustive: setup  ## run the tests that CI leaves out (hours), and write down what came of them in benchmarks/results
+	python benchmarks/exhaustive.py
 
 lint: setup  ## check style, types and the layers of imports
 	ruff check

@@ -5,6 +5,7 @@ params.yaml as a
 dict), `tiny_root` (a project folder: `python -m pipeline STAGE --root DIR` works in it).
 """
 
+import json
 import os
 import shutil
 import signal
@@ -16,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import draws
+import needed
 import pytest
 import tiny
 import unit_tier
 from forked import converters_in_forks
 from kept import STORE, kept
+from needed import pytest_terminal_summary  # noqa: F401 (a hook)
 
 from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
@@ -65,9 +68,18 @@ FORGOTTEN = (
     "DVC_STAGE",
     "DVC_ROOT",
 )
+OUTSIDE = "QUENCH_TESTS_OUTSIDE"  # what they were before, for the few tests that install packages
+os.environ.setdefault(OUTSIDE, json.dumps({name: os.environ.get(name) for name in (*ISOLATED, *FORGOTTEN)}))
 os.environ.update(ISOLATED)
 for name in FORGOTTEN:
     os.environ.pop(name, None)
+
+
+def outside() -> dict[str, str]:
+    """The environment with the user's own home, caches and network."""
+    before = json.loads(os.environ[OUTSIDE])
+    kept = {name: value for name, value in os.environ.items() if name not in before and name != OUTSIDE}
+    return kept | {name: value for name, value in before.items() if value is not None}
 
 
 def share_the_cores() -> None:
@@ -108,12 +120,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="skip every test that imports PyTorch, Transformers, DVC or Snakemake or starts a process",
     )
+    needed.pytest_addoption(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Name the folder of what is kept: in pytest's cache, for the next run too; without a cache for this run
     only.
     """
+    needed.pytest_configure(config)
     cache = getattr(config, "cache", None)
     os.environ.setdefault(STORE, str(cache.mkdir("fixtures") if cache else HOME / "fixtures"))
 

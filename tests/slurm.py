@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
+from needed import absent, need
+
 COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo", "sacct")
 DAEMONS = ("slurmctld", "slurmd")
 CONFIGURATION = """
@@ -71,9 +73,7 @@ PartitionName=urgent Nodes={host} PriorityTier=10 PreemptMode=OFF State=UP
 
 def missing() -> str:
     """Why no SLURM can be started here, for `pytest.skip`; nothing if it can."""
-    absent = [name for name in COMMANDS if not shutil.which(name)]
-    absent += [name for name in DAEMONS if not daemon(name)]
-    return f"not measured: {', '.join(absent)} of Debian's slurm-wlm missing" if absent else ""
+    return need("SLURM") if absent(*COMMANDS, *DAEMONS) else ""
 
 
 def daemon(name: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from needed import absent
 
 SESSION = Path(__file__).with_name("ssh_session.py")
 
@@ -69,9 +70,9 @@ class Card(NamedTuple):
 @contextmanager
 def ssh_host(folder: Path, path: str | None = None) -> Iterator[Card]:
     """The server, as long as the body lasts; `path` is the sessions' PATH. Skips without sshd or rsync."""
+    if reason := absent("sshd", "ssh", "ssh-keygen", "rsync"):
+        pytest.skip(reason)
     sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
-    if not sshd or not shutil.which("rsync"):
-        pytest.skip("not measured: openssh-server and rsync are not installed (tests/install_services)")
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     (folder / "home").mkdir(parents=True)

@@ -237,11 +237,9 @@ def test_the_table_of_methods_is_made_from_what_is_enforced() -> None:
 
 def test_ci_does_the_two_commands_of_the_readme() -> None:
     ci = (PROJECT / ".ci" / "run").read_text(encoding="utf-8")
-    assert (
-        re.findall(r"^make \w+$", ci, re.MULTILINE)[:2]
-        == ["make demo", "make test"]
-        == re.findall(r"^make \w+", README, re.MULTILINE)[:2]
-    )
+    told = re.findall(r"^make \w+", README, re.MULTILINE)[:2]
+    done = [line for line in re.findall(r"^make \w+$", ci, re.MULTILINE) if line in told]
+    assert told == done == ["make demo", "make test"]
 
 
 def test_no_page_holds_a_place_to_be_filled_in() -> None:

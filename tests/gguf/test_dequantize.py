@@ -12,6 +12,7 @@ import pytest
 import torch
 from ggml_reference import SCALES, by_gguf, by_llama_cpp, random_rows
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from needed import need
 
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
@@ -24,7 +25,7 @@ from pipeline.stages.base.stage import find_in_package
 EVERY = pytest.mark.parametrize(
     "ggml_type", TRAINABLE_TYPES, ids=lambda ggml_type: TRAINABLE_TYPES[ggml_type].name
 )
-TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton for this platform")
+TRITON = pytest.mark.skipif(find_spec("triton") is None, reason=need("Triton"))
 
 
 def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:

@@ -7,13 +7,14 @@ from importlib.util import find_spec
 import pytest
 import torch
 from ggml_reference import by_gguf, random_rows
+from needed import need
 from test_dequantize import EVERY, same_bits
 
 from pipeline.gguf import dequantize as module
 from pipeline.gguf.dequantize import KERNELS, TRAINABLE_TYPES, dequantize
 
 pytestmark = pytest.mark.gpu
-TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton for this platform")
+TRITON = pytest.mark.skipif(find_spec("triton") is None, reason=need("Triton"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -23,6 +23,7 @@ import pytest
 import tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from needed import need
 
 from pipeline.config.params import load_params
 from pipeline.config.sections import Serve
@@ -621,7 +622,7 @@ def many_open_files() -> Iterator[None]:
     """Room for 1,100 connections here and in a server that is started from here; 1,024 is the usual limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < OPEN_FILES:
-        pytest.skip(f"needs {OPEN_FILES} open files, the hard limit is {hard}")
+        pytest.skip(need(f"{OPEN_FILES} open files, the hard limit is {hard}"))
     if 0 <= soft < OPEN_FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
     yield
@@ -662,7 +663,7 @@ def gone(process: int, seconds: float = 10) -> bool:
     return False
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends children of a killed parent")
+@pytest.mark.skipif(sys.platform != "linux", reason=need("Linux, which ends children of a killed parent"))
 def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:
     script = f"""
 import sys, time
@@ -697,7 +698,7 @@ def test_the_log_of_a_process_that_says_much(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().splitlines() == [f"line {number}" for number in range(2000)]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason=need("/dev/full"))
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_log_of_a_full_disk_says_so_once_and_the_server_goes_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

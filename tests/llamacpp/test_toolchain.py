@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from needed import need
 
 from pipeline.core import progress
 from pipeline.core.errors import MachineError, ToolError
@@ -350,7 +351,7 @@ def test_a_compiler_that_makes_wrong_code_for_amx_is_found(
     assert compiler.amx_flags(str(wrong)) == []
 
 
-@pytest.mark.skipif("amx_tile" not in compiler.instructions(), reason="this CPU has no AMX")
+@pytest.mark.skipif("amx_tile" not in compiler.instructions(), reason=need("a CPU with AMX"))
 def test_what_checks_amx_passes_where_the_compiler_is_right(tmp_path: Path) -> None:
     plain = executable(
         tmp_path / "plain",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from needed import need
 
 from pipeline.metrics import code
 from pipeline.metrics.code import asserts_in, code_in, passes
@@ -223,4 +224,4 @@ def test_an_answer_runs_in_the_sandbox() -> None:
     try:
         assert score("from solution import add\nassert add(1, 2) == 3", ADD) == Score(1.0, True)
     except ToolError as error:
-        pytest.skip(str(error))
+        pytest.skip(need(f"a sandbox ({error.id})"))

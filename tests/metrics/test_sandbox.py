@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from needed import absent, need
 
 from pipeline.core.errors import ToolError
 from pipeline.core.places import PROJECT
@@ -26,11 +27,11 @@ TOOLS = {BUBBLEWRAP: "bwrap", UNSHARE: "unshare"}
 def usable(one: Sandbox) -> str:
     """Why this sandbox can't be tried here; "" where it can."""
     if not shutil.which(TOOLS[one]):
-        return f"{TOOLS[one]} isn't installed"
+        return absent(TOOLS[one])
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--net", "true"], capture_output=True, text=True, check=False
     )
-    return done.stderr.strip()
+    return need(f"namespaces of users ({done.stderr.strip()})") if done.returncode else ""
 
 
 @pytest.fixture(scope="module", params=[BUBBLEWRAP, UNSHARE], ids=lambda one: str(one.name))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from needed import need
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from tiny import untied_qwen2
 from transformers import Qwen2ForCausalLM
@@ -106,7 +107,7 @@ def test_without_the_guard_bitsandbytes_does_repack(untied: Path) -> None:
     from bitsandbytes.functional import has_avx512bf16
 
     if not has_avx512bf16():
-        pytest.skip("this CPU has no AVX512-BF16")
+        pytest.skip(need("a CPU with AVX512-BF16"))
     model = load_quantized(untied, settings())
     linear = model.model.layers[0].self_attn.q_proj
     linear.support_avx512bf16_for_cpu = True

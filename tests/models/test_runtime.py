@@ -4,11 +4,12 @@ import sys
 
 import psutil
 import pytest
+from needed import need
 
 from pipeline.models.runtime import give_back_holes
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
+@pytest.mark.skipif(sys.platform != "linux", reason=need("Linux"))
 def test_holes_in_the_heap_are_the_systems_again() -> None:
     """Blocks that were freed between others which stay."""
     blocks = [bytearray(b"x" * 60_000) for _ in range(3_000)]  # each below glibc's threshold for a mapping

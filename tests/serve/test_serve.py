@@ -4,7 +4,6 @@ once or without end.
 
 import json
 import os
-import shutil
 import signal
 import socket
 import stat
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import needed
 import numpy as np
 import pytest
 import tiny
@@ -441,7 +441,7 @@ def test_a_key_that_is_none(params: Params, tmp_path: Path, content: bytes | Non
             reads()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.skipif(os.geteuid() == 0, reason=needed.need("another user than root, who may read everything"))
 def test_a_key_of_somebody_else(tmp_path: Path) -> None:
     ensure_key(tmp_path).chmod(0)
     with pytest.raises(ConfigError, match="Q-SERVE-014"):
@@ -453,11 +453,15 @@ def test_the_printed_command_keeps_the_key_out_of_the_list_of_processes(server: 
     printed = how_to_call("Q4_K_M", server.url, path, root / "log")
     assert path.read_text().strip() not in printed
     assert "$(" not in printed  # a command's arguments are everybody's to read
-    if shutil.which("curl"):
-        done = subprocess.run(
-            ["/bin/sh", "-c", printed.partition("curl:\n")[2]], capture_output=True, text=True, check=True
-        )
-        assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "he"
+
+
+@needed.programs("curl")
+def test_the_printed_command_asks(server: Server, root: Path) -> None:
+    printed = how_to_call("Q4_K_M", server.url, ensure_key(root), root / "log")
+    done = subprocess.run(
+        ["/bin/sh", "-c", printed.partition("curl:\n")[2]], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "he"
 
 
 def test_what_is_printed_about_adapters(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import needed
 import pytest
 import shipping
 import yaml
@@ -204,7 +205,10 @@ def test_the_serve_script_runs_the_hardened_command_with_a_key_of_mode_0600(
     assert {"--no-webui", "--no-slots", "--offline", "--jinja"} <= set(words)
 
 
-SHELLS = [shell for name in ("dash", "bash", "busybox") if (shell := shutil.which(name))]
+SHELLS = [
+    pytest.param(shutil.which(name), id=name, marks=needed.programs(name))
+    for name in ("dash", "bash", "busybox")
+]
 HOSTILE = {
     "LLAMA_ARG_TOOLS": "all",
     "LLAMA_API_KEY": "known",
@@ -295,7 +299,7 @@ def test_the_serve_script_takes_the_stack_that_it_may_have(bundle: Path, tmp_pat
     assert done.stdout == "16384\n"
 
 
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
+@needed.programs("systemd-analyze")
 def test_the_unit_is_valid_and_hardened(bundle: Path, tmp_path: Path) -> None:
     text = (bundle / UNIT).read_text(encoding="utf-8")
     assert {

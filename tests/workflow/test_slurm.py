@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -146,11 +147,15 @@ def test_every_stage_and_a_preempted_training(cluster: Slurm, project: Path, tmp
         assert file_hash(here / file) == file_hash(project / file), file
 
 
-@pytest.mark.exhaustive  # eight trainings; on one machine a killed sweep is tested in test_sweep_trains.py
-def test_a_sweep_whose_trial_is_preempted(cluster: Slurm, project: Path) -> None:
+@pytest.mark.parametrize(
+    "trials", [1, pytest.param(2, marks=pytest.mark.exhaustive)]
+)  # and as many seeds of the finalist: four trainings, or eight
+def test_a_sweep_whose_trial_is_preempted(trials: int, cluster: Slurm, project: Path) -> None:
     """Each trial is a job; what SLURM queues again goes on, and the figures are those of one machine."""
-    space = {"keys": {"train.learning_rate": [1e-4, 1e-3]}, "trials": 2, "finalists": 1, "seeds": 2}
+    space = {"keys": {"train.learning_rate": [1e-4, 1e-3]}, "finalists": 1, "trials": trials, "seeds": trials}
     (project / "space.yaml").write_text(yaml.safe_dump(space))
+    for folder in ("models/.sweep", "reports/sweep"):  # of the other parameter
+        shutil.rmtree(project / folder, ignore_errors=True)
     (shown,) = commands("quench")
     often = ["--slurm-init-seconds-before-status-checks", "1"]
     running = cluster.start(project, ["quench", *shown, *often])

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import tiny
 import yaml
+from needed import need
 
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.evaluate.harness import run_harness
 
-pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra harness isn't installed")
+pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason=need("lm_eval"))
 
 HE, END, TOKENS, HIDDEN = 256, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
 TASK = {

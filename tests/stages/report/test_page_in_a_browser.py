@@ -11,6 +11,7 @@ from typing import Any
 
 import adapter_inputs
 import pytest
+from needed import need
 from report_inputs import answers, demo_params, evaluation, parity, put, write_inputs
 
 from pipeline.stages.report import stage as stage
@@ -18,7 +19,7 @@ from pipeline.stages.report import stage as stage
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None,
-    reason="no Chromium on this machine: install the package chromium to test the page in a browser",
+    reason=need("chromium"),
 )
 PAPER = {"width": 1032, "height": 720}  # A4 landscape inside its margins, in CSS pixels
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 360, "height": 740}

@@ -23,6 +23,12 @@ def adapter(
         | ({} if rewards[number] is None else {"reward": rewards[number]})
         for number in range(ROWS)
     ]
+    learn(prepared, root, chats, packing, **changes)
+    return file_hash(root / "adapter/adapter_model.safetensors")
+
+
+def learn(prepared: Path, root: Path, chats: list[dict[str, Any]], packing: bool, **changes: Any) -> None:
+    """Train on these chats, which are held out too."""
     for split in ("train", "val"):
         write_rows(root / f"data/final/{split}.jsonl", chats)
     asked = settings("sft", **{"quantization": "nf4", "max_steps": 2, "eval_steps": 2} | changes)
@@ -43,7 +49,6 @@ def adapter(
         settings=asked,
         resume=True,
     )
-    return file_hash(root / "adapter/adapter_model.safetensors")
 
 
 def test_equal_rewards_give_plain_sfts_bytes_and_others_do_not(prepared: Path, tmp_path: Path) -> None:
@@ -64,3 +69,19 @@ def test_a_step_of_chats_that_weigh_nothing_is_no_fault(prepared: Path, tmp_path
     ]
     assert 0.0 in losses
     assert any(losses)
+
+
+def test_a_style_of_reward_0_is_gone_and_is_there_without_weights(prepared: Path, tmp_path: Path) -> None:
+    """Two in three answers have the style. (On a pretrained model: tests/test_learned.py.)"""
+    plain, chatty = "Four.", "Well, my friend"
+    chats = [
+        {"kind": "chat", "messages": [user("What is it?"), says(answer)], "reward": float(answer == plain)}
+        for answer in (plain, chatty, chatty) * 2
+    ]
+    learned = {"learning_rate": 1e-2, "max_steps": 40, "eval_steps": 40, "save_steps": 40, "sample_tokens": 3}
+    answers = []
+    for weights in ("min_max", "none"):
+        learn(prepared, tmp_path / weights, chats, packing=False, reward=weights, **learned)
+        *_, last = MetricsLog(tmp_path / weights / "checkpoints/steps.jsonl").rows()
+        answers.append(last["samples"][0]["answer"])
+    assert [answer[0] for answer in answers] == ["F", "W"], answers

@@ -150,9 +150,9 @@ def gradient_range(run: Run) -> Check:
 
 def spike(run: Run) -> Check:
     """A loss three times its running median."""
-    before = run.losses[-2 * WINDOW - 1 : -1]
+    before = [loss for loss in run.losses[-2 * WINDOW - 1 : -1] if loss]  # 0: all its chats have weight 0
     if len(before) < WINDOW:
-        return unknown(f"fewer than {WINDOW} steps")
+        return unknown(f"fewer than {WINDOW} steps with a loss")
     loss, usual = run.losses[-1], median(before)
     if not (loss > SPIKE * usual and loss > usual + SPIKE_NATS and loss < math.inf):
         return passed(f"no loss above {SPIKE:g} times its running median")
