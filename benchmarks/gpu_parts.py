@@ -205,7 +205,7 @@ def plain(say: Say, folder: Path, settings: Training, tokens: int, **_: Any) -> 
         task_type="CAUSAL_LM",
         r=settings.r,
         lora_alpha=settings.lora_alpha,
-        lora_dropout=settings.lora_dropout,
+        lora_dropout=settings.dropout,
         target_modules=list(settings.target_modules),
     )
     report_speed(
@@ -232,7 +232,7 @@ def unsloth(say: Say, folder: Path, settings: Training, tokens: int, **_: Any) -
         model,
         r=settings.r,
         lora_alpha=settings.lora_alpha,
-        lora_dropout=settings.lora_dropout,
+        lora_dropout=settings.dropout,
         target_modules=list(settings.target_modules),
         use_gradient_checkpointing="unsloth",
         random_state=settings.seed,

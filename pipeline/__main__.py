@@ -5,6 +5,7 @@ Used by Snakemake's rules and DVC's stages alike. Exit codes: see `pipeline.core
 
 import importlib
 import io
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -40,9 +41,11 @@ def run(
     fix.
     """
     from pipeline.config.params import read_params
+    from pipeline.core.owner import RUN
     from pipeline.core.publish import need_folder
     from pipeline.workflow.complete import need_all_keys
     from pipeline.workflow.graphs import need_graph
+    from pipeline.workflow.idle import idle_of
     from pipeline.workflow.integrity import verify_inputs
     from pipeline.workflow.leftovers import remove_leftovers
     from pipeline.workflow.receipts import is_remote
@@ -63,6 +66,10 @@ def run(
         return
     need_graph(root, read.params.graph)
     need_all_keys(root, read)
+    # Snakemake has said it of all stages, and nobody can change the settings that a stage has for another
+    if params_file is None and RUN not in os.environ:
+        for sentence in idle_of(name, read.params):
+            print(f"{name}: {sentence}")
     with running(stage, root):
         if not is_remote():
             refresh_keys_for(stage, root)

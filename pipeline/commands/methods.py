@@ -46,8 +46,7 @@ def rows() -> Iterator[dict[str, Any]]:
 def refusal(method: Method, base: str) -> str | None:
     """Why `method` can't run on a base; None if it can."""
     changes = {section: dict(keys) for section, keys in BASES[base].items()}
-    # without dropout, which some methods refuse on any base
-    changes["train"] = changes.get("train", {}) | {"method": method, "lora_dropout": 0.0}
+    changes["train"] = changes.get("train", {}) | {"method": method}
     if base.startswith("GGUF"):
         changes["base"]["level"] = LEVEL
     try:
@@ -58,9 +57,10 @@ def refusal(method: Method, base: str) -> str | None:
 
 
 def settings() -> Iterator[dict[str, str]]:
-    """The settings that act only under a value of another, and which."""
+    """The settings that are refused unless another has a value that they need, and which."""
     for only in CONDITIONS:
-        yield {"setting": ", ".join(f"train.{key}" for key in only.keys), "acts only if": only.condition}
+        if only.refused:
+            yield {"setting": ", ".join(only.keys), "acts only if": only.condition}
 
 
 def table_rows() -> list[dict[str, str]]:

@@ -1,5 +1,5 @@
 """Show every setting that is in effect, and where it comes from: `params.yaml`, a recipe's value there, or a
-default.
+default; with --idle those that do nothing here, and what each would need.
 
 Reads `params.yaml` and the recipe that it names. With --write, puts what the file leaves out into it; writes
 nothing else.
@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipeline.commands.idle import idle_settings
 from pipeline.commands.recipes import RECIPES, TITLE, recipe_names
 from pipeline.config.params import Params, Read, read_params
 from pipeline.config.sections.values import Key, group_of, keys_of
@@ -29,9 +30,9 @@ class Setting(NamedTuple):
     line: int | None  # in the file; None if it is left out there
 
 
-def main(file: Path, section: str | None, *, as_json: bool, complete: bool) -> None:
+def main(file: Path, section: str | None, *, as_json: bool, complete: bool, only_idle: bool = False) -> None:
     """Print the settings of `file`, those of `section` (or of one key) alone if it is given; first `complete`
-    the file if asked.
+    the file if asked. With `only_idle`, a sentence on each of them that does nothing here.
     """
     read = read_params(file)
     if complete:
@@ -47,7 +48,11 @@ def main(file: Path, section: str | None, *, as_json: bool, complete: bool) -> N
         raise ConfigError(
             "Q-COMMANDS-001", f"no section or key is called {section!r}: `quench params` shows all"
         )
-    if as_json:
+    if only_idle:
+        names = {one.name for one in shown}
+        sentences = {key: why for key, why in idle_settings(read.params).items() if key in names}
+        print(json.dumps(sentences, indent=2) if as_json else "\n".join(sentences.values()) or "none")
+    elif as_json:
         values = {one.name: {"value": one.value, "from": one.origin, "line": one.line} for one in shown}
         print(json.dumps(values, indent=2, ensure_ascii=False))
     else:

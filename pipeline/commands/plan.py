@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.commands import plan_serving
+from pipeline.commands.idle import idle_settings
 from pipeline.commands.plan_serving import figure
 from pipeline.commands.recipes import recipe_file
 from pipeline.commands.terminal import plain_table, wide_console
@@ -26,6 +27,7 @@ from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.ranks import wanted_processes
 from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
 from pipeline.core.usage import Figures
+from pipeline.llamacpp.devices import sees_gpu
 from pipeline.planning.base import find_shape, plan_run
 from pipeline.planning.budget import check_budgets
 from pipeline.planning.card import Card, first_gpu, main_memory, wants_gpu
@@ -77,7 +79,8 @@ def main(
         card = main_memory()
     if serve:
         plan_serving.main(params, root, shape, card, base=base, as_json=as_json)
-        if card and card.device == "cuda" and not (vram or as_json or plan_serving.sees_gpu(params)):
+        on_gpu = card and card.device == "cuda" and params.serve.n_gpu_layers != 0
+        if on_gpu and not (vram or as_json or sees_gpu(params.llamacpp.home)):
             print(
                 "The llama.cpp here sees no GPU, so `quench serve` would use main memory: build it for the "
                 "card with `make setup LLAMA=auto`."
@@ -94,6 +97,7 @@ def main(
         value = plan.as_json() | {
             "stages": {name: asdict(planned) for name, planned in stages.items()},
             "distill": [asdict(one) for one in distillations],
+            "idle": idle_settings(params),
         }
         print(json.dumps(value, indent=2, ensure_ascii=False))
     else:
@@ -104,6 +108,8 @@ def main(
             print("train.shard_base is planned for several processes alone: give --processes.")
         for one in distillations:
             print(one)
+        for sentence in idle_settings(params).values():
+            print(f"{sentence}.")
     if plan.fits is False and plan.card:
         raise MachineError(
             "Q-COMMANDS-006",

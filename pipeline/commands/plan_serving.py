@@ -19,13 +19,11 @@ from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import Params
 from pipeline.config.sections import BASE_WITH_ADAPTER, TUNED, Serve
 from pipeline.config.sections.values import ALL_LAYERS
-from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
+from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.publish import read_json
 from pipeline.core.units import MEMORY_GB, MEMORY_UNIT, memory_gb
 from pipeline.gate.recommend import Recommendation, memory_of
 from pipeline.gguf.file import kv_cache_bytes
-from pipeline.llamacpp.devices import devices
-from pipeline.llamacpp.tools import find_toolchain
 from pipeline.planning.base import find_quantized
 from pipeline.planning.budget import file_bytes
 from pipeline.planning.card import Card
@@ -138,15 +136,6 @@ def served_on(card: Card | None, serve: Serve) -> Serve:
     """
     on_gpu = (card is None or card.device == "cuda") and not serve.on_gpu
     return serve.model_copy(update={"n_gpu_layers": ALL_LAYERS}) if on_gpu else serve
-
-
-def sees_gpu(params: Params) -> bool:
-    """Whether the llama.cpp that serves would use a GPU; one that isn't built yet will."""
-    try:
-        tools = find_toolchain(params.llamacpp.home)
-    except ToolError:
-        return True
-    return params.serve.n_gpu_layers == 0 or bool(devices(tools))
 
 
 def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | None:

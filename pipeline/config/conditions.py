@@ -1,69 +1,199 @@
-"""Which settings of section `train` act only under a value of another: a table, what it refuses, and how
-`quench methods` shows it. A default is never refused, so that `params.yaml` may have all keys.
+"""Which settings act only under a value of another: one table, the sentence that is made of it, and which
+settings do nothing in a project by it.
+
+A default is never named, so that `params.yaml` may have all keys. Where a value can only be a mistake, it is
+refused; the others are said (`quench params --idle`, `quench plan`, the stages), for a project may go from
+one graph of stages to another and keep its settings of both.
 """
 
-from collections.abc import Collection, Iterator
+import json
+from collections.abc import Iterator
 from functools import reduce
 from typing import Any, NamedTuple
 
 from pipeline.config.methods import METHODS
-from pipeline.config.sections import Train
-from pipeline.config.sections.values import Section
+from pipeline.config.sections import Section
+from pipeline.config.sections.values import group_of, keys_of
 from pipeline.config.targets import LORA_ONLY
 from pipeline.core.wording import listed
 
 
+class Has(NamedTuple):
+    """That the setting `key` is one of `values` (a list: `names` one of them); without values, that it is set
+    at all.
+    """
+
+    key: str
+    values: tuple[Any, ...] = ()
+    verb: str = "is"
+
+    @property
+    def words(self) -> str:
+        """ "train.method is dpo or ipo"."""
+        return f"{self.key} {self.verb} {listed([*map(_text, self.values)], 'or') or 'set'}"
+
+    def holds(self, value: Any) -> bool:
+        """Whether it does if the setting is `value`."""
+        if not self.values:
+            return bool(value)
+        return any(one in self.values for one in (value if isinstance(value, list) else [value]))
+
+
 class Only(NamedTuple):
-    """`keys`, or all keys of a group, act only if the setting `by` has one of `values`."""
+    """`keys`, or all keys of a section or group, act only if one of `either` holds; `refused`: any value but
+    the default is an error where none does.
+    """
 
     keys: tuple[str, ...]
-    by: str
-    values: tuple[str, ...]
+    either: tuple[Has, ...]
+    refused: bool = False
 
     @property
     def condition(self) -> str:
-        """ "train.method is dpo or ipo"."""
-        return f"train.{self.by} is {listed(self.values, 'or')}"
+        """ "train.method is distill or quantize.distill is set"."""
+        return listed([has.words for has in self.either], "or")
+
+    def covers(self, key: str) -> bool:
+        """Whether this is about `key`."""
+        return any(key == name or key.startswith(f"{name}.") for name in self.keys)
 
 
-SERVED = ("rollout_type", "adapter_type", "parallel", "threads", "n_gpu_layers")
-CONDITIONS = (
-    Only(("reward",), "method", ("sft",)),
-    Only(("reward_temperature",), "reward", ("softmax",)),
-    Only(("preference.beta",), "method", tuple(name for name, one in METHODS.items() if one.preferences)),
-    Only(("preference.sft_weight",), "method", ("dpo", "ipo", "simpo")),
-    Only(("preference.simpo_gamma",), "method", ("simpo",)),
-    Only(("preference.desirable_weight", "preference.undesirable_weight"), "method", ("kto",)),
-    Only(("distill_top_k", "distill_sft_weight"), "method", ("distill",)),
-    Only(("grpo",), "method", ("grpo",)),
-    Only(tuple(f"grpo.{key}" for key in SERVED), "grpo.rollouts", ("llama-server",)),
-    Only(("eva_rows",), "init_lora_weights", ("eva",)),
-    Only(LORA_ONLY, "tuner", ("lora",)),
+class Idle(NamedTuple):
+    """A setting that is not its default and does nothing, with what it would need."""
+
+    key: str
+    value: Any
+    only: Only
+
+    def __str__(self) -> str:
+        return f"{self.key} is {_text(self.value)} and acts only if {self.only.condition}"
+
+
+MERGED = Has("base.quantization", ("nf4", "none"))
+NF4 = Has("base.quantization", ("nf4",))
+GGUF = Has("base.quantization", ("gguf",))
+LORA = Has("train.tuner", ("lora",))
+SEEDS = Has("compare.seeds")
+DISTILLED = (Has("quantize.distill"), Has("compare.strategies.distilled"))
+SERVED = tuple(
+    f"train.grpo.{key}" for key in ("rollout_type", "adapter_type", "parallel", "threads", "n_gpu_layers")
 )
 
 
-def idle(train: Train, elsewhere: Collection[str] = ()) -> Iterator[str]:
-    """A sentence on each setting that is not its default and would do nothing; keys in `elsewhere` act in
-    other stages.
-    """
-    for only in CONDITIONS:
-        now = _at(train, only.by)
-        if now in only.values:
-            continue
-        for key in (key for named in only.keys for key in _keys(train, named)):
-            value = _at(train, key)
-            if value != _at(Train(), key) and key not in elsewhere:
-                yield (
-                    f"train.{key} is {value} and acts only if {only.condition}, but that is {now}: leave "
-                    f"{key} out, or set train.{only.by} to {listed(only.values, 'or')}"
-                )
+def method(*names: str) -> tuple[Has]:
+    """That train.method is one of these."""
+    return (Has("train.method", names),)
 
 
-def _at(train: Train, key: str) -> Any:
-    return reduce(getattr, key.split("."), train)
+CONDITIONS = (
+    # a value under another method, start or tuner is a mistake
+    Only(("train.reward",), method("sft"), refused=True),
+    Only(("train.reward_temperature",), (Has("train.reward", ("softmax",)),), refused=True),
+    Only(
+        ("train.preference.beta",),
+        method(*(name for name, one in METHODS.items() if one.preferences)),
+        refused=True,
+    ),
+    Only(("train.preference.sft_weight",), method("dpo", "ipo", "simpo"), refused=True),
+    Only(("train.preference.simpo_gamma",), method("simpo"), refused=True),
+    Only(
+        ("train.preference.desirable_weight", "train.preference.undesirable_weight"),
+        method("kto"),
+        refused=True,
+    ),
+    Only(("train.distill_top_k",), (*method("distill"), *DISTILLED), refused=True),
+    Only(("train.distill_sft_weight",), method("distill"), refused=True),
+    Only(("train.grpo",), method("grpo"), refused=True),
+    Only(SERVED, (Has("train.grpo.rollouts", ("llama-server",)),), refused=True),
+    Only(("train.eva_rows",), (Has("train.init_lora_weights", ("eva",)),), refused=True),
+    Only(tuple(f"train.{key}" for key in LORA_ONLY), (LORA,), refused=True),
+    # the others are those of another graph of stages, or wait for another setting
+    Only(("base.tie",), (MERGED,)),
+    Only(("train.r", "train.lora_alpha", "train.lora_dropout"), (LORA,)),
+    Only(("train.bnb_4bit_use_double_quant",), (NF4, SEEDS)),
+    Only(("train.keep_quantized",), (GGUF, SEEDS)),
+    Only(("train.num_train_epochs",), (Has("train.max_steps", (-1,)),)),
+    Only(
+        ("train.warmup_ratio",),
+        (Has("train.lr_scheduler_type", ("cosine", "linear", "constant_with_warmup")),),
+    ),
+    Only(("train.embeddings_on_cpu", "train.offload_layers"), (Has("train.device", ("auto", "gpu")),)),
+    Only(("train.sample_tokens",), (Has("train.sample_rows"),)),
+    Only(("lora.type",), (GGUF, SEEDS)),
+    Only(("lora.type",), (LORA,)),
+    Only(("merge", "convert.base", "convert.type", "imatrix"), (MERGED,)),
+    Only(("merge.levels", "merge.rows", "merge.task_rows"), (Has("merge.base", ("auto",)),)),
+    Only(("merge.levels", "merge.rows", "merge.task_rows"), (NF4,)),
+    Only(("quantize.levels", "quantize.nthreads"), (MERGED,)),
+    Only(("quantize.tensor_types",), (MERGED, Has("base.level"))),
+    Only(("distill",), DISTILLED),
+    Only(("compare.levels", "compare.strategies", "compare.rows", "compare.scales_learning_rate"), (SEEDS,)),
+    Only(
+        ("compare.scales_learning_rate",),
+        (
+            Has("compare.strategies.scales"),
+            Has("compare.strategies.distilled", ("distilled_scales",), "names"),
+        ),
+    ),
+    Only(("parity.max_kld_served", "parity.min_same_top_served"), (GGUF,)),
+    Only(
+        ("parity.max_kld_exact", "parity.max_kld_trained", "parity.max_kld_level", "parity.rmse_slack"),
+        (MERGED,),
+    ),
+    Only(("evaluate.judge",), (Has("evaluate.scorers", ("judge",), "names"),)),
+    Only(("evaluate.external",), (Has("evaluate.scorers", ("external",), "names"),)),
+    Only(
+        ("report.gate.min_preference_accuracy",),
+        method(*(name for name, one in METHODS.items() if one.preferences)),
+    ),
+)
 
 
-def _keys(train: Train, named: str) -> list[str]:
-    """The key, or of a group all keys."""
-    found = _at(train, named)
-    return [f"{named}.{key}" for key in type(found).model_fields] if isinstance(found, Section) else [named]
+def idle(params: Section) -> Iterator[Idle]:
+    """Each setting of a `Params` that is not its default and does nothing, in the schema's order."""
+    for place, field in keys_of(type(params)):
+        key = ".".join(place)
+        only = None if group_of(field) else next(_missing(params, key), None)
+        if only and (value := _at(params, key)) != _default(params, key):
+            yield Idle(key, value, only)
+
+
+def refused(params: Section) -> Iterator[str]:
+    """A sentence on each setting of a `Params` that does nothing and can only be a mistake."""
+    for one in idle(params):
+        if one.only.refused:
+            needs = one.only.either[0]
+            yield (
+                f"{one}, but that is {_text(_at(params, needs.key))}: leave {one.key} out, or set "
+                f"{needs.key} to {listed(needs.values, 'or')}"
+            )
+
+
+def _missing(params: Section, key: str) -> Iterator[Only]:
+    """The conditions of which none is met, so that the setting does nothing."""
+    return (
+        only
+        for only in CONDITIONS
+        if only.covers(key) and not any(_holds(params, has) for has in only.either)
+    )
+
+
+def _holds(params: Section, has: Has) -> bool:
+    """Whether the setting that is needed is as needed, and does something itself."""
+    return has.holds(_at(params, has.key)) and not any(_missing(params, has.key))
+
+
+def _at(section: Section, key: str) -> Any:
+    return reduce(getattr, key.split("."), section)
+
+
+def _default(params: Section, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return _at(type(_at(params, section))(), name)
+
+
+def _text(value: Any) -> str:
+    """A value as `params.yaml` has it."""
+    if isinstance(value, Section):
+        value = value.model_dump(mode="json")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

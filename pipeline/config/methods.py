@@ -17,9 +17,9 @@ class Learning:
 
     `rows` are the kinds of rows (`pipeline.chat.rows.Kind`) that are trained. `preferences` says that answers
     are judged, `pairs` that they are compared in pairs, `reference` that they are also scored by the model
-    without its adapter, `beta` is the default of `train.preference.beta`. `loss` says in words what is made
-    smaller. `prompts` says that the model gives its own answers and is only shown what stands before the
-    last one.
+    without its adapter, `beta` and `dropout` are the defaults of `train.preference.beta` and
+    `train.lora_dropout`. `loss` says in words what is made smaller. `prompts` says that the model gives its
+    own answers and is only shown what stands before the last one.
     """
 
     rows: tuple[str, ...]
@@ -29,6 +29,7 @@ class Learning:
     prompts: bool = False
     reference: bool = False
     beta: float | None = None
+    dropout: float = 0.05
 
 
 METHODS: Mapping[Method, Learning] = {
@@ -54,7 +55,7 @@ METHODS: Mapping[Method, Learning] = {
     "simpo": Learning(
         ("preference",), "log-sigmoid of the mean margin", preferences=True, pairs=True, beta=2.0
     ),
-    "grpo": Learning(("prompt", "chat"), "clipped policy gradient of rewards", prompts=True),
+    "grpo": Learning(("prompt", "chat"), "clipped policy gradient of rewards", prompts=True, dropout=0.0),
 }
 
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError, model_validator
 
 from pipeline.config import sections
+from pipeline.config.conditions import refused
 from pipeline.config.faults import new_name, report
 from pipeline.config.levels import split_level
 from pipeline.config.sections.values import group, keys_of
-from pipeline.config.strategies import distills
 from pipeline.config.training_problems import training_problems
 from pipeline.core.cpu import Device, fast_dtype, training_device
 from pipeline.core.errors import ConfigError
@@ -85,13 +85,12 @@ class Params(sections.Section):
                 "train.tuner is scales and train.keep_quantized is false, so there would be no blocks to "
                 "train: set it to true"
             )
-        compared = self.compare.strategies.asked if self.compare.seeds else []
+        yield from refused(self)
         yield from training_problems(
             self.train,
             self.graph,
             full_parity=self.parity.depth == "full",
-            compared=compared,
-            elsewhere=["distill_top_k"] if self.quantize.distill or distills(compared) else (),
+            compared=self.compare.strategies.asked if self.compare.seeds else [],
         )
         yield from self._of_models()
         if self.graph == "merged":

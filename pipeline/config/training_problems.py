@@ -1,25 +1,18 @@
 """Settings of section `train` that don't fit together, or don't fit what the trained model becomes."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from pipeline.config.conditions import idle
 from pipeline.config.methods import METHODS
 from pipeline.config.sections import Graph, Train
 from pipeline.config.targets import merged_only, trains_in
 
 
 def training_problems(
-    train: Train,
-    graph: Graph,
-    *,
-    full_parity: bool,
-    compared: Sequence[str],
-    elsewhere: Collection[str] = (),
+    train: Train, graph: Graph, *, full_parity: bool, compared: Sequence[str]
 ) -> Iterator[str]:
     """A sentence on each. `full_parity`: the adapter is put on the base's levels; `compared` are the
-    strategies that are compared; keys in `elsewhere` are used by other stages.
+    strategies that are compared.
     """
-    yield from idle(train, elsewhere)
     if train.layers is not None and not any(trains_in(layer, train) for layer in train.layers):
         yield (
             f"train.layers names {max(train.layers)} at most and train.freeze_layers is "

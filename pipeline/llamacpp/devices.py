@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.config.sections.values import ALL_LAYERS, AUTO
-from pipeline.core.errors import ConfigError
+from pipeline.core.errors import ConfigError, ToolError
 from pipeline.gguf.file import check_gguf, kv_cache_bytes
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Toolchain, find_toolchain
 
 SPARE = 1 << 30  # bytes of each GPU that stay free, as llama.cpp's own --fit leaves them
 BUFFERS = 0.1  # of weights and KV cache, for what is computed: as `pipeline.planning.serving` assumes
@@ -48,6 +48,14 @@ def devices(tools: Toolchain) -> list[Device]:
         Device(name, description, int(memory) << 20, int(free) << 20)
         for name, description, memory, free in LINE.findall(done.stdout)
     ]
+
+
+def sees_gpu(home: str | None) -> bool:
+    """Whether the llama.cpp in use (`home`: llamacpp.home) sees a GPU; one that isn't built yet will."""
+    try:
+        return bool(devices(find_toolchain(home)))
+    except ToolError:
+        return True
 
 
 def gpu_layers(tools: Toolchain, model: Path, wanted: int | Literal["auto"], *, tokens: int) -> int:

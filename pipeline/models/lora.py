@@ -32,7 +32,7 @@ def lora_config(train: Training) -> Any:
         task_type="CAUSAL_LM",
         r=train.r,
         lora_alpha=train.lora_alpha,
-        lora_dropout=train.lora_dropout,
+        lora_dropout=train.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
         exclude_modules=left_out(train),
         rank_pattern=dict(train.rank_pattern),

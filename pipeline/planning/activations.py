@@ -82,7 +82,7 @@ def lora_kept(step: Step, layer: int, targets: list[Linear], without_mask: tuple
     lean = step.device == "cpu" and step.train.quantization == "nf4" and not step.train.use_dora
     ranks = sum(linear.used * rank_of(linear.path(layer), step.train) for linear in targets)
     kept = 0 if scaled else ranks * step.lora_element
-    if step.train.lora_dropout and not scaled:
+    if step.train.dropout and not scaled:
         mask = (
             1 if step.device == "cuda" else step.lora_element
         )  # a bool on CUDA, on the CPU the noise itself

@@ -17,7 +17,7 @@ def dora_kept(
     """Bytes that a layer's forward keeps under DoRA above LoRA's; `element` and `lora_element` are bytes of
     an activation outside and inside the adapter.
     """
-    dropout, kept = train.lora_dropout > 0, 0
+    dropout, kept = train.dropout > 0, 0
     for one in targets:
         kept += tokens * one.outputs * (element * (2 if dropout else 1) + lora_element)
         # the unit matrix, and A of it

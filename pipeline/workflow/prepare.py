@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from pipeline.config.conditions import idle
 from pipeline.config.overrides import Given, from_sections, override
 from pipeline.config.params import Params, Read, read_params
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
@@ -70,6 +71,8 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
         params = read.params
         need_graph(root, params.graph)
         need_all_keys(root, read)
+        for one in idle(params):
+            print(f"{root / 'params.yaml'}: {one}", file=sys.stderr)
         with working(root):  # what killed runs left is swept
             if not is_dry_run(sys.argv[1:]):
                 drop_stale(root, params.curate)

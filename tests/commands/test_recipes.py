@@ -142,7 +142,7 @@ def test_the_8_gb_recipe_is_the_production_run_value_by_value():
         True,
         "bfloat16",
     )
-    assert (train.r, train.lora_alpha, train.lora_dropout) == (16, 32, 0.05)
+    assert (train.r, train.lora_alpha, train.dropout) == (16, 32, 0.05)
     assert train.target_modules == [
         "q_proj",
         "k_proj",

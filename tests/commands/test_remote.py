@@ -336,7 +336,7 @@ def test_a_python_that_is_none_is_refused(python: str) -> None:
         Line("card", python, None)
 
 
-@pytest.mark.parametrize("changed", [{"method": "grpo"}, {"shard_base": True}])
+@pytest.mark.parametrize("changed", [{"method": "grpo", "lora_dropout": None}, {"shard_base": True}])
 def test_what_one_process_there_cannot_train_is_refused(project: Path, changed: dict[str, Any]) -> None:
     params = yaml.safe_load((project / "params.yaml").read_text())
     params["train"] |= changed

@@ -1,7 +1,9 @@
 """What `quench remote` replaces at home and removes on a host, with the host's own functions, called here."""
 
 import fcntl
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from importlib import import_module
@@ -10,17 +12,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from pipeline.commands.remote import watch
 from pipeline.commands.remote.host import common, files, follow, runs
 from pipeline.commands.remote.host.common import CHECKPOINTS
 from pipeline.commands.remote.line import Cut, Line
 from pipeline.commands.remote.mirror import Mirror
-from pipeline.commands.remote.parcel import JOURNAL, Parcel
-from pipeline.config.params import Params
+from pipeline.commands.remote.parcel import JOURNAL, Parcel, inputs
+from pipeline.config.params import Params, load_params
+from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.hashing import tree_hash
+from pipeline.core.jsonl import write_rows
+from pipeline.core.places import PROJECT
 from pipeline.core.publish import write_json
+from pipeline.stages.preprocess.stage import main as preprocess
 from pipeline.stages.train.checkpoints import publish_checkpoint
 from pipeline.stages.train.run import RUN as RECORD
 
@@ -223,3 +230,57 @@ def test_what_a_host_says_is_shown_without_what_a_terminal_obeys(
     with pytest.raises(ToolError, match="Q-REMOTE-010") as caught:
         train.need_host(SimpleNamespace(name="card", ask=lambda *_, **__: found))  # type: ignore[arg-type]
     assert "\x1b" not in str(caught.value)
+
+
+REWARD = "python:length.py:length"
+PROGRAM = {"rewards": {"external": 1.0}, "external": {"command": ["python3", "data/evaluation/x.py"]}}
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"method": "grpo"}, "train.grpo.rollouts"),
+        ({"method": "grpo", "grpo": {"rollouts": "in-process"} | PROGRAM}, "train.grpo.rewards"),
+        ({"shard_base": True}, "train.shard_base"),
+        ({"method": "grpo", "grpo": {"rollouts": "in-process", "rewards": {REWARD: 1.0}}}, None),
+        ({"method": "dpo"}, None),
+    ],
+)
+def test_only_what_needs_more_than_is_sent_is_refused(given: dict[str, Any], key: str | None) -> None:
+    why = train.refusal(Train(**given))
+    assert why is None if key is None else key in why
+
+
+def test_what_is_sent_is_enough_for_rollouts_in_process(prepared: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(prepared, tmp_path / "home"))
+    values = yaml.safe_load((root / "params.yaml").read_text())
+    values["train"] |= {"method": "grpo", "lora_dropout": None, "max_steps": 2, "sample_rows": 0}
+    grpo = {"rollouts": "in-process", "rewards": {REWARD: 1.0}, "max_new_tokens": 8, "mask_truncated": False}
+    values["train"]["grpo"] = grpo
+    (root / "params.yaml").write_text(yaml.safe_dump(values))
+    for split in ("train", "val"):
+        prompts = [{"role": "user", "content": f"Question {number}?"} for number in range(12)]
+        rows = [{"kind": "prompt", "messages": [turn], "answer": "Yes."} for turn in prompts]
+        write_rows(root / f"data/final/{split}.jsonl", rows)
+    (root / "data/evaluation").mkdir(exist_ok=True)
+    function = "def length(reference, answer, row):\n    return len(answer) % 10 / 10\n"
+    (root / "data/evaluation/length.py").write_text(function)
+    params = load_params(root / "params.yaml")
+    preprocess(params, root)
+    sent = inputs(root, params)
+    for place, digest in sent.places.items():
+        target = tmp_path / "there" / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(sent.sources[digest], target)
+    there = tmp_path / "there/project"
+    for folder, code in ((root, PROJECT), (there, tmp_path / "there/code")):
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline", "train", "--root", folder],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(code), "LLAMA_CPP_HOME": "/nowhere"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert tree_hash(there / "models/adapter") == tree_hash(root / "models/adapter")

@@ -1,10 +1,14 @@
 """The table of methods is whole: methods, kinds of rows, and what is said of rows nobody learns from."""
 
+import re
 from typing import get_args
+
+import pytest
 
 from pipeline.chat.rows import TRAINED, Kind
 from pipeline.config.methods import METHODS, Method, kinds_sentences, learners, unused_sentences
 from pipeline.config.sections import Train
+from pipeline.core.places import PROJECT
 
 
 def test_every_method_is_in_the_table_and_learns_from_kinds_that_are_there() -> None:
@@ -28,3 +32,11 @@ def test_rows_that_a_method_does_not_use_are_named_with_the_methods_that_do() ->
     assert unused_sentences({"feedback": 0}, "dpo") == []
     assert "no train.method" not in kinds_sentences({"preference": 1, "chat": 5}, 0)[0]
     assert learners("preference") == ["dpo", "ipo", "kto", "orpo", "simpo"]
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_the_page_of_data_formats_names_the_methods_that_train_a_kind(kind: str) -> None:
+    page = (PROJECT / "docs/data-formats.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| `{kind}` \|.*\|$", page, re.MULTILINE)
+    words = re.findall(r"\w+", row.rpartition(" | ")[2])
+    assert [method for method in METHODS if method in words] == learners(kind)

@@ -5,7 +5,6 @@ import copy
 import os
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import ruamel.yaml
@@ -16,10 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.config.conditions import CONDITIONS
 from pipeline.config.levels import LEVELS, NEEDS_IMATRIX
 from pipeline.config.params import Params, load_params
-from pipeline.config.sections import Train, renamed
+from pipeline.config.sections import renamed
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import PROJECT
@@ -719,11 +717,23 @@ def test_a_setting_that_would_do_nothing_is_refused_but_for_its_default(load, me
         load(demo)
 
 
-def test_every_condition_is_on_keys_and_values_that_there_are():
-    places = {".".join(place): field.annotation for place, field in keys_of(Train)}
-    for only in CONDITIONS:
-        assert {*only.keys, only.by} <= places.keys()
-        assert set(only.values) <= set(get_args(places[only.by]))
+@pytest.mark.parametrize("quantization", ["nf4", "none"])
+def test_a_method_brings_its_own_dropout_where_none_is_given(load, quantization):
+    base = {"base": {"quantization": quantization}}
+    assert load(base | {"train": {"method": "grpo"}}).train.dropout == 0
+    assert load(base | {"train": {"method": "dpo"}}).train.dropout == Params().train.dropout > 0
+    assert load(base | {"train": {"method": "dpo", "lora_dropout": 0.0}}).train.dropout == 0
+    with pytest.raises(ConfigError, match=r"Q-CONFIG-003(.|\n)*lora_dropout is 0\.1"):
+        load(base | {"train": {"method": "grpo", "lora_dropout": 0.1}})
+
+
+def test_a_judge_gives_no_rewards_whether_it_has_an_address_or_not(load):
+    judge = {"url": "http://127.0.0.1:1/v1", "model": "m"}
+    train = {"method": "grpo", "grpo": {"rewards": {"judge": 1.0}}}
+    for address in (None, judge):
+        with pytest.raises(ConfigError, match="Q-CONFIG-003") as caught:
+            load({"train": train, "evaluate": {"judge": address}})
+        assert "train" in str(caught.value) and "evaluate.judge" not in str(caught.value)
 
 
 def test_what_another_stage_uses_is_no_idle_setting(load):

@@ -17,6 +17,7 @@ from pipeline.commands.remote.mirror import Mirror
 from pipeline.commands.remote.parcel import SCRATCH, STAGE, inputs, run_id
 from pipeline.commands.remote.watch import watched
 from pipeline.config.params import Params, read_params
+from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, Stopped, ToolError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import SIGNALS, Interruption
@@ -44,18 +45,8 @@ def main(line: Line, root: Path, *, resume: bool = True, keep: bool = False) -> 
     goes on there.
     """
     read = read_params(root / "params.yaml")
-    if read.params.train.method == "grpo":
-        raise ConfigError(
-            "Q-REMOTE-009",
-            "train.method is grpo, which draws answers with llama-server, and no llama.cpp is sent: run "
-            "`snakemake train` on that machine itself",
-        )
-    if read.params.train.shard_base:
-        raise ConfigError(
-            "Q-REMOTE-009",
-            "train.shard_base is on, and `quench remote` starts one process there: set it to false, or run "
-            "`snakemake train` on that machine itself",
-        )
+    if why := refusal(read.params.train):
+        raise ConfigError("Q-REMOTE-009", f"{why}, or run `snakemake train` on that machine itself")
     need_graph(root, read.params.graph)
     need_all_keys(root, read)
     with running(STAGE, root):
@@ -77,6 +68,23 @@ def main(line: Line, root: Path, *, resume: bool = True, keep: bool = False) -> 
     line.ask("clean", run=run, keep=keep)
     after = "keeps what was sent" if keep else "is clean"
     print(f"remote: {ADAPTER} is here, and verified; {line.name} {after}")
+
+
+def refusal(train: Train) -> str | None:
+    """What of `train` needs more than what is sent to the host, with a remedy; None if nothing does."""
+    if train.method == "grpo" and train.grpo.rollouts == "llama-server":
+        return (
+            "train.grpo.rollouts is llama-server, and no llama.cpp is sent: set it to in-process, which "
+            "needs none"
+        )
+    if train.method == "grpo" and train.grpo.external:
+        return (
+            "train.grpo.rewards names external, and no program is sent: write the reward as a function "
+            "(python:FILE.py:FUNCTION), which is"
+        )
+    if train.shard_base:
+        return "train.shard_base is on, and `quench remote` starts one process there: set it to false"
+    return None
 
 
 def _is_done(root: Path) -> bool:

@@ -36,6 +36,10 @@ def params(
         bool,
         typer.Option("--write", help="Put the keys that the file leaves out into it, with their comments."),
     ] = False,
+    idle: Annotated[
+        bool,
+        typer.Option("--idle", help="Only settings that do nothing here, and what each would need."),
+    ] = False,
     as_json: Json = False,
     params: ParamsFile = None,
     root: Root = Path(),
@@ -43,7 +47,8 @@ def params(
     """Show the settings in effect and where each comes from: params.yaml, its recipe, a default."""
     from pipeline.commands.params import main
 
-    main(params or root / "params.yaml", section, as_json=as_json, complete=write)
+    file = params or root / "params.yaml"
+    main(file, section, as_json=as_json, complete=write, only_idle=idle)
 
 
 @app.command(

@@ -10,6 +10,7 @@ from pipeline.config.sections.measuring import External
 from pipeline.config.sections.values import Count, Layers, Section, Slots, Threads, key
 
 EXTERNAL = "external"  # how `rewards` names the program of `external`
+JUDGE = "judge"  # a scorer of evaluate.scorers that gives no rewards
 Weight = Annotated[float, Field(ge=-1000, le=1000)]
 
 
@@ -73,7 +74,12 @@ class Grpo(Section):
 
     def problems(self) -> Iterator[str]:
         """Rewards that are none, or a program that is not asked."""
-        plain = [name for name in self.rewards if name != EXTERNAL]
+        if JUDGE in self.rewards:
+            yield (
+                "grpo.rewards names judge, a model that is asked for each answer, in evaluate alone: leave "
+                "it out, or have a program of yours ask it (external)"
+            )
+        plain = [name for name in self.rewards if name not in (EXTERNAL, JUDGE)]
         yield from (f"grpo.rewards: {problem}" for problem in scorer_problems(plain, has_judge=False))
         if (EXTERNAL in self.rewards) != (self.external is not None):
             yield (

@@ -70,8 +70,8 @@ class Train(Section):
     )
     r: Annotated[int, Field(ge=1, le=4096)] = key(16, "lora only: LoRA rank, 8 to 64")
     lora_alpha: Annotated[int, Field(ge=1, le=1 << 16)] = key(32, "lora only: LoRA scale is lora_alpha / r")
-    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.05, "lora only: share of LoRA inputs dropped while training, 0 to 1"
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] | None = key(
+        None, "lora only: share of LoRA inputs dropped while training, 0 to 1; null: 0.05, grpo 0.0"
     )
     target_modules: Targets = key(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
@@ -215,13 +215,18 @@ class Train(Section):
         given = self.preference.beta
         return float(given if given is not None else METHODS[self.method].beta or 0.0)
 
+    @property
+    def dropout(self) -> float:
+        """`lora_dropout`, or the method's own."""
+        return METHODS[self.method].dropout if self.lora_dropout is None else self.lora_dropout
+
     def problems(self) -> Iterator[str]:
         """The best adapter can only be kept if it is saved; noise would be in one of two likelihoods only."""
         learning = METHODS[self.method]
         if self.method == "grpo" and self.tuner == "lora" and self.lora_dropout:
             yield (
                 f"lora_dropout is {self.lora_dropout:g}, and method grpo compares likelihoods before and "
-                "after a step, in which the dropout would be all: set it to 0.0"
+                "after a step, in which the dropout would be all: set it to 0.0 or null"
             )
         if self.neftune_noise_alpha is not None and (learning.preferences or learning.prompts):
             yield (

@@ -1,0 +1,110 @@
+"""What does nothing is said: by `quench params --idle`, by `quench plan`, before Snakemake plans, and by a
+stage that somebody runs.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from pipeline.__main__ import main
+from pipeline.cli import app
+from pipeline.commands.recipes import RECIPES
+from pipeline.core.owner import RUN
+from pipeline.core.places import PROJECT
+
+RECIPE = "qwen2.5-7b-gguf-8gb"
+
+
+def llama_cpp(home: Path, devices: str) -> Path:
+    """A llama.cpp whose server lists these devices."""
+    server = home / "build/bin/llama-server"
+    server.parent.mkdir(parents=True)
+    server.write_text(f"#!/bin/sh\nprintf 'Available devices:\\n  {devices}\\n'\n")
+    server.chmod(0o755)
+    (home / "convert_hf_to_gguf.py").touch()
+    return home
+
+
+def project(root: Path, recipe: str = RECIPE, **sections: Any) -> Path:
+    """A folder with a recipe as params.yaml, changed."""
+    values = yaml.safe_load((RECIPES / f"{recipe}.yaml").read_text(encoding="utf-8"))
+    for section, keys in sections.items():
+        values[section] = values.get(section, {}) | keys
+    root.mkdir(exist_ok=True)
+    (root / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    return root
+
+
+def quench(*words: str | Path) -> Any:
+    return CliRunner().invoke(app, [*map(str, words)])
+
+
+def test_params_lists_them_with_what_each_would_need(tmp_path: Path) -> None:
+    root = project(tmp_path, merge={"rows": 8}, imatrix={"tokens": 100})
+    named = json.loads(quench("params", "--idle", "--json", "--root", root).stdout)
+    assert list(named) == ["merge.rows", "imatrix.tokens"]
+    assert quench("params", "merge", "--idle", "--root", root).stdout == f"{named['merge.rows']}\n"
+    assert json.loads(quench("params", "serve", "--idle", "--json", "--root", root).stdout) == {}
+
+
+@pytest.mark.parametrize(
+    ("devices", "named"), [("(none)", ["evaluate.n_gpu_layers"]), ("CUDA0: A (8188 MiB, 7800 MiB free)", [])]
+)
+def test_layers_that_llama_cpp_would_ignore_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: str, named: list[str]
+) -> None:
+    monkeypatch.delenv("LLAMA_CPP_HOME", raising=False)
+    home = llama_cpp(tmp_path / "llama.cpp", devices)
+    settings = {"evaluate": {"models": ["base", "adapter"], "n_gpu_layers": 99}, "serve": {"n_gpu_layers": 0}}
+    root = project(tmp_path / "project", llamacpp={"home": str(home)}, **settings)
+    assert list(json.loads(quench("params", "--idle", "--json", "--root", root).stdout)) == named
+
+
+def test_the_plan_says_them_and_is_silent_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.commands.plan.first_gpu", lambda: None)
+    words = ["plan", "--vram", "8", "--root", project(tmp_path, merge={"rows": 8})]
+    (sentence,) = json.loads(quench(*words, "--json").stdout)["idle"].values()
+    assert sentence in quench(*words).stdout
+    project(tmp_path)
+    assert json.loads(quench(*words, "--json").stdout)["idle"] == {}
+
+
+def test_snakemake_says_them_before_it_plans(tmp_path: Path) -> None:
+    root = project(tmp_path, "demo-gguf", merge={"rows": 8})
+    done = subprocess.run(
+        [sys.executable, "-c", "from pipeline.workflow.prepare import prepare; prepare()"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(PROJECT), "PATH": ""},
+    )
+    assert "Q-WORKFLOW-013" in done.stderr  # no data: nothing else kept it from planning
+    assert "merge.rows" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"), [("base", ["merge.rows"]), ("lora", []), ("parity", ["parity.rmse_slack"])]
+)
+def test_a_stage_says_those_of_its_section_and_the_first_those_of_no_stage(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stage: str,
+    said: list[str],
+) -> None:
+    monkeypatch.delenv(RUN, raising=False)
+    base = {"source": "gguf", "model": "missing.gguf", "quantization": "gguf"}
+    root = project(tmp_path, "demo-gguf", base=base, merge={"rows": 8}, parity={"rmse_slack": 2.0})
+    assert main([stage, "--root", str(root)]) != 0  # nothing is there to work on
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if "acts only if" in line] == said
+    monkeypatch.setenv(RUN, "Snakemake's, which has said it")
+    main([stage, "--root", str(root)])
+    assert "acts only if" not in capsys.readouterr().out
