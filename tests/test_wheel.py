@@ -1,7 +1,8 @@
 """The wheel, installed in an environment of its own, and projects without code: two at once, and an upgrade
 that changes one stage.
 
-The environment gets Quench from the wheel alone; the packages that it needs are those of this environment.
+The environment gets Quench from the wheel alone; the packages that it needs are those of this environment
+(tests/test_installed.py installs them).
 """
 
 import json
