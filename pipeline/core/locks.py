@@ -4,8 +4,10 @@ with its process id.
 The kernel gives a dead process's lock back, so nobody ever has to remove one by hand.
 """
 
+import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +22,8 @@ RUN, WORK = (
     "work",
 )  # of Snakemake's main process; shared by all that write (`pipeline.workflow.scraps`)
 LOOK_SECONDS = 0.05  # between two looks at a lock; who only looks holds it for less
+# a link leads to another user's file, a named pipe is waited for
+PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Held(Exception):
@@ -34,8 +38,10 @@ def lock_file(name: str, root: Path) -> Path:
 
 
 def take(path: Path) -> IO[str]:
-    """The open file whose lock is now this process's, until it closes it or ends. Raises `Held`."""
-    lock = path.open("a+")
+    """The open file whose lock is now this process's, until it closes it or ends. Raises `Held`, and
+    `OSError` if it is no regular file.
+    """
+    lock = _opened(path, "a+")
     for _ in range(4):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -51,20 +57,48 @@ def take(path: Path) -> IO[str]:
 
 
 @contextmanager
-def locked(path: Path, kind: int) -> Iterator[IO[str]]:
+def locked(path: Path, kind: int, seconds: float | None = None) -> Iterator[IO[str]]:
     """Wait for the lock of `kind` (`fcntl.LOCK_EX`, or `LOCK_SH` to share it) on a file that is made for it;
-    it ends with the body, or the process.
+    it ends with the body, or the process. After `seconds` raises `TimeoutError`, an `OSError`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as lock:
-        fcntl.flock(lock, kind)
+    try:
+        lock = _opened(path, "a")
+    except PermissionError:
+        if kind != fcntl.LOCK_SH:
+            raise
+        lock = _opened(path, "r")
+    with lock:
+        if seconds is None:
+            fcntl.flock(lock, kind)
+        else:
+            _wait(lock, kind, time.monotonic() + seconds)
         yield lock
+
+
+def _wait(lock: IO[str], kind: int, until: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise TimeoutError(errno.ETIMEDOUT, "another process holds its lock", lock.name) from None
+            time.sleep(LOOK_SECONDS)
+
+
+def _opened(path: Path, mode: str) -> IO[str]:
+    """Open a lock file, which must be a regular one and no link."""
+    lock = open(path, mode, opener=lambda name, flags: os.open(name, flags | PLAIN, 0o666))  # noqa: SIM115 (the caller closes it)
+    if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
+        lock.close()
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return lock
 
 
 def holder(path: Path) -> str | None:
     """The id of the process that has this lock; None if it is free, or not there."""
     try:
-        lock = path.open("r")
+        lock = _opened(path, "r")
     except OSError:
         return None
     with lock:

@@ -24,24 +24,28 @@ from pipeline.core.locks import Held
 from pipeline.core.locks import take as take_lock
 from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk, write_json
+from pipeline.core.rights import closed_to_others
 from pipeline.llamacpp.cache import cache_folder, keep, take
 from pipeline.llamacpp.compiler import BACKENDS, SWITCHES, Backend, amx_flags, choose_backend, find_compiler
 from pipeline.llamacpp.source import environment_of_tools, fetch_source, install_binding
 from pipeline.llamacpp.stamp import CMAKE_FLAGS, fits_cpu, is_built, runs, stamp
-from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain, last_lines
+from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain, last_lines, need_safe_home
 
 BUILD_BYTES = 700_000_000  # source distribution, source and build together
 JOB_BYTES = 1_500_000_000  # what the greediest compiler process takes
 WORDS = {"cpu": "the CPU", "cuda": "CUDA", "hip": "ROCm", "vulkan": "Vulkan"}
 
 
+@closed_to_others()
 def build(home: Path = DEFAULT_HOME, wanted: str | None = None) -> None:
     """Make `home` hold the llama.cpp of this version, for the backend that is `wanted`; nothing is done if it
     does. None: whatever is built already, else what fits the machine ("auto").
 
-    Raises `ToolError` if a compiler is missing or fails, `ConfigError` for an unknown backend, `MachineError`
-    if the disk is full or another process builds here.
+    Raises `ToolError` if a compiler is missing or fails, or others could change `home`, `ConfigError` for an
+    unknown backend, `MachineError` if the disk is full or another process builds here.
     """
+    if home == DEFAULT_HOME:
+        need_safe_home()
     if not wanted and is_built(home):
         return
     compiler, backend = find_compiler(), choose_backend(wanted)
@@ -174,8 +178,10 @@ def main(argv: list[str]) -> int:
     try:
         if argv != ["--check-compiler"]:
             set_up(*argv[:1])
-        elif not os.environ.get("LLAMA_CPP_HOME") and not is_built(DEFAULT_HOME):
-            find_compiler()
+        elif not os.environ.get("LLAMA_CPP_HOME"):
+            need_safe_home()
+            if not is_built(DEFAULT_HOME):
+                find_compiler()
     except QuenchError as error:
         print(f"setup: {error}", file=sys.stderr)
         return error.exit_code

@@ -21,11 +21,13 @@ from pipeline.core.hashing import json_hash, tree_hash
 from pipeline.core.locks import locked
 from pipeline.core.places import user_cache
 from pipeline.core.publish import publishing, write_json
+from pipeline.core.rights import changed_by_others, close_to_others
 from pipeline.llamacpp.compiler import Backend, version_of
 from pipeline.llamacpp.stamp import is_built, read_stamp, stamp
 from pipeline.llamacpp.tools import VERSION
 
 CPU = Backend()
+LOCK_SECONDS = 10  # to copy a build takes one or two
 USED_BY_CMAKE = ("CC", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")  # of the environment; CXX is the compiler
 
 
@@ -57,11 +59,13 @@ def take(home: Path, compiler: str, backend: Backend = CPU) -> bool:
     if folder is None or not folder.is_dir():
         return False
     entry = folder / entry_name(compiler, backend)
-    with _trouble(f"{entry} can't be used"), locked(folder / ".lock", fcntl.LOCK_SH):
+    with _trouble(f"{entry} can't be used"), locked(folder / ".lock", fcntl.LOCK_SH, LOCK_SECONDS):
         if not _is_complete(entry):
             return False
         with publishing(home / "build") as aside:
             shutil.copytree(entry / "build", aside, symlinks=True)
+            if tree_hash(aside) != read_stamp(entry).get("tree_sha256"):
+                raise OSError("it changed while it was copied")
         write_json(home / "stamp.json", stamp(backend.flags))
         return is_built(home)
     return False
@@ -75,21 +79,31 @@ def keep(home: Path, compiler: str, backend: Backend = CPU) -> None:
     entry = folder / entry_name(compiler, backend)
     with (
         _trouble(f"{entry} can't be written, so another checkout will compile llama.cpp again"),
-        locked(folder / ".lock", fcntl.LOCK_EX),
+        locked(folder / ".lock", fcntl.LOCK_EX, LOCK_SECONDS),
     ):
+        _need_safe(folder)
         if not _is_complete(entry):
             with publishing(entry) as aside:
                 shutil.copytree(home / "build" / "bin", aside / "build" / "bin", symlinks=True)
                 write_json(
                     aside / "stamp.json", stamp(backend.flags) | {"tree_sha256": tree_hash(aside / "build")}
                 )
+                close_to_others(aside)
 
 
 def _is_complete(entry: Path) -> bool:
-    """Whether an entry is the user's own, holds what was put there, and runs on this machine."""
-    if not entry.is_dir() or entry.stat().st_uid != os.getuid():
+    """Whether an entry holds what was put there and runs on this machine. Raises `OSError`, before anything
+    of it runs, if another user may have changed it.
+    """
+    if not entry.is_dir():
         return False
+    _need_safe(entry)
     return read_stamp(entry).get("tree_sha256") == tree_hash(entry / "build") and is_built(entry)
+
+
+def _need_safe(folder: Path) -> None:
+    if path := changed_by_others(folder):
+        raise OSError(f"another user can change {path}")
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import Any
 from pipeline.core.child import bound
 from pipeline.core.errors import ToolError
 from pipeline.core.places import IS_CHECKOUT, own_folder
+from pipeline.core.rights import changed_by_others
 
 VERSION = "0.3.36"  # of the llama-cpp-python source distribution whose llama.cpp is used
 DEFAULT_HOME = own_folder() / (".tools/llama.cpp" if IS_CHECKOUT else "llama.cpp") / VERSION
@@ -69,9 +70,12 @@ def find_toolchain(home: str | None = None) -> Toolchain:
     """The llama.cpp to use: `LLAMA_CPP_HOME`, else `home` (`llamacpp.home`), else the one `make setup` built.
 
     A home is either ours (`build/bin` and `source/vendor/llama.cpp`) or a llama.cpp checkout with
-    `build/bin`. Raises `ToolError` if there is none.
+    `build/bin`. Raises `ToolError` if there is none, or if the one in the user's cache is not safe
+    (`need_safe_home`).
     """
     chosen = Path(os.environ.get("LLAMA_CPP_HOME") or home or DEFAULT_HOME).expanduser()
+    if chosen == DEFAULT_HOME:
+        need_safe_home()
     source = chosen / "source" / "vendor" / "llama.cpp"
     if not source.is_dir():
         source = chosen
@@ -84,6 +88,19 @@ def find_toolchain(home: str | None = None) -> Toolchain:
             "or point LLAMA_CPP_HOME at a llama.cpp checkout that is built in its folder build",
         )
     return found
+
+
+def need_safe_home() -> None:
+    """Raise `ToolError` if others may have changed the tools in the user's cache, before any of them runs. A
+    checkout's lie beside its code, and a home that the user names is the user's word.
+    """
+    if not IS_CHECKOUT and (path := changed_by_others(DEFAULT_HOME)):
+        raise ToolError(
+            "Q-LLAMACPP-025",
+            f"{path} belongs to another user, or others can write to it, so the llama.cpp in {DEFAULT_HOME} "
+            "could be anybody's and is not run: set QUENCH_CACHE to a folder of your own, then run "
+            "`quench setup`",
+        )
 
 
 def run_tool(

@@ -1,10 +1,11 @@
 """LoRA on a CPU as PEFT computes it, to the bit, in less memory.
 
 PEFT casts the input of each adapter to float32, and autograd keeps every cast: of the same tensor three times
-for q, k and v. They are a third of what a layer keeps; the input in 16 bit is there anyway, so here the
-backward casts it again. And what comes and goes (a float32 sum of an MLP's width takes 20 MB at 1,024 tokens)
-lies in memory that is used again: glibc before 2.38 can't give a freed block to an aligned request of its own
-size, so that between what is kept each one would leave a hole.
+for q, k and v, and with dropout the noise as well, in float32. They are a third of what a layer keeps, with
+dropout half; the input in 16 bit is there anyway, so here the backward casts it again, and of the noise a
+byte is kept that says what was dropped. And what comes and goes (a float32 sum of an MLP's width takes 20 MB
+at 1,024 tokens) lies in memory that is used again: glibc before 2.38 can't give a freed block to an aligned
+request of its own size, so that between what is kept each one would leave a hole.
 """
 
 from functools import partial
@@ -30,29 +31,48 @@ def float32(name: str, values: torch.Tensor) -> torch.Tensor:
 
 
 class Added(torch.autograd.Function):
-    """base + (x·Aᵀ·Bᵀ · scale, rounded to 16 bit); of x is kept what came in, of base nothing."""
+    """base + (dropout(x)·Aᵀ·Bᵀ · scale, rounded to 16 bit); of x is kept what came in, of base nothing."""
 
     @staticmethod
     def forward(
-        ctx: Any, base: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float
+        ctx: Any,
+        base: torch.Tensor,
+        x: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        factors: tuple[float, float],
     ) -> torch.Tensor:
-        """base (..., out) and x (..., in) of 16 bit; a (r, in), b (out, r) float32."""
-        low = float32("in", rows(x)).mm(a.t())
+        """base (..., out) and x (..., in) of 16 bit; a (r, in), b (out, r) float32; `factors` are the scale
+        and the share that is dropped.
+        """
+        scale, ctx.dropped = factors
+        given, stays = float32("in", rows(x)), None
+        if ctx.dropped:
+            # the numbers that PyTorch's dropout draws on a CPU
+            noise = scratch("noise", given, torch.float32).bernoulli_(1 - ctx.dropped)
+            stays = noise.to(torch.bool)
+            given.mul_(noise.div_(1 - ctx.dropped))
+        low = given.mm(a.t())
         high = scratch("out", rows(base), torch.float32)
         torch.mm(low, b.t(), out=high).mul_(scale)
-        ctx.save_for_backward(x, low, a, b)
+        ctx.save_for_backward(x, low, a, b, stays)
         ctx.scale = scale
         return base + scratch("rounded", base, base.dtype).copy_(high.view(base.shape))
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
         """The products that autograd makes for PEFT's two linears, in its order."""
-        x, low, a, b = ctx.saved_tensors
+        x, low, a, b, stays = ctx.saved_tensors
         high = float32("out", rows(upstream[0])).mul_(ctx.scale)
         of_b, of_low = high.t().mm(low), high.mm(b)
-        of_a, of_x = of_low.t().mm(float32("in", rows(x))), None
+        given, noise = float32("in", rows(x)), None
+        if stays is not None:
+            noise = float32("noise", stays).div_(1 - ctx.dropped)
+            given.mul_(noise)
+        of_a, of_x = of_low.t().mm(given), None
         if ctx.needs_input_grad[1]:
-            of_x = torch.mm(of_low, a, out=scratch("in", rows(x), torch.float32)).to(x.dtype).view(x.shape)
+            whole = torch.mm(of_low, a, out=scratch("in", rows(x), torch.float32))
+            of_x = (whole if noise is None else whole.mul_(noise)).to(x.dtype).view(x.shape)
         return upstream[0], of_x, of_a, of_b, None
 
 
@@ -62,14 +82,13 @@ def rows(values: torch.Tensor) -> torch.Tensor:
 
 
 def lighten(model: Any) -> None:
-    """Have the LoRA layers of `model` on NF4 linears compute as above. Those with dropout, DoRA or biases,
-    which do more, stay PEFT's.
+    """Have the LoRA layers of `model` on NF4 linears compute as above. Those with DoRA or biases, which do
+    more, stay PEFT's.
     """
     from peft.tuners.lora import Linear4bit
 
     for layer in (one for one in model.modules() if isinstance(one, Linear4bit)):
-        plain = (isinstance(one, torch.nn.Identity) for one in layer.lora_dropout.values())
-        if not (layer.lora_variant or any(layer.lora_bias.values())) and all(plain):
+        if not (layer.lora_variant or any(layer.lora_bias.values())):
             layer.forward = partial(_forward, layer)
 
 
@@ -82,4 +101,6 @@ def _forward(layer: Any, x: torch.Tensor, *arguments: Any, **more: Any) -> torch
     if others or x.element_size() != 2 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return type(layer).forward(layer, x, *arguments, **more)  # type: ignore[no-any-return]
     weights = layer.lora_A[name].weight, layer.lora_B[name].weight
-    return Added.apply(layer.base_layer(x), x, *weights, layer.scaling[name])  # type: ignore[no-any-return, no-untyped-call]
+    dropout = layer.lora_dropout[name]  # an identity where there is none
+    factors = layer.scaling[name], getattr(dropout, "p", 0.0) if dropout.training else 0.0
+    return Added.apply(layer.base_layer(x), x, *weights, factors)  # type: ignore[no-any-return, no-untyped-call]

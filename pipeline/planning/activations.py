@@ -74,28 +74,28 @@ def lora_kept(step: Step, layer: int, targets: list[Linear], without_mask: tuple
     output.
 
     Without dropout, linears that read the same tensor share it, unless each makes its own float32 copy: on a
-    CPU all but those on NF4 without DoRA (`pipeline.models.lean_lora`).
+    CPU all but those on NF4 without DoRA (`pipeline.models.lean_lora`), which share it with dropout too, and
+    keep a byte of mask; the router is none of those.
     Inputs named in `without_mask` need no gradient, so their dropout keeps no mask. Linears whose scales
     train keep their inputs alone.
     """
-    scaled = tunes_scales(step.train)
-    lean = step.device == "cpu" and step.train.quantization == "nf4" and not step.train.use_dora
-    ranks = sum(linear.used * rank_of(linear.path(layer), step.train) for linear in targets)
+    train, scaled = step.train, tunes_scales(step.train)
+    lean = step.device == "cpu" and train.quantization == "nf4" and not train.use_dora
+    shared, apart = list(targets), []
+    if not scaled and (train.dropout or step.lora_element != step.element):
+        shared = [linear for linear in targets if lean and linear in step.shape.linears]
+        apart = [linear for linear in targets if linear not in shared]
+    ranks = sum(linear.used * rank_of(linear.path(layer), train) for linear in targets)
     kept = 0 if scaled else ranks * step.lora_element
-    if step.train.dropout and not scaled:
-        mask = (
-            1 if step.device == "cuda" else step.lora_element
-        )  # a bool on CUDA, on the CPU the noise itself
-        kept += sum(
-            linear.used * linear.inputs * (step.lora_element + (0 if linear.reads in without_mask else mask))
-            for linear in targets
-        )
-    elif step.lora_element != step.element and not scaled and not lean:
-        kept += sum(linear.used * linear.inputs * step.lora_element for linear in targets)
-    else:
-        # attention keeps its output anyway
-        inputs = {one.reads: one.used * one.inputs for one in targets if one.reads != "attended"}
-        kept += sum(inputs.values()) * step.element
+    mask = 1 if step.device == "cuda" else step.lora_element  # a bool on CUDA, on the CPU the noise itself
+    for linear in apart:
+        masked = train.dropout and linear.reads not in without_mask
+        kept += linear.used * linear.inputs * (step.lora_element + (mask if masked else 0))
+    # attention keeps its output anyway
+    inputs = {linear.reads: linear.used * linear.inputs for linear in shared if linear.reads != "attended"}
+    kept += sum(inputs.values()) * step.element
+    if train.dropout and not scaled:
+        kept += sum(linear.used * linear.inputs for linear in shared)
     return step.tokens * kept
 
 

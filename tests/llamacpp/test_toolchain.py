@@ -17,8 +17,9 @@ from pipeline.core import progress
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.core.publish import write_json
+from pipeline.core.rights import changed_by_others
 from pipeline.llamacpp import build as toolchain
-from pipeline.llamacpp import cache, compiler, stamp
+from pipeline.llamacpp import cache, compiler, stamp, tools
 from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS
 
 
@@ -192,7 +193,8 @@ def test_another_checkout_takes_the_build_from_the_cache(
         lambda kept, patch: patch.setattr(stamp, "instructions", lambda: {"sse2"}),
         lambda kept, patch: (kept / "build" / "bin" / TOOLS[1]).write_text("torn"),
         lambda kept, patch: (kept / "stamp.json").unlink(),
-        lambda kept, patch: patch.setattr(cache.os, "getuid", lambda: 12345),
+        lambda kept, patch: (kept / "build" / "bin" / TOOLS[1]).chmod(0o757),
+        lambda kept, patch: kept.parent.chmod(0o777),
     ],
     ids=[
         "switched off",
@@ -202,7 +204,8 @@ def test_another_checkout_takes_the_build_from_the_cache(
         "another CPU",
         "damaged",
         "half",
-        "somebody else's",
+        "a program that others can write",
+        "a folder where others can put another",
     ],
 )
 def test_what_is_not_the_very_build_is_compiled(
@@ -213,6 +216,71 @@ def test_what_is_not_the_very_build_is_compiled(
     toolchain.build(home)
     assert configured(home) == 2
     assert toolchain.is_built(home)
+
+
+def test_nothing_of_a_build_that_others_can_change_runs(
+    home: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executable(kept / "build" / "bin" / "llama-server", f"#!/bin/sh\ntouch {home}/ran-it\n").chmod(0o777)
+    write_json(kept / "stamp.json", stamp.read_stamp(kept) | {"tree_sha256": cache.tree_hash(kept / "build")})
+    (home / "stamp.json").unlink()
+    toolchain.build(home)
+    assert not (home / "ran-it").exists()
+    assert toolchain.is_built(home)
+    assert not (home / "ran-it").exists()
+
+
+def test_an_installed_llama_cpp_that_others_can_change_is_refused(
+    home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toolchain.build(home)
+    for module in (tools, toolchain):
+        monkeypatch.setattr(module, "DEFAULT_HOME", home)
+    monkeypatch.setattr(tools, "IS_CHECKOUT", False)
+    executable(home / "source/vendor/llama.cpp/convert_hf_to_gguf.py", "")
+    monkeypatch.delenv("LLAMA_CPP_HOME", raising=False)
+    assert tools.find_toolchain().bin == home / "build" / "bin"
+    (home / "source").chmod(0o777)
+    for ask in (tools.find_toolchain, toolchain.build):
+        with pytest.raises(ToolError) as refused:
+            ask(*[home] * (ask is toolchain.build))
+        assert refused.value.id == "Q-LLAMACPP-025"
+
+
+def test_a_build_is_closed_to_others_whatever_the_umask(
+    home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = home.parent / "shared"
+    shared.mkdir()
+    shared.chmod(0o2755)
+    monkeypatch.setenv("QUENCH_CACHE", str(shared))
+    before = os.umask(0)
+    try:
+        toolchain.build(home)
+    finally:
+        os.umask(before)
+    assert changed_by_others(home) is None
+    assert changed_by_others(shared / "llama.cpp") is None
+
+
+@pytest.mark.parametrize("kind", ["held", "a named pipe", "a link"])
+def test_a_lock_of_the_cache_that_never_comes_costs_a_line_and_a_compilation(
+    home: Path, kept: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cache, "LOCK_SECONDS", 0.2)
+    lock = kept.parent / ".lock"
+    lock.unlink()
+    if kind == "a named pipe":
+        os.mkfifo(lock)
+    elif kind == "a link":
+        lock.symlink_to(home.parent / "elsewhere")
+    (home / "stamp.json").unlink()
+    with (lock if kind == "held" else home.parent / "other").open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        toolchain.build(home)
+    assert configured(home) == 2
+    assert "QUENCH_CACHE=off" in capsys.readouterr().out
+    assert not (home.parent / "elsewhere").exists()
 
 
 def test_a_damaged_build_in_the_cache_is_replaced(home: Path, kept: Path) -> None:

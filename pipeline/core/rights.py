@@ -1,0 +1,78 @@
+"""Who could have changed a program before this user runs it, by sshd's rule (StrictModes): the file, what
+lies beside it and every folder on the way belong to this user or to root, and no other user can write there.
+"""
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def changed_by_others(folder: Path) -> Path | None:
+    """The first path that another user may have changed or replaced: a folder on the way to `folder`, links
+    on the way included, or anything in it; None if there is none. What doesn't exist was not changed.
+    """
+    for path in _on_the_way(folder.absolute()):
+        if not _is_safe(path, parent=path != folder.absolute()):
+            return path
+    for top, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if not _is_safe(path := Path(top, name), parent=False):
+                return path
+    return None
+
+
+@contextmanager
+def closed_to_others() -> Iterator[None]:
+    """While the body runs, what this process and its children make can't be written by others, whatever the
+    umask.
+    """
+    before = os.umask(OTHERS)
+    os.umask(before | OTHERS)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def close_to_others(tree: Path) -> None:
+    """Take the right to write away from others, in the folder and in all that is in it."""
+    for top, _, files in os.walk(tree):
+        for path in (Path(top), *(Path(top, name) for name in files)):
+            if not path.is_symlink():
+                path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS & ~stat.S_ISGID)
+
+
+def _on_the_way(path: Path) -> list[Path]:
+    """A path and its parents, as they are named and as links lead to them, from the root on."""
+    named = [*reversed(path.parents), path]
+    real = path.resolve()
+    return [*named, *(part for part in (*reversed(real.parents), real) if part not in named)]
+
+
+def _is_safe(path: Path, *, parent: bool) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return True
+    if status.st_uid not in (0, os.getuid()):
+        return False
+    if stat.S_ISLNK(status.st_mode):
+        return True  # its rights mean nothing
+    if parent and status.st_mode & stat.S_ISVTX:
+        return True  # as /tmp: nobody moves what belongs to another
+    shared = status.st_mode & OTHERS
+    return not shared or (shared == stat.S_IWGRP and _is_mine_alone(status.st_gid))
+
+
+def _is_mine_alone(group: int) -> bool:
+    """Whether it is this user's private group, which many systems give each user."""
+    with suppress(KeyError):
+        user, entry = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
+        return user.pw_gid == group and entry.gr_name == user.pw_name and not {*entry.gr_mem} - {user.pw_name}
+    return False
