@@ -6,6 +6,9 @@ dropout half; the input in 16 bit is there anyway, so here the backward casts it
 byte is kept that says what was dropped. And what comes and goes (a float32 sum of an MLP's width takes 20 MB
 at 1,024 tokens) lies in memory that is used again: glibc before 2.38 can't give a freed block to an aligned
 request of its own size, so that between what is kept each one would leave a hole.
+
+Dropout draws other numbers than PyTorch's, whose draw leaves such holes and takes four times as long: 16 bits
+for each feature, so shares are rounded to 1/65,536.
 """
 
 from functools import partial
@@ -30,6 +33,13 @@ def float32(name: str, values: torch.Tensor) -> torch.Tensor:
     return scratch(name, values, torch.float32).copy_(values)
 
 
+def draw_dropped(like: torch.Tensor, share: float) -> torch.Tensor:
+    """A mask of the shape of `like`, true where a feature is dropped, with the probability `share`."""
+    quarters = scratch("drawn", like.flatten()[::4], torch.int64).random_(-(2**63), None)
+    drawn = quarters.view(torch.int16)[: like.numel()].view(like.shape)
+    return torch.lt(drawn, round(share * 2**16) - 2**15)
+
+
 class Added(torch.autograd.Function):
     """base + (dropout(x)·Aᵀ·Bᵀ · scale, rounded to 16 bit); of x is kept what came in, of base nothing."""
 
@@ -40,39 +50,35 @@ class Added(torch.autograd.Function):
         x: torch.Tensor,
         a: torch.Tensor,
         b: torch.Tensor,
-        factors: tuple[float, float],
+        scale_and_share: tuple[float, float],
     ) -> torch.Tensor:
-        """base (..., out) and x (..., in) of 16 bit; a (r, in), b (out, r) float32; `factors` are the scale
-        and the share that is dropped.
+        """base (..., out) and x (..., in) of 16 bit; a (r, in), b (out, r) float32; the share of x that is
+        dropped.
         """
-        scale, ctx.dropped = factors
-        given, stays = float32("in", rows(x)), None
-        if ctx.dropped:
-            # the numbers that PyTorch's dropout draws on a CPU
-            noise = scratch("noise", given, torch.float32).bernoulli_(1 - ctx.dropped)
-            stays = noise.to(torch.bool)
-            given.mul_(noise.div_(1 - ctx.dropped))
-        low = given.mm(a.t())
+        ctx.scale, share = scale_and_share
+        ctx.stays, given, dropped = 1 - share, float32("in", rows(x)), None
+        if share:
+            dropped = draw_dropped(given, share)
+            given.masked_fill_(dropped, 0)
+        low = given.mm(a.t()).div_(ctx.stays)
         high = scratch("out", rows(base), torch.float32)
-        torch.mm(low, b.t(), out=high).mul_(scale)
-        ctx.save_for_backward(x, low, a, b, stays)
-        ctx.scale = scale
+        torch.mm(low, b.t(), out=high).mul_(ctx.scale)
+        ctx.save_for_backward(x, low, a, b, dropped)
         return base + scratch("rounded", base, base.dtype).copy_(high.view(base.shape))
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
         """The products that autograd makes for PEFT's two linears, in its order."""
-        x, low, a, b, stays = ctx.saved_tensors
+        x, low, a, b, dropped = ctx.saved_tensors
         high = float32("out", rows(upstream[0])).mul_(ctx.scale)
-        of_b, of_low = high.t().mm(low), high.mm(b)
-        given, noise = float32("in", rows(x)), None
-        if stays is not None:
-            noise = float32("noise", stays).div_(1 - ctx.dropped)
-            given.mul_(noise)
-        of_a, of_x = of_low.t().mm(given), None
+        of_b, of_low = high.t().mm(low), high.mm(b).div_(ctx.stays)
+        given, of_x = float32("in", rows(x)), None
+        if dropped is not None:
+            given.masked_fill_(dropped, 0)
+        of_a = of_low.t().mm(given)
         if ctx.needs_input_grad[1]:
-            whole = torch.mm(of_low, a, out=scratch("in", rows(x), torch.float32))
-            of_x = (whole if noise is None else whole.mul_(noise)).to(x.dtype).view(x.shape)
+            whole = torch.mm(of_low, a, out=given)
+            of_x = (whole if dropped is None else whole.masked_fill_(dropped, 0)).to(x.dtype).view(x.shape)
         return upstream[0], of_x, of_a, of_b, None
 
 
@@ -102,5 +108,5 @@ def _forward(layer: Any, x: torch.Tensor, *arguments: Any, **more: Any) -> torch
         return type(layer).forward(layer, x, *arguments, **more)  # type: ignore[no-any-return]
     weights = layer.lora_A[name].weight, layer.lora_B[name].weight
     dropout = layer.lora_dropout[name]  # an identity where there is none
-    factors = layer.scaling[name], getattr(dropout, "p", 0.0) if dropout.training else 0.0
-    return Added.apply(layer.base_layer(x), x, *weights, factors)  # type: ignore[no-any-return, no-untyped-call]
+    share = getattr(dropout, "p", 0.0) if dropout.training else 0.0
+    return Added.apply(layer.base_layer(x), x, *weights, (layer.scaling[name], share))  # type: ignore[no-any-return, no-untyped-call]
