@@ -37,8 +37,9 @@ SOUP_ROWS = 80  # 20 steps of 4: Soup counts epochs, not steps
 TENSOR = re.compile(
     r"INFO:hf-to-gguf:(blk|output|token_embd)|\[ *\d+/ *\d+\]|llama_model_loader: - kv|warning: blk"
 )
-# PyPI's builds don't load beside PyTorch's CPU build, and text needs neither, but LLaMA-Factory imports them
-FOR_IMAGES_AND_SOUND = ("torchvision", "torchaudio")
+# PyPI's builds don't load beside PyTorch's CPU build, and text needs neither. Without torchvision transformers
+# goes on (with an empty module in its place it doesn't); LLaMA-Factory imports torchaudio whatever it trains on.
+FOR_IMAGES_AND_SOUND = {"torchvision": False, "torchaudio": True}  # whether an empty module stands for it
 WARM_UP = 2  # first steps, which are not timed
 
 
@@ -132,13 +133,14 @@ def environment(name: str, folder: Path) -> Path:
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--requirement", wanted], check=True)
     seconds = time.perf_counter() - begin
     listed = subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True)
-    for package in FOR_IMAGES_AND_SOUND:
+    for package, imported in FOR_IMAGES_AND_SOUND.items():
         loads = subprocess.run([python, "-c", f"import {package}"], capture_output=True, check=False)
         if f"{package}==" in listed.stdout and loads.returncode:
             subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", package], check=True)
-            empty = next(place.glob("lib/python*/site-packages")) / package
-            empty.mkdir(exist_ok=True)
-            (empty / "__init__.py").touch()
+            if imported:
+                empty = next(place.glob("lib/python*/site-packages")) / package
+                empty.mkdir(exist_ok=True)
+                (empty / "__init__.py").touch()
     du = subprocess.run(["du", "-sb", place], capture_output=True, text=True, check=True)
     write(
         record,
