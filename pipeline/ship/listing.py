@@ -2,19 +2,26 @@
 nothing waited for, memory bounded."""
 
 import hashlib
+import json
 import os
 import re
 import stat
+import sys
+import unicodedata
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
 MAX_FILES = 1000
 MAX_DEPTH = 4
 MAX_SMALL = 16 << 20  # bytes of any file but the GGUF
-# what a terminal or an editor obeys and does not show: C0 but tab and newline, DEL, C1, and what turns the
-# direction of writing
-OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# what a terminal or an editor obeys and does not show, by Unicode's categories: controls but tab and newline,
+# format characters (directions of writing, joiners, tags), separators of lines, private use
+OBEYED = ("Cc", "Cf", "Zl", "Zp", "Cs", "Co")
+TAB_AND_NEWLINE = "\t\n"
+FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # letters and a symbol that are shown as nothing
+UNSAFE_BITS = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX | stat.S_IWOTH
 KINDS = {stat.S_ISLNK: "a symbolic link", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
 LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")  # of `sha256sum`
 
@@ -51,6 +58,9 @@ def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, int | No
             yield name, None
             yield from _walk(Path(entry.path), f"{name}/", depth + 1)
         elif stat.S_ISREG(status.st_mode):
+            if status.st_mode & UNSAFE_BITS:
+                rights = stat.filemode(status.st_mode)
+                raise Hostile(f"{name} has the rights {rights}, which no file of a bundle needs.")
             yield name, status.st_size
         else:
             kind = next((words for test, words in KINDS.items() if test(status.st_mode)), "a device")
@@ -98,13 +108,27 @@ def read_small(path: Path) -> str:
 def obeyed(text: str) -> str | None:
     """The first character of a text that is not shown but obeyed, as "U+001B in line 3"; None if there is
     none."""
-    found = OBEYED.search(text)
+    found = _obeyed().search(text)
     return f"U+{ord(found[0]):04X} in line {text.count(chr(10), 0, found.start()) + 1}" if found else None
 
 
 def escaped(text: str) -> str:
     """JSON with such characters as escapes: the same values, safe to look at."""
-    return OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _obeyed().sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+@cache
+def _obeyed() -> re.Pattern[str]:
+    """A character of `OBEYED` or `FILLERS`; as ranges, for there are 137,000 of private use alone."""
+    ranges: list[list[int]] = []
+    for code, character in enumerate(map(chr, range(sys.maxunicode + 1))):
+        hidden = unicodedata.category(character) in OBEYED and character not in TAB_AND_NEWLINE
+        if hidden or character in FILLERS:
+            if ranges and ranges[-1][1] == code - 1:
+                ranges[-1][1] = code
+            else:
+                ranges.append([code, code])
+    return re.compile("[" + "".join(rf"\U{first:08x}-\U{last:08x}" for first, last in ranges) + "]")
 
 
 def hash_plain(path: Path) -> str:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.special_files import trouble
 
 SIGNATURE = "model.sig"
 MAX_SIGNATURE_BYTES = 1 << 20
+MAX_KEY_BYTES = 1 << 16
 NO_KEY = (OSError, ValueError, TypeError, AttributeError)  # the last two: encrypted, or of another kind
 
 
@@ -23,6 +25,7 @@ def sign(folder: Path, key: Path) -> None:
     Raises `ToolError` if the library is missing, `ConfigError` for a key that can't sign.
     """
     signing, _, hashing = _library()
+    _need_key(key)
     try:
         config = signing.Config().use_elliptic_key_signer(private_key=key)
     except NO_KEY as error:
@@ -40,6 +43,7 @@ def signature_fault(folder: Path, key: Path) -> str | None:
     Raises `ToolError` if the library is missing, `ConfigError` for a key that can't verify.
     """
     _, verifying, hashing = _library()
+    _need_key(key)
     try:
         config = verifying.Config().use_elliptic_key_verifier(public_key=key)
     except NO_KEY as error:
@@ -55,6 +59,17 @@ def signature_fault(folder: Path, key: Path) -> str | None:
     except Exception as error:  # whatever fails in a foreign file, the library has not vouched for the folder
         return " ".join(str(error).split())[:300] or type(error).__name__
     return None
+
+
+def _need_key(key: Path) -> None:
+    """Raise `ConfigError` for what the library would read without end."""
+    why = trouble(key)
+    if not why and not key.is_file():
+        why = "it is a folder"
+    if not why and key.stat().st_size > MAX_KEY_BYTES:
+        why = f"it has more than {MAX_KEY_BYTES >> 10} KB"
+    if why:
+        raise ConfigError("Q-SHIP-008", f"{key} is no key ({why}): give an elliptic key as PEM")
 
 
 def _covered(hashing: Any) -> Any:

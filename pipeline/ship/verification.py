@@ -24,6 +24,7 @@ MOST_VALUES = 5000  # of a bill: a validator compares each value of a list with 
 ADAPTER = "-lora.gguf"  # how the name of an adapter's GGUF ends; the base's file is beside it
 # what reading somebody's JSON may raise: deep brackets end the decoder
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+GOOD = {"pass", "warn", "not measured"}  # verdicts
 NEEDED = (CARD, BILL, SCRIPT, UNIT, "Modelfile", EVALUATION, PARITY, GATE, SUMS)
 
 
@@ -132,7 +133,12 @@ def _claims(folder: Path, size: int, hashes: dict[str, str]) -> Iterator[str]:
     if gate.get("model") != evaluation.get("model") or not _passed(gate):
         yield f"{GATE} does not say that this level passed the gate."
     proven = parity["files"] if isinstance(parity.get("files"), dict) else {}
-    if parity.get("verdict") != "pass" or any(proven.get(file) != sha256 for file, sha256 in hashes.items()):
+    verdicts = {*_verdicts(parity)}
+    if (
+        parity.get("verdict") != "pass"
+        or not verdicts <= GOOD
+        or any(proven.get(file) != sha256 for file, sha256 in hashes.items())
+    ):
         yield (
             f"{PARITY} does not say that {'these files' if beside else 'this file'} passed every parity "
             "check."
@@ -218,9 +224,20 @@ def _sha256(component: Mapping[str, Any]) -> str | None:
 
 def _passed(gate: dict[str, Any]) -> bool:
     """Whether the verdict and every check behind it say so."""
-    checks = gate["findings"] if isinstance(gate.get("findings"), list) else []
-    verdicts = [one.get("verdict") for one in checks if isinstance(one, dict)]
-    return gate.get("verdict") == "pass" and bool(verdicts) and "fail" not in verdicts
+    findings = gate.get("findings")
+    return gate.get("verdict") == "pass" and bool(findings) and {*_verdicts(gate)} <= GOOD
+
+
+def _verdicts(value: Any) -> Iterator[str]:
+    """Every verdict in a record, whatever it is in; what is no text as its JSON."""
+    if isinstance(value, dict):
+        if "verdict" in value:
+            verdict = value["verdict"]
+            yield verdict if isinstance(verdict, str) else json.dumps(verdict)
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from _verdicts(inner)
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -494,6 +494,12 @@ def test_keys_that_are_none_and_a_missing_library_are_sentences(
     assert command.main(shipping.params(), project, "Q4_K_M", None, private) == 0
     with pytest.raises(ConfigError, match="Q-SHIP-008"):
         bundle_faults(project / "models/bundle/demo-Q4_K_M", private)
+    pipe, huge = tmp_path / "pipe", tmp_path / "huge.pem"
+    os.mkfifo(pipe)
+    huge.write_bytes(b"x" * (1 << 17))
+    for endless in (pipe, huge, Path("/dev/zero"), tmp_path):
+        with pytest.raises(ConfigError, match="Q-SHIP-008"):
+            bundle_faults(project / "models/bundle/demo-Q4_K_M", endless)
     monkeypatch.setitem(__import__("sys").modules, "model_signing", None)
     with pytest.raises(ToolError, match="Q-SHIP-009"):
         signature.sign(project, private)
@@ -515,6 +521,12 @@ def test_anything_else_than_plain_files_is_refused_unopened(bundle: Path, tmp_pa
     (bundle / GGUF).unlink()
     (bundle / GGUF).symlink_to("/dev/zero")
     assert "symbolic link" in refused(bundle)
+
+
+@pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o646])
+def test_rights_that_no_file_of_a_bundle_needs_are_refused(bundle: Path, mode: int) -> None:
+    (bundle / CARD).chmod(mode)
+    assert f"{CARD} has the rights" in refused(bundle)
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "evidence/../../secret", "./" + GGUF, "a//b"])
@@ -601,6 +613,12 @@ def test_lies_with_true_checksums_are_found(bundle: Path) -> None:
     gate = json.loads((bundle / "evidence/gate.json").read_text())
     gate["findings"][0]["verdict"] = "fail"
     forged["./evidence/gate.json"] = (json.dumps(gate), "does not say that this level passed the gate")
+    gate["findings"][0]["verdict"] = "FAIL"
+    forged[".//evidence/gate.json"] = (json.dumps(gate), "does not say that this level passed the gate")
+    parity = json.loads((bundle / "evidence/parity.json").read_text())
+    for check in parity["checks"].values():
+        check["verdict"] = "fail"
+    forged["./evidence/parity.json"] = (json.dumps(parity), "does not say that this file passed every parity")
     forged["evidence//gate.json"] = ("[" * 200_000, "The bundle's JSON can't be read")
     for name, (text, words) in forged.items():
         before = (bundle / name).read_bytes()
@@ -614,7 +632,21 @@ def test_lies_with_true_checksums_are_found(bundle: Path) -> None:
         assert "The bundle's JSON can't be read" in refused(bundle)
 
 
-OBEYED = ["\x1b[2J", "\b", "\r", "\x7f", "\x9b31m", "\u202e", "\u2066", "\0"]
+OBEYED = [
+    "\x1b[2J",
+    "\b",
+    "\r",
+    "\x7f",
+    "\x9b31m",
+    "\u202e",
+    "\u2066",
+    "\0",
+    "\u200b",
+    "\u3164",
+    "\u2028",
+    "\ue000",
+    "\U000e0041",
+]
 
 
 @pytest.mark.parametrize("name", [CARD, SCRIPT, UNIT, "Modelfile", BILL, EVALUATION])

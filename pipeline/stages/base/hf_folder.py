@@ -17,6 +17,8 @@ from pipeline.gguf.file import check_gguf
 from pipeline.gguf.safetensors_rows import DTYPES, read_folder
 from pipeline.models.experts.recognize import check_experts
 
+MAX_CARD = 1 << 16  # bytes of a model card: its front matter has a few thousand
+
 
 def check_config(config: dict[str, Any], source: str) -> None:
     """Raise `DataError` unless transformers itself knows this model, its experts (if it has some) can be
@@ -143,15 +145,29 @@ def count_quantized(file: Path) -> tuple[int, str]:
 
 
 def read_license(readme: Path) -> str | None:
-    """The license that a model card's front matter names, if there is one."""
+    """The license that a model card's front matter names, if it is a text in the first `MAX_CARD` bytes."""
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-    try:  # anybody may have written it, in any encoding
-        block = REGEX_YAML_BLOCK.search(readme.read_text(encoding="utf-8-sig", errors="replace"))
-        card = yaml.safe_load(block[2]) if block else None
-    except (OSError, yaml.YAMLError, RecursionError):
+    if not readme.is_file():
         return None
-    return str(card["license"]) if isinstance(card, dict) and card.get("license") else None
+    try:  # anybody may have written it, in any encoding
+        with readme.open("rb") as file:
+            text = file.read(MAX_CARD).decode("utf-8-sig", errors="replace")
+        block = REGEX_YAML_BLOCK.search(text)
+        card = yaml.load(block[2], _WithoutAliases) if block else None  # noqa: S506 (a SafeLoader)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return None
+    named = card.get("license") if isinstance(card, dict) else None
+    return named if isinstance(named, str) and named else None
+
+
+class _WithoutAliases(yaml.SafeLoader):
+    """Aliases of aliases make gigabytes out of a few hundred bytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
+            raise yaml.YAMLError("an alias")
+        return super().compose_node(parent, index)  # type: ignore[no-untyped-call]
 
 
 def read_object(path: Path) -> dict[str, Any]:

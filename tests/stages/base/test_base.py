@@ -32,6 +32,7 @@ from pipeline.gguf.tied import one_matrix
 from pipeline.llamacpp.tools import run_tool
 from pipeline.models.base_header import checked_header
 from pipeline.stages.base.gguf_import import unpack_gguf
+from pipeline.stages.base.hf_folder import read_license
 from pipeline.stages.base.stage import base
 
 
@@ -133,6 +134,39 @@ def test_nothing_that_runs_or_is_pickled_is_copied(folder, bring):
         "tokenizer_config.json",
     }
     assert facts["license"] == "mit"
+
+
+ALIASES = "\n".join(
+    [
+        f"a0: &a0 [{'x, ' * 9}x]",
+        *(f"a{level}: &a{level} [{f'*a{level - 1}, ' * 9}x]" for level in range(1, 9)),
+    ]
+)  # ten to the ninth texts
+
+
+@pytest.mark.parametrize(
+    ("front", "license"),
+    [
+        ("license: mit", "mit"),
+        ("tags: [a, b]\nlicense: apache-2.0\nmodel-index: [{name: x}]", "apache-2.0"),
+        ("license: [mit, gpl]", None),
+        ("license: {a: b}", None),
+        (f"{ALIASES}\nlicense: *a8", None),
+        ("tags: " + "[" * 5000 + "\nlicense: mit", None),
+        ("x: " + "y" * (1 << 17) + "\nlicense: mit", None),
+    ],
+    ids=["plain", "among others", "a list", "a mapping", "aliases of aliases", "deep", "beyond its bound"],
+)
+def test_a_models_card_names_its_license_and_costs_nothing(
+    tmp_path: Path, front: str, license: str | None
+) -> None:
+    (tmp_path / "README.md").write_text(f"---\n{front}\n---\n# Model\n")
+    assert read_license(tmp_path / "README.md") == license
+
+
+def test_a_card_that_is_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "README.md")
+    assert read_license(tmp_path / "README.md") is None
 
 
 def test_a_gguf_becomes_a_folder_whose_logits_are_llama_cpps(gguf_file, bring, tmp_path, tools):
