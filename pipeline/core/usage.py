@@ -45,9 +45,7 @@ def noted(stage: str, root: Path, disk: Callable[[], int], plan: Callable[[], Fi
     """
     started = time.monotonic()
     yield
-    seconds, own = time.monotonic() - started, peak_of_process()
-    # a child counts what its parent has until it is another program, so it is told only by being larger
-    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * KILO
+    seconds, own, child = time.monotonic() - started, peak_of_process(), peak_of_children()
     with suppress(OSError, QuenchError):  # a stage that is done doesn't fail by what is noted of it
         seen = Figures(max(own, child), round(seconds, 3), disk())
         write_json(usage_file(stage, root), asdict(Usage(plan(), seen, own)))
@@ -70,6 +68,13 @@ def usage_file(stage: str, root: Path) -> Path:
     path = root / ".quench" / "usage" / f"{stage}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def peak_of_children() -> int:
+    """Bytes of main memory that the largest child which has ended had at most. A child counts what its parent
+    has until it is another program, so it is told only by being larger.
+    """
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * KILO
 
 
 def peak_of_process() -> int:

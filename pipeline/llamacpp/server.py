@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import socket
 import ssl
 import subprocess
@@ -16,7 +17,9 @@ from typing import Any, Literal
 import httpx
 
 from pipeline.config.sections import Serve
-from pipeline.core.errors import ToolError
+from pipeline.core.errors import MachineError, QuenchError, ToolError
+from pipeline.core.units import size_text
+from pipeline.core.usage import peak_of_children
 from pipeline.llamacpp.devices import placement
 from pipeline.llamacpp.server_command import server_command
 from pipeline.llamacpp.server_log import LogPump, open_log
@@ -97,7 +100,7 @@ def serving(
     lora: Path | None = None,
 ) -> Iterator[Server]:
     """Serve `model` on a free port while the body runs, with the adapter `lora` (a GGUF) if given. Raises
-    `ToolError` if it doesn't come up.
+    `ToolError` if it doesn't come up or answer, `MachineError` if it ends before the body does.
     """
     slots, layers = placement(tools, model, ctx_size=ctx_size, parallel=parallel, n_gpu_layers=n_gpu_layers)
     settings = Serve().model_copy(
@@ -119,7 +122,32 @@ def serving(
         with start(command, log) as process:
             wait_for_health(process, url, log)
             with connect(url, key) as client:
-                yield Server(process, url, log, client, slots, layers)
+                server = Server(process, url, log, client, slots, layers)
+                try:
+                    yield server
+                except httpx.TransportError as error:
+                    raise _unanswered(server, model, error) from error
+
+
+def _unanswered(server: Server, model: Path, error: httpx.TransportError) -> QuenchError:
+    """Why a server broke a request off, or never answered it."""
+    if not server.ended(STOP_SECONDS if not isinstance(error, httpx.TimeoutException) else 0):
+        return ToolError(
+            "Q-LLAMACPP-027",
+            f"llama-server, which is still there, did not answer ({str(error) or type(error).__name__}) for "
+            f"{model.name}: run the same command again\n{log_end(server.log)}",
+        )
+    status, memory = server.process.wait(), peak_of_children()
+    ended = (
+        f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+    )
+    return MachineError(
+        "Q-LLAMACPP-026",
+        f"llama-server {ended} while it answered for {model.name}, with {server.parallel} answers at a time; "
+        f"the largest process of this stage had {size_text(memory)} of memory, and the kernel ends "
+        "llama-server first where memory runs out: set a smaller `parallel` or `ctx_size`, or end other "
+        f"programs, then run the same command again\n{log_end(server.log)}",
+    )
 
 
 def connect(url: str, key: str) -> httpx.Client:

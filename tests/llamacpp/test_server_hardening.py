@@ -735,3 +735,18 @@ def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_end_of_a_log_that_is_gone(tmp_path: Path) -> None:
     assert log_end(tmp_path / "log") == "(the log is gone)"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_server_that_ends_under_a_stage_is_the_machines_error(
+    tools: Toolchain, model: Path, how: signal.Signals
+) -> None:
+    with (
+        pytest.raises(MachineError) as ended,
+        serving(tools, model, ctx_size=256, parallel=2, threads=1) as running,
+    ):
+        running.process.send_signal(how)
+        running.process.wait(10)
+        running.post("/completion", {"prompt": "a", "n_predict": 4})
+    assert ended.value.id == "Q-LLAMACPP-026"
+    assert how.name in ended.value.sentence
