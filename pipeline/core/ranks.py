@@ -132,7 +132,7 @@ def _of_slurm() -> Rank | None:
         return None
     count = int(found["SLURM_STEP_NUM_TASKS"])
     alone = int(found.get("SLURM_STEP_NUM_NODES", "1")) == 1
-    address = found.get("MASTER_ADDR", HERE) if alone else found["MASTER_ADDR"]
+    address = HERE if alone else found["MASTER_ADDR"]
     port = found.get("MASTER_PORT") if not alone or "MASTER_PORT" in found else None
     if port is None and not alone:
         raise KeyError("MASTER_PORT")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import psutil
 import pytest
 
 from pipeline.core.errors import DataError, QuenchError
@@ -76,3 +77,28 @@ def failing(group: Group) -> None:
 def test_who_fails_is_not_waited_for(bodies: Any, two: Any) -> None:
     """Not every launcher ends the others, and they hold their cards."""
     assert {future.result(20)[0] for future in two(*bodies)} == {"Q-TEST-001", "Q-TRAIN-037"}
+
+
+@pytest.mark.parametrize("count", [2, 4], ids=["one machine", "two machines"])
+def test_the_store_listens_where_it_was_named_and_nowhere_else(count: int, monkeypatch: Any) -> None:
+    """As `srun` starts it; of two machines, rank 0 is named by an address that others could reach."""
+    monkeypatch.setattr(module, "LEAVE_SECONDS", 0.0)
+    before = listening()
+    with socket.socket() as probe:
+        probe.bind((HERE, 0))
+        port = probe.getsockname()[1]
+    named = HERE if count == 2 else next(iter({*addresses()} - {HERE}), None)
+    if named is None:
+        pytest.skip("needs an address beside the loopback")
+    with open_group(Rank(0, count, 0, 2, named, port)):
+        assert listening() - before == {(named, port)}
+
+
+def listening() -> set[tuple[str, int]]:
+    connections = psutil.Process().net_connections("tcp")
+    return {tuple(each.laddr) for each in connections if each.status == psutil.CONN_LISTEN}
+
+
+def addresses() -> Iterator[str]:
+    for interface in psutil.net_if_addrs().values():
+        yield from (each.address for each in interface if each.family == socket.AF_INET)

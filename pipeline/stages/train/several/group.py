@@ -4,9 +4,11 @@ Rank 0 leads: it alone writes. The others wait for its notes before they load an
 there is nothing to do. Numbers are exchanged over Gloo, gradients of a GPU over NCCL.
 """
 
+import ipaddress
 import json
 import platform
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -202,20 +204,39 @@ class Group:
             raise Lost(self.rank, error) from error
 
 
+def _listening(rank: Rank) -> int:
+    """The descriptor of a socket at the address where the others look for rank 0, and at no other: left to
+    itself PyTorch's store, which asks for no key, listens on all interfaces.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(rank.address, rank.port, type=socket.SOCK_STREAM)[
+        0
+    ]
+    if rank.local_count < rank.count and ipaddress.ip_address(address[0]).is_loopback:
+        address = ("", rank.port)  # a machine that knows itself by its loopback alone; others don't
+    with socket.socket(family, kind, protocol) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen()
+        return listening.detach()
+
+
 @contextmanager
 def open_group(rank: Rank) -> Iterator[Group]:
-    """Join the others for as long as the body lasts. Raises `Lost` if rank 0 is not to be found."""
+    """Join the others for as long as the body lasts. Raises `Lost` if rank 0 is not to be found, or can't
+    listen where it is to be found.
+    """
     leads = rank.leads and not rank.hosted
     try:
+        listening = (_listening(rank) if rank.listening is None else rank.listening) if leads else None
         store = TCPStore(
             rank.address,
             rank.port,
             is_master=leads,
             timeout=timedelta(minutes=5),
             wait_for_workers=False,
-            master_listen_fd=rank.listening if leads else None,
+            master_listen_fd=listening,
         )
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise Lost(rank, error) from error
     # an own corner of torchrun's store, and of each of its attempts
     group = Group(rank, PrefixStore(f"quench/{rank.run}", store))
