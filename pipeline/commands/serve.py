@@ -2,7 +2,7 @@
 
 Reads one GGUF of `models/gguf/` (or `models/base/model.gguf`, if base.quantization is gguf) and its adapters,
 `reports/quants.json` (which level to take), section `serve` and, for the smoke test, `data/final/test.jsonl`.
-Writes `.quench/api-key` (once, readable by its owner only) and a new `logs/serve-MODEL.log`.
+Writes `.quench/api-key` (a new one each time, readable by its owner only) and a new `logs/serve-MODEL.log`.
 
     quench serve [MODEL] [--lora] [--adapter FILE[=SCALE] ...] [--smoke K]
 """
@@ -28,7 +28,7 @@ from pipeline.llamacpp.server_command import server_command
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.serve.adapter import Adapter, matching_adapters, parse_adapter
 from pipeline.serve.instructions import how_to_call
-from pipeline.serve.key import ensure_key, read_key
+from pipeline.serve.key import new_key, read_key
 from pipeline.serve.restarts import keep_serving
 from pipeline.serve.smoke import held_out_prompts, judge, smoke
 from pipeline.stages.evaluate.files import model_files
@@ -186,9 +186,9 @@ def main(
     named = applied[1:] if params.graph == "adapter" and model == BASE_WITH_ADAPTER else applied
     alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])
     prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", smoke_count) if smoke_count else []
-    key_file, log = ensure_key(root), root / "logs" / f"serve-{model}.log"
-    tools = find_toolchain(params.llamacpp.home)
-    need_port(params.serve.port)  # before the log is deleted: it may be that of a running server
+    log, tools = root / "logs" / f"serve-{model}.log", find_toolchain(params.llamacpp.home)
+    need_port(params.serve.port)  # before key and log are replaced: they may be those of a running server
+    key_file = new_key(root)
     with suppress(OSError):  # anything else than a file is refused when the log is opened
         log.unlink()
     files = ", ".join(one.file.name + ("" if one.scale == 1 else f" × {one.scale:g}") for one in applied)

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,10 @@ from pipeline.llamacpp.server_log import LogPump, open_log
 from pipeline.llamacpp.server_process import environment, guarded
 from pipeline.llamacpp.tools import Toolchain
 
+HERE = "http://127.0.0.1:"
+# in Linux's tables of sockets: a state, and who is reached at 127.0.0.1, the nearest first
+LISTENS = "0A"
+REACHED = ("0100007F", "0000000000000000FFFF00000100007F", "00000000", "0" * 32)
 START_SECONDS = 300  # a 15 GB file from a slow disk
 STOP_SECONDS = 10
 ASK_SECONDS = 600  # that a measurement's own client waits, and may be waited for
@@ -151,17 +155,39 @@ def _unanswered(server: Server, model: Path, error: httpx.TransportError) -> Que
 
 
 def connect(url: str, key: str) -> httpx.Client:
-    """A client that opens a connection per request.
+    """A client that opens a connection per request. Raises `ToolError`, before anything is asked, if another
+    user's process listens there.
 
     llama-server closes a connection after it has streamed on it and does not say so: a request that reuses it
     is lost without an answer.
     """
+    if url.startswith(HERE) and (user := listener(int(url.rpartition(":")[2]))) not in (None, os.getuid()):
+        raise ToolError(
+            "Q-LLAMACPP-028",
+            f"what listens on {url} belongs to another user ({user}) and is not asked: set another "
+            "serve.port in params.yaml",
+        )
     headers, limits = {"Authorization": f"Bearer {key}"}, httpx.Limits(max_keepalive_connections=0)
     # no certificates: the address is this machine's, over plain HTTP, and to read them takes 0.14 s
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return httpx.Client(
         base_url=url, headers=headers, limits=limits, timeout=ASK_SECONDS, trust_env=False, verify=bare
     )
+
+
+def listener(port: int) -> int | None:
+    """The id of the user whose process listens on `port` of 127.0.0.1; None if there is none, or the system
+    does not say (others than Linux).
+    """
+    users: dict[str, int] = {}
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        with suppress(OSError):
+            for line in table.read_text(encoding="ascii").splitlines()[1:]:
+                _, local, _, state, *_, user = line.split()[:8]
+                address, _, number = local.rpartition(":")
+                if state == LISTENS and int(number, 16) == port:
+                    users[address] = int(user)
+    return next((users[address] for address in REACHED if address in users), None)
 
 
 @contextmanager

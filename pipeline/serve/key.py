@@ -1,5 +1,5 @@
-"""The key of a project's server: one line of `.quench/api-key`, made by `quench serve`, sent by whoever asks
-it."""
+"""The key of a project's server: one line of `.quench/api-key`, made anew at each start of `quench serve`,
+sent by whoever asks it."""
 
 import re
 import secrets
@@ -9,31 +9,32 @@ from pipeline.core.errors import ConfigError, ToolError
 from pipeline.llamacpp.server import write_key
 
 KEY_FILE = Path(".quench", "api-key")
+MAX_BYTES = 4096
 KEY = re.compile(r"[!-~]{16,}\n?")  # what fits an HTTP header, and is not guessed
 
 
-def ensure_key(root: Path) -> Path:
-    """The key file of this project, made at the first call: 256 random bits that only their owner can read.
+def new_key(root: Path) -> Path:
+    """The key file of this project with a new key: 256 random bits that only their owner can read. What was
+    there, a link or a file that others could read, is replaced.
 
-    Raises `ConfigError` as `read_key`.
+    Raises `ConfigError` if it can't be.
     """
     path = root / KEY_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or not path.stat().st_size:
-            return write_key(path, secrets.token_urlsafe(32))
-        path.chmod(0o600)
+        return write_key(path, secrets.token_urlsafe(32))
     except OSError as error:
         raise _unusable(path, f"{error.strerror}: {error.filename}") from None
-    read_key(path)
-    return path
 
 
 def read_key(path: Path) -> str:
     """The key in a key file. Raises `ToolError` if there is no file yet, `ConfigError` if it can't be read or
     holds no key."""
     try:
-        text = path.read_text(encoding="ascii")
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise _unusable(path, "it is a link, or no regular file")
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES).decode("ascii")
     except FileNotFoundError:
         raise ToolError(
             "Q-SERVE-013",

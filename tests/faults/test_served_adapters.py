@@ -30,7 +30,7 @@ from pipeline.llamacpp.server import Server, free_port
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve import switching
 from pipeline.serve.adapter import Adapter, matching_adapters
-from pipeline.serve.key import ensure_key
+from pipeline.serve.key import KEY_FILE, new_key, read_key
 
 PROMPT = "hello there my friend " * 3
 Open = Callable[..., Any]
@@ -73,7 +73,7 @@ def served(tools: Toolchain, params: Params, root: Path) -> Open:
         pairs = [(files[name], scale) for name, scale in scales.items()]
         model, log = model_file(params, root, "base"), root / "logs" / "test.log"
         with serve(
-            tools=tools, model=model, key_file=ensure_key(root), log=log, settings=params.serve, lora=pairs
+            tools=tools, model=model, key_file=new_key(root), log=log, settings=params.serve, lora=pairs
         ) as running:
             yield running
 
@@ -107,7 +107,7 @@ def truth(tools: Toolchain, params: Params, root: Path) -> dict[tuple[float, flo
         ]
         model, log = model_file(params, root, "base"), root / "logs" / "truth.log"
         with serve(
-            tools=tools, model=model, key_file=ensure_key(root), log=log, settings=params.serve, lora=lora
+            tools=tools, model=model, key_file=new_key(root), log=log, settings=params.serve, lora=lora
         ) as running:
             found[own, tone] = output(running)
     assert len({tuple(tokens) for tokens in found.values()}) == 5
@@ -278,7 +278,7 @@ def test_the_command(root: Path, params: Params, words: Sequence[str], title: st
         assert process.stdout is not None
         first = process.stdout.readline()
         assert first.startswith(f"{title} is served on"), process.stderr and process.stderr.read()
-        key = ensure_key(root).read_text().strip()
+        key = read_key(root / KEY_FILE)
         answer = httpx.get(
             f"http://127.0.0.1:{params.serve.port}/v1/models",
             headers={"Authorization": f"Bearer {key}"},

@@ -34,7 +34,7 @@ from pipeline.core.places import PROJECT
 from pipeline.llamacpp.server import Server, connect, free_port
 from pipeline.llamacpp.server_command import server_command
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.serve.key import KEY_FILE, ensure_key, read_key
+from pipeline.serve.key import KEY_FILE, new_key, read_key
 from pipeline.serve.smoke import Reply, held_out_prompts, judge, smoke
 from pipeline.serve.stream import Piece, parse_line
 
@@ -91,7 +91,7 @@ def served(tools: Toolchain, params: Params, root: Path) -> Open:
     return lambda model: serve(
         tools=tools,
         model=model_file(params, root, model),
-        key_file=ensure_key(root),
+        key_file=new_key(root),
         log=root / "logs" / "test.log",
         settings=params.serve,
     )
@@ -206,7 +206,7 @@ def test_an_empty_answer_fails_the_smoke_test() -> None:
 def test_chat_streams_keeps_the_conversation_and_shows_the_speed(server: Server, root: Path) -> None:
     recorded: list[str] = []
     lines = iter(["", "say it", "/what", "again", "/new", "/quit"])
-    with connect(server.url, ensure_key(root).read_text().strip()) as client:
+    with connect(server.url, read_key(root / KEY_FILE)) as client:
         assert chatting.served_model(client) == "demo-Q4_K_M"
         chatting.converse(client, lambda: next(lines), recorded.append)
     text = "".join(recorded)
@@ -224,7 +224,7 @@ def test_chat_says_that_the_context_is_full_and_goes_on(server: Server, root: Pa
         except StopIteration:
             raise EOFError from None
 
-    with connect(server.url, ensure_key(root).read_text().strip()) as client:
+    with connect(server.url, read_key(root / KEY_FILE)) as client:
         chatting.converse(client, ask, recorded.append)
     assert "exceeds the available context size" in "".join(recorded)
     assert "".join(recorded).count("he\n[2 tokens, ") == 1
@@ -233,7 +233,7 @@ def test_chat_says_that_the_context_is_full_and_goes_on(server: Server, root: Pa
 def test_chat_without_a_server_says_how_to_start_it(params: Params, tmp_path: Path) -> None:
     with pytest.raises(ToolError, match="Q-SERVE-013"):
         chatting.main(params, tmp_path, None)
-    ensure_key(tmp_path)
+    new_key(tmp_path)
     with pytest.raises(ToolError, match="Q-SERVE-013"):
         chatting.main(params, tmp_path, None)
 
@@ -401,20 +401,53 @@ def test_model_text_can_not_steer_the_terminal(raw: str, shown: str) -> None:
     assert chatting.printable(raw) == shown
 
 
-def test_key_is_made_once_and_is_its_owners_only(tmp_path: Path) -> None:
-    path = ensure_key(tmp_path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    key = path.read_text()
-    assert len(key.strip()) >= 43
-    path.chmod(0o644)
-    assert ensure_key(tmp_path).read_text() == key
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    path.chmod(0o666)
-    path.write_text("")
-    with path.open() as opened_before:
-        assert ensure_key(tmp_path).read_text().strip()
-        assert not opened_before.read()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+def test_each_start_has_a_key_of_its_own_that_only_its_owner_can_read(tmp_path: Path) -> None:
+    path = new_key(tmp_path)
+    key = read_key(path)
+    assert len(key) >= 43
+    elsewhere = tmp_path / "elsewhere"
+    for spoil in (
+        lambda: path.chmod(0o644),
+        lambda: path.unlink(),
+        lambda: (path.rename(elsewhere), path.symlink_to(elsewhere)),
+        lambda: (path.unlink(), os.mkfifo(path)),
+    ):
+        spoil()
+        assert read_key(new_key(tmp_path)) != key
+        assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+    assert elsewhere.read_text().strip() != read_key(path)
+
+
+@pytest.mark.parametrize("kind", ["link", "named pipe"])
+def test_a_key_file_that_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    path = new_key(tmp_path)
+    if kind == "link":
+        path.symlink_to(path.rename(tmp_path / "elsewhere"))
+    else:
+        path.unlink()
+        os.mkfifo(path)
+    with pytest.raises(ConfigError, match="Q-SERVE-014"):
+        read_key(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason=needed.need("root, who can be two users"))
+def test_what_another_user_listens_with_gets_neither_key_nor_question(tmp_path: Path) -> None:
+    """It answers 401 to whoever brings no key, as our server does."""
+    serves = (
+        "import os, socket\nos.setgid(12345); os.setuid(12345)\n"
+        "server = socket.create_server(('127.0.0.1', 0)); print(server.getsockname()[1], flush=True)\n"
+        "while True:\n    asked = server.accept()[0]; print(asked.recv(9999), flush=True)\n"
+        "    asked.sendall(b'HTTP/1.1 401 Unauthorized\\r\\nContent-Length: 0\\r\\n\\r\\n'); asked.close()"
+    )
+    with subprocess.Popen([sys.executable, "-c", serves], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout
+        port = int(other.stdout.readline())
+        try:
+            with pytest.raises(ToolError, match="Q-LLAMACPP-028"):
+                connect(f"http://127.0.0.1:{port}", "the-key")
+        finally:
+            other.kill()
+        assert not other.stdout.read()
 
 
 def broken_key(path: Path, content: bytes | None) -> None:
@@ -436,20 +469,19 @@ def broken_key(path: Path, content: bytes | None) -> None:
 )
 def test_a_key_that_is_none(params: Params, tmp_path: Path, content: bytes | None) -> None:
     broken_key(tmp_path / ".quench" / "api-key", content)
-    for reads in (lambda: ensure_key(tmp_path), lambda: chatting.main(params, tmp_path, None)):
-        with pytest.raises(ConfigError, match="Q-SERVE-014"):
-            reads()
+    with pytest.raises(ConfigError, match="Q-SERVE-014"):
+        chatting.main(params, tmp_path, None)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason=needed.need("another user than root, who may read everything"))
 def test_a_key_of_somebody_else(tmp_path: Path) -> None:
-    ensure_key(tmp_path).chmod(0)
+    new_key(tmp_path).chmod(0)
     with pytest.raises(ConfigError, match="Q-SERVE-014"):
         read_key(tmp_path / KEY_FILE)
 
 
 def test_the_printed_command_keeps_the_key_out_of_the_list_of_processes(server: Server, root: Path) -> None:
-    path = ensure_key(root)
+    path = root / KEY_FILE
     printed = how_to_call("Q4_K_M", server.url, path, root / "log")
     assert path.read_text().strip() not in printed
     assert "$(" not in printed  # a command's arguments are everybody's to read
@@ -457,7 +489,7 @@ def test_the_printed_command_keeps_the_key_out_of_the_list_of_processes(server: 
 
 @needed.programs("curl")
 def test_the_printed_command_asks(server: Server, root: Path) -> None:
-    printed = how_to_call("Q4_K_M", server.url, ensure_key(root), root / "log")
+    printed = how_to_call("Q4_K_M", server.url, root / KEY_FILE, root / "log")
     done = subprocess.run(
         ["/bin/sh", "-c", printed.partition("curl:\n")[2]], capture_output=True, text=True, check=True
     )
@@ -667,7 +699,7 @@ def test_ctrl_c_breaks_the_answer_off_and_frees_its_slot(served: Open, params: P
     }
     with (
         served("Q5_K_M") as running,
-        connect(running.url, ensure_key(root).read_text().strip()) as client,
+        connect(running.url, read_key(root / KEY_FILE)) as client,
         pytest.MonkeyPatch.context() as patch,
     ):
         send = client.stream
@@ -708,7 +740,7 @@ def test_every_slot_has_the_whole_context(tools: Toolchain, params: Params, root
     with serve(
         tools=tools,
         model=model,
-        key_file=ensure_key(root),
+        key_file=new_key(root),
         log=root / "logs" / "slots.log",
         settings=settings,
     ) as running:

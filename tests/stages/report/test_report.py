@@ -21,7 +21,7 @@ from pipeline.gate.drops import CHANCE
 from pipeline.metrics.level_limits import level_limit
 from pipeline.pages.formats import probability
 from pipeline.pages.parity_summary import counts
-from pipeline.serve.key import ensure_key
+from pipeline.serve.key import KEY_FILE
 from pipeline.ship.ollama import CHATML, default_system
 from pipeline.stages.report import stage as stage
 from pipeline.stages.report.page import samples_over_time
@@ -514,7 +514,7 @@ def test_the_serve_command_is_the_servers_own(page: Page, project: Path) -> None
     ):
         assert words in command
     key_file = command.split("--api-key-file ")[1].split()[0]
-    assert ensure_key(project) == project / key_file  # the one that `quench serve` and `quench chat` use
+    assert Path(key_file) == KEY_FILE  # the one that `quench serve` and `quench chat` use
     assert str(project) not in command
 
 
