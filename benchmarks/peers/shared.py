@@ -37,8 +37,8 @@ SOUP_ROWS = 80  # 20 steps of 4: Soup counts epochs, not steps
 TENSOR = re.compile(
     r"INFO:hf-to-gguf:(blk|output|token_embd)|\[ *\d+/ *\d+\]|llama_model_loader: - kv|warning: blk"
 )
-# PyPI's builds don't load beside PyTorch's CPU build, and text needs neither. Without torchvision transformers
-# goes on (with an empty module in its place it doesn't); LLaMA-Factory imports torchaudio in any case.
+# PyPI's builds don't load beside PyTorch's CPU build, and text needs neither. Without torchvision
+# transformers goes on (with an empty module in its place it doesn't); LLaMA-Factory imports torchaudio always.
 FOR_IMAGES_AND_SOUND = {"torchvision": False, "torchaudio": True}  # whether an empty module stands for it
 WARM_UP = 2  # first steps, which are not timed
 
