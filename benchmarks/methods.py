@@ -5,7 +5,8 @@ unlearn, and rewards that answers of its own earn.
 
 A METHOD is dpo, ipo, kto, orpo, simpo, weighted, unweighted or grpo (all). Data comes from
 `examples/pydoc.py`: pairs of a right answer with a chatty or a wrong one, and chats of which two in three are
-chatty and have the reward 0; for grpo from `examples/yes_no.py`. Prints a row per method with its figures.
+chatty and have the reward 0; for grpo from `examples/sums.py`, in one short run (`benchmarks/grpo.py`
+measures more). Prints a row per method with its figures.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def project(folder: Path, method: str, steps: int) -> Path:
     params: dict[str, Any] = load_params(PROJECT / f"recipes/{recipe}.yaml").model_dump(mode="json")
     train: dict[str, Any] = {"max_steps": steps, "eval_steps": steps, "save_steps": steps}
     if method == "grpo":
-        run(PROJECT / "examples/yes_no.py", "--out", data)
+        run(PROJECT / "examples/sums.py", "--out", data)
     elif method in WEIGHTED:
         run(PROJECT / "examples/pydoc.py", "--kind", "rewards", "--out", data)
         train |= {"reward": WEIGHTED[method], "sample_rows": ANSWERS, "sample_tokens": 8}
