@@ -1,5 +1,5 @@
-"""Recipe demo-grpo with several seeds: how many held-out questions are answered right before and after, and
-how many with a number and nothing else.
+"""Recipe demo-grpo with several seeds: how many held-out sums are answered right before and after, and how
+many with a number at all.
 
     python benchmarks/grpo.py [--seeds 42 43 44] [--folder FOLDER] [--out benchmarks/results/DATE-grpo.jsonl]
 
@@ -28,6 +28,7 @@ def settings(folder: Path, seed: int) -> None:
     """Write the recipe as params.yaml, with this seed of training."""
     params: dict[str, Any] = load_params(recipe_file("demo-grpo")).model_dump(mode="json")
     params["train"]["seed"] = seed
+    params["curate"]["test_fraction"] = 0.25  # 100 sums
     params["evaluate"] |= EVALUATE
     (folder / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
 
@@ -42,9 +43,8 @@ def measured(folder: Path, model: str) -> dict[str, Any]:
     stage(folder, f"evaluate@{model}")
     task = json.loads((folder / f"reports/eval/{model}.json").read_text(encoding="utf-8"))["task"]
     answers = list(read_rows(folder / f"reports/eval/{model}.answers.jsonl"))
-    right = {key: task[key] for key in ("score", "low", "high", "rows")}
-    form = sum(answer["answer"].strip().isdigit() for answer in answers) / len(answers)
-    return right | {"form": form, "answers": answers}
+    right = {key: task[key] for key in ("score", "low", "high", "rows", "valid")}
+    return right | {"answers": answers}
 
 
 def main() -> None:
@@ -70,8 +70,8 @@ def main() -> None:
         write_rows(asked.out, found)
     for one in found:
         name = f"seed {one['seed']}" if "seed" in one else "base"
-        interval = f"{one['low']:.3f} to {one['high']:.3f}"
-        print(f"{name:<8} right {one['score']:.3f} ({interval}) of {one['rows']}, form {one['form']:.3f}")
+        right = f"right {one['score']:.3f} ({one['low']:.3f} to {one['high']:.3f}) of {one['rows']}"
+        print(f"{name:<8} {right}, with a number {one['valid']:.3f}")
 
 
 if __name__ == "__main__":

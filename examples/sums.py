@@ -1,8 +1,8 @@
 """Write the data of recipe demo-grpo: sums of two numbers up to 20, and no text to imitate.
 
-A small model knows some of them and says so in its own way; a reward for the right number alone is what it
-can learn from. No one answer is right more than once in twenty times, so form alone earns next to nothing.
-Same seed, same bytes. No network.
+A small model knows some of them. Its reward is whether the last number that it says is right, in whatever
+form: no one answer is right more than once in twenty times, so form alone earns next to nothing. Same seed,
+same bytes. No network.
 
     python examples/sums.py [--out data/raw/sums.jsonl]
 """
@@ -24,7 +24,7 @@ def rows() -> Iterator[dict[str, Any]]:
     pairs = list(product(range(1, LARGEST + 1), repeat=2))
     random.Random(SEED).shuffle(pairs)  # noqa: S311 (nothing is kept secret by it)
     for one, other in pairs:
-        question = f"What is {one} + {other}? Answer with the number alone."
+        question = f"What is {one} + {other}?"
         yield {"messages": [{"role": "user", "content": question}], "answer": str(one + other)}
 
 

@@ -66,7 +66,7 @@ def run(
         return
     need_graph(root, read.params.graph)
     need_all_keys(root, read)
-    # Snakemake has said it of all stages, and nobody can change the settings that a stage has for another
+    # Snakemake has said it of all stages; the settings of a sub-project, which names its file, are a stage's
     if params_file is None and RUN not in os.environ:
         for sentence in idle_of(name, read.params):
             print(f"{name}: {sentence}")

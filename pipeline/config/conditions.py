@@ -107,6 +107,7 @@ CONDITIONS = (
     Only(SERVED, (Has("train.grpo.rollouts", ("llama-server",)),), refused=True),
     Only(("train.eva_rows",), (Has("train.init_lora_weights", ("eva",)),), refused=True),
     Only(tuple(f"train.{key}" for key in LORA_ONLY), (LORA,), refused=True),
+    Only(("train.checkpoint_every",), (Has("train.gradient_checkpointing", (True,)),), refused=True),
     # the others are those of another graph of stages, or wait for another setting
     Only(("base.tie",), (MERGED,)),
     Only(("train.r", "train.lora_alpha", "train.lora_dropout"), (LORA,)),
@@ -165,7 +166,7 @@ def refused(params: Section) -> Iterator[str]:
             needs = one.only.either[0]
             yield (
                 f"{one}, but that is {_text(_at(params, needs.key))}: leave {one.key} out, or set "
-                f"{needs.key} to {listed(needs.values, 'or')}"
+                f"{needs.key} to {listed([*map(_text, needs.values)], 'or')}"
             )
 
 

@@ -18,11 +18,6 @@ def training_problems(
             f"train.layers names {max(train.layers)} at most and train.freeze_layers is "
             f"{train.freeze_layers}, so nothing would train: lower one of them"
         )
-    if train.checkpoint_every > 1 and not train.gradient_checkpointing:
-        yield (
-            f"train.checkpoint_every is {train.checkpoint_every} and train.gradient_checkpointing is false, "
-            "so no layer is recomputed: set it to true, or checkpoint_every to 1"
-        )
     if train.offload_layers and train.use_dora:
         yield (
             f"train.offload_layers is {train.offload_layers} and train.use_dora is on, which reads weights "

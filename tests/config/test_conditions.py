@@ -1,5 +1,6 @@
 """Settings that do nothing in a project's graph: each is named with what it would need, none that acts is."""
 
+import re
 from typing import Any, get_args
 
 import pytest
@@ -96,6 +97,16 @@ def test_what_hangs_on_an_idle_setting_is_idle_too():
     waiting = {"compare": {"strategies": {"distilled": ["merged_distilled"]}}, "distill": {"max_steps": 9}}
     keys = [one.key for one in idle(params(waiting))]
     assert keys == ["distill.max_steps", "compare.strategies.distilled"]
+
+
+def test_a_comment_that_says_only_has_its_condition():
+    said = {
+        ".".join(place)
+        for place, field in keys_of(Params)
+        if re.match(r"[^:]+ only: ", field.description or "") and "experts" not in field.description
+    }
+    elsewhere = {"base.revision", "base.level", "base.compare_with"}  # refused with what the source lacks
+    assert {key for key in said if not any(only.covers(key) for only in CONDITIONS)} == elsewhere
 
 
 def test_every_condition_is_on_keys_and_values_that_there_are():

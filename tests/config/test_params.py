@@ -662,7 +662,11 @@ def test_trained_scales_need_blocks_and_name_the_tuned_file(load):
     ("train", "more", "words"),
     [
         ({"layers": [1], "freeze_layers": 2}, {}, "nothing would train"),
-        ({"checkpoint_every": 2, "gradient_checkpointing": False}, {}, "no layer is recomputed"),
+        (
+            {"checkpoint_every": 2, "gradient_checkpointing": False},
+            {},
+            "acts only if train.gradient_checkpointing is true",
+        ),
         ({"offload_layers": 2, "use_dora": True}, {}, "use_dora"),
         ({"use_dora": True}, {}, "parity.depth full"),
         ({"alpha_pattern": {"q_proj": 2}}, {}, "one alpha"),

@@ -52,6 +52,6 @@ def test_nor_does_any_other_form(tmp_path: Path, answer: Callable[[dict[str, Any
     assert mean_reward(tmp_path, answer) <= 0.05
 
 
-def test_the_right_number_alone_earns_all_and_in_a_sentence_some(tmp_path: Path) -> None:
-    assert mean_reward(tmp_path, lambda row: row["answer"]) == 1
-    assert 0.1 < mean_reward(tmp_path, lambda row: f"The sum is {row['answer']}.") < 0.3
+@pytest.mark.parametrize("form", ["{0}", "The sum is {0}.", "17 + 10 = {0}\n", "**{0}**"])
+def test_the_right_number_earns_all_in_whatever_form(tmp_path: Path, form: str) -> None:
+    assert mean_reward(tmp_path, lambda row: form.format(row["answer"])) == 1
