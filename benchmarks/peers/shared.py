@@ -38,7 +38,8 @@ TENSOR = re.compile(
     r"INFO:hf-to-gguf:(blk|output|token_embd)|\[ *\d+/ *\d+\]|llama_model_loader: - kv|warning: blk"
 )
 # PyPI's builds don't load beside PyTorch's CPU build, and text needs neither. Without torchvision
-# transformers goes on (with an empty module in its place it doesn't); LLaMA-Factory imports torchaudio always.
+# transformers goes on (with an empty module in its place it doesn't); LLaMA-Factory always imports
+# torchaudio.
 FOR_IMAGES_AND_SOUND = {"torchvision": False, "torchaudio": True}  # whether an empty module stands for it
 WARM_UP = 2  # first steps, which are not timed
 
