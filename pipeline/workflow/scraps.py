@@ -87,7 +87,9 @@ def _scraps(root: Path) -> Iterator[Path]:
     for top in TOPS:
         for place, folders, files in os.walk(root / top):
             folder = Path(place)
-            scraps = {name for name in (*folders, *files) if is_scrap(name)}
+            # only folders are moved away, so a file of that name is the user's
+            scraps = {*filter(is_scrap, folders)}
+            scraps |= {name for name in files if is_scrap(name) and not name.endswith(OLD)}
             yield from (folder / name for name in sorted(scraps))
             folders[:] = [
                 name

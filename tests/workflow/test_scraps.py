@@ -31,6 +31,7 @@ KEPT = [
     "data/raw/.notes.writing",
     "data/raw/.notes.old",
     "data/evaluation/.mine.old",
+    "models/.notes.old",
     "data/.writing.jsonl",
     "data/.old",
     "params.yaml",

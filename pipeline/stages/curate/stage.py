@@ -24,7 +24,7 @@ from pipeline.stages.curate.inputs import cleaner_arguments
 from pipeline.stages.curate.phases.clean import clean
 from pipeline.stages.curate.phases.cluster import cluster
 from pipeline.stages.curate.phases.join import join
-from pipeline.stages.curate.phases.plan import make_plan, read_plan
+from pipeline.stages.curate.phases.plan import make_plan, raw_folder, read_plan
 from pipeline.stages.curate.phases.publish import publish
 from pipeline.stages.curate.phases.sample import sample
 from pipeline.stages.curate.phases.sketch import sketch
@@ -87,6 +87,15 @@ def file_sentences(counts: dict[str, Any]) -> list[str]:
     return found
 
 
+def link_sentences(counts: dict[str, Any], raw: Path) -> list[str]:
+    """The links that lead out of data/raw, in a sentence: what is there can change without a trace here."""
+    links = [name for name in counts["files"] if (raw / name).is_symlink()]
+    out = [name for name in links if not (raw / name).resolve().is_relative_to(raw.resolve())]
+    if not out:
+        return []
+    return [f"{plural(len(out), 'file is a link', 'files are links')} out of {raw}: {_first(out)}"]
+
+
 def _first(names: list[str]) -> str:
     return ", ".join(names[:FILES_NAMED]) + (", …" if len(names) > FILES_NAMED else "")
 
@@ -105,7 +114,12 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
         f"({splits}), {lost:,} rejected"
     )
     paired = [pairs_sentence(counts["pairs"])] if "pairs" in counts else []
-    told = [*file_sentences(counts), *kinds_sentences(counts["untrained"], counts["scored"]), *paired]
+    told = [
+        *file_sentences(counts),
+        *link_sentences(counts, raw_folder(root)),
+        *kinds_sentences(counts["untrained"], counts["scored"]),
+        *paired,
+    ]
     for sentence in told:
         print(f"curate: {sentence}")
     if lost or counts["files_rejected"]:

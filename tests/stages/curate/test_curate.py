@@ -639,10 +639,13 @@ def test_the_stage_runs_on_the_projects_own_params(
         },
         tokens=[],
     )
+    elsewhere = (tmp_path / "data/raw/a.jsonl").rename(tmp_path / "elsewhere.jsonl")
+    (tmp_path / "data/raw/a.jsonl").symlink_to(elsewhere)
     main(load_params(REPO / "recipes/demo.yaml"), tmp_path)
     assert sum(count_lines(tmp_path / f"data/final/{split}.jsonl") for split in SPLITS) == 100
     printed = capsys.readouterr().out
     assert "101 rows read, 100 kept (train 85, val 3, test 12), 1 rejected" in printed
+    assert f"link out of {tmp_path / 'data/raw'}: a.jsonl" in printed
     assert len(project.rejects()) == 1
     assert b"100 of 101 rows kept" in project.outputs()["data.html"]
 
