@@ -59,6 +59,12 @@ def trouble(path: Path) -> str | None:
     return None if os.access(path, os.R_OK) else os.strerror(errno.EACCES)
 
 
+def need_file(path: Path) -> None:
+    """Raise `DataError` for one that can't be read to its end; what is missing is the reader's to say."""
+    if os.path.lexists(path) and (why := trouble(path)):
+        raise DataError("Q-CORE-008", f"{printable(path)} can't be read ({why}): give a regular file")
+
+
 def need_plain_files(*folders: Path, recorded: bool) -> None:
     """Raise `DataError` if one of the folders holds what can't be read to its end, hidden files included;
     links to folders aren't followed.

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.special_files import need_file
+
 # the largest vocabularies in use need 15 MB; as Python numbers, 64 MB of bytes take 1 GB
 MAX_HEADER_BYTES = 64 << 20
 # GGUF value types (ggml/docs/gguf.md): struct format by number; 8 is a string, 9 an array
@@ -97,8 +99,10 @@ class _Cursor:
 def read_header(file: Path) -> Header:
     """The header of a GGUF (version 2 or 3, little-endian) in time and memory bounded by the file's own size.
 
-    Also proves that the file holds every tensor it announces. Raises `NotGguf`.
+    Also proves that the file holds every tensor it announces. Raises `NotGguf`, and `DataError` for a named
+    pipe or a device, unopened.
     """
+    need_file(file)
     with file.open("rb") as stream:
         cursor = _Cursor(stream.read(MAX_HEADER_BYTES))
     if cursor.data[:4] != b"GGUF":

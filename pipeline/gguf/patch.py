@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing
+from pipeline.core.special_files import need_file
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header, tensor_bytes
 from pipeline.gguf.tensors import SCALES, Bytes, GgufTensor, gguf_tensors
@@ -93,6 +94,7 @@ def apply_patch(base: Path, patch: Path, target: Path) -> None:
 
 def read_patch(patch: Path) -> Patch:
     """The patch in the file `patch`. Raises `DataError` if it is none, or cut off."""
+    need_file(patch)
     try:
         with safe_open(patch, framework="numpy") as file:
             details, names = file.metadata() or {}, list(file.keys())

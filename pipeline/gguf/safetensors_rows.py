@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import parse_object
+from pipeline.core.special_files import need_file
 
 INDEX = "model.safetensors.index.json"
 # the format's names of types: bytes of a number and torch's name
@@ -153,6 +154,7 @@ def read_header(file: Path) -> list[Entry]:
     """
     from safetensors import SafetensorError, safe_open
 
+    need_file(file)
     try:
         with safe_open(file, framework="np"), file.open("rb") as opened:
             start = 8 + int.from_bytes(opened.read(8), "little")

@@ -1,7 +1,9 @@
 """gguf_file: a complete file is described, a torn one refused; the fallback count is llama-quantize's own."""
 
+import os
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from tiny import tiny_gguf
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.file import check_gguf, describe, kv_cache_bytes
+from pipeline.gguf.patch import read_patch
+from pipeline.gguf.safetensors_rows import read_header as read_safetensors
 from pipeline.llamacpp.tools import Toolchain
 
 
@@ -50,3 +54,18 @@ def test_a_cache_that_the_heads_do_not_tell_is_not_known(tmp_path: Path, strange
     """RWKV has no attention and writes head_count 0."""
     fields = {f"llama__attention__{name}": value for name, value in strange.items()}
     assert kv_cache_bytes(tiny_gguf(tmp_path / "x.gguf", **fields), 1) is None
+
+
+@pytest.mark.parametrize("reads", [check_gguf, read_patch, read_safetensors])
+@pytest.mark.parametrize("kind", ["named pipe", "device"])
+def test_what_has_no_end_is_refused_unopened(
+    tmp_path: Path, reads: Callable[[Path], object], kind: str
+) -> None:
+    path = tmp_path / "file"
+    if kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(path)
+    with pytest.raises(DataError) as refused:
+        reads(path)
+    assert refused.value.id == "Q-CORE-008"
