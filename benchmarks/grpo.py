@@ -1,10 +1,10 @@
 """Recipe demo-grpo with several seeds: how many held-out sums are answered right before and after, and how
 many with a number at all.
 
-    python benchmarks/grpo.py [--seeds 42 43 44] [--folder FOLDER] [--out benchmarks/results/DATE-grpo.jsonl]
+    python benchmarks/grpo.py [--seeds 42 43 44] [--steps 60] [--folder FOLDER] [--out FILE.jsonl]
 
 Writes a line of JSON for the base and for each seed, with every held-out answer, and prints a table. Takes
-some ten minutes a seed on two cores.
+some ten minutes a seed on two cores by the steps of a short run; the whole has not been run yet.
 """
 
 import argparse
@@ -24,10 +24,10 @@ from pipeline.core.places import PROJECT
 EVALUATE = {"task_rows": 1000, "perplexity_rows": 4, "general": "none", "repetitions": 1}  # all held-out rows
 
 
-def settings(folder: Path, seed: int) -> None:
-    """Write the recipe as params.yaml, with this seed of training."""
+def settings(folder: Path, seed: int, steps: int) -> None:
+    """Write the recipe as params.yaml, with this seed and so many steps of training."""
     params: dict[str, Any] = load_params(recipe_file("demo-grpo")).model_dump(mode="json")
-    params["train"]["seed"] = seed
+    params["train"] |= {"seed": seed, "max_steps": steps}
     params["curate"]["test_fraction"] = 0.25  # 100 sums
     params["evaluate"] |= EVALUATE
     (folder / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
@@ -51,6 +51,7 @@ def main() -> None:
     """Measure the base, then each seed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--seeds", type=int, nargs="*", default=[42, 43, 44])
+    parser.add_argument("--steps", type=int, default=60, help="the recipe's are 60")
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--out", type=Path, default=Path("grpo.jsonl"))
     asked = parser.parse_args()
@@ -58,7 +59,7 @@ def main() -> None:
     run(PROJECT / "examples/sums.py", "--out", folder / "data/raw/rows.jsonl")
     found: list[dict[str, Any]] = []
     for seed in asked.seeds:
-        settings(folder, seed)
+        settings(folder, seed, asked.steps)
         for name in () if found else ("base", "curate", "preprocess"):
             stage(folder, name)
         stage(folder, "train", "--no-resume")
