@@ -21,6 +21,8 @@ CPU_LIBRARIES = 920_000_000  # what a process takes beside its tensors
 # of what is kept for the backward, on a CPU: holes that it leaves in glibc's heap. 0.5 with 0.5 billion
 # parameters, 0.45 with 1.5 (docs/gpu.md)
 HOLES = 0.48
+# with dropout, whose masks are kept too: of one run of 216 forwards with 0.5 billion (docs/recipes.md)
+HOLES_WITH_DROPOUT = 1.5
 # assumed: free memory of a GPU, in sizes of a 16-bit model's file, with which it answers there
 TEACHER_ROOM = 1.5
 
@@ -146,7 +148,8 @@ def plan_memory(
     whole = not held and not gathered
     loading = everything + CUDA_CONTEXT if whole and device == "cuda" else 0
     mapped = everything + CPU_LIBRARIES + 2 * shape.parameters if whole and device == "cpu" else 0
-    return MemoryPlan((*parts, *_assumed(parts, device)), device, loss, tokens, loading, mapped)
+    holes = HOLES_WITH_DROPOUT if train.dropout and not scaled else HOLES
+    return MemoryPlan((*parts, *_assumed(parts, device, holes)), device, loss, tokens, loading, mapped)
 
 
 def _offloaded(away: list[int]) -> str:
@@ -163,12 +166,12 @@ def _storage(train: Training, held: QuantizedBase | None) -> tuple[str, str, str
     return "linears", train.bnb_4bit_compute_dtype, ""
 
 
-def _assumed(parts: list[Part], device: Device) -> list[Part]:
-    """What a process takes beside the tensors of `parts`."""
+def _assumed(parts: list[Part], device: Device, holes: float) -> list[Part]:
+    """What a process takes beside the tensors of `parts`; `holes` is a share of what is kept."""
     if device == "cpu":
         kept = sum(part.bytes for part in parts if part.name in KEPT)
         return [
-            Part("holes in the heap", int(HOLES * kept), f"assumed; {HOLES:.0%} of what is kept"),
+            Part("holes in the heap", int(holes * kept), f"assumed; {holes:.0%} of what is kept"),
             Part("Python and libraries", CPU_LIBRARIES, "assumed"),
         ]
     slack = int(CUDA_SLACK * sum(part.bytes for part in parts if part.at_peak and part.name != SERVER))
