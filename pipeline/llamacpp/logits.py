@@ -1,4 +1,4 @@
-"""A GGUF's logits, in process, and how far one model's are from another's."""
+"""A GGUF's logits, in process."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
@@ -226,76 +226,3 @@ def silence(llama: Any) -> None:
     if not _callbacks:
         _callbacks.append(llama.llama_log_callback(lambda level, text, data: None))
         llama.llama_log_set(_callbacks[0], ctypes.c_void_p(0))
-
-
-def log_softmax(logits: Floats) -> Floats:
-    """log p over the last axis, in float64 so that a divergence of 1e-6 is still a number and not
-    rounding.
-    """
-    shifted: Floats = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return shifted
-
-
-@dataclass(frozen=True)
-class Shifted:
-    """Logits less their largest (T, V), exp of them (T, V), where the largest is (T,), and log Σ exp (T,)."""
-
-    logits: Floats
-    weights: Floats
-    top: Ids
-    log_sum: Floats
-
-
-def shifted(logits: Floats) -> Shifted:
-    """A copy of logits (T, V), shifted so that exp can't overflow."""
-    top = logits.argmax(axis=-1)
-    moved = logits - np.take_along_axis(logits, top[:, None], axis=-1)
-    weights = np.exp(moved)
-    return Shifted(moved, weights, top, np.log(weights.sum(axis=-1, dtype=np.float64)))
-
-
-def negative_log(logits: Shifted, following: Ids) -> Floats:
-    """−log p of the tokens `following` (T,)."""
-    loss: Floats = logits.log_sum - np.take_along_axis(logits.logits, following[:, None], axis=-1)[:, 0]
-    return loss
-
-
-def kl_divergence(reference: Shifted, candidate: Shifted) -> Floats:
-    """KL(reference ‖ candidate) per position, in nats (T,); the candidate's logits are overwritten.
-
-    KL(P ‖ Q) = Σ P·(logit_P − logit_Q) − log Σ exp logit_P + log Σ exp logit_Q. The terms are float32 and
-    their sums float64: right to 1e-7 nats (tests/stages/evaluate/test_divergence.py) in a twentieth of the
-    time that float64 terms take, and exactly 0 for equal logits.
-    """
-    difference = np.subtract(reference.logits, candidate.logits, out=candidate.logits)
-    kld: Floats = (
-        np.multiply(reference.weights, difference, out=difference).sum(axis=-1, dtype=np.float64)
-        / np.exp(reference.log_sum)
-        - reference.log_sum
-        + candidate.log_sum
-    )
-    return np.maximum(kld, 0.0)  # rounding can leave −1e-8
-
-
-def divergence(reference: Floats, candidate: Floats) -> Floats:
-    """KL(reference ‖ candidate) per position, in nats; both are log probabilities (T, V)."""
-    kld: Floats = (np.exp(reference) * (reference - candidate)).sum(axis=-1)
-    return np.maximum(kld, 0.0)  # rounding can leave −1e-17
-
-
-def nmse(reference: Floats, candidate: Floats) -> float:
-    """Normalized mean squared error Σ(c − r)² ÷ Σr² of logits, as llama.cpp's test-backend-ops measures
-    it.
-    """
-    difference = candidate.astype(np.float64) - reference
-    return float((difference**2).sum() / (reference.astype(np.float64) ** 2).sum())
-
-
-def perplexity(losses: Floats) -> tuple[float, float]:
-    """exp(mean loss) and its standard error (delta method, as llama-perplexity prints them); losses in nats,
-    (T,).
-    """
-    value = float(np.exp(losses.mean()))
-    error = value * float(losses.std(ddof=1)) / float(np.sqrt(len(losses))) if len(losses) > 1 else 0.0
-    return value, error

@@ -12,8 +12,9 @@ import numpy as np
 
 from pipeline.core.errors import GateError
 from pipeline.core.publish import need_disk
-from pipeline.llamacpp.logits import Floats, kl_divergence, open_gguf, shifted
+from pipeline.llamacpp.logits import Floats, open_gguf
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.log_probabilities import kl_divergence, shifted
 
 POSITIONS = 64  # of a prompt that are compared: 39 MB of float32 logits for a vocabulary of 152k
 BLOCK = 4  # positions that are compared at once: 2.4 MB a side, which stay in the CPU's cache

@@ -23,9 +23,10 @@ from pipeline.chat.rendering import Unrenderable, control_ids, implied_ids, rend
 from pipeline.config.sections import Evaluate
 from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
-from pipeline.llamacpp.logits import CHUNK, GgufModel, negative_log, open_gguf, shifted
+from pipeline.llamacpp.logits import CHUNK, GgufModel, open_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.general_questions import Question, load_questions
+from pipeline.metrics.log_probabilities import negative_log, shifted
 
 ROWS = 32  # choices that are read in one pass over the weights
 # without it, answers in a sentence are likelier and a base seems to know less

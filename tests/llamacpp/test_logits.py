@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tiny
 
-from pipeline.llamacpp.logits import divergence, log_softmax, nmse, open_gguf, perplexity
+from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.log_probabilities import divergence, log_softmax, nmse, perplexity
 
 
 def test_log_softmax_sums_to_one_and_survives_large_logits() -> None:

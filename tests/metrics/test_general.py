@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pipeline.chat.rendering import Unrenderable
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.llamacpp.logits import GgufModel, log_softmax, open_gguf
+from pipeline.llamacpp.logits import GgufModel, open_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.general import (
     ASKED,
@@ -30,6 +30,7 @@ from pipeline.metrics.general import (
     likeliest,
 )
 from pipeline.metrics.general_questions import Question, load_questions
+from pipeline.metrics.log_probabilities import log_softmax
 
 ROOT = Path("/nowhere")
 ROW = {

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.checks import Check
-from pipeline.llamacpp.logits import Floats, divergence, log_softmax, nmse
+from pipeline.llamacpp.logits import Floats
 from pipeline.metrics.level_limits import SIZE_POWER
+from pipeline.metrics.log_probabilities import divergence, log_softmax, nmse
 
 POSITIONS = 32  # last positions of a prompt whose logits are compared: a 152k vocabulary takes 19 MB a prompt
 # What rounding costs in outputs depends on the model and the text, so these limits are of another kind than

