@@ -70,6 +70,7 @@ def ours(base: Path, rows: Path, settings: Training, folder: Path) -> list[float
     from pipeline.core.interruption import Interruption
     from pipeline.core.metrics_log import MetricsLog
     from pipeline.stages.train.assembly import make_trainer
+    from pipeline.stages.train.learner import learner_of
     from pipeline.stages.train.record import describe
 
     ends: list[float] = []
@@ -80,17 +81,16 @@ def ours(base: Path, rows: Path, settings: Training, folder: Path) -> list[float
 
     metrics_log = MetricsLog(folder / "checkpoints/steps.jsonl")
     with Interruption() as interruption:
+        learner = learner_of(settings.method)
         trainer, _ = make_trainer(
+            learner(settings, folder / "checkpoints", describe(rows, base, settings)),
             rows,
             base,
             load_tokenizer(base),
-            folder / "checkpoints",
             folder / "tensorboard",
-            settings,
             metrics_log,
             None,
             interruption,
-            describe(rows, base, settings),
         )
         trainer.add_callback(Clock())
         trainer.train()

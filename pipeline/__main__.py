@@ -101,6 +101,10 @@ def _work(name: str, item: str, params: "Params", root: Path, extra: dict[str, A
     stage = f"{name}@{item}" if item else name
     disk, plan = partial(written_bytes, name, item, params, root), partial(plan_stage, stage, params, root)
     with noted(stage, root, disk, plan), inputs_below(root):
+        if name == "train":
+            from pipeline.stages.train.preflight import check_beforehand
+
+            check_beforehand(params, root, processes=extra["group"].count if extra["group"] else 1)
         module = importlib.import_module(stage_module(name))
         module.main(params, root, *([item] if item else []), **extra)
 
@@ -134,9 +138,11 @@ def main(argv: list[str] | None = None) -> int:
 
             write_code(arguments.root)
         elif rank:
-            from pipeline.stages.train.follow import run_rank
+            from pipeline.config.params import load_params
+            from pipeline.stages.train.stage import run_rank
 
-            run_rank(rank, arguments.stage, arguments.root, arguments.params, work)
+            settings = partial(load_params, arguments.params or arguments.root / "params.yaml")
+            run_rank(rank, arguments.stage, arguments.root, settings, work)
         elif (count := wanted_processes(arguments.stage, arguments.processes)) > 1:
             return launch(sys.argv[1:] if argv is None else argv, count)
         else:

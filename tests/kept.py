@@ -20,8 +20,8 @@ from typing import Any, TextIO
 
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.stamp import stamp
-from pipeline.workflow.code_keys import Package
-from pipeline.workflow.syntax import read_source
+from pipeline.workflow.package import Package
+from pipeline.workflow.sources import read_source
 
 READ = ("recipes/demo.yaml", "graphs/stages.yaml", "requirements.lock")
 MAKERS = ("conftest.py", "kept.py", "qwen2_variants.py", "tiny.py")

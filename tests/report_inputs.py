@@ -14,7 +14,7 @@ from training_logs import demo_run
 from pipeline.config.params import Params, load_params
 from pipeline.core.metrics_log import write_rows
 from pipeline.stages.train.figures import CURVE
-from pipeline.stages.train.monitoring.monitor import Monitor
+from pipeline.stages.train.learner import monitor_of
 
 DEMO_RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo-small.yaml"
 MODELS = ("base-F16", "base-Q4_K_M", "base-Q5_K_M", "F16", "Q4_K_M", "Q5_K_M")
@@ -94,7 +94,7 @@ def labels() -> dict[str, Any]:
 
 
 def train() -> dict[str, Any]:
-    monitor = Monitor(50, load_params(DEMO_RECIPE).training_on("cpu"))
+    monitor = monitor_of(50, load_params(DEMO_RECIPE).training_on("cpu"))
     monitor.restore(metrics_log())
     return {
         "steps": 50,

@@ -7,7 +7,7 @@ from pathlib import Path
 import kept as module
 from kept import contents, kept
 
-from pipeline.workflow.syntax import read_source
+from pipeline.workflow.sources import read_source
 
 
 def test_a_folder_is_made_once_and_again_where_a_test_changed_it(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from pipeline.workflow.project import (
     take_over,
     version_of,
 )
-from pipeline.workflow.stages import Stage, filled_deps, filled_outputs, stages_in
+from pipeline.workflow.stages import Stage, filled, filled_deps, filled_outputs, keys_of, stages_in
 
 MOST_FILES = 3  # of a stage's code that are named
 
@@ -83,7 +83,8 @@ def changes(root: Path, read: Read) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, stage in graph.items():
         why = []
-        if files := code.get(name, []):
+        keys = [Path(filled(file, read.params.model_dump())).stem for file in keys_of(name, stage)]
+        if files := sorted({file for key in keys for file in code.get(key, [])}):
             more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
             why.append(f"its code has changed: {', '.join(files[:MOST_FILES])}{more}")
         if before.get(name) != now[name]:

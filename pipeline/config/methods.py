@@ -4,6 +4,7 @@ of rows that it doesn't use.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from pipeline.core.wording import count, listed, most, plural
@@ -19,7 +20,8 @@ class Learning:
     are judged, `pairs` that they are compared in pairs, `reference` that they are also scored by the model
     without its adapter, `beta` and `dropout` are the defaults of `train.preference.beta` and
     `train.lora_dropout`. `loss` says in words what is made smaller. `prompts` says that the model gives its
-    own answers and is only shown what stands before the last one.
+    own answers and is only shown what stands before the last one. `learner` is its module below
+    `pipeline.stages.train`.
     """
 
     rows: tuple[str, ...]
@@ -30,32 +32,26 @@ class Learning:
     reference: bool = False
     beta: float | None = None
     dropout: float = 0.05
+    learner: str = "learner"
 
+
+_judged = partial(Learning, preferences=True, learner="preference.learner")
 
 METHODS: Mapping[Method, Learning] = {
     "sft": Learning(("chat", "text"), "cross entropy, weighted by rewards"),
-    "distill": Learning(("chat", "text"), "divergence from the original"),
-    "dpo": Learning(
-        ("preference",), "log-sigmoid of the margin", preferences=True, pairs=True, reference=True, beta=0.1
+    "distill": Learning(("chat", "text"), "divergence from the original", learner="distill.learner"),
+    "dpo": _judged(("preference",), "log-sigmoid of the margin", pairs=True, reference=True, beta=0.1),
+    "ipo": _judged(("preference",), "squared distance from a margin", pairs=True, reference=True, beta=0.1),
+    "kto": _judged(("feedback", "preference"), "sigmoid of the gain", reference=True, beta=0.1),
+    "orpo": _judged(("preference",), "cross entropy and log-odds ratio", pairs=True, beta=0.1),
+    "simpo": _judged(("preference",), "log-sigmoid of the mean margin", pairs=True, beta=2.0),
+    "grpo": Learning(
+        ("prompt", "chat"),
+        "clipped policy gradient of rewards",
+        prompts=True,
+        dropout=0.0,
+        learner="grpo.learner",
     ),
-    "ipo": Learning(
-        ("preference",),
-        "squared distance from a margin",
-        preferences=True,
-        pairs=True,
-        reference=True,
-        beta=0.1,
-    ),
-    "kto": Learning(
-        ("feedback", "preference"), "sigmoid of the gain", preferences=True, reference=True, beta=0.1
-    ),
-    "orpo": Learning(
-        ("preference",), "cross entropy and log-odds ratio", preferences=True, pairs=True, beta=0.1
-    ),
-    "simpo": Learning(
-        ("preference",), "log-sigmoid of the mean margin", preferences=True, pairs=True, beta=2.0
-    ),
-    "grpo": Learning(("prompt", "chat"), "clipped policy gradient of rewards", prompts=True, dropout=0.0),
 }
 
 

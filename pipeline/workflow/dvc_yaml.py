@@ -8,9 +8,9 @@ from typing import Any
 
 from pipeline.config.params import Params
 from pipeline.config.sections import Graph
-from pipeline.workflow.code_keys import CODE, FOLDER, ROOT, key_file
-from pipeline.workflow.stages import TABLE, WORDS, Stage, stages_in, table
-from pipeline.workflow.syntax import content_hash
+from pipeline.workflow.code_keys import CODE, FOLDER
+from pipeline.workflow.stages import TABLE, WORDS, Stage, keys_of, stages_in, table
+from pipeline.workflow.syntax import ROOT, content_hash
 
 HEADER = """\
 # The graph of {graph} for DVC, written by `quench graph`: the stages are {of_code}
@@ -75,7 +75,7 @@ def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
     )
     entry = {
         "cmd": f"python -m {ROOT} {name}" + (f"@{'-'.join(items)}" if items else ""),
-        "deps": _in_brackets([key_file(name), *stage.deps]),
+        "deps": _in_brackets([*keys_of(name, stage), *stage.deps]),
         "params": _in_brackets([key for one in stage.params for key in _keys(one)]),
         "outs": _in_brackets(
             [

@@ -14,10 +14,11 @@ from pipeline.config.sections import Graph
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
-from pipeline.workflow.code_keys import ROOT, key_file
+from pipeline.workflow.code_keys import key_file
 from pipeline.workflow.dvc_yaml import dvc_text, is_as_written
 from pipeline.workflow.project import is_project
 from pipeline.workflow.stages import WORDS, table
+from pipeline.workflow.syntax import ROOT
 
 # a stage that only this graph has
 OWN: dict[Graph, str] = {"merged": "merge", "adapter": "lora", "tuned": "tuned"}

@@ -11,7 +11,8 @@ from pathlib import Path
 from pipeline.config.params import Read, read_params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.publish import need_folder, publishing
-from pipeline.workflow.code_keys import FOLDER, Package, key_file, write_keys
+from pipeline.workflow.code_keys import FOLDER, key_file, write_keys
+from pipeline.workflow.package import Package
 from pipeline.workflow.stages import code_of_stages
 
 VERSION_FILE = f"{FOLDER}/version"

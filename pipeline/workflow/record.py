@@ -18,11 +18,12 @@ from pipeline.core.locks import Held, lock_file, take
 from pipeline.core.owner import end_with_owner
 from pipeline.core.strict_yaml import read_strict
 from pipeline.workflow import project
-from pipeline.workflow.code_keys import FOLDER, Package, key_file
+from pipeline.workflow.code_keys import FOLDER, key_file
 from pipeline.workflow.locked import Entry, entry_of, reading, recording, stages_of
+from pipeline.workflow.package import Package
 from pipeline.workflow.receipts import forget, is_remote
 from pipeline.workflow.scraps import working
-from pipeline.workflow.stages import USERS, stage_modules, value_at
+from pipeline.workflow.stages import USERS, code_of_stages, filled, value_at
 
 
 def record(stage: str, root: Path) -> None:
@@ -105,7 +106,7 @@ def inputs_state(stage: str, root: Path) -> Any:
     known = entry_of(stage, root)
     if known is None:
         return None
-    params = read_strict(root / "params.yaml")[0]
+    params, roots = read_strict(root / "params.yaml")[0], code_of_stages()
     tracked = {key: value_at(params, key.partition(".")[0]) for key in known.get("params", [])}
     edited = [root / dep for dep in known.get("deps", []) if dep.startswith(USERS)]
     files = [
@@ -114,7 +115,8 @@ def inputs_state(stage: str, root: Path) -> Any:
         for path in ([dep] if dep.is_file() else sorted(dep.rglob("*")))
         if path.is_file()
     ]
-    code = Package().key(*stage_modules(stage)) if _names_key(stage, known.get("deps", [])) else ""
+    keys = [Path(filled(dep, params)).stem for dep in known.get("deps", []) if dep.startswith(FOLDER)]
+    code = Package().key(*(module for key in keys for module in roots.get(key, [])))
     return (
         tracked,
         code,

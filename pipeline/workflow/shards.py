@@ -17,7 +17,8 @@ from typing import NamedTuple, Protocol
 from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import remove
-from pipeline.workflow.code_keys import Package, stage_module
+from pipeline.workflow.code_keys import stage_module
+from pipeline.workflow.package import Package
 
 FOLDER = "data/.shards"
 KEY = "key"  # a file in each folder: what it was made of
@@ -51,7 +52,7 @@ class Job(NamedTuple):
 class Before(Protocol):
     """The rule of the stage: what it reads."""
 
-    code: str
+    code: list[str]
     deps: list[str]
 
 
@@ -62,7 +63,7 @@ def jobs(stage: Before, shards: Sequence[str]) -> Iterator[Job]:
     read = [dep for dep in stage.deps if not dep.startswith(FOLDER)]
     for phase, (scattered, before) in PHASES.items():
         item = "{scatteritem}" if scattered else f"of-{len(shards)}"
-        deps = _folders(before, shards) if before else [stage.code, *read]
+        deps = _folders(before, shards) if before else [*stage.code, *read]
         name = f"{DIVIDED}_{phase}"
         yield Job(name, f"{phase} {item}", deps, f"{FOLDER}/{phase}-{item}", f"logs/{name}-{item}.log")
 

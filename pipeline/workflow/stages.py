@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from pipeline.config.methods import METHODS
 from pipeline.config.params import Params
 from pipeline.config.sections import Graph
 from pipeline.config.text import value_at as value_of
 from pipeline.core.places import resource
 from pipeline.core.yaml_readers import read_fast
-from pipeline.workflow.code_keys import key_file, stage_module
+from pipeline.workflow.code_keys import key_file, method_module, stage_module
 from pipeline.workflow.shards import DIVIDED, made_of, option
 
 TABLE = resource("graphs/stages.yaml")
@@ -54,6 +55,7 @@ class Stage(Part):
     each: str | Lists | None = None
     threads: str | None = None
     starts: list[str] = []
+    methods: list[str] = []
     only: Graph | None = None
     merged: Part = Part()
     adapter: Part = Part()
@@ -86,7 +88,7 @@ class Rule(NamedTuple):
 
     name: str
     stage: str
-    code: str
+    code: list[str]
     deps: list[str]
     files: list[str]
     folders: list[str]
@@ -117,8 +119,18 @@ def stage_modules(stage: str) -> list[str]:
 
 
 def code_of_stages() -> dict[str, list[str]]:
-    """{stage: the modules that it starts from}, for the stages of all graphs."""
-    return {name: stage_modules(name) for name in table().stages}
+    """{name of a key: the modules that it starts from}, for the stages of all graphs, and for each method of
+    training ("train.grpo").
+    """
+    stages = {name: stage_modules(name) for name in table().stages}
+    return stages | {f"train.{method}": [method_module(method)] for method in METHODS}
+
+
+def keys_of(name: str, stage: Stage) -> list[str]:
+    """The files that change when the code of a stage does, as in dvc.yaml: its own, and one for each method
+    that it trains by.
+    """
+    return [key_file(name), *(key_file(f"train.{method}") for method in stage.methods)]
 
 
 def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> Iterator[Rule]:
@@ -137,7 +149,7 @@ def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> It
         yield Rule(
             name,
             f"{name}@{ending}" if ending else f"{name}{option(shards)}" if name == DIVIDED else name,
-            key_file(name),
+            [filled(path, mine) for path in keys_of(name, stage)],
             [path for dep in stage.deps for path in _inside(filled(dep, mine), made)]
             + (made_of(shards) if name == DIVIDED else []),
             [path for path in outputs if not path.endswith("/")],

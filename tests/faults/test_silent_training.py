@@ -17,8 +17,8 @@ from training_logs import Row, healthy_run
 
 from pipeline.config.params import load_params
 from pipeline.core.metrics_log import MetricsLog
+from pipeline.stages.train.learner import monitor_of
 from pipeline.stages.train.monitoring.epochs import epochs_complete
-from pipeline.stages.train.monitoring.monitor import Monitor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SETTINGS = load_params(ROOT / "recipes" / "qwen2.5-7b-8gb.yaml").training
@@ -66,10 +66,10 @@ def found(trainer: Trainer, path: Path, checkpoint: int, killed_after: int) -> l
     """What is said of a run that was killed and resumed: the warnings and failures of its health, and the
     faults of its order.
     """
-    monitor, output = Monitor(STEPS, SETTINGS), []
+    monitor, output = monitor_of(STEPS, SETTINGS), []
     for row in trainer.go(path, None, killed_after):
         monitor.see(row)
-    monitor = Monitor(STEPS, SETTINGS)
+    monitor = monitor_of(STEPS, SETTINGS)
     monitor.restore(row for row in MetricsLog(path).rows() if row["step"] <= checkpoint)
     for row in trainer.go(path, checkpoint):
         output += monitor.see(row)
@@ -142,7 +142,7 @@ def test_each_failure_is_named(tmp_path: Path, trainer: Trainer, words: str) -> 
 
 
 def test_frozen_weights_are_named_in_the_first_step(tmp_path: Path) -> None:
-    monitor = Monitor(STEPS, SETTINGS)
+    monitor = monitor_of(STEPS, SETTINGS)
     (row, *_) = Trainer(mutate=at(1, grad_norm=0.0)).go(tmp_path / "steps.jsonl", None, 1)
     (finding,) = monitor.see(row)
     assert (finding.verdict, finding.name) == ("fail", "zero gradient")

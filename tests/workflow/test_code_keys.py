@@ -1,8 +1,10 @@
-"""Which stages an edit of the code runs again: those that reach it by imports, and no other; comments and
+"""Which stages an edit of the code runs again: those that use what is edited, and no other; comments and
 docstrings run nothing.
 """
 
 import ast
+import inspect
+import json
 import os
 import re
 import shutil
@@ -10,24 +12,34 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import chdir
+from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from forked import Forked
+from report_inputs import demo_params, write_inputs
 
 from pipeline.commands.recipes import recipe_text
+from pipeline.config.methods import METHODS
+from pipeline.config.params import Params, load_params
 from pipeline.core.errors import MachineError
-from pipeline.core.places import PROJECT
-from pipeline.workflow.code_keys import CODE, FOLDER, Package, key_file, stage_module, write_keys
+from pipeline.core.places import PACKAGE, PROJECT
+from pipeline.workflow.code_keys import CODE, FOLDER, key_file, stage_module, write_keys
+from pipeline.workflow.definitions import BODY
 from pipeline.workflow.dvc_yaml import dvc_text
+from pipeline.workflow.package import Package
+from pipeline.workflow.sources import MEMORY, read_source, read_sources
 from pipeline.workflow.stages import USERS, code_of_stages, stages_in
-from pipeline.workflow.syntax import read_source
 
 BIN = Path(sys.executable).parent
-EVERY = set(code_of_stages())
+STARTS = code_of_stages()
+EVERY = set(STARTS)
+SOURCES = read_sources(PACKAGE, MEMORY)
+BEFORE = {name: Package(SOURCES).key(*starts) for name, starts in STARTS.items()}
 MEASURING = {stage for stage in EVERY if stage.startswith(("compare_measure", "compare_unquantized"))}
-SCALES = {"compare_scales", "compare_distilled"}
+ALL_SECTIONS = set(Params.model_fields)
 
 
 # ---- what a module means
@@ -96,10 +108,11 @@ def test_what_is_not_python_yet_is_a_change_and_no_crash() -> None:
     assert digest("def f(:\n") != digest("def g(:\n")
 
 
-def test_imports_are_absolute_for_keys_follow_no_others() -> None:
+def test_imports_are_absolute_and_by_name_for_keys_follow_no_others() -> None:
     for file in (PROJECT / "pipeline").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_bytes())):
-            assert not isinstance(node, ast.ImportFrom) or node.level == 0, f"{file}:{node.lineno}"
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0 and node.names[0].name != "*", f"{file}:{node.lineno}"
 
 
 def test_the_packages_own_init_holds_the_version_alone() -> None:
@@ -108,35 +121,114 @@ def test_the_packages_own_init_holds_the_version_alone() -> None:
     assert [type(one) for one in statements] == [ast.Expr, ast.Assign]
 
 
-def test_every_stage_imports_no_more_than_its_key_names() -> None:
-    """Asked of Python itself: what is loaded with a stage's module is in its closure."""
-    package, loaded = (
-        Package(),
-        "import sys, {0}; print(*(name for name in sys.modules if name.startswith('pipeline.')))",
+def test_what_a_stage_runs_is_in_its_key(tmp_path: Path) -> None:
+    """Asked of Python itself, of the two stages that need no model: each function that runs."""
+    (tmp_path / "data/raw").mkdir(parents=True)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/base.json").write_text('{"added_tokens": ["<|im_end|>"]}')
+    (tmp_path / "data/raw/chats.jsonl").write_text("".join(map(chat, range(60))), encoding="utf-8")
+    settings = load_params(PROJECT / "recipes/demo.yaml")
+    report = write_inputs(tmp_path / "report")
+    for stage, given, root in (("curate", settings, tmp_path), ("report", demo_params(), report)):
+        ran, reached = run_of(stage, given, root), Package().closure(stage_module(stage))
+        assert len(ran) > 50, stage
+        assert {(path, name) for path, name in ran if name not in reached.get(path, ())} == set(), stage
+
+
+def chat(number: int) -> str:
+    turns = [{"role": "user", "content": f"{number}?"}, {"role": "assistant", "content": f"{number * 7}."}]
+    return json.dumps({"messages": turns}) + "\n"
+
+
+def run_of(stage: str, params: Params, root: Path) -> set[tuple[str, str]]:
+    """(file of the package, definition) of each function that `main` of a stage runs here, outside of
+    imports.
+    """
+    main, importing, ran = import_module(stage_module(stage)).main, [0], set()
+    parts = {path: source.parts for path, source in Package().sources.items()}
+
+    def see(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if code.co_name == "<module>":
+            importing[0] += {"call": 1, "return": -1}.get(event, 0)
+        elif event == "call" and not importing[0] and code.co_filename.startswith(f"{PACKAGE}/"):
+            path = Path(code.co_filename).relative_to(PACKAGE).as_posix()
+            names = code.co_qualname.split(".") if path.endswith(".py") else [BODY]  # a template has no parts
+            name = ".".join(names[:2]) if ".".join(names[:2]) in parts[path] else names[0]
+            # a class's body, and a lambda in a table, have no name of their own
+            if code.co_flags & inspect.CO_OPTIMIZED and not name.startswith("<"):
+                ran.add((path, name))
+
+    sys.setprofile(see)
+    try:
+        main(params, root)
+    finally:
+        sys.setprofile(None)
+    return ran
+
+
+def test_code_that_is_imported_by_a_name_put_together_starts_a_key_of_its_own() -> None:
+    """No closure follows such a name."""
+    calls = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if re.search(r"import_module\(|__import__\(", path.read_text(encoding="utf-8"))
+    }
+    assert calls == {"__main__.py", "stages/train/learner.py"}
+    assert {f"train.{method}" for method in METHODS} < EVERY
+
+
+def test_one_class_alone_is_divided_into_its_members() -> None:
+    """That of all settings; objects of others go where no annotation says so."""
+    parted = {path for path, source in SOURCES.items() if any("." in part for part in source.parts)}
+    assert parted == {"config/params.py"}
+
+
+def test_who_takes_a_module_as_such_takes_all_of_it() -> None:
+    text = "from pipeline.core import units\n\n\ndef f(name):\n    return getattr(units, name)\n"
+    reached = Package(SOURCES | {"fresh.py": read_source(text.encode(), is_python=True)})
+    assert reached.closure("pipeline.fresh")["core/units.py"] == SOURCES["core/units.py"].parts.keys()
+
+
+@pytest.mark.parametrize(
+    ("body", "sections"),
+    [
+        ("return params.serve.port", {"serve"}),
+        ("return params.model_dump()['serve']", set()),
+        ("return g(params)", {"report"}),
+        ("return TABLE['g'](params)", {"report"}),
+        ("chosen = g\n    return chosen(params)", {"report"}),
+        ("return [lambda params: params.merge]", {"merge"}),
+        ("return params.training", {"train", "base"}),
+        ("Params.model_validate({})", set()),
+        ("return Params.model_validate({})", ALL_SECTIONS),
+        ("return h(params)", ALL_SECTIONS),
+        ("return [params]", ALL_SECTIONS),
+        ("return getattr(params, 'serve')", ALL_SECTIONS),
+        ("chosen = params\n    return chosen.serve", ALL_SECTIONS),
+    ],
+)
+def test_who_is_handed_all_settings_uses_the_sections_that_it_takes(body: str, sections: set[str]) -> None:
+    text = f"""
+from pipeline.config.params import Params
+def f(params: Params):
+    {body}
+def g(params: Params):
+    return params.report
+def h(anything):
+    return anything.report
+TABLE = {{"g": g}}
+"""
+    main = "from pipeline.fresh import f\ndef main(params):\n    return f(params)\n"
+    sources = {"fresh.py": text, "main.py": main}
+    package = Package(
+        SOURCES | {path: read_source(code.encode(), is_python=True) for path, code in sources.items()}
     )
-    for stage in ("quantize", "curate"):
-        code = loaded.format(stage_module(stage))
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT
-        )
-        paths = {package.modules[name] for name in done.stdout.split()}
-        assert len(paths) > 5 and paths <= package.closure(stage_module(stage)), stage
+    reached = package.closure("pipeline.main")["config/params.py"]
+    assert {name.partition(".")[2] for name in reached if "." in name} & ALL_SECTIONS == sections
 
 
 # ---- a table of edits
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package that may be edited."""
-    folder = tmp_path_factory.mktemp("keys") / "pipeline"
-    shutil.copytree(PROJECT / "pipeline", folder, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
-
-
-def keys(package: Path) -> dict[str, str]:
-    found = Package(package, PROJECT / ".quench/syntax.json")
-    return {stage: found.key(*modules) for stage, modules in code_of_stages().items()}
 
 
 Edit = Callable[[str], str]
@@ -148,106 +240,193 @@ def added(text: str) -> Edit:
 
 def replaced(old: str, new: str) -> Edit:
     def edit(text: str) -> str:
-        assert text.count(old) == 1
+        assert text.count(old) == 1, old
         return text.replace(old, new)
 
     return edit
 
 
-CURATING = {"curate", "distill", "compare_distilled"}  # these curate data/distill
+def other(definition: str) -> Edit:
+    """A function or a class with something more in it."""
+    return lambda text: re.sub(
+        rf"(^(?:async )?(?:def|class) {definition}\b.*?:\n)(    \"\"\".*?\"\"\"\n)?",
+        r"\1\2    more = 1\n",
+        text,
+        count=1,
+        flags=re.M | re.S,
+    )
 
-EDITS = [
-    ("stages/train/stage.py", added("\n# a comment\n"), set()),
-    ("stages/curate/rules/length.py", lambda text: text.replace('"""', '"""Edited. ', 1), set()),
-    ("core/publish.py", replaced("DISK_MARGIN = 1.2 ", "DISK_MARGIN = (\n    1.2\n) "), set()),
-    ("core/publish.py", replaced("DISK_MARGIN = 1.2 ", "DISK_MARGIN = 1.3 "), EVERY),
-    ("stages/curate/rules/length.py", added("\nMORE = 1\n"), CURATING),
-    (
-        "models/distill_loss.py",
-        added("\nMORE = 1\n"),
-        {"train", "distill", "compare_nf4", "compare_level", *SCALES},
-    ),  # imported inside functions only
-    (
-        "stages/compare/reference.py",
-        added("\nMORE = 1\n"),
-        {"compare", *MEASURING},
-    ),  # started as `python -m`
-    ("stages/evaluate/harness_process.py", added("\nMORE = 1\n"), {"evaluate"}),  # started by its path
-    ("metrics/general.jsonl", added("\n"), {"evaluate", "compare", *MEASURING}),
-    ("pages/templates/index.css", added("\n/* edited */\n"), {"report"}),
-    (
-        "pages/templates/index/answers.html.jinja",
-        added("\n<!-- edited -->\n"),
-        {"report"},
-    ),  # included by a name that is put together
-    (
-        "pages/templates/labels.css",
-        added("\n/* edited */\n"),
-        {"preprocess", "distill", "compare_level", *SCALES},
-    ),  # which starts preprocess
-    ("stages/curate/words.txt", added("named by no module\n"), CURATING),
-    ("cli.py", added("\nMORE = 1\n"), set()),
-    (
+
+LEARNERS = {f"train.{method}" for method in METHODS}
+JUDGED = {f"train.{method}" for method, learning in METHODS.items() if learning.preferences}
+COMPARED = {"compare_nf4", "compare_level", "compare_scales", "compare_distilled"}
+TRAINING = {"train", "distill", *COMPARED}
+CURATING = {"curate", "distill", "compare_distilled"}  # these curate data/distill
+SCORING = {*MEASURING, "compare_distilled", "evaluate", "merge", "train.grpo"}
+MERGING = {"merge", "compare_distilled", "compare_unquantized", "compare_measure"}
+MERGING |= {"compare_measure_distilled"}
+WITH_PREPROCESS = {"preprocess", "distill", "compare_level", "compare_scales", "compare_distilled"}
+
+EDITS: dict[str, tuple[str, Edit, set[str]]] = {
+    # what means nothing
+    "a comment": ("stages/train/stage.py", added("\n# a comment\n"), set()),
+    "a docstring": (
+        "stages/curate/rules/length.py",
+        lambda text: text.replace('"""', '"""Edited. ', 1),
+        set(),
+    ),
+    "layout": ("core/publish.py", replaced("DISK_MARGIN = 1.2 ", "DISK_MARGIN = (\n    1.2\n) "), set()),
+    "a comment in params.yaml": (
         "config/sections/shipping.py",
         replaced("port on 127.0.0.1", "the port on 127.0.0.1"),
         set(),
-    ),  # a comment in params.yaml
-    ("stages/train/stage.py~", added("an editor's copy"), set()),
-    ("stages/train/#stage.py#", added("an editor's copy"), set()),
-    ("core/publish.py.orig", added("a merge's leftover"), set()),
-    ("__init__.py", lambda text: re.sub(r'"\d.*"$', '"9.9"', text, flags=re.M), set()),
-]
+    ),
+    "a sentence on an error": ("core/catalog/train.yaml", added("\n# edited\n"), set()),
+    "the version": ("__init__.py", lambda text: re.sub(r'"\d.*"$', '"9.9"', text, flags=re.M), set()),
+    # what no stage runs
+    "the command line": ("cli.py", added("\nMORE = 1\n"), set()),
+    "the runner of stages": ("__main__.py", other("run"), set()),
+    "the launcher of processes": ("core/launch.py", other("launch"), set()),
+    "when a stage is fresh": ("workflow/settle.py", other("settle"), set()),
+    "a function that nobody calls": ("core/publish.py", added("\n\ndef more():\n    pass\n"), set()),
+    "the root's check": ("core/publish.py", other("need_folder"), set()),
+    "what is seen before training": ("stages/train/preflight.py", other("disk_plan"), set()),
+    "an exported form": ("stages/curate/export.py", other("to_alpaca"), set()),
+    # settings: checks run nothing again, a section whoever takes from it
+    "settings that don't fit together": (
+        "config/params.py",
+        replaced("if wanting and not self.convert.base:", "if not self.convert.base and wanting:"),
+        set(),
+    ),
+    "settings of train that don't": ("config/training_problems.py", other("training_problems"), set()),
+    "how params.yaml is read": ("config/params.py", other("read_params"), set()),
+    "section curate": ("config/sections/data.py", other("Curate"), CURATING),
+    "section preprocess": ("config/sections/data.py", other("Preprocess"), WITH_PREPROCESS),
+    "section merge": ("config/sections/models.py", other("Merge"), MERGING),
+    "section imatrix": ("config/sections/models.py", other("Imatrix"), {"imatrix", "budget"}),
+    "section parity": ("config/sections/measuring.py", other("Parity"), {"parity"}),
+    "section report": ("config/sections/shipping.py", other("Report"), {"report"}),
+    "section distill": ("config/sections/models.py", other("Distill"), {"distill", "compare_distilled"}),
+    "section train": (
+        "config/sections/training.py",
+        other("Train"),
+        {*TRAINING, *LEARNERS, *MEASURING, "preprocess", "merge", "parity", "evaluate"},
+    ),
+    # methods of training
+    "the loss of GRPO": ("stages/train/grpo/losses.py", other("correction"), {"train.grpo"}),
+    "rollouts in llama-server": ("stages/train/grpo/server_rollouts.py", other("complete"), {"train.grpo"}),
+    "the guards of GRPO": (
+        "stages/train/monitoring/grpo_rules.py",
+        replaced("SAME = 0.8", "SAME = 0.7"),
+        {"train.grpo"},
+    ),
+    "losses of pairs": ("models/preference_losses.py", other("pair_losses"), JUDGED),
+    "the loss of distilling": ("models/distill_loss.py", other("distill_loss"), {"train.distill"}),
+    "the trainer": ("stages/train/trainer.py", other("QuenchTrainer"), TRAINING | LEARNERS),
+    "processes that share a training": ("stages/train/several/group.py", other("open_group"), TRAINING),
+    "the adapter": ("models/tuners.py", other("put_tuner"), TRAINING),
+    # what several stages share
+    "publishing": ("core/publish.py", other("remove"), EVERY),
+    "scoring": ("metrics/text.py", other("exact_match"), SCORING),
+    "a server, as a program": ("llamacpp/server_process.py", other("main"), SCORING | {"parity"}),
+    "the importance matrix": ("stages/imatrix/stage.py", other("main"), {"imatrix"}),
+    "the rule of lengths": ("stages/curate/rules/length.py", other("Length"), CURATING),
+    "the plan of memory": (
+        "planning/memory.py",
+        other("plan_memory"),
+        set(),
+    ),
+    # programs and data files
+    "the trained model's answers": ("stages/compare/reference.py", other("main"), MEASURING),
+    "lm-evaluation-harness": ("stages/evaluate/harness_process.py", other("main"), {"evaluate"}),
+    "general questions": ("metrics/general.jsonl", added("\n"), {"evaluate", *MEASURING}),
+    "a style sheet": ("pages/templates/index.css", added("\n/* edited */\n"), {"report"}),
+    "a template that is named by parts": (
+        "pages/templates/index/answers.html.jinja",
+        added("\n<!-- edited -->\n"),
+        {"report"},
+    ),
+    "the labels' style sheet": ("pages/templates/labels.css", added("\n/* edited */\n"), WITH_PREPROCESS),
+}
+
+
+def keys(package: Package) -> dict[str, str]:
+    return {name: package.key(*starts) for name, starts in STARTS.items()}
+
+
+@pytest.mark.parametrize(("file", "edit", "expected"), EDITS.values(), ids=EDITS)
+def test_an_edit_changes_the_keys_of_what_reaches_it(file: str, edit: Edit, expected: set[str]) -> None:
+    text = (PACKAGE / file).read_text(encoding="utf-8")
+    assert edit(text) != text
+    source = read_source(edit(text).encode(), is_python=file.endswith(".py"))
+    assert changed(Package(SOURCES | {file: source})) == expected
+
+
+def changed(package: Package) -> set[str]:
+    after = keys(package)
+    return {name for name in BEFORE if BEFORE[name] != after[name]}
+
+
+# ---- the files
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package that may be edited."""
+    folder = tmp_path_factory.mktemp("keys") / "pipeline"
+    shutil.copytree(PACKAGE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
 
 
 @pytest.mark.parametrize(
-    ("file", "edit", "stages"), EDITS, ids=[f"{number}-{file}" for number, (file, _, _) in enumerate(EDITS)]
+    ("file", "expected"),
+    [
+        ("stages/curate/words.txt", CURATING),  # named by no module, so by all of its package
+        ("stages/train/stage.py~", set()),
+        ("stages/train/#stage.py#", set()),
+        ("core/publish.py.orig", set()),
+        ("stages/train/gone.py", set()),  # a link to nowhere
+    ],
 )
-def test_an_edit_changes_the_keys_of_the_stages_that_reach_it(
-    package: Path, file: str, edit: Edit, stages: set[str]
+def test_a_file_that_comes_is_code_unless_an_editor_left_it(
+    package: Path, file: str, expected: set[str]
 ) -> None:
-    before, path = keys(package), package / file
-    old = path.read_text() if path.exists() else None
-    path.write_text(edit(old or ""))
-    after = keys(package)
-    path.write_text(old) if old is not None else path.unlink()
-    assert path.exists() == (old is not None) and (old is None or edit(old) != old)
-    assert {stage for stage in before if before[stage] != after[stage]} == stages
-
-
-def test_a_link_to_nowhere_is_no_code(package: Path) -> None:
-    before, link = keys(package), package / "stages/train/gone.py"
-    link.symlink_to(package / "nowhere.py")
-    after = keys(package)
-    link.unlink()
-    assert after == before
+    path = package / file
+    if path.suffix == ".py":
+        path.symlink_to(package / "nowhere.py")
+    else:
+        path.write_text("text")
+    after = changed(Package(read_sources(package, MEMORY)))
+    path.unlink()
+    assert after == expected
 
 
 def test_keys_that_can_not_be_written_are_the_machines_fault(tmp_path: Path) -> None:
     (tmp_path / ".quench").mkdir()
     (tmp_path / FOLDER).write_text("a file where the folder belongs")
     with pytest.raises(MachineError, match="Q-WORKFLOW-001"):
-        write_keys(tmp_path, code_of_stages())
+        write_keys(tmp_path, STARTS)
 
 
-def test_a_module_that_is_imported_from_now_on_is_in_the_key(package: Path) -> None:
-    (package / "fresh.py").write_text("X = 1\n")
-    path = package / "stages/quantize/stage.py"
-    old, before = path.read_text(), keys(package)
-    path.write_text(old + "\n\ndef later() -> None:\n    from pipeline import fresh  # noqa\n")
-    after = keys(package)
-    path.write_text(old)
-    assert "fresh.py" in after["quantize"] and "fresh.py" not in before["quantize"] + after["train"]
+def test_a_module_that_is_imported_from_now_on_is_in_the_key() -> None:
+    file = "stages/quantize/stage.py"
+    text = (PACKAGE / file).read_text(encoding="utf-8")
+    edited = f"{text}\n\ndef later():\n    from pipeline.fresh import X\n    return X\n"
+    fresh = {"fresh.py": read_source(b"X = 1\n", is_python=True)}
+    after = Package(SOURCES | fresh | {file: read_source(edited.encode(), is_python=True)})
+    assert "fresh.py" in after.key(*STARTS["quantize"])
+    assert "fresh.py" not in after.key(*STARTS["train"]) + Package(SOURCES | fresh).key(*STARTS["quantize"])
 
 
 def test_keys_are_written_where_they_differ_and_those_of_no_stage_go(tmp_path: Path) -> None:
-    assert set(write_keys(tmp_path, code_of_stages())) == EVERY
+    assert set(write_keys(tmp_path, STARTS)) == EVERY
     file = tmp_path / key_file("train")
     os.utime(file, (1, 1))
     (tmp_path / key_file("curate")).write_text("of other code\n")
     (tmp_path / FOLDER / "gone.key").touch()
-    assert write_keys(tmp_path, code_of_stages()) == ["curate"]
+    assert write_keys(tmp_path, STARTS) == ["curate"]
     assert file.stat().st_mtime == 1
-    assert {path.stem for path in (tmp_path / FOLDER).iterdir()} == EVERY
+    assert {path.name.removesuffix(".key") for path in (tmp_path / FOLDER).iterdir()} == EVERY
 
 
 # ---- both tools go by them
@@ -356,19 +535,20 @@ MERGED = set(stages_in("merged"))
 
 
 @pytest.mark.parametrize(
-    ("number", "planned"),
+    ("name", "planned"),
     [
-        pytest.param(0, set(), id="comment"),
-        pytest.param(3, MERGED, id="publish"),
-        pytest.param(4, MERGED - {"base"}, id="curation", marks=pytest.mark.slow),
-        pytest.param(9, {"report"}, id="template", marks=pytest.mark.slow),
+        ("a comment", set()),
+        ("the loss of GRPO", set()),
+        ("publishing", MERGED),
+        pytest.param("the rule of lengths", MERGED - {"base"}, marks=pytest.mark.slow),
+        pytest.param("a style sheet", {"report"}, marks=pytest.mark.slow),
     ],
 )
 def test_both_tools_run_the_same_stages_after_an_edit(
-    project: Project, edited: Any, number: int, planned: set[str]
+    project: Project, edited: Any, name: str, planned: set[str]
 ) -> None:
     """Snakemake counts those that follow as well; DVC sees of them when it comes to them."""
-    file, edit, stages = EDITS[number]
+    file, edit, stages = EDITS[name]
     edited(file, edit)
     assert project.plan() == planned
     assert project.status() == stages & MERGED

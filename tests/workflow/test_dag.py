@@ -32,12 +32,14 @@ from pipeline.config.sections import Graph
 from pipeline.core.locks import stages_at_work
 from pipeline.core.owner import RUN
 from pipeline.core.places import PROJECT
-from pipeline.workflow.code_keys import CODE, ROOT, Package, key_file, stage_module
+from pipeline.workflow.code_keys import CODE, key_file, stage_module
 from pipeline.workflow.dvc_yaml import dvc_text
+from pipeline.workflow.package import Package
 from pipeline.workflow.prepare import FORCED
 from pipeline.workflow.settle import REUSE, reuse, settle
 from pipeline.workflow.stage_command import STAGES
-from pipeline.workflow.stages import WORDS, code_of_stages
+from pipeline.workflow.stages import WORDS, code_of_stages, table
+from pipeline.workflow.syntax import ROOT
 
 TOY = PROJECT / "tests/toy"
 COMPARE = (
@@ -287,20 +289,22 @@ def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict
         assert not unknown, name
 
 
-def test_a_stage_depends_on_the_key_of_its_code_and_on_no_module(
+def test_a_stage_depends_on_the_keys_of_its_code_and_on_no_module(
     dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]
 ) -> None:
     for graph in (dvc_graph, snakemake_graph):
         for name, stage in graph.items():
             code = {path for path in stage.inputs if path.startswith((f"{ROOT}/", ".quench/"))}
-            assert code == {key_file(name.partition("@")[0])}, name
+            mine = name.partition("@")[0]
+            keys = [mine, *(f"train.{method}" for method in table().stages[mine].methods)]
+            assert code == {key_file(key.replace("${train.method}", "sft")) for key in keys}, name
 
 
 def test_the_stages_that_a_stage_starts_are_in_its_key() -> None:
     """Their code is run in processes of their own, so no import leads there."""
     modules = code_of_stages()["compare_nf4"]
     assert modules == [stage_module("compare_nf4"), stage_module("train")]
-    assert {"stages/train/stage.py", "stages/compare/nf4.py"} <= Package().closure(*modules)
+    assert {"stages/train/stage.py", "stages/compare/nf4.py"} <= Package().closure(*modules).keys()
 
 
 # ---- the toy: two tools, one project

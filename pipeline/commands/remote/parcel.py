@@ -15,12 +15,13 @@ from pipeline.config.params import Params
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import NO_PART, file_hash, json_hash
 from pipeline.core.locks import absent
-from pipeline.core.places import PROJECT
+from pipeline.core.places import PACKAGE, PROJECT
 from pipeline.core.publish import read_json, remove, write_json, write_text
 from pipeline.core.units import size_text
 from pipeline.stages.train.checkpoints import LATER, METRICS_LOG, TORN
 from pipeline.stages.train.run import RUN
-from pipeline.workflow.code_keys import Package
+from pipeline.workflow.code_keys import method_module
+from pipeline.workflow.package import Package
 from pipeline.workflow.stages import TABLE, stage_modules, stages_in, value_at
 
 STAGE = "train"
@@ -48,9 +49,8 @@ class Parcel:
 def inputs(root: Path, params: Params) -> Parcel:
     """The code, the settings and what train reads below `root`. Raises `DataError` if an input is missing."""
     found, made = Parcel(), root / SCRATCH / "made"
-    package = Package()
-    for name in package.sources:
-        found.add(f"code/{package.folder.name}/{name}", package.folder / name)
+    for name in Package().sources:
+        found.add(f"code/{PACKAGE.name}/{name}", PACKAGE / name)
     if TABLE.is_relative_to(PROJECT):
         found.add(f"code/{TABLE.relative_to(PROJECT).as_posix()}", TABLE)
     # by which the run record finds the packages that Quench asks for
@@ -77,7 +77,8 @@ def run_id(parcel: Parcel, params: Params) -> str:
         if place.startswith("project/") and place != "project/params.yaml"
     }
     settings = {key: value_at(values, key) for key in stages_in(params.graph)[STAGE].params}
-    return json_hash([data, settings, Package().key(*stage_modules(STAGE))])[:16]
+    code = Package().key(*stage_modules(STAGE), method_module(params.train.method))
+    return json_hash([data, settings, code])[:16]
 
 
 def unfinished(root: Path) -> bool:

@@ -70,6 +70,8 @@ def record(params: Params, root: Path, strategy: str, level: str, seed: int, nam
         "pipeline.stages.compare.reference",
         str(project),
         str(root.resolve() / "data/final/test.jsonl"),
+        str(params.evaluate.seed),
+        str(params.evaluate.ctx_size),
         what=f"asking the trained model of {name}",
     )
     took = ("seconds", "tokens_per_second", "peak_memory_bytes", "steps", "loss_last", "parts")

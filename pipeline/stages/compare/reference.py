@@ -1,9 +1,9 @@
 """What the model that training had says of held-out rows: the logits that what is shipped is compared with.
 
-    python -m pipeline.stages.compare.reference FOLDER data/final/test.jsonl
+    python -m pipeline.stages.compare.reference FOLDER data/final/test.jsonl SEED CTX_SIZE
 
-reads `params.yaml`, `models/base` and `models/adapter` below FOLDER and writes `reference/` there. A process
-of its own: the model's memory is free after it.
+reads `models/base` and `models/adapter` below FOLDER and writes `reference/` there; SEED and CTX_SIZE are
+those of section `evaluate`. A process of its own: the model's memory is free after it.
 """
 
 import sys
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.config.params import load_params
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.publish import need_disk, publishing, read_json, write_json
 from pipeline.gguf.base_files import trained_file
@@ -86,10 +85,9 @@ def load_reference(root: Path) -> Reference:
 
 def main(words: Sequence[str]) -> int:
     """Write the reference of the sub-project and the rows that the command line names."""
-    project, rows = map(Path, words)
+    project, rows, seed, ctx_size = words
     try:
-        evaluate = load_params(project / "params.yaml").evaluate
-        write_reference(project, rows, KLD_ROWS, evaluate.seed, evaluate.ctx_size)
+        write_reference(Path(project), Path(rows), KLD_ROWS, int(seed), int(ctx_size))
     except QuenchError as error:
         print(f"compare: {error}", file=sys.stderr)
         return error.exit_code

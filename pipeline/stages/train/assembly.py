@@ -1,6 +1,5 @@
 """The trainer put together: rows, arguments, the quantized base with its adapter, what watches it."""
 
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,20 +22,14 @@ from pipeline.models.tuners import causal_model, put_tuner, without_tuner
 from pipeline.planning.steps import total_steps
 from pipeline.stages.train.arguments import training_arguments
 from pipeline.stages.train.callbacks import MetricsCallback, StepCallback
-from pipeline.stages.train.checkpoints import REFERENCE, step_of
-from pipeline.stages.train.dataset import Collator, load_rows, sequences
-from pipeline.stages.train.distill.trainer import DistillCollator, DistillTrainer
-from pipeline.stages.train.grpo.batches import PromptCollator
-from pipeline.stages.train.grpo.trainer import GrpoTrainer
+from pipeline.stages.train.checkpoints import step_of
+from pipeline.stages.train.dataset import PARTS, Collator, load_rows, sequences
+from pipeline.stages.train.learner import Learner, monitor_of
 from pipeline.stages.train.monitoring.monitor import Monitor
 from pipeline.stages.train.monitoring.samples import sample, undisturbed
 from pipeline.stages.train.monitoring.tensorboard import Board
-from pipeline.stages.train.preference.collator import PreferenceCollator
-from pipeline.stages.train.preference.reference import PARTS, Reference
-from pipeline.stages.train.preference.trainer import PreferenceTrainer
 from pipeline.stages.train.several.group import Group
 from pipeline.stages.train.step_stats import Batch
-from pipeline.stages.train.trainer import QuenchTrainer
 
 
 def load_model(
@@ -108,71 +101,49 @@ def start_by_data(model: Any, rows: Any, collate: Collator, settings: Training) 
 
 
 def make_trainer(
+    learner: Learner,
     tokens: Path,
     base: Path,
     tokenizer: Any,
-    checkpoints: Path,
     tensorboard: Path,
-    settings: Training,
     metrics_log: MetricsLog,
     start: Path | None,
     interruption: Interruption,
-    record: dict[str, Any],
-    teacher: Any = None,
-    rounds: Any = None,
     group: Group | None = None,
 ) -> tuple[Any, Monitor]:
-    """The trainer over the quantized base with its adapter, and the monitor that judges its steps; with a
-    `teacher`, the level is distilled, with `rounds` the model's own answers are learned from. `record` is
-    the run's (`pipeline.stages.train.record.describe`).
+    """The trainer over the quantized base with its adapter, by which `learner` learns, and the monitor that
+    judges its steps.
     """
+    settings = learner.settings
     rows, held_out = load_rows(tokens, "train"), load_rows(tokens, "val")
-    arguments = training_arguments(settings, checkpoints, rows=len(rows), held_out=len(held_out))
+    arguments = training_arguments(settings, learner.checkpoints, rows=len(rows), held_out=len(held_out))
     leads = group is None or group.leads
     arguments.disable_tqdm |= not leads
     model, loss = load_model(base, settings, interruption, group)
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    learning: Any = Collator(padding)
-    monitoring: Any = learning
-    kind: Any = QuenchTrainer
+    collate = Collator(padding)
     if start is None:  # else A is what it has become
-        start_by_data(model, rows, learning, settings)
-    if METHODS[settings.method].preferences:
-        learning, monitoring = (
-            PreferenceCollator(learning, settings.method, found) for found in (rows, held_out)
-        )
-        asked = METHODS[settings.method].reference
-        reference = None
-        if asked:  # who shares a base out can't go by what it alone remembers: all run the layers as often
-            reference = Reference(checkpoints / REFERENCE, record, keep=leads, again=settings.shard_base)
-        kind = partial(PreferenceTrainer, reference=reference)
-    if rounds:
-        learning = monitoring = PromptCollator(learning)
-        kind = partial(GrpoTrainer, rounds=rounds)
-    if teacher:
-        learning, monitoring = (
-            DistillCollator(learning, answers) for answers in (teacher.train, teacher.val)
-        )
-        kind = partial(DistillTrainer, sft_weight=settings.distill_sft_weight)
+        start_by_data(model, rows, collate, settings)
+    learning = learner.learning(collate, rows, held_out, leads=leads)
     questions = sequences(held_out, settings.sample_rows, wanted=True)
-    monitor = Monitor(total_steps(settings, len(rows)), settings)
+    monitor = monitor_of(total_steps(settings, len(rows)), settings)
     monitor.restore(metrics_log.rows())
     callback = StepCallback()
     if leads:
         board = Board(tensorboard, step_of(start) + 1 if start else None)
         callback = MetricsCallback(metrics_log, board, monitor)
-    trainer = kind(
+    trainer = learning.trainer(
         model=model,
         args=arguments,
         processing_class=tokenizer,
         train_dataset=rows,
         eval_dataset=held_out if len(held_out) else None,
-        data_collator=learning,
+        data_collator=learning.collate,
         callbacks=[callback],
         settings=settings,
         loss=loss,
         keep=settings.save_total_limit,
-        held_out=[monitoring([row]) for row in held_out],
+        held_out=[learning.collate_held_out([row]) for row in held_out],
         answer=lambda model: sample(model, tokenizer, questions, settings.sample_tokens),
         interruption=interruption,
         start=start,

@@ -7,6 +7,7 @@ from typing import Any
 from pipeline.chat.answers import LEARNED, REJECTED
 from pipeline.chat.tokens import IGNORED
 
+PARTS = ("input_ids", "labels", "position_ids")  # of a batch: what its log-probabilities depend on
 # what a batch knows of itself; `items` are what its loss is a mean over: tokens, positions, pairs or answers
 NOT_FOR_THE_MODEL = ("rows", "row_ids", "trained_tokens", "items", "weights", "row_answers", "row_tokens")
 

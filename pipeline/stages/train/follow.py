@@ -2,21 +2,18 @@
 
 import os
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import load_tokenizer
-from pipeline.config.params import Params, read_params
+from pipeline.config.params import Params
 from pipeline.config.sections import Training
-from pipeline.core.errors import ConfigError
 from pipeline.core.interruption import Interruption
-from pipeline.core.locks import inputs_below
 from pipeline.core.metrics_log import MetricsLog, Row
-from pipeline.core.ranks import Rank
 from pipeline.models.runtime import use_all_cores
-from pipeline.stages.train.beforehand import BEFORE, held_out_before, prove_beforehand
+from pipeline.stages.train.beforehand import prove_beforehand
+from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.record import describe
 
 
@@ -29,27 +26,6 @@ class NoLog(MetricsLog):
     def rows(self) -> list[Row]:
         """None."""
         return []
-
-
-def run_rank(rank: Rank, stage: str, root: Path, params_file: Path | None, work: Callable[..., None]) -> None:
-    """Run stage train with the other processes: rank 0 does all of `work(group=…)`, the others their share.
-
-    Raises `ConfigError` for another stage, and what `work` and `follow` do.
-    """
-    if stage != "train":
-        raise ConfigError(
-            "Q-TRAIN-036",
-            f"this is process {rank.number} of {rank.count}, and {stage[:80]} is the work of one: only train "
-            "is shared",
-        )
-    from pipeline.stages.train.several.group import open_group
-
-    with open_group(rank) as group, group.noticing():
-        if rank.leads:
-            work(group=group)
-            return
-        with inputs_below(root):
-            follow(read_params(params_file or root / "params.yaml").params, root, group)
 
 
 def follow(params: Params, root: Path, group: Any) -> None:
@@ -78,9 +54,9 @@ def follow_in(*, tokens: Path, base: Path, checkpoints: Path, settings: Training
     """The same with each place by itself."""
     from pipeline.models.tuners import unchanged_in_file
     from pipeline.stages.train.assembly import make_trainer
-    from pipeline.stages.train.distill.teacher import ask_teacher
 
-    with Interruption() as interruption:
+    with ExitStack() as opened:
+        interruption = opened.enter_context(Interruption())
         use_all_cores()
         group.share_cores()
         plan = group.follow(lambda: same_in_all(describe(tokens, base, settings), settings))
@@ -88,29 +64,18 @@ def follow_in(*, tokens: Path, base: Path, checkpoints: Path, settings: Training
             print(f"train: process {group.rank.number} has nothing to do", file=sys.stderr)
             return
         start = checkpoints / plan["start"] if plan["start"] else None
-        teacher = None
-        if settings.method == "distill":  # rank 0 has asked it
-            teacher = ask_teacher(tokens, base, checkpoints, settings, plan["record"])
+        tokenizer = load_tokenizer(base)
+        learner = learner_of(settings.method)(settings, checkpoints, plan["record"])
+        # rank 0 has asked a teacher, so its answers are there
+        opened.enter_context(learner.prepared(tokens, base, tokenizer))
+        nowhere = NoLog(checkpoints / "none")
         trainer, _ = make_trainer(
-            tokens,
-            base,
-            load_tokenizer(base),
-            checkpoints,
-            checkpoints,
-            settings,
-            NoLog(checkpoints / "none"),
-            start,
-            interruption,
-            plan["record"],
-            teacher,
-            None,
-            group,
+            learner, tokens, base, tokenizer, checkpoints, nowhere, start, interruption, group
         )
         group.connect()
         if settings.shard_base:  # each weight is looked at by all
             prove_beforehand(trainer, settings)
-        if teacher:
-            held_out_before(trainer, checkpoints / BEFORE, fresh=start is None)
+        learner.measure_before(trainer, fresh=start is None)
         trainer.train(resume_from_checkpoint=str(start) if start else None)
         if settings.shard_base:
             unchanged_in_file(trainer.model)

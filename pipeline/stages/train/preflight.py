@@ -1,6 +1,8 @@
 """What must hold before the first weight is loaded: data, base, libraries, disk and memory, one line each.
 
-Nothing is written and no model is built. A check that can't be made says "not measured".
+Nothing is written and no model is built. A check that can't be made says "not measured". The stage's command
+makes them, not the stage: they can only refuse, so their code and the planner's are in no key of what is
+trained.
 """
 
 import shutil
@@ -8,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config.budgets import is_budget
+from pipeline.config.params import Params
 from pipeline.config.sections import LoraType, Serve, Training
-from pipeline.core.checks import Check, Verdict
+from pipeline.core.checks import Check, Verdict, refuse
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.publish import DISK_MARGIN
 from pipeline.core.units import disk_gb, memory_gb
@@ -22,11 +25,33 @@ from pipeline.planning.quantized import quantized_in
 from pipeline.planning.shape import Shape, load_shape
 from pipeline.stages.train.input_files import complete_base, data
 from pipeline.stages.train.probes import arithmetic, bitsandbytes_works, gpu, room, this_card, triton_works
+from pipeline.stages.train.several.sharable import check_shared
 
 SERVED = Serve()  # by default
 # by the planner: settings that this base can't be trained with, or this machine
 REFUSED = ("Q-PLANNING-007", "Q-PLANNING-008", "Q-MODELS-034")
 NF4_BLOCK = 64  # weights that share a scale
+
+
+def check_beforehand(params: Params, root: Path, processes: int) -> None:
+    """Print every check of a training below `root` that so many `processes` share; raise the first that
+    failed.
+    """
+    check_shared(params.training, processes)  # else the plan for one card would refuse it
+    checks = preflight(
+        tokens=root / "data/tokens",
+        base=root / "models/base",
+        disk=root,
+        settings=params.training,
+        max_length=params.preprocess.max_length,
+        levels=[*params.quantize.files, *params.quantize.untuned],
+        lora=params.lora.type,
+        untuned=params.convert.base,
+        serve=params.serve,
+        processes=processes,
+    )
+    print("train: before it starts", *(f"  {check}" for check in checks), sep="\n", flush=True)
+    refuse(checks)
 
 
 def preflight(

@@ -10,6 +10,7 @@ in `models/checkpoints/` on the way. Command: `python -m pipeline train`
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,22 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params
 from pipeline.config.sections import Training
-from pipeline.core.checks import refuse
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import Interruption
+from pipeline.core.locks import inputs_below
 from pipeline.core.metrics_log import MetricsLog, write_rows
 from pipeline.core.publish import publishing, remove, write_json
+from pipeline.core.ranks import Rank
 from pipeline.gguf.base_files import is_scales, trained_file
 from pipeline.models.runtime import use_all_cores
 from pipeline.models.tuners import save_trained
-from pipeline.stages.train.beforehand import BEFORE, held_out_before, prove_beforehand
+from pipeline.stages.train.beforehand import prove_beforehand
 from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, ROLLOUTS, TEACHER, read_notes, step_of
 from pipeline.stages.train.figures import curve, summary, write_curve
-from pipeline.stages.train.follow import same_in_all
+from pipeline.stages.train.follow import follow, same_in_all
+from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.monitoring.run_record import run_record
-from pipeline.stages.train.preflight import preflight
 from pipeline.stages.train.proofs import check_learned, check_rows, idle_experts
 from pipeline.stages.train.record import describe
 from pipeline.stages.train.run import find_start, finish
@@ -63,9 +65,6 @@ def train(
     unfinished run of other inputs is in the way, `Stopped` after a signal.
     """
     from pipeline.stages.train.assembly import make_trainer
-    from pipeline.stages.train.distill.teacher import ask_teacher
-    from pipeline.stages.train.grpo.figures import rewards_of
-    from pipeline.stages.train.grpo.setup import open_rounds
 
     if replay and settings.method != "grpo":
         raise ConfigError(
@@ -89,33 +88,18 @@ def train(
             remove(tensorboard)
         else:
             print(f"train: going on from {start}", file=sys.stderr)
-        teacher = None
-        if settings.method == "distill":
-            teacher = ask_teacher(tokens, base, checkpoints, settings, record)
+        learner = learner_of(settings.method)(settings, checkpoints, record)
+        opened.enter_context(learner.prepared(tokens, base, tokenizer, home=home, replay=replay))
         if group:
             alike = same_in_all(record, settings)
             group.begin({"record": record, "alike": alike, "start": start.name if start else None})
         trainer, monitor = make_trainer(
-            tokens,
-            base,
-            tokenizer,
-            checkpoints,
-            tensorboard,
-            settings,
-            metrics_log,
-            start,
-            interruption,
-            record,
-            teacher,
-            opened.enter_context(
-                open_rounds(tokens, base, tokenizer, checkpoints, settings, record, home=home, replay=replay)
-            ),
-            group,
+            learner, tokens, base, tokenizer, tensorboard, metrics_log, start, interruption, group
         )
         if group:
             group.connect()
         proven = prove_beforehand(trainer, settings)
-        before = held_out_before(trainer, checkpoints / BEFORE, fresh=start is None) if teacher else None
+        learner.measure_before(trainer, fresh=start is None)
         trainer.train(resume_from_checkpoint=str(start) if start else None)
         rows = metrics_log.rows()
         check_rows(rows, len(trainer.train_dataset))
@@ -128,8 +112,7 @@ def train(
     return summary(trainer, rows) | {
         "method": settings.method,
         **idle_experts(trainer.model),
-        **({"teacher": teacher.figures, "eval_loss_before": before} if teacher else {}),
-        **(rewards_of(rows) if settings.method == "grpo" else {}),
+        **learner.figures(rows),
         "proven": proven,
         "inputs": record,
         "resumed_from": start.name if start else None,
@@ -185,21 +168,6 @@ def main(
     params: Params, root: Path, resume: bool | Path = True, replay: bool = False, group: Any = None
 ) -> None:
     """Run the stage on the files below `root`, together with the other processes of `group`."""
-    check_shared(params.training, group.count if group else 1)  # else the plan for one card would refuse it
-    checks = preflight(
-        tokens=root / "data/tokens",
-        base=root / "models/base",
-        disk=root,
-        settings=params.training,
-        max_length=params.preprocess.max_length,
-        levels=[*params.quantize.files, *params.quantize.untuned],
-        lora=params.lora.type,
-        untuned=params.convert.base,
-        serve=params.serve,
-        processes=group.count if group else 1,
-    )
-    print("train: before it starts", *(f"  {check}" for check in checks), sep="\n", flush=True)
-    refuse(checks)
     report = train(
         tokens=root / "data/tokens",
         base=root / "models/base",
@@ -233,3 +201,26 @@ def main(
             f"train: mean reward {rewards['first']:.3f} in the first steps, {rewards['last']:.3f} in the "
             f"last; rollouts {rewards.get('gap', 0):.2g} nats a token from training"
         )
+
+
+def run_rank(
+    rank: Rank, stage: str, root: Path, settings: Callable[[], Params], work: Callable[..., None]
+) -> None:
+    """Run the stage with the other processes: rank 0 does all of `work(group=…)`, the others their share.
+
+    Raises `ConfigError` for another stage, and what `work` and `follow` do.
+    """
+    if stage != "train":
+        raise ConfigError(
+            "Q-TRAIN-036",
+            f"this is process {rank.number} of {rank.count}, and {stage[:80]} is the work of one: only train "
+            "is shared",
+        )
+    from pipeline.stages.train.several.group import open_group
+
+    with open_group(rank) as group, group.noticing():
+        if rank.leads:
+            work(group=group)
+            return
+        with inputs_below(root):
+            follow(settings(), root, group)

@@ -61,7 +61,7 @@ from pipeline.stages.compare.statistics import Difference, difference, half_widt
 from pipeline.stages.compare.summary import part_of_speed
 from pipeline.subprojects import distill, distill_rows, processes, training
 from pipeline.subprojects.folder import size_of
-from pipeline.workflow.code_keys import Package
+from pipeline.workflow.package import Package
 from pipeline.workflow.settle import REUSE
 from pipeline.workflow.stages import code_of_stages, items_of, rules, table
 
@@ -335,7 +335,9 @@ def test_all_code_that_a_job_runs_is_in_its_key() -> None:
     of their own included.
     """
     package, modules = Package(), code_of_stages()
-    measuring, training = (package.closure(*modules[stage]) for stage in ("compare_measure", "compare_nf4"))
+    measuring, training = (
+        package.closure(*modules[stage]).keys() for stage in ("compare_measure", "compare_nf4")
+    )
     assert {
         "stages/compare/reference.py",
         "metrics/scorers.py",

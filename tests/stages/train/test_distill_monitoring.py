@@ -13,7 +13,7 @@ from training_logs import Row, healthy_run
 
 from pipeline.config.params import load_params
 from pipeline.core.checks import Check
-from pipeline.stages.train.monitoring.monitor import Monitor
+from pipeline.stages.train.learner import monitor_of
 
 TUNING = load_params(ROOT / "recipes" / "qwen2.5-7b-8gb.yaml").training
 DISTILLATION = TUNING.model_copy(update={"method": "distill"})
@@ -21,7 +21,7 @@ DISTILLATION = TUNING.model_copy(update={"method": "distill"})
 
 def run_monitor(rows: list[Row], settings: Any = DISTILLATION) -> tuple[list[Check], dict[str, Check]]:
     """What is said while the run goes on, and the account at its end by rule."""
-    monitor = Monitor(max(row["step"] for row in rows), settings)
+    monitor = monitor_of(max(row["step"] for row in rows), settings)
     output = [finding for row in rows for finding in monitor.see(row)]
     return output, {finding.name: finding for finding in monitor.findings()}
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.sections import Train
-from pipeline.stages.train.monitoring.monitor import Monitor
+from pipeline.stages.train.learner import monitor_of
 
 SOUND = {
     "reward": 0.5,
@@ -21,7 +21,7 @@ SOUND = {
 
 def heard(steps: list[dict[str, float]]) -> dict[str, tuple[str, str]]:
     """(verdict, id) by rule of what a monitor says of steps with these measures."""
-    monitor = Monitor(100, Train(method="grpo", lora_dropout=0.0, learning_rate=5e-5, r=16))
+    monitor = monitor_of(100, Train(method="grpo", lora_dropout=0.0, learning_rate=5e-5, r=16))
     found: dict[str, tuple[str, str]] = {}
     for number, measures in enumerate(steps, start=1):
         row: dict[str, Any] = {"kind": "step", "step": number, "loss": 0.0, "grad_norm": 0.3, "rows": [1]}

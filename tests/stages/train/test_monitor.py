@@ -16,7 +16,7 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.checks import Check
 from pipeline.core.places import PROJECT
-from pipeline.stages.train.monitoring.monitor import Monitor
+from pipeline.stages.train.learner import monitor_of
 from pipeline.stages.train.monitoring.rules import EVERY_STEP
 from pipeline.stages.train.monitoring.run_rules import AT_END, EVERY_EVAL
 
@@ -28,7 +28,7 @@ Change = Callable[[list[Row]], list[Row]]
 
 def run_monitor(rows: list[Row], settings: Training = SETTINGS) -> tuple[list[Check], list[Check]]:
     """What is said while the run goes on, and the account at its end."""
-    monitor = Monitor(max(row["step"] for row in rows), settings)
+    monitor = monitor_of(max(row["step"] for row in rows), settings)
     output = [finding for row in rows for finding in monitor.see(row)]
     return output, monitor.findings()
 
@@ -186,7 +186,7 @@ def test_a_rule_speaks_up_again_only_when_it_gets_worse() -> None:
         ("gradient alarm", 1),
         ("gradient range", 10),
     ]
-    monitor = Monitor(STEPS, SETTINGS)
+    monitor = monitor_of(STEPS, SETTINGS)
     levels = [
         [found.verdict for found in monitor.see(step_row(step, 1.0, norm))]
         for step, norm in enumerate((1.0, 0.0, 0.0, NAN, NAN), start=1)
@@ -222,7 +222,7 @@ def test_one_bad_evaluation_or_a_higher_training_loss_is_no_overfitting() -> Non
 
 
 def test_what_can_not_be_told_is_not_measured() -> None:
-    untold = {finding.name: finding.verdict for finding in Monitor(STEPS, SETTINGS).findings()}
+    untold = {finding.name: finding.verdict for finding in monitor_of(STEPS, SETTINGS).findings()}
     assert untold == dict.fromkeys([*EVERY_STEP, *EVERY_EVAL, *AT_END], "not measured")
     output, stats = run_monitor([step_row(1, 12.0, 2.0), step_row(2, 11.9, 2.0), eval_row(2, 11.9)])
     assert output == []
@@ -233,7 +233,7 @@ def test_what_can_not_be_told_is_not_measured() -> None:
 @given(st.integers(0, 110))
 def test_a_resumed_monitor_is_as_if_nothing_had_happened(cut: int) -> None:
     rows = at(30, grad_norm=150.0)(risen(healthy_run(STEPS, 1.8, 0.7)))
-    whole, resumed = Monitor(STEPS, SETTINGS), Monitor(STEPS, SETTINGS)
+    whole, resumed = monitor_of(STEPS, SETTINGS), monitor_of(STEPS, SETTINGS)
     output = [whole.see(row) for row in rows]
     resumed.restore(rows[:cut])
     assert [resumed.see(row) for row in rows[cut:]] == output[cut:]

@@ -27,6 +27,7 @@ from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.preprocess.stage import preprocess
 from pipeline.stages.train.assembly import make_trainer
 from pipeline.stages.train.dataset import Collator, load_rows
+from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.preference.collator import PreferenceCollator
 from pipeline.stages.train.preference.reference import likelihoods
 from pipeline.stages.train.record import describe
@@ -173,16 +174,14 @@ def made(prepared: Path, root: Path, method: str, **changes: Any) -> Any:
     tokens, base = tokens_of(prepared, root, method, packing=False), prepared / "models/base"
     asked = settings(method, **changes)
     trainer, _ = make_trainer(
+        learner_of(method)(asked, root / "checkpoints", describe(tokens, base, asked)),
         tokens,
         base,
         load_tokenizer(base),
-        root / "checkpoints",
         root / "tensorboard",
-        asked,
         MetricsLog(root / "checkpoints/steps.jsonl"),
         None,
         Interruption(),
-        describe(tokens, base, asked),
     )
     return trainer
 

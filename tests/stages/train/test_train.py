@@ -28,6 +28,7 @@ from pipeline.stages.train.arguments import training_arguments
 from pipeline.stages.train.assembly import make_trainer
 from pipeline.stages.train.callbacks import check_mean
 from pipeline.stages.train.figures import CURVE, curve
+from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.proofs import check_learned, check_no_leaks, check_rows
 from pipeline.stages.train.several.stopping import Stopping
 from pipeline.stages.train.stage import train
@@ -62,16 +63,14 @@ def trainer(prepared: Path, tmp_path: Path) -> Callable[[Training], Any]:
         metrics_log = MetricsLog(tmp_path / "checkpoints/steps.jsonl")
         base = prepared / "models/base"
         made, _ = make_trainer(
+            learner_of(recipe.method)(recipe, tmp_path / "checkpoints", {}),
             prepared / "data/tokens",
             base,
             load_tokenizer(base),
-            tmp_path / "checkpoints",
             tmp_path / "tensorboard",
-            recipe,
             metrics_log,
             None,
             Interruption(),
-            {},
         )
         return made
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.curves import Run
@@ -13,3 +14,11 @@ failure = partial(Check, "", "fail")  # what ends a run
 unknown = partial(Check, "", "not measured")
 
 Rules = dict[str, Callable[[Run], Check]]
+
+
+class RuleSets(NamedTuple):
+    """The rules of a method: of every step, of every evaluation, and at the end."""
+
+    step: Rules
+    eval: Rules
+    end: Rules

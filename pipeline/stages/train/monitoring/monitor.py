@@ -11,10 +11,7 @@ from typing import Any
 from pipeline.config.sections import Train
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.curves import Run
-from pipeline.stages.train.monitoring.findings import Rules
-from pipeline.stages.train.monitoring.grpo_rules import GRPO_EVAL, GRPO_STEP
-from pipeline.stages.train.monitoring.rules import EVERY_PREFERENCE, EVERY_STEP
-from pipeline.stages.train.monitoring.run_rules import AT_END, EVERY_EVAL
+from pipeline.stages.train.monitoring.findings import Rules, RuleSets
 
 SEVERITY = {"not measured": 0, "pass": 1, "warn": 2, "fail": 3}
 # a key of an entry in reports/train.json: the field of `Check`
@@ -22,14 +19,11 @@ KEYS = {"level": "verdict", "rule": "name", "step": "step", "text": "sentence", 
 
 
 class Monitor:
-    """Watches one run of `max_steps` optimizer steps."""
+    """Watches one run of `max_steps` optimizer steps by `rules`."""
 
-    def __init__(self, max_steps: int, settings: Train) -> None:
+    def __init__(self, max_steps: int, settings: Train, rules: RuleSets) -> None:
         self._run = Run(max_steps, settings)
-        self._step_rules = EVERY_STEP | (EVERY_PREFERENCE if self._run.preferences else {})
-        self._eval_rules, self._end_rules = EVERY_EVAL, AT_END
-        if settings.method == "grpo":
-            self._step_rules, self._eval_rules, self._end_rules = GRPO_STEP, GRPO_EVAL, {}
+        self._step_rules, self._eval_rules, self._end_rules = rules
         self._found: dict[str, Check] = {}
 
     def see(self, row: dict[str, Any]) -> list[Check]:

@@ -16,13 +16,12 @@ from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove
 from pipeline.models.token_logps import sums_by_sequence, token_logps
 from pipeline.models.tuners import without_tuner
-from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
+from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL, PARTS
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.preference.collator import OTHERS
 from pipeline.stages.train.step_stats import Batch
 
 EXTRAS = ("roles", OTHERS)
-PARTS = ("input_ids", "labels", "position_ids")  # of a batch: what its log-probabilities depend on
 
 
 def likelihoods(model: Any, batch: Batch, count: int) -> tuple[Any, Any]:

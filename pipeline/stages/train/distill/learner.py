@@ -1,0 +1,48 @@
+"""Learning to answer as the file that the level was made from does."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline.stages.train.beforehand import BEFORE, held_out_before
+from pipeline.stages.train.learner import Learner, Learning
+
+
+class DistillLearner(Learner):
+    """Asks the original about every row, once."""
+
+    teacher: Any
+    before: float | None
+
+    @contextmanager
+    def prepared(
+        self, tokens: Path, base: Path, tokenizer: Any, *, home: str | None = None, replay: bool = False
+    ) -> Iterator[None]:
+        """Have the original's answers."""
+        from pipeline.stages.train.distill.teacher import ask_teacher
+
+        self.teacher = ask_teacher(tokens, base, self.checkpoints, self.settings, self.record)
+        yield
+
+    def learning(self, collate: Any, rows: Any, held_out: Any, *, leads: bool) -> Learning:
+        """The collators that add the original's answers."""
+        from pipeline.stages.train.distill.trainer import DistillCollator, DistillTrainer
+
+        return Learning(
+            DistillCollator(collate, self.teacher.train),
+            DistillCollator(collate, self.teacher.val),
+            partial(DistillTrainer, sft_weight=self.settings.distill_sft_weight),
+        )
+
+    def measure_before(self, trainer: Any, *, fresh: bool) -> None:
+        """The divergence that distillation starts from."""
+        self.before = held_out_before(trainer, self.checkpoints / BEFORE, fresh=fresh)
+
+    def figures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """The original's, and the divergence before."""
+        return {"teacher": self.teacher.figures, "eval_loss_before": self.before}
+
+
+LEARNER = DistillLearner

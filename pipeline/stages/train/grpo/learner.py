@@ -1,0 +1,80 @@
+"""Learning from rewards of the model's own answers: who draws, who scores, and what scorers get to know."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pipeline.chat.prompts import QUESTIONS
+from pipeline.config.sections import Training
+from pipeline.core.jsonl import read_rows
+from pipeline.stages.train.learner import Learner, Learning
+from pipeline.stages.train.monitoring.findings import RuleSets
+from pipeline.stages.train.monitoring.grpo_rules import GRPO_EVAL, GRPO_STEP
+from pipeline.stages.train.record import run_id
+
+
+class GrpoLearner(Learner):
+    """Draws rounds of completions and trains on them."""
+
+    rules: ClassVar[RuleSets] = RuleSets(GRPO_STEP, GRPO_EVAL, {})
+    rounds: Any = None  # in a process that only follows there are none
+
+    @contextmanager
+    def prepared(
+        self, tokens: Path, base: Path, tokenizer: Any, *, home: str | None = None, replay: bool = False
+    ) -> Iterator[None]:
+        """Open the rounds; a scorer's program runs as long as the body. Raises `ConfigError` for a scorer
+        that can't be made, `ToolError` without llama.cpp.
+        """
+        from pipeline.stages.train.grpo.drawing import Rounds
+        from pipeline.stages.train.grpo.rewards import open_rewards
+
+        questions = {
+            split: list(read_rows(tokens / f"{QUESTIONS}-{split}.jsonl")) for split in ("train", "val")
+        }
+        with open_rewards(self.settings.grpo, tokens) as rewards:
+            source = open_source(base, tokenizer, self.checkpoints, self.settings, self.record, home)
+            run = run_id(self.record)
+            self.rounds = Rounds(
+                self.settings, source, rewards, questions, tokenizer, self.checkpoints, run, replay
+            )
+            yield
+
+    def learning(self, collate: Any, rows: Any, held_out: Any, *, leads: bool) -> Learning:
+        """The collator of prompts, and the trainer of rounds."""
+        from pipeline.stages.train.grpo.batches import PromptCollator
+        from pipeline.stages.train.grpo.trainer import GrpoTrainer
+
+        prompts = PromptCollator(collate)
+        return Learning(prompts, prompts, partial(GrpoTrainer, rounds=self.rounds))
+
+    def figures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """The rewards at the start and at the end."""
+        from pipeline.stages.train.grpo.figures import rewards_of
+
+        return rewards_of(rows)
+
+
+def open_source(
+    base: Path,
+    tokenizer: Any,
+    checkpoints: Path,
+    settings: Training,
+    record: dict[str, Any],
+    home: str | None,
+) -> Any:
+    """Who draws (a `pipeline.stages.train.grpo.rollouts.Source`), by `train.grpo.rollouts`."""
+    if settings.grpo.rollouts == "llama-server":
+        from pipeline.llamacpp.tools import find_toolchain
+        from pipeline.stages.train.grpo.server_rollouts import ServerSource
+
+        weights = record["base"]["weights_sha256"]
+        return ServerSource(find_toolchain(home), base, checkpoints, settings, weights)
+    from pipeline.stages.train.grpo.own_rollouts import OwnSource
+
+    return OwnSource([tokenizer.eos_token_id], settings.grpo.max_new_tokens)
+
+
+LEARNER = GrpoLearner

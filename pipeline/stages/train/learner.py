@@ -1,0 +1,81 @@
+"""What the methods of training (`train.method`) do their own way: this module for supervised training, a
+module `learner` below `pipeline.stages.train` for each other kind.
+
+Only the one that is asked for is imported, by a name that is put together: so an edit of GRPO's code is in no
+key of a supervised run (`pipeline.workflow.code_keys`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from pipeline.config.methods import METHODS, Method
+from pipeline.config.sections import Train, Training
+from pipeline.stages.train.monitoring.findings import RuleSets
+from pipeline.stages.train.monitoring.monitor import Monitor
+from pipeline.stages.train.monitoring.rules import EVERY_STEP
+from pipeline.stages.train.monitoring.run_rules import AT_END, EVERY_EVAL
+
+
+class Learning(NamedTuple):
+    """How rows become a batch to learn from and one to be measured by, and the kind of trainer."""
+
+    collate: Any
+    collate_held_out: Any
+    trainer: Any
+
+
+@dataclass
+class Learner:
+    """Supervised training with these `settings`, and what the other methods are told apart by. `record` is
+    the run's (`pipeline.stages.train.record.describe`).
+    """
+
+    settings: Training
+    checkpoints: Path
+    record: dict[str, Any]
+
+    rules: ClassVar[RuleSets] = RuleSets(EVERY_STEP, EVERY_EVAL, AT_END)
+
+    @contextmanager
+    def prepared(
+        self, tokens: Path, base: Path, tokenizer: Any, *, home: str | None = None, replay: bool = False
+    ) -> Iterator[None]:
+        """Have ready, while the body runs, what the method needs beside the rows. `home` is llamacpp.home;
+        with `replay` GRPO draws nothing.
+        """
+        yield
+
+    def learning(self, collate: Any, rows: Any, held_out: Any, *, leads: bool) -> Learning:
+        """The method's own collators, round the plain one `collate`, and its trainer; this process `leads` if
+        it may write.
+        """
+        from pipeline.stages.train.trainer import QuenchTrainer
+
+        return Learning(collate, collate, QuenchTrainer)
+
+    def measure_before(self, trainer: Any, *, fresh: bool) -> None:
+        """Measure what the report says of the model before its first step; a run that is not `fresh` has
+        it.
+        """
+
+    def figures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """What reports/train.json has of this method alone, given the metrics log."""
+        return {}
+
+
+def learner_of(method: Method) -> type[Learner]:
+    """The learner of a method."""
+    learner: type[Learner] = import_module(f"pipeline.stages.train.{METHODS[method].learner}").LEARNER
+    return learner
+
+
+def monitor_of(max_steps: int, settings: Train) -> Monitor:
+    """Watches a run of so many optimizer steps by the rules of its method."""
+    return Monitor(max_steps, settings, learner_of(settings.method).rules)
+
+
+LEARNER = Learner

@@ -1,0 +1,37 @@
+"""Learning from answers that are judged: dpo, ipo, kto, orpo and simpo."""
+
+from functools import partial
+from typing import Any, ClassVar
+
+from pipeline.config.methods import METHODS
+from pipeline.stages.train.checkpoints import REFERENCE
+from pipeline.stages.train.learner import Learner, Learning
+from pipeline.stages.train.monitoring.findings import RuleSets
+from pipeline.stages.train.monitoring.rules import EVERY_PREFERENCE, EVERY_STEP
+from pipeline.stages.train.monitoring.run_rules import AT_END, EVERY_EVAL
+
+
+class PreferenceLearner(Learner):
+    """Compares answers, with those of the untrained model where the method has such a reference."""
+
+    rules: ClassVar[RuleSets] = RuleSets(EVERY_STEP | EVERY_PREFERENCE, EVERY_EVAL, AT_END)
+
+    def learning(self, collate: Any, rows: Any, held_out: Any, *, leads: bool) -> Learning:
+        """The collators that know both answers, and the trainer with its reference."""
+        from pipeline.stages.train.preference.collator import PreferenceCollator
+        from pipeline.stages.train.preference.reference import Reference
+        from pipeline.stages.train.preference.trainer import PreferenceTrainer
+
+        method, again = self.settings.method, self.settings.shard_base
+        reference = None
+        if METHODS[method].reference:
+            # who shares a base out can't go by what it alone remembers: all run the layers as often
+            reference = Reference(self.checkpoints / REFERENCE, self.record, keep=leads, again=again)
+        return Learning(
+            PreferenceCollator(collate, method, rows),
+            PreferenceCollator(collate, method, held_out),
+            partial(PreferenceTrainer, reference=reference),
+        )
+
+
+LEARNER = PreferenceLearner
