@@ -45,7 +45,7 @@ def seen(arguments: Sequence[str]) -> dict[str, Any]:
         suite = next(ElementTree.parse(report.name).iter("testsuite"))  # noqa: S314 (pytest's own)
     commit = ["git", "rev-parse", "--short", "HEAD"]
     return {
-        "seen": f"{datetime.now(UTC):%Y-%m-%d}",
+        "seen": f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}",
         "minutes": round((time.monotonic() - started) / 60, 1),
         **{name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")},
         "exit_code": code,

@@ -22,4 +22,4 @@ def test_the_record_says_what_was_seen(tmp_path: Path) -> None:
     tests.write_text("def test_right(): pass\ndef test_wrong(): assert False\n")
     found = seen(["-p", "no:cacheprovider", "-c", "/dev/null", str(tests)])
     assert (found["tests"], found["failures"], found["exit_code"]) == (2, 1, 1)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["seen"]) and found["minutes"] >= 0
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\dZ", found["seen"]) and found["minutes"] >= 0
