@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -454,14 +455,14 @@ def test_a_damaged_lock_file_is_a_sentence_and_snakemake_repairs_it(
 
 def test_what_can_only_be_read_can_be_verified(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A project on a disk that is mounted read-only: ship into another folder, serve."""
-    real = Path.open
+    for module, real in ((Path, Path.open), (os, os.open)):
 
-    def opened(path: Path, mode: str = "r", *rest: object, **named: object) -> object:
-        if path.name == "quench-record.lock":
-            raise OSError(errno.EROFS, "Read-only file system", str(path))
-        return real(path, mode, *rest, **named)
+        def opened(path: Path | str, *rest: Any, real: Callable[..., Any] = real, **named: Any) -> Any:
+            if Path(path).name == "quench-record.lock":
+                raise OSError(errno.EROFS, "Read-only file system", str(path))
+            return real(path, *rest, **named)
 
-    monkeypatch.setattr(Path, "open", opened)
+        monkeypatch.setattr(module, "open", opened)
     verify_outputs([project / F16], project)
     flip(project / F16, random.Random(0))  # noqa: S311
     with pytest.raises(MachineError):  # DVC, which knows the remedy, has to write
