@@ -21,7 +21,7 @@ from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.gate.shapes import Parity
 from pipeline.pages.parity_summary import MARKS, counts, grouped, sentence, title
 
-COLORS = {"pass": "green", "fail": "bold red", "not measured": "yellow"}
+COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not measured": "yellow"}
 
 
 def main(root: Path, *, as_json: bool) -> int:
@@ -98,7 +98,9 @@ def show(report: Mapping[str, Any]) -> None:
 
 
 def explained(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """What a failed parity check shows with its likely cause, and why one was not measured."""
+    """What a failed parity check shows with its likely cause, what one warns of, and why one was not
+    measured.
+    """
     for row in rows:
         detail = (row.get("detail") or "").rstrip(".")
         if row["verdict"] == "fail":
@@ -107,5 +109,7 @@ def explained(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
                 f"{figure(row.get('limit'))}{detail and '; '}{detail}."
             )
             yield from [f"  Likely cause: {row['cause']}"] if row.get("cause") else []
+        elif row["verdict"] == "warn":
+            yield f"{row['title']} warns{detail and ': '}{detail}. {row.get('cause') or ''}".rstrip()
         elif row["verdict"] == "not measured":
             yield f"{row['title']} was not measured{detail and ': '}{detail}."

@@ -24,6 +24,7 @@ from pipeline.config.sections import (
 from pipeline.metrics.level_limits import LevelLimit, level_limit, served_limit
 
 REFERENCES = ("F16", "BF16")
+MERGED = "outputs_trained"  # parity compares the trained model with the merged one
 SERVED = "outputs_served"  # parity compares training's forward with llama.cpp's
 OF_ADAPTER = {
     "weights_file": "which file the base is",
@@ -49,13 +50,21 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class FromTrained:
+    """How far the merged model is from the one that was trained, and the limit of that for "auto"."""
+
+    kld: Measured
+    allowed: LevelLimit
+
+
+@dataclass(frozen=True)
 class Comparison:
     """What one model is compared with. `stage` measures how far it is from it, `allowed` is the limit of that
     for "auto".
 
     `needed` has the parity checks that must have passed, by key, with what each measures. `fault` is a
     sentence if the model's report compares it with something else. `ends` is parity's check of how answers
-    end, for a model whose task is not scored.
+    end, for a model whose task is not scored. `trained` is there for a merged model.
     """
 
     against: str
@@ -67,6 +76,7 @@ class Comparison:
     kld: Measured
     same_top: Measured
     ends: Mapping[str, Any] | None = None
+    trained: FromTrained | None = None
 
 
 def comparison(model: str, evaluations: Evaluations, parity: Mapping[str, Any]) -> Comparison:
@@ -74,11 +84,11 @@ def comparison(model: str, evaluations: Evaluations, parity: Mapping[str, Any]) 
     return (
         _served(model, evaluations[model], parity["checks"])
         if model == served_of(evaluations)
-        else _level(model, evaluations)
+        else _level(model, evaluations, parity["checks"])
     )
 
 
-def _level(model: str, evaluations: Evaluations) -> Comparison:
+def _level(model: str, evaluations: Evaluations, checks: Mapping[str, Any]) -> Comparison:
     found, stage = evaluations[model], f"evaluate@{model}"
     named = found.get("reference")
     sixteen = next(
@@ -86,6 +96,7 @@ def _level(model: str, evaluations: Evaluations) -> Comparison:
         str(named or REFERENCES[0]).removeprefix(UNTUNED),
     )
     against = reference_of(model, sixteen)
+    parameters = figure_of(found, "parameters")
     own = "weights_gguf" if model == sixteen else level_key("weights", model)
     fault = (
         f"{model}'s report compares it with {named or 'nothing'}, not with {against}: run `python -m "
@@ -116,10 +127,24 @@ def _level(model: str, evaluations: Evaluations) -> Comparison:
         {} if model.startswith(UNTUNED) else {own: f"the weights of {model}"},
         "" if named == against else fault,
         stage,
-        level_limit(model.removeprefix(UNTUNED), figure_of(found, "parameters")),
+        level_limit(model.removeprefix(UNTUNED), parameters),
         kld,
         same_top,
+        trained=None if model.startswith(UNTUNED) else _trained(checks.get(MERGED), parameters),
     )
+
+
+def _trained(found: Mapping[str, Any] | None, parameters: float | None) -> FromTrained | None:
+    """What parity measured between the trained model and the merged one; None where nothing was merged."""
+    if found is None:
+        return None
+    nats = figure_of(found, "figure") if found.get("unit") == "nats" else None
+    words = (
+        f"Parity has not measured how far the merged model is from the trained one ({found.get('detail')})"
+        if nats is None
+        else f"The merged model is {nats:.2g} nats (mean KL divergence) from the trained one"
+    )
+    return FromTrained(Measured(nats, words), level_limit("nf4", parameters))
 
 
 def _served(model: str, found: Evaluation, checks: Mapping[str, Any]) -> Comparison:

@@ -10,6 +10,7 @@ TITLES = {
     "reference": "Reference",
     "kld": "Divergence",
     "same_top": "Same first choice",
+    "trained": "From the trained model",
     "task_drop": "Task",
     "stopped": "Ends its answers",
     "forgetting": "General ability",

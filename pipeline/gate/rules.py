@@ -16,7 +16,15 @@ from typing import Any, Literal
 from pipeline.config.methods import METHODS
 from pipeline.config.sections import AUTO, Gate
 from pipeline.core.checks import Check
-from pipeline.gate.comparison import Comparison, Evaluation, Evaluations, Measured, comparison, share_text
+from pipeline.gate.comparison import (
+    Comparison,
+    Evaluation,
+    Evaluations,
+    FromTrained,
+    Measured,
+    comparison,
+    share_text,
+)
 from pipeline.gate.drops import Answers, forgetting, task_drop
 from pipeline.gate.judgment import Judgment, check, missing
 
@@ -46,6 +54,7 @@ def judge(
         None
         if same_top is None
         else _divergence("same_top", compared.same_top, same_top, allowed.same_top, compared),
+        _trained(compared.trained, limits.max_kld_trained),
         None if drop is None else task_drop(model, compared.against, evaluations, answers, drop, seed),
         None if stopped is None else _stopped(model, found, reference, stopped, compared.ends),
         None
@@ -88,7 +97,7 @@ def _parity(parity: Mapping[str, Any], needed: Mapping[str, str]) -> Check:
         remedy = f"{'; '.join(details)}." if details else "run `snakemake parity`."
         sentence = f"Parity has not measured {' and '.join(needed[key] for key in lacking)}: {remedy}"
     else:
-        measured = sum(check["verdict"] == "pass" for check in checks.values())
+        measured = sum(check["verdict"] in ("pass", "warn") for check in checks.values())
         sentence = f"{measured} of {len(checks)} parity checks were measured, and none failed."
         return check("parity", "pass", sentence, 0.0, 0.0)
     return check("parity", "fail", sentence, float(len(failed)) or None, 0.0)
@@ -107,6 +116,17 @@ def _divergence(
         else (figure >= limit, f"at least {share_text(limit)} are wanted")
     )
     return check(rule, passes, f"{measured.words}; {bound}{why}.", figure, limit)
+
+
+def _trained(trained: FromTrained | None, given: float | Literal["auto"] | None) -> Check | None:
+    """How far the merged model is from the trained one; no rounding of its level is in that."""
+    if trained is None or given is None:
+        return None
+    limit, why = (trained.allowed.kld, f" (auto: {trained.allowed.source})") if given == AUTO else (given, "")
+    figure, words = trained.kld.figure, trained.kld.words
+    if figure is None:
+        return check("trained", "not measured", f"{words}.", None, limit)
+    return check("trained", figure <= limit, f"{words}; at most {limit:g} are allowed{why}.", figure, limit)
 
 
 def _stopped(

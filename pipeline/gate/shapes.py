@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
+from pipeline.core.checks import Verdict
+
 LARGEST = 10**18  # of any figure: what is above was never measured
 
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -86,7 +88,7 @@ class ParityCheck(Shape):
     """One parity check of parity's report."""
 
     title: str
-    verdict: Literal["pass", "fail", "not measured"]
+    verdict: Verdict
     figure: Number | None
     limit: Number | None
     unit: str

@@ -25,8 +25,8 @@ SCALES = {2: ONE, 3: TWO, 6: ONE, 7: TWO, 8: ONE, 10: (80, 82), 11: (108,), 12: 
 SCALES |= {20: ONE, 23: ONE}
 # Relative RMSE of each type, the largest of: 256 × 4,096 normal, Laplace and Student-t (5) numbers, and
 # tensors of layers 0, 12 and 29 of SmolLM2-135M, each without and with random importances (log-normal);
-# quantized by the pinned llama.cpp (ggml_quantize_chunk), measured 2026-11-20. Normal numbers alone cost some
-# 20 % less.
+# quantized by the pinned llama.cpp (ggml_quantize_chunk), measured 2026-11-20 (benchmarks/type_noise.py).
+# Normal numbers alone cost some 20 % less.
 NOISE = {
     "F32": 1e-7,
     "F16": 0.0005,
@@ -54,6 +54,31 @@ NOISE = {
     "IQ1_S": 0.6100,
     "TQ2_0": 0.8541,
     "TQ1_0": 0.8541,
+}
+# The largest error of a weight as a share of the largest weight in its block, without importances: 128 ×
+# 4,096 of the same numbers (benchmarks/type_noise.py, measured 2026-11-25). Types with evenly spaced steps
+# can't exceed half a step: 1/8 of it at Q4_0, whose steps reach further on one side
+WORST_WEIGHT = {
+    "F32": 1e-7,
+    "F16": 0.0005,
+    "BF16": 0.0039,
+    "Q8_0": 0.0043,
+    "Q6_K": 0.0162,
+    "Q5_1": 0.0329,
+    "Q5_0": 0.0626,
+    "Q5_K": 0.0488,
+    "Q4_1": 0.0673,
+    "Q4_0": 0.1251,
+    "Q4_K": 0.1009,
+    "IQ4_NL": 0.1129,
+    "IQ4_XS": 0.1099,
+    "MXFP4": 0.25,
+    "NVFP4": 0.1746,
+    "Q3_K": 0.2239,
+    "IQ3_S": 0.4011,
+    "Q2_K": 0.3786,
+    "TQ2_0": 0.5003,
+    "TQ1_0": 0.5003,
 }
 
 

@@ -41,15 +41,22 @@ def trained_model(
     """
     trained_in = adapter or settings_of
     assert trained_in, "a base alone needs the settings of a run"
-    settings = run_settings(trained_in).model_copy(update=ON_ONE_DEVICE)
-    bare = load_quantized(base, settings)
-    if adapter and is_scales(adapter):
-        load_scales(model := bare, adapter)
-    else:
-        model = with_adapter(bare, adapter) if adapter else bare
-    yield (speaker := TorchSpeaker(in_float32(model) if float32 else model))
-    speaker.forget()
-    del bare, model
+    with quantized_base(base, trained_in) as bare:
+        if adapter and is_scales(adapter):
+            load_scales(model := bare, adapter)
+        else:
+            model = with_adapter(bare, adapter) if adapter else bare
+        yield (speaker := TorchSpeaker(in_float32(model) if float32 else model))
+        speaker.forget()
+        del bare, model
+
+
+@contextmanager
+def quantized_base(base: Path, trained: Path) -> Iterator[Any]:
+    """The base as the training of the folder `trained` held it, without what was trained; its memory is free
+    after the body, so long as the body's own names go.
+    """
+    yield load_quantized(base, run_settings(trained).model_copy(update=ON_ONE_DEVICE))
     gc.collect()
     give_back_holes()
 

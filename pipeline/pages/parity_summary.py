@@ -23,8 +23,8 @@ GROUPS = {
     "behavior": "Behavior",
 }
 OTHER = "Other"
-VERDICTS = ("fail", "not measured", "pass")  # the gravest first
-MARKS = {"pass": "✓", "fail": "✕", "not measured": "○"}
+VERDICTS = ("fail", "warn", "not measured", "pass")  # the gravest first
+MARKS = {"pass": "✓", "warn": "▲", "fail": "✕", "not measured": "○"}
 # both what training had and the 16-bit base with its adapter are handed over to the merged model
 MERGED = "merged"
 SIXTEEN = "16-bit GGUF"
@@ -79,13 +79,13 @@ def place_among(key: str, checks: Iterable[str]) -> str:
 
 
 def verdict_of(check: Mapping[str, Any]) -> str:
-    """pass, fail or not measured; whatever else stands there is not measured."""
+    """pass, warn, fail or not measured; whatever else stands there is not measured."""
     return str(check["verdict"]) if check.get("verdict") in VERDICTS else "not measured"
 
 
 def gravest(checks: Iterable[Mapping[str, Any]]) -> str:
-    """The verdict over several parity checks: fail before not measured before pass; not measured if there is
-    none.
+    """The verdict over several parity checks: fail before warn before not measured before pass; not measured
+    if there is none.
     """
     found = {verdict_of(check) for check in checks} or {"not measured"}
     return next(verdict for verdict in VERDICTS if verdict in found)
@@ -119,6 +119,8 @@ def title(report: Mapping[str, Any]) -> str:
         return f"Something was lost: {found['fail']} of {sum(found.values())} parity checks failed"
     if report["verdict"] != "pass" or not found["pass"]:
         return "Parity did not pass"
+    if found["warn"]:
+        return f"Nothing was damaged, but rounding costs much: {found['warn']} parity checks warn"
     return (
         "Every parity check holds"
         if not found["not measured"]
@@ -139,6 +141,12 @@ def sentence(report: Mapping[str, Any]) -> str:
         return (
             f"None of {sum(found.values())} parity checks failed, {found['pass']} hold: run `snakemake "
             "--force parity`, which measures them again."
+        )
+    if found["warn"]:
+        dear = next(row for rows in grouped(checks).values() for row in rows if row["verdict"] == "warn")
+        return (
+            f"“{dear['title']}” lost more than is usual, by rounding that was asked for: "
+            f"`report.gate` judges whether that is too much. {found['not measured']} were not measured."
         )
     if not found["not measured"]:
         return (

@@ -48,6 +48,17 @@ def test_a_failed_check_is_exit_5_with_its_difference_and_cause(
     assert "The first that failed is “Merged → F16, weights”" in output
 
 
+def test_a_warning_is_exit_0_and_says_what_judges_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = parity_report()
+    report["checks"]["outputs_q4_k_m"] |= {"verdict": "warn", "figure": 1.09, "cause": "Take more bits."}
+    assert main(write(tmp_path, report), as_json=False) == 0
+    output = capsys.readouterr().out
+    assert "▲ warn" in output and "Take more bits." in output
+    assert "report.gate" in output.splitlines()[-1]
+
+
 def test_a_verdict_of_fail_is_exit_5_without_a_failed_check(tmp_path: Path) -> None:
     assert main(write(tmp_path, parity_report() | {"verdict": "fail"}), as_json=True) == 5
 

@@ -17,7 +17,14 @@ from pipeline.gate.judgment import Judgment
 from pipeline.gate.rules import judge as judge_model
 
 LIMITS = Gate(max_kld=0.5, min_same_top=0.85, max_task_drop=10.0, min_stopped=0.9, max_forgetting=10.0)
-OFF = Gate(max_kld=None, min_same_top=None, max_task_drop=None, min_stopped=None, max_forgetting=None)
+OFF = Gate(
+    max_kld=None,
+    min_same_top=None,
+    max_kld_trained=None,
+    max_task_drop=None,
+    min_stopped=None,
+    max_forgetting=None,
+)
 ROWS = 40
 
 
@@ -69,6 +76,7 @@ def test_a_good_level_passes_and_every_rule_says_its_figure_and_limit() -> None:
         "parity",
         "kld",
         "same_top",
+        "trained",
         "task_drop",
         "stopped",
         "forgetting",
@@ -99,6 +107,40 @@ def test_each_rule_refuses_beyond_its_limit_alone(changed: dict[str, Any], rule:
     assert [one.key for one in verdict.checks if one.verdict == "fail"] == [rule]
     assert len(verdict.reasons) == 1
     assert words in verdict.reasons[0]
+
+
+def test_what_parity_warns_of_is_for_the_gate_to_judge() -> None:
+    parity = parity_report()
+    parity["checks"]["outputs_q4_k_m"] |= {"verdict": "warn", "figure": 1.09}
+    refused = judge(evaluation(kld_mean=1.09), parity=parity)
+    assert [one.key for one in refused.checks if one.verdict == "fail"] == ["kld"]
+    assert judge(evaluation(), parity=parity).verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("measured", "given", "verdict"),
+    [
+        ({"figure": 0.746}, "auto", "fail"),
+        ({"figure": 0.746}, 0.8, "pass"),
+        ({"figure": 0.1}, "auto", "pass"),
+        ({"figure": 0.1}, 0.05, "fail"),
+        ({"figure": None, "verdict": "not measured"}, "auto", "not measured"),
+        ({"figure": 3.0, "unit": "positions"}, "auto", "not measured"),
+    ],
+)
+def test_a_merge_far_from_the_trained_model_is_refused(
+    measured: dict[str, Any], given: Any, verdict: str
+) -> None:
+    parity = parity_report()
+    parity["checks"]["outputs_trained"] |= {"verdict": "warn"} | measured
+    found = judge(evaluation(), LIMITS.model_copy(update={"max_kld_trained": given}), parity)
+    assert finding(found, "trained").verdict == verdict
+    assert {one.key for one in found.checks if one.verdict == "fail"} <= {"trained"}
+
+
+def test_the_untuned_base_was_not_merged() -> None:
+    found = judge(evaluation(), model="base-F16")
+    assert "trained" not in [one.key for one in found.checks]
 
 
 def test_divergence_counts_where_it_is_worse() -> None:

@@ -29,7 +29,6 @@ from pipeline.commands.quantization_check.memory import (
 )
 from pipeline.commands.quantization_check.outputs import compare_logits, last_logits, output_lines
 from pipeline.commands.quantization_check.swap import swap_line
-from pipeline.commands.quantization_check.weights import weight_lines
 from pipeline.config.params import Params
 from pipeline.config.sections import Training
 from pipeline.core.checks import Check, refuse
@@ -37,6 +36,7 @@ from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.core.publish import read_json, write_json
 from pipeline.models.finite import adapter_is_finite, dequantization_is_finite, outputs_watched
 from pipeline.models.lora import check_adapter, lora_config
+from pipeline.models.nf4_weights import weight_lines
 from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
 from pipeline.models.runtime import use_all_cores
 from pipeline.models.tuners import adapter_config

@@ -106,15 +106,11 @@ class Parity(Section):
     max_kld_exact: Divergence = key(
         1.0e-3, "largest mean KL divergence, in nats, where nothing may be lost (merged model to F16 GGUF)"
     )
-    max_kld_trained: KldLimit = key(
-        "auto",
-        "largest mean KL divergence between the trained model and a merged one that stands on other base "
-        "weights; auto: as below, for NF4",
-    )
     max_kld_level: KldLimit = key(
         "auto",
-        "largest mean KL divergence of a level from F16; auto: 4 times what is published for that level of "
-        "an 8B model, more for a small one (the figures with their source: pipeline/metrics/level_limits.py)",
+        "mean KL divergence of a level from F16 that is unusual: a warning if every weight is within the "
+        "level's rounding, a failure if its weights can't be checked; auto: 4 times what is published for "
+        "that level of an 8B model, more for a small one (figures: pipeline/metrics/level_limits.py)",
     )
     max_kld_served: Divergence = key(
         1.0e-3,

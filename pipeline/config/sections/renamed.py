@@ -28,6 +28,8 @@ GONE = {
     "train.logging_steps": "is gone, because every step is logged: remove the line",
     "merge.method": "is gone, because every merge is streamed: remove the line (benchmarks/merge.py "
     "compares with PEFT's merge)",
+    "parity.max_kld_trained": "is gone, for parity fails on damage only: report.gate.max_kld_trained "
+    "limits the same divergence, so move the line there",
     "parity.max_nmse": _NATS,
     "parity.min_same_top": _NATS,
     "evaluate.scorer": "is gone: put it into the list evaluate.scorers ([json_fields], or [] for none)",

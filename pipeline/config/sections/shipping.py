@@ -34,6 +34,11 @@ class Gate(Section):
         "share of positions with F16's top token below this, 0 to 1; the worse of the assistant's and "
         "all; auto: what goes with that divergence",
     )
+    max_kld_trained: KldLimit | None = key(
+        "auto",
+        "mean KL divergence of the merged model from the trained one above this, in nats (16-bit base "
+        "weights under an adapter that was trained on NF4); auto: what is published for NF4's size",
+    )
     max_task_drop: Points | None = key(
         10.0, "points (of 100) below F16 (gguf: below the base alone), the entire 95 % interval above this"
     )

@@ -1,6 +1,6 @@
 """The parity page's drawing: the chain of hand-overs.
 
-A hand-over is colored by its verdict and marked with it (✓ pass, ✕ fail, ○ not measured).
+A hand-over is colored by its verdict and marked with it (✓ pass, ▲ warn, ✕ fail, ○ not measured).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,9 +30,10 @@ SOURCES = {
     "outputs_sixteen": ", 16-bit base",
     "outputs_trained": ", NF4 base",
 }  # what of the two is handed over to the merged model
-COLORS = {"pass": GOOD, "fail": BAD, "not measured": WARM}
+COLORS = {"pass": GOOD, "warn": WARM, "fail": BAD, "not measured": WARM}
 LINES: dict[str, dict[str, Any]] = {
     "pass": {"linewidth": 2},
+    "warn": {"linewidth": 2},
     "fail": {"linewidth": 3.5},
     "not measured": {"linewidth": 2, "linestyle": (0, (2.5, 2))},
 }

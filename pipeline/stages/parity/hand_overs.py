@@ -1,14 +1,17 @@
 """Each hand-over of what the models say as a parity check: the divergence from the model before, against its
 limit, and a failure's likely cause.
+
+Rounding that was asked for is no damage. Where a hand-over rounds and its stored weights were checked and
+passed, a divergence beyond the limit is what the rounding costs this model: a warning here, and for
+`report.gate` to judge. Where they did not pass, or could not be checked, the limit is the evidence.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from pipeline.config.sections import AUTO, Parity
 from pipeline.core.checks import Check
-from pipeline.metrics.divergence import Divergence, Reference, compare
+from pipeline.metrics.divergence import Reference, compare
 from pipeline.metrics.level_limits import level_limit
 from pipeline.stages.parity.check import divergence_check, incomparable
 
@@ -31,16 +34,31 @@ class Outputs:
     untuned: Callable[[], Reference]
     where: str  # the rows and positions, for a parity check's detail
     parameters: int | None = None  # of the model, for limits that follow from its size
+    weights: Mapping[str, Check] = field(default_factory=dict)  # checks of stored weights, by key
+    nf4: Callable[[], Check | None] = lambda: None  # checks the weights that training held in NF4
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The largest divergence of a hand-over, in nats, and a note on it.
+
+    `weights` is the check of the stored weights where the hand-over rounds, asked only beyond `nats`; None
+    where nothing may be lost. `remedy` is what to do if the rounding costs that much.
+    """
+
+    nats: float
+    note: str = ""
+    weights: Callable[[], Check | None] | None = None
+    remedy: str = ""
 
 
 def hand_over(
     title: str,
     before: Reference,
     after: Reference,
-    limit: float,
+    bound: Bound,
     outputs: Outputs,
-    cause: Callable[[Divergence], str],
-    note: str = "",
+    cause: Callable[[], str],
 ) -> Check:
     """One parity check; `cause` is asked only where it failed. Logits that can't be compared fail too."""
     found = compare(before, after)
@@ -54,55 +72,88 @@ def hand_over(
             else "The two are not the same model: run the stages from merge on again.",
         )
     from_trained = compare(outputs.as_trained, after)
-    return divergence_check(
+    within, explained = found.kld <= bound.nats, False
+    said = [f"{outputs.where}, same first choice at {found.same_top:.1%}", bound.note]
+    if bound.weights and not within:
+        weights = bound.weights()
+        explained = weights is not None and weights.verdict == "pass"
+        said.append(evidence(weights))
+    check = divergence_check(
         title,
         found,
-        limit=limit,
-        sentence=f"{outputs.where}, same first choice at {found.same_top:.1%}{note and '; ' + note}",
-        cause="" if found.kld <= limit else cause(found),
+        limit=bound.nats,
+        sentence="; ".join(filter(None, said)),
+        cause="" if within or explained else cause(),
         more={"kld_trained": from_trained.kld} if from_trained.comparable else {},
     )
+    return replace(check, verdict="warn", remedy=bound.remedy) if explained else check
 
 
-def limit_of(given: float | Literal["auto"], level: str, outputs: Outputs) -> tuple[float, str]:
-    """A limit as it is given, or what `level` may lose where it is auto; and in the second case, behind "; ",
-    where it comes from.
-    """
-    if given != AUTO:
-        return given, ""
-    found = level_limit(level, outputs.parameters)
-    return found.kld, f"; limit: {found.source}"
+def evidence(weights: Check | None) -> str:
+    """What the check of a hand-over's stored weights proves."""
+    if weights is None or weights.verdict == "not measured":
+        why = f" ({weights.sentence})" if weights else ""
+        return f"its weights were not checked{why}, so the divergence is the only evidence"
+    if weights.verdict == "fail":
+        return "its weights did not pass either"
+    return "its weights are within the rounding that was asked for, so nothing was damaged"
+
+
+def level_bound(level: str, outputs: Outputs, limits: Parity, weights: Callable[[], Check | None]) -> Bound:
+    """What `level` is held to."""
+    remedy = (
+        f"This is what {level} costs this model, and report.gate.max_kld judges it: take a level of more "
+        "bits if it is too much."
+    )
+    if limits.max_kld_level != AUTO:
+        return Bound(limits.max_kld_level, weights=weights, remedy=remedy)
+    allowed = level_limit(level, outputs.parameters)
+    return Bound(allowed.kld, f"limit: {allowed.source}", weights, remedy)
 
 
 def merge_checks(outputs: Outputs, merge_base: str, limits: Parity) -> dict[str, Check]:
     """Both models that the merge could stand for, against it: the one it went into must be equal, the other
-    one near.
+    one is as far as NF4 rounds the base.
     """
-    rounded, source = limit_of(limits.max_kld_trained, "nf4", outputs)
 
-    def cause(_found: Divergence) -> str:
+    def weights() -> Check | None:
+        merged = outputs.weights.get("weights_merged")
+        # what was merged into NF4 went through it in that check
+        return outputs.nf4() if exact and merged and merged.verdict == "pass" else merged
+
+    allowed, exact = level_limit("nf4", outputs.parameters), merge_base == "16-bit"
+    own = compare(outputs.as_trained, outputs.trained)
+    note = f"in float32 arithmetic; training's own rounding is {own.kld:.2g} nats" if own.comparable else ""
+    other = "nf4" if exact else "16-bit"
+    rounded = Bound(
+        allowed.kld,
+        f"limit: {allowed.source}",
+        weights,
+        f"This is what NF4's rounding of the base costs this model: set merge.base to {other} or auto"
+        + (", or leave it to report.gate.max_kld_trained." if exact else " if the 16-bit base is meant."),
+    )
+
+    def cause() -> str:
         return merge_cause(outputs, merge_base, limits)
 
-    own, exact = compare(outputs.as_trained, outputs.trained), merge_base == "16-bit"
-    note = f"in float32 arithmetic; training's own rounding is {own.kld:.2g} nats" if own.comparable else ""
+    equal = Bound(limits.max_kld_exact)
+    both = f"{note}; {rounded.note}" if note else rounded.note
     return {
         "outputs_sixteen": hand_over(
             "16-bit base with adapter → merged model",
             outputs.sixteen,
             outputs.merged,
-            limits.max_kld_exact if exact else rounded,
+            equal if exact else rounded,
             outputs,
             cause,
-            "" if exact else source.removeprefix("; "),
         ),
         "outputs_trained": hand_over(
             "Trained model (NF4 with adapter) → merged model",
             outputs.trained,
             outputs.merged,
-            rounded if exact else limits.max_kld_exact,
+            replace(rounded, note=both) if exact else replace(equal, note=note),
             outputs,
             cause,
-            note + source if exact else note,
         ),
     }
 
@@ -137,7 +188,7 @@ def merge_cause(outputs: Outputs, merge_base: str, limits: Parity) -> str:
 def gguf_check(outputs: Outputs, title: str, limits: Parity) -> Check:
     """The merged model against its 16-bit GGUF, which must be equal."""
 
-    def cause(_found: Divergence) -> str:
+    def cause() -> str:
         if same(outputs.untuned(), outputs.gguf, limits):
             return "The GGUF is the untuned base: run `snakemake --force convert`."
         if same(outputs.sixteen, outputs.gguf, limits) or same(outputs.trained, outputs.gguf, limits):
@@ -151,20 +202,16 @@ def gguf_check(outputs: Outputs, title: str, limits: Parity) -> Check:
             "config.json says."
         )
 
-    return hand_over(title, outputs.merged, outputs.gguf, limits.max_kld_exact, outputs, cause)
+    return hand_over(title, outputs.merged, outputs.gguf, Bound(limits.max_kld_exact), outputs, cause)
 
 
-def level_check(
-    title: str, level: str, before: Reference, after: Reference, outputs: Outputs, limits: Parity
-) -> Check:
+def level_check(title: str, before: Reference, after: Reference, bound: Bound, outputs: Outputs) -> Check:
     """A 16-bit GGUF against the same at a level."""
-
-    limit, source = limit_of(limits.max_kld_level, level, outputs)
     cause = (
-        f"{level} costs this model more than parity.max_kld_level, or the file is damaged (the parity check "
-        "of its weights names tensors): take a level of more bits, or make the file again."
+        "The file may be damaged or another's (the parity check of its weights says what was looked at): "
+        "make it again, take a level whose weights can be checked, or raise parity.max_kld_level."
     )
-    return hand_over(title, before, after, limit, outputs, lambda _found: cause, source.removeprefix("; "))
+    return hand_over(title, before, after, bound, outputs, lambda: cause)
 
 
 def lora_check(outputs: Outputs, with_lora: Reference, merge_base: str, limits: Parity) -> Check:
@@ -177,13 +224,13 @@ def lora_check(outputs: Outputs, with_lora: Reference, merge_base: str, limits: 
         else (outputs.sixteen, "16-bit base with adapter")
     )
 
-    def cause(_found: Divergence) -> str:
+    def cause() -> str:
         if same(outputs.untuned(), with_lora, limits):
             return "The adapter's GGUF changes nothing: run `snakemake --force convert`."
         return "The base's GGUF or the adapter's is of another run: run `snakemake --force convert`."
 
     return hand_over(
-        f"{name} → base GGUF with LoRA GGUF", before, with_lora, limits.max_kld_exact, outputs, cause
+        f"{name} → base GGUF with LoRA GGUF", before, with_lora, Bound(limits.max_kld_exact), outputs, cause
     )
 
 

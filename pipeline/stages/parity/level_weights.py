@@ -1,8 +1,9 @@
-"""A level's weights against those of the 16-bit GGUF it was made from: the noise of every tensor, against
-what its type costs.
+"""A level's weights against those of the 16-bit GGUF it was made from: the noise of every tensor, and of the
+worst weight in it, against what its type costs.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pipeline.config.budgets import is_budget
 from pipeline.config.levels import split_level
 from pipeline.core.checks import Check
 from pipeline.gguf.tensor_types import check_tensor_types
-from pipeline.gguf.tensors import NOISE, Floats, GgufTensor, gguf_tensors
+from pipeline.gguf.tensors import NOISE, WORST_WEIGHT, Floats, GgufTensor, gguf_tensors
 from pipeline.llamacpp.converters import NO_TYPES
 from pipeline.models.runtime import side_by_side
 from pipeline.stages.parity.check import failure
@@ -31,14 +32,16 @@ def level_weights(
     """The parity check of one level (`name` as in `quantize.levels`) and the noise of each tensor; both files
     are streamed.
 
-    `slack` is how many times its type's usual noise a tensor may have, `tensor_types` is
-    `quantize.tensor_types`, of no meaning for a budget's file. A type without a known noise or a dequantizer
-    in the package gguf leaves the parity check unmeasured, unless something is wrong already. Raises
-    `ConfigError` where `tensor_types` can't be.
+    `slack` is how many times its type's usual noise a tensor may have, and how many times its type's largest
+    error a weight. The second is not asked of a level with an importance matrix, which gives unimportant
+    weights up. `tensor_types` is `quantize.tensor_types`, of no meaning for a budget's file. A type without a
+    known noise or a dequantizer in the package gguf leaves the parity check unmeasured, unless something is
+    wrong already. Raises `ConfigError` where `tensor_types` can't be.
     """
     title = f"Weights of {gguf.stem} → {name}"
     tensor_types = NO_TYPES if is_budget(name) else tensor_types
-    check_tensor_types(gguf, tensor_types, split_level(name)[1])
+    with_imatrix = split_level(name)[1]
+    check_tensor_types(gguf, tensor_types, with_imatrix)
     (_, before), (header, after) = gguf_tensors(gguf), gguf_tensors(level)
     if check := file_check(title, name, tensor_types, header, before, after):
         return check, {}
@@ -64,24 +67,38 @@ def level_weights(
     }
     if lost := {tensor: one for tensor, one in found.items() if one.lost}:
         return lost_check(title, lost, before, after), noise
+    if with_imatrix or is_budget(name):  # a budget's file may have been made with one
+        found = {tensor: replace(one, worst=0.0) for tensor, one in found.items()}
     return noise_check(title, found, after, slack), noise
 
 
 def noise_check(
     title: str, found: Mapping[str, TensorNoise], after: Mapping[str, GgufTensor], slack: float
 ) -> Check:
-    """The verdict over the noise of all tensors: the worst, in multiples of what its type costs."""
-    shares = {tensor: one.rmse / NOISE[after[tensor].type] for tensor, one in found.items()}
+    """The verdict over all tensors: the worst in multiples of what its type costs, as a whole or by one
+    weight.
+    """
+    whole = {tensor: one.rmse / NOISE[after[tensor].type] for tensor, one in found.items()}
+    weight = {
+        tensor: one.worst / WORST_WEIGHT.get(after[tensor].type, np.inf) for tensor, one in found.items()
+    }
+    shares = {tensor: max(whole[tensor], weight[tensor]) for tensor in found}
     worst = max(shares, key=lambda tensor: shares[tensor])
     quantized = [one.rmse for tensor, one in found.items() if after[tensor].type not in EXACT]
     detail = (
-        f"{len(found)} tensors; worst {worst}, {after[worst].type}, relative RMSE {found[worst].rmse:.4f}"
+        f"{len(found)} tensors; worst {worst}, {after[worst].type}, relative RMSE {found[worst].rmse:.4f}, "
+        f"largest error of a weight {found[worst].worst:.2f} of the largest in its block"
     )
     passed, remedy = shares[worst] <= slack, remake(after[worst].file)
     cause = (
         f"{worst} was made from other weights, or its values are unusually spread: {remedy}, or raise "
         "parity.rmse_slack if it stays so."
     )
+    if whole[worst] <= slack:
+        cause = (
+            f"A scale or a weight in row {found[worst].worst_row} of {worst} is off by more than "
+            f"{after[worst].type} rounds, so the file is damaged: {remedy}."
+        )
     return Check(
         title,
         "pass" if passed else "fail",

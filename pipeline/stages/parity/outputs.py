@@ -6,7 +6,7 @@ something is named. One model is in memory at a time; what each says goes into a
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,8 +20,17 @@ from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.divergence import Prompt, Reference, Speaker, gguf_speaker, kept_logits
-from pipeline.metrics.forward import plain_model, trained_model
-from pipeline.stages.parity.hand_overs import Outputs, gguf_check, level_check, lora_check, merge_checks
+from pipeline.metrics.forward import plain_model, quantized_base, trained_model
+from pipeline.models.nf4_weights import nf4_check
+from pipeline.stages.parity.hand_overs import (
+    Outputs,
+    gguf_check,
+    level_bound,
+    level_check,
+    lora_check,
+    merge_checks,
+)
+from pipeline.stages.parity.level_weights import level_weights
 from pipeline.stages.parity.merged_weights import read_merge
 
 
@@ -60,10 +69,16 @@ class Bench:
 
 
 def output_checks(
-    chain: Chain, bench: Bench, limits: Parity, *, base_gguf: Path | None = None, lora: Path | None = None
+    chain: Chain,
+    bench: Bench,
+    limits: Parity,
+    weights: Mapping[str, Check],
+    *,
+    base_gguf: Path | None = None,
+    lora: Path | None = None,
 ) -> dict[str, Check]:
     """Every hand-over of the chain; with `base_gguf` and `lora` also those of the base's GGUF with the
-    adapter's GGUF on it.
+    adapter's GGUF on it. `weights` has the checks of the stored weights, by key.
 
     Disk below the bench's folder: at most eight files of positions × V × 4 bytes (39 MB a prompt each for a
     vocabulary of 152k), and with `lora` the base at one level. Memory: the largest model in 16 bits with its
@@ -84,6 +99,8 @@ def output_checks(
             parameters=check_gguf(chain.gguf).parameters,
             where=f"{len(bench.prompts)} held-out rows, "
             f"{sum(len(prompt.positions) for prompt in bench.prompts)} positions",
+            weights=weights,
+            nf4=lambda: trained_weights(chain) if recorded else None,
         )
         checks = merge_checks(outputs, merge_base, limits)
         if not recorded:
@@ -92,8 +109,9 @@ def output_checks(
         checks["outputs_gguf"] = gguf_check(outputs, f"Merged model → {chain.gguf.stem}", limits)
         for level, path in chain.levels.items():
             with bench.gguf(path) as quantized:
+                bound = level_bound(level, outputs, limits, checked(weights, level))
                 checks[level_key("outputs", level)] = level_check(
-                    f"{chain.gguf.stem} → {level}", level, outputs.gguf, quantized, outputs, limits
+                    f"{chain.gguf.stem} → {level}", outputs.gguf, quantized, bound, outputs
                 )
         if base_gguf and lora:
             with_lora = files.enter_context(bench.gguf(base_gguf, lora))
@@ -108,11 +126,34 @@ def output_checks(
                     )
                     checks[level_key("outputs_lora", level)] = Check(lora_title(level), "not measured", why)
                 else:
-                    with base_at_level(chain, level, base_gguf, lora, bench) as there:
+                    with (
+                        base_at_level(chain, level, base_gguf, bench) as file,
+                        bench.gguf(file, lora) as there,
+                    ):
+                        made = made_here(base_gguf, file, level, limits.rmse_slack)
+                        bound = level_bound(level, outputs, limits, made)
                         checks[level_key("outputs_lora", level)] = level_check(
-                            lora_title(level), level, with_lora, there, outputs, limits
+                            lora_title(level), with_lora, there, bound, outputs
                         )
     return checks
+
+
+def checked(weights: Mapping[str, Check], level: str) -> Callable[[], Check | None]:
+    """The check of a level's weights, which was made before."""
+    return lambda: weights.get(level_key("weights", level))
+
+
+def made_here(base_gguf: Path, file: Path, level: str, slack: float) -> Callable[[], Check]:
+    """The check of the weights of the base at a level; it takes its time and is made if it is asked for."""
+    return lambda: level_weights(base_gguf, file, level, slack)[0]
+
+
+def trained_weights(chain: Chain) -> Check:
+    """Whether the weights that training held in NF4 are the base's, within NF4's rounding; they are loaded
+    again, for that is asked only where the merge is far from them.
+    """
+    with quantized_base(chain.base, chain.adapter) as model:
+        return nf4_check(model, chain.base)
 
 
 def trained_outputs(chain: Chain, bench: Bench, files: ExitStack) -> tuple[Reference, Reference]:
@@ -125,16 +166,15 @@ def trained_outputs(chain: Chain, bench: Bench, files: ExitStack) -> tuple[Refer
 
 
 @contextmanager
-def base_at_level(chain: Chain, level: str, base_gguf: Path, lora: Path, bench: Bench) -> Iterator[Reference]:
-    """What the base quantized to a level says with the adapter's GGUF on it; quantized here, into a temporary
-    file, where stage quantize did not.
+def base_at_level(chain: Chain, level: str, base_gguf: Path, bench: Bench) -> Iterator[Path]:
+    """The base quantized to a level, for the length of a body; quantized here, into a temporary file, where
+    stage quantize did not.
     """
     with tempfile.TemporaryDirectory(prefix=".level-", dir=bench.scratch) as folder:
         quantized = chain.untuned.get(level) or Path(folder) / f"{base_gguf.stem}-{level}.gguf"
         if level not in chain.untuned:
             quantize_gguf(bench.tools, base_gguf, quantized, level, bench.threads)
-        with bench.gguf(quantized, lora) as said:
-            yield said
+        yield quantized
 
 
 def lora_title(level: str) -> str:

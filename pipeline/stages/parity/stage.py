@@ -100,6 +100,7 @@ def parity(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path
             chain,
             Bench(measure.prompts(tokenizer), measure.scratch, measure.evaluate.threads, measure.tools),
             measure.limits,
+            checks,
             base_gguf=base_gguf if with_lora else None,
             lora=lora if with_lora else None,
         ),

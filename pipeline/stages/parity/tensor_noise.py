@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,41 +14,82 @@ LOST = 0.99
 # blocks whose weights are smaller than this share of the tensor's (root mean square) may be rounded to
 # nothing
 SMALL = 1e-3
+# the worst weight is looked for in blocks of at least this share of the tensor's norm, for a float16 scale of
+# smaller ones has few digits left; what a scale of half a unit in the last place moves a weight by at most (a
+# code of up to 4,096 times 2 to the power of -25) is no error
+LARGE, FLOAT16 = 0.1, 2.0**-13
 
 
 @dataclass(frozen=True)
 class TensorNoise:
-    """One tensor's relative error, how many of its blocks are lost, and the first row with a lost one."""
+    """One tensor's relative error, how many of its blocks are lost and the first row with a lost one; the
+    largest error of a weight as a share of the largest weight in its block, and its row.
+    """
 
     rmse: float
     lost: int
     blocks: int
     row: int
+    worst: float
+    worst_row: int
+
+
+class BlockNoise(NamedTuple):
+    """Of each quantization block: Σ error², Σ weight², the largest error and the largest weight."""
+
+    error: Floats
+    norm: Floats
+    largest_error: Floats
+    largest: Floats
+
+    def shares(self) -> Floats:
+        """The largest error of each block as a share of its largest weight; 0 in blocks that are small."""
+        large = self.norm >= LARGE**2 * self.norm.mean()
+        shares = np.zeros_like(self.largest)
+        beyond = np.maximum(self.largest_error - FLOAT16, 0)
+        np.divide(beyond, self.largest, out=shares, where=large & (self.largest > 0))
+        return shares
 
 
 def tensor_noise(before: GgufTensor, after: GgufTensor) -> TensorNoise:
-    """A tensor's relative error, and its blocks (of the type's own size) that are lost; both sides have the
-    same shape.
+    """A tensor's relative error, its blocks (of the type's own size) that are lost, and its worst weight;
+    both sides have the same shape.
     """
-    errors, norms = zip(*block_squares(before, after), strict=True)
-    error, norm = np.concatenate(errors), np.concatenate(norms)
-    total = float(norm.sum())
+    noise = BlockNoise(*map(np.concatenate, zip(*blocks_of(before, after), strict=True)))
+    total = float(noise.norm.sum())
     with np.errstate(invalid="ignore"):
-        lost = ~(error < LOST**2 * norm) & ~(
-            (error == 0) | (norm < SMALL**2 * total / len(norm)) & np.isfinite(error)
+        lost = ~(noise.error < LOST**2 * noise.norm) & ~(
+            (noise.error == 0) | (noise.norm < SMALL**2 * total / len(noise.norm)) & np.isfinite(noise.error)
         )
-    at = np.flatnonzero(lost)
+        shares = noise.shares()
+    at, worst = np.flatnonzero(lost), int(shares.argmax())
+
+    def row(block: int) -> int:
+        return block * after.block // after.columns
+
     return TensorNoise(
-        float(np.sqrt(error.sum() / total)) if total else float(error.sum() > 0),
+        float(np.sqrt(noise.error.sum() / total)) if total else float(noise.error.sum() > 0),
         len(at),
-        len(norm),
-        int(at[0]) * after.block // after.columns if len(at) else 0,
+        len(noise.norm),
+        row(int(at[0])) if len(at) else 0,
+        float(shares[worst]),
+        row(worst),
     )
 
 
-def block_squares(before: GgufTensor, after: GgufTensor) -> Iterator[tuple[Floats, Floats]]:
-    """(Σ error², Σ weight²) of each quantization block, for some rows at a time."""
+def blocks_of(before: GgufTensor, after: GgufTensor) -> Iterator[BlockNoise]:
+    """The noise of every quantization block, for some rows at a time."""
     for first, last in after.blocks():
         ours, theirs = before.values(first, last), after.values(first, last)
-        ours, difference = ours.reshape(-1, after.block), (theirs - ours).reshape(-1, after.block)
-        yield np.einsum("ij,ij->i", difference, difference), np.einsum("ij,ij->i", ours, ours)
+        yield block_noise(ours.reshape(-1, after.block), theirs.reshape(-1, after.block))
+
+
+def block_noise(before: Floats, after: Floats) -> BlockNoise:
+    """The noise of blocks (blocks, weights) that became `after`."""
+    difference = after - before
+    return BlockNoise(
+        np.einsum("ij,ij->i", difference, difference),
+        np.einsum("ij,ij->i", before, before),
+        np.abs(difference).max(axis=1),
+        np.abs(before).max(axis=1),
+    )

@@ -18,15 +18,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.levels import level_key
+from pipeline.core.checks import Check
 from pipeline.core.errors import DataError, GateError
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.divergence import Prompt, Reference, compare, gguf_divergence, kept_logits, spread
 from pipeline.metrics.forward import plain_model, run_settings, trained_logits
-from pipeline.stages.parity.hand_overs import Outputs, gguf_check, level_check, lora_check, merge_checks
+from pipeline.stages.parity.hand_overs import (
+    Outputs,
+    gguf_check,
+    level_bound,
+    level_check,
+    lora_check,
+    merge_checks,
+)
 from pipeline.stages.parity.outputs import Bench, Chain, base_at_level, output_checks, trained_outputs
 
-LIMITS: Any = SimpleNamespace(max_kld_exact=1.0e-3, max_kld_trained=0.7, max_kld_level=0.7)
+LIMITS: Any = SimpleNamespace(max_kld_exact=1.0e-3, max_kld_level=0.7, rmse_slack=1.5)
+SOUND, DAMAGED, UNKNOWN = (Check("W", verdict, "said") for verdict in ("pass", "fail", "not measured"))
 PROMPTS = [spread([*range(1000, 1030), tiny.END], 4), spread([*range(40, 60)], 4)]
 
 
@@ -50,6 +59,7 @@ def test_a_finished_project_loses_nothing(finished: Path, tmp_path: Path, tools:
         chain(finished),
         bench(tmp_path, tools),
         LIMITS,
+        {},
         base_gguf=gguf / "tiny-base-F16.gguf",
         lora=gguf / "tiny-lora.gguf",
     )
@@ -75,15 +85,16 @@ def test_a_finished_project_loses_nothing(finished: Path, tmp_path: Path, tools:
 def test_a_level_of_the_base_that_was_made_is_not_made_again(
     finished: Path, tmp_path: Path, tools: Toolchain
 ) -> None:
-    base, lora = (finished / "models/gguf" / name for name in ("tiny-base-F16.gguf", "tiny-lora.gguf"))
-    made, here = tmp_path / "made.gguf", bench(tmp_path, tools)
+    base, made = finished / "models/gguf/tiny-base-F16.gguf", tmp_path / "made.gguf"
+    here = bench(tmp_path, tools)
     here.scratch.mkdir()
     quantize_gguf(tools, base, made, "Q4_K_M", 1)
-    with base_at_level(chain(finished, untuned={"Q4_K_M": made}), "Q4_K_M", base, lora, here) as taken:
-        assert not list(here.scratch.rglob("*.gguf"))
-        with base_at_level(chain(finished), "Q4_K_M", base, lora, here) as quantized:
-            assert len(list(here.scratch.rglob("*.gguf"))) == 1
-            assert compare(taken, quantized).kld == 0.0
+    with base_at_level(chain(finished, untuned={"Q4_K_M": made}), "Q4_K_M", base, here) as taken:
+        assert taken == made and not list(here.scratch.rglob("*.gguf"))
+    with base_at_level(chain(finished), "Q4_K_M", base, here) as quantized:
+        assert quantized.is_relative_to(here.scratch)
+        assert quantized.read_bytes() == made.read_bytes()
+    assert not list(here.scratch.rglob("*.gguf"))
 
 
 def test_an_adapter_that_was_not_merged_is_named(finished: Path, tmp_path: Path, tools: Toolchain) -> None:
@@ -101,6 +112,7 @@ def test_an_adapter_that_was_not_merged_is_named(finished: Path, tmp_path: Path,
         chain(finished, adapter=adapter, merged=merged, gguf=base_gguf, levels={}),
         bench(tmp_path, tools),
         LIMITS,
+        {},
     )
     assert (checks["outputs_sixteen"].verdict, checks["outputs_gguf"].verdict) == ("fail", "pass")
     assert "the adapter was not merged" in checks["outputs_sixteen"].remedy
@@ -240,7 +252,15 @@ def output(**models: Any) -> Outputs:
         **{name: models.get(name, same) for name in names},
         untuned=lambda: models.get("untuned", [halves(8, 50, seed=9)]),
         where="1 row",
+        weights=models.get("weights", {}),
+        nf4=lambda: models.get("nf4"),
     )
+
+
+def level(weights: Check | None, after: Any, limits: Any = LIMITS) -> Check:
+    """A Q4_K_M that says `after`, with what was found of its weights."""
+    bound = level_bound("Q4_K_M", output(), limits, lambda: weights)
+    return level_check("X", output().gguf, after, bound, output())
 
 
 OTHER, THIRD = [halves(8, 50, seed=1) * 3], [halves(8, 50, seed=2) * 3]
@@ -291,10 +311,10 @@ def test_causes_of_a_merge_that_lost_something(
         (lambda: gguf_check(output(gguf=OTHER, untuned=OTHER), "X", LIMITS), "is the untuned base"),
         (lambda: gguf_check(output(merged=OTHER), "X", LIMITS), "the merged model is not"),
         (lambda: gguf_check(output(gguf=OTHER), "X", LIMITS), "another model or is damaged"),
-        (
-            lambda: level_check("X", "Q4_K_M", output().gguf, OTHER, output(), LIMITS),
-            "Q4_K_M costs this model more",
-        ),
+        (lambda: level(DAMAGED, OTHER), "may be damaged"),
+        (lambda: level(UNKNOWN, OTHER), "may be damaged"),
+        (lambda: level(None, OTHER), "may be damaged"),
+        (lambda: level(SOUND, STRANGE), "too large for float16"),
         (lambda: lora_check(output(untuned=OTHER), OTHER, "16-bit", LIMITS), "changes nothing"),
         (lambda: lora_check(output(sixteen=THIRD), output().gguf, "nf4", LIMITS), "of another run"),
     ],
@@ -302,6 +322,59 @@ def test_causes_of_a_merge_that_lost_something(
 def test_causes_of_a_gguf_that_lost_something(check: Callable[[], Any], cause: str) -> None:
     assert check().verdict == "fail"
     assert cause in check().remedy
+
+
+# --- rounding that was asked for ---
+
+
+def test_what_a_level_costs_is_a_warning_where_its_weights_passed() -> None:
+    found = level(SOUND, OTHER)
+    assert (found.verdict, found.limit) == ("warn", 0.7)
+    assert found.figure is not None and found.figure > 0.7
+    assert "report.gate.max_kld" in found.remedy
+
+
+def test_where_weights_were_not_checked_the_divergence_is_the_evidence_and_that_is_said() -> None:
+    assert "not checked (said)" in level(UNKNOWN, OTHER).sentence
+    assert level(UNKNOWN, output().gguf).verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("merge_base", "models", "warned"),
+    [("16-bit", {"trained": OTHER}, "outputs_trained"), ("nf4", {"sixteen": OTHER}, "outputs_sixteen")],
+)
+def test_what_nf4_costs_is_a_warning_where_the_merged_weights_passed(
+    merge_base: str, models: dict[str, Any], warned: str
+) -> None:
+    checks = merge_checks(output(**models, weights={"weights_merged": SOUND}, nf4=SOUND), merge_base, LIMITS)
+    assert {key: check.verdict for key, check in checks.items()} == {
+        "outputs_sixteen": "pass",
+        "outputs_trained": "pass",
+        warned: "warn",
+    }
+    assert "merge.base" in checks[warned].remedy
+
+
+@pytest.mark.parametrize(
+    ("merged", "nf4"), [(DAMAGED, SOUND), (None, SOUND), (SOUND, DAMAGED), (SOUND, UNKNOWN), (SOUND, None)]
+)
+def test_a_merge_is_explained_by_nf4_only_if_both_sides_were_checked(
+    merged: Check | None, nf4: Check | None
+) -> None:
+    weights = {"weights_merged": merged} if merged else {}
+    checks = merge_checks(output(trained=OTHER, weights=weights, nf4=nf4), "16-bit", LIMITS)
+    assert {key: check.verdict for key, check in checks.items()} == {
+        "outputs_sixteen": "pass",
+        "outputs_trained": "fail",
+    }
+    assert "merge.base" in checks["outputs_trained"].remedy
+
+
+@pytest.mark.parametrize("merge_base", ["16-bit", "nf4"])
+def test_an_exact_hand_over_fails_whatever_its_weights_say(merge_base: str) -> None:
+    checks = merge_checks(output(merged=OTHER, weights={"weights_merged": SOUND}), merge_base, LIMITS)
+    exact = "outputs_sixteen" if merge_base == "16-bit" else "outputs_trained"
+    assert checks[exact].verdict == "fail"
 
 
 def test_an_adapter_on_the_base_is_held_against_what_it_can_equal() -> None:

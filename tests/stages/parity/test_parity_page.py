@@ -94,6 +94,17 @@ def test_a_failed_check_heads_the_page_with_its_cause() -> None:
     assert "Every parity check holds" not in text
 
 
+def test_a_warning_is_shown_as_what_it_is() -> None:
+    report = parity_report("full")
+    report["checks"]["outputs_q4_k_m"] |= {"verdict": "warn", "figure": 1.09}
+    text = page_of(report).text
+    assert text.count("▲ warn") == 3  # the legend's, the check's, the model's
+    assert "to Q4_K_M: ✓ weights, ▲ outputs 1.09" in text
+    assert counts(report["checks"]) == {"fail": 0, "warn": 1, "not measured": 0, "pass": 17}
+    assert "Every parity check holds" not in text and "Something was lost" not in text
+    assert "report.gate" in sentence(report)
+
+
 def test_a_report_that_failed_without_a_failed_check_does_not_hold() -> None:
     report = parity_report("full") | {"verdict": "fail"}
     assert title(report) == "Parity did not pass"
@@ -107,7 +118,7 @@ def test_the_first_to_fail_is_the_first_on_the_way() -> None:
     report = failed_report()
     report["checks"] = dict(reversed(report["checks"].items()))
     assert (first_failed(report["checks"]) or {})["title"] == "Merged → F16, weights"
-    assert counts(report["checks"]) == {"fail": 2, "not measured": 2, "pass": 14}
+    assert counts(report["checks"]) == {"fail": 2, "warn": 0, "not measured": 2, "pass": 14}
     assert list(grouped(report["checks"])) == ["Text", "Tokens", "Weights", "Outputs", "Behavior"]
     assert list(grouped({"odd": check("Odd", "", 1.0, 2.0, "", "pass", "")})) == ["Other"]
 

@@ -22,12 +22,13 @@ from gguf_edit import (
 from qwen2_variants import cut_models
 
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.gguf.tensors import NOISE, GgufTensor, gguf_tensors
+from pipeline.gguf.tensors import NOISE, WORST_WEIGHT, GgufTensor, gguf_tensors
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.level_file import given_by, of_other_types
 from pipeline.stages.parity.level_weights import level_weights
+from pipeline.stages.parity.tensor_noise import block_noise
 
 UP, Q_BIAS, NORM = "blk.1.ffn_up.weight", "blk.0.attn_q.bias", "blk.0.attn_norm.weight"
 Change = Callable[[Path], None]
@@ -334,8 +335,27 @@ def test_a_level_with_an_importance_matrix_is_the_same_level(light: Path) -> Non
             "another level has the name",
         ),
         (lambda file: change_tensors(file, reversed_contents), "blocks that hold nothing", "another model"),
+        (
+            lambda file: change_rows(file, UP, scale_of_a_block),
+            "in multiples of what its type costs",
+            f"row 5 of {UP} is off",
+        ),
+        (
+            lambda file: change_rows(file, UP, bit_of_a_weight),
+            "in multiples of what its type costs",
+            f"row 7 of {UP} is off",
+        ),
     ],
-    ids=["shuffled rows", "zeroed block", "other bits", "missing bias", "file type", "another model"],
+    ids=[
+        "shuffled rows",
+        "zeroed block",
+        "other bits",
+        "missing bias",
+        "file type",
+        "another model",
+        "scale of a block",
+        "bit of a weight",
+    ],
 )
 def test_a_change_in_a_level_is_named(
     light: Path, tmp_path: Path, change: Change, what: str, cause: str
@@ -344,6 +364,20 @@ def test_a_change_in_a_level_is_named(
     assert check.verdict == "fail"
     assert what in check.what
     assert cause in check.remedy
+
+
+def scale_of_a_block(rows: Any) -> Any:
+    """The float16 scale of a Q4_K block, a fifth larger."""
+    rows = rows.copy()
+    rows[5, :2] = (np.ascontiguousarray(rows[5, :2]).view(np.float16) * np.float16(1.2)).view(np.uint8)
+    return rows
+
+
+def bit_of_a_weight(rows: Any) -> Any:
+    """The highest bit of one Q4_K weight."""
+    rows = rows.copy()
+    rows[7, 16] ^= 0x08
+    return rows
 
 
 def reversed_contents(tensors: Any) -> Any:
@@ -484,3 +518,6 @@ def test_the_table_of_noise_holds_for_normal_weights(ggml_type: str) -> None:
     rounded = gguf.dequantize(gguf.quantize(values, number), number)
     rmse = float(np.linalg.norm(rounded - values) / np.linalg.norm(values))
     assert NOISE[ggml_type] / 3 < rmse < NOISE[ggml_type]
+    block = gguf.GGML_QUANT_SIZES[number][0] if ggml_type != "BF16" else 1024
+    worst = float(block_noise(values.reshape(-1, block), rounded.reshape(-1, block)).shares().max())
+    assert WORST_WEIGHT[ggml_type] / 3 < worst <= WORST_WEIGHT[ggml_type]

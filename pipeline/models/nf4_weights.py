@@ -41,6 +41,12 @@ FIGURES = {
 }
 
 
+def nf4_check(model: Any, base: Path) -> Check:
+    """All of it as one check: the first figure that does not pass, else the squared error."""
+    lines = list(weight_lines(model, base).values())
+    return next((line for line in lines if line.verdict != "pass"), lines[0])
+
+
 def weight_lines(model: Any, base: Path) -> dict[str, Check]:
     """The worst linear by each figure, dequantized NF4 against the file's weight; one linear in memory at a
     time.
