@@ -117,3 +117,9 @@ def test_every_condition_is_on_keys_and_values_that_there_are():
             choices = get_args(places[has.key])
             if choices and all(isinstance(choice, str) for choice in choices):
                 assert set(has.values) <= set(choices)
+
+
+def test_the_gates_limit_of_a_merge_waits_for_a_merge():
+    settings = {"report": {"gate": {"max_kld_trained": 0.1}}}
+    assert [one.key for one in idle(params(ADAPTER, settings))] == ["report.gate.max_kld_trained"]
+    assert not list(idle(params(settings)))

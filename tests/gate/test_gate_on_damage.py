@@ -60,6 +60,8 @@ def bench(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Any:
     params = load_params(PROJECT / "recipes" / "demo-small.yaml").model_dump(mode="json")
     params["evaluate"] |= {"max_new_tokens": 48, "scorers": ["exact_match"], "parallel": 2}
     params["serve"] |= {"threads": 1, "ctx_size": 512}
+    # on the few positions of eight answers, four more other first choices are 4 points more than is published
+    params["report"]["gate"] |= {"max_kld": 0.5, "min_same_top": 0.7}
     (root / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     assert main(["base", "--root", str(root)]) == 0
     write_rows(root / "data/final/test.jsonl", 1)
