@@ -27,7 +27,8 @@ class Assumption:
     """How a tensor may have come about: `times` the update was merged, into NF4 or not, rounded to another
     type on the way (torch's name).
 
-    The last one's error is in units of that type.
+    The last one's error is in units of that type and of the stored one together, for the number was rounded
+    to both.
     """
 
     description: str
@@ -71,8 +72,10 @@ def tensor_error(job: Job, found: Entry, nf4: Nf4 | None, assumed: Assumption | 
             and not torch.equal(values, values.to(getattr(torch, assumed.through)).to(values.dtype))
         ):
             return float("inf")
-        kind = NAMES[assumed.through] if assumed and assumed.through else found.dtype
-        distance = (values.double() - exact).abs() / unit(exact, kind)
+        size = unit(exact, found.dtype)
+        if assumed and assumed.through and NAMES[assumed.through] != found.dtype:
+            size = size + unit(exact, NAMES[assumed.through])
+        distance = (values.double() - exact).abs() / size
         worst = max(worst, float(distance.nan_to_num(nan=float("inf")).max()))
     return worst
 
