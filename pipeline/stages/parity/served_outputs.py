@@ -150,7 +150,7 @@ def served_floor(bare: Divergence) -> tuple[float, float]:
     by what llama.cpp's arithmetic costs the bare base: twice the divergence; and of other first choices a
     fifth more, besides three standard errors of the difference between two shares.
 
-    The trained model is another one, and is asked at some hundred positions: sound runs were seen 1.1 to 1.6
+    The trained model is another one, and is asked at some hundred positions: sound runs were seen 0.8 to 1.6
     times as far off as their base, and without the errors two equal models fail one time in three.
     """
     others = bare.positions * (1 - bare.same_top)

@@ -77,7 +77,7 @@ def test_a_fault_of_the_merge_is_found(fault: str, finished: Path, tmp_path: Pat
     merged = damaged_folder(models / "merged", tmp_path / "merged", fault)
     weights = merged_weights(models / "base", models / "adapter", merged)["weights_merged"]
     assert (weights.verdict, "layers.0.self_attn" in weights.sentence) == ("fail", True)
-    checks = output_checks(chain(finished, merged=merged, levels={}), bench(tmp_path, tools), LIMITS, {})
+    checks = output_checks(chain(finished, merged=merged, levels={}), bench(tmp_path, tools), LIMITS)
     assert [checks[key].verdict for key in ("outputs_sixteen", "outputs_gguf")] == ["fail"] * 2
 
 
@@ -88,7 +88,7 @@ def test_a_fault_of_the_conversion_is_found(
     gguf = damaged_gguf(finished / "models/gguf/tiny-F16.gguf", tmp_path / "tiny-F16.gguf", fault)
     weights = gguf_weights(finished / "models/merged", gguf)
     assert (weights.verdict, "blk.0.attn_" in weights.sentence) == ("fail", True)
-    checks = output_checks(chain(finished, gguf=gguf, levels={}), bench(tmp_path, tools), LIMITS, {})
+    checks = output_checks(chain(finished, gguf=gguf, levels={}), bench(tmp_path, tools), LIMITS)
     assert [checks[key].verdict for key in ("outputs_sixteen", "outputs_gguf")] == ["pass", "fail"]
 
 
