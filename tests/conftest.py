@@ -188,18 +188,18 @@ def tools(_converters: None) -> Toolchain:
 
 @pytest.fixture(scope="session")
 def tiny_qwen2(tools: Toolchain) -> Path:
-    """A two-layer Qwen2 that looks trained, with Qwen2.5's tokenizer cut to its first 8,000 words, as a
-    Hugging Face folder. Read only: copy it to change it.
+    """A random two-layer Qwen2 with Qwen2.5's tokenizer cut to its first 8,000 words, as a Hugging Face
+    folder. Read only: copy it to change it.
     """
     return kept("qwen2", lambda folder: tiny.tiny_qwen2(folder, tools, words=tiny.WORDS))
 
 
 @pytest.fixture(scope="session")
 def whole_qwen2(tools: Toolchain) -> Path:
-    """The same with the entire vocabulary and a tied head, as the small ones are published, for what depends
-    on these; all else is ten times as fast with the other. Read only.
+    """The same with the entire vocabulary, for what depends on its size or ids; all else is ten times as fast
+    with the other. Read only.
     """
-    return kept("whole-qwen2", lambda folder: tiny.tiny_qwen2(folder, tools, tie_word_embeddings=True))
+    return kept("whole-qwen2", lambda folder: tiny.tiny_qwen2(folder, tools))
 
 
 @pytest.fixture

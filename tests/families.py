@@ -16,32 +16,49 @@ from pipeline.config.sections import Training
 from pipeline.llamacpp.tools import Toolchain
 
 NAMES = ("qwen2", "qwen3", "llama", "qwen2_moe")
+# hidden and intermediate are multiples of 256, the block of K-quants
+SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
 MORE: dict[str, dict[str, Any]] = {
-    "qwen3": {"head_dim": 64, "tie_word_embeddings": True},
-    "llama": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 64},
     "qwen2_moe": {
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 256,
         "shared_expert_intermediate_size": 256,
+        "tie_word_embeddings": False,  # llama.cpp loads no tied head of this family
     },
 }
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def family(name: str, folder: Path, tools: Toolchain) -> Path:
-    """A two-layer model of one of `NAMES` that looks trained, with its tokenizer, as a Hugging Face folder;
-    the folder.
+    """A random two-layer model of one of `NAMES` with its tokenizer, as a Hugging Face folder; the folder.
 
     The Qwens have their tokenizer with a cut vocabulary and more rows of embeddings than tokens, as the
     published ones; Llama has SmolLM2's.
     """
-    from transformers import AutoConfig
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     ends = write_tokenizer(name, folder, tools)
-    rows, words = (49_152, None) if name == "llama" else (qwen2_variants.ROWS, qwen2_variants.KEPT)
-    config = AutoConfig.for_model(name, **tiny.SIZES | MORE.get(name, {}) | ends | {"vocab_size": rows})
-    return tiny.write_model(folder, config, words=words)
+    rows = 49_152 if name == "llama" else qwen2_variants.ROWS
+    config = AutoConfig.for_model(name, **(SIZES | MORE.get(name, {}) | ends | {"vocab_size": rows}))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model.generation_config = GenerationConfig(**ends)
+    model.save_pretrained(folder)
+    return folder
 
 
 def write_tokenizer(name: str, folder: Path, tools: Toolchain) -> dict[str, int]:
@@ -51,7 +68,11 @@ def write_tokenizer(name: str, folder: Path, tools: Toolchain) -> dict[str, int]
         return {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     make = tokenizer_folders.qwen3_folder if name == "qwen3" else tokenizer_folders.qwen_folder
     tiny.cut_vocabulary(make(folder, tools) / "tokenizer.json", qwen2_variants.KEPT)
-    return tiny.ends(qwen2_variants.KEPT)
+    return {
+        "bos_token_id": qwen2_variants.KEPT,
+        "eos_token_id": qwen2_variants.KEPT + 2,
+        "pad_token_id": qwen2_variants.KEPT,
+    }
 
 
 def family_adapter(folder: Path, base: Path, settings: Training) -> Path:
@@ -60,10 +81,10 @@ def family_adapter(folder: Path, base: Path, settings: Training) -> Path:
 
     `settings` are what it was trained with.
     """
-    write_adapter(base, folder, target_modules=list(TARGETS), lora_alpha=2)  # half as large as the base
+    write_adapter(base, folder, target_modules=list(TARGETS))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(base / name, folder / name)
-    output = settings.model_dump(mode="json") | {"target_modules": list(TARGETS), "r": 4, "lora_alpha": 2}
+    output = settings.model_dump(mode="json") | {"target_modules": list(TARGETS), "r": 4, "lora_alpha": 8}
     record = {"settings": output, "tokens_sha256": "ab" * 32}
     (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
     return folder

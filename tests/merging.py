@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import tiny
-
 SIZES = {
     "vocab_size": 96,
     "hidden_size": 64,
@@ -21,8 +19,8 @@ LINEARS = ["q_proj", "v_proj", "o_proj", "down_proj"]
 
 
 def write_base(folder: Path, kind: str = "Qwen2", dtype: str = "bfloat16", **changed: Any) -> Path:
-    """A model of a class of transformers (`kind` without Config and ForCausalLM) that looks trained, without
-    a tokenizer; the folder.
+    """A random model of a class of transformers (`kind` without Config and ForCausalLM) without a tokenizer;
+    the folder.
     """
     import torch
     import transformers
@@ -34,10 +32,12 @@ def write_base(folder: Path, kind: str = "Qwen2", dtype: str = "bfloat16", **cha
         "Mixtral": SIZES | MOE,
     }.get(kind, SIZES)
     config = getattr(transformers, f"{kind}Config")(**(sizes | {"tie_word_embeddings": False} | changed))
-    with torch.random.fork_rng():
+    model = getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config)
+    with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(1)
-        model = getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config)
-    tiny.look_trained(model).to(getattr(torch, dtype)).save_pretrained(folder)
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.05 + (1.0 if parameter.dim() == 1 else 0.0))
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
     return folder
 
 

@@ -33,22 +33,47 @@ def change_json(file: Path, **changed: Any) -> None:
     )
 
 
-def cut_models(tools: Toolchain) -> Path:
-    """A folder with the model as `hf/` and as `tiny-F16.gguf`, made once per session. Read only.
+def cut_qwen2(folder: Path, tools: Toolchain, **config: Any) -> Path:
+    """A random two-layer Qwen2 of hidden 256 with the cut vocabulary; the folder."""
+    import torch
+    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-    Its head is tied, as small ones are published.
-    """
+    folder.mkdir(parents=True)
+    tiny.write_qwen2_tokenizer(folder, tools)
+    tiny.cut_vocabulary(folder / "tokenizer.json", KEPT)
+    end, pad = KEPT + 2, KEPT
+    shape: dict[str, Any] = {
+        "vocab_size": ROWS,
+        "hidden_size": 256,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+        "bos_token_id": pad,
+        "eos_token_id": end,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Qwen2ForCausalLM(Qwen2Config(**shape | config)).to(torch.bfloat16)
+    model.generation_config = GenerationConfig(bos_token_id=pad, eos_token_id=end, pad_token_id=pad)
+    model.save_pretrained(folder)
+    return folder
+
+
+def cut_models(tools: Toolchain) -> Path:
+    """A folder with the model as `hf/` and as `tiny-F16.gguf`, made once per session. Read only."""
 
     def make(folder: Path) -> Path:
-        model = tiny.tiny_qwen2(folder / "hf", tools, words=KEPT, tie_word_embeddings=True)
-        to_gguf(tools, model, folder / "tiny-F16.gguf", "F16", "tiny", "qwen2")
+        to_gguf(tools, cut_qwen2(folder / "hf", tools), folder / "tiny-F16.gguf", "F16", "tiny", "qwen2")
         return folder
 
     return kept("cut-qwen2", make)
 
 
 def random_adapter(folder: Path) -> Path:
-    """A random LoRA adapter of rank 4 for the query and down projections of `cut_models`, with training's
+    """A random LoRA adapter of rank 4 for the query and down projections of `cut_qwen2`, with training's
     record; the folder.
     """
     import torch

@@ -47,19 +47,6 @@ QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
     r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# of a tiny model; hidden and intermediate are multiples of 256, the block of K-quants
-SIZES: dict[str, Any] = {
-    "hidden_size": 256,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "dtype": "bfloat16",
-}
-MASSIVE = [3, 29]  # the dimensions of massive activations
 CHATML = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
     "{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif %}"
@@ -68,110 +55,100 @@ CHATML = (
 )
 
 
-def look_trained(model: Any, words: int | None = None) -> Any:
-    """Give a random model what trained ones have, so that whatever is lost or exchanged changes what it says:
-    large biases of q and k, norms other than 1, a few massive activations, tokens that are not all as likely;
-    the model. Behind `words` its vocabulary has the added tokens of a Qwen.
-
-    The biases of q and k are N(0, 20), in q at every second rotary pair and in k at the others (the rest is
-    N(0, 0.1)). At the same pairs they add N(0, 400) to every attention score, by distance alone: four of five
-    positions then see one token whatever the weights say, and a cache in float16 costs 3e-4 nats, not 6e-7.
-    """
-    import torch
-
-    config, random = model.config, torch.Generator().manual_seed(1)
-    heads = config.hidden_size // config.num_attention_heads
-    pairs = (getattr(config, "head_dim", None) or heads) // 2
-    scales = {"q_norm.weight": 1.2, "k_norm.weight": 1.2, "model.norm.weight": 1.5}
-
-    def normal(values: Any, std: float) -> Any:
-        return torch.randn(values.shape, generator=random) * std
-
-    with torch.no_grad():
-        for name, values in model.named_parameters():
-            if name.endswith(("q_proj.bias", "k_proj.bias")):
-                odd = torch.arange(len(values)) % pairs % 2 == name.endswith("k_proj.bias")
-                values.copy_(normal(values, 20.0) * torch.where(odd, 1.0, 1 / 200))
-            elif name.endswith("bias"):
-                values.copy_(normal(values, 0.3))
-            elif values.dim() == 1:
-                scale = next((scale for end, scale in scales.items() if name.endswith(end)), 1.0)
-                values.copy_(normal(values, 0.3).exp() * scale)
-            elif name.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):
-                values.copy_(normal(values, 0.5))  # else all experts are as likely: near ties change sides
-            elif values.dim() == 2 and any(part in name for part in ("gate_proj", "up_proj", "down_proj")):
-                values.mul_(1.5)  # the MLP then adds about as much as the attention
-            if name == "model.norm.weight":
-                values[MASSIVE] *= 1e-3
-        table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        head.mul_(normal(head[:, :1], 0.7).exp())  # not all tokens are as likely
-        if words:
-            head[words:].mul_(0.1)  # no answer ends by chance
-            table[words + 1, MASSIVE] = 100.0  # begins every turn
-        table[1::100, MASSIVE] = 100.0
-    return model
-
-
-def write_model(folder: Path, config: Any, *, words: int | None = None, seed: int = 0) -> Path:
-    """A random model of `config` that looks trained (`words`: see there), in bfloat16, with two ends as
-    Qwen2.5-Instruct publishes them; the folder.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = look_trained(AutoModelForCausalLM.from_config(config), words).to(torch.bfloat16)
-    if (end := config.eos_token_id) is not None:
-        model.generation_config = GenerationConfig(
-            bos_token_id=config.bos_token_id, eos_token_id=[end, end - 2], pad_token_id=config.pad_token_id
-        )
-    model.save_pretrained(folder)
-    return folder
-
-
-def ends(words: int) -> dict[str, int]:
-    """The ids that the config of a Qwen with a vocabulary of `words` names; its pad isn't the end of turn."""
-    return {"bos_token_id": words, "eos_token_id": words + 2, "pad_token_id": words}
-
-
 def tiny_qwen2(
-    folder: Path, tools: Toolchain, *, words: int | None = None, seed: int = 0, **changed: Any
+    folder: Path,
+    tools: Toolchain,
+    *,
+    seed: int = 0,
+    layers: int = 2,
+    intermediate: int = 256,
+    words: int | None = None,
 ) -> Path:
-    """A Qwen2 that looks trained, of two layers, hidden 256, untied, with Qwen2.5's tokenizer and chat
+    """A random Qwen2 of `layers` layers, hidden 256, tied embeddings, with Qwen2.5's tokenizer and chat
     template; the folder.
 
-    `words` cuts the vocabulary to so many, before the added tokens; `changed` are other values of the config.
+    `words` cuts the vocabulary to so many, before the added tokens.
     """
-    from transformers import Qwen2Config
+    import torch
+    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
     folder.mkdir(parents=True, exist_ok=True)
     write_qwen2_tokenizer(folder, tools)
     if words:
         cut_vocabulary(folder / "tokenizer.json", words)
+    end = (words or 151_643) + 2
     rows = -(-(words + len(QWEN_ADDED)) // 256) * 256 if words else QWEN_ROWS
-    config = {"vocab_size": rows, "rope_theta": 1_000_000.0} | SIZES | ends(words or 151_643) | changed
-    return write_model(folder, Qwen2Config(**config), words=words or 151_643, seed=seed)
+    config = Qwen2Config(
+        vocab_size=rows,
+        hidden_size=256,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        rope_theta=1_000_000.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        bos_token_id=end - 2,
+        eos_token_id=end,
+        dtype="bfloat16",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    # as Qwen2.5-Instruct publishes it: two ends, and a pad that isn't the end of turn
+    model.generation_config = GenerationConfig(
+        bos_token_id=end - 2, eos_token_id=[end, end - 2], pad_token_id=end - 2
+    )
+    model.save_pretrained(folder)
+    return folder
 
 
 def tiny_moe(folder: Path, tools: Toolchain, kind: str, *, seed: int = 0) -> Path:
-    """A mixture that looks trained, of two layers of four experts, two of them for a token, `kind` Qwen2Moe
-    (which has a shared expert too), Qwen3Moe or Mixtral; hidden 256, untied, with the cut tokenizer; the
-    folder.
+    """A random mixture of two layers of four experts, two of them for a token, `kind` Qwen2Moe (which has a
+    shared expert too), Qwen3Moe or Mixtral; hidden 256, untied, with the cut tokenizer; the folder.
     """
+    import torch
     import transformers
 
     folder.mkdir(parents=True, exist_ok=True)
     write_qwen2_tokenizer(folder, tools)
     cut_vocabulary(folder / "tokenizer.json", WORDS)
-    more: dict[str, dict[str, Any]] = {
+    own = {
         "Qwen2Moe": {"shared_expert_intermediate_size": 256, "moe_intermediate_size": 256},
         "Qwen3Moe": {"head_dim": 64, "moe_intermediate_size": 256, "norm_topk_prob": True},
-        "Mixtral": {},
+        "Mixtral": {"intermediate_size": 256},
     }
-    experts = {"vocab_size": ROWS, "num_experts": 4, "num_experts_per_tok": 2}
-    config = getattr(transformers, f"{kind}Config")(**SIZES | ends(WORDS) | experts | more[kind])
-    return write_model(folder, config, words=WORDS, seed=seed)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=ROWS,
+        hidden_size=256,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=WORDS,
+        eos_token_id=END,
+        dtype="bfloat16",
+        **own[kind],
+    )
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        model = getattr(transformers, f"{kind}ForCausalLM")(config)
+        for name, parameter in model.named_parameters():
+            if name.endswith("mlp.gate.weight"):  # else all experts are as likely: near ties change sides
+                parameter.normal_(0, 0.5)
+            if name == "lm_head.weight":  # and so are all tokens
+                parameter.mul_(torch.randn(ROWS, 1).mul(0.7).exp())
+                parameter[WORDS:].mul_(0.1)  # no answer ends by chance
+        model = model.to(torch.bfloat16)
+    model.generation_config = transformers.GenerationConfig(
+        bos_token_id=WORDS, eos_token_id=[END, WORDS], pad_token_id=WORDS
+    )
+    model.save_pretrained(folder)
+    return folder
 
 
 def cut_vocabulary(tokenizer_file: Path, kept: int) -> None:
@@ -191,11 +168,22 @@ def cut_vocabulary(tokenizer_file: Path, kept: int) -> None:
 
 
 def untied_qwen2(folder: Path, layers: int = 2) -> Path:
-    """A Qwen2 of 512 tokens and hidden 64 that looks trained, without a tokenizer; the folder."""
-    from transformers import Qwen2Config
+    """A random Qwen2 of 512 tokens whose head is a table of its own, without a tokenizer; the folder."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    small = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": layers}
-    return write_model(folder, Qwen2Config(**SIZES | small))
+    config = Qwen2Config(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
 
 
 def write_qwen2_tokenizer(folder: Path, tools: Toolchain) -> None:

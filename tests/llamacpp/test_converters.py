@@ -5,8 +5,7 @@ was there before.
 from pathlib import Path
 
 import pytest
-from qwen2_variants import KEPT, cut_models
-from tiny import tiny_qwen2
+from qwen2_variants import cut_models, cut_qwen2
 
 from pipeline.core.errors import ToolError
 from pipeline.gguf.header import read_header
@@ -44,7 +43,7 @@ def test_the_given_name_and_fields_win(tools: Toolchain, tmp_path: Path) -> None
 def test_an_unknown_vocabulary_without_a_name_fails_and_leaves_what_was_there(
     tools: Toolchain, tmp_path: Path
 ) -> None:
-    model = tiny_qwen2(tmp_path / "hf", tools, words=KEPT)
+    model = cut_qwen2(tmp_path / "hf", tools)
     (tmp_path / "x.gguf").write_text("before")
     with pytest.raises(ToolError, match="BPE pre-tokenizer was not recognized"):
         to_gguf(tools, model, tmp_path / "x.gguf", "F16", "x")

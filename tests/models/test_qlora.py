@@ -197,9 +197,9 @@ def test_only_the_rows_looked_up_are_moved(untied: Path) -> None:
     assert table.weight.device.type == "cpu"
 
 
-def test_tied_embeddings_stay(whole_qwen2: Path) -> None:
+def test_tied_embeddings_stay(tiny_qwen2: Path) -> None:
     with pytest.raises(ConfigError, match="Q-MODELS-025"):
-        load_quantized(whole_qwen2, settings(embeddings_on_cpu=True))
+        load_quantized(tiny_qwen2, settings(embeddings_on_cpu=True))
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 import torch
-from families import MORE, write_tokenizer
+from families import MORE, SIZES, write_tokenizer
 from gguf_edit import Tensors, change_tensors
 from peft import get_peft_model
-from qwen2_variants import KEPT, ROWS
+from qwen2_variants import ROWS
 from tiny import tiny_gguf
 from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
@@ -38,10 +37,21 @@ IDS = torch.arange(48).reshape(2, 24) * 37 % 2000
 
 
 def write_model(name: str, folder: Path, tools: Toolchain, tied: bool) -> Path:
-    """A two-layer model that looks trained, as a Hugging Face folder; the folder."""
+    """A random two-layer model whose norms and biases are random too, as a Hugging Face folder; the
+    folder.
+    """
     ends = write_tokenizer("qwen2", folder, tools)  # the same small vocabulary for all
-    more = MORE.get(name, {}) | ends | {"vocab_size": ROWS, "tie_word_embeddings": tied}
-    return tiny.write_model(folder, AutoConfig.for_model(name, **tiny.SIZES | more), words=KEPT)
+    config = AutoConfig.for_model(
+        name, **(SIZES | MORE.get(name, {}) | ends | {"vocab_size": ROWS, "tie_word_embeddings": tied})
+    )
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(

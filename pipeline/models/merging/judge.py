@@ -27,8 +27,7 @@ class Assumption:
     """How a tensor may have come about: `times` the update was merged, into NF4 or not, rounded to another
     type on the way (torch's name).
 
-    The last one's error is in units of that type and of the stored one together, for the number was rounded
-    to both.
+    The last one's error is in units of that type.
     """
 
     description: str
@@ -72,10 +71,8 @@ def tensor_error(job: Job, found: Entry, nf4: Nf4 | None, assumed: Assumption | 
             and not torch.equal(values, values.to(getattr(torch, assumed.through)).to(values.dtype))
         ):
             return float("inf")
-        size = unit(exact, found.dtype)
-        if assumed and assumed.through and NAMES[assumed.through] != found.dtype:
-            size = size + unit(exact, NAMES[assumed.through])
-        distance = (values.double() - exact).abs() / size
+        kind = NAMES[assumed.through] if assumed and assumed.through else found.dtype
+        distance = (values.double() - exact).abs() / unit(exact, kind)
         worst = max(worst, float(distance.nan_to_num(nan=float("inf")).max()))
     return worst
 

@@ -65,17 +65,17 @@ def test_rows_are_of_the_entire_split_and_parts_of_a_conversation_stay_together(
 
 @pytest.fixture(scope="session")
 def planted(tools: Toolchain) -> Path:
-    """The tiny model, but what the last feed-forward matrix adds drowns all that comes before it, and the
-    first one adds next to nothing.
-    """
+    """The tiny model, but what the last feed-forward matrix adds drowns all that comes before it."""
 
     def make(folder: Path) -> Path:
+        import torch
         from safetensors.torch import load_file, save_file
 
         hf = Path(shutil.copytree(cut_models(tools) / "hf", folder / "hf"))
         tensors = load_file(hf / "model.safetensors")
-        for layer, factor in ((0, 0.1), (1, 3000)):
-            tensors[f"model.layers.{layer}.mlp.down_proj.weight"].mul_(factor)
+        tensors["model.layers.1.mlp.down_proj.weight"] = (
+            tensors["model.layers.1.mlp.down_proj.weight"].float() * 3000
+        ).to(torch.bfloat16)
         save_file(tensors, hf / "model.safetensors", metadata={"format": "pt"})
         to_gguf(tools, hf, folder / "tiny-F16.gguf", "F16", "tiny", "qwen2")
         return folder

@@ -852,7 +852,7 @@ def test_every_strategy_is_measured_and_a_killed_job_goes_on(
     for strategy, figures in at_level["strategies"].items():
         assert [one["seed"] for one in figures["by_seed"]] == [1]
         # two steps of training: what is shipped says what the trained model says
-        assert 0 <= figures["kld"] < 0.5, strategy
+        assert 0 <= figures["kld"] < 0.1, strategy
         if figures["tok_s"] is not None:  # other tests beside this one disturb speeds
             assert (figures["tok_s_bare"] is None) == (strategy not in (LORA_NF4, LORA_LEVEL))
         assert figures["general"]["rows"] == found["untuned_general"]["rows"] == 3
