@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.core.errors import QuenchError
@@ -168,12 +168,14 @@ time.sleep(600)
 """
     with ExternalScorer(program(tmp_path, body), 20) as scorer:
         scorer.rewards("1", PROMPT, ["4"])
-    child = (tmp_path / "child").read_text()
+    child = int((tmp_path / "child").read_text())
+    state = ""
     for _ in range(100):  # a busy machine takes its time over a process that has been killed
-        state = subprocess.run(
-            ["ps", "-o", "stat=", "-p", child], capture_output=True, text=True, check=False
-        )
-        if state.stdout.strip()[:1] in ("", "Z"):
+        try:
+            state = psutil.Process(child).status()
+        except psutil.NoSuchProcess:
+            return
+        if state == psutil.STATUS_ZOMBIE:
             return
         time.sleep(0.1)
-    pytest.fail(f"process {child} goes on: {state.stdout}")
+    pytest.fail(f"process {child} goes on: {state}")
