@@ -149,10 +149,10 @@ def test_every_stage_and_a_preempted_training(cluster: Slurm, project: Path, tmp
 
 @pytest.mark.parametrize(
     "trials", [1, pytest.param(2, marks=pytest.mark.exhaustive)]
-)  # and as many seeds of the finalist: four trainings, or eight
+)  # and two seeds of the finalist
 def test_a_sweep_whose_trial_is_preempted(trials: int, cluster: Slurm, project: Path) -> None:
     """Each trial is a job; what SLURM queues again goes on, and the figures are those of one machine."""
-    space = {"keys": {"train.learning_rate": [1e-4, 1e-3]}, "finalists": 1, "trials": trials, "seeds": trials}
+    space = {"keys": {"train.learning_rate": [1e-4, 1e-3]}, "finalists": 1, "trials": trials, "seeds": 2}
     (project / "space.yaml").write_text(yaml.safe_dump(space))
     for folder in ("models/.sweep", "reports/sweep"):  # of the other parameter
         shutil.rmtree(project / folder, ignore_errors=True)
