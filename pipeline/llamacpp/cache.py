@@ -81,8 +81,8 @@ def keep(home: Path, compiler: str, backend: Backend = CPU) -> None:
         _trouble(f"{entry} can't be written, so another checkout will compile llama.cpp again"),
         locked(folder / ".lock", fcntl.LOCK_EX, LOCK_SECONDS),
     ):
-        _need_safe(folder)
         if not _is_complete(entry):
+            _need_safe(entry)
             with publishing(entry) as aside:
                 shutil.copytree(home / "build" / "bin", aside / "build" / "bin", symlinks=True)
                 write_json(
