@@ -18,7 +18,7 @@ import tiny
 import yaml
 from conftest import run_stages
 from slurm import Slurm, until
-from test_real_graph import clone, run
+from test_real_graph import BIN, clone, run
 
 from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.core.places import PROJECT
@@ -158,7 +158,7 @@ def test_a_sweep_whose_trial_is_preempted(trials: int, cluster: Slurm, project: 
         shutil.rmtree(project / folder, ignore_errors=True)
     (shown,) = commands("quench")
     often = ["--slurm-init-seconds-before-status-checks", "1"]
-    running = cluster.start(project, ["quench", *shown, *often])
+    running = cluster.start(project, [str(BIN / "quench"), *shown, *often])
     folder = project / "models/.sweep/space"
 
     def at_work() -> list[str]:
@@ -180,7 +180,8 @@ def test_a_sweep_whose_trial_is_preempted(trials: int, cluster: Slurm, project: 
     resumed = json.loads((folder / trial / "reports/train.json").read_text())["resumed_from"]
     assert 2 < int(resumed.removeprefix("checkpoint-")) < STEPS
 
-    run(project, "quench", *shown[:2], "--name", "here")
+    here = cluster.start(project, [str(BIN / "quench"), *shown[:2], "--name", "here"])
+    assert here.wait() == 0, here.log()
     figures = []
     for name in ("space", "here"):
         report = json.loads((project / f"reports/sweep/{name}.json").read_text())
