@@ -3,9 +3,10 @@
     python -P -s -B -c THIS_FILE < job.json
 
 It runs in namespaces of its own, which bubblewrap or `unshare` made, and imports the standard library alone.
-With `job["root"]` (no bubblewrap) it makes its own file system first, as bubblewrap does. It writes `NONCE
-ready` before the answer's first line runs, and `NONCE passed`, `failed` or `unreadable` after the last: an
-answer that ends the process early has not passed.
+With `job["root"]` (no bubblewrap) it makes its own file system first, as bubblewrap does; the answer's folder
+it always makes, for bubblewrap's `--tmpfs` takes any number of files. It writes `NONCE ready` before the
+answer's first line runs, and `NONCE passed`, `failed` or `unreadable` after the last: an answer that ends the
+process early has not passed.
 """
 
 import ctypes
@@ -19,22 +20,49 @@ from pathlib import Path
 from typing import Any
 
 NOSUID, NODEV, BIND, RECURSIVE, DETACH = 2, 4, 4096, 16384, 2  # of mount(2) and umount2(2)
-MOUNT_SETATTR, PIVOT_ROOT = (
-    442,
-    {"x86_64": 155, "aarch64": 41},
-)  # system calls without a function in the C library
-SET_NO_NEW_PRIVS = 38  # of prctl(2)
-# what could hold memory that RLIMIT_AS doesn't count: shmget, msgget, semget, memfd_create, memfd_secret; by
-# machine, with its AUDIT_ARCH
-UNCOUNTED = {
-    "x86_64": (0xC000003E, (29, 68, 64, 319, 447)),
-    "aarch64": (0xC00000B7, (194, 186, 190, 279, 447)),
+NEW_NAMESPACE = 0x7E020000  # any of the flags of clone(2) for one
+SET_NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2  # of prctl(2)
+OTHER_ABI = 1 << 30  # x86_64 has its calls a second time from here on
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# system calls that are refused, with their numbers on each of these machines
+REFUSED = {
+    # memory that RLIMIT_AS doesn't count
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    # namespaces and mounts; clone with their flags, too, and clone3, whose flags a filter doesn't see
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "chroot": (161, 51),
+    "pivot_root": (155, 41),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    # of no use to an answer, and where the kernel's holes were
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
 }
-SET_SECCOMP, FILTER, OTHER_ABI = (
-    22,
-    2,
-    1 << 30,
-)  # of prctl(2); x86_64 has its calls a second time from here on
+CLONE, CLONE3 = (56, 220), (435, 435)
+MACHINE = list(AUDIT_ARCH).index(os.uname().machine)
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -43,9 +71,7 @@ def main() -> None:
     job, null = json.load(sys.stdin), os.open("/dev/null", os.O_RDWR)
     verdicts = os.dup(1)
     if job["root"]:
-        change_root(
-            Path(job["root"]), job["readable"], job["links"], job["devices"], job["work"], job["bytes"]
-        )
+        change_root(Path(job["root"]), job["readable"], job["links"], job["devices"], job["work"])
         if (
             answer := os.fork()
             # the namespace's first process ends with `unshare`, and all others with it: the answer must not
@@ -53,9 +79,11 @@ def main() -> None:
         ):
             os.waitpid(answer, 0)
             os._exit(0)
+    room = f"size={job['bytes']},nr_inodes={job['files']},mode=1777"
+    mount("tmpfs", Path(job["work"]), "tmpfs", NOSUID | NODEV, room)
     os.chdir(job["work"])
     give_up_rights(job["user"])
-    forbid_calls(*UNCOUNTED[os.uname().machine])
+    forbid_calls()
     for name, limit in job["limits"].items():
         resource.setrlimit(getattr(resource, name), (limit, limit))
     for stream in range(3):  # nothing to read, nowhere to print; until here stderr is the guard's own
@@ -82,11 +110,9 @@ def run(answer: str, tests: str) -> str:
 
 
 def change_root(
-    root: Path, readable: list[str], links: dict[str, str], devices: list[str], work: str, size: int
+    root: Path, readable: list[str], links: dict[str, str], devices: list[str], work: str
 ) -> None:
-    """Make `root` the file system: `readable` and nothing else, read-only, and an empty `work` of `size`
-    bytes in memory.
-    """
+    """Make `root` the file system: `readable` and nothing else, read-only, and an empty folder `work`."""
     mount("tmpfs", root, "tmpfs", NOSUID | NODEV, "size=1m,mode=755")
     for path in [*readable, *devices]:
         target = root / path.lstrip("/")
@@ -101,12 +127,8 @@ def change_root(
         (root / link.lstrip("/")).symlink_to(to)
     (root / work.lstrip("/")).mkdir()
     read_only(root, recursive=False)
-    mount("tmpfs", root / work.lstrip("/"), "tmpfs", NOSUID | NODEV, f"size={size},mode=1777")
-    if os.getuid() == 0 and Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
-        # this namespace's own: no further one, with its rights, below it
-        Path("/proc/sys/user/max_user_namespaces").write_text("0")
     os.chdir(root)
-    checked(libc.syscall(PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
+    checked(libc.syscall(REFUSED["pivot_root"][MACHINE], b".", b"."), "pivot_root")
     checked(libc.umount2(b".", DETACH), "umount2")
     os.chdir("/")
 
@@ -128,7 +150,12 @@ def read_only(target: Path, *, recursive: bool) -> None:
     attributes = struct.pack("QQQQ", 1 | NOSUID, 0, 0, 0)
     checked(
         libc.syscall(
-            MOUNT_SETATTR, -100, bytes(target), 0x8000 if recursive else 0, attributes, len(attributes)
+            REFUSED["mount_setattr"][MACHINE],
+            -100,
+            bytes(target),
+            0x8000 if recursive else 0,
+            attributes,
+            len(attributes),
         ),
         f"mount_setattr {target}",
     )
@@ -146,25 +173,21 @@ def give_up_rights(user: int | None) -> None:
     checked(libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
 
 
-def forbid_calls(architecture: int, calls: tuple[int, ...]) -> None:
-    """Let the kernel answer `calls`, and every call of another architecture, with "not permitted"
-    (seccomp(2)); no way back from there.
+def forbid_calls() -> None:
+    """Let the kernel answer the calls of `REFUSED`, and every call of another architecture, with "not
+    permitted" (seccomp(2)); no way back from there.
     """
-    load, equal, at_least, back = (
-        0x20,
-        0x15,
-        0x35,
-        0x06,
-    )  # of classic BPF: a word of seccomp_data, two jumps, the verdict
-    count = len(calls)
+    # of classic BPF: a word of seccomp_data, three jumps, the verdict
+    load, equal, at_least, any_bit, verdict = 0x20, 0x15, 0x35, 0x45, 0x06
+    refuse, unknown, allow = ((verdict, 0, 0, value) for value in (0x00050001, 0x00050026, 0x7FFF0000))
+    calls = [numbers[MACHINE] for numbers in REFUSED.values()]
     program = [
-        (load, 0, 0, 4),
-        (equal, 0, count + 3, architecture),
-        (load, 0, 0, 0),
-        (at_least, count + 1, 0, OTHER_ABI),
-        *((equal, count - place, 0, call) for place, call in enumerate(calls)),
-        (back, 0, 0, 0x7FFF0000),
-        (back, 0, 0, 0x00050001),  # allowed; EPERM
+        *((load, 0, 0, 4), (equal, 1, 0, list(AUDIT_ARCH.values())[MACHINE]), refuse),
+        *((load, 0, 0, 0), (at_least, 0, 1, OTHER_ABI), refuse),
+        *(step for call in calls for step in ((equal, 0, 1, call), refuse)),
+        *((equal, 0, 1, CLONE3[MACHINE]), unknown),  # "no such call": the C library then takes clone
+        *((equal, 0, 3, CLONE[MACHINE]), (load, 0, 0, 16), (any_bit, 0, 1, NEW_NAMESPACE), refuse),
+        allow,
     ]
     filters = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in program))
     checked(

@@ -6,10 +6,11 @@ the packages of this environment, read-only, and an empty folder in memory that 
 descriptor, no capability comes along; `LIMITS` and a clock hold for the rest. Before the first answer runs, a
 probe proves that what should be out of reach is.
 
-Worst case for the machine: `RLIMIT_NPROC` processes of `RLIMIT_AS` bytes each, and a folder of `WORK_BYTES`,
-for `SECONDS`; what would hold memory beside them (System V IPC, memfd) is refused by seccomp, on x86-64 and
-aarch64, and no other machine runs an answer. Holes of the kernel itself are not guarded against, and an
-answer that sets out to cheat its own tests can: it shares their process.
+Worst case for the machine: `RLIMIT_NPROC` processes of `RLIMIT_AS` bytes each, and a folder of `WORK_BYTES`
+in `WORK_FILES` files, for `SECONDS`. Seccomp refuses what would hold memory beside them (System V IPC, memfd)
+and what an answer needs least and the kernel's holes were in (namespaces, mounts, io_uring, keys, BPF:
+`guard.REFUSED`), on x86-64 and aarch64; no other machine runs an answer. Other holes of the kernel are not
+guarded against, and an answer that sets out to cheat its own tests can: it shares their process.
 """
 
 import json
@@ -34,7 +35,7 @@ from pipeline.core.units import MEMORY_GB
 Outcome = Literal["passed", "failed", "unreadable"]
 SECONDS = 15  # by the clock, start included
 GUARD = Path(__file__).with_name("guard.py")
-WORK, WORK_BYTES = "/sandbox", 64 << 20
+WORK, WORK_BYTES, WORK_FILES = "/sandbox", 64 << 20, 4096
 LIMITS = {
     "RLIMIT_CPU": 5,  # seconds
     "RLIMIT_AS": MEMORY_GB,  # bytes a process
@@ -117,6 +118,7 @@ def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) 
             "root": root if sandbox.makes_root else None,
             "work": WORK,
             "bytes": WORK_BYTES,
+            "files": WORK_FILES,
             "limits": LIMITS,
             "user": _user(),
             "nonce": nonce,
@@ -165,6 +167,7 @@ def probe(sandbox: Sandbox) -> None:
     ):
         port = listening.getsockname()[1]
         facts = {"path": outside.name, "port": port, "packages": _packages(), "work": WORK}
+        facts["files"] = WORK_FILES
         outcome = run_in(sandbox, f"facts = {facts!r}", PROBE)
     if outcome != "passed":
         raise ToolError("Q-METRICS-013", f"{sandbox.name} runs, but what is outside is within reach of it")
@@ -183,7 +186,7 @@ assert refused(socket.create_connection, ("127.0.0.1", facts["port"]), 2)
 assert refused(open, "/written", "w") and refused(open, facts["packages"][0] + "/written", "w") and refused(os.chmod, facts["packages"][0], 0o777)
 assert refused(os.setuid, 0) or os.getuid() == 0 and refused(os.chroot, facts["work"])
 assert os.getpid() < 10 and not os.path.exists("/proc") and not os.path.exists("/run")
-assert refused(os.memfd_create, "held")
+assert refused(os.memfd_create, "held") and os.statvfs(".").f_files <= facts["files"]
 with open("inside", "w") as file:
     file.write("x")
 """  # noqa: E501
@@ -198,17 +201,16 @@ def _bubblewrap(root: Path) -> list[str]:
         word for path in DEVICES for word in ("--dev-bind", path, path)
     ]
     symlinks = [word for link, to in links.items() for word in ("--symlink", to, link)]
-    # root can be another user inside (see `_user`), others can't: their user namespace is made the last one
-    root_rights, user_rights = "--cap-add CAP_SETUID --cap-add CAP_SETGID", "--unshare-user --disable-userns"
-    rights = (root_rights if os.geteuid() == 0 else user_rights).split()
+    # the guard mounts the answer's folder; root can be another user inside (see `_user`), others can't
+    rights = ["CAP_SYS_ADMIN", *(("CAP_SETUID", "CAP_SETGID") if os.geteuid() == 0 else ())]
     return [
         *["bwrap", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-pid", "--die-with-parent"],
-        *["--new-session", "--cap-drop", "ALL"],
-        *rights,
+        *["--new-session", *(() if os.geteuid() == 0 else ("--unshare-user",)), "--cap-drop", "ALL"],
+        *(word for right in rights for word in ("--cap-add", right)),
         *folders,
         *binds,
         *symlinks,
-        *f"--perms 1777 --size {WORK_BYTES} --tmpfs {WORK} --remount-ro / --chdir {WORK} --".split(),
+        *["--dir", WORK, "--remount-ro", "/", "--"],
     ]
 
 

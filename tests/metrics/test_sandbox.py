@@ -18,7 +18,7 @@ from needed import absent, need
 
 from pipeline.core.errors import ToolError
 from pipeline.core.places import PROJECT
-from pipeline.metrics import sandbox
+from pipeline.metrics import guard, sandbox
 from pipeline.metrics.sandbox import BUBBLEWRAP, UNSHARE, Sandbox, find_sandbox, probe, run_in, run_tests
 
 TOOLS = {BUBBLEWRAP: "bwrap", UNSHARE: "unshare"}
@@ -245,6 +245,53 @@ if libc.syscall({"x86_64": 447, "aarch64": 447}[platform.machine()], 0) != -1: g
         run_in(inside, "import threading, subprocess, mmap\nx = mmap.mmap(-1, 1 << 20)", "x[0] = 1")
         == "passed"
     )  # and nothing else is
+
+
+def test_files_without_a_byte_are_counted(inside: Sandbox) -> None:
+    """400,000 of them once held 397 MB of the kernel's memory."""
+    code = """
+import errno, os
+made, why = 0, None
+try:
+    for made in range(20_000):
+        os.close(os.open(f"{made:0250}", os.O_CREAT))
+except OSError as error:
+    why = error.errno
+for make in (lambda: os.mkdir("folder"), lambda: os.symlink("x", "link"), lambda: os.link("0" * 250, "hard"), lambda: os.mkfifo("pipe")):
+    try:
+        make()
+        why = 0
+    except OSError as error:
+        assert error.errno == errno.ENOSPC
+"""  # noqa: E501
+    assert run_in(inside, code, "assert why == errno.ENOSPC and 4000 < made < 4100, (made, why)") == "passed"
+
+
+CALLS = """
+unshare setns chroot pivot_root mount umount2 open_tree move_mount fsopen fsconfig fsmount fspick
+mount_setattr io_uring_setup io_uring_enter io_uring_register add_key request_key keyctl bpf userfaultfd
+perf_event_open ptrace process_vm_readv process_vm_writev pidfd_getfd shmget msgget semget memfd_create
+memfd_secret
+"""
+
+
+def test_calls_of_no_use_to_an_answer_are_refused_unseen(inside: Sandbox) -> None:
+    """Before the kernel looks at an argument; clone, which makes threads and processes, where it asks for new
+    namespaces (of users, of mounts); clone3, whose flags a filter doesn't see, as if there were none.
+    """
+    numbers = {name: guard.REFUSED[name][guard.MACHINE] for name in CALLS.split()}
+    code = f"""
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+def answer(number, flags=0):
+    ctypes.set_errno(0)
+    return libc.syscall(number, flags, 0, 0, 0, 0), ctypes.get_errno()
+wrong = [name for name, number in {numbers}.items() if answer(number) != (-1, errno.EPERM)]
+wrong += [flag for flag in (0x10000000, 0x00020000) if answer({guard.CLONE[guard.MACHINE]}, flag | 17) != (-1, errno.EPERM)]
+wrong += ["clone3"] * (answer({guard.CLONE3[guard.MACHINE]}) != (-1, errno.ENOSYS))
+"""  # noqa: E501
+    tests = "import subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True); assert not wrong"
+    assert run_in(inside, code, tests) == "passed"
 
 
 def test_a_fork_bomb_and_a_thread_bomb_stay_small(inside: Sandbox) -> None:
