@@ -8,9 +8,11 @@ checkpoints of the jobs of `compare` and `distill` (`models/.compare`, `models/.
 
 import fcntl
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -22,9 +24,11 @@ from pipeline.core.units import size_text
 from pipeline.subprojects.distill import FOLDER as DISTILLING
 from pipeline.workflow.cluster import jobs_at_work
 from pipeline.workflow.receipts import is_remote
-from pipeline.workflow.stages import USERS
+from pipeline.workflow.stages import USERS, table
 
 TOPS = ("data", "models", "reports")
+# folders that are published whole, besides the outputs of stages
+BESIDE = ("models/bundle/*/", "models/checkpoints/*/")
 
 
 @contextmanager
@@ -87,9 +91,8 @@ def _scraps(root: Path) -> Iterator[Path]:
     for top in TOPS:
         for place, folders, files in os.walk(root / top):
             folder = Path(place)
-            # only folders are moved away, so a file of that name is the user's
-            scraps = {*filter(is_scrap, folders)}
-            scraps |= {name for name in files if is_scrap(name) and not name.endswith(OLD)}
+            scraps = {name for name in files if is_scrap(name) and not name.endswith(OLD)}
+            scraps |= {name for name in folders if is_scrap(name) and not _is_users(folder / name, root)}
             yield from (folder / name for name in sorted(scraps))
             folders[:] = [
                 name
@@ -98,13 +101,32 @@ def _scraps(root: Path) -> Iterator[Path]:
             ]
 
 
+def _is_users(folder: Path, root: Path) -> bool:
+    """Whether a folder is named as one that `publishing` moves away, but `NAME` is nothing that it does."""
+    if not folder.name.endswith(OLD):
+        return False
+    return not _published().fullmatch(f"{_moved(folder).relative_to(root).as_posix()}/")
+
+
+def _moved(scrap: Path) -> Path:
+    """Where what is now `.NAME.old` was."""
+    return scrap.with_name(scrap.name[1 : -len(OLD)])
+
+
+@cache
+def _published() -> re.Pattern[str]:
+    """The folders that are published whole; what params.yaml fills in may have been anything."""
+    outputs = (path for stage in table().stages.values() for path in stage.written if path.endswith("/"))
+    patterns = {re.sub(r"\$\{[^}]*\}", "*", path) for path in (*outputs, *BESIDE)}
+    return re.compile("|".join(sorted(re.escape(path).replace(r"\*", "[^/]+") for path in patterns)))
+
+
 def _clear(scrap: Path, root: Path) -> str:
     """Remove `scrap`, or put it back if it is the only copy of an artifact; words on what was done."""
     name, size = scrap.relative_to(root), _size(scrap)
     try:
         if scrap.name.endswith(OLD):
-            target = scrap.with_name(scrap.name[1 : -len(OLD)])
-            if recover(target, scrap):
+            if recover(target := _moved(scrap), scrap):
                 return f"{target.relative_to(root)} is back"
         else:
             remove(scrap)

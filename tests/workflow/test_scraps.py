@@ -34,6 +34,9 @@ KEPT = [
     "models/.notes.old",
     "data/.writing.jsonl",
     "data/.old",
+    "models/.my-notes.old/x",
+    "models/base/.mine.old/x",
+    "reports/.base.old/x",
     "params.yaml",
 ]
 
@@ -84,16 +87,27 @@ def test_a_sub_project_has_its_own_scraps_and_its_own_workers(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    "artifact",
+    [
+        "models/base",
+        "data/tokens",
+        "models/compare/nf4-1",
+        "models/bundle/demo",
+        "models/checkpoints/teacher",
+    ],
+)
 def test_a_kill_while_an_artifact_was_replaced_is_undone(
-    tmp_path: Path, whole: bool, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, artifact: str, whole: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(tmp_path, ["models/.base.old/model"])
+    parent, _, name = artifact.rpartition("/")
+    write(tmp_path, [f"{parent}/.{name}.old/model"])
     if whole:
-        write(tmp_path, ["models/base/new"])
+        write(tmp_path, [f"{artifact}/new"])
     with working(tmp_path):
-        assert [path.name for path in (tmp_path / "models").iterdir()] == ["base"]
-        assert [path.name for path in (tmp_path / "models/base").iterdir()] == ["new" if whole else "model"]
-    assert ("models/.base.old (1.0 kB)" if whole else "models/base is back") in capsys.readouterr().err
+        assert [path.name for path in (tmp_path / parent).iterdir()] == [name]
+        assert [path.name for path in (tmp_path / artifact).iterdir()] == ["new" if whole else "model"]
+    assert (f"{parent}/.{name}.old (1.0 kB)" if whole else f"{artifact} is back") in capsys.readouterr().err
 
 
 def test_a_folder_that_can_only_be_read_holds_no_scraps(tmp_path: Path) -> None:
