@@ -130,15 +130,10 @@ def _claims(folder: Path, size: int, hashes: dict[str, str]) -> Iterator[str]:
     for file, sha256 in hashes.items():
         if f"| {file} | `{sha256}` |" not in card:
             yield f"{CARD} does not name {file} with its sha256."
-    if gate.get("model") != evaluation.get("model") or not _passed(gate):
+    if gate.get("model") != evaluation.get("model") or not _passed(gate, "findings"):
         yield f"{GATE} does not say that this level passed the gate."
     proven = parity["files"] if isinstance(parity.get("files"), dict) else {}
-    verdicts = {*_verdicts(parity)}
-    if (
-        parity.get("verdict") != "pass"
-        or not verdicts <= GOOD
-        or any(proven.get(file) != sha256 for file, sha256 in hashes.items())
-    ):
+    if not _passed(parity, "checks") or any(proven.get(file) != sha256 for file, sha256 in hashes.items()):
         yield (
             f"{PARITY} does not say that {'these files' if beside else 'this file'} passed every parity "
             "check."
@@ -222,22 +217,24 @@ def _sha256(component: Mapping[str, Any]) -> str | None:
     return next((str(one["content"]) for one in component.get("hashes", []) if one["alg"] == "SHA-256"), None)
 
 
-def _passed(gate: dict[str, Any]) -> bool:
-    """Whether the verdict and every check behind it say so."""
-    findings = gate.get("findings")
-    return gate.get("verdict") == "pass" and bool(findings) and {*_verdicts(gate)} <= GOOD
+def _passed(record: dict[str, Any], parts: str) -> bool:
+    """Whether the verdict says so, and every verdict behind it, of which there are some in `parts`."""
+    behind = {*_verdicts(record.get(parts))}
+    return record.get("verdict") == "pass" and bool(behind) and {*_verdicts(record)} <= GOOD
 
 
-def _verdicts(value: Any) -> Iterator[str]:
-    """Every verdict in a record, whatever it is in; what is no text as its JSON."""
-    if isinstance(value, dict):
-        if "verdict" in value:
-            verdict = value["verdict"]
-            yield verdict if isinstance(verdict, str) else json.dumps(verdict)
-        value = list(value.values())
-    if isinstance(value, list):
-        for inner in value:
-            yield from _verdicts(inner)
+def _verdicts(record: Any) -> Iterator[str]:
+    """Every verdict in a record, at any depth; what is no text as its type."""
+    left = [record]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            if "verdict" in value:
+                verdict = value["verdict"]
+                yield verdict if isinstance(verdict, str) else type(verdict).__name__
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import resource
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -607,15 +607,6 @@ def test_lies_with_true_checksums_are_found(bundle: Path) -> None:
             "does not say that this file passed every parity check",
         ),
     }
-    gate = json.loads((bundle / "evidence/gate.json").read_text())
-    gate["findings"][0]["verdict"] = "fail"
-    forged["./evidence/gate.json"] = (json.dumps(gate), "does not say that this level passed the gate")
-    gate["findings"][0]["verdict"] = "FAIL"
-    forged[".//evidence/gate.json"] = (json.dumps(gate), "does not say that this level passed the gate")
-    parity = json.loads((bundle / "evidence/parity.json").read_text())
-    for check in parity["checks"].values():
-        check["verdict"] = "fail"
-    forged["./evidence/parity.json"] = (json.dumps(parity), "does not say that this file passed every parity")
     forged["evidence//gate.json"] = ("[" * 200_000, "The bundle's JSON can't be read")
     for name, (text, words) in forged.items():
         before = (bundle / name).read_bytes()
@@ -627,6 +618,58 @@ def test_lies_with_true_checksums_are_found(bundle: Path) -> None:
         (bundle / BILL).write_text(broken, encoding="utf-8")
         sum_again(bundle)
         assert "The bundle's JSON can't be read" in refused(bundle)
+
+
+NO_TEXT = (
+    None,
+    True,
+    1,
+    0.5,
+    [],
+    {},
+    ["pass"],
+)  # what JSON can put in the place of a verdict, a name, a hash
+ODD: dict[tuple[str, ...], tuple[Any, ...]] = {
+    ("gate", "verdict"): (*NO_TEXT, "FAIL", "fail", "Pass", "pass ", "not measured"),
+    ("gate", "findings"): (*NO_TEXT[:-1], "pass"),
+    ("gate", "findings", "0", "verdict"): (*NO_TEXT, "FAIL", "fail", "passed"),
+    ("gate", "model"): (*NO_TEXT, "Q5_K_M"),
+    ("parity", "verdict"): (*NO_TEXT, "FAIL", "fail", "PASS"),
+    ("parity", "checks"): (*NO_TEXT[:-1], "pass"),
+    ("parity", "checks", "weights_gguf", "verdict"): (*NO_TEXT, "FAIL", "fail"),
+    ("parity", "files"): (*NO_TEXT, GGUF),
+    ("parity", "files", GGUF): (*NO_TEXT, "0" * 64),
+    ("evaluation", "sha256"): (*NO_TEXT, "0" * 64),
+    ("evaluation", "bytes"): (None, True, 1, 0.5, "1", -1, 2**70),
+    ("evaluation", "model"): (*NO_TEXT, "F16"),
+}
+
+
+def odd_bundles(bundle: Path) -> Iterator[tuple[str, ...]]:
+    """Put each value of `ODD` in its place, and records that go deep, with checksums that agree; where."""
+    for (name, *place, key), values in ODD.items():
+        file = bundle / f"evidence/{name}.json"
+        before = file.read_text(encoding="utf-8")
+        for value in values:
+            record = holder = json.loads(before)
+            for step in place:
+                holder = holder[int(step)] if isinstance(holder, list) else holder[step]
+            holder[key] = value
+            file.write_text(json.dumps(record), encoding="utf-8")
+            sum_again(bundle)
+            yield name, *place, key, repr(value)
+        file.write_text(before, encoding="utf-8")
+    for depth in range(50, 1000, 50):  # Python's own limit is 1,000 calls
+        text = f'{{"verdict": "pass", "findings": {"[" * depth}{"]" * depth}}}'
+        (bundle / "evidence/gate.json").write_text(text)
+        sum_again(bundle)
+        yield "gate", "findings", f"{depth} deep"
+
+
+def test_no_evidence_is_taken_for_what_it_is_not(bundle: Path) -> None:
+    bundles = [(place, bundle_faults(bundle)) for place in odd_bundles(bundle)]
+    assert len(bundles) > 90
+    assert [place for place, faults in bundles if not faults] == []
 
 
 OBEYED = [

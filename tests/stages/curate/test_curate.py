@@ -2,6 +2,7 @@
 the same bytes every time.
 """
 
+import gzip
 import hashlib
 import json
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_containers
 from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -479,6 +481,43 @@ def test_the_report_counts_per_file(tmp_path: Path) -> None:
     assert report["files"]["b.jsonl"]["notes"] == {"crlf": 1}
     assert report["rejected"] == {"blank": 1, "duplicate": 1, "not_json": 1}
     assert report == json.loads((tmp_path / "reports/data.json").read_text())
+
+
+HOSTILE: dict[str, bytes] = {
+    "deep.jsonl": b"[" * 200_000,
+    "deep closed.json": b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    "a long number.jsonl": b'{"prompt": 1' + b"0" * 100_000 + b', "completion": "b"}',
+    "half a pair.jsonl": b'{"prompt": "\\ud800", "completion": "b"}',
+    "a key twice.jsonl": b'{"prompt": "a", "prompt": "b", "completion": "c"}',
+    "roles that are none.jsonl": b'{"messages": [{"role": {}, "content": []}, [], null, 1e999]}',
+    "UTF-16.jsonl": '{"prompt": "a", "completion": "b"}'.encode("utf-16"),
+    "zeros.jsonl": bytes(100_000),
+    "a pickle.jsonl": b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
+    "a program.json": b"\x7fELF" + bytes(100),
+    "an archive.json": b"PK\x03\x04" + bytes(100),
+    "a bomb.jsonl.gz": gzip.compress(bytes(32 << 20)),
+    "cut.jsonl.gz": gzip.compress(lines(GOOD))[:-9],
+    "nothing of it.jsonl.zst": b"no",
+    "cut.parquet": b"PAR1",
+    "a formula.csv": b'prompt,completion\n=cmd|calc,"@SUM(1)"\n',
+    "\x1b[2Jall is well.jsonl": b"no",
+    "--force.jsonl": b"no",
+    "$(touch made).jsonl": b"no",
+    "\u202elnosj.jsonl": b"no",
+}
+
+
+def test_hostile_files_cost_their_rows_and_nothing_else(tmp_path: Path) -> None:
+    files = HOSTILE | {f"{name}.json": data for name, (data, _) in test_containers.LINES.items()}
+    files |= {f"{name}.csv": data for name, (data, _) in test_containers.CSV.items()}
+    project = Project(tmp_path, files | {"good.jsonl": lines(GOOD)})
+    report = project.run()
+    assert report["files_found"] == len(report["files"]) == len(files) + 1 > 60
+    assert "good.jsonl:1" in [row["source"] for row in project.rows()]
+    unaccounted = {
+        name for name, file in report["files"].items() if file["rows"] != file["kept"] + file["rejected"]
+    }
+    assert not unaccounted
 
 
 def test_progress_counts_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
