@@ -151,6 +151,18 @@ def test_quenchs_commands_parse(page: Path) -> None:
             pytest.fail(f"{shlex.join(words)}: {error}")
 
 
+@pages
+def test_pytests_files_and_tests_exist(page: Path) -> None:
+    for words, _ in commands(page, "pytest tests"):
+        tested = [PROJECT / word for word in words if word.startswith("tests/")]
+        files = [file for path in tested for file in (path.rglob("test_*.py") if path.is_dir() else [path])]
+        names = [
+            name for file in files for name in re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8"))
+        ]
+        wanted = words[words.index("-k") + 1].split(" or ") if "-k" in words else ["test_"]
+        assert [part for part in wanted if not any(part in name for name in names)] == [], words
+
+
 def test_a_wrong_command_would_be_found() -> None:
     for line in (
         "serv",
