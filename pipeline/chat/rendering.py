@@ -62,9 +62,19 @@ def render(
                 messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt, **recorded
             )
         )
-    # a template is a program
-    except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise Unrenderable("template_refuses", f"the chat template says: {error}") from error
+    except (  # a template is a program
+        TemplateError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise Unrenderable(
+            "template_refuses", f"the chat template says: {str(error) or type(error).__name__}"
+        ) from error
 
 
 def trained_turns(messages: list[Message]) -> list[int]:

@@ -6,8 +6,8 @@ has that template; else it says that there is none.
 """
 
 from pathlib import Path
-from typing import Any
 
+from pipeline.chat.template import compiled
 from pipeline.core.errors import DataError
 from pipeline.core.publish import read_json
 
@@ -62,29 +62,8 @@ def chat_template(model: Path) -> str | None:
 
 def _render(jinja: str, messages: list[dict[str, str]]) -> str | None:
     """The conversation by the template, as transformers renders it; None if the template refuses it."""
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> Any:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = refuse
     tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     try:
-        return environment.from_string(jinja).render(
-            messages=messages, add_generation_prompt=True, tools=None, **tokens
-        )
-    # a foreign template may do anything
-    except (
-        TemplateError,
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ):
+        return compiled(jinja)(messages=messages, add_generation_prompt=True, tools=None, **tokens)
+    except Exception:  # a template is a program, which can stumble over anything
         return None

@@ -164,9 +164,15 @@ def text(file: Path) -> None:
     file.write_text("no model")
 
 
+def endless(file: Path) -> None:
+    """A second template, for tools, that calls itself."""
+    tiny_gguf(file, tokenizer__chat_template__tool_use="{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}")
+
+
 @pytest.mark.parametrize(
     ("damage", "id"),
     [
+        (endless, "Q-CHAT-008"),
         (cut, "Q-JUDGE-002"),
         (text, "Q-JUDGE-002"),
         (Path.unlink, "Q-JUDGE-002"),

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.template import try_templates
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.file import kv_cache_bytes
@@ -50,7 +51,7 @@ class Candidate:
 
 def candidates(paths: Sequence[Path]) -> list[Candidate]:
     """Describe each file. Raises `ConfigError` for fewer than two, `DataError` for one that is no complete
-    GGUF, a part of one, or has no chat template.
+    GGUF, a part of one, has no chat template or one that exceeds the limits of `pipeline.chat.template`.
     """
     if len(paths) < 2:
         raise ConfigError(
@@ -72,6 +73,10 @@ def describe(path: Path, name: str, before: Sequence[Candidate] = ()) -> Candida
             f"{path} has no chat template ({TEMPLATE}), so it can't be asked chats: take the instruct "
             "version's file, or one that a newer converter made",
         )
+    # one that can't be compiled is llama-server's to refuse, which renders it
+    try_templates(
+        {key: str(text) for key, text in header.fields.items() if key.startswith(TEMPLATE)}, str(path)
+    )
     sha256, stored = file_hash(path), 0
     for tensor, (shape, ggml_type) in header.tensors.items():
         stored += tensor_bytes(tensor, shape, ggml_type)

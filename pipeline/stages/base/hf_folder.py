@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.chat.template import try_templates
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
@@ -55,6 +56,8 @@ def examine(folder: Path) -> dict[str, Any]:
     try:
         tokenizer = load_tokenizer(folder)
         template = str(tokenizer.get_chat_template())
+        named = tokenizer.chat_template
+        broken = try_templates(named if isinstance(named, dict) else {"default": template}, str(folder))
         text_config = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         ).get_text_config()
@@ -64,6 +67,11 @@ def examine(folder: Path) -> dict[str, Any]:
         raise DataError(
             "Q-BASE-012", f"{folder} can't be read ({' '.join(str(error).split())[:300]}): fetch it again"
         ) from error
+    if broken:
+        raise DataError(
+            "Q-BASE-037",
+            f"the chat template of {folder} can't be compiled ({broken}): fetch it again, or correct it",
+        )
     if len(tokenizer) > text_config.vocab_size:
         raise DataError(
             "Q-BASE-013",

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from tokenizer_folders import qwen_folder, smollm_folder
 
 from pipeline.chat.rows import BadRow, Row, row_id
+from pipeline.chat.template import DAY, compiled
 from pipeline.chat.tokens import encode
 from pipeline.core.errors import DataError
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.curate.rules import template as template_module
 from pipeline.stages.curate.rules import token_count
 from pipeline.stages.curate.rules.changes import Changes
 from pipeline.stages.curate.rules.exchanges import exchanges_of
@@ -62,7 +62,7 @@ def templates(tools: Toolchain) -> dict[str, tuple[str, Any]]:
         path.name: path.read_text(encoding="utf-8")
         for path in sorted((tools.source / "models" / "templates").glob("*.jinja"))
     }
-    return {name: (source, template_module._compile(source)) for name, source in sources.items()}
+    return {name: (source, compiled(source)) for name, source in sources.items()}
 
 
 def with_budget(rule: Length, max_tokens: int, mode: Any = "split") -> Length:
@@ -266,7 +266,7 @@ def test_templates_are_rendered_as_transformers_renders_them(
     class Day:
         @staticmethod
         def now() -> Any:
-            return template_module.DAY
+            return DAY
 
     monkeypatch.setattr(chat_template_utils, "datetime", Day)
     tokenizer, ours, same = (
@@ -459,7 +459,7 @@ def test_a_row_that_the_template_refuses_is_rejected(rules: dict[str, Length]) -
             ("{{ raise_exception('no system turns') }}", "no system turns"),
             ("{{ 1 + messages }}", "TypeError"),
         ):
-            counter.template.templates = {"default": template_module._compile(source)}
+            counter.template.templates = {"default": compiled(source)}
             with pytest.raises(BadRow, match=detail) as caught:
                 rules["qwen"].parts(long_chat(14), [])
             assert caught.value.code == "template_refuses"

@@ -1,23 +1,16 @@
 """A model's chat template without transformers, which takes a second and 110 MB to load in every worker
 process.
 
-transformers' way with templates (utils/chat_template_utils.py) is copied here;
-tests/stages/curate/test_length.py compares the two on llama.cpp's collection of templates.
+What compiles it is `pipeline.chat.template`.
 """
 
 import json
-from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat.rows import BadRow
+from pipeline.chat.template import SPECIAL, compiled
 from pipeline.core.errors import DataError
-
-# a template may print the day: always this one, a Wednesday in September, so that no count depends on when it
-# is made
-DAY = datetime(2023, 9, 27)
-SPECIAL = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 class ChatTemplate:
@@ -33,7 +26,7 @@ class ChatTemplate:
         self.special = {
             name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()
         }
-        self.templates = {name: _compile(text) for name, text in _sources(folder, settings).items()}
+        self.templates = {name: compiled(text) for name, text in _sources(folder, settings).items()}
 
     def render(self, messages: list[dict[str, Any]], tools: Any = None, *, prompt: bool = False) -> str:
         """The text of a conversation, with the opening of an answer where `prompt` is set. Raises `BadRow` if
@@ -74,40 +67,3 @@ def _sources(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     if not isinstance(named, str):
         raise DataError("Q-CHAT-001", f"{folder} has no chat template: choose an instruct model as base")
     return {"default": named}
-
-
-def _compile(template: str) -> Callable[..., str]:
-    """The template's render function, in the sandbox that transformers gives it."""
-    from jinja2 import TemplateError, ext, nodes
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(ext.Extension):
-        """`{% generation %}`, which marks the assistant's text, is no more than its content here."""
-
-        tags = {"generation"}  # noqa: RUF012 (jinja2's attribute)
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: Any = None,
-        separators: Any = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": DAY.strftime}
-    return environment.from_string(template).render
