@@ -18,8 +18,8 @@ import httpx
 
 from pipeline.config.sections import Serve
 from pipeline.core.errors import MachineError, QuenchError, ToolError
-from pipeline.core.units import size_text
-from pipeline.core.usage import peak_of_children
+from pipeline.core.units import MEMORY_GB, memory_gb, size_text
+from pipeline.core.usage import own_memory, peak_of_children
 from pipeline.llamacpp.devices import placement
 from pipeline.llamacpp.server_command import server_command
 from pipeline.llamacpp.server_log import LogPump, open_log
@@ -33,6 +33,9 @@ REACHED = ("0100007F", "0000000000000000FFFF00000100007F", "00000000", "0" * 32)
 START_SECONDS = 300  # a 15 GB file from a slow disk
 STOP_SECONDS = 10
 ASK_SECONDS = 600  # that a measurement's own client waits, and may be waited for
+# over what it took when its model was loaded: a schema of 100,000 levels takes all memory (measured: 20 GB in
+# 3 minutes), and so does a chat template, which is tried before the server is ready
+GROWTH_BYTES = 4 * MEMORY_GB
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,7 @@ def listener(port: int) -> int | None:
 
 
 @contextmanager
-def start(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def start(command: Sequence[str], log: Path) -> Iterator[LoggedProcess]:
     """Run `command` guarded (`server_process`), its output added to `log` (`server_log`); whatever happens in
     the body, it is stopped after it.
     """
@@ -213,13 +216,25 @@ def stop(process: subprocess.Popen[Any]) -> None:
 
 
 def wait_for_health(
-    process: subprocess.Popen[bytes], url: str, log: Path, seconds: float = START_SECONDS
+    process: LoggedProcess, url: str, log: Path, seconds: float = START_SECONDS, growth: int = GROWTH_BYTES
 ) -> None:
-    """Wait until `/health` says that the model is loaded; `ToolError` with the log's end if the server dies
-    or takes too long.
+    """Wait until `/health` says that the server is ready; `ToolError` with the log's end if it dies, takes
+    too long, or `growth` bytes of memory beyond its loaded model (then it is ended).
     """
-    end = time.monotonic() + seconds
+    end, most = time.monotonic() + seconds, None
     while time.monotonic() < end:
+        memory = own_memory(process.pid) or 0
+        if most is None and process.pump.loaded.is_set():
+            most = memory + growth
+        if most is not None and memory > most:
+            process.kill()
+            process.wait()
+            raise ToolError(
+                "Q-LLAMACPP-029",
+                f"llama-server took {memory_gb(growth)} beside its loaded model before it answered, and was "
+                "ended: its chat template may make it grow without end, take another model or correct the "
+                f"template\n{log_end(log)}",
+            )
         if process.poll() is not None:
             raise ToolError(
                 "Q-LLAMACPP-014",

@@ -9,7 +9,11 @@ from pipeline.config.sections import Serve
 from pipeline.llamacpp.lora import Lora, lora_arguments
 from pipeline.llamacpp.tools import Toolchain
 
-IDLE_SECONDS = 30  # that a client may take for the next byte of its request, before it loses its thread
+IDLE_SECONDS = 10  # that a client may take for the next byte of its request, before it loses its thread
+# that wait for requests. llama-server starts more where none is idle, but counts one as idle until it has
+# woken, so that of connections which come at once only so many find one (llama-server's default: 4 more than
+# slots). The others wait until a thread's client has been idle for too long
+HTTP_THREADS = 64
 # between two looks at what else is asked; llama-server's own default is 2,048, computed 512 at a time as well
 BATCH_TOKENS = 512
 PROMPT_CACHE_MIB = 512  # of conversations that no slot holds any more; llama-server's own default is 8 GiB
@@ -45,6 +49,7 @@ def server_command(
         *("--cors-origins", f"http://127.0.0.1:{settings.port}"),
         "--no-cors-credentials",
         *("--timeout", str(idle_seconds)),
+        *("--threads-http", str(HTTP_THREADS)),
         "--no-webui",
         "--no-slots",
         "--offline",

@@ -77,16 +77,17 @@ class LogPump(threading.Thread):
     def __init__(self, output: IO[bytes], handler: LogFile) -> None:
         super().__init__(name="server-log", daemon=True)
         self.output, self.handler = output, handler
+        self.loaded = threading.Event()  # the model is, and requests may come
         self.start()
 
     def run(self) -> None:
         """Copy lines (called by `threading`)."""
-        serving = False
         for raw in iter(lambda: self.output.readline(LONGEST_LINE), b""):
             line = raw.decode(errors="replace").rstrip("\n")
-            if not serving or kept(line):
+            if not self.loaded.is_set() or kept(line):
                 self.handler.emit(logging.makeLogRecord({"msg": line}))
-            serving = serving or LOADED.search(line) is not None
+            if LOADED.search(line):
+                self.loaded.set()
         with suppress(OSError):  # a full disk: said by `LogFile`
             self.handler.close()
         self.output.close()

@@ -10,18 +10,14 @@ from contextlib import AbstractContextManager
 import httpx
 
 from pipeline.core.errors import MachineError, ToolError
-from pipeline.core.units import MEMORY_GB
 from pipeline.core.usage import own_memory
-from pipeline.llamacpp.server import Server, log_end
+from pipeline.llamacpp.server import GROWTH_BYTES, Server, log_end
 
 HOUR = 3600.0
 LONGEST_PAUSE = 60.0
 LOOK_SECONDS = 1.0
 PROBE_SECONDS = 10.0
 STALL_SECONDS = 120.0  # without any answer; a batch of 512 tokens of a 7B takes some 50 s on two slow cores
-# over what it took when it was ready: a schema of 100,000 levels takes all memory (measured: 20 GB in 3
-# minutes)
-GROWTH_BYTES = 4 * MEMORY_GB
 
 
 def pause_after(crashes: deque[float], now: float, limit: int) -> float | None:

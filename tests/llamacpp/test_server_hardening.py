@@ -27,7 +27,7 @@ from needed import need
 
 from pipeline.config.params import load_params
 from pipeline.config.sections import Serve
-from pipeline.core.errors import MachineError
+from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.server import (
     Server,
@@ -39,7 +39,7 @@ from pipeline.llamacpp.server import (
     wait_for_health,
     write_key,
 )
-from pipeline.llamacpp.server_command import server_command
+from pipeline.llamacpp.server_command import IDLE_SECONDS, server_command
 from pipeline.llamacpp.server_log import kept
 from pipeline.llamacpp.server_process import environment, guarded
 from pipeline.llamacpp.tools import Toolchain
@@ -390,6 +390,14 @@ SCHEMAS: dict[str, Any] = {
 }
 
 
+def until_healthy(url: str) -> None:
+    for _ in range(600):
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
+                return
+        time.sleep(0.1)
+
+
 def test_the_shipped_script_bears_the_same(tools: Toolchain, model: Path, tmp_path: Path) -> None:
     """serve.sh in the hostile environment, with the usual stack: no tools to run, nothing more opened, and
     deep JSON doesn't end the server.
@@ -412,7 +420,7 @@ def test_the_shipped_script_bears_the_same(tools: Toolchain, model: Path, tmp_pa
         subprocess.Popen(["/bin/sh", script], env=given, stdout=log, stderr=log) as process,
     ):
         try:
-            wait_for_health(process, url, tmp_path / "log")
+            until_healthy(url)
             with connect(url, read_key(tmp_path / "api-key")) as client:
                 assert [
                     client.get(path).status_code for path in ("/slots", "/metrics", "/tools", "/cors-proxy")
@@ -583,6 +591,23 @@ def test_200_clients_at_once(server: Server) -> None:
         assert {status for status, _ in pool.map(ask, range(200))} == {200}
 
 
+def test_half_open_connections_that_come_at_once(server: Server) -> None:
+    """16 strangers in one burst, more than llama-server has threads by itself; a request with the key is
+    answered at once.
+    """
+    port = int(server.url.rpartition(":")[2])
+    with contextlib.ExitStack() as open_ones:
+        begun = [
+            open_ones.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            for _ in range(16)
+        ]
+        for one in begun:
+            one.sendall(b"POST /completion HTTP/1.1\r\n")
+        began = time.monotonic()
+        assert answered(server)
+        assert time.monotonic() - began < IDLE_SECONDS / 2
+
+
 def test_half_open_connections(server: Server) -> None:
     """300 clients that begin a request and say no more; they lose their threads after `IDLE_SECONDS`, and
     nobody waits for that.
@@ -632,8 +657,8 @@ def many_open_files() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("many_open_files")
 def test_half_open_connections_are_cut_off(tools: Toolchain, model: Path, tmp_path: Path) -> None:
-    """1,100 of them take every thread that the served model's server has, for `IDLE_SECONDS` (llama-server's
-    default: an hour).
+    """1,100 of them take every thread that the served model's server may have, for `IDLE_SECONDS`
+    (llama-server's default: an hour).
     """
     port, log = free_port(), tmp_path / "log"
     settings = Serve(port=port, ctx_size=256, parallel=2, threads=1, n_gpu_layers=0)
@@ -735,6 +760,22 @@ def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_end_of_a_log_that_is_gone(tmp_path: Path) -> None:
     assert log_end(tmp_path / "log") == "(the log is gone)"
+
+
+def test_a_server_that_grows_before_it_is_ready_is_ended(tools: Toolchain, tmp_path: Path) -> None:
+    """llama-server tries the chat template when its model is loaded; this one takes 1 MB more a time."""
+    grows = (
+        "{% set n = namespace(x=['x' * 1000000]) %}{% for i in range(2000) %}"
+        "{% set n.x = n.x + [n.x[0] ~ i] %}{% endfor %}"
+    )
+    model, port = tiny.tiny_gguf(tmp_path / "grows.gguf", tokenizer__chat_template=grows), free_port()
+    settings = Serve(port=port, ctx_size=256, parallel=1, threads=1, n_gpu_layers=0)
+    command = server_command(tools, model, settings, write_key(tmp_path / "key", "k"))
+    with start(command, tmp_path / "log") as process:
+        with pytest.raises(ToolError) as refused:
+            wait_for_health(process, f"http://127.0.0.1:{port}", tmp_path / "log", growth=200_000_000)
+        assert refused.value.id == "Q-LLAMACPP-029"
+        assert process.poll() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
