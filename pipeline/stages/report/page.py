@@ -186,7 +186,7 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         Section("adapter", "The adapter", ["train", "report"]) if values["adapter"] else None,
         Section("serve", "Serve it", ["report"]),
         Section("lineage", "Lineage", ["base"], each),
-        Section("resources", "What the stages took", []),
+        Section("resources", "What the stages took", ["report"], "; what was seen, by each stage itself"),
         Section("commands", "Commands", []),
     ]
     return [section for section in found if section]
