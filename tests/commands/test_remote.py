@@ -22,10 +22,12 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.commands.remote.line import Line
+from pipeline.commands.remote.mirror import Mirror
+from pipeline.commands.remote.parcel import Parcel, send
 from pipeline.core.errors import ConfigError, ToolError
-from pipeline.core.hashing import tree_hash
+from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.core.places import PROJECT
-from pipeline.stages.train.checkpoints import defect
+from pipeline.stages.train.checkpoints import defect, publish_checkpoint
 
 PYTHON = sys.executable
 STEPS, SAVED = 12, 4
@@ -185,6 +187,28 @@ def without_times(path: Path) -> list:
         return lines[:1]
     measured = ("seconds", "tokens_per_second", "memory_bytes")
     return [{key: value for key, value in json.loads(line).items() if key not in measured} for line in lines]
+
+
+def test_a_transfer_that_is_cut_goes_on_where_it_was(card: Card, tmp_path: Path) -> None:
+    """Both ways; what came home is a whole checkpoint."""
+    run, line, home = "0123456789abcdef", Line("card", PYTHON, card.config), tmp_path / "home"
+    big, parcel = tmp_path / "big", Parcel()
+    big.write_bytes(os.urandom(1_000_000))
+    parcel.add("project/big", big)
+    card.plan(("^rsync --server", "in", 300_000), ("^rsync --server --sender", "out", 300_000))
+    send(line, tmp_path, [parcel])
+    assert (card.store / "objects" / file_hash(big)).read_bytes() == big.read_bytes()
+    there = card.store / "runs" / run / "project/models/checkpoints/checkpoint-5"
+    (tmp_path / "made").mkdir()
+    shutil.copyfile(big, tmp_path / "made/weights")
+    publish_checkpoint(tmp_path / "made", there, {})
+    (card.store / "runs" / run / "out").mkdir()
+    (card.store / "runs" / run / "attempt").write_text("first")
+    Mirror(line, home, run).bring(["models/checkpoints"])
+    assert tree_hash(home / "models/checkpoints/checkpoint-5") == tree_hash(there)
+    assert card.planned() == []
+    line.ask("clean", run=None, keep=False)
+    assert nothing_left(card)
 
 
 def nothing_left(card: Card) -> bool:

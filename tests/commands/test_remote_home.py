@@ -1,20 +1,25 @@
 """What `quench remote` replaces at home and removes on a host, with the host's own functions, called here."""
 
 import fcntl
+import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from pipeline.cli import app
 from pipeline.commands.remote import watch
+from pipeline.commands.remote.answers import parse
 from pipeline.commands.remote.host import common, files, follow, runs
 from pipeline.commands.remote.host.common import CHECKPOINTS
 from pipeline.commands.remote.line import Cut, Line
@@ -22,10 +27,11 @@ from pipeline.commands.remote.mirror import Mirror
 from pipeline.commands.remote.parcel import JOURNAL, Parcel, inputs
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Train
-from pipeline.core.errors import ConfigError, DataError, ToolError
+from pipeline.core.errors import ConfigError, DataError, QuenchError, ToolError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.jsonl import write_rows
 from pipeline.core.places import PROJECT
+from pipeline.core.printable import printable
 from pipeline.core.publish import write_json
 from pipeline.stages.preprocess.stage import main as preprocess
 from pipeline.stages.train.checkpoints import publish_checkpoint
@@ -56,13 +62,15 @@ class Here:
         self.began.append((words, [path.name for path in (folder / "project" / CHECKPOINTS).glob("check*")]))
         (folder / "exit").write_text("1")
 
-    def ask(self, what: str, **given: Any) -> dict[str, Any]:
-        return next(self.stream(what, **given))
-
-    def stream(self, what: str, **given: Any) -> Iterator[dict[str, Any]]:
+    def ask(self, what: str, **given: Any) -> Any:
         self.said.clear()
         follow.CALLS[what](**given)
-        yield from self.said.copy()
+        return parse(what, json.dumps(self.said[0]))
+
+    def follow(self, **given: Any) -> Iterator[Any]:
+        self.said.clear()
+        follow.follow(**given)
+        yield from (parse("follow", json.dumps(message)) for message in self.said.copy())
 
     def push(self, folder: Path, names: Iterable[str]) -> None:
         for name in names:
@@ -176,10 +184,8 @@ def test_a_run_is_removed_with_what_was_sent_for_it_alone(line: Here) -> None:
         (RUN, "2", own, "its state"),
     ):
         states = {"project/state": names[state]} if state else {}
-        assert line.ask("start", run=run, attempt=attempt, inputs=sent, state=states, words=[]) == {
-            "damaged": []
-        }
-    assert line.ask("clean", run=RUN, keep=False) == {"running": []}
+        assert line.ask("start", run=run, attempt=attempt, inputs=sent, state=states, words=[]).damaged == []
+    assert line.ask("clean", run=RUN, keep=False).running == []
     left = {path.name for path in (line.store / "objects").iterdir()}
     assert left == {names["both"], names["an upload"]}
     assert (line.store / "incoming/half").exists() and (line.store / "runs/other/project/both").exists()
@@ -199,14 +205,137 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: 
     return Line("card", "python3", None)
 
 
-@pytest.mark.parametrize("answer", ['{"files": \x1b[2J', "7"])
-def test_an_answer_that_is_none_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+SHA, STATE = "0" * 64, {"state": "ended", "step": 5, "code": 0}
+VERSIONS = {"python": "3.11.7", "versions": {}, "rsync": True}
+ODD = {  # what is asked, and what comes
+    "no JSON": ("runs", '{"files": \x1b[2J'),
+    "a number": ("runs", "7"),
+    "null": ("runs", "null"),
+    "a list": ("runs", "[]"),
+    "nothing": ("runs", ""),
+    "empty": ("runs", "{}"),
+    "deep": ("runs", '{"runs":' * 100_000),
+    "a number of 10,000 digits": ("runs", '{"runs": {}, "bytes": ' + "9" * 10_000 + "}"),
+    "NaN": ("runs", '{"runs": {}, "bytes": NaN}'),
+    "runs that are a list": ("runs", {"runs": [], "bytes": 0}),
+    "a run that is a list": ("runs", {"runs": {"a": []}, "bytes": 0}),
+    "a run without a state": ("runs", {"runs": {"a": {"line": ""}}, "bytes": 0}),
+    "a run without a line": ("runs", {"runs": {"a": STATE}, "bytes": 0}),
+    "a long name": ("runs", {"runs": {"a" * 5000: STATE | {"line": ""}}, "bytes": 0}),
+    "negative bytes": ("runs", {"runs": {}, "bytes": -1}),
+    "bytes as text": ("runs", {"runs": {}, "bytes": "1"}),
+    "an error that is none": ("runs", {"error": ["\x1b[2J"]}),
+    "an error and more": ("runs", {"error": "no", "runs": {}}),
+    "another key": ("look", STATE | {"key": 1}),
+    "an unheard-of state": ("look", {"state": "\x1b[2J", "step": 5}),
+    "no step": ("look", {"state": "running"}),
+    "a step as text": ("look", {"state": "running", "step": "5"}),
+    "a step of a half": ("look", {"state": "running", "step": 5.5}),
+    "ended without a code": ("look", {"state": "ended", "step": 5}),
+    "a code while it runs": ("look", {"state": "running", "step": 5, "code": 0}),
+    "a code that is none": ("stop", STATE | {"code": 70_000}),
+    "true as a code": ("stop", STATE | {"code": True}),
+    "no versions": ("check", {"python": "3.11.7", "rsync": True}),
+    "a version that is a number": ("check", VERSIONS | {"versions": {"torch": 2}}),
+    "a Python that is none": ("check", VERSIONS | {"python": "\x1b[2J"}),
+    "rsync as a number": ("check", VERSIONS | {"rsync": 1}),
+    "a hash that is none": ("wanted", {"missing": {"../../x": 0}}),
+    "missing as a list": ("wanted", {"missing": [SHA]}),
+    "missing a part": ("wanted", {"missing": {SHA: 1.5}}),
+    "damaged as text": ("start", {"damaged": SHA}),
+    "damaged null": ("start", {"damaged": None}),
+    "files as text": ("snapshot", {"files": "x"}),
+    "a file without a size": ("snapshot", {"files": {"a": [SHA]}}),
+    "a file of a negative size": ("snapshot", {"files": {"a": [SHA, -1]}}),
+    "a path upwards": ("snapshot", {"files": {"models/../../x": [SHA, 1]}}),
+    "a path from the root": ("snapshot", {"files": {"/etc/passwd": [SHA, 1]}}),
+    "a path with a NUL": ("snapshot", {"files": {"models/\0": [SHA, 1]}}),
+    "a path that nobody can have": ("snapshot", {"files": {"a" * 300: [SHA, 1]}}),
+    "a file that is a folder": ("snapshot", {"files": {"a": [SHA, 1], "a/b/c": [SHA, 1]}}),
+    "running as text": ("clean", {"running": "x"}),
+    "a piece of an unheard-of file": ("follow", {"piece": {"file": "x", "at": 0, "data": ""}}),
+    "a piece without a place": ("follow", {"piece": {"file": "log", "data": ""}}),
+    "a piece that is no base64": ("follow", {"piece": {"file": "log", "at": 0, "data": "A"}}),
+    "checkpoints as a number": ("follow", {"checkpoints": 3}),
+    "half an end": ("follow", {"ended": 0.5}),
+}
+
+
+@pytest.mark.parametrize(("what", "answer"), ODD.values(), ids=ODD)
+def test_an_answer_of_an_odd_shape_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, answer: Any
 ) -> None:
-    line = answering(tmp_path, monkeypatch, f"{common.MARK}{answer}\n", 0)
-    with pytest.raises(DataError, match="Q-REMOTE-008") as caught:
-        line.ask("runs")
-    assert "\x1b" not in str(caught.value)
+    text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+    with pytest.raises(DataError) as caught:
+        answering(tmp_path, monkeypatch, f"{common.MARK}{text}\n", 0).ask(what)
+    assert caught.value.id == "Q-REMOTE-008" and len(caught.value.sentence) < 400
+    assert printable(caught.value.sentence) == caught.value.sentence
+
+
+@pytest.mark.parametrize(
+    "flood",
+    ["cat /dev/zero", f"printf '{common.MARK}'; cat /dev/zero", "yes hello"],
+    ids=["a line", "an answer", "lines"],
+)
+def test_a_host_without_an_end_is_a_sentence_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flood: str
+) -> None:
+    line = answering(tmp_path, monkeypatch, "", 0)
+    for name in ("ssh", "rsync"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n({flood}) {'>&2' if name == 'rsync' else ''}\n")
+    used, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    for work in (lambda: line.ask("runs"), lambda: line.push(tmp_path, ["x"])):
+        with pytest.raises(DataError, match="Q-REMOTE-008"):
+            work()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 200_000  # KB
+    assert time.process_time() - start < 10
+
+
+class Says:
+    """A line whose other end answers so."""
+
+    name = "card"
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+
+    def ask(self, what: str, **_: Any) -> Any:
+        return parse(what, json.dumps(self.answers[what]))
+
+
+@pytest.mark.parametrize(
+    ("files", "id"),
+    [
+        ({"data/raw/x": [SHA, 1]}, "Q-REMOTE-008"),
+        ({"models/checkpoints": [SHA, 1]}, "Q-REMOTE-008"),
+        ({"models/checkpointsX/a": [SHA, 1]}, "Q-REMOTE-008"),
+        ({"models/checkpoints/run.json": [SHA, 1 << 50]}, "Q-CORE-004"),
+    ],
+    ids=["elsewhere", "in the place of all checkpoints", "beside them", "more than a disk has"],
+)
+def test_files_that_nobody_asked_for_leave_what_is_here(
+    tmp_path: Path, files: dict[str, list], id: str
+) -> None:
+    home = trained(tmp_path / "home", 100)
+    before = tree_hash(home / CHECKPOINTS)
+    with pytest.raises(QuenchError) as caught:
+        Mirror(Says(snapshot={"files": files}), home, RUN).bring([CHECKPOINTS])  # type: ignore[arg-type]
+    assert caught.value.id == id and tree_hash(home / CHECKPOINTS) == before
+
+
+@pytest.mark.parametrize(
+    ("answers", "id"),
+    [
+        ({"wanted": {"missing": {SHA: 0}}}, "Q-REMOTE-008"),
+        ({"wanted": {"missing": {}}, "start": {"damaged": [SHA]}}, "Q-REMOTE-006"),
+    ],
+    ids=["a file that was not offered", "damaged again and again"],
+)
+def test_a_host_that_is_never_content_is_a_sentence(tmp_path: Path, answers: dict[str, Any], id: str) -> None:
+    line = Says(look={"state": "none", "step": -1}, **answers)
+    with pytest.raises(QuenchError) as caught:
+        watched(line, tmp_path)  # type: ignore[arg-type]
+    assert caught.value.id == id
 
 
 def test_half_an_answer_before_the_last_words_of_ssh_is_a_cut_line(
@@ -214,22 +343,23 @@ def test_half_an_answer_before_the_last_words_of_ssh_is_a_cut_line(
 ) -> None:
     text = f'{common.MARK}{{"run": "0123Connection to card closed by remote host.\n'
     with pytest.raises(Cut):
-        next(answering(tmp_path, monkeypatch, text, 255).stream("runs"))
+        next(answering(tmp_path, monkeypatch, text, 255).follow())
 
 
-def test_what_a_host_says_is_shown_without_what_a_terminal_obeys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_host_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = answering(tmp_path, monkeypatch, common.MARK + '{"error": "\\u001b[2J' + "x" * 5000 + '"}\n', 0)
     with pytest.raises(ToolError, match="Q-REMOTE-005") as caught:
         line.ask("runs")
     assert "\x1b" not in str(caught.value) and len(str(caught.value)) < 400
-    version = ".".join(map(str, sys.version_info[:3]))
-    versions = dict.fromkeys(train.LIBRARIES, "\x1b[2J") | dict.fromkeys(train.NEEDED, "1")
-    found = {"rsync": True, "python": version, "versions": versions}
-    with pytest.raises(ToolError, match="Q-REMOTE-010") as caught:
-        train.need_host(SimpleNamespace(name="card", ask=lambda *_, **__: found))  # type: ignore[arg-type]
-    assert "\x1b" not in str(caught.value)
+
+
+def test_what_a_host_says_steers_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {"\x1b[2J": STATE | {"line": "\x1b]0;x\x07\u202e"}}
+    text = common.MARK + json.dumps({"runs": runs, "bytes": 1}) + "\n"
+    answering(tmp_path, monkeypatch, text, 0)
+    shown = CliRunner().invoke(app, ["remote", "status", "card"])
+    assert shown.exit_code == 0 and r"\x1b[2J" in shown.output and r"\u202e" in shown.output
+    assert not {"\x1b", "\x07", "\u202e"}.intersection(shown.output)
 
 
 REWARD = "python:length.py:length"

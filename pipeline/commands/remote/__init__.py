@@ -1,5 +1,6 @@
 """`quench remote …`: stage train on another machine, by SSH."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,7 +50,7 @@ def train(
     try:
         main(_line(host, python, ssh_config), root, resume=not no_resume, keep=keep)
     except Stopped as stopped:
-        typer.echo(f"quench: {stopped}", err=True)
+        print(f"quench: {stopped}", file=sys.stderr)
         raise typer.Exit(stopped.exit_code) from None
 
 

@@ -4,7 +4,6 @@ What is asked of the host are the functions of `host/`, sent to its Python on ev
 is tried again, later and later; what was sent is not sent again.
 """
 
-import json
 import os
 import re
 import select
@@ -12,16 +11,28 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pipeline.commands.remote.answers import (
+    LONGEST_LINE,
+    MOST_CHATTER,
+    Answer,
+    News,
+    Odd,
+    Trouble,
+    foreign,
+    parse,
+)
 from pipeline.commands.remote.host import script
 from pipeline.commands.remote.host.common import MARK
 from pipeline.core.child import bound
-from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
+from pipeline.core.errors import ConfigError, MachineError, ToolError
 from pipeline.core.printable import printable, quoted
 
 HOST = re.compile(r"(?:[\w][\w.-]*@)?[\w][\w.-]*", re.ASCII)
@@ -43,6 +54,7 @@ SILENCE = (
 PATIENCE = 900.0  # seconds without an answer after which a host counts as gone
 LAST_WORDS_SECONDS = 5.0  # in which ssh ends after them
 LONGEST_PAUSE = 30.0  # seconds between two tries
+LAST_LINES = 20  # of what is no answer: the reason of an end is among them
 TOOLS = ("ssh", "rsync")  # here
 Result = TypeVar("Result")
 
@@ -73,17 +85,18 @@ class Line:
         self._ssh = ["ssh", "-T", "-a", "-x", *(["-F", str(config.absolute())] if config else []), *options]
         self._answered: float | None = None  # when the host answered last
 
-    def ask(self, what: str, **given: Any) -> dict[str, Any]:
-        """The answer of `host.WHAT(**given)`, however often the line is cut. Raises `ToolError` for what the
-        host can't do, `MachineError` if it does not answer any more.
+    def ask(self, what: str, **given: Any) -> Any:
+        """The answer of `host.WHAT(**given)`, of its kind in `answers`, however often the line is cut. Raises
+        `ToolError` for what the host can't do, `MachineError` if it does not answer any more, `DataError` for
+        an answer that is none.
         """
         return self.trying(lambda: next(self._call(what, given)))
 
-    def stream(self, what: str, **given: Any) -> Iterator[dict[str, Any]]:
-        """The answers of `host.WHAT(**given)`, as they come. Raises `Cut`."""
-        for message in self._call(what, given):
+    def follow(self, **given: Any) -> Iterator[News]:
+        """The answers of `host.follow(**given)`, as they come. Raises `Cut`."""
+        for news in self._call("follow", given):
             self._answered = time.monotonic()
-            yield message
+            yield news  # type: ignore[misc]
 
     def trying(self, work: Callable[[], Result]) -> Result:
         """The result of `work`, which is done again if the line is cut. Raises as `ask`."""
@@ -128,43 +141,38 @@ class Line:
     def _rsync(self, names: Iterable[str], *places: str) -> None:
         *options, source, target = places
         # appended in place: also what a kill -9 left is gone on from; hashes tell what came whole
-        command = ["rsync", "--append-verify", "--files-from=-", "--rsh", shlex.join(self._ssh), *options]
+        command = ["rsync", "--append-verify", f"--timeout={PATIENCE:.0f}", "--rsh", shlex.join(self._ssh)]
         shown = ["--info=progress2"] if sys.stderr.isatty() else []
-        done = subprocess.run(
-            bound([*command, *shown, "--", source, target]),
-            input="".join(f"{name}\n" for name in names),
-            text=True,
-            stdout=sys.stderr,
-            stderr=subprocess.PIPE,
-            check=False,
-        )
-        if done.returncode:
-            raise Cut(_reason(done.stderr.splitlines()) or f"rsync ended with {done.returncode}")
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as wanted:
+            print(*names, sep="\n", file=wanted, flush=True)
+            words = [*command, *options, *shown, f"--files-from={wanted.name}", "--", source, target]
+            with _started(words, stdout=sys.stderr, stderr=subprocess.PIPE) as process:
+                said = deque(self._lines(process.stderr.fileno(), None), LAST_LINES)  # type: ignore[union-attr]
+                code = process.wait()
+        if code:
+            raise Cut(_reason(said) or f"rsync ended with {code}")
 
-    def _call(self, what: str, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _call(self, what: str, given: dict[str, Any]) -> Iterator[Answer]:
         """Run `host.WHAT(**given)`; its answers. Raises `Cut` if there is none, `ToolError` for an error
-        there.
+        there, `DataError` for an answer that is none.
         """
-        process = subprocess.Popen(
-            bound([*self._ssh, "--", self.name, f"{self.python} - {what}"]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        try:
+        command = [*self._ssh, "--", self.name, f"{self.python} - {what}"]
+        pipe = subprocess.PIPE
+        with _started(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT) as process:
             with suppress(BrokenPipeError), process.stdin as stdin:  # type: ignore[union-attr]
                 stdin.write(script(what, given).encode())
-            others, answered = [], False
-            for line in _lines(process.stdout.fileno(), SILENCE if what == "follow" else None):  # type: ignore[union-attr]
+            others, answered = deque[str](maxlen=LAST_LINES), False
+            silence = SILENCE if what == "follow" else PATIENCE
+            for line in self._lines(process.stdout.fileno(), silence):  # type: ignore[union-attr]
                 if not line.startswith(MARK):
                     others.append(line)
                     continue
-                message = self._message(line, process)
-                if "error" in message:
-                    said = printable(str(message["error"]), 200)
+                answer = self._answer(what, line, process)
+                if isinstance(answer, Trouble):
+                    said = printable(answer.error, 200)
                     raise ToolError("Q-REMOTE-005", f"{self.name} says {said}: correct it there")
                 answered = True
-                yield message
+                yield answer
             code = process.wait()
             if code not in (0, NO_LINE) and not answered:
                 why = f"{self.python} is not there" if code in NOT_THERE else _reason(others)
@@ -174,43 +182,57 @@ class Line:
                 )
             if code or not answered:
                 raise Cut(_reason(others) or "it ended early")
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()  # type: ignore[union-attr]
 
-    def _message(self, line: str, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    def _answer(self, what: str, line: str, process: subprocess.Popen[bytes]) -> Answer:
         """What a line says. Raises `DataError` for one that no function of `host` wrote, `Cut` where ssh ends
         with it: it wrote its own last words behind half of a line.
         """
-        with suppress(ValueError):
-            message = json.loads(line.removeprefix(MARK))
-            if isinstance(message, dict):
-                return message
-        with suppress(subprocess.TimeoutExpired):
-            if process.wait(LAST_WORDS_SECONDS) == NO_LINE:
-                raise Cut("in the middle of an answer")
-        raise DataError(
-            "Q-REMOTE-008",
-            f"{self.name} answers what it was not asked for ({printable(line, 200)}): see what writes that "
-            "there, and don't trust a host that you don't know",
-        )
+        try:
+            return parse(what, line.removeprefix(MARK))
+        except Odd as odd:
+            with suppress(subprocess.TimeoutExpired):
+                if process.wait(LAST_WORDS_SECONDS) == NO_LINE:
+                    raise Cut("in the middle of an answer") from None
+            raise foreign(self.name, str(odd)) from None
+
+    def _lines(self, source: int, silence: float | None) -> Iterator[str]:
+        """Whole lines from a file descriptor, until its end. Raises `Cut` after `silence` seconds,
+        `DataError` for more than a host has to say.
+        """
+        rest, chatter = bytearray(), 0
+        while True:
+            if not select.select([source], [], [], silence)[0]:
+                raise Cut("no sign of life")
+            block = os.read(source, 1 << 16)
+            if not block:
+                return
+            *lines, last = block.split(b"\n")
+            for end in lines:
+                line = (rest + end).decode("utf-8", errors="replace").rstrip("\r")
+                rest.clear()
+                chatter += 0 if line.startswith(MARK) else len(line) + 1
+                if chatter > MOST_CHATTER:
+                    raise foreign(self.name, f"{line} and much more")
+                yield line
+            rest += last
+            if len(rest) > LONGEST_LINE:
+                raise foreign(self.name, "a line without an end")
 
 
-def _lines(source: int, silence: float | None) -> Iterator[str]:
-    """Whole lines from a file descriptor, until its end. Raises `Cut` after `silence` seconds."""
-    rest = b""
-    while True:
-        if not select.select([source], [], [], silence)[0]:
-            raise Cut("no sign of life")
-        block = os.read(source, 1 << 16)
-        if not block:
-            return
-        *lines, rest = (rest + block).split(b"\n")
-        yield from (line.decode("utf-8", errors="replace").rstrip("\r") for line in lines)
+@contextmanager
+def _started(command: list[str], **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends with this one, and with the body at the latest."""
+    process = subprocess.Popen(bound(command), **pipes)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in filter(None, (process.stdout, process.stderr)):
+            pipe.close()
 
 
-def _reason(lines: list[str]) -> str:
+def _reason(lines: Iterable[str]) -> str:
     """The last line that says something."""
     said = [line for line in lines if line.strip() and not line.startswith("rsync error: ")]
     return printable(said[-1].strip(), 200) if said else ""

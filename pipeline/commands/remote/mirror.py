@@ -1,9 +1,7 @@
 """The home side of a run on a host: its log, its journal and its checkpoints, as if train ran here."""
 
-import base64
 import codecs
 import hashlib
-import re
 import shutil
 import sys
 import time
@@ -12,20 +10,19 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.remote.answers import Piece, Snapshot, foreign
 from pipeline.commands.remote.host.common import CHECKPOINTS
 from pipeline.commands.remote.line import Cut, Line
 from pipeline.commands.remote.parcel import JOURNAL, NO_STATE, SCRATCH, STALLED, STATE
-from pipeline.core.errors import DataError, ToolError
+from pipeline.core.errors import ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.core.printable import printable
-from pipeline.core.publish import publishing, remove
+from pipeline.core.publish import need_disk, publishing, remove
 from pipeline.stages.train.checkpoints import METRICS_LOG, defect
 from pipeline.stages.train.run import RUN
 
 LOG = "logs/train.log"  # where Snakemake's rule has it too
 FOLLOWED = {"log": "log", "journal": f"project/{JOURNAL}"}
-SHA256 = re.compile(r"[0-9a-f]{64}")
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f]")  # what a terminal would obey
 
 
 class Gone(Exception):
@@ -50,16 +47,16 @@ class Mirror:
         cut.
         """
         tails = {name: _known(path) for name, path in self.paths.items()}
-        stream = self.line.stream(
-            "follow", run=self.run, files=FOLLOWED, checkpoints=f"project/{CHECKPOINTS}", tails=tails
+        stream = self.line.follow(
+            run=self.run, files=FOLLOWED, checkpoints=f"project/{CHECKPOINTS}", tails=tails
         )
         try:
-            for message in stream:
-                if "file" in message:
-                    self._append(message)
-                elif message.get("checkpoints"):
+            for news in stream:
+                if news.piece:
+                    self._append(news.piece)
+                if news.checkpoints:
                     self.bring(STATE)
-                elif "ended" in message:
+                if news.ended:
                     return
         except Cut as cut:
             print(
@@ -68,20 +65,19 @@ class Mirror:
                 flush=True,
             )
 
-    def _append(self, message: dict[str, Any]) -> None:
+    def _append(self, piece: Piece) -> None:
         """Write a piece of the log or the journal; one at 0 replaces the file, in one rename."""
-        path, content = self.paths[message["file"]], base64.b64decode(message["data"])
-        if message["at"] not in (0, path.stat().st_size if path.is_file() else 0):
+        path, content = self.paths[piece.file], piece.data
+        if piece.at not in (0, path.stat().st_size if path.is_file() else 0):
             raise Cut(f"{path} was changed here")
-        if message["at"] == 0:
+        if piece.at == 0:
             with publishing(path) as aside:
                 aside.write_bytes(content)
         else:
             with path.open("ab") as file:
                 file.write(content)
-        if message["file"] == "log":
-            text = self._decoder.decode(content)
-            print(CONTROL.sub("?", text), end="", flush=True)
+        if piece.file == "log":
+            print(self._decoder.decode(content), end="", flush=True)
 
     def bring(self, paths: Sequence[str]) -> dict[str, str]:
         """Bring the files at `paths` (folders with all below them) as they are on the host now, verified,
@@ -91,13 +87,12 @@ class Mirror:
         Raises `ToolError` if they don't come, `Gone` if the run's folder is.
         """
         skip = [*NO_STATE, METRICS_LOG]  # the journal is followed line by line
-        found = self.line.ask("snapshot", run=self.run, paths=list(paths), skip=skip)["files"]
+        snapshot: Snapshot = self.line.ask("snapshot", run=self.run, paths=list(paths), skip=skip)
+        found = snapshot.files
         if found is None:
             raise Gone
-        for place, (digest, _) in found.items():  # a host must not write, or delete, where it likes
-            wanted = any(place == top or place.startswith(f"{top}/") for top in paths)
-            if not wanted or ".." in Path(place).parts or not SHA256.fullmatch(digest):
-                raise DataError("Q-REMOTE-008", f"{self.line.name} names {place!r}: don't trust this host")
+        if outside := snapshot.outside(paths):
+            raise foreign(self.line.name, f"the path {outside}")
         digests = {place: digest for place, (digest, _) in found.items()}
         have = {
             digest: self.root / place
@@ -153,6 +148,7 @@ class Mirror:
         """A folder with the files of these hashes; what a cut line left in it is gone on from."""
         folder = self.root / SCRATCH / "coming"
         folder.mkdir(parents=True, exist_ok=True)
+        need_disk(folder, sum(sizes.values()) - sum(path.stat().st_size for path in folder.iterdir()))
         before, stalled, trouble = -1, 0, ""
         while missing := [name for name, size in sizes.items() if not _arrived(folder / name, size)]:
             here = sum((folder / name).stat().st_size for name in sizes if (folder / name).exists())
@@ -167,7 +163,7 @@ class Mirror:
                 trouble = "what comes has other bytes"
             except Cut as cut:
                 trouble = str(cut)
-                if self.line.ask("look", run=self.run)["state"] == "none":
+                if self.line.ask("look", run=self.run).state == "none":
                     raise Gone from cut
             time.sleep(stalled)
         return folder

@@ -9,6 +9,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.remote.answers import foreign
 from pipeline.commands.remote.host.common import CHECKPOINTS
 from pipeline.commands.remote.line import Cut, Line
 from pipeline.config.params import Params
@@ -84,7 +85,10 @@ def run_id(parcel: Parcel, params: Params) -> str:
 def unfinished(root: Path) -> bool:
     """Whether there is a run here that can be gone on with."""
     record = root / CHECKPOINTS / RUN
-    return record.is_file() and not read_json(record, "remove it").get("finished")
+    if not record.is_file():
+        return False
+    found = read_json(record, "remove it")
+    return isinstance(found, dict) and not found.get("finished")
 
 
 def state(root: Path) -> Parcel:
@@ -123,12 +127,12 @@ def send(line: Line, root: Path, parcels: list[Parcel]) -> None:
     folder = root / SCRATCH / "sending"
     remove(folder)
     folder.mkdir(parents=True)
-    before: dict[str, int] = {}
-    stalled, shown = 0, False
-    while missing := line.ask("wanted", files=sizes)["missing"]:
-        stalled = stalled + 1 if missing == before else 0
-        before = missing
-        left = sum(sizes[name] - here for name, here in missing.items())
+    least, stalled, shown = float("inf"), 0, False
+    while missing := line.ask("wanted", files=sizes).missing:
+        if not missing.keys() <= sizes.keys():
+            raise foreign(line.name, "it wants files that were not offered")
+        left = sum(max(sizes[name] - here, 0) for name, here in missing.items())
+        stalled, least = stalled + 1 if left >= least else 0, min(left, least)
         if not shown:
             print(f"remote: sending {len(missing)} files, {size_text(left)}", flush=True)
         shown = True

@@ -2,6 +2,7 @@
 
 import re
 
+from pipeline.commands.remote.answers import Runs, State
 from pipeline.commands.remote.line import FOLDER, Line
 from pipeline.core.errors import ConfigError
 from pipeline.core.printable import printable, quoted
@@ -12,20 +13,20 @@ RUN = re.compile(r"[0-9a-f]{16}")
 
 def status(line: Line) -> None:
     """Print every run there with its state, and how much disk all take."""
-    found = line.ask("runs")
-    for run, known in found["runs"].items():
-        code = f" ({known['code']})" if "code" in known else ""
-        print(printable(f"{run}  {known['state']}{code}", 200), printable(str(known["line"]), 120), sep="  ")
-    if not found["runs"]:
+    found: Runs = line.ask("runs")
+    for run, state in found.runs.items():
+        code = "" if state.code is None else f" ({state.code})"
+        print(f"{run}  {state.state}{code}  {printable(state.line, 120)}")
+    if not found.runs:
         print(f"no training is on {line.name}")
-    print(f"{line.name}:{FOLDER} takes {size_text(found['bytes'])}")
+    print(f"{line.name}:{FOLDER} takes {size_text(found.bytes)}")
 
 
 def stop(line: Line, run: str | None) -> None:
     """End `run`, or the only one that runs, and wait for its checkpoint."""
     chosen = run and _checked(run)
     if chosen is None:
-        at_work = [name for name, known in line.ask("runs")["runs"].items() if known["state"] == "running"]
+        at_work = [name for name, found in line.ask("runs").runs.items() if found.state == "running"]
         if len(at_work) != 1:
             named = f"name one of {', '.join(at_work)}" if at_work else "there is nothing to stop"
             raise ConfigError(
@@ -33,14 +34,13 @@ def stop(line: Line, run: str | None) -> None:
                 f"{len(at_work) or 'no'} trainings run on {line.name}: {printable(named, 200)}",
             )
         chosen = at_work[0]
-    state = printable(str(line.ask("stop", run=chosen)["state"]), 200)
-    print(f"{chosen} is {state}: `quench remote train {line.name}` goes on with it")
+    state: State = line.ask("stop", run=chosen)
+    print(f"{chosen} is {state.state}: `quench remote train {line.name}` goes on with it")
 
 
 def clean(line: Line, run: str | None) -> None:
     """Remove `run`, or all that don't run."""
-    for left in line.ask("clean", run=run and _checked(run), keep=False)["running"]:
-        left = printable(str(left), 200)
+    for left in line.ask("clean", run=run and _checked(run), keep=False).running:
         print(f"{left} runs on {line.name}, so it stays: `quench remote stop {line.name} {left}` ends it")
 
 

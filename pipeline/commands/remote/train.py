@@ -12,6 +12,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from pipeline.commands.remote.answers import Installed
 from pipeline.commands.remote.line import Line
 from pipeline.commands.remote.mirror import Mirror
 from pipeline.commands.remote.parcel import SCRATCH, STAGE, inputs, run_id
@@ -21,7 +22,6 @@ from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, Stopped, ToolError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import SIGNALS, Interruption
-from pipeline.core.printable import printable
 from pipeline.core.publish import read_json, remove, write_json
 from pipeline.stages.train.monitoring.run_record import git_state
 from pipeline.stages.train.record import LIBRARIES
@@ -105,16 +105,16 @@ def need_host(line: Line) -> None:
     """Raise `ToolError` unless the host has Python 3.11, rsync, and the packages of this machine, whose
     versions decide over the adapter's bytes and over which checkpoints a run may go on from.
     """
-    found = line.ask("check", names=[*LIBRARIES, *NEEDED])
+    found: Installed = line.ask("check", names=[*LIBRARIES, *NEEDED])
     here: dict[str, str | None] = {"rsync": "", "Python": ".".join(map(str, sys.version_info[:2]))}
-    there = {"rsync": "" if found["rsync"] else None, "Python": found["python"].rpartition(".")[0]}
+    there = {"rsync": "" if found.rsync else None, "Python": found.python.rpartition(".")[0]}
     for name in LIBRARIES:
-        here[name], there[name] = _public(version(name)), _public(found["versions"][name])
+        here[name], there[name] = _public(version(name)), _public(found.versions.get(name))
     for name in NEEDED:
-        there[name] = found["versions"][name]
+        there[name] = found.versions.get(name)
     lacking = [name for name, value in there.items() if value is None]
     others = [
-        f"{name} {printable(str(there[name]), 200)} instead of {here[name]}"
+        f"{name} {there[name]} instead of {here[name]}"
         for name in here
         if there[name] not in (None, here[name])
     ]
@@ -160,7 +160,11 @@ def _trained(line: Line, root: Path, params: Params, resume: bool, keep: bool) -
 def _finish(line: Line, root: Path) -> None:
     """Raise `DataError` unless the adapter is the one that train hashed there; say which commit it is of."""
     report = read_json(root / REPORT, "run the same command again")
-    if report["run"]["hashes"]["adapter"] != tree_hash(root / ADAPTER):
+    try:
+        is_whole = report["run"]["hashes"]["adapter"] == tree_hash(root / ADAPTER)
+    except (TypeError, LookupError, OSError):
+        is_whole = False
+    if not is_whole:
         raise DataError(
             "Q-REMOTE-008",
             f"{root / ADAPTER} is not what {line.name} trained: run the same command again",

@@ -3,9 +3,10 @@
 import time
 import uuid
 
+from pipeline.commands.remote.answers import Started, State
 from pipeline.commands.remote.host.common import CHECKPOINTS
 from pipeline.commands.remote.mirror import Gone, Mirror
-from pipeline.commands.remote.parcel import STAGE, STATE, Parcel, send, state, unfinished
+from pipeline.commands.remote.parcel import STAGE, STALLED, STATE, Parcel, send, state, unfinished
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.interruption import SIGNALS
@@ -28,15 +29,13 @@ def watched(mirror: Mirror, parcel: Parcel, params: Params, resume: bool) -> int
     line, folder, began = mirror.line, mirror.root / CHECKPOINTS, False
     deaths, newest, gone = 0, -1, 0
     while True:
-        found = line.ask("look", run=mirror.run)
-        is_done = found.get("code") == 0
+        found: State = line.ask("look", run=mirror.run)
+        is_done = found.code == 0
         is_wanted = (
-            found["state"] != "none"
-            and (resume or began)
-            and (is_done or not _is_ahead(mirror, found["step"]))
+            found.state != "none" and (resume or began) and (is_done or not _is_ahead(mirror, found.step))
         )
         try:
-            if found["state"] == "running":
+            if found.state == "running":
                 if not began:
                     _need_wanted(mirror, is_wanted, resume)
                     print(f"remote: run {mirror.run} is at work on {line.name}", flush=True)
@@ -51,8 +50,8 @@ def watched(mirror: Mirror, parcel: Parcel, params: Params, resume: bool) -> int
             gone += 1
             _need_whole(mirror, gone)
             continue
-        if is_wanted and "code" in found and _is_verdict(found["code"], began):
-            return int(found["code"])
+        if is_wanted and found.code is not None and _is_verdict(found.code, began):
+            return found.code
         reached = max(map(step_of, checkpoints_in(folder)), default=-1)
         deaths = deaths + 1 if began and reached <= newest else 0
         if deaths >= DEATHS:
@@ -102,21 +101,27 @@ def _begin(mirror: Mirror, parcel: Parcel, *, resume: bool) -> None:
     """Send what is missing there, and start."""
     line, root = mirror.line, mirror.root
     own = state(root) if resume else Parcel()
-    attempt, damaged = uuid.uuid4().hex, ["?"]
-    while damaged:
+    attempt = uuid.uuid4().hex
+    for _ in range(STALLED):
         send(line, root, [parcel, own])
         if not own.places:
             for path in STATE:
                 remove(root / path)  # of a finished run, or of one that is not wanted: as train does here
-        damaged = line.ask(
+        started: Started = line.ask(
             "start",
             run=mirror.run,
             attempt=attempt,
             inputs=parcel.places,
             state=own.places,
             words=[STAGE] if resume else [STAGE, "--no-resume"],
-        )["damaged"]
-    print(f"remote: {STAGE} starts on {line.name}, as run {mirror.run}", flush=True)
+        )
+        if not started.damaged:
+            print(f"remote: {STAGE} starts on {line.name}, as run {mirror.run}", flush=True)
+            return
+    raise ToolError(
+        "Q-REMOTE-006",
+        f"what arrived at {line.name} has other bytes, {STALLED} times in a row: look at its disk",
+    )
 
 
 def _outputs(params: Params) -> list[str]:

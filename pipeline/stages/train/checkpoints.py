@@ -62,10 +62,10 @@ def defect(checkpoint: Path) -> str | None:
     sealed.
     """
     try:
-        files = read_notes(checkpoint)["files"]
+        files = dict(read_notes(checkpoint)["files"])
     except FileNotFoundError:
         return f"it has no {MARKER}"
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return f"its {MARKER} can't be read"
     for name, digest in files.items():
         if not (checkpoint / name).is_file():

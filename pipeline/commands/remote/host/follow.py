@@ -14,6 +14,7 @@ from pipeline.commands.remote.host.common import LOOK_SECONDS, RUNS, Files, aliv
 from pipeline.commands.remote.host.files import snapshot, wanted
 from pipeline.commands.remote.host.runs import check, clean, look, runs, start, stop
 
+PIECE = 1 << 20  # bytes of a file in one answer
 QUIET_SECONDS = 5.0  # without news: a sign of life, by which the other end knows that the line is not cut
 
 
@@ -61,13 +62,14 @@ class Tail:
                     if self.sum.hexdigest() != self.digest or state.st_size < self.size:
                         self.size, self.sum = 0, hashlib.sha256()
                 file.seek(self.size)
-                content, at = file.read(), self.size
+                while content := file.read(PIECE):
+                    self.sum.update(content)
+                    at, self.size = self.size, self.size + len(content)
+                    self.digest = self.sum.hexdigest()
+                    data = base64.b64encode(content).decode()
+                    yield {"piece": {"file": self.name, "at": at, "data": data}}
         except FileNotFoundError:
             return
-        if content:
-            self.sum.update(content)
-            self.size, self.digest = at + len(content), self.sum.hexdigest()
-            yield {"file": self.name, "at": at, "data": base64.b64encode(content).decode()}
 
 
 CALLS = {one.__name__: one for one in (check, wanted, start, look, follow, snapshot, runs, stop, clean)}

@@ -1,0 +1,187 @@
+"""What a host may answer: the shape and the length of everything that it says, checked once, before anybody
+uses it. The host is a machine that somebody may have taken over.
+
+A line is `LONGEST_LINE` at most, and what a login shell or ssh says beside answers `MOST_CHATTER` in all.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    Base64Bytes,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from pipeline.core.errors import DataError
+from pipeline.core.printable import printable
+
+LONGEST_LINE = 16 << 20  # bytes; the host sends a file in pieces of 1 MiB (`host.follow.PIECE`)
+MOST_CHATTER = 1 << 20  # bytes
+MOST_FOLLOWED = 4 << 30  # bytes of a log or a journal
+LONGEST_NAME = 255  # bytes of a file's name
+
+
+class Odd(ValueError):
+    """An answer that no function of `host` gives; the message is what is wrong with it."""
+
+
+def _place(value: str) -> str:
+    parts = value.split("/")
+    if any(not part or part.startswith(".") or len(part.encode()) > LONGEST_NAME for part in parts):
+        raise ValueError("no path below a project")
+    if not value.isprintable():
+        raise ValueError("a path with what can't be printed")
+    return value
+
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Bytes = Annotated[int, Field(ge=0, le=1 << 50)]
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+Place = Annotated[str, Field(max_length=1000), AfterValidator(_place)]
+
+
+def foreign(host: str, why: str) -> DataError:
+    """What to raise for an answer that nobody asked for."""
+    return DataError(
+        "Q-REMOTE-008",
+        f"{host} answers what it was not asked for ({printable(why, 200)}): see what writes that there, and "
+        "don't trust a host that you don't know",
+    )
+
+
+class Answer(BaseModel):
+    """Read strictly: no other keys, no other types."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Trouble(Answer):
+    """In the place of every other one: what the host's system refused."""
+
+    error: str
+
+
+class Installed(Answer):
+    """`check`: Python as 3.11.7, the versions of packages (None: not there), whether rsync is."""
+
+    python: Annotated[str, Field(pattern=r"^\d{1,3}\.\d{1,3}\.\d{1,3}$")]
+    versions: dict[Name, Name | None]
+    rsync: bool
+
+
+class Missing(Answer):
+    """`wanted`: what is to be sent, with the bytes of it that are there."""
+
+    missing: dict[Sha256, Bytes]
+
+
+class Started(Answer):
+    """`start`: what was sent and is damaged; nothing, if it has begun."""
+
+    damaged: list[Sha256]
+
+
+class State(Answer):
+    """`look`, `stop`: how a run is; its exit code if it ended; the step of its newest checkpoint, or -1."""
+
+    state: Literal["running", "ended", "dead", "none"]
+    step: Annotated[int, Field(ge=-1, lt=1 << 50)]
+    code: Annotated[int, Field(ge=-255, le=255)] | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> "State":
+        if (self.state == "ended") != (self.code is not None):
+            raise ValueError("an exit code belongs to a run that ended")
+        return self
+
+
+class Listed(State):
+    """A run in `Runs`, with the last line of its log."""
+
+    line: str
+
+
+class Runs(Answer):
+    """`runs`: every run there, and the bytes of all."""
+
+    runs: dict[Name, Listed]
+    bytes: Bytes
+
+
+class Snapshot(Answer):
+    """`snapshot`: {path in the project: (sha256, size)}; None: the run's folder is gone."""
+
+    files: dict[Place, tuple[Sha256, Bytes]] | None
+
+    @model_validator(mode="after")
+    def _a_tree(self) -> "Snapshot":
+        for place in self.files or ():
+            for folder in accumulate(place.split("/")[:-1], "{}/{}".format):
+                if folder in (self.files or ()):
+                    raise ValueError(f"{folder} is a file and a folder")
+        return self
+
+    def outside(self, tops: Sequence[str]) -> str | None:
+        """A place that is neither one of the files in `tops` nor below one of the folders there (those
+        without an ending), or None: a host must not write, or delete, where it likes.
+        """
+        files = {top for top in tops if "." in top}
+        folders = tuple(f"{top}/" for top in tops if top not in files)
+        return next((at for at in self.files or () if at not in files and not at.startswith(folders)), None)
+
+
+class Piece(Answer):
+    """What a file has at a byte."""
+
+    file: Literal["log", "journal"]
+    at: Annotated[int, Field(ge=0, le=MOST_FOLLOWED)]
+    data: Base64Bytes
+
+
+class News(Answer):
+    """`follow`: a piece of a file, the checkpoints that are there, the end, or (none of them) a sign of
+    life.
+    """
+
+    piece: Piece | None = None
+    checkpoints: list[Name] = []
+    ended: bool = False
+
+
+class Cleaned(Answer):
+    """`clean`: the runs that stay, for they run."""
+
+    running: list[Name]
+
+
+KINDS: dict[str, type[Answer]] = {
+    "check": Installed,
+    "wanted": Missing,
+    "start": Started,
+    "look": State,
+    "follow": News,
+    "snapshot": Snapshot,
+    "runs": Runs,
+    "stop": State,
+    "clean": Cleaned,
+}
+
+
+def parse(what: str, text: str) -> Answer:
+    """The answer of `host.WHAT` that `text` (JSON) is, or a `Trouble`. Raises `Odd`."""
+    try:
+        return Trouble.model_validate_json(text)
+    except ValidationError:
+        pass
+    try:
+        return KINDS[what].model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Odd(": ".join(filter(None, (where, first["msg"])))) from None
