@@ -3,6 +3,7 @@
 Used by Snakemake's rules and DVC's stages alike. Exit codes: see `pipeline.core.errors`.
 """
 
+import argparse
 import importlib
 import io
 import os
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import MachineError, QuenchError, Stopped
 from pipeline.core.launch import launch
+from pipeline.core.printable import screen
 from pipeline.core.ranks import Rank, take_rank, wanted_processes
 from pipeline.models.runtime import silence_libraries
 from pipeline.workflow.stage_command import REPLAY, need_work, parsed, parser
@@ -122,6 +124,11 @@ def main(argv: list[str] | None = None) -> int:
             # a terminal without UTF-8 shows "?" for "±", not a traceback
             stream.reconfigure(errors="replace")
     silence_libraries()
+    with screen():
+        return _run(arguments, sys.argv[1:] if argv is None else argv)
+
+
+def _run(arguments: argparse.Namespace, words: list[str]) -> int:
     rank = None
     try:
         rank = take_rank()
@@ -144,7 +151,7 @@ def main(argv: list[str] | None = None) -> int:
             settings = partial(load_params, arguments.params or arguments.root / "params.yaml")
             run_rank(rank, arguments.stage, arguments.root, settings, work)
         elif (count := wanted_processes(arguments.stage, arguments.processes)) > 1:
-            return launch(sys.argv[1:] if argv is None else argv, count)
+            return launch(words, count)
         else:
             work()
     except (QuenchError, Stopped) as error:

@@ -5,6 +5,7 @@ The command lines are in `pipeline.commands.topics`. Each imports what it needs 
 --help` is instant.
 """
 
+import sys
 from typing import Any
 
 import typer
@@ -13,6 +14,7 @@ from typer.core import TyperGroup
 from pipeline.commands import data, remote
 from pipeline.commands.topics import checking, configuring, projects, serving, sharing
 from pipeline.core.errors import QuenchError
+from pipeline.core.printable import screen
 from pipeline.models.runtime import silence_libraries
 
 
@@ -21,13 +23,18 @@ class Sentences(TyperGroup):
     keeps its traceback.
     """
 
+    def main(self, *given: Any, **named: Any) -> Any:
+        """Parse the command line and run it (called by Typer)."""
+        with screen():
+            return super().main(*given, **named)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command (called by Typer)."""
         silence_libraries()
         try:
             return super().invoke(ctx)
         except QuenchError as error:
-            typer.echo(f"quench: {error}", err=True)
+            print(f"quench: {error}", file=sys.stderr)
             raise typer.Exit(error.exit_code) from None
 
 

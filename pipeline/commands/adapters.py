@@ -9,7 +9,7 @@ on that say none themselves, until the server is started again.
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.commands.chat import printable, served_model
+from pipeline.commands.chat import served_model
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError
 from pipeline.llamacpp.server import connect
@@ -48,4 +48,4 @@ def main(params: Params, root: Path, words: Sequence[str]) -> None:
         print(f"{served} is served without an adapter: stop it, then `quench serve --adapter FILE`")
     width = max((len(adapter.name) for adapter in adapters), default=0)
     for adapter in adapters:
-        print(f"{printable(adapter.name):<{width}}  {adapter.scale:g}{'' if adapter.scale else ' (off)'}")
+        print(f"{adapter.name:<{width}}  {adapter.scale:g}{'' if adapter.scale else ' (off)'}")

@@ -11,7 +11,6 @@ Reads `.quench/api-key` and section `serve`; the conversation is kept in memory 
 
 import contextlib
 import sys
-import unicodedata
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from pipeline.chat.template_probe import Message
 from pipeline.commands.serve import choose_model
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.printable import plain
 from pipeline.llamacpp.server import connect
 from pipeline.serve.key import KEY_FILE, read_key
 from pipeline.serve.stream import BROKEN_OFF, Piece, parse_line, reason
@@ -60,7 +60,7 @@ def served_model(client: httpx.Client) -> str:
                 f"{what} does not take this project's key (HTTP {answer.status_code}): stop it, then run "
                 "`quench serve`",
             )
-        return printable(str(answer.json()["data"][0]["id"]))
+        return str(answer.json()["data"][0]["id"])
     except (httpx.ConnectError, httpx.TimeoutException):
         raise ToolError(
             "Q-SERVE-013",
@@ -89,14 +89,6 @@ def stream(client: httpx.Client, messages: list[Message]) -> Generator[Piece]:
                 yield piece
     except httpx.RequestError as error:
         raise ToolError("Q-SERVE-017", f"the server broke off ({error}): {BROKEN_OFF}") from None
-
-
-def printable(text: str) -> str:
-    """A model's text without control and format characters (except joiners of scripts and emoji), so that it
-    can't steer the terminal."""
-    return "".join(
-        one for one in text if one in "\n\t\u200c\u200d" or unicodedata.category(one) not in ("Cc", "Cf")
-    )
 
 
 def read_message(ask: Callable[[], str]) -> str:
@@ -139,7 +131,7 @@ def converse(client: httpx.Client, ask: Callable[[], str], show: Callable[[str],
             try:
                 messages = [*turn, {"role": "assistant", "content": _answer(client, turn, show)}]
             except ToolError as error:  # the conversation is unchanged: /new goes on after a full context
-                show(printable(f"{error}\n"))
+                show(plain(f"{error}\n"))
 
 
 def main(params: Params, root: Path, asked: str | None) -> None:
@@ -171,7 +163,7 @@ def _answer(client: httpx.Client, messages: list[Message], show: Callable[[str],
                 dim = bool(piece.reasoning) or (dim and not piece.text)
                 text += piece.text
                 timings = piece.timings or timings
-                show(printable(piece.reasoning + piece.text))
+                show(plain(piece.reasoning + piece.text))  # a piece could be a movement alone
         except KeyboardInterrupt:
             show(" (broken off)")
         finally:

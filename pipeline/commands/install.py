@@ -2,7 +2,8 @@
 
 Reads the lock file and `pip config list`. uv is ten times as fast as pip, but doesn't know pip's mirrors,
 certificates and proxies; so they are handed on in uv's own environment variables. What pip and uv say goes to
-`setup.log` in the environment. Standard library only: it runs before anything is installed.
+`setup.log` in the environment, without names and passwords for an index. What is no wheel is built by the
+lock's own setuptools. Standard library only: it runs before anything is installed.
 
     python -m pipeline.commands.install requirements.lock
     python -m pipeline.commands.install --torch auto [.venv/done/torch]
@@ -23,6 +24,7 @@ from pathlib import Path
 from pipeline.core.errors import ToolError
 from pipeline.core.hardware import Accelerator, accelerator
 from pipeline.core.lock_files import lines_of
+from pipeline.core.printable import screen
 
 TORCH = "2.13.0"  # as in pyproject.toml
 INDEX = "https://download.pytorch.org/whl/"
@@ -34,7 +36,10 @@ CUDA_SIZE = "3.3 GB"
 # capabilities it has code for: cu130 none for Pascal and Volta, cu126 none for Blackwell
 CUDA_BUILDS = (("cu130", 580, 7.5, 99.0), ("cu126", 525, 5.0, 9.0))
 ROCM_BUILD = "rocm7.2"
-PINNED = ("--require-hashes", "--no-deps")
+# without isolation: an isolated build fetches a setuptools that nobody pinned
+PINNED = ("--require-hashes", "--no-deps", "--no-build-isolation")
+TOOLS = ("uv", "setuptools")  # what installs the rest, and builds what is no wheel
+CREDENTIALS = re.compile(r"(?<=://)[^/\s'\"]*(?=@)")  # in an address
 # pip's setting: uv's variable, and what uv writes between several values
 UV_VARIABLES = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
@@ -152,10 +157,10 @@ def install(lock: Path) -> None:
 
     Raises `ToolError` if uv and pip both fail.
     """
-    uv = lines_of("uv", lock.read_text(encoding="utf-8"))
-    if uv:
+    text = lock.read_text(encoding="utf-8")
+    if tools := "".join(lines_of(tool, text) for tool in TOOLS):
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-            print(uv, file=file, flush=True)
+            print(tools, file=file, flush=True)
             _pip("install", *PINNED, "-r", file.name)
     invalidate_caches()  # uv may be there now
     config = subprocess.run(
@@ -202,14 +207,26 @@ def _pip(*arguments: str) -> bool:
 def _logged(module: tuple[str, ...], environment: Mapping[str, str]) -> bool:
     """Run a module of this environment with all that it says in the log; whether it succeeded."""
     command = [sys.executable, "-m", *module]
-    with _log().open("a", encoding="utf-8") as log:
-        print(f"\n$ {shlex.join(command)}", file=log, flush=True)
-        return (
-            subprocess.run(
-                command, stdout=log, stderr=log, env={**os.environ, **environment}, check=False
-            ).returncode
-            == 0
-        )
+    with (
+        _log().open("a", encoding="utf-8") as log,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        print(f"\n$ {_masked(shlex.join(command))}", file=log, flush=True)
+        for line in process.stdout or ():
+            print(_masked(line), end="", file=log, flush=True)
+    return process.returncode == 0
+
+
+def _masked(text: str) -> str:
+    """`text` without names and passwords in addresses (https://****@host)."""
+    return CREDENTIALS.sub("****", text)
 
 
 def _log() -> Path:
@@ -223,13 +240,14 @@ def _reason() -> str:
     return errors[-1].rstrip(".") if errors else "pip failed"
 
 
+@screen()
 def main(words: list[str]) -> int:
     """Install what the command line names; one sentence and exit 4 if that can't be."""
     try:
         if words[0] == "--torch":
             chosen = install_torch(words[1])
             for file in words[2:]:  # a choice once made stays
-                Path(file).write_text(f"{chosen}\n", encoding="utf-8")
+                Path(file).write_text(f"{_masked(chosen)}\n", encoding="utf-8")
         else:
             install(Path(words[0]))
     except ToolError as error:

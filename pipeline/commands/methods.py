@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pipeline.config.conditions import CONDITIONS
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.params import Params
+from pipeline.core.printable import console
 
 LEVEL = "Q4_0"  # of a GGUF that is made of the base, for what needs one
 BASES: dict[str, dict[str, dict[str, Any]]] = {
@@ -89,15 +90,14 @@ def main(*, as_json: bool = False, as_markdown: bool = False) -> None:
     if as_markdown:
         print(markdown(), end="")
         return
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    output = console()
     for found in (table_rows(), list(settings())):
         table = Table(*found[0])
         for row in found:
             table.add_row(*row.values())
-        console.print(table)
+        output.print(table)
     for one in rows():
         for base in BASES:
             if one[base] != "yes":

@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from pipeline.core.printable import console
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -12,14 +14,12 @@ WIDEST = 100  # columns
 
 def wide_console(widest: int | None = WIDEST) -> "Console":
     """Standard output without highlighting; `widest` None: as wide as the terminal."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDEST
+    output = console(highlight=False)
+    if not output.is_terminal:
+        output.width = WIDEST
     elif widest:
-        console.width = min(widest, max(80, console.width))
-    return console
+        output.width = min(widest, max(80, output.width))
+    return output
 
 
 def plain_table(*columns: str, numbers: Collection[int] = (), unwrapped: Collection[int] = ()) -> "Table":

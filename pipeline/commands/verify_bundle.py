@@ -16,7 +16,7 @@ def main(folder: Path, key: Path | None) -> int:
     """Print the verdict; the exit code: 5 with a line per reason if the bundle does not verify, else 0."""
     faults = bundle_faults(folder, key)
     if faults:
-        print(f"{folder} does not verify:", *map(printable, faults), sep="\n  ", file=sys.stderr)
+        print(f"{folder} does not verify:", *faults, sep="\n  ", file=sys.stderr)
         return GateError.exit_code
     unchecked = (
         "it is signed, but no --key tells by whom" if (folder / SIGNATURE).exists() else "it is not signed"
@@ -31,8 +31,3 @@ def main(folder: Path, key: Path | None) -> int:
             "before you run them."
         )
     return 0
-
-
-def printable(text: str) -> str:
-    """Somebody else's text without what a terminal would obey."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

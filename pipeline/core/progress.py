@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
+from pipeline.core.printable import console
+
 BAR_SECONDS = 0.1  # a bar is redrawn at most this often
 LINE_SECONDS = 15.0  # a log gets a line at most this often
 
@@ -18,17 +20,16 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
     Writes to standard error.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    output = console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeRemainingColumn(),
     )
-    bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+    bar = Progress(*columns, console=output, transient=True) if output.is_terminal else None
     task = bar.add_task(label, total=total) if bar else None
     started = shown = time.monotonic()
     done = 0

@@ -2,7 +2,7 @@
 without end.
 
 What reads a folder of the user's (curate, DVC when it hashes) opens every file in it, so it is looked through
-before. Nothing is opened here. `printable` is how a file is called in messages and reports.
+before. Nothing is opened here.
 """
 
 import errno
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline.core.errors import DataError
-from pipeline.core.wording import plain, plural
+from pipeline.core.printable import printable
+from pipeline.core.wording import plural
 
 KINDS = {
     stat.S_ISFIFO: "a named pipe, which would be waited for without end",
@@ -22,14 +23,6 @@ KINDS = {
 }
 DVC_NOTE = ".dvc"  # ends the name of what DVC writes beside a file of the user's
 KERNEL = ("/proc/", "/sys/")  # what is below is made while it is read: a file there may have no end
-ESCAPED = str.maketrans({"\n": "\\n", "\t": "\\t"})
-
-
-def printable(path: Path) -> str:
-    """The path as text for reports and for the terminal: bytes that are not UTF-8 and control characters as
-    escapes.
-    """
-    return plain(path.as_posix()).translate(ESCAPED)
 
 
 def is_users_data(name: str) -> bool:
@@ -62,7 +55,7 @@ def trouble(path: Path) -> str | None:
 def need_file(path: Path) -> None:
     """Raise `DataError` for one that can't be read to its end; what is missing is the reader's to say."""
     if os.path.lexists(path) and (why := trouble(path)):
-        raise DataError("Q-CORE-008", f"{printable(path)} can't be read ({why}): give a regular file")
+        raise DataError("Q-CORE-008", f"{printable(str(path))} can't be read ({why}): give a regular file")
 
 
 def need_plain_files(*folders: Path, recorded: bool) -> None:
@@ -88,14 +81,14 @@ def need_plain_files(*folders: Path, recorded: bool) -> None:
         path, why = found[0]
         more = f", nor can {plural(len(found) - 1, 'other')}" if len(found) > 1 else ""
         remedy = "rename it" if "name is" in why else "remove it, or replace it with a regular file"
-        raise DataError("Q-CORE-008", f"{printable(path)} can't be read ({why}){more}: {remedy}")
+        raise DataError("Q-CORE-008", f"{printable(str(path))} can't be read ({why}){more}: {remedy}")
 
 
 def unreadable(path: Path | str, error: OSError) -> NoReturn:
     """Raise `DataError` about a file or folder that the machine can't read."""
     raise DataError(
         "Q-CORE-009",
-        f"{printable(Path(path))} can't be read ({error.strerror}): correct its rights or move it away",
+        f"{printable(str(path))} can't be read ({error.strerror}): correct its rights or move it away",
     ) from error
 
 

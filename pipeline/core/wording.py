@@ -1,12 +1,9 @@
 """The data page's words: what the rules are called, its sentences, and its numbers as text."""
 
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 SPLITS = ("train", "val", "test")
-# characters that turn the text after them around
-DIRECTIONS = frozenset(["LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"])
 # rule → (its name, what it takes out: one, many)
 RULES = {
     "read": ("Read", "line that can't be read", "lines that can't be read"),
@@ -158,24 +155,3 @@ def taken_out(rule: str, rows: int) -> str:
 def listed(items: Sequence[str], word: str = "and") -> str:
     """a, b and c."""
     return f" {word} ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
-
-
-def plain(text: str) -> str:
-    """Text that can't steer the terminal: control characters (but newline and tab), overrides of direction
-    and half surrogates as escapes.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        one if one in "\n\t" or not _steers(one) else one.encode("unicode_escape").decode() for one in text
-    )
-
-
-def one_line(text: str, longest: int = 100) -> str:
-    """The text's beginning on one line."""
-    line = plain(" ".join(text.split()))
-    return line if len(line) <= longest else line[: longest - 1] + "…"
-
-
-def _steers(one: str) -> bool:
-    return unicodedata.category(one) in ("Cc", "Cs") or unicodedata.bidirectional(one) in DIRECTIONS

@@ -22,6 +22,7 @@ from pipeline.core.errors import MachineError, QuenchError, ToolError
 from pipeline.core.hardware import usable_cores
 from pipeline.core.locks import Held
 from pipeline.core.locks import take as take_lock
+from pipeline.core.printable import screen
 from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk, write_json
 from pipeline.core.rights import closed_to_others
@@ -173,6 +174,7 @@ def set_up(wanted: str | None = None) -> None:
     install_binding()
 
 
+@screen()
 def main(argv: list[str]) -> int:
     """Build what is missing; one sentence and exit 2, 4 or 6 where that can't be."""
     try:

@@ -19,7 +19,7 @@ from pipeline.config.params import Params, Read, read_params
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
 from pipeline.core.locks import RUN, Held, lock_file, stages_at_work, take
 from pipeline.core.owner import mark_run
-from pipeline.core.printable import printable
+from pipeline.core.printable import printable, screen
 from pipeline.core.publish import remove
 from pipeline.core.special_files import need_plain_files
 from pipeline.workflow.cluster import wait_for_jobs
@@ -52,6 +52,7 @@ FORCED = re.compile(r"-[nktplDS]*[fFR].*|--force(?!-).*")
 _held: list[IO[str]] = []  # the locks' open files: they last as long as the process
 
 
+@screen()
 def prepare(given: Any = None, root: Path = Path()) -> Params:
     """Make the folder ready for a plan and give its settings; a user's mistake ends the process with one
     sentence and its exit code.

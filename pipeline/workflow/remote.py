@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.config.params import Params, load_params
 from pipeline.core.errors import QuenchError
 from pipeline.core.owner import RUN
+from pipeline.core.printable import screen
 from pipeline.workflow.code_keys import FOLDER as KEYS
 from pipeline.workflow.hashes import Hashes
 from pipeline.workflow.integrity import differing, md5s_of, teach
@@ -96,6 +97,7 @@ def record_finished(root: Path) -> None:
         remove_leftovers(root, load_params(root / "params.yaml"))
 
 
+@screen()
 def finish_workflow(root: Path = Path(), *, failed: bool) -> None:
     """What the machine on which Snakemake runs does when a workflow ends: record what jobs finished; if it
     failed, show the sentences of those that did. The process ends with the exit code of the first of these.

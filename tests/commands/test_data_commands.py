@@ -19,7 +19,6 @@ from pipeline.commands.data.check import files
 from pipeline.commands.recipes import recipe_text
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
-from pipeline.core.wording import one_line, plain
 from pipeline.llamacpp.tools import Toolchain
 
 SPLITS = ("train", "val", "test")
@@ -550,22 +549,6 @@ def test_show_colors_what_is_trained(with_base: Path, monkeypatch: pytest.Monkey
     shown = quench(with_base, "show", "--count", "1")
     assert "\x1b[1;32m4<|im_end|>\x1b[0m" in shown.stdout
     assert "⟦" not in shown.stdout
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a\tb\nc", "a\tb\nc"),
-        ("\x1b[2J", "\\x1b[2J"),
-        ("\u202eabc", "\\u202eabc"),
-        ("é🙂👩\u200d💻", "é🙂👩\u200d💻"),
-        ("\x9b1m\r", "\\x9b1m\\r"),
-    ],
-)
-def test_nothing_in_a_row_steers_the_terminal(text: str, shown: str) -> None:
-    assert plain(text) == shown
-    assert one_line("a\n\n b" * 100).startswith("a ba b")
-    assert len(one_line("word " * 100)) == 100
 
 
 COMMANDS = ("check", "diff", "show", "export", "schema")

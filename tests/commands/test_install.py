@@ -1,8 +1,13 @@
 """What uv is told of pip's configuration, and the lock files themselves."""
 
 import importlib.util
+import io
+import os
 import re
+import subprocess
 import sys
+import sysconfig
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +17,7 @@ from pipeline.commands import install
 from pipeline.commands.install import uv_environment
 from pipeline.core.errors import ToolError
 from pipeline.core.hardware import Accelerator
+from pipeline.core.hashing import file_hash
 from pipeline.core.lock_files import lines_of
 from pipeline.core.places import PROJECT
 
@@ -231,6 +237,56 @@ def test_what_uv_and_pip_say_of_a_lock_is_in_the_log(
     assert printed.count("\n") == printed.count(str(tmp_path / "setup.log")) == lines
     assert "WARNING" not in printed
     assert "WARNING" in (tmp_path / "setup.log").read_text()
+
+
+SECRET = "https://me:pa$s@host/simple"  # noqa: S105
+
+
+@pytest.mark.parametrize("words", [f"torch==9 --index-url {SECRET}", f"torch==9 --index-url='{SECRET}'"])
+def test_a_password_in_an_index_address_is_in_no_log_note_or_sentence(
+    calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: str
+) -> None:
+    note = calls.with_name("torch")
+    assert install.main(["--torch", words, str(note)]) == 0
+    assert SECRET in calls.read_text()  # pip has it
+    monkeypatch.setenv("FAIL", f"{SECRET} --index-url={SECRET}")  # pip repeats it
+    assert install.main(["--torch", words]) == 4
+    written = [note.read_text(), calls.with_name("setup.log").read_text(), "".join(capfd.readouterr())]
+    assert not any("me:" in text or "pa$s" in text for text in written)
+    assert all("https://****@host/simple" in text for text in written)
+
+
+@pytest.mark.parametrize("installer", ["uv", "pip"])
+def test_what_is_no_wheel_is_built_with_what_is_installed(tmp_path: Path, installer: str) -> None:
+    """By setuptools of this environment: there is no index that could give another."""
+    sdist = tmp_path / "thing-1.0.tar.gz"
+    files = {
+        "pyproject.toml": '[build-system]\nrequires = ["setuptools"]\n',
+        "setup.py": "from setuptools import setup\nsetup(name='thing', version='1.0', py_modules=['thing'])",
+        "thing.py": "",
+        "PKG-INFO": "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n",
+    }
+    with tarfile.open(sdist, "w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"thing-1.0/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    (tmp_path / "some.lock").write_text(f"thing==1.0 --hash=sha256:{file_hash(sdist)}\n")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (packages,) = tmp_path.glob("venv/lib/python*/site-packages")
+    (packages / "ours.pth").write_text(sysconfig.get_path("purelib"))
+    if installer == "pip":
+        (packages / "uv.py").write_text("raise SystemExit('no uv')")
+    done = subprocess.run(
+        [tmp_path / "venv/bin/python", "-m", "pipeline.commands.install", tmp_path / "some.lock"],
+        env=os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "UV_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    log = (tmp_path / "venv/setup.log").read_text()
+    assert (packages / "thing.py").is_file() and done.returncode == 0, log
+    assert ("-m pip install" in log) == (installer == "pip")
 
 
 @pytest.mark.parametrize("name", ["requirements.lock", "requirements-demo.lock", "requirements-bases.lock"])

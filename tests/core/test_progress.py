@@ -36,7 +36,7 @@ def test_a_long_job_says_how_far_it_is(
 def test_a_terminal_gets_a_bar(total: int, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     console = rich.console.Console(file=screen, force_terminal=True, width=80)
-    monkeypatch.setattr(rich.console, "Console", lambda **_: console)
+    monkeypatch.setattr(pipeline.core.progress, "console", lambda **_: console)
     with progress("curate", total) as advance:
         advance(5)
     assert "curate" in screen.getvalue()

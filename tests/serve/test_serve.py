@@ -388,19 +388,6 @@ def test_ctrl_c_at_the_prompt_keeps_the_conversation_and_twice_ends_it() -> None
     assert recorded[0].startswith("\n") and chatting.HELP in recorded[1]
 
 
-@pytest.mark.parametrize(
-    ("raw", "shown"),
-    [
-        ("plain – ünï\n\tok", "plain – ünï\n\tok"),
-        ("a\x1b[2Jb\x07\r", "a[2Jb"),
-        ("\u202egnp.exe", "gnp.exe"),
-        ("👩‍💻\u00a01", "👩‍💻\u00a01"),
-    ],
-)
-def test_model_text_can_not_steer_the_terminal(raw: str, shown: str) -> None:
-    assert chatting.printable(raw) == shown
-
-
 def test_each_start_has_a_key_of_its_own_that_only_its_owner_can_read(tmp_path: Path) -> None:
     path = new_key(tmp_path)
     key = read_key(path)

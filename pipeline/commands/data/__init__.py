@@ -99,4 +99,4 @@ def schema() -> None:
 
     from pipeline.chat.rows import json_schema
 
-    typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))

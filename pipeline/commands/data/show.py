@@ -19,7 +19,8 @@ from pipeline.chat.rows import Row
 from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
-from pipeline.core.wording import one_line, plain, plural
+from pipeline.core.printable import console, one_line
+from pipeline.core.wording import plural
 
 TRAINED, MASKED = "bold green", "dim"
 BRACKETS = "⟦⟧"  # around trained text if there are no colors
@@ -72,7 +73,6 @@ def views(row: Row, tokenizer: Any) -> list[View]:
 
 def main(root: Path, split: str, wanted: str | None, count: int) -> None:
     """Print rows of a split of `data/final`."""
-    from rich.console import Console
     from rich.text import Text
 
     rows = chosen(split_file(root, split), wanted, count)
@@ -81,9 +81,9 @@ def main(root: Path, split: str, wanted: str | None, count: int) -> None:
         print(f"{split} has no rows")
         return
     tokenizer = _tokenizer(root)
-    console = Console(highlight=False, soft_wrap=True)
-    colors = console.color_system is not None and not console.no_color
-    console.print(
+    output = console(highlight=False, soft_wrap=True)
+    colors = output.color_system is not None and not output.no_color
+    output.print(
         Text.assemble(
             "what is trained: ",
             *_styled([("green text", True)] if colors else [("text in brackets", True)], colors),
@@ -91,16 +91,16 @@ def main(root: Path, split: str, wanted: str | None, count: int) -> None:
     )
     for number, row in (first, *rows):
         about = (f"row {number} of {split}", row["id"], row["source"], row["kind"], row.get("domain", ""))
-        console.print()
-        console.rule(
+        output.print()
+        output.rule(
             Text(" · ".join(one_line(str(word)) for word in about if word)), align="left", style="dim"
         )
         for view in views(row, tokenizer):
             if heading := ": ".join(filter(None, (view.title, view.note))):
-                console.print(Text(heading, style="italic"))
-            console.print(Text.assemble(*_styled(view.pieces, colors)))
+                output.print(Text(heading, style="italic"))
+            output.print(Text.assemble(*_styled(view.pieces, colors)))
         if "answer" in row:
-            console.print(Text(f"a checker expects: {plain(row['answer'])}", style="italic"))
+            output.print(Text(f"a checker expects: {row['answer']}", style="italic"))
 
 
 def _tokenizer(root: Path) -> Any:
@@ -194,9 +194,8 @@ def _parted(text: str, spans: Iterable[tuple[int, int]]) -> list[tuple[str, bool
 def _styled(pieces: Iterable[tuple[str, bool]], colors: bool) -> Iterator[tuple[str, str]]:
     """Pieces for Rich: colored, or in brackets."""
     for text, trained in pieces:
-        shown = plain(text)
-        if shown:
+        if text:
             yield (
-                (f"{BRACKETS[0]}{shown}{BRACKETS[1]}" if trained and not colors else shown),
+                (f"{BRACKETS[0]}{text}{BRACKETS[1]}" if trained and not colors else text),
                 TRAINED if trained else MASKED,
             )

@@ -20,6 +20,7 @@ from pipeline.core.errors import ConfigError, QuenchError, Stopped
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.owner import end_with_owner
+from pipeline.core.printable import screen
 from pipeline.core.publish import remove
 from pipeline.stages.train.checkpoints import METRICS_LOG
 from pipeline.subprojects.folder import open_subproject
@@ -181,7 +182,8 @@ def tell(study: "Study", trial: "FrozenTrial", end_of: Ending) -> None:
 if __name__ == "__main__":
     end_with_owner(sys.argv[1])
     try:
-        main(sys.argv[1], Path.cwd())
+        with screen():
+            main(sys.argv[1], Path.cwd())
     except (QuenchError, Stopped) as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print(f"{sys.argv[1]}: {error}", file=sys.stderr)

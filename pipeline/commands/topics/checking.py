@@ -22,7 +22,7 @@ def report(
     page = (root / "reports" / "index.html").resolve()
     if not page.exists():
         raise DataError("Q-CORE-001", f"{page} is missing: run `snakemake`, whose stage report makes it")
-    typer.echo(page)
+    print(page)
     if in_browser:
         typer.launch(str(page))
 

@@ -2,6 +2,7 @@
 plan, explain.
 """
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -96,7 +97,7 @@ def sweep(
     try:
         main(root, space, name_of(space, name), words or [], as_json=as_json)
     except Stopped as stopped:
-        typer.echo(f"quench: {stopped}", err=True)
+        print(f"quench: {stopped}", file=sys.stderr)
         raise typer.Exit(stopped.exit_code) from None
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.errors import DataError, QuenchError
+from pipeline.core.printable import screen
 from pipeline.core.publish import need_disk, publishing, read_json, write_json
 from pipeline.gguf.base_files import trained_file
 from pipeline.metrics.divergence import Prompt, Reference
@@ -83,6 +84,7 @@ def load_reference(root: Path) -> Reference:
     )
 
 
+@screen()
 def main(words: Sequence[str]) -> int:
     """Write the reference of the sub-project and the rows that the command line names."""
     project, rows, seed, ctx_size = words

@@ -21,6 +21,7 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import QuenchError, Stopped
 from pipeline.core.hardware import usable_cores
 from pipeline.core.locks import inputs_below
+from pipeline.core.printable import screen
 from pipeline.core.publish import need_folder
 from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.inputs import cleaner_arguments
@@ -77,6 +78,7 @@ def _run_on_shard(phase: str, root: Path, settings: Curate, work: Work, shard: i
         write(work, shard)
 
 
+@screen()
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line, run the job, turn a `QuenchError` into its sentence and exit code."""
     parser = argparse.ArgumentParser(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.sections import served_of
+from pipeline.core.printable import console
 from pipeline.gate.recommend import Recommendation
 from pipeline.metrics.answer_speed import is_disturbed, measure_again
 from pipeline.pages.formats import number, percent, points, size
@@ -24,7 +25,6 @@ def show(
 ) -> None:
     """Print it all."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
@@ -47,13 +47,13 @@ def show(
             style="bold" if model == advice.model else None,
         )
     # a narrower terminal wraps the table rather than losing figures
-    console = Console(highlight=False, width=max(80, Console().width))
-    console.print(table)
+    output = console(highlight=False, width=max(80, console().width))
+    output.print(table)
     if afar and served_of(evaluations):
         pairs = [f"{model} against {evaluations[model]['reference']}" for model in afar]
-        console.print(f"* {', '.join(pairs)}.")
+        output.print(f"* {', '.join(pairs)}.")
     elif afar:
-        console.print(
+        output.print(
             f"* {', '.join(afar)} against the tuned {evaluations[afar[0]]['reference']}: what fine-tuning "
             "changed."
         )
@@ -69,8 +69,8 @@ def show(
         *(f"Beware: {warning}" for warning in advice.warnings),
         f"The gate passes {', '.join(passed) or nothing}.",
     ):
-        console.print(line, markup=False)
-    console.print(f"The page: {page}", markup=False, soft_wrap=True)
+        output.print(line, markup=False)
+    output.print(f"The page: {page}", markup=False, soft_wrap=True)
 
 
 def speed(found: Mapping[str, Any]) -> str:
