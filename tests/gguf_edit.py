@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.gguf.header import read_header
 from pipeline.gguf.tensors import Bytes, GgufTensor, gguf_tensors
 
 # name: (shape, fastest dimension first; type number; data)
@@ -59,40 +60,45 @@ def change_type(path: Path, tensor: str, number: int) -> None:
     path.write_bytes(changed)
 
 
-def change_number(path: Path, field: str, value: int) -> None:
-    """Another number in a field of type uint32, in place."""
-    data = bytearray(path.read_bytes())
-    at = (
-        data.index(struct.pack("<Q", len(field)) + field.encode() + struct.pack("<I", 4)) + 8 + len(field) + 4
-    )
-    data[at : at + 4] = struct.pack("<I", value)
-    path.write_bytes(data)
-
-
-def add_texts(path: Path, fields: dict[str, str]) -> None:
-    """Write the file again with further metadata fields behind its own."""
-    data, (header, tensors) = path.read_bytes(), gguf_tensors(path)
-    name, first = next(iter(tensors.items()))
-    entries = data.index(struct.pack("<Q", len(name)) + _entry(name, *_described(first)))
-    added = b"".join(
-        struct.pack("<Q", len(key)) + key.encode() + struct.pack("<IQ", 8, len(text)) + text.encode()
-        for key, text in fields.items()
-    )
-    count = struct.pack("<Q", struct.unpack("<Q", data[16:24])[0] + len(fields))
-    end = entries + sum(len(key.encode()) + 24 + 8 * len(shape) for key, (shape, _) in header.tensors.items())
-    head = data[:16] + count + data[24:entries] + added + data[entries:end]
+def change_fields(path: Path, fields: dict[str, Any]) -> None:
+    """Write the file again with these values (texts, numbers, lists of either) in its metadata, in the place
+    of its own where it has them.
+    """
+    data, header = path.read_bytes(), read_header(path)
+    ours = {name: data[slice(*span)] for name, span in header.spans.items()}
+    behind = max(end for _, end in header.spans.values())
+    for name, value in fields.items():
+        kind, stored = _value(value)
+        ours[name] = struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + stored
+    head = data[:16] + struct.pack("<Q", len(ours)) + b"".join(ours.values()) + data[behind : header.end]
     path.write_bytes(head + b"\0" * (-len(head) % header.alignment) + data[header.start :])
 
 
+def _value(value: Any) -> tuple[int, bytes]:
+    """GGUF's number for a value's type, and the value's bytes; whole numbers are uint32, in a list int32."""
+    if isinstance(value, list):
+        kind = 8 if isinstance(value[0], str) else 5
+        items = [_value(item)[1] if kind == 8 else struct.pack("<i", item) for item in value]
+        return 9, struct.pack("<IQ", kind, len(items)) + b"".join(items)
+    if isinstance(value, str):
+        return 8, struct.pack("<Q", len(value.encode())) + value.encode()
+    kind, letter = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}[type(value)]
+    return kind, struct.pack(f"<{letter}", value)
+
+
 def light_copy(source: Path, target: Path, *dropped: str) -> Path:
-    """A GGUF of the same architecture, file type and tensors, but for those dropped, without a vocabulary;
-    `target`.
+    """A GGUF of the same architecture, settings, file type and tensors, but for those dropped, without a
+    vocabulary; `target`.
     """
     import gguf
 
     header, tensors = gguf_tensors(source)
-    writer = gguf.GGUFWriter(target, header.fields["general.architecture"])
+    architecture = header.fields["general.architecture"]
+    writer = gguf.GGUFWriter(target, architecture)
     writer.add_file_type(header.fields["general.file_type"])
+    for name, value in header.fields.items():
+        if name.startswith(f"{architecture}."):
+            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(name, value)
     for name, tensor in tensors.items():
         if name not in dropped:
             stored = tensor.stored(0, tensor.rows).reshape(*tensor.shape[:-1], -1)

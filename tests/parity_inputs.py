@@ -80,7 +80,7 @@ def parity_report(depth: str = "standard") -> dict[str, Any]:
         ),
         "tokens_special": same("Special tokens", "places that disagree about beginning, end and padding", 14),
         "tokens_levels": same(
-            "Vocabularies and provenance records",
+            "Vocabularies, settings and provenance records",
             "fields that differ between merged model, 16-bit GGUF and levels",
             44,
         ),

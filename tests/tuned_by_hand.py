@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf_edit import add_texts, change_rows
+from gguf_edit import change_fields, change_rows
 from safetensors.torch import load_file, save_file
 
 from pipeline.core.hashing import file_hash, json_hash
@@ -53,7 +53,9 @@ def tune_by_hand(base: Path, adapter: Path, target: Path) -> None:
         in_file = torch.empty_like(tuned)
         in_file[place] = tuned
         change_rows(target, names.of(parameter), replaced_by(in_file.numpy()))
-    add_texts(target, {ADAPTER: file_hash(adapter / SCALES_FILE), BASE_FILE: file_hash(base / MODEL_FILE)})
+    change_fields(
+        target, {ADAPTER: file_hash(adapter / SCALES_FILE), BASE_FILE: file_hash(base / MODEL_FILE)}
+    )
 
 
 def trains(path: str) -> bool:

@@ -31,6 +31,15 @@ KNOWN = {
 }
 ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(?:\.weight)?")
+# what a model is computed with and no tensor's shape proves: field behind the architecture, config.json's key
+SETTINGS = {
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "expert_used_count": "num_experts_per_tok",
+    "rope.freq_base": "rope_theta",
+}
 NOT_CONVERTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
 
@@ -121,6 +130,19 @@ def _expert_number(name: str) -> tuple[str, int]:
     """Sorts the experts of a layer by their number, not as text."""
     match = ONE_EXPERT.fullmatch(name)
     return (f"{match[1]}.{match[3]}", int(match[2])) if match else (name, 0)
+
+
+def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
+    """{GGUF field: its number by config.json}, of `SETTINGS`; the architecture is `KNOWN`."""
+    architecture, given = (
+        KNOWN[config["architectures"][0]],
+        {**config, **(config.get("rope_parameters") or {})},
+    )
+    return {
+        f"{architecture}.{name}": given[key]
+        for name, key in SETTINGS.items()
+        if isinstance(given.get(key), int | float)
+    }
 
 
 def rope_factors(merged: Path) -> Floats | None:

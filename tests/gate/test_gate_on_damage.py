@@ -60,8 +60,9 @@ def bench(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Any:
     params = load_params(PROJECT / "recipes" / "demo-small.yaml").model_dump(mode="json")
     params["evaluate"] |= {"max_new_tokens": 48, "scorers": ["exact_match"], "parallel": 2}
     params["serve"] |= {"threads": 1, "ctx_size": 512}
-    # on the few positions of eight answers, four more other first choices are 4 points more than is published
-    params["report"]["gate"] |= {"max_kld": 0.5, "min_same_top": 0.7}
+    # what was taught so hastily is flat on the questions' tokens (perplexity 222): a clean Q8_0 has another
+    # first choice at 32 of 360
+    params["report"]["gate"] |= {"min_same_top": 0.85}
     (root / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     assert main(["base", "--root", str(root)]) == 0
     write_rows(root / "data/final/test.jsonl", 1)

@@ -2,8 +2,9 @@
 the GGUF's type.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -14,18 +15,19 @@ import numpy as np
 from pipeline.core.checks import Check
 from pipeline.gguf.header import Header
 from pipeline.gguf.safetensors_rows import read_folder
-from pipeline.gguf.sources import KNOWN, Piece, read_config, rope_factors, sources
+from pipeline.gguf.sources import KNOWN, Piece, gguf_settings, read_config, rope_factors, sources
 from pipeline.gguf.tensors import Bytes, Floats, GgufTensor, gguf_tensors
 from pipeline.gguf.tied import EMBEDDINGS, HEAD
 from pipeline.models.runtime import side_by_side
 from pipeline.stages.parity.check import exact, failure
 
-WHAT = "tensors that differ from the merged model's, rounded to the GGUF's type"
+WHAT = "tensors, rounded to the GGUF's type, and settings that differ from the merged model's"
 ROPE = "rope_freqs.weight"
 ROPE_TOLERANCE = 1e-5  # relative; both sides compute the factors in float32
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 EXPONENT = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
 CONVERT = "run `snakemake --force convert`"
+ROPE_BASE = ("rope.freq_base", 10_000.0)  # what llama.cpp takes where a file doesn't say it
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ def gguf_weights(merged: Path, gguf: Path) -> Check:
     wanted = sources(config, read_folder(merged))
     names = names_faults(wanted, tensors, merged, tied=bool(config.get("tie_word_embeddings")))
     both = sorted(wanted.keys() & tensors.keys())
-    faults = [*names, *side_by_side(lambda name: tensor_fault(tensors[name], wanted[name]), both)]
+    settings = settings_faults(gguf_settings(config), header.fields)
+    faults = [*names, *settings, *side_by_side(lambda name: tensor_fault(tensors[name], wanted[name]), both)]
     return weights_check(title, list(filter(None, faults)), tensors)
 
 
@@ -132,6 +135,16 @@ def names_faults(
         else:
             cause = f"The GGUF is of another model: {CONVERT}."
             yield Fault(name, "is in the GGUF and not in the merged model", cause)
+
+
+def settings_faults(wanted: Mapping[str, float], fields: Mapping[str, Any]) -> Iterator[Fault]:
+    """Settings that llama.cpp computes with and training did not."""
+    end, by_default = ROPE_BASE
+    for field, value in wanted.items():
+        stored = fields.get(field, by_default if field.endswith(end) else value)
+        if isinstance(stored, int | float) and not math.isclose(stored, value, rel_tol=1e-6):
+            cause = f"llama.cpp computes with another {field} than training did: {CONVERT}."
+            yield Fault(field, f"is {stored:g}, by config.json {value:g}", cause)
 
 
 def rope_fault(tensor: GgufTensor, expected: Floats | None) -> Fault | None:

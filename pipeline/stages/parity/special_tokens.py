@@ -157,7 +157,7 @@ def vocabularies_and_provenance(merged: Path, f16: Path, levels: list[Path]) -> 
         wrong += [*of_another_run(first, level.name, header), *rows_differ(level.name, header)]
         compared += len(kept_fields(first)) + 1
     return count_check(
-        "Vocabularies and provenance records",
+        "Vocabularies, settings and provenance records",
         what="fields that differ between merged model, 16-bit GGUF and levels, and tables without a row for "
         "every token",
         different=len(wrong),
@@ -191,13 +191,14 @@ def of_another_run(f16: Header, name: str, level: Header) -> Iterator[Difference
 
 
 def kept_fields(header: Header) -> dict[str, Any]:
-    """What llama-quantize takes over: vocabulary, special ids, chat template, and the provenance; a level's
-    importance matrix, distillation and budget are its own.
+    """What llama-quantize takes over: the settings that the model is computed with, vocabulary, special ids,
+    chat template, provenance; a level's type, importance matrix, distillation and budget are its own.
     """
+    kept = ("tokenizer.", OWN, f"{header.fields.get('general.architecture')}.")
     return {
         name: value
         for name, value in header.fields.items()
-        if name.startswith(("tokenizer.", OWN)) and not name.startswith(OF_A_LEVEL)
+        if name.startswith(kept) and not name.startswith(OF_A_LEVEL)
     }
 
 

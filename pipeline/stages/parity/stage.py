@@ -51,7 +51,7 @@ from pipeline.stages.parity.unmerged_chain import UnmergedChain
 SPECIAL = {
     "tokens_special": "Special tokens",
     "text_chat_template": "Chat template",
-    "tokens_levels": "Vocabularies and provenance records",
+    "tokens_levels": "Vocabularies, settings and provenance records",
 }
 OUTPUTS = {
     "outputs_trained": "Trained model (NF4 with adapter) → merged model",

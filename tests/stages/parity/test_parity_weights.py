@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gguf_edit import (
     both_ends_swapped,
-    change_number,
+    change_fields,
     change_rows,
     change_tensors,
     finish,
@@ -330,7 +330,7 @@ def test_a_level_with_an_importance_matrix_is_the_same_level(light: Path) -> Non
             "tensors were lost",
         ),
         (
-            lambda file: change_number(file, "general.file_type", 17),
+            lambda file: change_fields(file, {"general.file_type": 17}),
             "files of another level",
             "another level has the name",
         ),
@@ -393,7 +393,7 @@ def test_another_level_under_a_levels_name_is_named(light: Path, tmp_path: Path)
     check, _ = measured(light, light / "tiny-Q5_K_M.gguf")
     assert (check.verdict, check.sentence) == ("fail", "general.file_type is Q5_K_M")
     forged = copied(
-        light / "tiny-Q5_K_M.gguf", tmp_path, lambda file: change_number(file, "general.file_type", 15)
+        light / "tiny-Q5_K_M.gguf", tmp_path, lambda file: change_fields(file, {"general.file_type": 15})
     )
     check, _ = measured(light, forged)
     assert (check.verdict, check.sentence.split(",")[0]) == (

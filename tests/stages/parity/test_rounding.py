@@ -14,7 +14,7 @@ import pytest
 import tiny
 import yaml
 from conftest import run_stages
-from gguf_edit import both_ends_swapped, change_number, change_rows, change_tensors, without
+from gguf_edit import Tensors, both_ends_swapped, change_fields, change_rows, change_tensors, without
 from html_page import Page
 from kept import kept
 
@@ -22,7 +22,11 @@ from pipeline.__main__ import main
 from pipeline.config.params import load_params
 from pipeline.gate.judgment import Judgment
 from pipeline.gate.rules import judge
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.gguf.header import read_header
+from pipeline.gguf.tensors import gguf_tensors
+from pipeline.llamacpp.converters import quantize_gguf
+from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.stages.merge.stage import merge
 
 STAGES = (
     "base",
@@ -126,92 +130,224 @@ def test_the_report_has_what_it_costs(coarse: Path) -> None:
 
 # --- damage is named all the same ---
 
-Q2_K, F16 = "models/gguf/tiny-Q2_K.gguf", "models/gguf/tiny-F16.gguf"
-UP, BIAS = "blk.1.ffn_up.weight", "blk.0.attn_q.bias"
+GGUF = "models/gguf/tiny-{}.gguf"
+F16, Q2_K = GGUF.format("F16"), GGUF.format("Q2_K")
+UP, BIAS, NORM, TABLE = "blk.1.ffn_up.weight", "blk.0.attn_q.bias", "output_norm.weight", "token_embd.weight"
+TEMPLATE, VOCABULARY = "tokenizer.chat_template", "tokenizer.ggml.{}"
 Change = Callable[[Path], object]
+Damage = tuple[Change, set[str], str]  # what is done, the parity checks that fail by it, what they name
 
 
-def rows_swapped(root: Path) -> None:
-    change_rows(root / Q2_K, UP, both_ends_swapped)
+def rows(file: str, tensor: str, change: Callable[[Any], Any]) -> Change:
+    """Changes a tensor's bytes, (rows, bytes of a row)."""
+    return lambda root: change_rows(root / file, tensor, lambda stored: change(stored.copy()))
 
 
-def blocks_zeroed(root: Path) -> None:
-    def zeroed(rows: Any) -> Any:
-        rows = rows.copy()
-        rows[3, :84] = 0
-        return rows
-
-    change_rows(root / Q2_K, UP, zeroed)
+def tensors(file: str, change: Callable[[Tensors], Tensors]) -> Change:
+    """Puts other tensors into a file."""
+    return lambda root: change_tensors(root / file, change)
 
 
-def scale_wrong(root: Path) -> None:
-    def scaled(rows: Any) -> Any:
-        rows = rows.copy()
-        scales = np.ascontiguousarray(rows[5, 80:84]).view(np.float16)
-        rows[5, 80:84] = (scales * np.float16(1.8)).view(np.uint8)
-        return rows
+def fields(change: Callable[[Any], Any], *names: str, files: tuple[str, ...] = (F16, Q2_K)) -> Change:
+    """Changes a GGUF's metadata, by default that of the 16-bit file and of the level made from it alike."""
 
-    change_rows(root / Q2_K, UP, scaled)
+    def damage(root: Path) -> None:
+        for file in files:
+            stored = read_header(root / file).fields
+            change_fields(root / file, {name: change(stored.get(name)) for name in names})
 
-
-def bias_lost(root: Path) -> None:
-    change_tensors(root / Q2_K, without(BIAS))
+    return damage
 
 
-def bias_lost_before(root: Path) -> None:
-    change_tensors(root / F16, without(BIAS))
+def to(value: Any) -> Callable[[Any], Any]:
+    return lambda _: value
 
 
-def level_of_another_run(root: Path) -> None:
-    shutil.copy(root / "models/gguf/tiny-base-F16.gguf", root / "base.gguf")
-    from pipeline.llamacpp.converters import quantize_gguf
-    from pipeline.llamacpp.tools import find_toolchain
-
-    quantize_gguf(find_toolchain(), root / "base.gguf", root / Q2_K, "Q2_K", 1)
+def zeroed(stored: Any) -> Any:
+    stored[3, :84] = 0  # a block of Q2_K
+    return stored
 
 
-def end_of_turn_wrong(root: Path) -> None:
-    change_number(root / F16, "tokenizer.ggml.eos_token_id", tiny.END - 2)
+def doubled(stored: Any) -> Any:
+    scales = np.ascontiguousarray(stored[5, 80:84]).view(np.float16)
+    stored[5, 80:84] = (scales * np.float16(2)).view(np.uint8)
+    return stored
 
 
-def end_of_turn_wrong_in_the_level(root: Path) -> None:
-    change_number(root / Q2_K, "tokenizer.ggml.eos_token_id", tiny.END - 2)
+def moved_by_one(stored: Any) -> Any:
+    return np.roll(stored, 1, axis=0)
 
 
-def template_wrong(root: Path) -> None:
+def ones(stored: Any) -> Any:
+    return np.ones(stored.size // 4, np.float32).view(np.uint8).reshape(stored.shape)
+
+
+def exchanged(one: str, other: str) -> Callable[[Tensors], Tensors]:
+    return lambda ours: ours | {one: ours[other], other: ours[one]}
+
+
+def layer_twice(ours: Tensors) -> Tensors:
+    """Layer 2 in the place of layer 1 too."""
+    return ours | {name: ours[name.replace("blk.1.", "blk.2.")] for name in ours if name.startswith("blk.1.")}
+
+
+def other_head(root: Path) -> None:
+    """The level's head in Q8_0, a tenth too large."""
+    import gguf
+
+    found = gguf_tensors(root / F16)[1]
+    head = found.get("output.weight", found[TABLE])
+    stored = gguf.quantize(head.values(0, head.rows) * np.float32(1.1), gguf.GGMLQuantizationType.Q8_0)
+    change_tensors(root / Q2_K, lambda ours: ours | {head.name: (ours[head.name][0], 8, stored.tobytes())})
+
+
+def level_of_the_base(root: Path) -> None:
+    quantize_gguf(find_toolchain(), root / GGUF.format("base-F16"), root / Q2_K, "Q2_K", 1)
+
+
+def two_tokens(tokens: list[str]) -> list[str]:
+    return [*tokens[:1000], tokens[1001], tokens[1000], *tokens[1002:]]
+
+
+def no_control(types: list[int]) -> list[int]:
+    """<|im_start|> is text."""
+    return [*types[: tiny.END - 1], 1, *types[tiny.END :]]
+
+
+def newline(template: str) -> str:
+    return template.replace("<|im_end|>\\n", "<|im_end|>\\n\\n")
+
+
+def no_generation_prompt(template: str) -> str:
+    return template[: template.rindex("{%- if add_generation_prompt %}")]
+
+
+def template_of_training(root: Path) -> None:
     file = root / "models/adapter/chat_template.jinja"
-    file.write_text(file.read_text(encoding="utf-8").replace("<|im_end|>\\n", "<|im_end|> \\n"), "utf-8")
+    file.write_text(newline(file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def merged_again(base: str = "base", alpha: float = 1.0) -> Change:
+    """Merges the adapter, with `alpha` times its alpha, into the model in the folder `base`."""
+
+    def damage(root: Path) -> None:
+        models, config = root / "models", root / "models/other/adapter_config.json"
+        shutil.copytree(models / "adapter", config.parent)
+        given = read(config)
+        config.write_text(json.dumps(given | {"lora_alpha": given["lora_alpha"] * alpha}), encoding="utf-8")
+        merge(
+            base=models / base,
+            adapter=config.parent,
+            merged=root / "again",
+            dtype="float16",
+            merge_base="16-bit",
+        )
+        shutil.copy(root / "again/model.safetensors", models / "merged/model.safetensors")
+
+    return damage
 
 
 def merged_is_the_base(root: Path) -> None:
     shutil.copy(root / "models/base/model.safetensors", root / "models/merged/model.safetensors")
 
 
-DAMAGES: dict[Change, set[str]] = {
-    rows_swapped: {"weights_q2_k"},
-    blocks_zeroed: {"weights_q2_k"},
-    scale_wrong: {"weights_q2_k"},
-    bias_lost: {"weights_q2_k"},
-    bias_lost_before: {"weights_gguf"},
-    level_of_another_run: {"tokens_levels"},
-    end_of_turn_wrong: {"tokens_special"},
-    end_of_turn_wrong_in_the_level: {"tokens_levels"},
-    template_wrong: {"text_template", "text_chat_template"},
-    merged_is_the_base: {"weights_merged", "weights_gguf"},
+MERGE, SETTING, WHOLE = {"weights_merged", "weights_gguf"}, {"weights_gguf"}, {"weights_gguf", "weights_q2_k"}
+LEVEL, SAME = {"weights_q2_k"}, {"tokens_levels"}
+TEXT, IDS = {"text_template", "text_chat_template"}, {"tokens_corpus", "tokens_ids"}
+ROPE, EPS = "qwen2.rope.freq_base", "qwen2.attention.layer_norm_rms_epsilon"
+EOS, BOS = VOCABULARY.format("eos_token_id"), VOCABULARY.format("add_bos_token")
+TYPES, MERGES = VOCABULARY.format("token_type"), VOCABULARY.format("merges")
+
+DAMAGES: dict[str, Damage] = {
+    # base + adapter → merged
+    "not merged": (merged_is_the_base, MERGE, "was not merged"),
+    "merged twice": (merged_again("merged"), MERGE, "merged twice"),
+    "alpha halved": (merged_again(alpha=0.5), MERGE, "None of the usual causes fits"),
+    # merged → F16; where weights are damaged, the level is not this file's either
+    "bias dropped": (tensors(F16, without(BIAS)), WHOLE, BIAS),
+    "norm reset": (rows(F16, NORM, ones), WHOLE, NORM),
+    "k and v exchanged": (
+        tensors(F16, exchanged("blk.0.attn_k.weight", "blk.0.attn_v.weight")),
+        WHOLE,
+        "blk.0.attn_k",
+    ),
+    "a layer in the place of another": (tensors(F16, layer_twice), WHOLE, "blk.1."),
+    "embeddings moved by one": (rows(F16, TABLE, moved_by_one), WHOLE, TABLE),
+    "rope's base": (fields(to(10_000.0), ROPE), SETTING, ROPE),
+    "epsilon": (fields(to(1e-5), EPS), SETTING, EPS),
+    "tokens exchanged": (fields(two_tokens, VOCABULARY.format("tokens")), {"tokens_corpus"}, "token 1000"),
+    "token type": (fields(no_control, TYPES), IDS, "im_start"),
+    "merges shuffled": (fields(lambda merges: merges[::-1], MERGES), IDS, "merges"),
+    "end of turn": (fields(to(tiny.END - 2), EOS), {"tokens_special"}, "eos is"),
+    "beginning added": (fields(to(True), BOS), {"tokens_special", "tokens_ids"}, "adds"),
+    "a newline in the template": (fields(newline, TEMPLATE), TEXT, "template"),
+    "no generation prompt": (fields(no_generation_prompt, TEMPLATE), TEXT, "template"),
+    "another template in training": (template_of_training, TEXT | {"weights_merged"}, "template"),
+    # F16 → level
+    "block zeroed": (rows(Q2_K, UP, zeroed), LEVEL, "zeroed"),
+    "scale of a block doubled": (rows(Q2_K, UP, doubled), LEVEL, f"weights of {UP}"),
+    "rows exchanged": (rows(Q2_K, UP, both_ends_swapped), LEVEL, "another order"),
+    "embeddings of a level moved by one": (rows(Q2_K, TABLE, moved_by_one), LEVEL, TABLE),
+    "gate and up exchanged": (tensors(Q2_K, exchanged("blk.1.ffn_gate.weight", UP)), LEVEL, "blk.1.ffn_"),
+    "a level's layer in the place of another": (tensors(Q2_K, layer_twice), LEVEL, "blk.1."),
+    "norm of a level reset": (rows(Q2_K, NORM, ones), LEVEL, NORM),
+    "bias of a level dropped": (tensors(Q2_K, without(BIAS)), LEVEL, BIAS),
+    "head of another type": (other_head, LEVEL, "Q8_0"),
+    "level of the base": (level_of_the_base, SAME, "quench.adapter.sha256"),
+    "rope's base of a level": (fields(to(10_000.0), ROPE, files=(Q2_K,)), SAME, ROPE),
+    "epsilon of a level": (fields(to(1e-5), EPS, files=(Q2_K,)), SAME, EPS),
+    "end of turn of a level": (fields(to(tiny.END - 2), EOS, files=(Q2_K,)), SAME, EOS),
+    "template of a level": (fields(newline, TEMPLATE, files=(Q2_K,)), SAME, TEMPLATE),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_damage_is_named(coarse: Path, tmp_path: Path, damage: Change) -> None:
-    root = Path(shutil.copytree(coarse, tmp_path / "project"))
+def failed(finished: Path, root: Path, damage: Change) -> dict[str, str]:
+    """The parity checks that fail by a damage to a copy of a project, with all that they say."""
+    shutil.copytree(finished, root)
     params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
     params["parity"]["depth"] = "quick"
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False), encoding="utf-8")
     damage(root)
     assert main(["parity", "--root", str(root)]) == 5
-    failed = {
-        key
-        for key, check in read(root / "reports/parity.json")["checks"].items()
+    checks = read(root / "reports/parity.json")["checks"]
+    return {
+        key: f"{check['detail']} {check['cause']}"
+        for key, check in checks.items()
         if check["verdict"] == "fail"
     }
-    assert failed >= DAMAGES[damage]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_named(coarse: Path, tmp_path: Path, damage: str) -> None:
+    change, checks, named = DAMAGES[damage]
+    found = failed(coarse, tmp_path / "project", change)
+    assert found.keys() == checks
+    assert any(named in said for said in found.values()), found
+
+
+LORA = GGUF.format("lora")
+SERVED: dict[str, Damage] = {
+    "alpha halved": (
+        fields(lambda alpha: alpha / 2, "adapter.lora.alpha", files=(LORA,)),
+        {"weights_lora"},
+        "alpha is",
+    ),
+    "adapter of another run": (
+        rows(LORA, "blk.0.ffn_up.weight.lora_b", lambda stored: stored ^ 0x80),
+        {"weights_lora"},
+        "lora_b",
+    ),
+    "another file": (
+        rows("models/base/model.gguf", UP, lambda stored: stored ^ 1),
+        {"weights_file"},
+        "model.gguf",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", SERVED)
+def test_damage_to_what_is_served_is_named(served: Path, tmp_path: Path, damage: str) -> None:
+    change, checks, named = SERVED[damage]
+    found = failed(served, tmp_path / "project", change)
+    assert found.keys() == checks
+    assert any(named in said for said in found.values()), found

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GgmlType
-from gguf_edit import Tensors, add_texts, change_number, change_rows, change_tensors
+from gguf_edit import Tensors, change_fields, change_rows, change_tensors
 from safetensors.torch import load_file, save_file
 from tiny import tiny_gguf
 from transformers import AutoConfig
@@ -116,7 +116,9 @@ def not_a_number(rows: Bytes) -> Bytes:
 
 
 def provenance(file: Path) -> None:
-    add_texts(file, {"quench.own": "yes", "general.base_model.0.name": "tiny", "tokenizer.ggml.own": "no"})
+    change_fields(
+        file, {"quench.own": "yes", "general.base_model.0.name": "tiny", "tokenizer.ggml.own": "no"}
+    )
 
 
 FAULTS = {
@@ -143,7 +145,7 @@ FAULTS = {
         f"{DOWN} does not train, and row 3 is not the base's",
     ),
     "a field": (
-        lambda file: change_number(file, "tokenizer.ggml.eos_token_id", 259),
+        lambda file: change_fields(file, {"tokenizer.ggml.eos_token_id": 259}),
         "tokenizer.ggml.eos_token_id is not the base's",
     ),
     "a field more, beside two that say where the file comes from": (
