@@ -5,7 +5,8 @@
 A key has a line for each file of which the stage's own module reaches a definition (`Package`): a hash of
 those that it reaches. A definition's hash is that of its syntax tree: comments, docstrings and layout change
 no key, and no stage runs again. What a method of training does its own way has keys of its own: the key that
-`train.method` chooses is beside train's, so an edit of GRPO's code trains no supervised run again.
+`train.method` chooses is beside train's, so an edit of GRPO's code, or of `train.grpo`, trains no supervised
+run again.
 
 No check of `params.yaml` is in a key: a file that it refuses runs nothing. What is: each section that a stage
 takes something from, for that makes the values.

@@ -14,7 +14,7 @@ from pipeline.core.places import PACKAGE
 from pipeline.workflow.definitions import BODY
 from pipeline.workflow.sources import MEMORY, Source, read_sources
 from pipeline.workflow.syntax import ROOT, content_hash
-from pipeline.workflow.uses import HEAD, SETTINGS
+from pipeline.workflow.uses import ALL, ANYTHING, HEAD, SETTINGS
 
 CATALOG = "core/catalog/"  # sentences that explain errors: no product depends on them
 Node = tuple[str, str]  # a file and one of its parts; `BODY` of a module: that it is imported
@@ -42,8 +42,12 @@ class Package:
             node = waiting.pop()
             reached.add(node)
             waiting |= self.edges(node) - reached
+            if not waiting:  # but what two nodes lead to together
+                waiting = {member for member, both in self.members.items() if both <= reached} - reached
         files: dict[str, set[str]] = {}
         for path, part in reached:
+            if path == ANYTHING:
+                continue
             if not self.sources[path].module or part in self.sources[path].parts:
                 files.setdefault(path, set()).add(part)
         return files
@@ -55,6 +59,8 @@ class Package:
         return self._edges[node]
 
     def _led_to(self, path: str, name: str) -> Iterator[Node]:
+        if path == ANYTHING:
+            return
         source, folder = self.sources[path], path.rpartition("/")[0]
         if source.module and name == BODY:
             for module in source.module.loads:
@@ -86,6 +92,9 @@ class Package:
         """The parts that a dotted name stands for in the module `path` (".name": one of its own)."""
         if name == ".":
             yield from self._whole(path)
+        elif name.startswith(f"{ANYTHING}."):
+            if (attribute := (ANYTHING, name.removeprefix(f"{ANYTHING}."))) in self.attributes:
+                yield attribute
         elif name.startswith("."):
             yield from self._in_module(path, name[1:].split("."))
         else:
@@ -103,11 +112,11 @@ class Package:
             yield from self._whole(path)
             for origin in imports.values():
                 yield from self._used(origin, path)
-        elif names[1:] and ".".join(names[:2]) in parts:  # of the class of all settings
+        elif names[1:] and ".".join(names[:2]) in parts:  # of a class of settings
             yield from ((path, part) for part in (names[0], ".".join(names[:2])))
         elif names[0] in parts:
             yield path, names[0]
-            if names[1:] != [HEAD]:
+            if names[0] == ALL and names[1:] != [HEAD]:
                 yield from ((path, part) for part in parts if part.startswith(f"{names[0]}."))
         elif names[0] in imports:
             yield from self._used(".".join([imports[names[0]], *names[1:]]), path)
@@ -145,6 +154,22 @@ class Package:
             ".".join([ROOT, *path.removesuffix(".py").removesuffix("/__init__").split("/")]): path
             for path in paths
         }
+
+    @cached_property
+    def members(self) -> dict[Node, set[Node]]:
+        """{group or property of a section: the section, and that an attribute of that name is taken}."""
+        return {
+            (path, part): {(path, owner), (ANYTHING, name)}
+            for path, source in self.sources.items()
+            for part in source.parts
+            for owner, dot, name in [part.partition(".")]
+            if dot and owner != ALL
+        }
+
+    @cached_property
+    def attributes(self) -> set[Node]:
+        """Those of `members`."""
+        return set().union(*self.members.values())
 
     @cached_property
     def aliases(self) -> dict[str, set[str]]:

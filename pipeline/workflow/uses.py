@@ -1,7 +1,8 @@
 """What a definition uses: names that may lead to others of the project.
 
 Who is handed all settings (`params: Params`) uses the sections, properties and methods that it takes from
-them, and not the class with all its sections: what is handed on counts where it is taken.
+them, and not the class with all its sections: what is handed on counts where it is taken. A section's groups
+(`train.grpo`) and properties are used by whoever takes an attribute of that name from anything.
 """
 
 import ast
@@ -14,7 +15,9 @@ from pipeline.workflow.syntax import ROOT, content_hash, dotted, tree_hash
 
 NAME = re.compile(r"[\w./-]{1,100}")  # a text that may name a module or a data file
 PLACE = {"__file__", "__name__"}  # by which a module starts itself as a program
-SETTINGS = f"{ROOT}.config.params.Params"  # the class of all settings
+ALL = "Params"  # the class of all settings
+SETTINGS = f"{ROOT}.config.params.{ALL}"
+ANYTHING = "*"  # before a name: it is taken from an object, whatever that is
 HEAD = "#"  # behind its name: what belongs to every object of it, without sections, properties and methods
 VALUES = "model_dump"  # the library's method that gives what params.yaml holds, and runs none of our code
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -22,8 +25,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 class Part(NamedTuple):
     """A definition: the hash of what it means; the project's names that it uses ("pipeline.core.jsonl.Row",
-    ".Row" of its own module, "." that as a program); texts that may name a file; functions that it hands all
-    settings to; whether it is a function that takes them.
+    ".Row" of its own module, "." that as a program, "*.grpo" what an object may have); texts that may name a
+    file; functions that it hands all settings to; whether it is a function that takes them.
     """
 
     digest: str
@@ -73,6 +76,9 @@ class Reader:
                 self.texts.add(text)
             case ast.Import(names=names):  # inside a function
                 self.uses |= {alias.name for alias in names if is_ours(alias.name)}
+            case ast.Attribute(value=value, attr=name):
+                self.uses.add(f"{ANYTHING}.{name}")
+                self.visit(value)
             case ast.Subscript(value=ast.Name(id="Callable")):
                 self.signature(node.slice)
             case ast.Expr(value=ast.Call(func=function) as check) if self.is_check(function):
@@ -89,11 +95,13 @@ class Reader:
         first, _, attributes = name.partition(".")
         if first in PLACE:
             self.uses.add(".")
+        origin = self.scope.get(first, "")
+        if not origin or origin.startswith(".") or is_ours(origin):
+            self.uses |= {f"{ANYTHING}.{attribute}" for attribute in attributes.split(".") if attribute}
         if first in self.settings:
             taken = attributes.partition(".")[0]
             self.uses.add(f"{SETTINGS}.{HEAD if taken == VALUES else taken}" if taken else SETTINGS)
             return
-        origin = self.scope.get(first, "")
         if origin and not origin.startswith("."):
             self.origins.add(f"{first}={origin}\n")
         if origin.startswith(".") or is_ours(origin):
@@ -170,7 +178,7 @@ def imported_in(nodes: Iterable[ast.AST], *, checking: bool = True) -> Iterator[
 
 
 def _is_class(origin: str) -> bool:
-    return origin in (SETTINGS, ".Params")
+    return origin in (SETTINGS, f".{ALL}")
 
 
 def is_ours(name: str) -> bool:

@@ -178,10 +178,29 @@ def test_code_that_is_imported_by_a_name_put_together_starts_a_key_of_its_own() 
     assert {f"train.{method}" for method in METHODS} < EVERY
 
 
-def test_one_class_alone_is_divided_into_its_members() -> None:
-    """That of all settings; objects of others go where no annotation says so."""
-    parted = {path for path, source in SOURCES.items() if any("." in part for part in source.parts)}
-    assert parted == {"config/params.py"}
+def test_classes_of_settings_alone_are_divided_into_their_members() -> None:
+    """That of all settings, and the sections with groups; objects of others go where no annotation says
+    so.
+    """
+    parted = {part.partition(".")[0] for source in SOURCES.values() for part in source.parts if "." in part}
+    assert parted == {"Params", "Train", "Compare", "Report"}
+
+
+@pytest.mark.parametrize(
+    ("body", "reached"),
+    [
+        ("return train.grpo.rewards", {"grpo"}),
+        ("return [train][0].grpo", {"grpo"}),
+        ("train.note.grpo = 1", {"grpo"}),
+        ("return train.beta", {"beta", "preference"}),
+        ("return train.method", set()),
+    ],
+)
+def test_a_groups_users_take_an_attribute_of_its_name(body: str, reached: set[str]) -> None:
+    text = f"from pipeline.config.sections import Train\ndef main(train: Train):\n    {body}\n"
+    package = Package(SOURCES | {"main.py": read_source(text.encode(), is_python=True)})
+    parts = package.closure("pipeline.main")["config/sections/training.py"]
+    assert {part.removeprefix("Train.") for part in parts if "." in part} == reached
 
 
 def test_who_takes_a_module_as_such_takes_all_of_it() -> None:
@@ -306,6 +325,7 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     "section imatrix": ("config/sections/models.py", other("Imatrix"), {"imatrix", "budget"}),
     "section parity": ("config/sections/measuring.py", other("Parity"), {"parity"}),
     "section report": ("config/sections/shipping.py", other("Report"), {"report"}),
+    "section report.gate": ("config/sections/shipping.py", other("Gate"), {"report"}),
     "section distill": ("config/sections/models.py", other("Distill"), {"distill", "compare_distilled"}),
     "section train": (
         "config/sections/training.py",
@@ -313,6 +333,13 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
         {*TRAINING, *LEARNERS, *MEASURING, "preprocess", "merge", "parity", "evaluate"},
     ),
     # methods of training
+    "section train.grpo": (
+        "config/sections/grpo.py",
+        other("Grpo"),
+        {"train.grpo", *WITH_PREPROCESS, *COMPARED, *MEASURING},  # these plan the disk that it takes
+    ),
+    "section train.preference": ("config/sections/preference.py", other("Preference"), JUDGED),
+    "a method's own beta": ("config/sections/training.py", replaced(".beta or 0.0", ".beta or 0.1"), JUDGED),
     "the loss of GRPO": ("stages/train/grpo/losses.py", other("correction"), {"train.grpo"}),
     "rollouts in llama-server": ("stages/train/grpo/server_rollouts.py", other("complete"), {"train.grpo"}),
     "the guards of GRPO": (
