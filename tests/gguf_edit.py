@@ -5,7 +5,7 @@ The metadata is kept byte for byte, so that a vocabulary of 152k tokens need not
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +131,120 @@ def without(*names: str) -> Callable[[Tensors], Tensors]:
 def both_ends_swapped(rows: Any) -> Any:
     """For `change_rows`: the first and the last row change places."""
     return np.concatenate([rows[-1:], rows[1:-1], rows[:1]])
+
+
+# --- odd metadata -------------------------------------------------------------------------------------------
+
+UINT32, INT32, FLOAT32, BOOL, TEXT, LIST, UINT64 = 4, 5, 6, 7, 8, 9, 10  # GGUF's types of values
+PACKED = {UINT32: "<I", INT32: "<i", FLOAT32: "<f", BOOL: "<?", UINT64: "<Q"}
+Value = tuple[int, Any]  # type and value; of a list, the type of its elements is the first of a pair
+
+# what stands in any field's place
+ODD: dict[str, Value | None] = {
+    "left out": None,
+    "0": (UINT32, 0),
+    "-1": (INT32, -1),
+    "huge": (UINT64, 2**63),
+    "true": (BOOL, True),
+    "NaN": (FLOAT32, float("nan")),
+    "infinite": (FLOAT32, float("inf")),
+    "a text": (TEXT, "odd"),
+    "no text": (TEXT, ""),
+    "an empty list": (LIST, (UINT32, [])),
+    "numbers": (LIST, (UINT32, [7, 7, 7])),
+    "texts": (LIST, (TEXT, ["a", ""])),
+}
+
+# what else a field may hold, by its name
+MORE: dict[str, dict[str, Value | None]] = {
+    "tokenizer.ggml.token_type": {
+        "too few": (LIST, (INT32, [1] * 3)),
+        "beyond the last": (LIST, (INT32, [99] * 261)),
+        "negative": (LIST, (INT32, [-1] * 261)),
+        "not whole": (LIST, (FLOAT32, [1.0] * 261)),
+        "all control": (LIST, (INT32, [3] * 261)),
+        "all bytes": (LIST, (INT32, [6] * 261)),
+    },
+    "tokenizer.ggml.tokens": {
+        "all one": (LIST, (TEXT, ["a"] * 261)),
+        "too few": (LIST, (TEXT, [str(number) for number in range(100)])),
+        "too many": (LIST, (TEXT, [str(number) for number in range(400)])),
+    },
+    "tokenizer.ggml.merges": {
+        "no pair": (LIST, (TEXT, ["ab"])),
+        "three": (LIST, (TEXT, ["h e l"])),
+        "unknown": (LIST, (TEXT, ["zz qq"])),
+    },
+    "tokenizer.ggml.scores": {"NaN": (LIST, (FLOAT32, [float("nan")] * 261)), "text": (TEXT, "x")},
+    "tokenizer.ggml.model": {name: (TEXT, name) for name in ("llama", "bert", "t5")},
+    "tokenizer.ggml.pre": {name: (TEXT, name) for name in ("qwen2", "llama-bpe")},
+    "general.architecture": {name: (TEXT, name) for name in ("qwen2", "falcon", "a.b", "l")},
+    "llama.block_count": {"9": (UINT32, 9)},
+    "llama.attention.head_count": {"3": (UINT32, 3), "64": (UINT32, 64)},
+    "llama.attention.head_count_kv": {"3": (UINT32, 3), "8": (UINT32, 8)},
+    "llama.embedding_length": {"31": (UINT32, 31), "64": (UINT32, 64)},
+    "llama.rope.dimension_count": {"7": (UINT32, 7), "64": (UINT32, 64)},
+    "llama.rope.freq_base": {"0.0": (FLOAT32, 0.0), "negative": (FLOAT32, -1.0)},
+    "llama.attention.layer_norm_rms_epsilon": {"0.0": (FLOAT32, 0.0), "negative": (FLOAT32, -1.0)},
+    "llama.vocab_size": {"260": (UINT32, 260), "100,000": (UINT32, 100_000)},
+} | {
+    f"tokenizer.ggml.{name}_token_id": {"behind the last": (UINT32, 261), "none": (UINT32, 2**32 - 1)}
+    for name in ("bos", "eos", "unknown", "padding")
+}
+FURTHER = (
+    "general.alignment",
+    "general.file_type",
+    "split.count",
+    "tokenizer.ggml.add_eos_token",
+    "tokenizer.ggml.add_space_prefix",
+    "tokenizer.ggml.eot_token_id",
+    *(
+        f"llama.{name}"
+        for name in (
+            "attention.key_length",
+            "attention.sliding_window",
+            "attention.value_length",
+            "expert_count",
+            "expert_used_count",
+            "rope.scale_linear",
+            "rope.scaling.factor",
+            "rope.scaling.type",
+        )
+    ),
+)  # fields that `tiny.tiny_gguf` doesn't write
+
+
+def odd_variants(source: Path) -> Iterator[tuple[str, Value | None]]:
+    """(field, what stands in its place) for each field of the GGUF and some further ones: of another type,
+    empty, out of range, left out.
+    """
+    fields = dict.fromkeys([*gguf_tensors(source)[0].fields, *FURTHER])
+    for field in fields:
+        yield from ((field, value) for value in (ODD | MORE.get(field, {})).values())
+
+
+def change_field(source: Path, target: Path, field: str, value: Value | None) -> Path:
+    """A copy of a GGUF with another value in a metadata field, a further field, or (None) without one;
+    `target`.
+    """
+    data, header = source.read_bytes(), gguf_tensors(source)[0]
+    spans = {name: data[slice(*span)] for name, span in header.spans.items() if name != field}
+    if value:
+        spans[field] = _text(field) + struct.pack("<I", value[0]) + _packed(*value)
+    entries = max((24, *(stop for _, stop in header.spans.values())))
+    head = data[:16] + struct.pack("<Q", len(spans)) + b"".join(spans.values()) + data[entries : header.end]
+    target.write_bytes(head + b"\0" * (-len(head) % 32) + data[header.start :])
+    return target
+
+
+def _packed(kind: int, value: Any) -> bytes:
+    if kind == TEXT:
+        return _text(value)
+    if kind == LIST:
+        element, values = value
+        return struct.pack("<IQ", element, len(values)) + b"".join(_packed(element, one) for one in values)
+    return struct.pack(PACKED[kind], value)
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()

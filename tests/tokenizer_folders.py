@@ -3,6 +3,7 @@ Qwen3.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,82 @@ def with_config(folder: Path, model_type: str = "llama", **changed: Any) -> Path
         json.dumps({"eos_token_id": [end], "pad_token_id": end}), encoding="utf-8"
     )
     return folder
+
+
+# --- bent folders -------------------------------------------------------------------------------------------
+
+DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+CONTENTS = (DEEP, b"[" * 100_000, b"", b"null", b"[1]", b"{}", b"\xff\xfe\x00", b'{"a": NaN}')
+FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+VALUES = (None, "odd", 0, -1, 2**63, 0.5, float("nan"), [1, "a"], {"a": 1}, {"260": {"content": 5}})
+KEYS = {
+    "config.json": (
+        "model_type",
+        "architectures",
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "intermediate_size",
+        "head_dim",
+        "rms_norm_eps",
+        "rope_parameters",
+        "quantization_config",
+        "text_config",
+        "num_experts",
+    ),
+    "generation_config.json": ("eos_token_id", "max_new_tokens"),
+    "tokenizer_config.json": (
+        "eos_token",
+        "added_tokens_decoder",
+        "extra_special_tokens",
+        "chat_template",
+        "tokenizer_class",
+        "padding_side",
+    ),
+}
+PADDING = {
+    "strategy": "BatchLongest",
+    "direction": "Right",
+    "pad_to_multiple_of": None,
+    "pad_id": 0,
+    "pad_type_id": 0,
+    "pad_token": "a",
+}
+TRUNCATION = {"max_length": 1, "stride": 5, "strategy": "LongestFirst", "direction": "Right"}
+FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+PARTS = {
+    # memory would be taken for so many tokens
+    "padding": (PADDING | {"strategy": {"Fixed": 10**13}}, PADDING | {"pad_to_multiple_of": 10**14}, "x"),
+    "truncation": (TRUNCATION, TRUNCATION | {"max_length": 0, "stride": 0}),  # the first is a panic
+    "normalizer": ({"type": "Precompiled", "precompiled_charsmap": "AAAA"},),  # a panic
+    "pre_tokenizer": ({"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False},),
+    "added_tokens": ([{"id": 2**32 - 1, "content": "<|im_end|>", **FLAGS}], []),
+    "model": (
+        {"type": "BPE", "vocab": {}, "merges": []},
+        {"type": "BPE", "vocab": {"a": 2**32 - 1}, "merges": []},
+        {"type": "Unigram", "unk_id": 5, "vocab": [["a", 0.0]]},
+    ),
+}
+
+
+def bent_folders() -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
+    """(what is bent, file, its bytes or other keys for it) for the files of a model's folder."""
+    for file in FILES:
+        yield from ((f"{file} {content[:9]!r}", file, content) for content in CONTENTS)
+    for file, keys in KEYS.items():
+        yield from ((f"{file} {key} {value}", file, {key: value}) for key in keys for value in VALUES)
+    for part, values in PARTS.items():
+        yield from ((f"{part} {value}", "tokenizer.json", {part: value}) for value in values)
+    for header in (b"", b"{}", DEEP):
+        content = len(header).to_bytes(8, "little") + header if header else b""
+        yield f"weights {header[:9]!r}", "model.safetensors", content

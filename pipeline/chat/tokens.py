@@ -9,6 +9,7 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -43,14 +44,38 @@ class Encoded:
         return row if self.part is None else f"{row}#{self.part}"
 
 
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """A panic inside the library tokenizers, no `Exception` in Python, becomes a `RuntimeError`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # its class can't be imported
+            raise
+        raise RuntimeError(f"tokenizers stopped at it: {error}") from error
+
+
+@panics_as_errors()
+def plain_tokenizer(folder: Path) -> Any:
+    """The `tokenizers.Tokenizer` of a folder's tokenizer.json, without the padding and truncation that some
+    files ask for (of any length, and memory is taken for it).
+    """
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+@panics_as_errors()
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model folder, proven to be the one of its `tokenizer.json`.
 
     transformers 5 picks the tokenizer class by `config.model_type` and can swap the pre-tokenizer in silence;
-    so its ids are compared with those of `tokenizers.Tokenizer.from_file`. Raises `DataError` on a
-    difference, on a missing chat template and on a missing end-of-turn token.
+    so its ids are compared with those of `plain_tokenizer`. Raises `DataError` on a difference, on a missing
+    chat template and on a missing end-of-turn token.
     """
-    from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
     if not (folder / "tokenizer.json").is_file():  # transformers would look for a repository of this name
@@ -63,7 +88,7 @@ def load_tokenizer(folder: Path) -> Any:
             "Q-CHAT-002",
             f"{folder} names no end-of-turn token (eos_token): fix its tokenizer_config.json",
         )
-    plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    plain = plain_tokenizer(folder)
     for text in PROBES:
         ours, theirs = (
             tokenizer(text, add_special_tokens=False)["input_ids"],

@@ -20,6 +20,31 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SAME_SECONDS = 0.5
 
 
+class OutOfTime(Exception):
+    """The work took more of the processor's time than it was given."""
+
+
+@contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """End the body with `OutOfTime` after so many seconds of this process's own CPU, wherever Python can be
+    interrupted (a regular expression can); in the main thread only, elsewhere there is no limit.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise OutOfTime(f"more than {seconds:g} s")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 class Interruption:
     """Context manager that takes over `SIGNALS` (in a program's main thread; elsewhere it does nothing)."""
 

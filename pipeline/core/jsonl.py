@@ -15,6 +15,7 @@ import orjson
 
 from pipeline.core.errors import DataError
 from pipeline.core.publish import publishing
+from pipeline.core.special_files import need_file
 
 MAX_LINE_BYTES = 4 << 20
 LONG = 1 << 18  # bytes
@@ -114,6 +115,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
     `DataError` names file and line of a bad one.
     """
+    need_file(path)
     with path.open("rb") as file:
         for number, _, line in read_raw_lines(file, max_bytes=1 << 30):
             try:

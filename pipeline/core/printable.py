@@ -6,7 +6,7 @@ whoever wrote it. `console` is for what has colors. The rest cuts and quotes for
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -18,6 +18,7 @@ STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
 LINE_ENDS = str.maketrans({"\n": "\\n", "\t": "\\t"})
 # what a progress bar writes beside its text (to the line's start, up), and `quench chat` (dim, plain again)
 MOVES = re.compile(r"(?:[\r\n]|\x1b\[(?:A|2m|0m))+")
+SHOWN = 3  # faults in a message
 
 
 def plain(text: str) -> str:
@@ -96,3 +97,17 @@ def _escape(found: re.Match[str]) -> str:
     if character < "\x7f":
         return character.encode("unicode_escape").decode()
     return f"\\u{ord(character):04x}"
+
+
+def faults(error: Any, name: Callable[[Sequence[str]], str]) -> str:
+    """The first of pydantic's faults on one line: each wrong field, as `name` calls its place, with its value
+    and what is wrong; of a list its first wrong entry.
+    """
+    found: dict[str, str] = {}
+    for fault in error.errors(include_url=False):
+        field, reason = name([str(part) for part in fault["loc"]]), fault["msg"].removeprefix("Value error, ")
+        value = "" if fault["type"] in ("missing", "value_error") else f" is {quoted(fault['input'])}"
+        what = printable(f"{reason[0].lower()}{reason[1:]}", 120)
+        found.setdefault(field, f"{printable(field, 80)}{value}: {what}")
+    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    return "; ".join([*list(found.values())[:SHOWN], *more])

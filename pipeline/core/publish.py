@@ -1,17 +1,21 @@
 """Artifacts appear completely or not at all: write aside, check, fsync, rename, fsync the folder."""
 
+import errno
 import fnmatch
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError, MachineError
+from pipeline.core.special_files import need_file
 from pipeline.core.units import size_text
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DISK_MARGIN = 1.2  # predicted bytes are asked for with a fifth to spare
 WRITING, OLD = ".writing", ".old"  # how the temporary siblings of an artifact end; they begin with a dot
 SCRATCH = (".curating", ".merging", ".*.merging", ".parity")  # names of scratch folders
@@ -97,6 +101,27 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
             remove(folder)
 
 
+@contextmanager
+def printing() -> Iterator[None]:
+    """Raise `MachineError` if what the body prints (behind `> FILE` on a full disk), or something else that
+    it writes, finds no room.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        with suppress(OSError, ValueError):  # the interpreter tries the rest again when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        where = error.filename or "the output of this command, or a file of its own,"
+        raise MachineError(
+            "Q-CORE-012",
+            f"{where} can't be written ({error.strerror}): free the disk, or send the output elsewhere, then "
+            "run again",
+        ) from error
+
+
 def _unwritable(error: OSError, target: Path) -> MachineError:
     return MachineError(
         "Q-CORE-005",
@@ -146,6 +171,7 @@ def read_json(path: Path, remedy: str) -> Any:
     """What `write_json` or another tool wrote. Raises `DataError`, with `remedy`, if the file is missing or
     cut.
     """
+    need_file(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

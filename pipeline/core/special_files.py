@@ -53,8 +53,10 @@ def trouble(path: Path) -> str | None:
 
 
 def need_file(path: Path) -> None:
-    """Raise `DataError` for one that can't be read to its end; what is missing is the reader's to say."""
-    if os.path.lexists(path) and (why := trouble(path)):
+    """Raise `DataError` for one that can't be read to its end; what is missing, or a link to nothing, is the
+    reader's to say.
+    """
+    if path.exists() and (why := trouble(path)):
         raise DataError("Q-CORE-008", f"{printable(str(path))} can't be read ({why}): give a regular file")
 
 

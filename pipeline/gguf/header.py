@@ -132,7 +132,7 @@ def read_header(file: Path) -> Header:
         tensors[name] = (shape, ggml_type)
         end = max(end, offsets[name] + tensor_bytes(name, shape, ggml_type))
     alignment = fields.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment < 1:
+    if type(alignment) is not int or alignment < 1 or alignment.bit_count() > 1:
         raise NotGguf(f"general.alignment is {alignment!r}")
     start, size = -(-cursor.at // alignment) * alignment, file.stat().st_size
     if tensors and start + end > size:

@@ -139,11 +139,12 @@ def read_folder(folder: Path) -> dict[str, Entry]:
 def _read_index(folder: Path) -> dict[str, str]:
     if not (folder / INDEX).exists():
         return {}
+    need_file(folder / INDEX)
     try:
         weights: dict[str, str] = json.loads((folder / INDEX).read_bytes())["weight_map"]
         if all("/" not in name for name in weights.values()):
             return weights
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass  # said below
     raise DataError("Q-GGUF-007", f"{folder / INDEX} is no index of shards: {REMEDY}")
 

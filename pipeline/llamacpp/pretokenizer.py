@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.chat.tokens import plain_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.llamacpp.tools import Toolchain
 
@@ -65,15 +66,13 @@ def find_pre_tokenizer(folder: Path, tools: Toolchain) -> PreTokenizer:
 
     Raises `DataError` if neither knows it: llama.cpp would split text in another way than training did.
     """
-    from tokenizers import Tokenizer
-
     file = folder / "tokenizer.json"
     if not file.exists():
         return PreTokenizer(None, "converter")  # a SentencePiece model, which has no pre-tokenizer
     content = json.loads(file.read_text(encoding="utf-8"))
     if not _is_byte_level_bpe(content):
         return PreTokenizer(None, "converter")
-    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer = plain_tokenizer(folder)
     text, names = known_hashes(tools)
     ids = tokenizer.encode(text).ids
     if name := names.get(hashlib.sha256(str(ids).encode()).hexdigest()):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.special_files import need_file
 from pipeline.metrics.score import Measure, Score
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ def _host(address: str) -> str:
 
 
 def _key(file: Path) -> str:
+    need_file(file)
     try:
         key = file.read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:

@@ -1,10 +1,142 @@
-"""Whether a GGUF can become a base model, by its header."""
+"""Whether a GGUF can become a base model, by its header: its metadata as typed values, each within what a
+model can have.
+
+Anybody may have written the file. Whatever reads it later (transformers, the conversion of its tokenizer,
+llama.cpp) believes the values, and stops with an exception of its own, or not at all, where one is none.
+"""
 
 from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline.core.errors import DataError
+from pipeline.core.printable import faults, quoted
 from pipeline.gguf.header import Header, NotGguf, read_header
 from pipeline.models.experts.recognize import check_experts_of
+
+
+def _stored_as_float(value: Any) -> Any:
+    """Refuse integers, of which llama.cpp makes no float."""
+    if isinstance(value, int):
+        raise ValueError(f"{quoted(value)} is an integer, and llama.cpp reads a float there")
+    return value
+
+
+Whole = Annotated[int, Field(ge=0, lt=1 << 31)]
+Size = Annotated[int, Field(ge=1, lt=1 << 31)]
+Sizes = Size | Annotated[list[Whole], Field(fail_fast=True)]  # the same for all layers, or layer by layer
+Text = Annotated[str, Field(min_length=1)]
+Float = Annotated[float, BeforeValidator(_stored_as_float)]
+Real = Annotated[Float, Field(allow_inf_nan=False)]
+Positive = Annotated[Float, Field(gt=0, allow_inf_nan=False)]
+LAST_TYPE = 6  # LLAMA_TOKEN_TYPE_BYTE, the largest of llama.cpp's
+Tokens = Annotated[list[str], Field(fail_fast=True)]
+TokenTypes = Annotated[list[Annotated[int, Field(ge=0, le=LAST_TYPE)]], Field(fail_fast=True)]
+Scores = Annotated[list[Real], Field(fail_fast=True)]
+Merges = Annotated[list[Annotated[str, Field(pattern="(?s)^.+ .+$")]], Field(fail_fast=True)]
+
+
+class Part(BaseModel):
+    """Fields with a common beginning; those that nothing here reads may be anything."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+
+class General(Part):
+    """`general.…`"""
+
+    name: str | None = None
+    file_type: Whole | None = None
+
+
+class Split(Part):
+    """`split.…`: the parts that the model's file was cut into."""
+
+    count: Whole = 1
+
+
+class Network(Part):
+    """The fields of the architecture: `llama.…`, `qwen2.…`"""
+
+    block_count: Size
+    embedding_length: Size
+    context_length: Size
+    feed_forward_length: Sizes
+    head_count: Sizes = Field(alias="attention.head_count")
+    head_count_kv: Sizes | None = Field(None, alias="attention.head_count_kv")
+    key_length: Size | None = Field(None, alias="attention.key_length")
+    value_length: Size | None = Field(None, alias="attention.value_length")
+    sliding_window: Whole | None = Field(None, alias="attention.sliding_window")
+    rms_epsilon: Positive | None = Field(None, alias="attention.layer_norm_rms_epsilon")
+    epsilon: Positive | None = Field(None, alias="attention.layer_norm_epsilon")
+    rope_base: Positive | None = Field(None, alias="rope.freq_base")
+    rope_dimensions: Size | None = Field(None, alias="rope.dimension_count")
+    rope_scaling: str = Field("none", alias="rope.scaling.type")
+    # llama.cpp takes either for linear scaling; 0 and 1 are none
+    rope_factor: Real = Field(1.0, alias="rope.scaling.factor")
+    rope_linear: Real = Field(1.0, alias="rope.scale_linear")
+    vocab_size: Size | None = None
+    expert_count: Whole | None = None
+    expert_used_count: Whole | None = None
+    expert_feed_forward_length: Whole | None = None
+    expert_shared_feed_forward_length: Whole | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        """What is said layer by layer is said of each, and norms have their epsilon."""
+        for name in ("feed_forward_length", "head_count", "head_count_kv"):
+            if isinstance(values := getattr(self, name), list) and len(values) != self.block_count:
+                raise ValueError(f"it has {self.block_count} layers and {len(values)} entries of {name}")
+        if self.rms_epsilon is None and self.epsilon is None:
+            raise ValueError("it has no attention.layer_norm_rms_epsilon")
+        return self
+
+    @property
+    def scales_positions(self) -> bool:
+        """Whether rotary positions are scaled."""
+        return self.rope_scaling != "none" or {self.rope_factor, self.rope_linear} - {0, 1} != set()
+
+
+class Vocabulary(Part):
+    """`tokenizer.…`"""
+
+    model: Text = Field(alias="ggml.model")
+    pre: Text | None = Field(None, alias="ggml.pre")
+    tokens: Tokens = Field(alias="ggml.tokens", min_length=1)
+    token_type: TokenTypes | None = Field(None, alias="ggml.token_type")
+    scores: Scores | None = Field(None, alias="ggml.scores")
+    merges: Merges | None = Field(None, alias="ggml.merges")
+    bos: Whole | None = Field(None, alias="ggml.bos_token_id")
+    eos: Whole | None = Field(None, alias="ggml.eos_token_id")
+    eot: Whole | None = Field(None, alias="ggml.eot_token_id")
+    unknown: Whole | None = Field(None, alias="ggml.unknown_token_id")
+    padding: Whole | None = Field(None, alias="ggml.padding_token_id")
+    add_bos: bool = Field(False, alias="ggml.add_bos_token")
+    add_eos: bool = Field(False, alias="ggml.add_eos_token")
+    add_space: bool = Field(False, alias="ggml.add_space_prefix")
+    chat_template: str = ""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        """Every id is a token's, and what is said token by token is said of each."""
+        count = len(self.tokens)
+        for name in ("bos", "eos", "eot", "unknown", "padding"):
+            if (number := getattr(self, name)) is not None and number >= count:
+                raise ValueError(f"its {name} token has the id {number}, and there are {count:,} tokens")
+        for name in ("token_type", "scores"):
+            if (values := getattr(self, name)) is not None and len(values) != count:
+                raise ValueError(f"it has {count:,} tokens and {len(values):,} entries of {name}")
+        return self
+
+
+class Metadata(Part):
+    """What a GGUF says of the language model in it."""
+
+    general: General
+    split: Split
+    network: Network
+    tokenizer: Vocabulary
 
 
 def checked_header(file: Path) -> Header:
@@ -19,39 +151,57 @@ def checked_header(file: Path) -> Header:
         raise DataError(
             "Q-MODELS-002", f"{file} can't be read ({error.strerror}): correct base.model in params.yaml"
         ) from None
-    fields, architecture = header.fields, header.fields.get("general.architecture")
-    if not isinstance(architecture, str) or not header.tensors:
-        raise DataError(
-            "Q-MODELS-003",
-            f"{file} holds no language model (architecture {architecture!r}, {len(header.tensors)} "
-            "tensors): choose another GGUF",
-        )
-    check_experts_of(fields, str(file))
-    if fields.get("split.count", 1) > 1:  # 0 is what joining leaves
+    metadata = read_metadata(header, file)
+    if metadata.split.count > 1:  # 0 is what joining leaves
         raise DataError(
             "Q-MODELS-004",
-            f"{file} is one of {fields['split.count']} parts: join them with `llama-gguf-split --merge`, "
+            f"{file} is one of {metadata.split.count} parts: join them with `llama-gguf-split --merge`, "
             "then name the result",
         )
-    blocks = fields.get(f"{architecture}.block_count")
-    if not isinstance(blocks, int) or not 0 < blocks <= len(header.tensors):
+    if metadata.network.block_count > len(header.tensors):
         raise DataError(
             "Q-MODELS-001",
-            f"{file} announces {blocks!r} layers but has {len(header.tensors)} tensors: fetch it again",
+            f"{file} announces {metadata.network.block_count} layers but has {len(header.tensors)} tensors: "
+            "fetch it again",
         )
-    scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
-    # llama.cpp takes either for linear scaling
-    factors = [fields.get(f"{architecture}.rope.{key}", 1) for key in ("scaling.factor", "scale_linear")]
-    if (
-        scaling != "none"
-        or "rope_freqs.weight" in header.tensors
-        or any(factor not in (0, 1) for factor in factors)
-    ):
+    if metadata.network.scales_positions or "rope_freqs.weight" in header.tensors:
         raise DataError(
             "Q-MODELS-005",
             f"{file} has scaled rotary positions, which transformers would drop in silence: take the "
             "Hugging Face folder of this model",
         )
-    if not fields.get("tokenizer.chat_template"):
+    if not metadata.tokenizer.chat_template:
         raise DataError("Q-MODELS-006", f"{file} has no chat template: choose an instruct model as base")
     return header
+
+
+def read_metadata(header: Header, file: Path) -> Metadata:
+    """The metadata of a language model that can be trained. Raises `DataError` where it is none, and with the
+    values that no model can have.
+    """
+    architecture = header.fields.get("general.architecture")
+    if not isinstance(architecture, str) or not architecture or not header.tensors:
+        raise DataError(
+            "Q-MODELS-003",
+            f"{file} holds no language model (architecture {quoted(architecture)}, {len(header.tensors)} "
+            "tensors): choose another GGUF",
+        )
+    check_experts_of(header.fields, str(file))
+    beginnings = {"general": "general", "split": "split", "network": architecture, "tokenizer": "tokenizer"}
+    parts = {
+        part: {
+            name.removeprefix(f"{beginning}."): value
+            for name, value in header.fields.items()
+            if name.startswith(f"{beginning}.")
+        }
+        for part, beginning in beginnings.items()
+    }
+    try:
+        return Metadata.model_validate(parts)
+    except ValidationError as error:
+        what = faults(error, lambda place: ".".join([beginnings[place[0]], *place[1:2]]))
+        raise DataError(
+            "Q-MODELS-038",
+            f"{file} has metadata that no model can have ({what}): fetch it again, or take another file of "
+            "this model",
+        ) from None

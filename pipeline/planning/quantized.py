@@ -13,7 +13,8 @@ from pipeline.config.levels import LEVELS
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
-from pipeline.models.experts.recognize import check_experts_of, expert_settings, kind_of
+from pipeline.models.base_header import read_metadata
+from pipeline.models.experts.recognize import expert_settings, kind_of
 from pipeline.planning.level_bytes import MIXTURE_NAMES, NAMES, TYPES, level_bytes, matrices
 from pipeline.planning.shape import Shape, read_shape
 
@@ -175,7 +176,7 @@ def gguf_shape(file: Path, unpacked: bool = False) -> Shape:
     file.
     """
     header = _header(file)
-    check_experts_of(header.fields, str(file))
+    read_metadata(header, file)
     architecture = header.fields.get("general.architecture")
     table = header.tensors.get("token_embd.weight", ((0, 0), 0))[0]
     config = {

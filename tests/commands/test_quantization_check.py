@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -344,15 +345,27 @@ def test_an_adapter_of_another_base_is_one_sentence(base: Path, tmp_path: Path) 
         put_adapter(load_quantized(base, NF4), adapter, lora_config(NF4), "default", 0, trained=True)
 
 
-def test_full_memory_is_no_fault_of_the_adapter(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_that_takes_for_ever_never_reaches_peft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.models.merging.adapter.MATCHING_SECONDS", 0.1)
+    settings = {"peft_type": "LORA", "rank_pattern": {"(.*.*.*.*)*x": 2}}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    model = SimpleNamespace(named_modules=lambda: [("model.layers.0.self_attn.q_proj", None)])
+    with pytest.raises(DataError, match="Q-MODELS-039"):
+        put_adapter(model, tmp_path, None, "default", 0)
+
+
+def test_full_memory_is_no_fault_of_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from peft import PeftModel
 
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(PeftModel, "from_pretrained", full)
+    (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(torch.OutOfMemoryError):
-        put_adapter(None, base, None, "default", 0)
+        put_adapter(SimpleNamespace(named_modules=list), tmp_path, None, "default", 0)
 
 
 def test_a_switch_that_does_nothing_is_seen(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """adapter-norms: what the matrices say is what the whole product says, for a PEFT folder and for a GGUF."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from tiny_lora import ALPHA, RANK, tiny_lora
 from pipeline.commands.adapter_norms import main
 from pipeline.core.errors import DataError
 from pipeline.metrics.adapter_norms import adapter_norms, uncounted, update_norm
+from pipeline.models.merging.adapter import read_adapter
 
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
 
@@ -125,6 +127,55 @@ def test_no_lora_and_settings_of_another_adapter_are_refused(
 ) -> None:
     write_folder(tmp_path / "adapter", **settings)
     with pytest.raises(DataError, match=words):
+        adapter_norms(tmp_path / "adapter")
+
+
+SLOW = r"(.*.*.*.*)*x"  # on a name without an x
+
+
+@pytest.mark.parametrize(
+    "bent",
+    [
+        {"rank_pattern": {SLOW: 3}},
+        {"alpha_pattern": {SLOW: 3}},
+        {"target_modules": SLOW},
+        {"rank_pattern": {"(": 3}},
+        {"rank_pattern": {"(" * 5000 + ")" * 5000: 3}},
+        {"rank_pattern": {"q_proj": 0}},
+        {"rank_pattern": [3]},
+        {"alpha_pattern": {"q_proj": "6"}},
+        {"r": 0},
+        {"r": None},
+        {"r": "3"},
+        {"lora_alpha": float("nan")},
+        {"lora_alpha": [6]},
+        {"use_rslora": "yes"},
+        {"target_modules": 5},
+        {"target_parameters": 7},
+        {"modules_to_save": [[1]]},
+        {"init_lora_weights": {"a": 1}},
+        {"layers_pattern": "(a+)+"},
+        {"peft_type": 5},
+        {"megatron_config": {"a": 1}},
+    ],
+    ids=lambda bent: " ".join(bent),
+)
+def test_a_bent_adapter_config_is_a_sentence(
+    bent: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.models.merging.adapter.MATCHING_SECONDS", 0.1)
+    write_folder(tmp_path / "adapter", **bent)
+    for read in (adapter_norms, read_adapter):
+        with pytest.raises(DataError, match="Q-MODELS-039"):
+            read(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_named_pipe_in_an_adapters_place_is_not_waited_for(file: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / "adapter")
+    (tmp_path / "adapter" / file).unlink()
+    os.mkfifo(tmp_path / "adapter" / file)
+    with pytest.raises(DataError, match="Q-CORE-008"):
         adapter_norms(tmp_path / "adapter")
 
 

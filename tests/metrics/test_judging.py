@@ -3,6 +3,7 @@ one sentence.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.sections import Judge
-from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.llamacpp.server import free_port
 from pipeline.metrics import judging
 from pipeline.metrics.judging import mark_in
@@ -148,6 +149,9 @@ def test_what_goes_wrong_is_one_sentence(fake: Any, tmp_path: Path) -> None:
     assert "sk-test" not in str(caught.value)
     with pytest.raises(ConfigError, match="Q-METRICS-007"):
         judged(server.url, "x", tmp_path, "absent")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="Q-CORE-008"):
+        judged(server.url, "x", tmp_path, "pipe")
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ConfigError, match="Q-METRICS-007"):
         judged(server.url, "x", tmp_path, "empty")

@@ -157,6 +157,7 @@ def has_smaller_cache(fields: Mapping[str, Any], kind: str) -> bool:
 def vocabulary(fields: Mapping[str, Any]) -> str:
     """A hash of the list of tokens: models with the same one can be compared token by token."""
     digest = hashlib.sha256()
-    for token in fields.get("tokenizer.ggml.tokens") or ():
+    tokens = fields.get("tokenizer.ggml.tokens")
+    for token in tokens if isinstance(tokens, list) else ():
         digest.update(f"{len(str(token))}:{token}".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()

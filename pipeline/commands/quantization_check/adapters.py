@@ -1,6 +1,5 @@
 """The adapters of a quantization check: a random one, the trained one or two that are switched."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
+from pipeline.models.merging.adapter import check_patterns, read_settings
 from pipeline.models.saved import hold_in_float32, with_adapter
 from pipeline.stages.train.checkpoints import checkpoints_in, defect
 
@@ -44,6 +44,7 @@ def put_adapter(
 
     if folder is None:
         return random_adapter(model, config, name, seed)
+    check_patterns(read_settings(folder), (path for path, _ in model.named_modules()), folder)
     try:
         if not isinstance(model, PeftModel):
             return with_adapter(model, folder, name, trainable=True)
@@ -97,14 +98,8 @@ def is_complete(folder: Path) -> bool:
 
 def check_settings(adapter: Path, settings: Training) -> None:
     """Raise `DataError` unless the adapter is complete and has the rank and targets of `settings`."""
-    try:
-        known = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-        found = known["r"], _named(known["target_modules"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            "Q-COMMANDS-027",
-            f"{adapter}/adapter_config.json can't be read ({error}): run `snakemake --force train`",
-        ) from error
+    known = read_settings(adapter)
+    found = known["r"], _named(known["target_modules"] or [])
     if not (adapter / WEIGHTS).is_file():
         raise DataError("Q-COMMANDS-027", f"{adapter} has no {WEIGHTS}: run `snakemake --force train`")
     wanted = _named(settings.target_modules)

@@ -10,7 +10,7 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.tokens import PROBES
+from pipeline.chat.tokens import PROBES, panics_as_errors, plain_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.gguf.header import Header
 from pipeline.gguf.tensors import gguf_tensors
@@ -67,11 +67,12 @@ def from_gguf(kind: Any, file: Path, header: Header, **settings: Any) -> Any:
     """What transformers' class `kind` reads out of a GGUF. Raises `DataError` if it can't."""
     try:
         # progress bars come from several hands, some deaf to logging's switch
-        with redirect_stderr(io.StringIO()), quick_reader():
+        with redirect_stderr(io.StringIO()), quick_reader(), panics_as_errors():
             return kind.from_pretrained(
                 file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False, **settings
             )
-    except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
+    # anybody may have written the file: the libraries raise what they stumble over
+    except Exception as error:
         reason, architecture = " ".join(str(error).split())[:300], header.fields["general.architecture"]
         raise DataError(
             "Q-BASE-002",
@@ -168,9 +169,7 @@ def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain) -> None:
     """Raise `DataError` unless the folder's `tokenizer.json` gives the ids that llama.cpp gives with the
     GGUF's own tokenizer.
     """
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = plain_tokenizer(folder)
     for text in PROBES:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=".txt") as probe:
             probe.write(text)

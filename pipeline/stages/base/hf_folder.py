@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,19 @@ import yaml
 
 from pipeline.chat.template import try_templates
 from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.targets import layer_of
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
+from pipeline.core.printable import quoted
+from pipeline.core.special_files import need_file
+from pipeline.core.wording import plural
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
-from pipeline.gguf.safetensors_rows import DTYPES, read_folder
+from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_folder
 from pipeline.models.experts.recognize import check_experts
 
+NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers")
+SIZES = (*NEEDED, "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")
 MAX_CARD = 1 << 16  # bytes of a model card: its front matter has a few thousand
 
 
@@ -27,9 +34,10 @@ def check_config(config: dict[str, Any], source: str) -> None:
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    check_experts(config, source)
     kind = config.get("model_type")
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if isinstance(kind, str):
+        check_experts(config, source)
+    if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         code = (
             " and would run its author's code (auto_map), which Quench never does"
             if "auto_map" in config
@@ -37,19 +45,26 @@ def check_config(config: dict[str, Any], source: str) -> None:
         )
         raise DataError(
             "Q-BASE-010",
-            f"{source} has model_type {kind!r}, which is no causal language model of transformers{code}: "
-            "choose another base",
+            f"{source} has model_type {quoted(kind)}, which is no causal language model of "
+            f"transformers{code}: choose another base",
         )
-    if "quantization_config" in config:
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise DataError("Q-BASE-011", f"{source} is quantized already ({method}): choose the 16-bit original")
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise DataError(
+            "Q-BASE-016", f"{source}: architectures in config.json is {quoted(names)}: fetch it again"
+        )
+    if (quantization := config.get("quantization_config")) is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        raise DataError(
+            "Q-BASE-011", f"{source} is quantized already ({quoted(method)}): choose the 16-bit original"
+        )
 
 
 def examine(folder: Path) -> dict[str, Any]:
     """What the model in `folder` is, for `models/base.json`. Raises `DataError` if its files contradict each
     other.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, GenerationConfig
 
     config = read_object(folder / "config.json")
     check_config(config, str(folder))
@@ -61,9 +76,13 @@ def examine(folder: Path) -> dict[str, Any]:
         text_config = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         ).get_text_config()
+        need_sizes(text_config)
+        if (folder / "generation_config.json").exists():
+            GenerationConfig.from_pretrained(folder, local_files_only=True)
     except QuenchError:
         raise
-    except Exception as error:  # tokenizers raises bare Exception on a broken tokenizer.json
+    # anybody may have written the files: the libraries raise what they stumble over
+    except Exception as error:
         raise DataError(
             "Q-BASE-012", f"{folder} can't be read ({' '.join(str(error).split())[:300]}): fetch it again"
         ) from error
@@ -81,9 +100,7 @@ def examine(folder: Path) -> dict[str, Any]:
     agree_on_end_of_turn(folder, tokenizer, config)
     quantized = folder / MODEL_FILE
     parameters, dtype = (
-        count_quantized(quantized)
-        if quantized.is_file()
-        else count_parameters(folder, tied=bool(text_config.tie_word_embeddings))
+        count_quantized(quantized) if quantized.is_file() else count_parameters(folder, text_config)
     )
     return {
         "architecture": {"model_type": config["model_type"], "architectures": config.get("architectures")},
@@ -98,6 +115,41 @@ def examine(folder: Path) -> dict[str, Any]:
         "parameters": parameters,
         "dtype": dtype,
     }
+
+
+def need_sizes(config: Any) -> None:
+    """Raise `ValueError` for a size that no model has, which transformers doesn't look at: of the entire
+    model, or a list of a layer's each.
+    """
+    for name in SIZES:
+        values = getattr(config, name, None)
+        for size in values if isinstance(values, list) else [values]:
+            absent = size is None and name not in NEEDED
+            if not absent and (type(size) is not int or not 0 < size < 1 << 31):
+                raise ValueError(f"{name} in config.json is {quoted(size)}")
+    if not math.isfinite(getattr(config, "rms_norm_eps", None) or 0):
+        raise ValueError(f"rms_norm_eps in config.json is {config.rms_norm_eps}")
+
+
+def need_same_sizes(config: Any, entries: Iterable[Entry], folder: Path) -> None:
+    """Raise `DataError` where the weights have fewer layers or another table of embeddings than config.json
+    says.
+    """
+    table, last = (config.vocab_size, config.hidden_size), -1
+    for entry in entries:
+        if (number := layer_of(entry.name)) is not None:
+            last = max(last, number)
+        if entry.name.endswith(".embed_tokens.weight") and entry.shape != table:
+            raise DataError(
+                "Q-BASE-015",
+                f"{folder}: {entry.name} is {entry.shape}, and config.json says {table}: fetch it again",
+            )
+    if 0 <= last < config.num_hidden_layers - 1:
+        raise DataError(
+            "Q-BASE-015",
+            f"{folder} has the weights of {plural(last + 1, 'layer')}, and config.json says "
+            f"{config.num_hidden_layers}: complete the folder, or fetch it again",
+        )
 
 
 def agree_on_end_of_turn(folder: Path, tokenizer: Any, config: dict[str, Any]) -> None:
@@ -127,18 +179,21 @@ def special_ids(tokenizer: Any) -> dict[str, int | None]:
     return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
-def count_parameters(folder: Path, *, tied: bool) -> tuple[int, str]:
+def count_parameters(folder: Path, config: Any) -> tuple[int, str]:
     """Parameters in the safetensors files of `folder` (a tied head that is stored all the same is not
-    counted) and their usual type. Raises `DataError` if a file is missing or damaged.
+    counted) and their usual type. Raises `DataError` if a file is missing, damaged or of another model.
     """
     try:
         entries = read_folder(folder).values()
     except DataError as error:
         raise DataError("Q-BASE-015", error.sentence) from error
+    need_same_sizes(config, entries, folder)
     counts: Counter[str] = Counter()
     for entry in entries:
-        if not (tied and entry.name == "lm_head.weight"):
+        if not (config.tie_word_embeddings and entry.name == "lm_head.weight"):
             counts[entry.dtype] += math.prod(entry.shape)
+    if not counts.total():
+        raise DataError("Q-BASE-015", f"{folder} holds no weights: fetch it again")
     return counts.total(), DTYPES[counts.most_common(1)[0][0]][1]
 
 
@@ -180,9 +235,10 @@ class _WithoutAliases(yaml.SafeLoader):
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises `DataError` if it is none."""
+    need_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             "Q-BASE-016", f"{path} is not readable JSON ({error}): correct or fetch it again"
         ) from error

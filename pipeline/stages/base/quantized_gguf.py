@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.chat.tokens import PROBES, load_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk
+from pipeline.core.special_files import need_file
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE, TRAINED_ON
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
@@ -194,6 +195,9 @@ def compare_with_folder(folder: Path, other: Path) -> None:
             "Q-BASE-024",
             f"{other} is no folder: base.compare_with names a Hugging Face folder of the same model, or null",
         )
+
+    for file in other.iterdir():
+        need_file(file)
 
     def read(path: Path) -> tuple[Any, Any]:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)

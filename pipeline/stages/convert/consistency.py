@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.tokens import plain_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import Entry, read_folder, read_rows, same_values, spans
 from pipeline.gguf.stored_names import in_model
@@ -85,9 +86,7 @@ def rows(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Ite
             "rows: make config.json say the same"
         )
     if embedding and (folder / "tokenizer.json").exists():
-        from tokenizers import Tokenizer
-
-        tokens = max(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab().values()) + 1
+        tokens = max(plain_tokenizer(folder).get_vocab().values()) + 1
         if tokens > embedding.shape[0]:
             yield (
                 f"the tokenizer has {tokens} tokens, but {embedding.name} has {embedding.shape[0]} rows: "

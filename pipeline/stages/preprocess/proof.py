@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.chat.prompts import as_chat
-from pipeline.chat.tokens import IGNORED, Row
+from pipeline.chat.tokens import IGNORED, Row, plain_tokenizer
 from pipeline.config.methods import METHODS, Method
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
@@ -32,8 +32,6 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
     """The base in `folder`; raises `DataError` if tokenizer, config.json and generation_config.json name
     different ends of turn.
     """
-    from tokenizers import Tokenizer
-
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     sizes = [part["vocab_size"] for part in (config, config.get("text_config") or {}) if "vocab_size" in part]
     generation = folder / "generation_config.json"
@@ -55,7 +53,7 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
             "Q-PREPROCESS-005",
             f"{folder / 'config.json'} names no vocab_size: fetch the base again",
         )
-    plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    plain = plain_tokenizer(folder)
     control = [
         re.escape(token.content)
         for token in plain.get_added_tokens_decoder().values()

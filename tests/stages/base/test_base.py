@@ -23,9 +23,10 @@ from fake_hub import COMMIT, REPO, fake_hub
 from gguf_edit import change_rows, change_tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizer_folders import bent_folders
 
 from pipeline.config.sections import Base
-from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
+from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
 from pipeline.gguf.header import NotGguf, read_header
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.gguf.tied import one_matrix
@@ -510,6 +511,25 @@ def test_a_folder_that_is_no_safe_whole_chat_model_is_one_sentence_and_changes_n
     assert ".base.writing" not in str(raised.value)
     assert digests(tmp_path / "models" / "base") == before["files"]
     assert json.loads((tmp_path / "models" / "base.json").read_text()) == before
+
+
+def test_a_bent_folder_is_a_sentence_or_the_same_model(llama_folder, bring, tmp_path):
+    facts, tried, accepted = bring("path", llama_folder), 0, 0
+    for what, file, bent in bent_folders():
+        source = Path(shutil.copytree(llama_folder, tmp_path / f"bent{tried}"))
+        if isinstance(bent, dict):
+            bent = json.dumps(json.loads((source / file).read_bytes()) | bent).encode()
+        (source / file).write_bytes(bent)
+        tried += 1
+        try:
+            found = bring("path", source)
+        except QuenchError:
+            continue
+        except BaseException as error:
+            pytest.fail(f"{what}: {error!r}")
+        accepted += 1
+        assert (found["parameters"], found["vocab_size"]) == (facts["parameters"], 261), what
+    assert tried > 280 and 20 < accepted < 120
 
 
 def test_a_missing_generation_config_is_written_from_the_tokenizer(folder, bring, tmp_path):

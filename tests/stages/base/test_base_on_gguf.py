@@ -8,20 +8,20 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import tiny
 from families import family
-from gguf_edit import change_tensors
+from gguf_edit import change_field, change_tensors, odd_variants
 
 from pipeline.config.sections import Base
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, QuenchError
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import to_gguf
-from pipeline.llamacpp.tools import Toolchain, run_tool
+from pipeline.llamacpp.tools import Toolchain, load_binding, run_tool
 from pipeline.models.base_header import checked_header
 from pipeline.stages.base.file_choice import choose_gguf
 from pipeline.stages.base.gguf_import import unpack_gguf
@@ -175,6 +175,32 @@ def test_a_gguf_that_would_lose_something_is_refused(
     with pytest.raises(DataError, match=words):
         bring(file)
     assert not (tmp_path / "models/base").exists()
+
+
+@pytest.mark.parametrize("quantization", ["gguf", "nf4"])
+def test_odd_metadata_is_a_sentence_or_a_model_that_llama_cpp_loads(
+    gguf_file: Path, tmp_path: Path, tools: Toolchain, quantization: Literal["gguf", "nf4"]
+) -> None:
+    llama = load_binding(tools).Llama
+    file, tried, accepted = tmp_path / "odd.gguf", 0, 0
+    chosen = Base(source="gguf", model=str(file), quantization=quantization)
+    for field, value in odd_variants(gguf_file):
+        change_field(gguf_file, file, field, value)
+        tried += 1
+        try:
+            facts = base(chosen, target=tmp_path / "models/base", record=tmp_path / "models/base.json")
+        except QuenchError:
+            continue
+        except BaseException as error:
+            pytest.fail(f"{field} {value}: {error!r}")
+        accepted += 1
+        assert facts["vocab_size"] == 261
+        if quantization == "gguf":
+            loaded = llama(str(file), n_ctx=16, n_batch=16, logits_all=True, verbose=False)
+            loaded.eval([1, 2, 3])
+            assert np.isfinite(loaded.scores[:3]).all(), (field, value)
+            loaded.close()
+    assert tried > 400 and 20 < accepted < 60
 
 
 def test_a_truncated_file_is_one_sentence(tmp_path: Path, bring: Bring, gguf_file: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.rows import Row
+from pipeline.chat.tokens import plain_tokenizer
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.stages.curate.rules.cleaning import has_endless_marks
 from pipeline.stages.curate.rules.template import ChatTemplate
@@ -35,10 +36,8 @@ class TokenCounter:
     """The tokenizer and the template of a Hugging Face folder. Raises `DataError` if they can't be read."""
 
     def __init__(self, folder: Path) -> None:
-        from tokenizers import Tokenizer
-
         try:
-            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            self.tokenizer = plain_tokenizer(folder)
             self.template = ChatTemplate(folder)
         except QuenchError:  # there is no chat template
             raise
@@ -49,8 +48,6 @@ class TokenCounter:
                 f"{folder}: its tokenizer or chat template can't be read ({why}): run `python -m pipeline "
                 "base` again",
             ) from error
-        self.tokenizer.no_truncation()  # some files ask for it; training, which counts here, does not
-        self.tokenizer.no_padding()
         self.added = list(self.tokenizer.get_added_tokens_decoder().values())
         longest_first = sorted((token.content for token in self.added), key=len, reverse=True)
         # what is cut out first, one token each
