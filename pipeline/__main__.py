@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core.errors import MachineError, QuenchError, Stopped
 from pipeline.core.launch import launch
 from pipeline.core.printable import screen
+from pipeline.core.publish import printing
 from pipeline.core.ranks import Rank, take_rank, wanted_processes
 from pipeline.models.runtime import silence_libraries
 from pipeline.workflow.stage_command import REPLAY, need_work, parsed, parser
@@ -43,6 +44,7 @@ def run(
     fix.
     """
     from pipeline.config.params import read_params
+    from pipeline.core.locks import inputs_below
     from pipeline.core.owner import RUN
     from pipeline.core.publish import need_folder
     from pipeline.workflow.complete import need_all_keys
@@ -50,6 +52,7 @@ def run(
     from pipeline.workflow.idle import idle_of
     from pipeline.workflow.integrity import verify_inputs
     from pipeline.workflow.leftovers import remove_leftovers
+    from pipeline.workflow.locked import stages_of
     from pipeline.workflow.receipts import is_remote
     from pipeline.workflow.record import inputs_state, is_about, refresh_keys_for, running
     from pipeline.workflow.remote import finish, inputs_read
@@ -63,7 +66,7 @@ def run(
     read = read_params(params_file or root / "params.yaml")
     need_work(name, item, read.params)
     if not is_about(params_file, root):
-        with running(stage, root):
+        with running(stage, root), inputs_below(root):
             _work(name, item, read.params, root, extra)
         return
     need_graph(root, read.params.graph)
@@ -72,7 +75,9 @@ def run(
     if params_file is None and RUN not in os.environ:
         for sentence in idle_of(name, read.params):
             print(f"{name}: {sentence}")
-    with running(stage, root):
+    known = stages_of(root).get(stage)
+    there = [root / path for path in known.deps] if known else []
+    with running(stage, root), inputs_below(root, there):
         if not is_remote():
             refresh_keys_for(stage, root)
         reused = reuse(stage, root)
@@ -94,7 +99,6 @@ def run(
 
 def _work(name: str, item: str, params: "Params", root: Path, extra: dict[str, Any]) -> None:
     """Call the stage's `main`, and write down what it took."""
-    from pipeline.core.locks import inputs_below
     from pipeline.core.usage import noted
     from pipeline.planning.stages import plan_stage
     from pipeline.workflow.code_keys import stage_module
@@ -102,7 +106,7 @@ def _work(name: str, item: str, params: "Params", root: Path, extra: dict[str, A
 
     stage = f"{name}@{item}" if item else name
     disk, plan = partial(written_bytes, name, item, params, root), partial(plan_stage, stage, params, root)
-    with noted(stage, root, disk, plan), inputs_below(root):
+    with noted(stage, root, disk, plan):
         if name == "train":
             from pipeline.stages.train.preflight import check_beforehand
 
@@ -153,7 +157,8 @@ def _run(arguments: argparse.Namespace, words: list[str]) -> int:
         elif (count := wanted_processes(arguments.stage, arguments.processes)) > 1:
             return launch(words, count)
         else:
-            work()
+            with printing():
+                work()
     except (QuenchError, Stopped) as error:
         _say(error, rank, arguments.stage, arguments.root)
         return error.exit_code

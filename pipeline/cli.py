@@ -15,6 +15,7 @@ from pipeline.commands import data, remote
 from pipeline.commands.topics import checking, configuring, projects, serving, sharing
 from pipeline.core.errors import QuenchError
 from pipeline.core.printable import screen
+from pipeline.core.publish import printing
 from pipeline.models.runtime import silence_libraries
 
 
@@ -32,7 +33,8 @@ class Sentences(TyperGroup):
         """Run the command (called by Typer)."""
         silence_libraries()
         try:
-            return super().invoke(ctx)
+            with printing():
+                return super().invoke(ctx)
         except QuenchError as error:
             print(f"quench: {error}", file=sys.stderr)
             raise typer.Exit(error.exit_code) from None

@@ -6,8 +6,10 @@ docs/troubleshooting.md are made from it. Anything else that is raised is a bug 
 """
 
 import signal
+from pathlib import Path
 
-from pipeline.core.places import IS_CHECKOUT
+# of what is installed, this is a folder (`pipeline.core.places`)
+IS_CHECKOUT = not (Path(__file__).resolve().parents[1] / "resources").is_dir()
 
 
 def of_this_installation(text: str) -> str:

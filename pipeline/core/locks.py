@@ -9,7 +9,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -109,6 +109,15 @@ def holder(path: Path) -> str | None:
     return None
 
 
+def unusable(error: OSError, root: Path) -> MachineError:
+    """What to raise where a lock of the project `root` can't be opened or taken."""
+    return MachineError(
+        "Q-WORKFLOW-010",
+        f"{error.filename or root.resolve()} can't be used as a lock ({error.strerror}): remove what "
+        "has its name, free the disk, correct the folder's rights, or run in a copy of the project",
+    )
+
+
 def stages_at_work(root: Path) -> dict[str, str]:
     """{stage: process id} of the stages that run below `root` now."""
     locks = {
@@ -139,20 +148,25 @@ def absent(path: Path, root: Path, stage: str | None = None) -> QuenchError:
 
 
 @contextmanager
-def inputs_below(root: Path) -> Iterator[None]:
-    """A missing file below the folders of artifacts is a sentence (`absent`) and no traceback."""
+def inputs_below(root: Path, inputs: Iterable[Path] = ()) -> Iterator[None]:
+    """A missing file below the folders of artifacts is a sentence (`absent`) and no traceback; so is whatever
+    a library raises if one of the `inputs` is gone by then, which DVC may have removed meanwhile.
+    """
+    there = [path for path in inputs if path.exists()]
     try:
         yield
-    except FileNotFoundError as error:
-        path = Path(os.fsdecode(error.filename or ""))
-        ours = [
-            path
-            for top in ("data", "models", "reports")
-            if path.absolute().is_relative_to((root / top).absolute())
-        ]
-        if not ours or any(is_scrap(part) for part in path.parts):
+    except QuenchError:
+        raise
+    except Exception as error:
+        missing = [path for path in there if not path.exists()]
+        if isinstance(error, FileNotFoundError):  # safetensors names the file in its text alone
+            path = Path(os.fsdecode(error.filename or str(error).rpartition(": ")[2]))
+            tops = [(root / top).absolute() for top in ("data", "models", "reports")]
+            is_ours = any(path.absolute().is_relative_to(top) for top in tops)
+            missing += [path] if is_ours and not any(is_scrap(part) for part in path.parts) else []
+        if not missing:
             raise
-        raise absent(path, root) from error
+        raise absent(missing[-1], root) from error
 
 
 def _owner(lock: IO[str]) -> str:

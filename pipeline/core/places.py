@@ -9,10 +9,12 @@ import os
 import sys
 from pathlib import Path
 
+from pipeline.core.errors import IS_CHECKOUT as IS_CHECKOUT
+from pipeline.core.errors import ConfigError
+
 PACKAGE = Path(__file__).resolve().parents[1]
 PROJECT = PACKAGE.parent  # the checkout, or the environment's folder of packages
 RESOURCES = PACKAGE / "resources"
-IS_CHECKOUT = not RESOURCES.is_dir()
 OFF = ("off", "0", "no", "")  # what QUENCH_CACHE says where nobody wants a cache
 
 
@@ -25,16 +27,28 @@ def resource(name: str) -> Path:
 
 def user_cache() -> Path | None:
     """The user's cache folder: `$QUENCH_CACHE`, else `$XDG_CACHE_HOME/quench`, else `~/.cache/quench`; None
-    if the user wants none (`QUENCH_CACHE=off`), or has no home.
+    if the user wants none (`QUENCH_CACHE=off`), or has no home. Raises as `expanded`.
     """
     chosen, base = os.environ.get("QUENCH_CACHE"), Path(os.environ.get("XDG_CACHE_HOME", ""))
     if chosen is not None:
-        return None if chosen.lower() in OFF else Path(chosen).expanduser().absolute()
+        return None if chosen.lower() in OFF else expanded(chosen, "QUENCH_CACHE").absolute()
     try:
         # XDG: a relative path is no path
         return (base if base.is_absolute() else Path.home() / ".cache") / "quench"
     except RuntimeError:
         return None
+
+
+def expanded(path: str | Path, named: str) -> Path:
+    """A path that may begin with `~` or `~user`, without that; `named` is where the user wrote it. Raises
+    `ConfigError` if the machine knows no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            "Q-CORE-011", f"{named} is {str(path)!r}, and there is no such user here: name the folder itself"
+        ) from None
 
 
 def own_folder() -> Path:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.core.child import bound
 from pipeline.core.errors import ToolError
-from pipeline.core.places import IS_CHECKOUT, own_folder
+from pipeline.core.places import IS_CHECKOUT, expanded, own_folder
 from pipeline.core.rights import changed_by_others
 
 VERSION = "0.3.36"  # of the llama-cpp-python source distribution whose llama.cpp is used
@@ -73,7 +73,8 @@ def find_toolchain(home: str | None = None) -> Toolchain:
     `build/bin`. Raises `ToolError` if there is none, or if the one in the user's cache is not safe
     (`need_safe_home`).
     """
-    chosen = Path(os.environ.get("LLAMA_CPP_HOME") or home or DEFAULT_HOME).expanduser()
+    stated = os.environ.get("LLAMA_CPP_HOME")
+    chosen = expanded(stated or home or DEFAULT_HOME, "LLAMA_CPP_HOME" if stated else "llamacpp.home")
     if chosen == DEFAULT_HOME:
         need_safe_home()
     source = chosen / "source" / "vendor" / "llama.cpp"

@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.config.params import Params
 from pipeline.config.sections import Base
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.places import expanded
 from pipeline.planning.card import Card
 from pipeline.planning.duration import work_in
 from pipeline.planning.level_bytes import level_bytes
@@ -63,7 +64,7 @@ def find_shape(params: Params, root: Path) -> Shape:
     """
     base = params.base
     if base.source == "path":
-        return load_shape(root / Path(base.model).expanduser() / "config.json")
+        return load_shape(root / expanded(base.model, "base.model") / "config.json")
     if is_here(base, root):
         return load_shape(root / "models" / "base" / "config.json")
     if (file := own_file(base, root)) is not None:
@@ -110,7 +111,7 @@ def level_name(base: Base) -> str | None:
 
 def own_file(base: Base, root: Path) -> Path | None:
     """The user's own GGUF, where `base` names one that is there."""
-    file = root / Path(base.model).expanduser()
+    file = root / expanded(base.model, "base.model")
     return file if base.source == "gguf" and file.is_file() else None
 
 

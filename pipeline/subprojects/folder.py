@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.params import Params
+from pipeline.core.places import expanded
 from pipeline.core.publish import publishing, remove
 
 Settings = dict[str, dict[str, Any]]  # {section: {key: value}}
@@ -31,7 +32,7 @@ def changed_params(params: Params, *changes: Settings) -> Settings:
     """
     home = params.llamacpp.home
     values: Settings = params.model_dump(mode="json")
-    values["llamacpp"]["home"] = str(Path(home).expanduser().resolve()) if home else None
+    values["llamacpp"]["home"] = str(expanded(home, "llamacpp.home").resolve()) if home else None
     for change in changes:
         for section, changed in change.items():
             values[section] |= changed

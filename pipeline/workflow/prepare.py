@@ -17,10 +17,10 @@ from pipeline.config.conditions import idle
 from pipeline.config.overrides import Given, from_sections, override
 from pipeline.config.params import Params, Read, read_params
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
-from pipeline.core.locks import RUN, Held, lock_file, stages_at_work, take
+from pipeline.core.locks import RUN, Held, lock_file, stages_at_work, take, unusable
 from pipeline.core.owner import mark_run
 from pipeline.core.printable import printable, screen
-from pipeline.core.publish import remove
+from pipeline.core.publish import need_disk, remove
 from pipeline.core.special_files import need_plain_files
 from pipeline.workflow.cluster import wait_for_jobs
 from pipeline.workflow.complete import need_all_keys
@@ -33,6 +33,7 @@ from pipeline.workflow.settle import REUSE, Settled, settle
 from pipeline.workflow.shards import drop_stale
 from pipeline.workflow.stages import USERS
 
+RECORDS = 1 << 20  # bytes of what Snakemake itself writes: its log, its records of stages
 PATIENCE = 3.0  # seconds in which the stages of a killed run end
 # Snakemake has no better sign, before it plans, that it will run nothing
 DRY_RUN = {
@@ -64,6 +65,7 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
     try:
         settings = _settings(given)
         read = read_settings(root)
+        need_disk(root.resolve(), RECORDS)
         be_the_only_one(root)
         wait_for_jobs(root, is_dry_run=is_dry_run(sys.argv[1:]))
         no_stage_at_work(root)
@@ -160,11 +162,7 @@ def take_run_lock(root: Path) -> IO[str]:
             f"{root.resolve()} is in use by process {other}: wait until it is done, then run again",
         ) from None
     except OSError as error:
-        raise MachineError(
-            "Q-WORKFLOW-010",
-            f"{root.resolve()} can't be written to ({error.strerror}): fix its permissions, or run in a copy "
-            "of it",
-        ) from error
+        raise unusable(error, root) from error
 
 
 def no_stage_at_work(root: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import MachineError, ToolError
-from pipeline.core.locks import Held, lock_file, take
+from pipeline.core.locks import Held, lock_file, take, unusable
 from pipeline.core.owner import end_with_owner
 from pipeline.core.strict_yaml import read_strict
 from pipeline.workflow import project
@@ -162,9 +162,9 @@ def running(stage: str, root: Path) -> Iterator[None]:
             f"{stage} is already running as process {other} in {root.resolve()}: wait until it is done, or "
             "end that process",
         ) from None
-    except OSError:
+    except OSError as error:
         if not is_remote():
-            raise
+            raise unusable(error, root) from error
         lock = nullcontext()  # a shared file system without locks: Snakemake runs a job once
     with lock, working(root):
         forget(stage, root)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from pipeline.cli import app
 from pipeline.commands import doctor
 from pipeline.commands.recipes import recipe_text
-from pipeline.core.errors import ToolError
+from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import TOOLS
 
@@ -52,6 +52,14 @@ COMMANDS = (
     "verify-bundle",
 )
 HEAVY = ("torch", "transformers", "dvc", "matplotlib", "pydantic", "httpx")
+
+
+def test_output_on_a_full_disk_is_one_sentence() -> None:
+    command = [sys.executable, "-m", "pipeline.cli", "explain", "Q-BASE-001"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == MachineError.exit_code
+    assert done.stderr.startswith("quench: Q-CORE-012") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("module", ["pipeline.cli", "pipeline"])

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.core.errors import DataError, MachineError
-from pipeline.core.publish import need_disk, publishing, scratch_folder, write_json
+from pipeline.core.errors import ConfigError, DataError, MachineError
+from pipeline.core.places import user_cache
+from pipeline.core.publish import need_disk, printing, publishing, scratch_folder, write_json
 
 
 def write(path: Path, text: str, folder: bool) -> None:
@@ -150,3 +151,18 @@ def test_a_scratch_folder_starts_empty_and_is_gone_after_a_failure(tmp_path: Pat
         (folder / "file").write_text("y")
         raise ValueError("stop")
     assert not left.exists()
+
+
+def test_what_finds_no_room_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(MachineError, match="Q-CORE-012"), printing():
+            print("a figure")
+    with pytest.raises(OSError, match="torn"), printing():
+        raise OSError(errno.EIO, "torn")
+
+
+def test_the_home_of_nobody_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUENCH_CACHE", "~no-such-user/cache")
+    with pytest.raises(ConfigError, match="Q-CORE-011: QUENCH_CACHE"):
+        user_cache()

@@ -7,15 +7,19 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 import pipeline.stages.curate.stage
 from pipeline.__main__ import main
+from pipeline.core.errors import MachineError
 from pipeline.workflow.locked import reading, seems_unchanged
+from pipeline.workflow.prepare import prepare, take_run_lock
 from pipeline.workflow.record import inputs_state
 
 DVC_YAML = """
@@ -81,6 +85,48 @@ def test_a_stage_runs_once_at_a_time(project: Path, capsys: pytest.CaptureFixtur
         assert "Q-CORE-002" in capsys.readouterr().err
     assert main(["report", "--root", str(project)]) == 3
     assert "reports/data.json is missing: run `python -m pipeline curate`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["run", "curate"])
+def test_a_folder_in_a_locks_place_is_one_sentence(
+    project: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / f".quench/{name}.lock").mkdir(parents=True)
+    if name == "run":
+        with pytest.raises(MachineError, match=r"Q-WORKFLOW-010: .*run\.lock"):
+            take_run_lock(project)
+    else:
+        assert main(["curate", "--root", str(project)]) == 6
+        assert "Q-WORKFLOW-010" in capsys.readouterr().err
+
+
+def test_a_disk_without_room_for_snakemakes_own_log_is_one_sentence(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    with pytest.raises(SystemExit) as caught:
+        prepare(root=project)
+    assert caught.value.code == MachineError.exit_code
+    assert "Q-CORE-004" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "raised", [FileNotFoundError("No such file: x"), OSError("torn"), ValueError("torn")]
+)
+def test_an_input_that_dvc_removes_meanwhile_is_one_sentence(
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    raised: Exception,
+) -> None:
+    def removed_meanwhile(*arguments: object) -> None:
+        (project / "models/base.json").unlink()
+        raise raised
+
+    monkeypatch.setattr(pipeline.stages.curate.stage, "main", removed_meanwhile)
+    assert main(["curate", "--root", str(project)]) == 3
+    assert "Q-CORE-001" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stage", ["preprocess", "parity", "evaluate@F16"])

@@ -20,6 +20,7 @@ from pipeline.core.errors import ConfigError, QuenchError, Stopped
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.owner import end_with_owner
+from pipeline.core.places import expanded
 from pipeline.core.printable import screen
 from pipeline.core.publish import remove
 from pipeline.stages.train.checkpoints import METRICS_LOG
@@ -146,7 +147,7 @@ def trained(
         settings["train.seed"] = trial.user_attrs["seed"]
     values = with_settings(load_params(sweep.params), settings)
     if home := values["llamacpp"]["home"]:
-        values["llamacpp"]["home"] = str((sweep.root / Path(home).expanduser()).resolve())
+        values["llamacpp"]["home"] = str((sweep.root / expanded(home, "llamacpp.home")).resolve())
     open_subproject(
         project, values, {place: sweep.root / place for place in SHARED if (sweep.root / place).exists()}
     )

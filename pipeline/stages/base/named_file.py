@@ -16,7 +16,7 @@ from pipeline.config.sections.places import Hub, LocalFile, Packages, Place, Url
 from pipeline.core.errors import DataError, MachineError, QuenchError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.locks import Held, take
-from pipeline.core.places import user_cache
+from pipeline.core.places import expanded, user_cache
 from pipeline.core.publish import publishing, remove
 from pipeline.core.units import size_text
 from pipeline.stages.base.addresses import fetch_url
@@ -161,7 +161,7 @@ def _fault(error: QuenchError) -> str:
 
 def local_file(place: LocalFile, root: Path) -> Path:
     """Where a file of this machine is. Raises `DataError` unless it can be read."""
-    path = root / Path(place.path).expanduser()
+    path = root / expanded(place.path, "base.places")
     if not (path.is_file() and os.access(path, os.R_OK)):
         raise DataError("Q-BASE-034", f"{path} is no file that can be read: correct the path or its rights")
     return path

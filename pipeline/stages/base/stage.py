@@ -20,6 +20,7 @@ from pipeline.config.sections import Base
 from pipeline.config.sections.places import Hub, LocalFile, Place
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import file_hash
+from pipeline.core.places import expanded
 from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.gguf.header import Header
 from pipeline.gguf.tied import OneMatrix
@@ -105,7 +106,7 @@ def base(
                 quantized = QuantizedGguf(chosen.level, chosen.compare_with, tensor_types)
                 header = quantized.keep(origin, aside, find_toolchain(llamacpp_home))
                 if quantized.compare_with:
-                    compare_with_folder(aside, root / Path(quantized.compare_with).expanduser())
+                    compare_with_folder(aside, root / expanded(quantized.compare_with, "base.compare_with"))
             elif chosen.source == "path":
                 copy_folder(origin, aside)
             elif origin != aside:
@@ -145,7 +146,7 @@ def _origin(chosen: Base, unfinished: Path, aside: Path, root: Path) -> Path:
     """The folder or GGUF file that the model is made of; what the hub gives without a hash named is in
     `aside`, a folder of safetensors is `aside` itself.
     """
-    named, file = root / Path(chosen.model).expanduser(), chosen.file or ""
+    named, file = root / expanded(chosen.model, "base.model"), chosen.file or ""
     if chosen.sha256 is None:
         match chosen.source:
             case "hub":
