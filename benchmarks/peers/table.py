@@ -59,7 +59,7 @@ def tool_line(name: str) -> str:
         str(len(results)),
         timed(results, speed("tokens_per_second")),
         timed(results, speed("tokens_per_second_with_padding")),
-        over_seeds(results, lambda result: result["peak_bytes"] / 1e9, 1),
+        over_seeds(results, lambda result: result["peak_bytes"] / 1e9 if speed("steps")(result) else None, 1),
         timed(results, lambda result: result.get("seconds_to_level")),
         over_seeds(results, judged("score"), 1),
         over_seeds(results, judged("perfect"), 1),
