@@ -82,7 +82,8 @@ class _Screen:
         start = 0
         if self.below.isatty():  # a progress bar
             start = len(text) if MOVES.fullmatch(text) else text.startswith("\r")
-        return int(self.below.write(text[:start] + plain(text[start:])))
+        self.below.write(text[:start] + plain(text[start:]))  # Snakemake's stream returns nothing
+        return len(text)
 
     def writelines(self, lines: Any) -> None:
         for line in lines:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,3 +114,12 @@ def test_our_own_colors_and_bars_reach_a_terminal(monkeypatch: pytest.MonkeyPatc
     assert "\x1b[1mword\x1b[0m" in shown and "\r 10%\n\x1b[A\r" in shown
     assert "\x1b]" not in shown and "\x07" not in shown and "\u202e" not in shown and "\x9b" not in shown
     assert shown.count(r"\u202e\u009b2J\r") >= 2
+
+
+def test_a_stream_that_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snakemake puts a stream in the place of standard error whose `write` returns None."""
+    written: list[str] = []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=written.append, isatty=lambda: False))
+    with screen():
+        print("\x1b[2J", file=sys.stderr)
+    assert "".join(written) == "\\x1b[2J\n"
