@@ -52,7 +52,7 @@ def run(
     from pipeline.workflow.idle import idle_of
     from pipeline.workflow.integrity import verify_inputs
     from pipeline.workflow.leftovers import remove_leftovers
-    from pipeline.workflow.locked import stages_of
+    from pipeline.workflow.locked import inputs_of
     from pipeline.workflow.receipts import is_remote
     from pipeline.workflow.record import inputs_state, is_about, refresh_keys_for, running
     from pipeline.workflow.remote import finish, inputs_read
@@ -75,8 +75,7 @@ def run(
     if params_file is None and RUN not in os.environ:
         for sentence in idle_of(name, read.params):
             print(f"{name}: {sentence}")
-    known = stages_of(root).get(stage)
-    there = [root / path for path in known.deps] if known else []
+    there = [root / path for path in inputs_of(stage, root)]
     with running(stage, root), inputs_below(root, there):
         if not is_remote():
             refresh_keys_for(stage, root)

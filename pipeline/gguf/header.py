@@ -17,6 +17,19 @@ MAX_HEADER_BYTES = 64 << 20
 # GGUF value types (ggml/docs/gguf.md): struct format by number; 8 is a string, 9 an array
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+# key of a config.json: the field that has its value, behind the architecture's name
+CONFIG_FIELDS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "num_experts_per_tok": "expert_used_count",
+    "rope_theta": "rope.freq_base",
+}
 
 
 class NotGguf(ValueError):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.publish import read_json
+from pipeline.gguf.header import CONFIG_FIELDS
 from pipeline.gguf.safetensors_rows import Entry, read_rows
 from pipeline.gguf.stored_names import in_model
 from pipeline.gguf.tensors import BLOCK, Floats
@@ -31,15 +32,15 @@ KNOWN = {
 }
 ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(?:\.weight)?")
-# what a model is computed with and no tensor's shape proves: field behind the architecture, config.json's key
-SETTINGS = {
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "expert_used_count": "num_experts_per_tok",
-    "rope.freq_base": "rope_theta",
-}
+# keys of config.json that a model is computed with and no tensor's shape proves
+SETTINGS = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "num_experts_per_tok",
+    "rope_theta",
+)
 NOT_CONVERTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
 
@@ -139,8 +140,8 @@ def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
         {**config, **(config.get("rope_parameters") or {})},
     )
     return {
-        f"{architecture}.{name}": given[key]
-        for name, key in SETTINGS.items()
+        f"{architecture}.{CONFIG_FIELDS[key]}": given[key]
+        for key in SETTINGS
         if isinstance(given.get(key), int | float)
     }
 

@@ -182,7 +182,7 @@ def forbid_calls() -> None:
     refuse, unknown, allow = ((verdict, 0, 0, value) for value in (0x00050001, 0x00050026, 0x7FFF0000))
     calls = [numbers[MACHINE] for numbers in REFUSED.values()]
     program = [
-        *((load, 0, 0, 4), (equal, 1, 0, list(AUDIT_ARCH.values())[MACHINE]), refuse),
+        *((load, 0, 0, 4), (equal, 1, 0, AUDIT_ARCH[os.uname().machine]), refuse),
         *((load, 0, 0, 0), (at_least, 0, 1, OTHER_ABI), refuse),
         *(step for call in calls for step in ((equal, 0, 1, call), refuse)),
         *((equal, 0, 1, CLONE3[MACHINE]), unknown),  # "no such call": the C library then takes clone

@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.config.levels import LEVELS
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
+from pipeline.gguf.header import CONFIG_FIELDS, Header, NotGguf, read_header, tensor_bytes
 from pipeline.models.base_header import read_metadata
 from pipeline.models.experts.recognize import expert_settings, kind_of
 from pipeline.planning.level_bytes import MIXTURE_NAMES, NAMES, TYPES, level_bytes, matrices
@@ -20,16 +20,16 @@ from pipeline.planning.shape import Shape, read_shape
 
 # in models/base: what is trained on, and the one that it was made from
 MODEL_FILE, SOURCE_FILE = "model.gguf", "source.gguf"
-# key of a config.json: field of a GGUF, behind its architecture's name
-FIELDS = {
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-}
+# keys of a config.json that a shape is made of
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
 LINEAR = re.compile(rf"blk\.\d+\.({'|'.join((*NAMES.values(), *MIXTURE_NAMES.values()))})\.weight")
 # ggml types that `pipeline.gguf.dequantize` knows, which imports torch (a test keeps them equal): bytes that
 # a weight takes beside its quantized and its dequantized form while it is worked on, rounded up from the peak
@@ -187,7 +187,7 @@ def gguf_shape(file: Path, unpacked: bool = False) -> Shape:
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in header.tensors,
     }
-    numbers = {key: header.fields.get(f"{architecture}.{field}") for key, field in FIELDS.items()}
+    numbers = {key: header.fields.get(f"{architecture}.{CONFIG_FIELDS[key]}") for key in SIZES}
     mixture = expert_settings(header.fields) | {
         "model_type": kind_of(header.fields),
         "qkv_bias": config["attention_bias"],

@@ -20,7 +20,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.hashing import NO_PART
 from pipeline.workflow.dvc_cache import drop_rotten, listing, place
 from pipeline.workflow.hashes import Digests, Hashes, files_below
-from pipeline.workflow.locked import recorded, stages_of
+from pipeline.workflow.locked import inputs_of, recorded
 from pipeline.workflow.receipts import is_remote
 from pipeline.workflow.record import is_about, open_project
 
@@ -32,7 +32,7 @@ def verify_inputs(stage: str, root: Path) -> None:
     changed though its date did not.
     """
     root = root.resolve()
-    inputs = stages_of(root)[stage].deps if (root / ".dvc").is_dir() and stage in stages_of(root) else []
+    inputs = inputs_of(stage, root) if (root / ".dvc").is_dir() else []
     sources = [root / path for path in inputs if (root / f"{path}.dvc").is_file()]
     with Hashes(root) as hashes:
         hashes.md5s([file for source in sources for file in files_below(source)])

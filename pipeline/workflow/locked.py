@@ -137,6 +137,11 @@ def stages_of(root: Path) -> dict[str, Entry]:
     return found
 
 
+def inputs_of(stage: str, root: Path) -> list[str]:
+    """The paths that `stage` reads, by `dvc.yaml`; none if it doesn't name the stage."""
+    return stages_of(root).get(stage, Entry([], [])).deps
+
+
 def _entries(name: str, stage: dict[str, Any], params: dict[str, Any]) -> Iterator[tuple[str, Entry]]:
     own = stage.get("do", stage)
     for ending, item in items_of(stage.get("foreach") or stage.get("matrix"), params):

@@ -19,7 +19,7 @@ from pipeline.core.owner import end_with_owner
 from pipeline.core.strict_yaml import read_strict
 from pipeline.workflow import project
 from pipeline.workflow.code_keys import FOLDER, key_file
-from pipeline.workflow.locked import Entry, entry_of, reading, recording, stages_of
+from pipeline.workflow.locked import entry_of, inputs_of, reading, recording
 from pipeline.workflow.package import Package
 from pipeline.workflow.receipts import forget, is_remote
 from pipeline.workflow.scraps import working
@@ -132,7 +132,7 @@ def refresh_keys_for(stage: str, root: Path) -> None:
     """Write the keys of the code that `stage` is about to run, where this folder has them: a stage that is
     started by hand may be of newer code. Raises `ConfigError` where only an upgrade may do so.
     """
-    if (root / FOLDER).is_dir() or _names_key(stage, stages_of(root).get(stage, Entry([], [])).deps):
+    if (root / FOLDER).is_dir() or _names_key(stage, inputs_of(stage, root)):
         project.refresh_keys(root)
 
 

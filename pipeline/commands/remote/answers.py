@@ -5,6 +5,7 @@ A line is `LONGEST_LINE` at most, and what a login shell or ssh says beside answ
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Annotated, Literal
 
@@ -176,12 +177,10 @@ KINDS: dict[str, type[Answer]] = {
 def parse(what: str, text: str) -> Answer:
     """The answer of `host.WHAT` that `text` (JSON) is, or a `Trouble`. Raises `Odd`."""
     try:
-        return Trouble.model_validate_json(text)
-    except ValidationError:
-        pass
-    try:
         return KINDS[what].model_validate_json(text)
     except ValidationError as error:
+        with suppress(ValidationError):
+            return Trouble.model_validate_json(text)
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise Odd(": ".join(filter(None, (where, first["msg"])))) from None

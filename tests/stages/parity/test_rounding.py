@@ -317,12 +317,17 @@ def failed(finished: Path, root: Path, damage: Change) -> dict[str, str]:
     }
 
 
+def assert_named(finished: Path, root: Path, damage: Damage) -> None:
+    """Assert that a damaged copy of a project fails the checks that it should, and that one says by what."""
+    change, checks, named = damage
+    said = failed(finished, root, change)
+    assert said.keys() == checks
+    assert any(named in words for words in said.values()), said
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_named(coarse: Path, tmp_path: Path, damage: str) -> None:
-    change, checks, named = DAMAGES[damage]
-    found = failed(coarse, tmp_path / "project", change)
-    assert found.keys() == checks
-    assert any(named in said for said in found.values()), found
+    assert_named(coarse, tmp_path / "project", DAMAGES[damage])
 
 
 LORA = GGUF.format("lora")
@@ -347,7 +352,4 @@ SERVED: dict[str, Damage] = {
 
 @pytest.mark.parametrize("damage", SERVED)
 def test_damage_to_what_is_served_is_named(served: Path, tmp_path: Path, damage: str) -> None:
-    change, checks, named = SERVED[damage]
-    found = failed(served, tmp_path / "project", change)
-    assert found.keys() == checks
-    assert any(named in said for said in found.values()), found
+    assert_named(served, tmp_path / "project", SERVED[damage])
