@@ -47,12 +47,57 @@ QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
     r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+MASSIVE = [3, 29]  # the dimensions of massive activations
 CHATML = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
     "{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+
+
+def look_trained(model: Any, words: int | None = None) -> Any:
+    """Give a random model what trained ones have, so that whatever is lost or exchanged changes what it says:
+    large biases of q and k, norms other than 1, a few massive activations, tokens that are not all as likely;
+    the model. Behind `words` its vocabulary has the added tokens of a Qwen.
+
+    The biases of q and k are N(0, 20), in q at every second rotary pair and in k at the others (the rest is
+    N(0, 0.1)). At the same pairs they add N(0, 400) to every attention score, by distance alone: four of five
+    positions then see one token whatever the weights say, and a cache in float16 costs 3e-4 nats, not 6e-7.
+    """
+    import torch
+
+    config, random = model.config, torch.Generator().manual_seed(1)
+    heads = config.hidden_size // config.num_attention_heads
+    pairs = (getattr(config, "head_dim", None) or heads) // 2
+    scales = {"q_norm.weight": 1.2, "k_norm.weight": 1.2, "model.norm.weight": 1.5}
+
+    def normal(values: Any, std: float) -> Any:
+        return torch.randn(values.shape, generator=random) * std
+
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if name.endswith(("q_proj.bias", "k_proj.bias")):
+                odd = torch.arange(len(values)) % pairs % 2 == name.endswith("k_proj.bias")
+                values.copy_(normal(values, 20.0) * torch.where(odd, 1.0, 1 / 200))
+            elif name.endswith("bias"):
+                values.copy_(normal(values, 0.3))
+            elif values.dim() == 1:
+                scale = next((scale for end, scale in scales.items() if name.endswith(end)), 1.0)
+                values.copy_(normal(values, 0.3).exp() * scale)
+            elif name.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):
+                values.copy_(normal(values, 0.5))  # else all experts are as likely: near ties change sides
+            elif values.dim() == 2 and any(part in name for part in ("gate_proj", "up_proj", "down_proj")):
+                values.mul_(1.5)  # the MLP then adds about as much as the attention
+            if name == "model.norm.weight":
+                values[MASSIVE] *= 1e-3
+        table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        head.mul_(normal(head[:, :1], 0.7).exp())  # not all tokens are as likely
+        if words:
+            head[words:].mul_(0.1)  # no answer ends by chance
+            table[words + 1, MASSIVE] = 100.0  # begins every turn
+        table[1::100, MASSIVE] = 100.0
+    return model
 
 
 def tiny_qwen2(

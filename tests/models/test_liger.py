@@ -60,10 +60,70 @@ print("equal", fused.item(), plain.item())
 """  # noqa: E501
 
 
+# the plain ones first: Liger's patches stay for good
+PARTS = """
+import sys
+import tiny
+import torch
+from pathlib import Path
+from transformers import AutoConfig, AutoModelForCausalLM
+from pipeline.models.liger_loss import apply_liger, check_liger
+
+folder, device, near = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+config = AutoConfig.from_pretrained(folder)
+tokens, heads = 15 + 25, (config.num_attention_heads, config.num_key_value_heads)
+positions = torch.cat([torch.arange(15), torch.arange(25)])[None].to(device)  # of two packed rows
+
+def answers():
+    torch.manual_seed(0)
+    model = tiny.look_trained(AutoModelForCausalLM.from_config(config)).to(device, torch.float32)
+    rotate, layer = sys.modules[type(model).__module__].apply_rotary_pos_emb, model.model.layers[0]
+    ids, states = torch.arange(tokens, device=device)[None], torch.randn(1, tokens, config.hidden_size, device=device)
+    angles = model.model.rotary_emb(states, positions)
+    queries, keys = (torch.randn(1, count, tokens, config.head_dim, device=device) for count in heads)
+    parts = {
+        "RMSNorm": (layer.input_layernorm, states),
+        "SwiGLU": (layer.mlp, states),
+        "RoPE": (lambda q, k: rotate(q, k, *angles), queries, keys),
+        "model": (lambda: model(ids, position_ids=positions, use_cache=False).logits,),
+    }
+    if hasattr(layer.self_attn, "q_norm"):
+        parts["q_norm"] = (layer.self_attn.q_norm, queries)
+    for name, (part, *inputs) in parts.items():
+        model.zero_grad(set_to_none=True)
+        inputs = [values.clone().requires_grad_() for values in inputs]
+        made = part(*inputs)
+        made = made if isinstance(made, tuple) else (made,)
+        sum((one * torch.linspace(-1, 1, one.numel(), device=device).view_as(one)).sum() for one in made).backward()
+        gradients = [*inputs, *model.parameters()]
+        yield name, [*made, *(values.grad for values in gradients if values.grad is not None)]
+    if type(layer.input_layernorm).__name__.startswith("Liger"):
+        check_liger(model)
+        print("equal")
+
+plain = dict(answers())
+apply_liger(folder)
+for name, values in answers():
+    assert len(values) == len(plain[name])
+    for one, wanted in zip(values, plain[name], strict=True):
+        assert (one - wanted).abs().max() <= near * wanted.abs().max(), (name, one.shape, (one - wanted).abs().max())
+    print(name, len(values))
+"""  # noqa: E501
+
+
 def run(script: str, *arguments: str, **environment: str) -> str:
+    """What a script prints, in a process of its own; with TRITON_INTERPRET its kernels run on the CPU."""
+    if environment:
+        script = f"import triton_interpreter\n{script}"
     command = [sys.executable, "-c", script, *arguments]
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, (PROJECT, PROJECT / "tests")))}
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=PROJECT, env=os.environ | environment, check=False
+        command,
+        capture_output=True,
+        text=True,
+        cwd=PROJECT,
+        env=os.environ | paths | environment,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -144,10 +204,23 @@ def test_the_loss_is_what_the_machine_can_do(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scaling", ["1", "0.25"])
-def test_the_fused_loss_is_cross_entropy_in_tritons_interpreter(scaling: str) -> None:
-    """Without a softcap, which the interpreter can't pass to the kernel: tests/gpu has that case."""
-    assert run(COMPARE, "cpu", "0", scaling, TRITON_INTERPRET="1").startswith("equal")
+@pytest.mark.parametrize(("softcap", "scaling"), [("0", "1"), ("5", "1"), ("0", "0.25")])
+def test_the_fused_loss_is_cross_entropy_in_tritons_interpreter(softcap: str, scaling: str) -> None:
+    assert run(COMPARE, "cpu", softcap, scaling, TRITON_INTERPRET="1").startswith("equal")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model_type", "parts"),
+    [("qwen2", "RMSNorm SwiGLU RoPE model"), ("qwen3", "RMSNorm SwiGLU RoPE model q_norm")],
+)
+def test_the_kernels_are_the_plain_model_in_tritons_interpreter(
+    model_type: str, parts: str, tmp_path: Path
+) -> None:
+    """Forward and backward, each alone and the entire model."""
+    folder = write_config(tmp_path, model_type)
+    *compared, last = run(PARTS, str(folder), "cpu", "1e-5", TRITON_INTERPRET="1").splitlines()
+    assert ([line.split()[0] for line in compared], last) == (parts.split(), "equal")
 
 
 def test_a_mixtures_loss_is_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
