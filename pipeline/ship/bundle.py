@@ -10,6 +10,7 @@ metadata), and DVC's cache may hold the same inode. The folder appears complete 
 
 import json
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,16 @@ from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Inputs
 from pipeline.gguf.provenance import provenance
 from pipeline.ship.card import claims, fill_text, serve_script, text_values
-from pipeline.ship.listing import Hostile, checksums, escaped, obeyed, plain_files, read_small
+from pipeline.ship.listing import (
+    FILE_MODE,
+    PROGRAM_MODE,
+    Hostile,
+    checksums,
+    escaped,
+    obeyed,
+    plain_files,
+    read_small,
+)
 from pipeline.ship.signature import SIGNATURE, sign
 
 SUMS = "SHA256SUMS"
@@ -86,7 +96,17 @@ def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Pa
         (aside / SUMS).write_text("".join(sums), encoding="utf-8")
         if key:
             sign(aside, key)
+        set_modes(aside)
     return target
+
+
+def set_modes(folder: Path) -> None:
+    """Give everything in a bundle the rights that verify, whatever the umask. What has them is left alone:
+    some file systems have one mode for all, and refuse a change."""
+    for path in (folder, *folder.rglob("*")):
+        modes = (PROGRAM_MODE,) if path.is_dir() or path.name == SCRIPT else (FILE_MODE, PROGRAM_MODE)
+        if stat.S_IMODE(path.stat().st_mode) not in modes:
+            path.chmod(modes[0])
 
 
 def write_texts(shipment: Shipment, folder: Path) -> None:
@@ -148,7 +168,6 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
                 "template or params.yaml, then run again",
             )
         (folder / file).write_text(text, encoding="utf-8")
-    (folder / SCRIPT).chmod(0o755)
     for file, value in ((EVALUATION, evaluation), (PARITY, inputs.parity), (GATE, shipment.verdict.record())):
         write_text(
             folder / file,

@@ -8,7 +8,7 @@ import re
 import stat
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ MAX_SMALL = 16 << 20  # bytes of any file but the GGUF
 OBEYED = ("Cc", "Cf", "Zl", "Zp", "Cs", "Co")
 TAB_AND_NEWLINE = "\t\n"
 FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # letters and a symbol that are shown as nothing
-UNSAFE_BITS = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX | stat.S_IWOTH
+FILE_MODE, PROGRAM_MODE = 0o644, 0o755  # what a bundle's files have, and no other
 KINDS = {stat.S_ISLNK: "a symbolic link", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
 LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")  # of `sha256sum`
 
@@ -45,6 +45,20 @@ def plain_files(folder: Path) -> dict[str, int]:
     return found
 
 
+def need_modes(folder: Path, names: Iterable[str]) -> None:
+    """Raise `Hostile` for a file of other rights than a bundle's: who may write it, or whose rights it runs
+    with."""
+    for name in names:
+        mode = os.fstat(handle := open_plain(folder / name)).st_mode
+        os.close(handle)
+        if stat.S_IMODE(mode) not in (FILE_MODE, PROGRAM_MODE):
+            right = PROGRAM_MODE if mode & stat.S_IXUSR else FILE_MODE
+            raise Hostile(
+                f"{name} has the rights {stat.filemode(mode)}, which no file of a bundle has: if a copy "
+                f"changed them, `chmod {right:o}` it."
+            )
+
+
 def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, int | None]]:
     """Every file with its bytes, every folder with None; at most one more of each folder than is allowed in
     total."""
@@ -58,9 +72,6 @@ def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, int | No
             yield name, None
             yield from _walk(Path(entry.path), f"{name}/", depth + 1)
         elif stat.S_ISREG(status.st_mode):
-            if status.st_mode & UNSAFE_BITS:
-                rights = stat.filemode(status.st_mode)
-                raise Hostile(f"{name} has the rights {rights}, which no file of a bundle needs.")
             yield name, status.st_size
         else:
             kind = next((words for test, words in KINDS.items() if test(status.st_mode)), "a device")

@@ -16,7 +16,16 @@ from pipeline.gguf.file import check_gguf
 from pipeline.gguf.provenance import BASE_FILE, provenance
 from pipeline.ship.bundle import BILL, CARD, EVALUATION, GATE, PARITY, SCRIPT, SUMS, UNIT
 from pipeline.ship.card import claimed
-from pipeline.ship.listing import MAX_SMALL, Hostile, checksums, hash_plain, obeyed, plain_files, read_small
+from pipeline.ship.listing import (
+    MAX_SMALL,
+    Hostile,
+    checksums,
+    hash_plain,
+    need_modes,
+    obeyed,
+    plain_files,
+    read_small,
+)
 from pipeline.ship.signature import SIGNATURE, signature_fault
 
 VERSION = "1.6"  # of CycloneDX
@@ -47,6 +56,7 @@ def _faults(folder: Path, key: Path | None) -> list[str]:
     """The faults of the first step that finds any: what is there, texts, what they claim, the large files,
     the signature."""
     sizes = plain_files(folder)
+    need_modes(folder, sizes)
     if lacking := [name for name in NEEDED if name not in sizes]:
         raise Hostile(f"These files are missing: {', '.join(lacking)}.")
     if key and SIGNATURE not in sizes:

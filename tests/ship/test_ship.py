@@ -520,10 +520,34 @@ def test_anything_else_than_plain_files_is_refused_unopened(bundle: Path, tmp_pa
     assert "symbolic link" in refused(bundle)
 
 
-@pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o646])
-def test_rights_that_no_file_of_a_bundle_needs_are_refused(bundle: Path, mode: int) -> None:
+@pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o1644, 0o646, 0o664, 0o600, 0o444, 0o700, 0o777, 0o4644])
+def test_rights_that_no_file_of_a_bundle_has_are_refused(bundle: Path, mode: int) -> None:
     (bundle / CARD).chmod(mode)
-    assert f"{CARD} has the rights" in refused(bundle)
+    assert f"{CARD} has the rights {stat.filemode(stat.S_IFREG | mode)}" in refused(bundle)
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o002, 0])
+def test_a_bundle_has_the_same_rights_whatever_the_umask(
+    project: Path, keys: tuple[Path, Path], umask: int
+) -> None:
+    private, public = keys
+    folder, before = project / "models/bundle/demo-Q4_K_M", os.umask(umask)
+    try:
+        assert command.main(shipping.params(), project, "Q4_K_M", None, private) == 0
+    finally:
+        os.umask(before)
+    for path in (folder, *folder.rglob("*")):
+        executable = path.is_dir() or path.name == SCRIPT
+        assert stat.S_IMODE(path.stat().st_mode) == (0o755 if executable else 0o644), path
+    assert bundle_faults(folder, public) == []
+
+
+def test_a_bundle_of_other_rights_is_replaced(project: Path) -> None:
+    folder = project / "models/bundle/demo-Q4_K_M"
+    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    (folder / CARD).chmod(0o664)
+    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    assert bundle_faults(folder) == []
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "evidence/../../secret", "./" + GGUF, "a//b"])
