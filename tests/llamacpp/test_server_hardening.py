@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from needed import need
 
+from pipeline.commands import serve as serve_command
 from pipeline.config.params import load_params
 from pipeline.config.sections import Serve
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
+from pipeline.llamacpp import server as llamacpp_server
 from pipeline.llamacpp.server import (
     Server,
     connect,
@@ -766,13 +769,38 @@ def test_the_end_of_a_log_that_is_gone(tmp_path: Path) -> None:
     assert log_end(tmp_path / "log") == "(the log is gone)"
 
 
+# llama-server tries the chat template when its model is loaded; this one takes 1 MB more a time
+GROWS = (
+    "{% set n = namespace(x=['x' * 1000000]) %}{% for i in range(2000) %}"
+    "{% set n.x = n.x + [n.x[0] ~ i] %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("starter", ["a measurement", "quench serve"])
+def test_whoever_starts_a_server_ends_one_that_grows_before_it_is_ready(
+    tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starter: str
+) -> None:
+    model = tiny.tiny_gguf(tmp_path / "grows.gguf", tokenizer__chat_template=GROWS)
+    for module in (llamacpp_server, serve_command):  # 4 GB would take the test long
+        monkeypatch.setattr(module, "wait_for_health", partial(wait_for_health, growth=200_000_000))
+    if starter == "quench serve":
+        settings = Serve(port=free_port(), ctx_size=256, parallel=1, threads=1, n_gpu_layers=0)
+        running = serve_command.serve(
+            tools=tools,
+            model=model,
+            key_file=write_key(tmp_path / "key", "k"),
+            log=tmp_path / "log",
+            settings=settings,
+        )
+    else:
+        running = serving(tools, model, ctx_size=256, threads=1)
+    with pytest.raises(ToolError) as refused, running:
+        pytest.fail("it is ready")
+    assert refused.value.id == "Q-LLAMACPP-029"
+
+
 def test_a_server_that_grows_before_it_is_ready_is_ended(tools: Toolchain, tmp_path: Path) -> None:
-    """llama-server tries the chat template when its model is loaded; this one takes 1 MB more a time."""
-    grows = (
-        "{% set n = namespace(x=['x' * 1000000]) %}{% for i in range(2000) %}"
-        "{% set n.x = n.x + [n.x[0] ~ i] %}{% endfor %}"
-    )
-    model, port = tiny.tiny_gguf(tmp_path / "grows.gguf", tokenizer__chat_template=grows), free_port()
+    model, port = tiny.tiny_gguf(tmp_path / "grows.gguf", tokenizer__chat_template=GROWS), free_port()
     settings = Serve(port=port, ctx_size=256, parallel=1, threads=1, n_gpu_layers=0)
     command = server_command(tools, model, settings, write_key(tmp_path / "key", "k"))
     with start(command, tmp_path / "log") as process:
