@@ -61,7 +61,7 @@ def judge(
         "Q4_K_M": level,
     } | others.get("evaluations", {})
     answers = {"F16": rows(0.75), "Q4_K_M": rows(0.75)} | others.get("answers", {})
-    return judge_model(model, evaluations, answers, parity or parity_report(), limits, 0)
+    return judge_model(model, evaluations, answers, parity or parity_report(), limits, 0, others.get("train"))
 
 
 def finding(verdict: Judgment, rule: str) -> Check:
@@ -141,6 +141,35 @@ def test_a_merge_far_from_the_trained_model_is_refused(
 def test_the_untuned_base_was_not_merged() -> None:
     found = judge(evaluation(), model="base-F16")
     assert "trained" not in [one.key for one in found.checks]
+
+
+@pytest.mark.parametrize(
+    ("train", "limit", "verdict"),
+    [
+        ({"method": "dpo", "preferences": (0.4, 0.3, 0.5)}, 0.5, "pass"),  # the limit may be the truth
+        ({"method": "dpo", "preferences": (0.4, 0.3, 0.49)}, 0.5, "fail"),
+        ({"method": "kto", "preferences": (0.9, 0.8, 0.95)}, 0.96, "fail"),
+        ({"method": "simpo", "preferences": (0.9, 0.8, 0.95)}, 0.5, "pass"),
+        ({"method": "orpo"}, 0.5, "not measured"),
+        ({"method": "dpo", "preferences": (0.1, 0.0, 0.2)}, None, None),
+        ({"method": "sft", "preferences": (0.1, 0.0, 0.2)}, 0.5, None),
+        ({"method": "grpo"}, 0.5, None),
+        ({}, 0.5, None),
+    ],
+)
+def test_what_training_learned_of_preferences_refuses_where_its_interval_is_below_the_limit(
+    train: dict[str, Any], limit: float | None, verdict: str | None
+) -> None:
+    if "preferences" in train:
+        figures = dict(zip(("accuracy", "low", "high"), train["preferences"], strict=True))
+        train = train | {"preferences": figures | {"items": 30}}
+    limits = LIMITS.model_copy(update={"min_preference_accuracy": limit})
+    judged = judge(evaluation(), limits, train=train)
+    found = next((one for one in judged.checks if one.key == "preferences"), None)
+    assert (found and found.verdict) == verdict
+    assert judged.verdict == ("fail" if verdict == "fail" else "pass")
+    if found and verdict != "not measured":
+        assert (found.figure, found.limit) == (train["preferences"]["accuracy"], limit)
 
 
 def test_divergence_counts_where_it_is_worse() -> None:

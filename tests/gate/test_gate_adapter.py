@@ -2,6 +2,7 @@
 the base; missing refuses.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import adapter_inputs
@@ -213,6 +214,11 @@ def test_one_judgment_for_report_and_ship(tmp_path: Any) -> None:
     advice, verdicts = advise(inputs, params.report, params.serve, 0)
     assert list(verdicts) == ["adapter"]
     assert advice.model == "adapter"
+    told = {"items": 30, "accuracy": 0.2, "low": 0.1, "high": 0.3}
+    disliked = replace(inputs, train={"method": "dpo", "preferences": told})
+    advice, verdicts = advise(disliked, params.report, params.serve, 0)
+    assert finding(verdicts["adapter"], "preferences").verdict == "fail"
+    assert advice.model is None
     put(root / "reports/parity.json", parity_with("outputs_served", verdict="not measured", figure=None))
     advice, verdicts = advise(load_inputs(root, params.evaluate.models), params.report, params.serve, 0)
     assert verdicts["adapter"].verdict == "fail"

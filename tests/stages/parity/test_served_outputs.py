@@ -68,6 +68,27 @@ def test_base_and_adapter_by_the_floor_and_by_what_the_adapter_moves(
 
 
 @pytest.mark.parametrize(
+    ("limits", "verdict"),
+    [
+        ({}, "fail"),
+        ({"max_kld_served": 0.3}, "fail"),
+        ({"min_same_top_served": 0.9}, "fail"),
+        ({"max_kld_served": 0.3, "min_same_top_served": 0.9}, "pass"),
+        ({"max_kld_served": 0.3, "min_same_top_served": 0.92}, "fail"),
+        ({"max_kld_served": 0.19, "min_same_top_served": 0.9}, "fail"),
+    ],
+)
+def test_the_limits_of_what_is_served_are_those_of_the_settings(
+    limits: dict[str, float], verdict: str
+) -> None:
+    given = LIMITS.model_copy(update=limits)
+    check = served_check(
+        found(0.2, 0.91), found(0.0001, 0.999), found(2.8, 0.5), found(0.002), given, "rows", LORA
+    )
+    assert check.verdict == verdict, check
+
+
+@pytest.mark.parametrize(
     ("made", "file", "again"),
     [
         (LORA, "the adapter's GGUF", "snakemake --force lora"),
