@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.topics.options import Json, Model, ParamsFile, Root, load, topic
+from pipeline.commands.topics.options import Model, ParamsFile, Root, load, topic
 
 app = topic()
 
@@ -66,27 +66,3 @@ def chat(model: Model = None, params: ParamsFile = None, root: Root = Path()) ->
     from pipeline.commands.chat import main
 
     main(load(params, root), root, model)
-
-
-@app.command("load", epilog="example: quench load --clients 8 --requests 64")
-def load_server(
-    clients: Annotated[
-        int, typer.Option("--clients", metavar="N", min=1, max=256, help="Clients that ask at the same time.")
-    ] = 4,
-    requests: Annotated[
-        int, typer.Option("--requests", metavar="N", min=1, max=10_000, help="Requests in all.")
-    ] = 32,
-    seconds: Annotated[
-        float, typer.Option("--seconds", metavar="S", min=1, max=3600, help="Stop after so many seconds.")
-    ] = 600,
-    as_json: Json = False,
-    params: ParamsFile = None,
-    root: Root = Path(),
-) -> None:
-    """Load the server that `quench serve` runs: latencies, tokens/s, errors; exit 5 if a request was not
-    answered.
-    """
-    from pipeline.commands.load import main
-
-    settings = load(params, root)
-    main(settings, root, clients=clients, requests=requests, seconds=seconds, as_json=as_json)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.topics.options import Model, ParamsFile, Root, load, topic, working
+from pipeline.commands.topics.options import ParamsFile, Root, load, topic, working
 
 app = topic()
 
@@ -34,28 +34,6 @@ def export_lora(
 
     with working(root):
         main(load(params, root), root, model, adapter, type)
-
-
-@app.command(epilog="example: quench split F16 --max-size 4G")
-def split(
-    model: Model = None,
-    max_size: Annotated[
-        str, typer.Option("--max-size", metavar="SIZE", help="Largest part, in M or G (10⁶ or 10⁹ bytes).")
-    ] = "4G",
-    to: Annotated[
-        Path | None,
-        typer.Option("--to", metavar="DIR", help="Folder for the parts (default: models/split)."),
-    ] = None,
-    params: ParamsFile = None,
-    root: Root = Path(),
-) -> None:
-    """Split a GGUF into parts, for disks and hosts that take no large file; the parts are proven to hold
-    every byte.
-    """
-    from pipeline.commands.split import main
-
-    with working(root):
-        main(load(params, root), root, model, max_size, to)
 
 
 @app.command(epilog="example: quench diff base-Q4_0.gguf tuned-Q4_0.gguf tuned.patch")
