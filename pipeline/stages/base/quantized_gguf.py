@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.tokenizer_trial import try_tokenizer
 from pipeline.chat.tokens import PROBES, load_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk
@@ -205,6 +206,7 @@ def compare_with_folder(folder: Path, other: Path) -> None:
 
     ours, mine = read(folder)
     try:
+        try_tokenizer(other / "tokenizer.json", PROBES)
         theirs, yours = read(other)
     # anybody may have written its files: the libraries raise what they stumble over
     except Exception as error:

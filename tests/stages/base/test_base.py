@@ -469,6 +469,12 @@ def put(name, data):
     return lambda folder: (folder / name).write_bytes(data)
 
 
+def doubling(times, then=0):
+    twice = {"type": "Replace", "pattern": {"String": "l"}, "content": "ll"}
+    same = {"type": "Replace", "pattern": {"Regex": "l"}, "content": "l"}
+    return {"type": "Sequence", "normalizers": [twice] * times + [same] * then}
+
+
 def pickled(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -489,6 +495,9 @@ def pickled(folder):
         (edit("tokenizer_config.json", eos_token=None), "names no end-of-turn token"),
         (put("chat_template.jinja", b"{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"), "Q-CHAT-008"),
         (put("chat_template.jinja", b"{{ messages"), "Q-BASE-037"),
+        (edit("tokenizer.json", normalizer=doubling(40)), "Q-CHAT-009"),  # a terabyte
+        (edit("tokenizer.json", normalizer=doubling(12)), "Q-CHAT-009"),
+        (edit("tokenizer.json", normalizer=doubling(14, then=1000)), "Q-CHAT-009.*more than 5 s"),
         (edit("config.json", vocab_size=200), "Q-BASE-013"),
         (put("config.json", b"{"), "Q-BASE-016"),
         (put("tokenizer.json", b"{}"), "Q-BASE-012"),
