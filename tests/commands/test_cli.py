@@ -142,13 +142,16 @@ def test_every_command_is_listed() -> None:
         (["chat"], 2, "Q-CONFIG-001: "),
         (["report"], 3, "Q-CORE-001: "),
         (["serve", "--smoke", "-1"], 2, "--smoke': Input should be greater than or equal to 0"),
+        (["params", "training", "--params", "recipes/demo.yaml"], 2, "Q-COMMANDS-001: "),
+        (["verify"], 2, "Q-COMMANDS-015: "),
+        (["verify-bundle", "nowhere"], 3, "Q-SHIP-010: "),
         (["bake"], 2, "No such command"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_its_code(
     tmp_path: Path, words: list[str], code: int, sentence: str
 ) -> None:
-    root = [] if words == ["bake"] else ["--root", str(tmp_path)]
+    root = [] if words[0] in ("bake", "verify-bundle") else ["--root", str(tmp_path)]
     shown = CliRunner().invoke(app, [*words, *root])
     assert shown.exit_code == code
     assert sentence in " ".join(shown.stderr.split())

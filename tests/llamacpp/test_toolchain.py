@@ -465,3 +465,17 @@ def test_the_tools_take_the_libraries_beside_them(tmp_path: Path) -> None:
     for library in (tmp_path / "build" / "bin").glob("libggml-base.*"):
         library.unlink()
     assert not stamp.runs(tmp_path)
+
+
+def test_a_home_without_what_is_looked_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LLAMA_CPP_HOME", raising=False)
+    server = executable(tmp_path / "build/bin/llama-server", "")
+    with pytest.raises(ToolError, match="Q-LLAMACPP-018"):
+        tools.find_toolchain(str(tmp_path))
+    (tmp_path / "convert_hf_to_gguf.py").touch()
+    checkout = tools.find_toolchain(str(tmp_path))
+    assert (checkout.source, checkout.tool("llama-server")) == (tmp_path, server)
+    with pytest.raises(ToolError, match="Q-LLAMACPP-017: llama-quantize "):
+        checkout.tool("llama-quantize")

@@ -39,14 +39,20 @@ def plan(root: Path, *words: str, recipe: str = "demo-small", **quantize: Any) -
 
 @pytest.mark.parametrize(
     ("budget", "id"),
-    [("2.0bpw", "003"), ("60MB", "003"), ("300MB", "004"), ("17bpw", "004"), ("fits-100MB-at-8192", "002")],
+    [
+        ("2.0bpw", "Q-BUDGET-003"),
+        ("60MB", "Q-BUDGET-003"),
+        ("300MB", "Q-BUDGET-004"),
+        ("17bpw", "Q-BUDGET-004"),
+        ("fits-100MB-at-8192", "Q-BUDGET-002"),
+    ],
 )
 def test_what_no_file_can_have_is_refused_before_training(tmp_path: Path, budget: str, id: str) -> None:
-    with pytest.raises(ConfigError, match=f"Q-BUDGET-{id}"):
+    with pytest.raises(ConfigError, match=id):
         check_budgets(SMOLLM2, ["4.6bpw", budget], GPU)
     shown = plan(tmp_path, budgets=[budget])
     assert shown.exit_code == ConfigError.exit_code
-    assert f"Q-BUDGET-{id}" in shown.stderr
+    assert id in shown.stderr
 
 
 def test_a_mixture_has_no_budgets() -> None:

@@ -236,7 +236,7 @@ def test_the_base_that_is_here_is_planned(tmp_path: Path) -> None:
     ("words", "code", "sentence"),
     [
         (["--recipe", "qwen"], 2, "no recipe is called 'qwen'"),
-        (["--recipe", "demo-small", "--params", "x.yaml"], 2, "name two configurations"),
+        (["--recipe", "demo-small", "--params", "x.yaml"], 2, "Q-COMMANDS-005: "),
         ([], 2, "params.yaml can't be read"),
         (["--recipe", "demo-small", "--config", "none.json"], 3, "none.json can't be read"),
         (["--recipe", "demo-small", "--vram", "0"], 2, "--vram"),

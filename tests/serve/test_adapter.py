@@ -201,7 +201,7 @@ def test_paths_on_the_command_line() -> None:
         "--lora",
         "c:d.gguf",
     ]
-    with pytest.raises(ConfigError, match=r"c:d.gguf has a colon in its path"):
+    with pytest.raises(ConfigError, match=r"Q-LLAMACPP-011: c:d.gguf"):
         lora_arguments([(Path("c:d.gguf"), 0.5)])
     assert cache_arguments(0) == ["--cache-ram", "512"]
     assert cache_arguments(1) == ["--cache-ram", "0"]

@@ -130,14 +130,15 @@ def test_a_bad_line_is_rejected_with_its_reason_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize("key", ["formats", "source_weights"])
-@pytest.mark.parametrize("globs", [["logs/*"], ["b.*", "c.*"], ["*", "b.*"]])
+@pytest.mark.parametrize(
+    ("globs", "id"),
+    [(["logs/*"], "Q-CURATE-008"), (["b.*", "c.*"], "Q-CURATE-008"), (["*", "b.*"], "Q-CURATE-009")],
+)
 def test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written(
-    tmp_path: Path, key: str, globs: list[str]
+    tmp_path: Path, key: str, globs: list[str], id: str
 ) -> None:
     project = Project(tmp_path, {"b.jsonl": lines(GOOD, chat("another"))})
-    with pytest.raises(
-        ConfigError, match=rf"Q-CURATE-00[89]: curate\.{key} names {re.escape(repr(globs[-1]))}"
-    ):
+    with pytest.raises(ConfigError, match=rf"{id}: curate\.{key} names {re.escape(repr(globs[-1]))}"):
         project.run(**{key: dict.fromkeys(globs, "messages" if key == "formats" else 0.5)})
     assert not (tmp_path / "data/final").exists()
 

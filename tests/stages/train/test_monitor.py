@@ -72,7 +72,7 @@ FAULTS = {
         1,
         "in the first step",
     ),
-    "NaN gradient": (at(50, grad_norm=NAN), "finite gradient", "fail", 50, "backward fault"),
+    "NaN gradient": (at(50, grad_norm=NAN), "finite gradient", "fail", 50, "Q-TRAIN-010"),
     "NaN eval loss": (
         at(50, kind="eval", eval_loss=NAN),
         "finite eval loss",
@@ -80,9 +80,15 @@ FAULTS = {
         50,
         "held-out rows is nan",
     ),
-    "zero loss": (at(50, loss=0.0), "zero loss", "fail", 50, "masking or packing"),
-    "nothing trained": (at(50, trained_tokens=0), "trained tokens", "fail", 50, "packed rows 24"),
-    "frozen": (at(1, grad_norm=0.0), "zero gradient", "fail", 1, "frozen weights"),
+    "zero loss": (at(50, loss=0.0), "zero loss", "fail", 50, "Q-TRAIN-011"),
+    "nothing trained": (
+        at(50, trained_tokens=0),
+        "trained tokens",
+        "fail",
+        50,
+        "Q-TRAIN-012; no token is trained in packed rows 24",
+    ),
+    "frozen": (at(1, grad_norm=0.0), "zero gradient", "fail", 1, "Q-TRAIN-013"),
     "one step without gradient": (
         at(50, grad_norm=0.0),
         "zero gradient",
@@ -122,7 +128,7 @@ def test_each_fault_trips_its_own_rule_only(
 ) -> None:
     output, stats = run_monitor(change(healthy_run(STEPS, 1.8, 0.7, noise=0.02)))
     assert [(finding.name, finding.verdict, finding.step) for finding in output] == [(rule, level, step)]
-    assert words in f"{output[0].sentence}; {output[0].remedy}"
+    assert words in f"{output[0].id}; {output[0].sentence}; {output[0].remedy}"
     assert output[0].remedy
     assert [finding.name for finding in stats if finding.verdict in ("warn", "fail")] == [rule]
     assert stats[0].name == rule  # the gravest first

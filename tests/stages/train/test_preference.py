@@ -273,7 +273,8 @@ def test_gradients_are_those_of_trl(method: str, prepared: Path, tmp_path: Path)
 def test_ktos_gradients_are_those_of_trl(prepared: Path, tmp_path: Path) -> None:
     from trl import KTOConfig, KTOTrainer
 
-    trainer = made(prepared, tmp_path, "kto")
+    weights = {"desirable_weight": 1.5, "undesirable_weight": 0.25}
+    trainer = made(prepared, tmp_path, "kto", preference=weights)
     texts = Dataset.from_list([{"prompt": "a", "completion": "b", "label": True}] * 2)
     theirs = KTOTrainer(
         model=copy.deepcopy(trainer.model),
@@ -285,6 +286,7 @@ def test_ktos_gradients_are_those_of_trl(prepared: Path, tmp_path: Path) -> None
             gradient_checkpointing=False,
             per_device_train_batch_size=2,
             use_cpu=True,
+            **weights,
         ),
         train_dataset=texts,
         processing_class=load_tokenizer(prepared / "models/base"),
