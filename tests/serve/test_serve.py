@@ -25,7 +25,6 @@ import tiny
 import yaml
 
 from pipeline.commands import chat as chatting
-from pipeline.commands import export_lora
 from pipeline.commands.serve import choose_model, chosen_adapters, how_to_call, model_file, need_port, serve
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Serve
@@ -586,8 +585,6 @@ def test_a_project_that_trains_scales_has_no_adapter_of_its_own(tmp_path: Path) 
     found = load_params(PROJECT / "recipes" / "demo-scales.yaml")
     with pytest.raises(ConfigError, match=r"Q-SERVE-022: .*demo-tuned\.gguf"):
         chosen_adapters(found, tmp_path, "base", lora=True, given=[])
-    with pytest.raises(ConfigError, match="Q-SERVE-022"):
-        export_lora.main(found, tmp_path, None, None, "F16")
 
 
 def quench(root: Path, *words: str) -> list[str]:

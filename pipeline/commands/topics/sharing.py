@@ -1,6 +1,4 @@
-"""Commands that make files to give away, or check them: export-lora, split, diff, apply, ship,
-verify-bundle.
-"""
+"""Commands that make files to give away, or check them: diff, apply, ship, verify-bundle."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,30 +8,6 @@ import typer
 from pipeline.commands.topics.options import ParamsFile, Root, load, topic, working
 
 app = topic()
-
-
-@app.command(epilog="example: quench export-lora --type Q8_0")
-def export_lora(
-    model: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="The untuned base (default: base, or base-F16)."),
-    ] = None,
-    adapter: Annotated[
-        str | None,
-        typer.Option("--adapter", metavar="FILE[=SCALE]", help="This adapter instead of the project's own."),
-    ] = None,
-    type: Annotated[
-        str,
-        typer.Option("--type", metavar="TYPE", help="F16, or a level of llama.cpp, which rounds once more."),
-    ] = "F16",
-    params: ParamsFile = None,
-    root: Root = Path(),
-) -> None:
-    """Add the adapter to the weights of its base, to have one file."""
-    from pipeline.commands.export_lora import main
-
-    with working(root):
-        main(load(params, root), root, model, adapter, type)
 
 
 @app.command(epilog="example: quench diff base-Q4_0.gguf tuned-Q4_0.gguf tuned.patch")
