@@ -22,6 +22,8 @@ from pipeline.llamacpp import build as toolchain
 from pipeline.llamacpp import cache, compiler, stamp, tools
 from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS
 
+OTHER = 12345  # a user and a group that this one is not
+
 
 def executable(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,6 +214,39 @@ def test_what_is_not_the_very_build_is_compiled(
     home: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[..., object]
 ) -> None:
     change(kept, monkeypatch)
+    (home / "stamp.json").unlink()
+    toolchain.build(home)
+    assert configured(home) == 2
+    assert toolchain.is_built(home)
+
+
+def linked_to_anothers(kept: Path) -> None:
+    other = kept.rename(kept.parents[3] / "others")
+    os.chown(other, OTHER, -1)
+    kept.symlink_to(other)
+
+
+def shared_by_a_group(path: Path, mode: int) -> None:
+    os.chown(path, -1, OTHER)
+    path.chmod(mode)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason=need("root, who can be two users"))
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kept: os.chown(kept / "build" / "bin" / TOOLS[1], OTHER, -1),
+        lambda kept: os.chown(kept.parent, OTHER, -1),
+        lambda kept: shared_by_a_group(kept / "build" / "bin" / TOOLS[1], 0o775),
+        lambda kept: shared_by_a_group(kept / "build" / "bin", 0o2775),
+        linked_to_anothers,
+    ],
+    ids=["a program", "a folder on the way", "a group's program", "a setgid folder", "a link"],
+)
+def test_what_belongs_to_others_is_not_the_very_build(
+    home: Path, kept: Path, change: Callable[[Path], object]
+) -> None:
+    change(kept)
     (home / "stamp.json").unlink()
     toolchain.build(home)
     assert configured(home) == 2
