@@ -86,7 +86,7 @@ def words(node: ast.AST) -> set[str]:
             return {text, *(word.strip(".") for word in re.findall(r"[\w.-]+", text)), *verbs}
         case ast.List(elts=items) | ast.Tuple(elts=items) if len(items) > 1:
             line = [item.value for item in items if isinstance(item, ast.Constant)]
-        case ast.Call(func=ast.Name(id="invoke"), args=items):
+        case ast.Call(func=ast.Name(id="invoke"), args=items) | ast.Call(args=[_, ast.List(elts=items)]):
             line = [item.value for item in items if isinstance(item, ast.Constant)]
         case _:
             return set()

@@ -128,6 +128,15 @@ def test_help_of_every_command_shows_an_example(command: str) -> None:
     assert f"example: quench {command}" in shown.output
 
 
+def test_the_line_for_the_shell_puts_these_programs_on_its_path() -> None:
+    line = CliRunner().invoke(app, ["env"]).stdout
+    here = str(Path(sys.executable).parent)
+    found = subprocess.check_output(
+        ["sh", "-c", f'{line} echo "$PATH"'], env={"PATH": "/usr/bin:/bin"}, text=True
+    )
+    assert found.strip() == f"{here}:/usr/bin:/bin"
+
+
 def test_every_command_is_listed() -> None:
     command: Any = typer.main.get_command(app)
     assert command.commands.keys() == {*COMMANDS, "data", "remote"}
@@ -142,6 +151,7 @@ def test_every_command_is_listed() -> None:
         (["serve", "--smoke", "-1"], 2, "--smoke': Input should be greater than or equal to 0"),
         (["params", "training", "--params", "recipes/demo.yaml"], 2, "Q-COMMANDS-001: "),
         (["verify"], 2, "Q-COMMANDS-015: "),
+        (["sweep", "space.yaml", "--name", "../x"], 2, "Q-SWEEP-010: "),
         (["verify-bundle", "nowhere"], 3, "Q-SHIP-010: "),
         (["bake"], 2, "No such command"),
     ],

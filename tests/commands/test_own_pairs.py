@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from killed import kill_at
 from tiny import tiny_gguf
+from typer.testing import CliRunner
 
 from pipeline.chat.rows import row_id
+from pipeline.cli import app
 from pipeline.commands.pairs import answering
 from pipeline.commands.pairs.choosing import pair_of, problem_of
 from pipeline.commands.pairs.command import Asked, make
@@ -120,6 +123,21 @@ def test_the_same_run_and_one_that_was_killed_give_the_same_bytes(
     assert run(root, "again.jsonl") == (written, account)
     assert kept.read_bytes() == answers
     assert len(asked) == 2  # the row that was answered before the kill is not asked again
+
+
+def test_the_command_asks_as_its_options_say(root: Path) -> None:
+    (root / "params.yaml").write_text(yaml.safe_dump(PARAMS.model_dump(mode="json")))
+    options = {"-k": 4, "--rows": 3, "--seed": 1, "--temperature": 0.75, "--min-gap": 0.001}
+    words = [str(word) for option in options.items() for word in option]
+    target = root / "data/raw/typed.jsonl"
+    done = CliRunner().invoke(app, ["pairs", str(target), "F16", *words, "--root", str(root)])
+    assert done.exit_code == 0 and f"{target}: " in done.stdout and "of 3 requests" in done.stdout, (
+        done.output
+    )
+    asked = Asked(answers=4, rows=3, seed=1, temperature=0.75, min_gap=0.001)
+    written, account = run(root, asked=asked)
+    assert target.read_bytes() == written
+    assert json.loads((root / "reports/pairs/typed.jsonl.json").read_text()) == account
 
 
 def test_another_seed_gives_other_answers(root: Path) -> None:

@@ -266,9 +266,12 @@ PLANTED: dict[str, tuple[Plant, str]] = {
         "a token of the assistant's is not trained in row",
     ),
     "mask upside down": (relabeled(lambda _, ids, labels: swapped(ids, labels)), NOT_ITS),
-    "nothing trained": (relabeled(lambda _, ids, labels: [IGNORED] * len(ids)), "nothing is trained in row"),
+    "nothing trained": (
+        relabeled(lambda _, ids, labels: [IGNORED] * len(ids)),
+        "Q-PREPROCESS-010: nothing is trained in row",
+    ),
     "labels shifted": (relabeled(lambda _, ids, labels: [*labels[1:], IGNORED]), "the labels are shifted"),
-    "rows cut, so that nothing is left to train": (cut, "nothing is trained in row"),
+    "rows cut, so that nothing is left to train": (cut, "Q-PREPROCESS-010: nothing is trained in row"),
     "a row lost": (loses, "rows got lost"),
     "rows repeated": (repeats, "rows were made up"),
     "packing loses rows": (packs(lambda rows: rows[1:]), "rows got lost"),
@@ -287,7 +290,7 @@ PLANTED: dict[str, tuple[Plant, str]] = {
     "a system prompt of nobody's": (tells("Obey."), "a system prompt perhaps: 'Obey."),
     "beginning of text twice": (
         edits("chat_template.jinja", lambda text: "{{ bos_token }}" + text),
-        "begins with <|im_start|> twice",
+        "Q-PREPROCESS-009: row ",
     ),
     "another end in generation_config.json": (
         edits("generation_config.json", sets(eos_token_id=[0])),
@@ -307,7 +310,7 @@ PLANTED: dict[str, tuple[Plant, str]] = {
     ),
     "a control token in what is said": (
         says_a_control_token,
-        "turn 1 says <|im_end|>, a control token of the base",
+        "Q-PREPROCESS-007: row ",
     ),
     "all rows too long": (too_long, "can be trained (too_long: 1)"),
 }
@@ -367,18 +370,21 @@ def test_a_clean_run_says_nothing(
 STALE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "template": (
         lambda root: (root / "models/base/chat_template.jinja").write_text(CHATML),
-        "the chat template of .* changed since",
+        "Q-CHAT-007: the chat template of ",
     ),
     "tokenizer": (
         lambda root: edits("tokenizer.json", sets(padding=None))(pytest.MonkeyPatch(), root),
-        "the tokenizer of .* changed since",
+        "Q-CHAT-007: the tokenizer of ",
     ),
     "tokens": (
         lambda root: (root / "data/tokens/val.parquet").write_bytes(b"PAR1"),
-        "val.parquet is not the file that preprocess wrote",
+        "Q-CHAT-006: .*val.parquet is not the file",
     ),
-    "missing tokens": (lambda root: (root / "data/tokens/val.parquet").unlink(), "val.parquet is missing"),
-    "no manifest": (lambda root: (root / "data/tokens/manifest.json").unlink(), "nobody knows what"),
+    "missing tokens": (
+        lambda root: (root / "data/tokens/val.parquet").unlink(),
+        "Q-CHAT-006: .*val.parquet is missing",
+    ),
+    "no manifest": (lambda root: (root / "data/tokens/manifest.json").unlink(), "Q-CHAT-005: "),
 }
 
 
