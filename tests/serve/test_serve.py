@@ -416,24 +416,46 @@ def test_a_key_file_that_is_no_file_is_not_read(tmp_path: Path, kind: str) -> No
         read_key(path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason=needed.need("root, who can be two users"))
-def test_what_another_user_listens_with_gets_neither_key_nor_question(tmp_path: Path) -> None:
-    """It answers 401 to whoever brings no key, as our server does."""
+@contextmanager
+def anothers_server(status: str) -> Iterator[tuple[int, list[str]]]:
+    """The port where a process of another user answers so to all; what it was sent, when the body is over."""
     serves = (
         "import os, socket\nos.setgid(12345); os.setuid(12345)\n"
         "server = socket.create_server(('127.0.0.1', 0)); print(server.getsockname()[1], flush=True)\n"
         "while True:\n    asked = server.accept()[0]; print(asked.recv(9999), flush=True)\n"
-        "    asked.sendall(b'HTTP/1.1 401 Unauthorized\\r\\nContent-Length: 0\\r\\n\\r\\n'); asked.close()"
+        f"    asked.sendall(b'HTTP/1.1 {status}\\r\\nContent-Length: 0\\r\\n\\r\\n'); asked.close()"
     )
+    sent: list[str] = []
     with subprocess.Popen([sys.executable, "-c", serves], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout
-        port = int(other.stdout.readline())
         try:
-            with pytest.raises(ToolError, match="Q-LLAMACPP-028"):
-                connect(f"http://127.0.0.1:{port}", "the-key")
+            yield int(other.stdout.readline()), sent
         finally:
             other.kill()
-        assert not other.stdout.read()
+        sent += other.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason=needed.need("root, who can be two users"))
+def test_what_another_user_listens_with_gets_neither_key_nor_question() -> None:
+    """It answers 401 to whoever brings no key, as our server does."""
+    with anothers_server("401 Unauthorized") as (port, sent), pytest.raises(ToolError) as refused:
+        connect(f"http://127.0.0.1:{port}", "the-key")
+    assert refused.value.id == "Q-LLAMACPP-028"
+    assert not sent
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason=needed.need("root, who can be two users"))
+def test_a_port_that_another_user_takes_while_ours_starts_gets_no_key(
+    tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.commands.serve.need_port", lambda port: None)  # it was free before
+    model, key_file = tiny.tiny_gguf(tmp_path / "tiny.gguf"), new_key(tmp_path)
+    with anothers_server("200 OK") as (port, sent), pytest.raises(ToolError) as refused:
+        settings = Serve(port=port, ctx_size=256, parallel=1, threads=1, n_gpu_layers=0)
+        with serve(tools=tools, model=model, key_file=key_file, log=tmp_path / "log", settings=settings):
+            pytest.fail("it is taken for ours")
+    assert refused.value.id in ("Q-LLAMACPP-014", "Q-LLAMACPP-028")
+    assert not any(read_key(key_file) in text for text in sent)
 
 
 def broken_key(path: Path, content: bytes | None) -> None:
