@@ -209,7 +209,7 @@ def test_words_that_the_command_refuses(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     refused = {
-        "lora": "has no scale: give NAME=SCALE",
+        "lora": "Q-COMMANDS-009: .lora. has no scale",
         "lora=inf": "has the scale 'inf'",
         "x=1": "has no adapter x: it has demo-lora",
     }
@@ -217,7 +217,7 @@ def test_words_that_the_command_refuses(
         for word, words in refused.items():
             with pytest.raises(ConfigError, match=words):
                 command.main(params, root, [word])
-        with pytest.raises(ConfigError, match="x is given two scales"):
+        with pytest.raises(ConfigError, match="Q-COMMANDS-009: x is given"):
             command.main(params, root, ["x=1", "x=2"])
         assert output(server) == truth[1, 0]
     with served():

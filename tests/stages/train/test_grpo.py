@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import run_stages
+from gguf import GGUFReader
 from killed import kill_at
 from tiny import tiny_gguf, tiny_params, write_project
 
@@ -19,7 +20,9 @@ from pipeline.config.sections import Training
 from pipeline.core.errors import DataError, GateError, QuenchError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.metrics_log import MEASURED, MetricsLog
+from pipeline.llamacpp.server import serving
 from pipeline.stages.train.checkpoints import ROUNDS, checkpoints_in
+from pipeline.stages.train.grpo.advantages import advantages
 from pipeline.stages.train.grpo.rounds import read_round
 from pipeline.stages.train.stage import train
 
@@ -192,6 +195,25 @@ def whole(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
+    ("changed", "scaled", "factor"),
+    [({"correction_cap": 0.5}, True, 0.5), ({"scale_rewards": False}, False, None)],
+)
+def test_advantages_and_the_weight_of_a_token_are_those_of_the_settings(
+    project: Path, whole: Path, tmp_path: Path, changed: dict[str, Any], scaled: bool, factor: float | None
+) -> None:
+    """Rollouts of this process have the probabilities of training: every weight is 1, or the cap below it."""
+    first, _ = steps(run(project, tmp_path, **SHORT | {"max_steps": 2}, grpo=changed))
+    made = read_round(tmp_path / "checkpoints" / ROUNDS / "00000000.jsonl")
+    assert made is not None
+    for group in made.groups():
+        expected = advantages([one.reward for one in group], scaled=scaled)
+        assert [one.advantage for one in group] == pytest.approx(expected)
+    if factor:
+        plain = steps({"metrics_log": MetricsLog(whole / "checkpoints/steps.jsonl").rows()})[0]
+        assert first["grad_norm"] == pytest.approx(factor * plain["grad_norm"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
     ("place", "call"),
     [
         ("trainer:GrpoTrainer.losses", 7),
@@ -297,11 +319,20 @@ def test_llama_server_draws_with_what_was_learned(
     assert fmean(moved) > 3 * measured[2]["gap"]  # the base alone would be as far off as it has moved
 
 
-def test_a_base_in_nf4_is_drawn_with_its_own_gguf(tiny_qwen2: Path, tmp_path: Path, tools: Any) -> None:
+def test_a_base_in_nf4_is_drawn_with_its_own_gguf(
+    tiny_qwen2: Path, tmp_path: Path, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    types: list[set[str]] = []
+
+    def seen(tools: Any, file: Path, *, lora: Path, **more: Any) -> Any:
+        types.extend({one.tensor_type.name for one in GGUFReader(path).tensors} for path in (file, lora))
+        return serving(tools, file, lora=lora, **more)
+
+    monkeypatch.setattr("pipeline.stages.train.grpo.server_rollouts.serving", seen)
     params = tiny_params(tiny_qwen2)
     params["train"] |= SETTINGS | {"grpo": params["train"]["grpo"] | GRPO | {"rollouts": "llama-server"}}
     params["train"]["grpo"] |= {"rewards": {"python:letters.py:length": 1.0}, "steps_per_round": 1}
-    params["train"]["grpo"] |= {"parallel": 2, "threads": 1}
+    params["train"]["grpo"] |= {"parallel": 2, "threads": 1, "rollout_type": "Q8_0", "adapter_type": "F32"}
     root = write_project(tmp_path / "project", params)
     (root / "data/evaluation").mkdir()
     (root / "data/evaluation/letters.py").write_text(REWARD)
@@ -312,5 +343,6 @@ def test_a_base_in_nf4_is_drawn_with_its_own_gguf(tiny_qwen2: Path, tmp_path: Pa
     assert made is not None
     unknown = sum(log is None for one in made.completions for log in one.logps)
     assert unknown / sum(len(one.ids) for one in made.completions) == row["measures"]["unknown"] < 0.7
-    assert 1e-4 < row["measures"]["gap"] < 0.5  # NF4 is not 16 bit
+    assert 1e-4 < row["measures"]["gap"] < 0.5  # NF4 is neither 16 bit nor Q8_0
+    assert "Q8_0" in types[0] and types[1] == {"F32"}
     assert not (tmp_path / "checkpoints/rollouts").exists()
