@@ -1,5 +1,5 @@
-"""Makers of tiny random models of several families with real tokenizers, of adapters for them, and of a
-byte-level tokenizer.
+"""Makers of tiny models of several families that look trained, with real tokenizers, of adapters for them,
+and of a byte-level tokenizer.
 """
 
 import json
@@ -29,6 +29,7 @@ SIZES: dict[str, Any] = {
     "dtype": "bfloat16",
 }
 MORE: dict[str, dict[str, Any]] = {
+    "qwen2": {"tie_word_embeddings": False},
     "qwen3": {"head_dim": 64},
     "qwen2_moe": {
         "num_experts": 4,
@@ -42,7 +43,8 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def family(name: str, folder: Path, tools: Toolchain) -> Path:
-    """A random two-layer model of one of `NAMES` with its tokenizer, as a Hugging Face folder; the folder.
+    """A two-layer model of one of `NAMES` that looks trained, with two ends and its tokenizer, as a Hugging
+    Face folder; the folder.
 
     The Qwens have their tokenizer with a cut vocabulary and more rows of embeddings than tokens, as the
     published ones; Llama has SmolLM2's.
@@ -51,12 +53,13 @@ def family(name: str, folder: Path, tools: Toolchain) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     ends = write_tokenizer(name, folder, tools)
-    rows = 49_152 if name == "llama" else qwen2_variants.ROWS
+    rows, words = (49_152, None) if name == "llama" else (qwen2_variants.ROWS, qwen2_variants.KEPT)
     config = AutoConfig.for_model(name, **(SIZES | MORE.get(name, {}) | ends | {"vocab_size": rows}))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
-    model.generation_config = GenerationConfig(**ends)
+        model = tiny.look_trained(AutoModelForCausalLM.from_config(config), words).to(torch.bfloat16)
+    end = ends["eos_token_id"]
+    model.generation_config = GenerationConfig(**ends | {"eos_token_id": [end, end - 2]})
     model.save_pretrained(folder)
     return folder
 
@@ -81,10 +84,10 @@ def family_adapter(folder: Path, base: Path, settings: Training) -> Path:
 
     `settings` are what it was trained with.
     """
-    write_adapter(base, folder, target_modules=list(TARGETS))
+    write_adapter(base, folder, target_modules=list(TARGETS), lora_alpha=2)  # half as large as the base
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(base / name, folder / name)
-    output = settings.model_dump(mode="json") | {"target_modules": list(TARGETS), "r": 4, "lora_alpha": 8}
+    output = settings.model_dump(mode="json") | {"target_modules": list(TARGETS), "r": 4, "lora_alpha": 2}
     record = {"settings": output, "tokens_sha256": "ab" * 32}
     (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
     return folder

@@ -108,11 +108,13 @@ def tiny_qwen2(
     layers: int = 2,
     intermediate: int = 256,
     words: int | None = None,
+    trained: bool = False,
 ) -> Path:
     """A random Qwen2 of `layers` layers, hidden 256, tied embeddings, with Qwen2.5's tokenizer and chat
     template; the folder.
 
-    `words` cuts the vocabulary to so many, before the added tokens.
+    `words` cuts the vocabulary to so many, before the added tokens. A `trained` model looks so
+    (`look_trained`) and has a head of its own.
     """
     import torch
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
@@ -133,14 +135,15 @@ def tiny_qwen2(
         max_position_embeddings=2048,
         rope_theta=1_000_000.0,
         rms_norm_eps=1e-6,
-        tie_word_embeddings=True,
+        tie_word_embeddings=not trained,
         bos_token_id=end - 2,
         eos_token_id=end,
         dtype="bfloat16",
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+        model = Qwen2ForCausalLM(config)
+        model = (look_trained(model, end - 2) if trained else model).to(torch.bfloat16)
     # as Qwen2.5-Instruct publishes it: two ends, and a pad that isn't the end of turn
     model.generation_config = GenerationConfig(
         bos_token_id=end - 2, eos_token_id=[end, end - 2], pad_token_id=end - 2

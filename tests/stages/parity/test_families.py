@@ -1,5 +1,9 @@
-"""Each family on its entire way: merge, 16-bit GGUF, Q4_K_M, llama-server, with every parity check green."""
+"""Each family on its entire way: merge, 16-bit GGUF, Q4_K_M, llama-server, with every parity check green; and
+the models are such that none of it would be green if a tensor were lost.
+"""
 
+from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +67,46 @@ def test_a_family_keeps_everything_on_its_way(
         key: (check.sentence, check.remedy) for key, check in checks.items() if check.verdict != "pass"
     } == {}
     assert len(checks) >= 17
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_tensor_of_a_family_counts(
+    name: str, tools: Toolchain, tiny_params: dict[str, Any], tmp_path: Path
+) -> None:
+    """Without one of them, or with two of a layer exchanged, a model says what an exact hand-over refuses."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(family(name, tmp_path, tools), dtype=torch.float32).eval()
+    start = model.config.eos_token_id - 1
+    ids = torch.tensor([[start, *range(500, 530), start, *range(1000, 1010)]])
+
+    def says() -> Any:
+        with torch.no_grad():
+            return model(ids, use_cache=False, logits_to_keep=12).logits[0].log_softmax(-1)
+
+    expected = says()
+    divergences = {
+        fault: float((expected.exp() * (expected - says())).sum(-1).mean()) for fault in faults(model)
+    }
+    assert len(divergences) > 40
+    limit = 2 * Params.model_validate(tiny_params).parity.max_kld_exact
+    assert {fault: kld for fault, kld in divergences.items() if kld <= limit} == {}
+
+
+def faults(model: Any) -> Iterator[str]:
+    """Plant one fault after the other, and take it back; the name of each."""
+    import torch
+
+    tensors = dict(model.named_parameters())
+    for name, values in tensors.items():
+        kept = values.data
+        norm = values.dim() == 1 and not name.endswith("bias")
+        values.data = torch.ones_like(kept) if norm else torch.zeros_like(kept)
+        yield f"{name} is lost"
+        values.data = kept
+    for (name, one), (other_name, other) in combinations(tensors.items(), 2):
+        if one.shape == other.shape and name.split(".")[:3] == other_name.split(".")[:3]:
+            one.data, other.data = other.data, one.data
+            yield f"{name} and {other_name} are exchanged"
+            one.data, other.data = other.data, one.data
