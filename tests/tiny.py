@@ -152,9 +152,10 @@ def tiny_qwen2(
     return folder
 
 
-def tiny_moe(folder: Path, tools: Toolchain, kind: str, *, seed: int = 0) -> Path:
-    """A random mixture of two layers of four experts, two of them for a token, `kind` Qwen2Moe (which has a
-    shared expert too), Qwen3Moe or Mixtral; hidden 256, untied, with the cut tokenizer; the folder.
+def tiny_moe(folder: Path, tools: Toolchain, kind: str) -> Path:
+    """A mixture that looks trained, of two layers of four experts, two of them for a token, `kind` Qwen2Moe
+    (which has a shared expert too), Qwen3Moe or Mixtral; hidden 256, untied, with the cut tokenizer; the
+    folder.
     """
     import torch
     import transformers
@@ -182,16 +183,10 @@ def tiny_moe(folder: Path, tools: Toolchain, kind: str, *, seed: int = 0) -> Pat
         dtype="bfloat16",
         **own[kind],
     )
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
         model = getattr(transformers, f"{kind}ForCausalLM")(config)
-        for name, parameter in model.named_parameters():
-            if name.endswith("mlp.gate.weight"):  # else all experts are as likely: near ties change sides
-                parameter.normal_(0, 0.5)
-            if name == "lm_head.weight":  # and so are all tokens
-                parameter.mul_(torch.randn(ROWS, 1).mul(0.7).exp())
-                parameter[WORDS:].mul_(0.1)  # no answer ends by chance
-        model = model.to(torch.bfloat16)
+        model = look_trained(model, WORDS).to(torch.bfloat16)
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=WORDS, eos_token_id=[END, WORDS], pad_token_id=WORDS
     )

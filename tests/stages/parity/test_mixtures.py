@@ -64,11 +64,13 @@ def served_project(kind: str, tools: Toolchain) -> Path:
     """The same on the mixture's GGUF at Q4_K_M, whose experts' adapter is served beside it. Read only."""
 
     def make(root: Path) -> Path:
-        # of Mixtral's seeds 0 and 1 the two likeliest tokens are as good as equal at 3 or 4 of 128 places
-        base = tiny.tiny_moe(root / "hf", tools, kind, seed=2 if kind == "Mixtral" else 0)
+        base = tiny.tiny_moe(root / "hf", tools, kind)
         to_gguf(tools, base, root / "tiny.gguf", "F16", "tiny", "qwen2")
         params = tiny.gguf_params(root / "tiny.gguf")
         params["train"]["router"] = "train"
+        # llama.cpp's 8-bit activations alone cost the bare base 0.001 to 0.004 nats and 3 to 6 % of 128
+        # positions, a trained one of so few layers up to 1.6 times that
+        params["parity"] |= {"max_kld_served": 1.0e-2, "min_same_top_served": 0.9}
         return run_stages(tiny.write_project(root, params), SERVED)
 
     return kept(f"served-{kind}", make)
