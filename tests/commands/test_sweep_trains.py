@@ -1,4 +1,4 @@
-"""A sweep of real trainings, by real Snakemake, killed in the middle; then what DVC shows of it.
+"""A sweep of real trainings, by real Snakemake, killed in the middle.
 
 The commands are those of docs/sweeps.md, in their order.
 """
@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from pipeline.commands.sweep.space import check_space, read_space
-from pipeline.config.params import Params, load_params
+from pipeline.config.params import Params
 from pipeline.core.places import PROJECT
 
 PAGE = (PROJECT / "docs/sweeps.md").read_text(encoding="utf-8")
@@ -95,10 +95,9 @@ def test_the_space_of_the_page_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_goes_on_and_dvc_sees_its_trials(prepared: Path, tmp_path: Path) -> None:
+def test_a_killed_sweep_goes_on(prepared: Path, tmp_path: Path) -> None:
     root = project(prepared, tmp_path / "project")
-    sweep, sweep_json, show = blocks("sh")[0].splitlines()
-    apply, forget = blocks("sh")[1].splitlines()
+    sweep, sweep_json = blocks("sh")[0].splitlines()
     folder = root / "models/.sweep/space"
 
     kill_while(root, sweep, "trial-1")
@@ -121,13 +120,6 @@ def test_a_killed_sweep_goes_on_and_dvc_sees_its_trials(prepared: Path, tmp_path
     assert report["verdict"]["winner"] == report["finalists"][0]["trial"]
     assert len(report["finalists"][0]["values"]) == 2
 
-    shown = run(root, f"{show.partition('#')[0]} --json")
-    for one in report["trials"]:
-        name = f"sweep-space-{one['trial']}"
-        assert name in shown and f"{one['value']}" in shown
+    key, _, value = report["apply"].split()[-1].partition("=")
+    assert (key, float(value)) == ("train.learning_rate", rates[report["verdict"]["winner"]])
     assert run(root, "git status --porcelain").splitlines() == []
-    run(root, apply)
-    assert load_params(root / "params.yaml").train.learning_rate == rates[0]
-    run(root, forget)
-    known = run(root, "git for-each-ref refs/exps")
-    assert "sweep-space-0" not in known and "sweep-space-1" in known

@@ -21,7 +21,6 @@ from typing import Any
 import psutil
 
 from pipeline.chat.manifest import NAME as MANIFEST
-from pipeline.commands.sweep.experiments import head, record
 from pipeline.commands.sweep.page import render
 from pipeline.commands.sweep.results import Trials, collect, finalists
 from pipeline.commands.sweep.space import Space, check_space, read_space
@@ -134,7 +133,7 @@ def start(sweep: Sweep, space_file: Path, *, begun: bool) -> None:
             "no rows are kept for monitoring, so trials could not be compared: raise curate.val_fraction",
         )
     else:
-        write_json(known, inputs | {"git": head(sweep.root)})
+        write_json(known, inputs)
     for source, copy in ((space_file, sweep.space), (sweep.root / "params.yaml", sweep.params)):
         if copy == sweep.space or not begun:  # the space may have grown
             with publishing(copy) as aside:
@@ -199,10 +198,9 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def publish(sweep: Sweep, space: Space, name: str) -> dict[str, Any]:
-    """Write the sweep's report and page, and its trials as DVC's experiments; the report."""
+    """Write the sweep's report and page; the report."""
     search, seeds = (known_trials(sweep, part, space) for part in (SEARCH, SEEDS))
     report = collect(name, space, search, seeds)
-    report["experiments"] = record(sweep, report)
     write_json(sweep.root / RESULTS / f"{name}.json", report)
     write_text(sweep.root / RESULTS / f"{name}.html", render(report))
     for job in finished(search | seeds):

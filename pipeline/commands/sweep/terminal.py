@@ -47,7 +47,6 @@ def show(report: Mapping[str, Any], page: Path) -> None:
         console.print(f"To train with it: {report['apply']}", markup=False, soft_wrap=True)
     else:
         console.print(report["sentence"], markup=False)
-    console.print(report["experiments"]["sentence"], markup=False)
     console.print(f"The page: {page}", markup=False, soft_wrap=True)
 
 
