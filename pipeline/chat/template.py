@@ -8,7 +8,6 @@ script, this tries the templates on stdin (it imports nothing of the project).
     python -P template.py < templates.json
 """
 
-import contextlib
 import json
 import resource
 import signal
@@ -83,7 +82,7 @@ def try_templates(templates: Mapping[str, str], owner: str) -> str | None:
     from pipeline.core.errors import DataError
 
     done = subprocess.run(
-        bound([sys.executable, "-P", str(Path(__file__).resolve())]),
+        bound([sys.executable, "-P", str(Path(__file__).resolve())], limits=LIMITS),
         input=json.dumps(dict(templates)).encode(),
         stdout=subprocess.PIPE,
         check=False,
@@ -157,18 +156,8 @@ def verdict_on(templates: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
-def limit() -> None:
-    """Set `LIMITS` on this process, or what is lower."""
-    for kind, most in LIMITS.items():
-        hard = resource.getrlimit(kind)[1]
-        lower = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        with contextlib.suppress(ValueError):  # macOS limits no address space
-            resource.setrlimit(kind, (lower, hard))
-
-
 def main() -> None:
     """Give the verdict on the templates on stdin, as JSON."""
-    limit()
     try:
         verdict = verdict_on(json.load(sys.stdin))
     except RecursionError:

@@ -6,7 +6,6 @@ Run as a script, this tries the file and texts on stdin (it imports nothing of t
     python -P tokenizer_trial.py < job.json
 """
 
-import contextlib
 import json
 import os
 import resource
@@ -34,9 +33,10 @@ def try_tokenizer(file: Path, texts: Sequence[str]) -> None:
     from pipeline.core.errors import DataError
 
     memory = MEMORY_BYTES + MEMORY_EACH * file.stat().st_size
+    limits = {resource.RLIMIT_CPU: CPU_SECONDS, resource.RLIMIT_AS: memory, resource.RLIMIT_CORE: 0}
     done = subprocess.run(
-        bound([sys.executable, "-P", str(Path(__file__).resolve())]),
-        input=json.dumps({"file": str(file.resolve()), "memory": memory, "texts": list(texts)}).encode(),
+        bound([sys.executable, "-P", str(Path(__file__).resolve())], limits=limits),
+        input=json.dumps({"file": str(file.resolve()), "texts": list(texts)}).encode(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # a panic's
         env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
@@ -60,16 +60,6 @@ def try_tokenizer(file: Path, texts: Sequence[str]) -> None:
 def main() -> None:
     """Try the job on stdin; say if the tokenizer made too much of it."""
     job = json.load(sys.stdin)
-    limits = (
-        (resource.RLIMIT_CPU, CPU_SECONDS),
-        (resource.RLIMIT_AS, job["memory"]),
-        (resource.RLIMIT_CORE, 0),
-    )
-    for kind, most in limits:
-        hard = resource.getrlimit(kind)[1]
-        lower = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        with contextlib.suppress(ValueError):  # macOS limits no address space
-            resource.setrlimit(kind, (lower, hard))
     try:
         if encoded_in_bounds(job["file"], job["texts"]):
             return

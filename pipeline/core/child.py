@@ -1,24 +1,28 @@
 """A child process that ends when its parent does, however the parent ended. Run as a script, this becomes the
 child's command.
 
-    python -I -S child.py PARENT_PID SIGNAL COMMAND ...
+    python -I -S child.py PARENT_PID SIGNAL[,RESOURCE=MOST…] COMMAND ...
 
-asks Linux to send SIGNAL when the parent is gone, and becomes COMMAND. (It imports nothing of the project: -I
-hides the project's folder.)
+asks Linux to send SIGNAL when the parent is gone, sets the limits (numbers of `resource`), and becomes
+COMMAND. (It imports nothing of the project: -I hides the project's folder.)
 """
 
+import contextlib
 import os
+import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def bound(command: Sequence[str], number: int = signal.SIGKILL) -> list[str]:
+def bound(
+    command: Sequence[str], number: int = signal.SIGKILL, limits: Mapping[int, int] | None = None
+) -> list[str]:
     """The command line that runs `command` as a child of this process, which gets the signal `number` when
-    this process is gone.
+    this process is gone, and may use `limits` (by `resource.RLIMIT_…`) or what is lower.
     """
     return [
         sys.executable,
@@ -26,9 +30,18 @@ def bound(command: Sequence[str], number: int = signal.SIGKILL) -> list[str]:
         "-S",
         str(Path(__file__).resolve()),
         str(os.getpid()),
-        str(int(number)),
+        ",".join([str(int(number)), *(f"{kind}={most}" for kind, most in (limits or {}).items())]),
         *command,
     ]
+
+
+def limit(limits: Mapping[int, int]) -> None:
+    """Set limits of this process, where they are not lower already."""
+    for kind, most in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        lower = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        with contextlib.suppress(ValueError):  # macOS limits no address space
+            resource.setrlimit(kind, (lower, hard))
 
 
 def become(parent: int, number: int, command: list[str]) -> None:
@@ -43,4 +56,6 @@ def become(parent: int, number: int, command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    become(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    signal_number, *pairs = sys.argv[2].split(",")
+    limit({int(kind): int(most) for kind, most in (pair.split("=") for pair in pairs)})
+    become(int(sys.argv[1]), int(signal_number), sys.argv[3:])
