@@ -1,0 +1,155 @@
+"""Reasoning and a tool call in what a model says, as llama-server parses it: what the smoke test, evaluation,
+`pairs`, parity and the chat read of it. The models are rigged to say one text, word by word.
+"""
+
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tiny
+
+from pipeline.commands import chat as chatting
+from pipeline.commands.pairs.answering import Sampling, sampled_answers
+from pipeline.config.params import Params
+from pipeline.llamacpp.server import Server, serving
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.answers import answer_row
+from pipeline.serve.smoke import judge, smoke
+from pipeline.stages.evaluate.files import ModelFiles
+from pipeline.stages.parity.behavior import answer
+
+HIDDEN, NEWLINE, END, TOKENS = 32, "Ċ", 260, 261  # of tiny.tiny_gguf's vocabulary
+CALL = {"name": "weather", "arguments": {"place": "Ulm"}}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "The weather of a place",
+            "parameters": {
+                "type": "object",
+                "properties": {"place": {"type": "string"}},
+                "required": ["place"],
+            },
+        },
+    }
+]
+SAID = {
+    "reasons": ["<think>", "Ċhm", "</think>", "Ċyes"],
+    "calls": [
+        *("<think>", "Ċhm", "</think>"),
+        *("<tool_call>", f"Ċ{json.dumps(CALL).replace(' ', 'Ġ')}Ċ", "</tool_call>"),
+    ],
+}
+QUESTION = [{"role": "user", "content": "Is it warm in Ulm?"}]
+ROW = {
+    "id": "r1",
+    "messages": [*QUESTION, {"role": "assistant", "content": "yes"}],
+    "tools": TOOLS,
+}
+PARAMS = Params.model_validate({"evaluate": {"max_new_tokens": 32, "threads": 1, "ctx_size": 2048}})
+
+
+def says(file: Path, words: list[str], template: str) -> Path:
+    """A model that says `words` after the newline at which its turn begins, and ends its turn.
+
+    Its block adds nothing, each word has a dimension of its own, and the next one's row of the head has it.
+    """
+    vocabulary = tiny.read_header(tiny.tiny_gguf(file)).fields["tokenizer.ggml.tokens"]
+    free = [number for number in range(TOKENS) if vocabulary[number].isascii()][: len(words)]
+    for number, word in zip(free, words, strict=True):
+        vocabulary[number] = word
+    chain = [vocabulary.index(NEWLINE), *free, END]
+    embedding, head = np.zeros((TOKENS, HIDDEN), np.float16), np.zeros((TOKENS, HIDDEN), np.float16)
+    embedding[:, -1] = 1
+    for place, (word, following) in enumerate(itertools.pairwise(chain)):
+        embedding[word] = np.eye(HIDDEN)[place]
+        head[following, place] = 10
+    nothing = {
+        "blk.0.attn_output.weight": np.zeros((HIDDEN, HIDDEN), np.float16),
+        "blk.0.ffn_down.weight": np.zeros((HIDDEN, 64), np.float16),
+    }
+    tensors = {"token_embd.weight": embedding, "output.weight": head, **nothing}
+    changed: dict[str, Any] = {
+        "tokenizer__ggml__tokens": vocabulary,
+        "tokenizer__chat_template": template,
+        "llama__context_length": 2048,
+    }
+    return tiny.tiny_gguf(file, tensors=tensors, **changed)
+
+
+@pytest.fixture(scope="module")
+def models(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model for each of what is said, with Qwen3's template, which has both reasoning and tools."""
+    folder = tmp_path_factory.mktemp("parsed")
+    template = (tools.source / "models/templates/Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
+    return {name: says(folder / f"{name}.gguf", words, template) for name, words in SAID.items()}
+
+
+@pytest.fixture(scope="module")
+def servers(tools: Toolchain, models: dict[str, Path]) -> Iterator[dict[str, Server]]:
+    with ExitStack() as running:
+        yield {
+            name: running.enter_context(serving(tools, model, ctx_size=2048, parallel=1, threads=1))
+            for name, model in models.items()
+        }
+
+
+def test_the_smoke_test_takes_a_call_for_an_answer(servers: dict[str, Server]) -> None:
+    (called,) = smoke(servers["calls"], [{"messages": QUESTION, "tools": TOOLS}])
+    (only,) = json.loads(called.text)
+    assert only["function"]["name"] == CALL["name"]
+    assert json.loads(only["function"]["arguments"]) == CALL["arguments"]
+    assert (called.finish_reason, called.tokens) == ("tool_calls", len(SAID["calls"]) + 1)
+    (reasoned,) = smoke(servers["reasons"], [{"messages": QUESTION}])
+    assert (reasoned.text, reasoned.finish_reason) == ("yes", "stop")
+    assert judge([called, reasoned], 1.0)
+
+
+def test_evaluation_scores_the_answer_without_its_reasoning(servers: dict[str, Server]) -> None:
+    found = {name: answer_row(server, ROW, PARAMS.evaluate) for name, server in servers.items()}
+    assert {name: (one["answer"], one["stopped"]) for name, one in found.items()} == {
+        "reasons": ("yes", True),
+        "calls": ("", True),
+    }
+
+
+def test_pairs_keep_the_reasoning_and_know_a_call(
+    models: dict[str, Path], tools: Toolchain, tmp_path: Path
+) -> None:
+    sampling = Sampling(answers=1, temperature=1.0, seed=1)
+    found = {
+        name: sampled_answers(ModelFiles(model), [ROW], sampling, PARAMS.evaluate, tools, tmp_path)[0]
+        for name, model in models.items()
+    }
+    yes = {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+    assert found == {
+        "reasons": [{"turn": yes, "stopped": True, "calls": False}],
+        "calls": [{"turn": yes | {"content": ""}, "stopped": True, "calls": True}],
+    }
+
+
+def test_parity_reads_reasoning_and_answer(servers: dict[str, Server]) -> None:
+    found = answer(servers["reasons"], {"messages": QUESTION}, 32)
+    assert (found.text, found.stopped, len(found.ids)) == ("hm\nyes", True, len(SAID["reasons"]) + 1)
+
+
+def test_the_chat_shows_reasoning_and_remembers_the_answer_alone(servers: dict[str, Server]) -> None:
+    asked: list[Any] = []
+    with httpx.Client(
+        base_url=servers["reasons"].url,
+        headers=servers["reasons"].client.headers,
+        event_hooks={"request": [lambda request: asked.append(json.loads(request.read()))]},
+        timeout=60,
+    ) as client:
+        shown: list[str] = []
+        lines = iter(["Is it warm?", "And now?", "/quit"])
+        chatting.converse(client, lambda: next(lines), shown.append)
+    assert "".join(shown).startswith("\033[2mhm\033[0m\nyes\n[5 tokens, ")
+    assert [turn["content"] for turn in asked[1]["messages"]] == ["Is it warm?", "yes", "And now?"]
