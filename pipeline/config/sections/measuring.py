@@ -115,8 +115,8 @@ class Parity(Section):
     max_kld_served: Divergence = key(
         1.0e-3,
         "base.quantization gguf: largest mean KL divergence of what is served in llama.cpp from "
-        "training's own forward; where llama.cpp's arithmetic on the bare base alone is above it, the "
-        "adapter may add a fifth to that",
+        "training's own forward; where llama.cpp's arithmetic on the bare base alone costs more than half "
+        "of it, twice that",
     )
     min_same_top_served: Fraction = key(
         0.99, "and the least share of positions with the same first choice, 0 to 1"

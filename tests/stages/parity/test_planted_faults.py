@@ -47,16 +47,12 @@ def trained(tools: Toolchain) -> Path:
 
 @pytest.fixture(scope="module")
 def served_trained(tools: Toolchain) -> Path:
-    """The same on the model's GGUF at Q4_K_M, served with the adapter beside it. Read only.
-
-    Of 128 positions a near tie or two change sides by llama.cpp's 8-bit activations alone.
-    """
+    """The same on the model's GGUF at Q4_K_M, served with the adapter beside it. Read only."""
 
     def make(root: Path) -> Path:
         model = tiny.tiny_qwen2(root / "hf", tools, words=tiny.WORDS, trained=True)
         to_gguf(tools, model, root / "tiny.gguf", "F16", "tiny", "qwen2")
         params = tiny.gguf_params(root / "tiny.gguf")
-        params["parity"] |= {"max_kld_served": 5.0e-3, "min_same_top_served": 0.95}
         return run_stages(tiny.write_project(root, params), SERVED)
 
     return kept("trained-served", make)

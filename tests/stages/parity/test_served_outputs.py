@@ -15,8 +15,8 @@ from pipeline.stages.parity.unmerged_chain import LORA, TUNED, Made
 LIMITS = load_params(PROJECT / "recipes/demo-gguf.yaml").parity
 
 
-def found(kld: float, same_top: float = 0.99) -> Divergence:
-    return Divergence([kld], kld, kld, same_top, kld, 10, 0, (4, 4))
+def found(kld: float, same_top: float = 0.99, positions: int = 1000) -> Divergence:
+    return Divergence([kld], kld, kld, same_top, kld, positions, 0, (4, 4))
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,10 @@ def test_a_floor_beyond_arithmetic_is_another_model(bare: Divergence, verdict: s
     [
         (found(0.0063, 0.972), found(0.0082, 0.949), found(2.8, 0.5), "pass"),  # the demo
         (found(0.0005), found(0.0001, 0.999), found(0.5, 0.8), "pass"),  # within the plain limits
-        (
-            found(0.0099, 0.949),
-            found(0.0082, 0.949),
-            found(2.8, 0.5),
-            "fail",
-        ),  # more than a fifth above the floor
-        (found(0.0063, 0.93), found(0.0082, 0.949), found(2.8, 0.5), "fail"),  # too few first choices
+        # sound runs of tiny models, served ÷ bare 1.56; a share of so few positions is uncertain
+        (found(0.0050, 0.938, 128), found(0.0032, 0.961, 128), found(0.4, 0.7, 128), "pass"),
+        (found(0.0170, 0.949), found(0.0082, 0.949), found(2.8, 0.5), "fail"),  # more than twice the floor
+        (found(0.0063, 0.90), found(0.0082, 0.949), found(2.8, 0.5), "fail"),  # too few first choices
         (
             found(0.009, 0.95),
             found(0.008, 0.949),
