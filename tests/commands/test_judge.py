@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from gguf_edit import change_rows, change_type
 from killed import kill_at
 from tiny import tiny_gguf
@@ -22,6 +23,7 @@ from pipeline.commands.judge.served import Load, loaded
 from pipeline.config.params import Params
 from pipeline.core.errors import QuenchError
 from pipeline.core.jsonl import read_rows, write_rows
+from pipeline.core.units import MEMORY_GB
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answers import answer_row
 
@@ -234,3 +236,26 @@ def test_the_command_needs_two_files_and_no_project(
     assert (
         "Q-JUDGE-013" in short.output
     )  # answers of 256 tokens, for lack of a params.yaml, and 256 positions
+
+
+def test_the_command_measures_as_its_options_say(model: Path, root: Path) -> None:
+    (root / "params.yaml").write_text(yaml.safe_dump(PARAMS.model_dump(mode="json")))
+    broken = Path(shutil.copy(model, root / "broken.gguf"))
+    change_rows(broken, "blk.0.ffn_down.weight", np.zeros_like)
+    mine = shutil.copy(root / "data/final/test.jsonl", root / "mine.jsonl")
+    options = {"--data": mine, "--rows": 2, "--scorer": "rouge_l", "--reference": model, "--memory": "8GB"}
+    options |= {"--ctx-size": 192, "--threads": 1, "--gpu-layers": 0}
+    words = [str(word) for option in options.items() for word in option]
+    done = CliRunner().invoke(app, ["judge", str(model), str(broken), *words, "--json", "--root", str(root)])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report == json.loads((root / "reports/judge.json").read_text())
+    found = {key: report[key] for key in ("data", "rows", "scorers", "reference", "room_bytes")}
+    assert found == {
+        "data": "mine.jsonl",
+        "rows": 2,
+        "scorers": ["rouge_l"],
+        "reference": "sound",
+        "room_bytes": 8 * MEMORY_GB,
+    }
+    assert (report["ctx_size"], report["threads"], report["n_gpu_layers"]) == (192, 1, 0)

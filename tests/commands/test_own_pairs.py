@@ -129,15 +129,18 @@ def test_the_command_asks_as_its_options_say(root: Path) -> None:
     (root / "params.yaml").write_text(yaml.safe_dump(PARAMS.model_dump(mode="json")))
     options = {"-k": 4, "--rows": 3, "--seed": 1, "--temperature": 0.75, "--min-gap": 0.001}
     words = [str(word) for option in options.items() for word in option]
+    equal = training_requests(root, 3, 1)[0]["messages"][-2]["content"]  # fewer pairs than requests
+    function = SHORT.replace("return ", f"return 0.5 if row['prompt'] == {equal!r} else ")
+    (root / "data/evaluation/mine.py").write_text(function)
     target = root / "data/raw/typed.jsonl"
     done = CliRunner().invoke(app, ["pairs", str(target), "F16", *words, "--root", str(root)])
-    assert done.exit_code == 0 and f"{target}: " in done.stdout and "of 3 requests" in done.stdout, (
-        done.output
-    )
+    assert done.exit_code == 0, done.output
     asked = Asked(answers=4, rows=3, seed=1, temperature=0.75, min_gap=0.001)
     written, account = run(root, asked=asked)
     assert target.read_bytes() == written
     assert json.loads((root / "reports/pairs/typed.jsonl.json").read_text()) == account
+    assert account["no_pair"] == {"all_equal": 1} and account["pairs"] == 2
+    assert done.stdout.startswith(f"{target}: 2 pairs of 3 requests; no pair of: 1 all equal; ")
 
 
 def test_another_seed_gives_other_answers(root: Path) -> None:
