@@ -21,6 +21,7 @@ from pipeline.commands.idle import idle_settings
 from pipeline.commands.plan_serving import figure
 from pipeline.commands.recipes import recipe_file
 from pipeline.commands.terminal import plain_table, wide_console
+from pipeline.config.methods import METHODS
 from pipeline.config.params import load_params
 from pipeline.config.sections import AUTO
 from pipeline.core.errors import ConfigError, MachineError
@@ -32,7 +33,6 @@ from pipeline.planning.base import find_shape, plan_run
 from pipeline.planning.budget import check_budgets
 from pipeline.planning.card import Card, first_gpu, main_memory, wants_gpu
 from pipeline.planning.disk import BASE, CACHE, own_bytes
-from pipeline.planning.drawing import Drawing
 from pipeline.planning.memory import MemoryPlan
 from pipeline.planning.memory_reductions import Reduction
 from pipeline.planning.offload import PCIE
@@ -106,6 +106,11 @@ def main(
             print(f"Memory is that of one of {processes} processes, time that of one alone.")
         elif params.train.shard_base:
             print("train.shard_base is planned for several processes alone: give --processes.")
+        if METHODS[params.train.method].prompts:
+            print(
+                "A forward has a prompt's completions together: the memory is that of preprocess.max_length "
+                "tokens in all, and more if they are longer."
+            )
         for one in distillations:
             print(one)
         for sentence in idle_settings(params).values():
@@ -130,15 +135,6 @@ def show(plan: Plan, stages: Mapping[str, Figures], base: str, free_disk: int) -
     write(verdict(plan))
     if plan.reductions:
         console.print(reductions_table(plan.reductions))
-    if plan.strategies:
-        console.print(strategies_table(plan))
-        alike = disk_gb(plan.disk["checkpoints"] + plan.disk["adapter"])
-        write(
-            "On disk are a strategy's base, merged model and GGUFs at once; checkpoints and adapter, "
-            f"{alike}, come with each. Training is memory."
-        )
-    if plan.left_out and plan.strategies:
-        write(f"Left out are strategies with an adapter beside a GGUF: train.{plan.left_out}.")
     files = ", ".join(
         f"{name} {size / DISK_GB:.2f}" for name, size in plan.disk.items() if name not in (BASE, CACHE)
     )
@@ -152,12 +148,6 @@ def show(plan: Plan, stages: Mapping[str, Figures], base: str, free_disk: int) -
     )
     write(f"Time of training: {duration(plan)}.")
     console.print(stages_table(stages))
-    if plan.drawing:
-        write(f"Rollouts: {drawing(plan.drawing)}.")
-        write(
-            "A forward has a prompt's completions together: the memory is that of preprocess.max_length "
-            "tokens in all, and more if they are longer."
-        )
     write(BOTH_UNITS)
 
 
@@ -184,23 +174,6 @@ def reductions_table(reductions: Iterable[Reduction]) -> "Table":
     )
     for one in reductions:
         table.add_row(one.change, figure(one.saves), figure(one.total), "yes" if one.enough else "no")
-    return table
-
-
-def strategies_table(plan: Plan) -> "Table":
-    """GB of disk, but for the memory of training; a star before the strategy that is set."""
-    title = "strategies to ship it (*: as set)"
-    table = plain_table(title, "download", "on disk", "shipped", "training", numbers=(1, 2, 3, 4))
-    for one in plan.strategies:
-        is_set = (one.quantization, one.tuner, one.distilled) == (plan.quantization, plan.tuner, False)
-        table.add_row(
-            f"{'*' if is_set else ' '} {one.name}",
-            f"{one.download / DISK_GB:.2f}",
-            f"{one.on_disk / DISK_GB:.2f}",
-            " + ".join(f"{size / DISK_GB:.2f}" for size in one.shipped),
-            "no such types" if one.training is None else f"{one.training / MEMORY_GB:.2f}",
-            style="bold" if is_set else None,
-        )
     return table
 
 
@@ -250,15 +223,6 @@ def duration(plan: Plan) -> str:
     if plan.work is None or plan.seconds is None:
         return f"{rate}; how many tokens there are is not measured: run `snakemake preprocess`"
     return f"{in_words(plan.seconds)} for {plan.work.tokens:,} tokens in {plan.work.steps:,} steps at {rate}"
-
-
-def drawing(rollouts: Drawing) -> str:
-    """How long the rollouts of GRPO take to draw, with what that rests on."""
-    rate = f"{rollouts.tokens_per_second:,.1f} tokens/s ({rollouts.basis})"
-    longest = f"of up to {rollouts.max_new_tokens:,} tokens"
-    if rollouts.seconds is None:
-        return f"completions {longest} at {rate}; how many is not measured: run `snakemake preprocess`"
-    return f"about {in_words(rollouts.seconds)} for {rollouts.completions:,} completions {longest} at {rate}"
 
 
 def in_words(seconds: float) -> str:

@@ -36,7 +36,7 @@ from pipeline.planning.serving import (
     prompt_cache,
 )
 from pipeline.planning.shape import Shape
-from pipeline.planning.strategies import lora_bytes
+from pipeline.planning.weights import lora_bytes
 
 NOT_KNOWN = "not known"
 

@@ -49,7 +49,6 @@ def plan_run(
         work_in(root, params.train),
         tflops,
         quantized=find_quantized(params, shape, root),
-        level=level_name(params.base),
         lora=params.lora.type,
         untuned=params.convert.base,
         processes=processes,
@@ -97,16 +96,6 @@ def find_quantized(params: Params, shape: Shape, root: Path) -> QuantizedBase | 
         return quantized_file(own) if own else quantized_level(shape, level_of(base.file or base.model))
     original = own.stat().st_size if own else level_bytes(shape, level_of(base.file or base.model))
     return replace(quantized_level(shape, base.level), made_from=original)
-
-
-def level_name(base: Base) -> str | None:
-    """What the level that is trained on is called; None where training is not on a GGUF."""
-    if base.quantization != "gguf":
-        return None
-    try:
-        return base.level or level_of(base.file or base.model)
-    except ConfigError:
-        return "the file"
 
 
 def own_file(base: Base, root: Path) -> Path | None:

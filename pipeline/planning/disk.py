@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.config.sections import UNTUNED, LoraType, Training
 from pipeline.planning.budget import file_bytes
-from pipeline.planning.drawing import made_file
 from pipeline.planning.quantized import QuantizedBase
+from pipeline.planning.rollouts import made_file
 from pipeline.planning.shape import Shape
-from pipeline.planning.strategies import lora_bytes
-from pipeline.planning.weights import optimizer_bytes, trained_tensors, tunes_scales
+from pipeline.planning.weights import lora_bytes, optimizer_bytes, trained_tensors, tunes_scales
 
 CACHE = "copies in DVC's cache"
 BASE = "base"

@@ -71,7 +71,7 @@ def flops_per_token(shape: Shape, train: Train, max_length: int) -> float:
 def forwards(train: Train) -> float:
     """Forwards of a token beside training's own, on average: the reference's in the first pass over the data,
     and KTO's other answers by the model in every pass; GRPO's own likelihoods before a round, and those
-    without the adapter if the divergence counts. What it draws is `pipeline.planning.drawing`'s.
+    without the adapter if the divergence counts.
     """
     if METHODS[train.method].prompts:
         return 2.0 if train.grpo.kl_beta else 1.0

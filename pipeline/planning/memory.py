@@ -8,10 +8,10 @@ from pipeline.core.units import memory_gb
 from pipeline.core.wording import plural
 from pipeline.planning import activations, loss_memory, weights
 from pipeline.planning.activations import Loss, Step
-from pipeline.planning.drawing import server_memory
 from pipeline.planning.offload import check_offload, offloaded_bytes
 from pipeline.planning.processes import exchanged_bytes, shared_bytes
 from pipeline.planning.quantized import QuantizedBase
+from pipeline.planning.rollouts import server_memory
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import held_quantized
 

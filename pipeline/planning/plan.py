@@ -4,20 +4,17 @@ share it.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
-from pipeline.config.sections import UNTUNED, LoraType, Quantization, Training
-from pipeline.config.targets import merged_only
+from pipeline.config.sections import LoraType, Quantization, Training
 from pipeline.planning.card import Card, loss_on
 from pipeline.planning.disk import plan_disk
-from pipeline.planning.drawing import Drawing, plan_drawing
 from pipeline.planning.duration import Work, assumed_tflops, flops_per_token, forwards
 from pipeline.planning.memory import MemoryPlan
 from pipeline.planning.memory_reductions import Reduction, Setup, longest_rows, memory_reductions
 from pipeline.planning.offload import PCIE, copied_bytes
 from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
-from pipeline.planning.strategies import Strategy, strategies
 
 
 @dataclass(frozen=True)
@@ -34,12 +31,8 @@ class Plan:
     flops_per_token: float
     tflops: float | None
     tflops_assumed: bool
-    strategies: tuple[Strategy, ...]  # to ship the level
     quantization: Quantization
-    tuner: Literal["lora", "scales"]
     copied_per_token: float = 0.0  # bytes to the GPU
-    drawing: Drawing | None = None
-    left_out: str | None = None  # why no strategy has an adapter's GGUF
 
     @property
     def fits(self) -> bool | None:
@@ -48,7 +41,7 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """How long the steps take, without what is drawn for them."""
+        """How long the steps take, without GRPO's rollouts."""
         rate = self.tokens_per_second
         return None if self.work is None or rate is None else self.work.tokens / rate
 
@@ -94,9 +87,7 @@ class Plan:
             "tflops_assumed": self.tflops_assumed,
             "seconds": self.seconds,
             "copied_bytes_per_token": self.copied_per_token,
-            "drawing": asdict(self.drawing) | {"seconds": self.drawing.seconds} if self.drawing else None,
             "quantization": self.quantization,
-            "strategies": [asdict(strategy) for strategy in self.strategies],
         }
 
 
@@ -109,7 +100,6 @@ def make_plan(
     work: Work | None = None,
     tflops: float | None = None,
     quantized: QuantizedBase | None = None,
-    level: str | None = None,
     lora: LoraType = "F16",
     untuned: bool = True,
     processes: int = 1,
@@ -117,8 +107,8 @@ def make_plan(
     """The plan of training on `card`; without one, for a GPU whose memory isn't known. `tflops` is what the
     card reaches. Of several `processes` it is the memory of one; the time is as of one alone.
 
-    `levels` are `quantize.levels`. Where the base is trained on as a GGUF, `quantized` is what that takes,
-    `level` what it is called and `lora` the adapter's type in its own. `untuned` is `convert.base`. Raises
+    `levels` are `quantize.levels`. Where the base is trained on as a GGUF, `quantized` is what that takes
+    and `lora` the adapter's type in its own. `untuned` is `convert.base`. Raises
     `ConfigError` for targets or an optimizer that can't be planned.
     """
     device = card.device if card else "cuda"
@@ -132,10 +122,8 @@ def make_plan(
         processes,
     )
     assumed = assumed_tflops(card.name, card.device) if card and tflops is None else None
-    shipped = level or next((name for name in levels if not name.startswith(UNTUNED)), None)
     memory = setup.plan()
     copied = copied_bytes(shape, train, quantized, forwards=forwards(train))
-    steps = work.steps if work else train.max_steps if train.max_steps > 0 else None
     return Plan(
         shape,
         memory,
@@ -155,10 +143,6 @@ def make_plan(
         flops_per_token(shape, train, max_length),
         tflops or assumed,
         assumed is not None,
-        tuple(strategies(setup, shipped, lora)) if shipped else (),
         train.quantization,
-        train.tuner,
         copied / memory.tokens,
-        plan_drawing(shape, train, steps, device, quantized),
-        merged_only(train.model_dump()),
     )

@@ -6,7 +6,7 @@ import json
 from functools import lru_cache
 from math import ceil
 
-from pipeline.config.sections import Train, Training
+from pipeline.config.sections import LoraType, Train, Training
 from pipeline.config.targets import is_target, misfits, rank_of, tells_experts_apart, trains_in
 from pipeline.core.errors import ConfigError
 from pipeline.models.experts.targets import check_mixture
@@ -160,6 +160,11 @@ def first_trained(shape: Shape, train: Train) -> int:
 def lora_parameters(shape: Shape, train: Train) -> int:
     """Σ r·(in + out) over the targeted linears (LoRA, arXiv:2106.09685); with DoRA + out."""
     return sum(lora_shapes(shape, train))
+
+
+def lora_bytes(shape: Shape, train: Train, ggml_type: LoraType) -> int:
+    """Bytes of the adapter's GGUF: Σ r·(in + out) × 2 in F16, × 4 in F32; its header is some kilobytes."""
+    return lora_parameters(shape, train) * (2 if ggml_type == "F16" else 4)
 
 
 def tunes_scales(train: Train) -> bool:

@@ -48,7 +48,7 @@ def plan_distillation(params: Params, shape: Shape, level: str, card: Card | Non
     own = Params.model_validate(changed_params(params, settings(params, Path("F16.gguf"), level, None)))
     base, length = quantized_level(shape, level), params.preprocess.max_length
     training = own.training_on(card.device if card else "cuda")
-    plan = make_plan(shape, training, length, [], card, quantized=base, level=level)
+    plan = make_plan(shape, training, length, [], card, quantized=base)
     # 6 bytes a kept token and 2 for the rest (pipeline/stages/train/distill/cache.py)
     answers = (own.train.max_steps + WATCHED) * length * (6 * own.train.distill_top_k + 2)
     sixteen = 2 * shape.parameters

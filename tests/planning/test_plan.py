@@ -85,19 +85,6 @@ def test_the_disk_is_what_the_stages_need_and_dvcs_copies_are_a_line_of_their_ow
     assert "base-F16 GGUF 15.24" in large
 
 
-def test_the_ways_to_ship_are_told_with_the_one_that_is_set(tmp_path: Path) -> None:
-    words = " ".join(plan(*EIGHT, "--root", tmp_path).stdout.split())
-    assert "train unquantized, merge, make Q4_K_M 15.23 50.38 4.68 15.97" in words
-    assert "* train on NF4, merge, make Q4_K_M 15.23 50.38 4.68 6.82" in words
-    assert "train on NF4, put the adapter on Q4_K_M 19.91 19.99 4.68 + 0.08 6.82" in words
-    assert (
-        "train on Q4_K_M itself 4.68 4.76 4.68 + 0.08 5.9" in words
-        and "* train on Q4_K_M itself" not in words
-    )
-    assert "tune the scales of Q4_K_M itself 4.68 9.37 4.68 " in words
-    assert "checkpoints and adapter, 1.16 GB, come with each" in words
-
-
 def on_a_gguf(root: Path, **train: Any) -> list[str | Path]:
     """The 8 GB recipe on a published GGUF, as the command's words."""
     params = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").model_dump(mode="json")
@@ -120,13 +107,9 @@ def test_training_on_a_gguf_is_planned_before_it_is_here(tmp_path: Path) -> None
         "quantized linears 3.653 computed for Q4_K_M" in words
         and "embeddings and head 0.702 quantized too" in words
     )
-    assert "* train on Q4_K_M itself 4.68 4.76 4.68 + 0.08 5.9" in words
     assert "Disk: 1.24 GB (checkpoints 0.97, adapter 0.18, LoRA GGUF 0.08)" in words
     found = json.loads(plan(*on_a_gguf(tmp_path), "--vram", "6", "--json").stdout)
-    assert found["quantization"] == "gguf" and [
-        strategy["quantization"] for strategy in found["strategies"]
-    ] == ["none", "nf4", "nf4", "gguf", "gguf", "gguf", "nf4"]
-    assert found["strategies"][3]["training"] == found["total_bytes"]
+    assert found["quantization"] == "gguf"
 
 
 def test_dense_linears_that_do_not_fit_are_left_packed(tmp_path: Path) -> None:
@@ -163,7 +146,6 @@ def test_the_mixtures_recipe_fits_its_card(tmp_path: Path) -> None:
     attention = (2048 + 4096) + 2 * (2048 + 512) + (4096 + 2048)
     assert shown["memory"]["LoRA"]["bytes"] == 4 * 8 * 48 * (128 * 3 * (2048 + 768) + attention)
     assert shown["fits"] and shown["loss"] == "chunked"
-    assert {strategy["tuner"] for strategy in shown["strategies"]} == {"lora"}
 
 
 def test_time_comes_from_tokens_and_tflops(tmp_path: Path) -> None:

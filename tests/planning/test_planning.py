@@ -222,6 +222,8 @@ def test_the_8_gb_recipe_has_the_known_figures() -> None:
     train = RECIPE.training
     assert QWEN_7B.parameters == 7_615_616_512
     assert weights.lora_parameters(QWEN_7B, train) == 40_370_176
+    assert weights.lora_bytes(QWEN_7B, train, "F16") == 2 * 40_370_176
+    assert weights.lora_bytes(QWEN_7B, train, "F32") == 4 * 40_370_176
     assert weights.linear_bytes(QWEN_7B, train) * 8 / QWEN_7B.linear_weights == pytest.approx(4.127, abs=1e-3)
     base = weights.linear_bytes(QWEN_7B, train) + weights.table_bytes(QWEN_7B, train)
     assert base / 1e9 == pytest.approx(5.55, abs=0.005)

@@ -275,9 +275,7 @@ def test_the_memory_reductions_packs_again_and_shortens() -> None:
     keys = [reduction.change.partition(":")[0] for reduction in memory_reductions(setup, 5 << 30)]
     assert keys == ["train.keep_quantized", "preprocess.max_length", "train.r", "train.offload_layers"]
     assert (
-        make_plan(
-            QWEN_7B, TRAIN, 1024, [], None, quantized=quantized_level(QWEN_7B, "Q4_K_M"), level="Q4_K_M"
-        ).remedy
+        make_plan(QWEN_7B, TRAIN, 1024, [], None, quantized=quantized_level(QWEN_7B, "Q4_K_M")).remedy
         == "take a smaller level, or base"
     )
 
