@@ -20,9 +20,11 @@ from pipeline.commands.recipes import recipe_text
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.workflow.dvc_yaml import dvc_text
 
 SPLITS = ("train", "val", "test")
-STAGE = {"stages": {"curate": {"cmd": "true", "outs": ["data/final", "reports/data.json"]}}}
+RECORDED = [f"data/final/{split}.jsonl" for split in SPLITS]
+STAGE = {"stages": {"curate": {"cmd": "true", "outs": [*RECORDED, "reports/data.json"]}}}
 
 
 def quench(root: Path, *words: str) -> Result:
@@ -181,6 +183,11 @@ def test_diff_says_how_to_get_data_that_is_not_here(versions: Path, tmp_path: Pa
     shown = quench(root, "diff", "one")
     assert shown.exit_code == 3
     assert "Q-COMMANDS-022: data/final/train.jsonl of one " in shown.stderr
+
+
+def test_the_graph_records_what_diff_reads() -> None:
+    curate = yaml.safe_load(dvc_text("merged"))["stages"]["curate"]
+    assert {*RECORDED, "reports/data.json"} <= {*curate["outs"], *curate["metrics"]}
 
 
 def test_diff_outside_of_git_is_one_sentence(tmp_path: Path) -> None:

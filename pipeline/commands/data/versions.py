@@ -90,7 +90,7 @@ def revision(root: Path, name: str) -> Version:
             f"{name} has no dvc.lock, so no data was recorded with it: `git log --oneline -- dvc.lock` "
             "lists those that have",
         )
-    if FINAL not in _outputs(lock):
+    if not any(path == FINAL or path.startswith(f"{FINAL}/") for path in _outputs(lock)):
         raise DataError(
             "Q-COMMANDS-021",
             f"dvc.lock of {name} names no {FINAL}: stage curate had not run, so choose a later revision",
