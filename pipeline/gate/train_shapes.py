@@ -22,11 +22,19 @@ class TrainPreferences(Shape):
     high: Share
 
 
+class TrainRewards(Shape):
+    """What drawn answers earned: means of the first and of the last steps."""
+
+    first: Number
+    last: Number
+
+
 class Train(Shape):
     """reports/train.json."""
 
     method: Method = "sft"
     preferences: TrainPreferences | None = None
+    rewards: TrainRewards | None = None
     steps: Count
     loss_first: Number | None
     loss_last: Number | None

@@ -72,11 +72,12 @@ def page_values(
     """
     from markupsafe import Markup
 
-    from pipeline.stages.report.training_plots import training_plots
+    from pipeline.stages.report.training_plots import MEASURES, training_plots
 
     reference, served = reference_name(inputs.evaluations), served_of(inputs.evaluations)
     scores = task_scores(inputs.answers)
     disturbed = [model for model, found in inputs.evaluations.items() if is_disturbed(found)]
+    curves = training_plots(inputs.log, inputs.metrics_log, inputs.train.get("eval_loss"))
     values = compared_values(inputs, advice, scores, reference, seed) | {
         "inputs": inputs,
         "advice": advice,
@@ -86,7 +87,8 @@ def page_values(
         "chosen": inputs.evaluations.get(advice.model or ""),
         "groups": GROUPS,
         "rows": level_rows(inputs.evaluations, verdicts, advice),
-        "curves": training_plots(inputs.log, inputs.metrics_log, inputs.train.get("eval_loss")),
+        "curves": curves,
+        "measures": [(name, title, words) for name, (title, _, words) in MEASURES.items() if name in curves],
         "domains": domain_rows(inputs.evaluations, inputs.answers),
         "unmerged": served is not None,
         "scales": served == TUNED,

@@ -12,15 +12,31 @@ SMALL = (6.4, 2.6)  # inches; the plots stand side by side with the same steps b
 SMOOTH_FROM = 120  # steps from which a curve is also drawn smoothed
 USUAL_GRADIENT = (0.1, 10.0)
 Rows = Sequence[Mapping[str, Any]]
-# what a method measures beside its loss, by its name in the metrics log: title, and what is at the axis
+# what a method measures beside its loss, by its name in the metrics log: title, what is at the axis, caption
 MEASURES = {
-    "accuracy": ("Told right", "share"),
-    "margin": ("Margin", "margin"),
-    "reward": ("Reward", "mean reward"),
-    "zero_variance": ("Groups of equal rewards", "share"),
-    "completion_tokens": ("Completions", "tokens"),
-    "entropy": ("Entropy", "nats a token"),
-    "gap": ("Rollout against training", "nats a token"),
+    "accuracy": (
+        "Told right",
+        "share",
+        "Share of the step's pairs or answers; held-out ones where training was evaluated.",
+    ),
+    "margin": ("Margin", "margin", "By how much chosen answers are preferred, in the method's own measure."),
+    "reward": (
+        "Reward",
+        "mean reward",
+        "Mean of the step's completions; of held-out prompts where training was evaluated.",
+    ),
+    "zero_variance": (
+        "Groups of equal rewards",
+        "share",
+        "Share of the step's groups; nothing is learned of them.",
+    ),
+    "completion_tokens": ("Completions", "tokens", "Tokens of a completion, on average."),
+    "entropy": ("Entropy", "nats a token", "−log-probability of a drawn token, on average."),
+    "gap": (
+        "Rollout against training",
+        "nats a token",
+        "How far the log-probabilities of drawn tokens differ, on average.",
+    ),
 }
 
 
@@ -50,7 +66,7 @@ def training_plots(log: Rows, metrics_log: Rows, eval_loss: float | None = None)
 def _measures(metrics_log: Rows, steps: tuple[float, float]) -> dict[str, str]:
     """The curves of what the method measures beside its loss (`MEASURES`)."""
     found: dict[str, str] = {}
-    for name, (title, unit) in MEASURES.items():
+    for name, (title, unit, _) in MEASURES.items():
         ours, held_out = (
             [
                 (float(row["step"]), float(row["measures"][name]))
