@@ -24,7 +24,7 @@ from pipeline.commands.remote.host import common, files, follow, runs
 from pipeline.commands.remote.host.common import CHECKPOINTS
 from pipeline.commands.remote.line import Cut, Line
 from pipeline.commands.remote.mirror import Mirror
-from pipeline.commands.remote.parcel import JOURNAL, Parcel, inputs
+from pipeline.commands.remote.parcel import JOURNAL, Parcel, inputs, run_id
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError, QuenchError, ToolError
@@ -135,6 +135,14 @@ def test_a_torn_checkpoint_here_is_not_ahead(line: Here, tmp_path: Path) -> None
     (home / CHECKPOINTS / "checkpoint-200/weights").write_text("torn")
     assert watched(line, home) == 1
     assert line.began == [(["train"], ["checkpoint-100"])]
+
+
+def test_a_torn_checkpoint_there_does_not_come_home_and_costs_none(line: Here, tmp_path: Path) -> None:
+    folder, home = left_there(line, 200), trained(tmp_path / "home", 100)
+    (folder / "project" / CHECKPOINTS / "checkpoint-200/weights").write_text("torn")
+    assert watched(line, home) == 1
+    assert line.began == [(["train"], ["checkpoint-100"])]
+    assert [path.name for path in (home / CHECKPOINTS).glob("checkpoint-*")] == ["checkpoint-100"]
 
 
 @pytest.mark.parametrize("resume", [True, False])
@@ -379,6 +387,22 @@ PROGRAM = {"rewards": {"external": 1.0}, "external": {"command": ["python3", "da
 def test_only_what_needs_more_than_is_sent_is_refused(given: dict[str, Any], key: str | None) -> None:
     why = train.refusal(Train(**given))
     assert why is None if key is None else key in why
+
+
+def test_a_run_is_told_by_what_it_depends_on(tmp_path: Path) -> None:
+    for name in ("data/tokens/train.parquet", "models/base/config.json"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("{}")
+
+    def told(**sections: Any) -> str:
+        params = Params.model_validate(sections)
+        return run_id(inputs(tmp_path, params), params)
+
+    before = told()
+    assert told(serve={"port": 9000}) == before
+    assert told(train={"learning_rate": 1.0e-3}) != before
+    (tmp_path / "data/tokens/train.parquet").write_text("other rows")
+    assert told() != before
 
 
 def test_what_is_sent_is_enough_for_rollouts_in_process(prepared: Path, tmp_path: Path) -> None:

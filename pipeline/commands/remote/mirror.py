@@ -81,8 +81,8 @@ class Mirror:
 
     def bring(self, paths: Sequence[str]) -> dict[str, str]:
         """Bring the files at `paths` (folders with all below them) as they are on the host now, verified,
-        each artifact whole; what the host has deleted beside checkpoints is deleted here. {path: sha256} of
-        them.
+        each artifact whole; what the host has deleted beside checkpoints is deleted here, unless one of them
+        is torn there. {path: sha256} of them.
 
         Raises `ToolError` if they don't come, `Gone` if the run's folder is.
         """
@@ -101,6 +101,7 @@ class Mirror:
         }
         folder = self._fetch({digest: size for digest, size in found.values() if digest not in have})
         changed = {place: digest for place, digest in digests.items() if self._placed.get(place) != digest}
+        whole = True
         for unit, _ in groupby(sorted(changed, key=_order), _unit):
             inside = [place for place in digests if _unit(place) == unit]
             try:
@@ -108,13 +109,14 @@ class Mirror:
             except _Pruned as reason:
                 print(f"remote: {printable(f'{unit} is left out ({reason})', 200)}", file=sys.stderr)
                 digests = {place: digest for place, digest in digests.items() if place not in inside}
+                whole = False
         there = {
             Path(place).relative_to(CHECKPOINTS).parts[0]
             for place in digests
             if place.startswith(f"{CHECKPOINTS}/")
         }
         for path in (self.root / CHECKPOINTS).glob("[!.]*"):
-            if path.name not in {*there, *skip}:
+            if whole and path.name not in {*there, *skip}:
                 remove(path)
         self._placed |= digests
         remove(folder)
