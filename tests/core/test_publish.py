@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,6 +38,23 @@ def test_an_artifact_is_created_and_replaced_and_nothing_else_is_left(tmp_path: 
             assert not target.exists() or read(target) == "first"
         assert read(target) == text
     assert names(target.parent) == ["artifact"]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_its_bytes_are_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: bool
+) -> None:
+    target, before, after, fsync = tmp_path / "artifact", set(), set(), os.fsync
+
+    def noted(handle: int) -> None:
+        (after if target.exists() else before).add(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    monkeypatch.setattr("pipeline.core.publish.os.fsync", noted)
+    with publishing(target) as aside:
+        write(aside, "text", folder)
+    assert before == {path.stat().st_ino for path in (target, *target.rglob("*"))}
+    assert after == {tmp_path.stat().st_ino}
 
 
 @pytest.mark.parametrize("folder", [False, True])

@@ -58,7 +58,11 @@ def test_hashes_change_with_what_they_are_of(tools: Toolchain, tmp_path: Path) -
     before = adapter_fields(adapter)
     (adapter / "run.json").write_text('{"tokens_sha256": "x", "settings": {"r": 8}}')
     (adapter / "adapter_model.safetensors").write_bytes(b"other")
-    assert all(before[key] != value for key, value in adapter_fields(adapter).items())
+    other = adapter_fields(adapter)
+    assert all(before[key] != value for key, value in other.items())
+    (adapter / "run.json").write_text('{"tokens_sha256": "x", "settings": {"r": 9}}')
+    changed = [key for key, value in adapter_fields(adapter).items() if other[key] != value]
+    assert changed == ["quench.config.sha256"]
     (adapter / "run.json").unlink()  # as of another tool
     assert list(adapter_fields(adapter)) == ["quench.adapter.sha256"]
 

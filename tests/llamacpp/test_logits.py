@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+from qwen2_variants import random_adapter
 
+from pipeline.llamacpp.converters import lora_to_gguf
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.log_probabilities import divergence, log_softmax, nmse, perplexity
@@ -47,6 +49,25 @@ def test_a_ggufs_logits_are_the_models(tiny_qwen2: Path, tiny_gguf_base: Path, t
     assert (expected.argmax(-1) == every.argmax(-1)).mean() >= 5 / 6
     assert np.allclose(some, every[[1, 4]], atol=1e-2)
     assert nmse(expected, every[::-1]) > 0.1  # the measure sees a wrong order
+
+
+def test_with_an_adapter_on_it_they_are_pefts(
+    tiny_qwen2: Path, tiny_gguf_base: Path, tools: Toolchain, tmp_path: Path
+) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    ids, places = [970, 11, 1879, 0, tiny.END, 198], list(range(6))
+    adapter, lora = random_adapter(tmp_path / "adapter"), tmp_path / "lora.gguf"
+    lora_to_gguf(tools, adapter, tiny_qwen2, lora, "F32")
+    model = AutoModelForCausalLM.from_pretrained(tiny_qwen2, dtype=torch.float32)
+    with torch.no_grad():
+        bare = model(torch.tensor([ids])).logits[0].numpy()
+        expected = PeftModel.from_pretrained(model, adapter)(torch.tensor([ids])).logits[0].numpy()
+    with open_gguf(tools, tiny_gguf_base, ctx_size=64, threads=1, n_gpu_layers=0, lora=lora) as gguf:
+        found = gguf.logits(ids, places)
+    assert nmse(expected, found) < 1e-3 < 0.1 < nmse(expected, bare)
 
 
 def test_two_ggufs_at_once(tiny_gguf_base: Path, tools: Toolchain) -> None:

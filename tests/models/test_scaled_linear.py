@@ -16,6 +16,7 @@ from pipeline.gguf.tensors import SCALES
 from pipeline.models import scaled_linear
 from pipeline.models.quantized_linear import QuantizedLinear
 from pipeline.models.scaled_linear import ScaledLinear, put_scales, rescaled
+from pipeline.models.tuners import without_tuner
 
 INPUTS, OUTPUTS = 512, 48
 TYPES = [GgmlType(number) for number in SCALES]
@@ -189,6 +190,16 @@ def test_only_the_layers_linears_that_are_named_get_scales() -> None:
     assert list(made) == ["model.layers.0.q_proj", "model.layers.1.q_proj"]
     training = [name for name, one in outer.named_parameters() if one.requires_grad]
     assert training == [f"{name}.change" for name in made]
+
+
+def test_without_what_was_trained_the_file_answers_and_then_it_is_back() -> None:
+    linear, given = scaled(GgmlType.Q4_0), torch.randn(3, INPUTS)
+    model = torch.nn.Sequential(linear)
+    trained = model(given)
+    with without_tuner(model):
+        file = QuantizedLinear(linear.weight, linear.ggml_type, linear.bias, compute_dtype=torch.float32)
+        assert torch.equal(model(given), file(given)) and not torch.equal(model(given), trained)
+    assert torch.equal(model(given), trained)
 
 
 def test_a_type_without_scales_is_refused() -> None:

@@ -18,6 +18,7 @@ import yaml
 import pipeline.stages.curate.stage
 from pipeline.__main__ import main
 from pipeline.core.errors import MachineError
+from pipeline.core.locks import lock_file, take
 from pipeline.workflow.locked import reading, seems_unchanged
 from pipeline.workflow.prepare import prepare, take_run_lock
 from pipeline.workflow.record import inputs_state
@@ -83,6 +84,9 @@ def test_a_stage_runs_once_at_a_time(project: Path, capsys: pytest.CaptureFixtur
         assert f"curate is already running as process {os.getppid()} in" in capsys.readouterr().err
         assert main(["report", "--root", str(project)]) == 6
         assert "Q-CORE-002" in capsys.readouterr().err
+    with take(lock_file("curate", project)):
+        assert main(["curate", "--root", str(project)]) == 6
+        assert f"curate is already running as process {os.getpid()} in" in capsys.readouterr().err
     assert main(["report", "--root", str(project)]) == 3
     assert "reports/data.json is missing: run `python -m pipeline curate`" in capsys.readouterr().err
 

@@ -319,6 +319,30 @@ def test_a_sub_project_has_settings_of_its_own_and_keeps_what_a_killed_job_left(
     assert load_params(folder / "params.yaml").train.seed == 1
 
 
+def test_a_jobs_sub_project_has_its_seed_and_its_merge(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Seen(Exception):
+        """Nothing is made."""
+
+    def look(project: Path, _: Path) -> None:
+        found.append(load_params(project / "params.yaml"))
+
+    def make(params: Params, root: Path, project: Path, level: str, tools: Any) -> Any:
+        look(project, root)
+        raise Seen
+
+    found: list[Params] = []
+    params, trained = set_params(ready, seeds=[7]), ready / "models/compare/nf4-7"
+    monkeypatch.setattr(nf4, "train", look)
+    nf4.main(params, ready, "7")
+    (trained / "adapter").mkdir(parents=True)
+    (trained / "train.json").write_text("{}")
+    for strategy in (MERGED_16, MERGED_NF4):
+        with pytest.raises(Seen):
+            measure.record_item(params, ready, f"{strategy}-Q4_K_M-7", make)
+    assert found[0].train.seed == 7
+    assert [one.merge.base for one in found[1:]] == ["16-bit", "nf4"]
+
+
 def test_a_copied_project_works_on_its_own_files(ready: Path, tmp_path: Path) -> None:
     for root in (ready, tmp_path / "copy"):
         if root != ready:

@@ -12,10 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import INDEX
 from pipeline.models.merging.judge import unit
-from pipeline.stages.merge.stage import merge
+from pipeline.stages.merge.stage import main, merge
 
 BASES: dict[str, dict[str, Any]] = {
     "qwen2": {"kind": "Qwen2"},
@@ -220,6 +221,20 @@ def test_what_the_adapter_leaves_alone_keeps_its_bits_and_a_second_merge_its_byt
     merge_here(plain / "base", plain, "bfloat16")
     assert files == {file.name: file.read_bytes() for file in (plain / "merged").iterdir()}
     assert merge_here(plain / "base", plain, "float16")["rounded"] == len(before)
+
+
+def test_the_stage_merges_as_its_section_says(plain: Path, tmp_path: Path) -> None:
+    for folder in ("base", "adapter"):
+        (tmp_path / "models").mkdir(exist_ok=True)
+        (plain / folder).rename(tmp_path / "models" / folder)
+        (tmp_path / "models" / folder / "chat_template.jinja").write_text(f"{{# of the {folder} #}}")
+    main(Params.model_validate({"merge": {"base": "16-bit", "dtype": "float16"}}), tmp_path)
+    merged = tmp_path / "models/merged"
+    assert {one.dtype for one in load_file(merged / "model.safetensors").values()} == {torch.float16}
+    assert json.loads((merged / "config.json").read_text())["dtype"] == "float16"
+    assert (merged / "chat_template.jinja").read_text() == "{# of the adapter #}"  # what was trained
+    report = json.loads((tmp_path / "reports/merge.json").read_text())
+    assert (report["asked"], report["merge_base"], report["dtype"]) == ("16-bit", "16-bit", "float16")
 
 
 def test_shards_stay_as_the_base_has_them_with_an_index_of_the_right_size(plain: Path) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from pyarrow import parquet
 from test_preference import ANSWERS, says, settings, user
 
 from pipeline.core.hashing import file_hash
@@ -57,6 +58,26 @@ def test_equal_rewards_give_plain_sfts_bytes_and_others_do_not(prepared: Path, t
     different = [number / 5 for number in range(ROWS)]
     assert adapter(prepared, tmp_path / "off", different, reward="none") == plain
     assert adapter(prepared, tmp_path / "weighted", different) != plain
+
+
+def test_held_out_rows_are_weighed_by_the_rewards_of_training(prepared: Path, tmp_path: Path) -> None:
+    rewards = {"train": [0.0, 1.0], "val": [0.5, 5.0]}  # 5 is more than training has seen: no more than 1
+    for split, given in rewards.items():
+        chats = [
+            {"kind": "chat", "messages": [user("What is it?"), says("Four.")], "reward": reward}
+            for reward in given
+        ]
+        write_rows(tmp_path / f"data/final/{split}.jsonl", chats)
+    preprocess(
+        rows_folder=tmp_path / "data/final",
+        base=prepared / "models/base",
+        tokens_folder=tmp_path / "tokens",
+        max_length=128,
+        packing=False,
+        train=settings("sft", reward="min_max"),
+    )
+    found = parquet.read_table(tmp_path / "tokens/val.parquet")["weights"].to_pylist()
+    assert sorted(weight for row in found for weight in row) == [1.0, 2.0]
 
 
 def test_a_step_of_chats_that_weigh_nothing_is_no_fault(prepared: Path, tmp_path: Path) -> None:
