@@ -129,7 +129,7 @@ def parity_report(depth: str = "standard") -> dict[str, Any]:
                 "detail": f"parity.depth is {depth}",
                 "figures": {},
             }
-    return {"verdict": "pass", "depth": depth, "checks": checks}
+    return {"verdict": "pass", "depth": depth, "files": {}, "checks": checks}
 
 
 def failed_report() -> dict[str, Any]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.sections.renamed import GONE, KEYS, VALUES
 from pipeline.core.printable import printable, quoted
 from pipeline.core.strict_yaml import Place
 from pipeline.core.wording import plural
@@ -22,23 +21,13 @@ def report(path: Path, errors: Sequence[Any], lines: Mapping[Place, int], known:
     return "\n".join([*shown, *([f"  … and {plural(len(left), 'error')} more"] if left else [])])
 
 
-def new_name(error: Any) -> str | None:
-    """What became of a key or value of an older version, as a sentence; None for any other error."""
-    key = _dotted(error)
-    if error["type"] == "extra_forbidden" and (key in GONE or key in KEYS):
-        return GONE.get(key) or f"is called {KEYS[key]} now: rename it"
-    if new := VALUES.get(key, {}).get(str(error["input"])):
-        return f"{quoted(error['input'])} is called {new} now: write that"
-    return None
-
-
 def _line(error: Any, lines: Mapping[Place, int], known: Sequence[str]) -> str:
     place = error["loc"]
     whole = "the file" if error["type"] == "model_type" else "params"
     key = printable(".".join(map(str, place)) or whole, 120)
     found = [lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines]
     where = f" (line {found[0]})" if found else ""
-    return printable(f"{key}: {new_name(error) or _sentence(error, known)}", LONGEST - len(where)) + where
+    return printable(f"{key}: {_sentence(error, known)}", LONGEST - len(where)) + where
 
 
 def _sentence(error: Any, known: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from pydantic import ValidationError, model_validator
 
 from pipeline.config import sections
 from pipeline.config.conditions import refused
-from pipeline.config.faults import new_name, report
+from pipeline.config.faults import report
 from pipeline.config.levels import split_level
 from pipeline.config.sections.values import group, keys_of
 from pipeline.config.training_problems import training_problems
@@ -232,10 +232,7 @@ def checked(path: Path, values: dict[str, Any], lines: Mapping[Place, int]) -> P
         return Params.model_validate(values)
     except ValidationError as error:
         known = [".".join(place) for place, _ in keys_of(Params)]
-        renamed = any(new_name(item) for item in error.errors())
-        raise ConfigError(
-            "Q-CONFIG-004" if renamed else "Q-CONFIG-003", report(path, error.errors(), lines, known)
-        ) from None
+        raise ConfigError("Q-CONFIG-003", report(path, error.errors(), lines, known)) from None
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
     context, cache = serve.ctx_size * serve.parallel, evaluation.get("kv_cache_bytes")
     measured, peak = evaluation.get("serving") or {}, None
     if cache is not None:
-        cache = round(cache * context / evaluation["ctx_size"]) if "ctx_size" in evaluation else None
+        cache = round(cache * context / evaluation["ctx_size"])
     layers = measured.get("n_gpu_layers")
     if serve.n_gpu_layers == AUTO and layers is not None:  # it came to this
         serve = serve.model_copy(update={"n_gpu_layers": layers})

@@ -83,7 +83,6 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
         merge=found.pop("merge", None),
         strategies=found.pop("strategies", None),
         log=read_curve(root),
-        # runs of older versions have none: what it holds is then not measured
         metrics_log=MetricsLog(root / "reports/train.jsonl").rows(),
         evaluations=evaluations,
         answers=answers,
@@ -147,7 +146,7 @@ def read_evaluation(root: Path, model: str) -> dict[str, Any]:
     """The figures of `model`. Raises `DataError` if they are missing, damaged or of another model."""
     file, stage = f"reports/eval/{model}.json", f"evaluate@{model}"
     found = read_record(root, file, shapes.Evaluation, stage)
-    if found.get("model", model) != model:
+    if found["model"] != model:
         raise DataError(
             "Q-GATE-002",
             f"{root / file} holds the figures of {str(found['model'])[:80]!a}: run `python -m pipeline "
@@ -174,7 +173,7 @@ def read_curve(root: Path) -> list[dict[str, Any]]:
 
 def read_quantization_check(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] | None:
     """What `quench quantization-check` measured, if it is there and of the base's weights; None for another
-    base's, or an older version's.
+    base's.
     """
     if not path.is_file():
         return None

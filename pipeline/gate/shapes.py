@@ -97,11 +97,11 @@ class ParityCheck(Shape):
 
 
 class Parity(Shape):
-    """reports/parity.json; `files` (sha256 by name) is missing in those of older versions."""
+    """reports/parity.json; `files` are sha256 by name."""
 
     verdict: Literal["pass", "fail"]
     checks: Annotated[dict[str, ParityCheck], Field(min_length=1)]
-    files: dict[str, Sha256] | None = None
+    files: dict[str, Sha256]
 
 
 class Architecture(Shape):
@@ -206,7 +206,7 @@ class Serving(Shape):
 
 
 class Evaluation(Shape):
-    """reports/eval/MODEL.json; those of older versions lack what has a default."""
+    """reports/eval/MODEL.json; not every model is measured by what has a default."""
 
     bytes: Annotated[int, Field(gt=0, le=LARGEST)]
     task: Task | None
@@ -219,14 +219,14 @@ class Evaluation(Shape):
     perplexity: Number | None
     kld_mean: Number | None
     same_top: Number | None
-    all_tokens: DivergenceFigures | None = None
+    all_tokens: DivergenceFigures
     by_row: dict[str, RowSums] | None = None
-    ctx_size: Annotated[int, Field(gt=0, le=LARGEST)] = 1
+    ctx_size: Annotated[int, Field(gt=0, le=LARGEST)]
     kv_cache_bytes: Count | None = None
     serving: Serving | None = None
     general: General | None = None
     lora: Lora | None = None
-    model: str | None = None
+    model: str
     answers_sha256: Sha256 | None = None
     rows_sha256: Sha256 | None = None
     llama_cpp: str = ""

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from pydantic import ValidationError
 
 from pipeline.config.levels import LEVELS, NEEDS_IMATRIX
 from pipeline.config.params import Params, load_params
-from pipeline.config.sections import renamed
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import PROJECT
@@ -200,7 +198,6 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
             "params",
             "names Q8_0, which quantize.levels doesn't make .*set merge.base to 16-bit or nf4",
         ),
-        ({"merge": {"method": "stream"}}, "merge.method", "is gone, because .*remove the line"),
         (
             {"convert": {"type": "BF16"}, "evaluate": {"models": ["BF16"]}},
             "params",
@@ -258,7 +255,7 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
 )
 def test_one_mistake_is_one_line_with_its_path_and_the_reason(load, sections, path, words):
     with pytest.raises(
-        ConfigError, match=rf"(?s)^Q-CONFIG-00[34]: .* has 1 error:\n  {path}: .*{words}"
+        ConfigError, match=rf"(?s)^Q-CONFIG-003: .* has 1 error:\n  {path}: .*{words}"
     ) as raised:
         load(changed(**sections))
     assert len(str(raised.value).splitlines()) == 2
@@ -577,37 +574,6 @@ def test_the_default_model_has_its_file_and_another_has_none(load):
     assert (older.file, older.sha256) == (None, None)
     with pytest.raises(ConfigError, match=r"Q-CONFIG-003: .*\n  base: file is missing"):
         load("base: {source: package, model: another-package}")
-
-
-def test_an_older_files_names_are_known_and_the_sentence_has_the_new_one(load, monkeypatch):
-    for old, new in (("train.rank", "train.r"), ("proofs", "parity")):
-        monkeypatch.setitem(renamed.KEYS, old, new)
-    monkeypatch.setitem(renamed.VALUES, "train.method", {"teach": "distill"})
-    with pytest.raises(ConfigError, match=r"Q-CONFIG-004: .* 3 errors") as raised:
-        load("train:\n  rank: 8\n  method: teach\nproofs:\n  rows: 4\n")
-    assert sorted(line.strip() for line in str(raised.value).splitlines()[1:]) == [
-        "proofs: is called parity now: rename it (line 4)",
-        "train.method: 'teach' is called distill now: write that (line 3)",
-        "train.rank: is called train.r now: rename it (line 2)",
-    ]
-    with pytest.raises(ConfigError, match=r"Q-CONFIG-004: .* 2 errors"):
-        load("train:\n  rank: 8\n  r: many\n")
-    with pytest.raises(ConfigError, match=r"Q-CONFIG-003: .* 1 error"):
-        load("serve:\n  rank: 8\n")
-
-
-def test_a_key_that_is_gone_says_what_took_its_place(load):
-    with pytest.raises(ConfigError, match=r"Q-CONFIG-004: .* 2 errors") as raised:
-        load("train:\n  load_in_4bit: true\nparity:\n  max_nmse: 1.0e-3\n")
-    assert "train.load_in_4bit: is gone: set base.quantization to nf4" in str(raised.value)
-    named = set(re.findall(r"[a-z]+\.[a-z_]+", " ".join(renamed.GONE.values()))) - {"merge.py"}
-    assert named <= {".".join(place) for place, _ in keys_of(Params)}
-
-
-def test_no_name_of_an_older_version_is_one_of_today():
-    known = {".".join(place) for place, _ in keys_of(Params)}
-    assert not known & (renamed.KEYS | renamed.GONE).keys()
-    assert {*renamed.KEYS.values(), *renamed.VALUES} <= known
 
 
 def test_a_missing_file_and_one_that_is_not_utf8_say_what_to_do(tmp_path):

@@ -360,12 +360,6 @@ def other_model(root: Path) -> None:
     shipping.change(root / "reports/parity.json", files=files)
 
 
-def old_parity(root: Path) -> None:
-    found = json.loads((root / "reports/parity.json").read_text())
-    del found["files"]
-    (root / "reports/parity.json").write_text(json.dumps(found))
-
-
 def other_answers(root: Path) -> None:
     """The reference's good answers under the level's name."""
     eval_ = root / "reports/eval"
@@ -395,7 +389,6 @@ def no_reference(root: Path) -> None:
         (other_adapter, ["provenance differs from models/adapter (quench.adapter.sha256)"]),
         (other_merge, ["quench.merge.base"]),
         (other_model, ["provenance differs", "comes from another model than demo-F16.gguf"]),
-        (old_parity, ["reports/parity.json does not say which files it measured"]),
     ],
 )
 def test_reports_about_other_files_are_refused(

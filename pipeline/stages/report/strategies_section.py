@@ -51,9 +51,7 @@ def level_values(level: str, found: Mapping[str, Any], reference: Mapping[str, A
             **found["strategies"][strategy],
             "difference": difference_cell(against.get(strategy)),
             "perfect_difference": difference_cell(perfect.get(strategy)),
-            # a report of an older version has none
-            "general": found["strategies"][strategy].get("general"),
-            "general_change": difference_cell(found["strategies"][strategy].get("general_change")),
+            "general_change": difference_cell(found["strategies"][strategy]["general_change"]),
         }
         for strategy in measured
     ]

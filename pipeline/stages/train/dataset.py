@@ -4,7 +4,7 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.answers import LEARNED, REJECTED
+from pipeline.chat.answers import REJECTED
 from pipeline.chat.tokens import IGNORED
 
 PARTS = ("input_ids", "labels", "position_ids")  # of a batch: what its log-probabilities depend on
@@ -20,10 +20,6 @@ def load_rows(tokens: Path, split: str) -> Any:
 
     # not Dataset.from_parquet, which refuses a split without rows
     table = pq.read_table(tokens / f"{split}.parquet")
-    for name, value, kind in (("roles", LEARNED, pa.int8()), ("weights", 1.0, pa.float32())):
-        if name not in table.column_names:  # written before there were roles and weights
-            plain = [[value] * len(lengths) for lengths in table["seq_lengths"].to_pylist()]
-            table = table.append_column(name, pa.array(plain, pa.list_(kind)))
     return Dataset(table.append_column("row", pa.array(range(table.num_rows), pa.int64())))
 
 

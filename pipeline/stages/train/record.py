@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.sections import Train, Training
+from pipeline.config.sections import Training
 from pipeline.core.errors import DataError
 from pipeline.core.hardware import cpu_name
 from pipeline.core.hashing import file_hash, json_hash, tree_hash
@@ -31,13 +31,6 @@ NAMES = {
     "base.template_sha256": "the base's chat template",
     "teacher_sha256": f"the file that is learned from ({SOURCE_FILE})",
 }
-# keys of section train that later versions added: a checkpoint from before them is known without them
-ADDED = (
-    *("reward", "reward_temperature", "preference", "layers", "freeze_layers", "rank_pattern", "eva_rows"),
-    *("alpha_pattern", "use_rslora", "use_dora", "init_lora_weights", "loraplus_lr_ratio", "modules_to_save"),
-    *("clip_value", "checkpoint_every", "train_on_prompt", "shuffle", "grpo", "target_experts", "router"),
-    "offload_layers",
-)
 # where weights lie changes no byte, as the number of processes doesn't: a run may go on with it changed
 NO_PART = {"shard_base", "device"}  # the device itself is in the record
 # but then the base is quantized in main memory, whose sums a GPU makes in another order
@@ -100,7 +93,7 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> I
     """(key, sentence) of everything in which two records differ."""
     for key in sorted({*old, *new}):
         name = f"{prefix}{key}"
-        before, after = (one.get(key, default(name)) for one in (old, new))
+        before, after = (one.get(key) for one in (old, new))
         if isinstance(before, dict) and isinstance(after, dict):
             yield from differences(before, after, f"{name}.")
         elif before != after:
@@ -109,20 +102,8 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> I
             yield name, NAMES.get(name) or f"{shown} ({before} → {after}{why})"
 
 
-def default(name: str) -> Any:
-    """What a run did whose record has no such key yet: the key's default."""
-    found: Any = {"settings": Train().model_dump(mode="json")}
-    for part in name.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
-
-
 def run_id(record: dict[str, Any]) -> str:
     """What a run's checkpoints are told from another's by: a hash of its record, but for what it may go on
-    with changed, and for keys at what runs did before there were such keys.
+    with changed.
     """
-    kept = {key: value for key, value in record.items() if key not in MACHINE}
-    settings = record.get("settings", {})
-    before = {key: default(f"settings.{key}") for key in ADDED}
-    plain = {key: value for key, value in settings.items() if key not in before or value != before[key]}
-    return json_hash(kept | {"settings": plain} if "settings" in kept else kept)
+    return json_hash({key: value for key, value in record.items() if key not in MACHINE})

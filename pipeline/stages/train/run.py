@@ -93,7 +93,7 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], hard: list[str]) 
             "Q-TRAIN-029",
             f"{start} is of a run before {'; '.join(hard)} changed: put that back to go on from it",
         )
-    if read_notes(start).get("run") not in (None, run_id(record)):  # older versions did not note it
+    if read_notes(start).get("run") != run_id(record):
         raise ConfigError(
             "Q-TRAIN-030", f"{start} is of another run than {folder / RUN}, and was copied here: {others}"
         )

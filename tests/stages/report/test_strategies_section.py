@@ -234,15 +234,6 @@ def test_without_the_first_strategy_the_next_one_is_compared_with() -> None:
     assert rows[0]["difference"] is None and rows[1]["difference"]["verdict"] == "worse"
 
 
-def test_a_file_of_an_older_version_is_shown() -> None:
-    found = summary()
-    del found["untuned_general"]
-    for one in found["levels"]["Q4_K_M"]["strategies"].values():
-        del one["general"], one["general_change"]
-    text = page(found).text
-    assert "105.5 MB" in text and "What training and rounding made the model forget: not measured" in text
-
-
 def test_a_training_that_several_strategies_share_is_counted_once() -> None:
     found = figures(dict.fromkeys(STRATEGIES, 0.6))
     for one in found:

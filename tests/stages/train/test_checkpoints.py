@@ -22,14 +22,14 @@ from pipeline.stages.train.checkpoints import (
 )
 
 
-def make(folder: Path, step: int, best: int | None = None) -> Path:
+def make(folder: Path, step: int, best: int | None = None, run: str | None = None) -> Path:
     written = folder / ".writing" / f"checkpoint-{step}"
     written.mkdir(parents=True)
     (written / "weights").write_bytes(bytes([step]) * 1000)
     if best:
         (written / "trainer_state.json").write_text(json.dumps({"best_global_step": best}))
     checkpoint = folder / f"checkpoint-{step}"
-    publish_checkpoint(written, checkpoint, {"step": step})
+    publish_checkpoint(written, checkpoint, {"step": step, "run": run})
     return checkpoint
 
 

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_checkpoints import make
+from test_checkpoints import make as publish
 
 from pipeline.commands.recipes import recipe_file
 from pipeline.config.params import load_params
-from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
-from pipeline.stages.train.record import ADDED, ELSEWHERE, device_name, differences, run_id
+from pipeline.stages.train.record import ELSEWHERE, device_name, differences, run_id
 from pipeline.stages.train.run import RUN, find_start, finish
 
 RECORD: dict[str, Any] = {
@@ -23,6 +22,11 @@ RECORD: dict[str, Any] = {
     "device": "cpu",
     "threads": 2,
 }
+
+
+def make(folder: Path, step: int, best: int | None = None) -> Path:
+    """A checkpoint of the run of `RECORD`."""
+    return publish(folder, step, best, run=run_id(RECORD))
 
 
 def begun(folder: Path) -> Path:
@@ -83,26 +87,6 @@ def test_every_change_is_named(tmp_path: Path) -> None:
         ConfigError, match=r"learning_rate \(0.0001 → 0.1\); train.r \(16 → 8\); the training rows"
     ):
         find_start(tmp_path, changed(tokens_sha256="x", settings={"r": 8, "learning_rate": 0.1}), resume=True)
-
-
-def test_a_run_of_an_adapter_from_before_there_were_other_tuners_goes_on(tmp_path: Path) -> None:
-    checkpoint = begun(tmp_path)  # its record has no tuner
-    assert find_start(tmp_path, changed(settings={"tuner": "lora"}), resume=True) == checkpoint
-    with pytest.raises(ConfigError, match=r"Q-TRAIN-029: .*train\.tuner \(lora → scales\)"):
-        find_start(tmp_path, changed(settings={"tuner": "scales"}), resume=True)
-
-
-def test_a_run_from_before_there_was_a_key_goes_on_also_from_a_chosen_checkpoint(tmp_path: Path) -> None:
-    later = {name: value for name, value in Train().model_dump(mode="json").items() if name in ADDED}
-    assert len(later) == len(ADDED)
-    checkpoint = begun(tmp_path)
-    assert run_id(RECORD) == run_id(changed(settings=later))
-    assert find_start(tmp_path, changed(settings=later), resume=True) == checkpoint
-    assert find_start(tmp_path, changed(settings=later), resume=checkpoint) == checkpoint
-    with pytest.raises(ConfigError, match=r"Q-TRAIN-029: .*train\.freeze_layers \(0 → 1\)"):
-        find_start(tmp_path, changed(settings=later | {"freeze_layers": 1}), resume=True)
-    with pytest.raises(ConfigError, match=r"Q-TRAIN-029: .*train\.rank_pattern"):
-        find_start(tmp_path, changed(settings=later | {"rank_pattern": {"q_proj": 2}}), resume=True)
 
 
 def test_another_machine_may_go_on_but_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
