@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo run demo-small demo-gguf test unit exhaustive lint clean lock toolchain compiler
+.PHONY: help setup demo run demo-small demo-gguf test unit exhaustive mutants lint clean lock toolchain compiler
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-15s %s\n", $$1, $$2}'
@@ -45,6 +45,11 @@ unit: setup  ## run the tests that need no PyTorch, Transformers, DVC or Snakema
 
 exhaustive: setup  ## run the tests that CI leaves out (hours), and write down what came of them in benchmarks/results
 	python benchmarks/exhaustive.py
+
+ROOM ?= gate
+
+mutants: setup  ## change a ROOM's code in many small places, one at a time, and list what its unit tests do not find
+	OMP_NUM_THREADS=1 python benchmarks/mutants.py $(ROOM)
 
 lint: setup  ## check style, types and the layers of imports
 	ruff check
