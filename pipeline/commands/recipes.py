@@ -78,7 +78,7 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
             f"replaces it:\n{changes}",
         )
     graph = load_params(file).graph
-    changed = (root / "dvc.yaml").is_file() and put_graph(root, graph, force=force)
+    changed = (root / "dvc.yaml").is_file() and put_graph(root, graph)
     if old != new:
         with publishing(target) as aside:
             aside.write_bytes(new)
@@ -88,15 +88,13 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
     return changes
 
 
-def graph(root: Path, force: bool = False, cache_base: bool | None = None) -> None:
+def graph(root: Path, cache_base: bool | None = None) -> None:
     """Make `root`/dvc.yaml the graph that its params.yaml needs: after `base.quantization` or `train.tuner`
-    was changed by hand, or with `force` after an update. With `cache_base` DVC keeps the base's weights, or
-    does no longer.
-
-    Raises `ConfigError` if it has edits and is another graph, unless `force` is set; they are kept beside it.
+    was changed by hand, or after an update. With `cache_base` DVC keeps the base's weights, or does no
+    longer.
     """
     needed = load_params(root / "params.yaml").graph
-    changed = put_graph(root, needed, force=force, again=force, cache_base=cache_base)
+    changed = put_graph(root, needed, cache_base=cache_base)
     print(f"{root / 'dvc.yaml'} is the graph of {WORDS[needed]} {'now' if changed else 'already'}")
     if cache_base and changed:
         print("DVC keeps models/base from now on: `snakemake` puts it into DVC's cache, `dvc push` sends it")

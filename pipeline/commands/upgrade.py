@@ -19,7 +19,6 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.publish import need_folder
 from pipeline.core.yaml_readers import read_fast
 from pipeline.workflow.cluster import wait_for_jobs
-from pipeline.workflow.dvc_yaml import is_as_written
 from pipeline.workflow.graphs import put_graph, wanted_text
 from pipeline.workflow.prepare import no_stage_at_work, take_run_lock
 from pipeline.workflow.project import (
@@ -64,12 +63,10 @@ def _upgrade(root: Path, *, yes: bool) -> None:
         print("Nothing would run again.")
         return
     _print(root, read, reasons)
-    if is_new_graph and not is_as_written(there.encode()):
-        print("dvc.yaml has edits: a copy with them will be beside it, as dvc.yaml.edited")
     if not yes and not (sys.stdin.isatty() and typer.confirm("Upgrade?")):
         print("Nothing is changed yet: `quench upgrade --yes` does it.")
         return
-    put_graph(root, read.params.graph, force=True, again=True)
+    put_graph(root, read.params.graph)
     take_over(root)
     print("Upgraded. `snakemake -n` shows the plan; `git add .quench/code dvc.yaml` and a commit keep it.")
 

@@ -10,11 +10,11 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Graph
 from pipeline.workflow.code_keys import CODE, FOLDER
 from pipeline.workflow.stages import TABLE, WORDS, Stage, keys_of, stages_in, table
-from pipeline.workflow.syntax import ROOT, content_hash
+from pipeline.workflow.syntax import ROOT
 
 HEADER = """\
 # The graph of {graph} for DVC, written by `quench graph`: the stages are {of_code}
-# `quench graph` keeps edits of this file, which it knows by the hash of what follows: {digest}
+# It is made from these and params.yaml, and written again: your own stages belong in a subfolder's dvc.yaml.
 """
 OF_CHECKOUT = f"""in graphs/{TABLE.name}, as they are for Snakemake.
 # Stage {CODE} writes a key for the code of every stage, so that `dvc repro` alone sees an edit of it."""
@@ -45,24 +45,7 @@ def dvc_text(graph: Graph, *, of_project: bool = False, cache_base: bool = False
         text,
     )
     body = re.sub(" +$", "", text.getvalue(), flags=re.MULTILINE)
-    return (
-        HEADER.format(
-            graph=WORDS[graph],
-            of_code=OF_PROJECT if of_project else OF_CHECKOUT,
-            digest=content_hash(body.encode()),
-        )
-        + body
-    )
-
-
-def is_as_written(text: bytes) -> bool:
-    """Whether this is a dvc.yaml as `dvc_text` of this version or another one wrote it, without anybody's
-    edits.
-    """
-    head, _, body = text.replace(b"\r\n", b"\n").partition(b"\nstages:\n")
-    return all(line.startswith(b"#") for line in head.splitlines()) and head.endswith(
-        content_hash(b"stages:\n" + body).encode()
-    )
+    return HEADER.format(graph=WORDS[graph], of_code=OF_PROJECT if of_project else OF_CHECKOUT) + body
 
 
 def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:

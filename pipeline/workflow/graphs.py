@@ -6,7 +6,6 @@ write `dvc.yaml` from the table of stages (`pipeline.workflow.stages`), and ever
 another graph.
 """
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +13,26 @@ from pipeline.config.sections import Graph
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
-from pipeline.workflow.code_keys import key_file
-from pipeline.workflow.dvc_yaml import dvc_text, is_as_written
+from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.project import is_project
 from pipeline.workflow.stages import WORDS, table
-from pipeline.workflow.syntax import ROOT
 
 # a stage that only this graph has
 OWN: dict[Graph, str] = {"merged": "merge", "adapter": "lora", "tuned": "tuned"}
 
 
 def need_graph(root: Path, graph: Graph) -> None:
-    """Raise `ConfigError` where `root`/dvc.yaml is another graph than `graph`, or of an older version.
+    """Raise `ConfigError` where `root`/dvc.yaml is another graph than `graph`.
 
     One of other stages, or none, is nobody's concern here.
     """
     file = root / "dvc.yaml"
-    stages = _stages(file)
-    found = _graph_of(stages)
+    found = _graph_of(_stages(file))
     if found not in (None, graph):
         raise ConfigError(
             "Q-WORKFLOW-004",
             f"{file} is not the graph of {WORDS[graph]}, which base.quantization and train.tuner in "
             "params.yaml ask for: run `quench graph`, which puts it there",
-        )
-    if found and _names_code(stages):
-        raise ConfigError(
-            "Q-WORKFLOW-005",
-            f"{file} is of an older version and names files of its code: run `quench graph`, which replaces "
-            "it and keeps a copy",
         )
 
 
@@ -63,21 +53,6 @@ def _graph_of(stages: dict[str, Any]) -> Graph | None:
     return found[0] if len(found) == 1 else None
 
 
-def _names_code(stages: dict[str, Any]) -> bool:
-    """Whether one of our stages depends on files of code instead of a key, as all did before there were
-    keys.
-    """
-    return any(name in table().stages and _depends_on_code(name, stage) for name, stage in stages.items())
-
-
-def _depends_on_code(name: str, stage: Any) -> bool:
-    inner = stage.get("do", stage) if isinstance(stage, dict) else None
-    deps = [
-        dep for dep in (inner.get("deps") if isinstance(inner, dict) else None) or [] if isinstance(dep, str)
-    ]
-    return key_file(name) not in deps and any(dep.startswith(f"{ROOT}/") for dep in deps)
-
-
 def _keeps_base(stages: dict[str, Any]) -> bool:
     """Whether a dvc.yaml has DVC keep the base's weights, as `quench graph --cache-base` writes it."""
     base = stages.get("base")
@@ -95,37 +70,14 @@ def wanted_text(root: Path, graph: Graph, *, cache_base: bool | None = None) -> 
     return dvc_text(graph, of_project=is_project(root), cache_base=cache_base)
 
 
-def put_graph(
-    root: Path, graph: Graph, *, force: bool = False, again: bool = False, cache_base: bool | None = None
-) -> bool:
-    """Make `root`/dvc.yaml the graph `graph`; whether that changed it. An edited file that is this graph
-    already stays, unless it is wanted `again`. Whether DVC keeps the base's weights (`cache_base`) stays as
-    it is, unless that is given.
-
-    Raises `ConfigError` where it is someone's edits of anything else, unless `force` is set. What is replaced
-    is kept as dvc.yaml.edited, or under the next free name.
+def put_graph(root: Path, graph: Graph, *, cache_base: bool | None = None) -> bool:
+    """Make `root`/dvc.yaml the graph `graph`, whatever it is now; whether that changed it. Whether DVC keeps
+    the base's weights (`cache_base`) stays as it is, unless that is given.
     """
     target = root / "dvc.yaml"
-    stages = _stages(target)
     wanted = wanted_text(root, graph, cache_base=cache_base).encode()
-    there = target.read_bytes() if target.is_file() else None
-    if there == wanted:
+    if target.is_file() and target.read_bytes() == wanted:
         return False
-    edited = there is not None and not is_as_written(there)
-    is_this_one = _graph_of(stages) == graph
-    older = edited and is_this_one and _names_code(stages)
-    if edited and not older and not again and is_this_one and cache_base in (None, _keeps_base(stages)):
-        return False
-    if edited and not (force or again or older):
-        raise ConfigError(
-            "Q-WORKFLOW-006",
-            f"{target} has edits that are in no graph: keep a copy, then add --force to replace it",
-        )
-    if edited:
-        names = (f"{target.name}.edited{number}" for number in ("", *range(2, 1000)))
-        kept = next(path for name in names if not (path := target.with_name(name)).exists())
-        shutil.copy2(target, kept)
-        print(f"{target.name} had edits: they are in {kept.name} now")
     with publishing(target) as aside:
         aside.write_bytes(wanted)
     return True

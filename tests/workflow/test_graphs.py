@@ -18,7 +18,6 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.places import PROJECT
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.graphs import OWN, need_graph, put_graph
-from pipeline.workflow.stages import Table, table
 
 
 @pytest.fixture
@@ -40,47 +39,19 @@ def test_a_recipe_brings_its_graph(root: Path, capsys: pytest.CaptureFixture[str
     assert (root / "dvc.yaml").read_bytes() == (PROJECT / "dvc.yaml").read_bytes()
 
 
-def test_a_graph_that_was_edited_stays_unless_forced_and_so_does_the_recipe(root: Path) -> None:
-    with (root / "dvc.yaml").open("a") as file:
-        file.write("# mine\n")
-    edited = (root / "dvc.yaml").read_bytes()
-    use("qwen2.5-0.5b", root)  # of the same graph
-    use("demo", root, force=True)
-    graph(root)
-    assert (root / "dvc.yaml").read_bytes() == edited
-    with pytest.raises(ConfigError, match="Q-WORKFLOW-006"):
-        use("demo-gguf", root)
-    assert load_params(root / "params.yaml").graph == "merged"
-    use("demo-gguf", root, force=True)
-    assert (root / "dvc.yaml").read_bytes() == dvc_text("adapter").encode()
-    assert (root / "dvc.yaml.edited").read_bytes() == edited
-
-
-def test_a_graph_with_edits_or_of_an_older_version_is_brought_up_to_date_when_forced_and_each_copy_is_kept(
-    root: Path,
-) -> None:
-    wanted = (root / "dvc.yaml").read_bytes()
-    for name, text in (("dvc.yaml.edited", b"# mine\n"), ("dvc.yaml.edited2", b"# mine again\n")):
-        (root / "dvc.yaml").write_bytes(wanted + text)
-        graph(root, force=True)
+def test_an_edited_graph_is_written_again_and_a_dvc_yaml_in_a_subfolder_stays(root: Path) -> None:
+    wanted, mine = (root / "dvc.yaml").read_bytes(), b"stages:\n  mine: {cmd: echo mine}\n"
+    (root / "plots").mkdir()
+    (root / "plots/dvc.yaml").write_bytes(mine)
+    for edited in (wanted + b"# mine\n", b"vars:\n  - mine.yaml\n" + wanted, wanted[:-9], mine):
+        (root / "dvc.yaml").write_bytes(edited)
+        graph(root)
         assert (root / "dvc.yaml").read_bytes() == wanted
-        assert (root / name).read_bytes() == wanted + text
-
-
-def test_a_graph_of_another_version_without_edits_is_replaced_without_a_word_of_force(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shorter = Table(
-        stages={name: stage for name, stage in table().stages.items() if name != "compare"}, plots=[]
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr("pipeline.workflow.stages.table", lambda: shorter)
-        older = dvc_text.__wrapped__("merged")
-    assert older != dvc_text("merged")
-    (root / "dvc.yaml").write_text(older)
-    graph(root)
-    assert (root / "dvc.yaml").read_text() == dvc_text("merged")
-    assert not (root / "dvc.yaml.edited").exists()
+    (root / "dvc.yaml").write_bytes(mine)
+    use("demo-gguf", root)
+    assert (root / "dvc.yaml").read_bytes() == dvc_text("adapter").encode()
+    assert (root / "plots/dvc.yaml").read_bytes() == mine
+    assert "written again: your own stages belong in a subfolder's dvc.yaml" in wanted.decode()
 
 
 def test_whether_dvc_keeps_the_base_is_written_in_the_graph_and_stays(
@@ -100,42 +71,6 @@ def test_whether_dvc_keeps_the_base_is_written_in_the_graph_and_stays(
         need_graph(root, name)
     graph(root, cache_base=False)
     assert (root / "dvc.yaml").read_bytes() == (PROJECT / "dvc.yaml").read_bytes()
-    assert not (root / "dvc.yaml.edited").exists()
-
-
-def test_a_graph_with_edits_is_not_changed_for_the_base_unless_forced(root: Path) -> None:
-    with (root / "dvc.yaml").open("a") as file:
-        file.write("# mine\n")
-    edited = (root / "dvc.yaml").read_bytes()
-    with pytest.raises(ConfigError, match="Q-WORKFLOW-006"):
-        graph(root, cache_base=True)
-    assert (root / "dvc.yaml").read_bytes() == edited
-    graph(root, cache_base=True, force=True)
-    assert (root / "dvc.yaml").read_text() == dvc_text("merged", cache_base=True)
-    assert (root / "dvc.yaml.edited").read_bytes() == edited
-
-
-def test_an_edit_above_the_stages_is_an_edit(root: Path) -> None:
-    mine = "vars:\n  - mine.yaml\n" + dvc_text("merged")
-    (root / "dvc.yaml").write_text(mine)
-    with pytest.raises(ConfigError, match="Q-WORKFLOW-006"):
-        put_graph(root, "adapter")
-    # as Git may check it out
-    (root / "dvc.yaml").write_bytes(dvc_text("merged").replace("\n", "\r\n").encode())
-    assert put_graph(root, "adapter")
-
-
-def test_a_graph_that_names_files_of_code_is_of_an_older_version(root: Path) -> None:
-    older = (
-        "stages:\n  base: {cmd: base, deps: [pipeline/base.py]}\n  merge: {cmd: merge, deps: "
-        "[pipeline/merge.py]}\n"
-    )
-    (root / "dvc.yaml").write_text(older)
-    with pytest.raises(ConfigError, match="Q-WORKFLOW-005"):
-        need_graph(root, "merged")
-    assert put_graph(root, "merged")
-    need_graph(root, "merged")
-    assert (root / "dvc.yaml.edited").read_text() == older
 
 
 @pytest.mark.parametrize(

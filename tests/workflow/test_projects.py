@@ -118,7 +118,6 @@ def test_an_upgrade_sees_new_settings_and_an_edited_graph(root: Path) -> None:
     assert "merge.dtype" in found["merge"] and "train.r" in found["train"]
     assert "dvc.yaml" in found["imatrix"] and "curate" not in found
     assert invoke("upgrade", "--yes", "--root", root).exit_code == 0
-    assert (root / "dvc.yaml.edited").is_file()
     assert "imatrix" not in changes(root, read_params(root / "params.yaml"))
 
 

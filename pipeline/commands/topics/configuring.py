@@ -103,9 +103,6 @@ def sweep(
 
 @app.command(epilog="example: quench graph")
 def graph(
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a dvc.yaml with edits; a copy stays.")
-    ] = False,
     cache_base: Annotated[
         bool | None,
         typer.Option(
@@ -120,7 +117,7 @@ def graph(
     """
     from pipeline.commands import recipes
 
-    recipes.graph(root, force, cache_base)
+    recipes.graph(root, cache_base)
 
 
 @app.command(epilog="example: quench methods")
