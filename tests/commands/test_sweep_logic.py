@@ -16,10 +16,10 @@ import yaml
 
 from pipeline.commands.sweep import command, job
 from pipeline.commands.sweep.command import left, publish, start
-from pipeline.commands.sweep.page import render
+from pipeline.commands.sweep.job import failure
+from pipeline.commands.sweep.show import render
 from pipeline.commands.sweep.space import read_space
 from pipeline.commands.sweep.study import SEARCH, Sweep, open_study, repair, trials_of
-from pipeline.commands.sweep.training import failure
 from pipeline.commands.sweep.verdict import compared, decide
 from pipeline.config.params import load_params
 from pipeline.config.sections import Train

@@ -3,5 +3,6 @@ runs.
 
 The command (`command`) starts Snakemake on the Snakefile beside it, with one job for each trial; a job
 (`job`) asks Optuna for settings, trains in a sub-project and tells Optuna what came out (`study`, whose
-journal is the only record). Then the best few are trained with other seeds (`verdict`).
+journal is the only record). Then the best few are trained with other seeds (`verdict`). What came of it is
+shown by `show`.
 """

@@ -21,11 +21,10 @@ from typing import Any
 import psutil
 
 from pipeline.chat.manifest import NAME as MANIFEST
-from pipeline.commands.sweep.page import render
-from pipeline.commands.sweep.results import Trials, collect, finalists
+from pipeline.commands.sweep.show import render, show
 from pipeline.commands.sweep.space import Space, check_space, read_space
 from pipeline.commands.sweep.study import RESULTS, ROOT, SEARCH, SEEDS, Sweep, known_trials, repair
-from pipeline.commands.sweep.terminal import show
+from pipeline.commands.sweep.verdict import Trials, collect, finalists
 from pipeline.config.params import load_params
 from pipeline.core.child import bound
 from pipeline.core.errors import ConfigError, DataError, GateError, ToolError

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SWEEPS = Path("models/.sweep")  # scratch: neither Snakemake's main workflow nor DVC looks at it
 RESULTS = Path("reports/sweep")
+LOG = "train.log"  # in a job's folder: what its training said
 ROOT = "root"  # in a sweep's folder: where the project is
 SEARCH, SEEDS = "search", "seeds"  # the studies in a journal: trials; finalists with other seeds
 

@@ -1,25 +1,151 @@
-"""Which finalist is best? By the mean over seeds that the search has not seen: a finalist was chosen for a
-low value with the search's own seed, which luck is part of.
+"""What a sweep found, as `reports/sweep/NAME.json` has it, and which finalist is best: by the mean over seeds
+that the search has not seen, for a finalist was chosen for a low value with the search's own seed, which luck
+is part of.
 
 Every finalist is trained with the same seeds, so they are compared pairwise by seed (Student's t; p-values
 raised by Holm's method, for all pairs). Seeds are the only chance in these intervals: all are measured on the
 same held-out rows, and other rows may rank them otherwise.
 """
 
+import math
+import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.commands.sweep.space import Space
+from pipeline.commands.sweep.study import LOG, SWEEPS
 from pipeline.config.strategies import CHANCE
+from pipeline.config.text import as_yaml
 from pipeline.core.wording import listed, plural
 from pipeline.metrics.paired import holm
 from pipeline.pages.formats import number
 from pipeline.stages.compare.statistics import half_width
 
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+Trials = Mapping[str, "FrozenTrial"]
 Values = Mapping[int, Mapping[int, float]]  # {finalist: {seed: value}}
+
+
+def collect(name: str, space: Space, search: Trials, seeds: Trials) -> dict[str, Any]:
+    """The report of a sweep, finished or not."""
+    searched = all_done(search, space)
+    best = finalists(search, space) if searched else []
+    trained = {number: trainings(seeds, number) for number in best}
+    ended = searched and all(len(values | failed) >= space.seeds for values, failed in trained.values())
+    whole = {number: values for number, (values, failed) in trained.items() if not failed}
+    failures = ", ".join(
+        f"trial {number} (seed {seed} failed, see {SWEEPS / name / f'seed-{number}-{seed}' / LOG})"
+        for number, (_, failed) in trained.items()
+        for seed in list(failed)[:1]
+    )
+    verdict, sentence = None, "No winner yet: trials or trainings with other seeds are missing."
+    if ended and whole:
+        left_out = f"Left out: {failures}." if failures else ""
+        verdict = decide(whole, maximize=space.maximize, metric=space.metric, left_out=left_out)
+        sentence = verdict["sentence"]
+    elif ended:
+        why = f"each finalist has a training that failed: {failures}" if best else no_trial(search, name)
+        sentence = f"No winner: {why}."
+    report: dict[str, Any] = {
+        "name": name,
+        "space": space.model_dump(mode="json"),
+        "maximize": space.maximize,
+        "trials": [described(trial, space) for trial in search.values()],
+        "finalists": [
+            {
+                "trial": number,
+                "values": {str(seed): value for seed, value in values.items()},
+                "failed": {str(seed): reason for seed, reason in failed.items()},
+            }
+            for number, (values, failed) in trained.items()
+        ],
+        "ended": ended,
+        "verdict": verdict,
+        "sentence": sentence,
+    }
+    if verdict:
+        won = space.decoded(search[f"trial-{verdict['winner']}"].params)
+        report["apply"] = apply(won)
+    return report
+
+
+def described(trial: "FrozenTrial", space: Space) -> dict[str, Any]:
+    """A trial as JSON."""
+    about = trial.user_attrs
+    return {
+        "trial": number_of(about["job"]),
+        "state": trial.state.name.lower(),
+        "value": trial.value if trial.value is not None and math.isfinite(trial.value) else None,
+        "settings": space.decoded(trial.params),
+        "steps": about.get("steps"),
+        "seconds": about.get("seconds"),
+        "reason": about.get("reason", ""),
+        "evaluations": {
+            str(step): value for step, value in trial.intermediate_values.items() if math.isfinite(value)
+        },
+        "ended": trial.datetime_complete.isoformat() if trial.datetime_complete else None,
+    }
+
+
+def number_of(job: str) -> int:
+    """7 of "trial-7"."""
+    return int(job.rpartition("-")[2])
+
+
+def all_done(search: Trials, space: Space) -> bool:
+    """Whether every trial has ended."""
+    jobs = (f"trial-{number}" for number in range(space.trials))
+    return all(job in search and search[job].state.is_finished() for job in jobs)
+
+
+def finalists(search: Trials, space: Space) -> list[int]:
+    """The best trials of different settings, the best first."""
+    sign = -1 if space.maximize else 1
+    ended = [
+        (sign * trial.value, number_of(job), repr(sorted(trial.params.items())))
+        for job, trial in search.items()
+        if trial.state.name == "COMPLETE" and trial.value is not None
+    ]
+    numbers: dict[str, int] = {}  # of each settings' best trial
+    for _, best, settings in sorted(ended):
+        numbers.setdefault(settings, best)
+    return list(numbers.values())[: space.finalists]
+
+
+def trainings(seeds: Trials, number: int) -> tuple[dict[int, float], dict[int, str]]:
+    """A finalist's trainings that have ended: ({seed: value} of those that reached their end, {seed: reason}
+    of the others, which diverged, say).
+    """
+    values: dict[int, float] = {}
+    failed: dict[int, str] = {}
+    mine = [trial for trial in seeds.values() if trial.user_attrs["of"] == number]
+    for trial in sorted(mine, key=lambda trial: trial.user_attrs["seed"]):
+        seed = trial.user_attrs["seed"]
+        if trial.state.name != "COMPLETE" and trial.state.is_finished():
+            failed[seed] = trial.user_attrs.get("reason", "")
+        elif trial.state.name == "COMPLETE" and trial.value is not None:
+            values[seed] = trial.value
+    return values, failed
+
+
+def no_trial(search: Trials, name: str) -> str:
+    """That no trial reached its end, with the log of the first."""
+    states = Counter(trial.state.name.lower() for trial in search.values())
+    counts = listed([f"{count} {state}" for state, count in sorted(states.items())])
+    return f"no trial reached its end ({counts}; the first one's log is {SWEEPS / name / 'trial-0' / LOG})"
+
+
+def apply(settings: Mapping[str, Any]) -> str:
+    """The command that trains with these settings, which it writes into `params.yaml`."""
+    words = (shlex.quote(f"{key}={as_yaml(value)}") for key, value in settings.items())
+    return f"quench run train {' '.join(words)}"
 
 
 def decide(values: Values, *, maximize: bool, metric: str, left_out: str = "") -> dict[str, Any]:
