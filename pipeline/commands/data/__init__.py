@@ -1,11 +1,15 @@
 """`quench data …`: look at rows before, in and between the versions of `data/final`."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from pipeline.commands.topics.options import ParamsFile, Root, Split, topic
+from pipeline.core.errors import ToolError
+from pipeline.core.places import resource
 
 app = topic("Look at the data: check files, compare versions, see rows, export.")
 
@@ -34,9 +38,13 @@ def demo(
     root: Root = Path(),
 ) -> None:
     """Write the demo's data into data/raw: chats about Python's own standard library."""
-    from pipeline.commands.data.demo import main
-
-    main(root, kind)
+    script = resource("examples/pydoc.py")
+    file = root / "data/raw/pydoc.jsonl"
+    done = subprocess.run([sys.executable, script, "--out", file, "--kind", kind], check=False)
+    if done.returncode:
+        raise ToolError(
+            "Q-COMMANDS-038", f"{script.name} failed with exit status {done.returncode}, see above"
+        )
 
 
 @app.command(epilog="example: quench data diff HEAD~1 --rows 3")

@@ -2,13 +2,18 @@
 plan, explain.
 """
 
+import json
+import os
+import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pipeline.commands.topics.options import Json, ParamsFile, Root, topic
+
+SETTING = re.compile(r"[a-z][\w]*(\.\w+)+=.*", re.DOTALL)  # train.r=8; an option begins with a dash
 
 app = topic()
 
@@ -68,9 +73,17 @@ def run(
     """Run the pipeline, up to a stage if one is named, with settings (SECTION.KEY=VALUE), which are written
     into params.yaml. Everything else is given to Snakemake.
     """
-    from pipeline.commands.run import main
+    from pipeline.config.overrides import from_words, put
 
-    main(root, words or [])
+    settings = [word for word in words or [] if SETTING.fullmatch(word)]
+    rest = [word for word in words or [] if not SETTING.fullmatch(word)]
+    sections: dict[str, Any] = {}
+    for place, value in from_words(settings).items():
+        put(sections, place, value)
+    if sections:  # the Snakefile's first lines write them into params.yaml
+        rest += ["--config", *(f"{name}={json.dumps(keys)}" for name, keys in sections.items())]
+    os.chdir(root)
+    os.execv(sys.executable, [sys.executable, "-m", "snakemake", *rest])  # noqa: S606 (no shell)
 
 
 @app.command(

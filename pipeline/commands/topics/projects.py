@@ -1,11 +1,15 @@
 """Commands about projects and the installation: new, setup, env, upgrade."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pipeline.commands.topics.options import Root, topic
+from pipeline.core.errors import ConfigError
+from pipeline.core.places import IS_CHECKOUT, resource
 
 app = topic()
 
@@ -47,17 +51,32 @@ def setup(
     ] = None,
 ) -> None:
     """Build llama.cpp for this machine, once for all projects; does nothing the second time."""
-    from pipeline.commands.setup import main
+    from pipeline.commands.doctor import gpu, packages
+    from pipeline.commands.install import install, install_torch
+    from pipeline.llamacpp.build import set_up
 
-    main(demo=demo, llama=llama, torch=torch)
+    if IS_CHECKOUT:
+        raise ConfigError(
+            "Q-COMMANDS-037", "this Quench is a checkout of its repository: `make setup` sets it up"
+        )
+    if torch:
+        install_torch(torch)
+    set_up(llama)
+    if demo:
+        install(resource("requirements-demo.lock"))
+    print("set up: llama.cpp is ready")
+    if (card := gpu()).verdict == "warn":
+        print(card, file=sys.stderr)
+    pins = packages(resource("requirements.lock"))
+    if pins.verdict == "fail":
+        remedy = "install Quench again with the constraints of requirements.lock"
+        print(f"{pins.sentence}: {remedy}", file=sys.stderr)
 
 
 @app.command(epilog='example: quench env; in a shell: eval "$(quench env)"')
 def env() -> None:
     """Print the line that puts this installation's snakemake, dvc and python on your shell's PATH."""
-    from pipeline.commands.environment import main
-
-    main()
+    print(f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"')
 
 
 @app.command(epilog="example: quench upgrade --yes")

@@ -1,11 +1,14 @@
 """Commands that make files to give away, or check them: diff, apply, ship, verify-bundle."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pipeline.commands.topics.options import ParamsFile, Root, load, topic, working
+from pipeline.core.errors import ConfigError, GateError
 
 app = topic()
 
@@ -17,9 +20,16 @@ def diff(
     patch: Annotated[Path, typer.Argument(metavar="PATCH", help="The file to write.")],
 ) -> None:
     """Write what makes one GGUF of another as a small patch, bound to the first one's sha256."""
-    from pipeline.commands.patch import diff
+    from pipeline.core.units import size_text
+    from pipeline.gguf.patch import write_patch
 
-    diff(base, other, patch)
+    _need_free(patch)
+    found = write_patch(base, other, patch)
+    print(
+        f"diff: {patch}, {size_text(patch.stat().st_size)} instead of {size_text(other.stat().st_size)}: the "
+        f"scales of {found['scales']} tensors and {found['tensors']} entire tensors; applied to {base.name} "
+        f"it gives {other.name}, proven by sha256"
+    )
 
 
 @app.command(epilog="example: quench apply base-Q4_0.gguf tuned.patch tuned-Q4_0.gguf")
@@ -29,9 +39,20 @@ def apply(
     target: Annotated[Path, typer.Argument(metavar="FILE", help="The GGUF to write.")],
 ) -> None:
     """Make a GGUF of another one and a patch, proven by its sha256."""
-    from pipeline.commands.patch import apply
+    from pipeline.core.units import size_text
+    from pipeline.gguf.patch import apply_patch
 
-    apply(base, patch, target)
+    _need_free(target)
+    apply_patch(base, patch, target)
+    print(f"apply: {target}, {size_text(target.stat().st_size)}, with the sha256 that the patch announces")
+
+
+def _need_free(target: Path) -> None:
+    if os.path.lexists(target):  # pathlib's raises for a name that is too long
+        raise ConfigError(
+            "Q-COMMANDS-034",
+            f"{target} is there already and is not replaced: give another name, or delete it",
+        )
 
 
 @app.command(epilog="example: quench ship Q4_K_M")
@@ -75,6 +96,21 @@ def verify_bundle(
     """Check a bundle: checksums, nothing missing or extra, card and bill against the GGUF, signature; exit 5
     if it does not verify.
     """
-    from pipeline.commands.verify_bundle import main
+    from pipeline.ship.bundle import SCRIPT, UNIT
+    from pipeline.ship.signature import SIGNATURE
+    from pipeline.ship.verification import bundle_faults
 
-    raise typer.Exit(main(folder, key))
+    if faults := bundle_faults(folder, key):
+        print(f"{folder} does not verify:", *faults, sep="\n  ", file=sys.stderr)
+        raise typer.Exit(GateError.exit_code)
+    print(
+        f"{folder} verifies: checksums, card, bill of materials and evidence agree with the "
+        f"GGUF{', and so does the signature' if key else ''}"
+    )
+    if not key:
+        signed = (folder / SIGNATURE).exists()
+        unchecked = "it is signed, but no --key tells by whom" if signed else "it is not signed"
+        print(
+            f"  But {unchecked}: whoever made it may have written {SCRIPT}, {UNIT} and Modelfile. Read them "
+            "before you run them."
+        )
