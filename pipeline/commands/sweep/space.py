@@ -66,8 +66,7 @@ class Range(Section):
 
 Choices = Annotated[list[Any], Field(min_length=2, max_length=100)]
 Searched = Annotated[
-    Annotated[Range, Tag("range")]
-    | Annotated[list[Any], Field(min_length=2, max_length=100), Tag("choices")],
+    Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")],
     Discriminator(lambda value: "choices" if isinstance(value, list) else "range"),
 ]
 
