@@ -20,7 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pipeline.config.strategies import MERGED_16, STRATEGIES, title
-from pipeline.core.wording import plural
+from pipeline.core.text import plural
 from pipeline.stages.compare.statistics import Scores, difference, mean_of
 from pipeline.stages.compare.summary import all_right, matrix, mine, scored_rows, summarize
 from pipeline.stages.report.strategies_section import strategies_values

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import MachineError, QuenchError, Stopped
 from pipeline.core.launch import launch
-from pipeline.core.printable import screen
 from pipeline.core.publish import printing
 from pipeline.core.ranks import Rank, take_rank, wanted_processes
+from pipeline.core.text import screen
 from pipeline.models.runtime import silence_libraries
 from pipeline.workflow.stage_command import REPLAY, need_work, parsed, parser
 

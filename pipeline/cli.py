@@ -14,8 +14,8 @@ from typer.core import TyperGroup
 from pipeline.commands import data, remote
 from pipeline.commands.topics import checking, configuring, projects, serving, sharing
 from pipeline.core.errors import QuenchError
-from pipeline.core.printable import screen
 from pipeline.core.publish import printing
+from pipeline.core.text import screen
 from pipeline.models.runtime import silence_libraries
 
 

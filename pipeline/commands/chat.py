@@ -20,7 +20,7 @@ from pipeline.chat.template_probe import Message
 from pipeline.commands.serve import choose_model
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, ToolError
-from pipeline.core.printable import plain
+from pipeline.core.text import safe
 from pipeline.llamacpp.server import connect
 from pipeline.serve.key import KEY_FILE, read_key
 from pipeline.serve.stream import BROKEN_OFF, Piece, parse_line, reason
@@ -131,7 +131,7 @@ def converse(client: httpx.Client, ask: Callable[[], str], show: Callable[[str],
             try:
                 messages = [*turn, {"role": "assistant", "content": _answer(client, turn, show)}]
             except ToolError as error:  # the conversation is unchanged: /new goes on after a full context
-                show(plain(f"{error}\n"))
+                show(safe(f"{error}\n", lines=True))
 
 
 def main(params: Params, root: Path, asked: str | None) -> None:
@@ -163,7 +163,7 @@ def _answer(client: httpx.Client, messages: list[Message], show: Callable[[str],
                 dim = bool(piece.reasoning) or (dim and not piece.text)
                 text += piece.text
                 timings = piece.timings or timings
-                show(plain(piece.reasoning + piece.text))  # a piece could be a movement alone
+                show(safe(piece.reasoning + piece.text, lines=True))  # a piece could be a movement alone
         except KeyboardInterrupt:
             show(" (broken off)")
         finally:

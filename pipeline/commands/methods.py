@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pipeline.config.conditions import CONDITIONS
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.params import Params
-from pipeline.core.printable import console
+from pipeline.core.text import console
 
 LEVEL = "Q4_0"  # of a GGUF that is made of the base, for what needs one
 BASES: dict[str, dict[str, dict[str, Any]]] = {

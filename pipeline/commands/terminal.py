@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from pipeline.core.printable import console
+from pipeline.core.text import console
 
 if TYPE_CHECKING:
     from rich.console import Console

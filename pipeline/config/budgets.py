@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pipeline.core.printable import quoted
+from pipeline.core.text import quoted
 from pipeline.core.units import DISK_GB, MEMORY_GB
 
 FOLDER = Path("models/.budget")  # scratch of stage budget: neither Snakemake nor DVC looks at it

@@ -15,7 +15,7 @@ from pipeline.config.methods import METHODS
 from pipeline.config.sections import Section
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.config.targets import LORA_ONLY
-from pipeline.core.wording import listed
+from pipeline.core.text import listed
 
 
 class Has(NamedTuple):

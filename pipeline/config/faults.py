@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.printable import printable, quoted
 from pipeline.core.strict_yaml import Place
-from pipeline.core.wording import plural
+from pipeline.core.text import plural, quoted, safe
 
 LONGEST, MOST = 400, 1900  # characters of one error, and of all
 
@@ -24,10 +23,10 @@ def report(path: Path, errors: Sequence[Any], lines: Mapping[Place, int], known:
 def _line(error: Any, lines: Mapping[Place, int], known: Sequence[str]) -> str:
     place = error["loc"]
     whole = "the file" if error["type"] == "model_type" else "params"
-    key = printable(".".join(map(str, place)) or whole, 120)
+    key = safe(".".join(map(str, place)) or whole, 120)
     found = [lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines]
     where = f" (line {found[0]})" if found else ""
-    return printable(f"{key}: {_sentence(error, known)}", LONGEST - len(where)) + where
+    return safe(f"{key}: {_sentence(error, known)}", LONGEST - len(where)) + where
 
 
 def _sentence(error: Any, known: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from pipeline.core.wording import count, listed, most, plural
+from pipeline.core.text import count, listed, most, plural
 
 Method = Literal["sft", "distill", "dpo", "ipo", "kto", "orpo", "simpo", "grpo"]
 

@@ -21,9 +21,9 @@ from pipeline.config.params import Params, checked, read_params
 from pipeline.config.sections.values import Key, group_of, keys_of
 from pipeline.config.text import as_yaml, value_at
 from pipeline.core.errors import ConfigError
-from pipeline.core.printable import printable
 from pipeline.core.publish import publishing
 from pipeline.core.strict_yaml import read_strict, read_value
+from pipeline.core.text import safe
 
 Given = Mapping[Key, Any]
 
@@ -91,7 +91,7 @@ def place_of(name: str) -> Key:
     known = _fields()
     if name not in known:
         remedy = nearest(name, list(known))
-        raise ConfigError("Q-CONFIG-005", f"no key is called {printable(name, 80)!r}: {remedy}")
+        raise ConfigError("Q-CONFIG-005", f"no key is called {safe(name, 80)!r}: {remedy}")
     if group_of(known[name]):
         raise ConfigError(
             "Q-CONFIG-005",

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from pipeline.core.printable import printable
+from pipeline.core.text import safe
 
 PLAIN = (  # take nothing after their name
     "exact_match",
@@ -59,10 +59,10 @@ def _pattern_problems(pattern: str) -> Iterator[str]:
     counts = [int(number[-10:]) for number in re.findall(r"(\d+)\s*,?\s*\}", pattern)]
     if prod(max(1, count) for count in counts) > MOST_REPEATS:  # the library writes them out, in memory
         yield (
-            f"regex:{printable(pattern, 80)} repeats more than {MOST_REPEATS:,} times in all: write + or * "
+            f"regex:{safe(pattern, 80)} repeats more than {MOST_REPEATS:,} times in all: write + or * "
             f"for large numbers in {{}}"
         )
     try:
         regex.compile(pattern)
     except (regex.error, ValueError, OverflowError, RecursionError, MemoryError) as error:
-        yield f"regex:{printable(pattern, 80)} can't be read as a regular expression ({error}): correct it"
+        yield f"regex:{safe(pattern, 80)} can't be read as a regular expression ({error}): correct it"

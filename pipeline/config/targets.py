@@ -12,7 +12,7 @@ from math import sqrt
 from typing import Any
 
 from pipeline.config.sections.training import Train
-from pipeline.core.wording import plural
+from pipeline.core.text import plural
 
 PLACE = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 ROUTED = re.compile(r"\.experts\.\d+\.")  # in the path of a routed expert's linear

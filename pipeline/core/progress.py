@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
-from pipeline.core.printable import console
+from pipeline.core.text import console
 
 BAR_SECONDS = 0.1  # a bar is redrawn at most this often
 LINE_SECONDS = 15.0  # a log gets a line at most this often

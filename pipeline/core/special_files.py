@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline.core.errors import DataError
-from pipeline.core.printable import printable
-from pipeline.core.wording import plural
+from pipeline.core.text import plural, safe
 
 KINDS = {
     stat.S_ISFIFO: "a named pipe, which would be waited for without end",
@@ -57,7 +56,7 @@ def need_file(path: Path) -> None:
     reader's to say.
     """
     if path.exists() and (why := trouble(path)):
-        raise DataError("Q-CORE-008", f"{printable(str(path))} can't be read ({why}): give a regular file")
+        raise DataError("Q-CORE-008", f"{safe(str(path))} can't be read ({why}): give a regular file")
 
 
 def need_plain_files(*folders: Path, recorded: bool) -> None:
@@ -83,14 +82,14 @@ def need_plain_files(*folders: Path, recorded: bool) -> None:
         path, why = found[0]
         more = f", nor can {plural(len(found) - 1, 'other')}" if len(found) > 1 else ""
         remedy = "rename it" if "name is" in why else "remove it, or replace it with a regular file"
-        raise DataError("Q-CORE-008", f"{printable(str(path))} can't be read ({why}){more}: {remedy}")
+        raise DataError("Q-CORE-008", f"{safe(str(path))} can't be read ({why}){more}: {remedy}")
 
 
 def unreadable(path: Path | str, error: OSError) -> NoReturn:
     """Raise `DataError` about a file or folder that the machine can't read."""
     raise DataError(
         "Q-CORE-009",
-        f"{printable(str(path))} can't be read ({error.strerror}): correct its rights or move it away",
+        f"{safe(str(path))} can't be read ({error.strerror}): correct its rights or move it away",
     ) from error
 
 

@@ -19,7 +19,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.scanner import Scanner
 
 from pipeline.core.errors import ConfigError
-from pipeline.core.printable import printable, quoted
+from pipeline.core.text import quoted, safe
 from pipeline.core.yaml_readers import dvc_kind, old_kind
 
 MAX_BYTES = 1 << 16  # four times what our own files have, their comments included
@@ -84,7 +84,7 @@ def read_value(text: str, where: str) -> Any:
     try:
         return _Reader(text).document()[0]
     except Fault as fault:
-        raise ConfigError("Q-CONFIG-002", f"{printable(where, 120)}: {fault}") from None
+        raise ConfigError("Q-CONFIG-002", f"{safe(where, 120)}: {fault}") from None
 
 
 def _text(path: Path) -> str:
@@ -119,7 +119,7 @@ class _BoundedScanner(Scanner):
         # on an escape that can't be, it fails as Python does
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise Fault(
-                f"not valid YAML ({printable(str(error), 200)}): correct or quote it", self.reader.get_mark()
+                f"not valid YAML ({safe(str(error), 200)}): correct or quote it", self.reader.get_mark()
             ) from None
 
     def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:
@@ -207,11 +207,11 @@ def _faults(parsed: Iterator[Any]) -> Iterator[Any]:
     except MarkedYAMLError as error:
         words = ", ".join(part for part in (error.context, error.problem) if part)
         raise Fault(
-            f"not valid YAML ({printable(words, 200)}): correct or quote it",
+            f"not valid YAML ({safe(words, 200)}): correct or quote it",
             error.problem_mark or error.context_mark,
         ) from None
     except YAMLError as error:
-        raise Fault(f"not valid YAML ({printable(str(error), 200)})") from None
+        raise Fault(f"not valid YAML ({safe(str(error), 200)})") from None
 
 
 def _scalar(event: Any) -> Any:

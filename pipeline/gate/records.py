@@ -18,6 +18,7 @@ from pipeline.core.hashing import json_hash
 from pipeline.core.jsonl import BadLine, parse_record, read_rows
 from pipeline.core.locks import absent
 from pipeline.core.metrics_log import MetricsLog
+from pipeline.core.text import safe
 from pipeline.gate import shapes, train_shapes
 
 SHOWN = 3  # faults named in one sentence
@@ -127,8 +128,7 @@ def faults(error: ValidationError) -> str:
     listed = error.errors(include_url=False, include_input=False, include_context=False)
     row = next((place for place in listed[0]["loc"][:1] if isinstance(place, int)), None)
     start = 0 if row is None else 1
-    # keys may hold what a terminal would obey
-    found = [(ascii(".".join(map(str, one["loc"][start:])))[1:-1][:80] or "it", one) for one in listed]
+    found = [(safe(".".join(map(str, one["loc"][start:])), 80) or "it", one) for one in listed]
     lacking = [place for place, one in found if one["type"] == "missing"]
     wrong = [
         f"{place}: {one['msg'][:1].lower()}{one['msg'][1:]}"

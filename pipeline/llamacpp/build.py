@@ -22,10 +22,10 @@ from pipeline.core.errors import MachineError, QuenchError, ToolError
 from pipeline.core.hardware import usable_cores
 from pipeline.core.locks import Held
 from pipeline.core.locks import take as take_lock
-from pipeline.core.printable import screen
 from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk, write_json
 from pipeline.core.rights import closed_to_others
+from pipeline.core.text import screen
 from pipeline.llamacpp.cache import cache_folder, keep, take
 from pipeline.llamacpp.compiler import BACKENDS, SWITCHES, Backend, amx_flags, choose_backend, find_compiler
 from pipeline.llamacpp.source import environment_of_tools, fetch_source, install_binding

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.core.wording import listed, plural
+from pipeline.core.text import listed, plural
 from pipeline.gguf.header import Header
 from pipeline.gguf.safetensors_rows import Entry, read_folder
 from pipeline.gguf.stored_names import in_model

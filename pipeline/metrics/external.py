@@ -29,7 +29,7 @@ from typing import IO, Any
 
 from pipeline.core.child import bound
 from pipeline.core.errors import ConfigError, QuenchError, ToolError
-from pipeline.core.printable import one_line
+from pipeline.core.text import one_line
 
 START_SECONDS = 120.0  # until the first line is answered: a program may load a model
 END_SECONDS = 2.0  # that it gets to end by itself when its input ends

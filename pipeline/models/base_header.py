@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline.core.errors import DataError
-from pipeline.core.printable import faults, quoted
+from pipeline.core.text import faults, quoted
 from pipeline.gguf.header import Header, NotGguf, read_header
 from pipeline.models.experts.recognize import check_experts_of
 

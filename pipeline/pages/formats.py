@@ -4,8 +4,8 @@ templates' filters.
 
 from typing import Any
 
+from pipeline.core.text import count
 from pipeline.core.units import size_text
-from pipeline.core.wording import count
 
 MISSING = "–"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.checks import figure_text
-from pipeline.core.wording import count, most, percent, plural, words
+from pipeline.core.text import count, most, percent, plural, words
 from pipeline.pages.differences import clipped, marked
 
 if TYPE_CHECKING:

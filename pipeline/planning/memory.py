@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from pipeline.config.sections import Training
 from pipeline.core.cpu import Device
+from pipeline.core.text import plural
 from pipeline.core.units import memory_gb
-from pipeline.core.wording import plural
 from pipeline.planning import activations, loss_memory, weights
 from pipeline.planning.activations import Loss, Step
 from pipeline.planning.offload import check_offload, offloaded_bytes

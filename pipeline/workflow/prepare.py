@@ -19,9 +19,9 @@ from pipeline.config.params import Params, Read, read_params
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
 from pipeline.core.locks import RUN, Held, lock_file, stages_at_work, take, unusable
 from pipeline.core.owner import mark_run
-from pipeline.core.printable import printable, screen
 from pipeline.core.publish import need_disk, remove
 from pipeline.core.special_files import need_plain_files
+from pipeline.core.text import safe, screen
 from pipeline.workflow.cluster import wait_for_jobs
 from pipeline.workflow.complete import need_all_keys
 from pipeline.workflow.graphs import need_graph
@@ -106,7 +106,7 @@ def _settings(given: Any) -> Given:
     if files := [f"--configfile {file}" for file in getattr(given, "configfiles", ())]:
         raise ConfigError(
             "Q-WORKFLOW-008",
-            f"{printable(' '.join(files), 120)} would change nothing, for every stage reads params.yaml: "
+            f"{safe(' '.join(files), 120)} would change nothing, for every stage reads params.yaml: "
             "give single settings with --config, or edit params.yaml",
         )
     settings = from_sections(getattr(given, "config", {}))

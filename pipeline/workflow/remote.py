@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.config.params import Params, load_params
 from pipeline.core.errors import QuenchError
 from pipeline.core.owner import RUN
-from pipeline.core.printable import screen
+from pipeline.core.text import screen
 from pipeline.workflow.code_keys import FOLDER as KEYS
 from pipeline.workflow.hashes import Hashes
 from pipeline.workflow.integrity import differing, md5s_of, teach

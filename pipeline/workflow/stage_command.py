@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import ConfigError
-from pipeline.core.printable import printable
 from pipeline.core.ranks import PROCESSES
+from pipeline.core.text import safe
 
 if TYPE_CHECKING:
     from pipeline.config.params import Params
@@ -58,7 +58,7 @@ def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[s
     if item and not re.fullmatch(r"[\w.-]{1,100}", item):  # it is part of the names of files
         raise ConfigError(
             "Q-WORKFLOW-019",
-            f"{printable(item, 80)} is no name of a level or a model: write {name}@F16 for example",
+            f"{safe(item, 80)} is no name of a level or a model: write {name}@F16 for example",
         )
     if resume is not True and name != "train":
         option = f"--{REPLAY}" if resume == REPLAY else f"--resume {resume}" if resume else "--no-resume"

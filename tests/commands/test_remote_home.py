@@ -31,8 +31,8 @@ from pipeline.core.errors import ConfigError, DataError, QuenchError, ToolError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.jsonl import write_rows
 from pipeline.core.places import PROJECT
-from pipeline.core.printable import printable
 from pipeline.core.publish import write_json
+from pipeline.core.text import safe
 from pipeline.stages.preprocess.stage import main as preprocess
 from pipeline.stages.train.checkpoints import publish_checkpoint
 from pipeline.stages.train.run import RUN as RECORD
@@ -277,7 +277,7 @@ def test_an_answer_of_an_odd_shape_is_a_sentence(
     with pytest.raises(DataError) as caught:
         answering(tmp_path, monkeypatch, f"{common.MARK}{text}\n", 0).ask(what)
     assert caught.value.id == "Q-REMOTE-008" and len(caught.value.sentence) < 400
-    assert printable(caught.value.sentence) == caught.value.sentence
+    assert safe(caught.value.sentence) == caught.value.sentence
 
 
 @pytest.mark.parametrize(

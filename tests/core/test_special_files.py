@@ -14,8 +14,8 @@ import pytest
 from pipeline.__main__ import main as stage
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
-from pipeline.core.printable import printable
 from pipeline.core.special_files import need_plain_files, trouble
+from pipeline.core.text import safe
 from pipeline.workflow.prepare import prepare
 
 NOT_UTF8 = os.fsdecode(b"\xff.jsonl")
@@ -57,8 +57,8 @@ def test_a_special_file_is_named_in_one_sentence(raw: Path, kind: str, name: str
     with pytest.raises(DataError) as caught:
         need_plain_files(raw, recorded=False)
     assert caught.value.id == "Q-CORE-008"
-    assert caught.value.sentence.startswith(f"{printable(str(path))} ")
-    assert printable(caught.value.sentence) == caught.value.sentence
+    assert caught.value.sentence.startswith(f"{safe(str(path))} ")
+    assert safe(caught.value.sentence) == caught.value.sentence
 
 
 def test_every_kind_of_file_is_told_apart(raw: Path) -> None:

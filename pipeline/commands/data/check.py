@@ -16,8 +16,7 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.places import resource
-from pipeline.core.printable import one_line, printable
-from pipeline.core.wording import plural
+from pipeline.core.text import one_line, plural, safe
 from pipeline.stages.curate.reading.containers import raw_lines
 from pipeline.stages.curate.reading.files import files_below, refusal
 
@@ -38,20 +37,20 @@ def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
         except OSError as error:
             raise DataError(
                 "Q-COMMANDS-016",
-                f"{printable(str(path))} is missing or can't be reached ({error.strerror}): name a file or a "
+                f"{safe(str(path))} is missing or can't be reached ({error.strerror}): name a file or a "
                 "folder with chat logs",
             ) from error
         # a link to a file is itself the file
         place = path.resolve() if path.is_dir() else path.parent.resolve() / path.name
         inside = place.relative_to(raw.resolve()) if place.is_relative_to(raw.resolve()) else None
         if not path.is_dir():
-            yield path, printable(str(inside or path.name))
+            yield path, safe(str(inside or path.name))
         elif found := files_below(path):
-            yield from ((one, printable(str((inside or Path()) / name))) for name, one in found)
+            yield from ((one, safe(str((inside or Path()) / name))) for name, one in found)
         else:
             raise DataError(
                 "Q-COMMANDS-016",
-                f"{printable(str(path))} holds no file: name a file or a folder with chat logs",
+                f"{safe(str(path))} holds no file: name a file or a folder with chat logs",
             )
 
 
@@ -86,7 +85,7 @@ def rejects(
     )
     for path, name in files(paths, root / "data/raw"):
         for entry in check_file(path, name, cleaner, found):
-            yield entry | {"file": printable(str(path))}
+            yield entry | {"file": safe(str(path))}
 
 
 def check_file(path: Path, name: str, cleaner: "Cleaner", found: Counter[str]) -> Iterator[dict[str, Any]]:

@@ -16,8 +16,7 @@ from typing import Any
 
 from pipeline.chat.rows import texts
 from pipeline.commands.data.versions import SPLITS, Version, revision, workspace
-from pipeline.core.printable import one_line
-from pipeline.core.wording import plural
+from pipeline.core.text import one_line, plural
 from pipeline.stages.curate.rules.changes import excerpts
 
 LINES = 20  # of a table of domains or reasons

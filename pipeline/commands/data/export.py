@@ -11,8 +11,7 @@ from pipeline.chat.rows import BadRow, Row
 from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import read_rows, write_rows
-from pipeline.core.printable import one_line
-from pipeline.core.wording import plural
+from pipeline.core.text import one_line, plural
 
 NAMED = 20  # rows left out that are named one by one
 

@@ -19,8 +19,7 @@ from pipeline.chat.rows import Row
 from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
-from pipeline.core.printable import console, one_line
-from pipeline.core.wording import plural
+from pipeline.core.text import console, one_line, plural
 
 TRAINED, MASKED = "bold green", "dim"
 BRACKETS = "⟦⟧"  # around trained text if there are no colors

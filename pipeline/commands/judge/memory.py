@@ -8,7 +8,7 @@ from pipeline.commands.judge.served import Load, Served
 from pipeline.config.sections import Serve
 from pipeline.config.sections.values import ALL_LAYERS
 from pipeline.core.errors import ConfigError
-from pipeline.core.printable import quoted
+from pipeline.core.text import quoted
 from pipeline.core.units import MEMORY_GB, memory_gb
 from pipeline.planning.card import Card, first_gpu, main_memory
 from pipeline.planning.serving import LevelPlan, plan_level, prompt_cache

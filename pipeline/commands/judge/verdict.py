@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from pipeline.config.strategies import CHANCE
+from pipeline.core.text import plural
 from pipeline.core.units import memory_gb
-from pipeline.core.wording import plural
 from pipeline.metrics.paired import compare_scores, holm
 
 COARSE = 5.0  # points: a difference as large that would not show is worth a word

@@ -22,7 +22,7 @@ from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.core.publish import remove, write_json
-from pipeline.core.wording import most, plural, words
+from pipeline.core.text import most, plural, words
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.metrics.answers import check_references
 from pipeline.metrics.scorers import parse

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from pipeline.core.errors import DataError
-from pipeline.core.printable import printable
+from pipeline.core.text import safe
 
 LONGEST_LINE = 16 << 20  # bytes; the host sends a file in pieces of 1 MiB (`host.follow.PIECE`)
 MOST_CHATTER = 1 << 20  # bytes
@@ -51,7 +51,7 @@ def foreign(host: str, why: str) -> DataError:
     """What to raise for an answer that nobody asked for."""
     return DataError(
         "Q-REMOTE-008",
-        f"{host} answers what it was not asked for ({printable(why, 200)}): see what writes that there, and "
+        f"{host} answers what it was not asked for ({safe(why, 200)}): see what writes that there, and "
         "don't trust a host that you don't know",
     )
 

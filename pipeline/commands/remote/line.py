@@ -33,7 +33,7 @@ from pipeline.commands.remote.host import script
 from pipeline.commands.remote.host.common import MARK
 from pipeline.core.child import bound
 from pipeline.core.errors import ConfigError, MachineError, ToolError
-from pipeline.core.printable import printable, quoted
+from pipeline.core.text import quoted, safe
 
 HOST = re.compile(r"(?:[\w][\w.-]*@)?[\w][\w.-]*", re.ASCII)
 PYTHON = re.compile(r"~?[\w./][\w./+-]*", re.ASCII)
@@ -169,7 +169,7 @@ class Line:
                     continue
                 answer = self._answer(what, line, process)
                 if isinstance(answer, Trouble):
-                    said = printable(answer.error, 200)
+                    said = safe(answer.error, 200)
                     raise ToolError("Q-REMOTE-005", f"{self.name} says {said}: correct it there")
                 answered = True
                 yield answer
@@ -235,4 +235,4 @@ def _started(command: list[str], **pipes: Any) -> Iterator[subprocess.Popen[byte
 def _reason(lines: Iterable[str]) -> str:
     """The last line that says something."""
     said = [line for line in lines if line.strip() and not line.startswith("rsync error: ")]
-    return printable(said[-1].strip(), 200) if said else ""
+    return safe(said[-1].strip(), 200) if said else ""

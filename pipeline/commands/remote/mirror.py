@@ -16,8 +16,8 @@ from pipeline.commands.remote.line import Cut, Line
 from pipeline.commands.remote.parcel import JOURNAL, NO_STATE, SCRATCH, STALLED, STATE
 from pipeline.core.errors import ToolError
 from pipeline.core.hashing import file_hash
-from pipeline.core.printable import printable
 from pipeline.core.publish import need_disk, publishing, remove
+from pipeline.core.text import safe
 from pipeline.stages.train.checkpoints import METRICS_LOG, defect
 from pipeline.stages.train.run import RUN
 
@@ -107,7 +107,7 @@ class Mirror:
             try:
                 self._place(unit, inside, digests, have, folder)
             except _Pruned as reason:
-                print(f"remote: {printable(f'{unit} is left out ({reason})', 200)}", file=sys.stderr)
+                print(f"remote: {safe(f'{unit} is left out ({reason})', 200)}", file=sys.stderr)
                 digests = {place: digest for place, digest in digests.items() if place not in inside}
                 whole = False
         there = {

@@ -5,7 +5,7 @@ import re
 from pipeline.commands.remote.answers import Runs, State
 from pipeline.commands.remote.line import FOLDER, Line
 from pipeline.core.errors import ConfigError
-from pipeline.core.printable import printable, quoted
+from pipeline.core.text import quoted, safe
 from pipeline.core.units import size_text
 
 RUN = re.compile(r"[0-9a-f]{16}")
@@ -16,7 +16,7 @@ def status(line: Line) -> None:
     found: Runs = line.ask("runs")
     for run, state in found.runs.items():
         code = "" if state.code is None else f" ({state.code})"
-        print(f"{run}  {state.state}{code}  {printable(state.line, 120)}")
+        print(f"{run}  {state.state}{code}  {safe(state.line, 120)}")
     if not found.runs:
         print(f"no training is on {line.name}")
     print(f"{line.name}:{FOLDER} takes {size_text(found.bytes)}")
@@ -31,7 +31,7 @@ def stop(line: Line, run: str | None) -> None:
             named = f"name one of {', '.join(at_work)}" if at_work else "there is nothing to stop"
             raise ConfigError(
                 "Q-REMOTE-013",
-                f"{len(at_work) or 'no'} trainings run on {line.name}: {printable(named, 200)}",
+                f"{len(at_work) or 'no'} trainings run on {line.name}: {safe(named, 200)}",
             )
         chosen = at_work[0]
     state: State = line.ask("stop", run=chosen)

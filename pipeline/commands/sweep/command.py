@@ -31,9 +31,8 @@ from pipeline.core.errors import ConfigError, DataError, GateError, ToolError
 from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.core.interruption import Interruption
 from pipeline.core.locks import absent
-from pipeline.core.printable import printable
 from pipeline.core.publish import publishing, read_json, remove, write_json, write_text
-from pipeline.core.wording import plural
+from pipeline.core.text import plural, safe
 from pipeline.subprojects.processes import ERRORS
 from pipeline.workflow.cluster import wait_for_jobs
 from pipeline.workflow.prepare import be_the_only_one, is_dry_run, no_stage_at_work
@@ -218,6 +217,6 @@ def name_of(file: Path, given: str | None) -> str:
     if not re.fullmatch(NAME, name):
         raise ConfigError(
             "Q-SWEEP-010",
-            f"{printable(name, 80)!r} is no name of a sweep: give one of letters and digits",
+            f"{safe(name, 80)!r} is no name of a sweep: give one of letters and digits",
         )
     return name

@@ -23,8 +23,8 @@ from pipeline.core.locks import Held, lock_file, stages_at_work, take
 from pipeline.core.metrics_log import MetricsLog, Row
 from pipeline.core.owner import end_with_owner
 from pipeline.core.places import expanded
-from pipeline.core.printable import screen
 from pipeline.core.publish import read_json, remove
+from pipeline.core.text import screen
 from pipeline.stages.train.checkpoints import METRICS_LOG
 from pipeline.subprojects.folder import open_subproject
 from pipeline.subprojects.processes import ERRORS, end, signal_of, started

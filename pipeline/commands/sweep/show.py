@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.text import as_yaml
-from pipeline.core.wording import plural
+from pipeline.core.text import plural
 from pipeline.pages.formats import FILTERS, MISSING, duration, number, significant
 from pipeline.pages.plots import ACCENT, INK, LINE, MUTED, WARM, axes_of, cut, svg_of
 from pipeline.pages.templating import DATA_FILTERS, fill

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
-from pipeline.core.printable import quoted
+from pipeline.core.text import quoted
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 LONGEST, MOST = 500, 1000  # characters of a pattern, names or patterns of one key

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from pydantic.fields import FieldInfo
 
 from pipeline.config.levels import level_problem, split_level
-from pipeline.core.printable import quoted
+from pipeline.core.text import quoted
 
 
 def _check_text(pattern: str, needed: str, text: str) -> str:

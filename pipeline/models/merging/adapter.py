@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pipeline.config.targets import by_pattern
 from pipeline.core.errors import DataError
 from pipeline.core.interruption import OutOfTime, cpu_limit
-from pipeline.core.printable import faults, printable, quoted
 from pipeline.core.publish import read_json
+from pipeline.core.text import faults, quoted, safe
 from pipeline.gguf.safetensors_rows import Entry, read_header
 
 WEIGHTS = "adapter_model.safetensors"
@@ -236,7 +236,7 @@ def _unsupported(config: dict[str, Any]) -> list[str]:
         *_no_lora(config),
         *changed_start(config),
         *(
-            f"{printable(key, 80)} is {quoted(value)}"
+            f"{safe(key, 80)} is {quoted(value)}"
             for key, value in sorted(config.items())
             if value and key not in FOLLOWED | SILENT
         ),

@@ -16,9 +16,8 @@ from pipeline.chat.tokens import PROBES, load_tokenizer
 from pipeline.config.targets import layer_of
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
-from pipeline.core.printable import quoted
 from pipeline.core.special_files import need_file
-from pipeline.core.wording import plural
+from pipeline.core.text import plural, quoted
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_folder

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.errors import DataError, QuenchError
-from pipeline.core.printable import screen
 from pipeline.core.publish import need_disk, publishing, read_json, write_json
+from pipeline.core.text import screen
 from pipeline.gguf.base_files import trained_file
 from pipeline.metrics.divergence import Prompt, Reference
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
-from pipeline.core.wording import plural
+from pipeline.core.text import plural
 from pipeline.stages.curate.comparing.splits import SPLITS
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.core.printable import printable, quoted
+from pipeline.core.text import quoted, safe
 
 Value = TypeVar("Value")
 
@@ -77,7 +77,7 @@ def check_globs(key: str, globs: Iterable[str], names: list[str]) -> None:
     for glob in globs:
         mine = {name for name in names if fnmatchcase(name, glob)}
         if not mine:
-            some = printable(", ".join(names[:3]) + (", …" if len(names) > 3 else ""), 200)
+            some = safe(", ".join(names[:3]) + (", …" if len(names) > 3 else ""), 200)
             raise ConfigError(
                 "Q-CURATE-008",
                 f"{key} names {quoted(glob)}, which no file below data/raw matches (there: {some}): "

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.config.methods import kinds_sentences
-from pipeline.core.wording import RULES, SPLITS, most, plural, taken_out, title, verdict, warnings, words
+from pipeline.core.text import most, plural, words
 from pipeline.pages.drawings import Step, bars, flow
 from pipeline.pages.templating import fill
+from pipeline.stages.curate.comparing.splits import SPLITS
+from pipeline.stages.curate.page_words import RULES, taken_out, title, verdict, warnings
 
 SHOWN = 40  # lines of a table; what is beyond is in reports/data.json
 # what the statistics lack is empty, not an error

@@ -21,8 +21,8 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import QuenchError, Stopped
 from pipeline.core.hardware import usable_cores
 from pipeline.core.locks import inputs_below
-from pipeline.core.printable import screen
 from pipeline.core.publish import need_folder
+from pipeline.core.text import screen
 from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.inputs import cleaner_arguments
 from pipeline.stages.curate.phases.clean import clean

@@ -17,10 +17,11 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Curate
 from pipeline.core.hardware import usable_cores
 from pipeline.core.publish import remove, scratch_folder
-from pipeline.core.wording import pairs_sentence, plural
+from pipeline.core.text import plural
 from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.comparing.splits import SPLITS
 from pipeline.stages.curate.inputs import cleaner_arguments
+from pipeline.stages.curate.page_words import pairs_sentence
 from pipeline.stages.curate.phases.clean import clean
 from pipeline.stages.curate.phases.cluster import cluster
 from pipeline.stages.curate.phases.join import join

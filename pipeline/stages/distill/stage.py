@@ -15,7 +15,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.locks import absent
 from pipeline.core.publish import need_disk, read_json, remove, write_json
-from pipeline.core.wording import plural
+from pipeline.core.text import plural
 from pipeline.gguf.base_files import DENSE, MODEL_FILE, not_dense, trained_file
 from pipeline.gguf.provenance import DISTILL, provenance
 from pipeline.gguf.tuned_file import write_tuned

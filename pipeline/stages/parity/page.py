@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.core.checks import figure_text
-from pipeline.core.wording import percent
+from pipeline.core.text import percent
 from pipeline.pages.parity_summary import (
     LORA,
     MERGED,

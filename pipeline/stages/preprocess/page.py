@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.chat.tokens import IGNORED
 from pipeline.config.methods import unused_sentences
-from pipeline.core.wording import count, percent, plural
+from pipeline.core.text import count, percent, plural
 from pipeline.pages.drawings import bars
 from pipeline.pages.templating import fill
 from pipeline.stages.preprocess.rewards import sentences

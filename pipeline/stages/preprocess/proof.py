@@ -19,7 +19,7 @@ from pipeline.chat.tokens import IGNORED, Row, plain_tokenizer
 from pipeline.config.methods import METHODS, Method
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
-from pipeline.core.wording import plural
+from pipeline.core.text import plural
 from pipeline.stages.preprocess.stats import row_name
 from pipeline.stages.preprocess.stretches import Base, Claim, check_claims
 from pipeline.stages.preprocess.tables import Written

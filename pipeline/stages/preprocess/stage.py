@@ -24,7 +24,7 @@ from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import publishing, write_json, write_text
-from pipeline.core.wording import most, plural
+from pipeline.core.text import most, plural
 from pipeline.stages.preprocess.attention import need_rows_apart
 from pipeline.stages.preprocess.packing import best_fit
 from pipeline.stages.preprocess.page import render_labels_page, sample, unused

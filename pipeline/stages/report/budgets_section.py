@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.core.wording import count
+from pipeline.core.text import count
 from pipeline.pages.formats import probability, size
 
 Found = Mapping[str, Any]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, TUNED
-from pipeline.core.wording import count
+from pipeline.core.text import count
 from pipeline.gate.comparison import REFERENCES
 from pipeline.gate.judgment import Judgment
 from pipeline.gate.recommend import Recommendation, is_base

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.sections import served_of
-from pipeline.core.printable import console
+from pipeline.core.text import console
 from pipeline.gate.recommend import Recommendation
 from pipeline.metrics.answer_speed import is_disturbed, measure_again
 from pipeline.pages.formats import number, percent, points, size

@@ -11,8 +11,8 @@ from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections import Training
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
+from pipeline.core.text import plural
 from pipeline.core.units import memory_gb
-from pipeline.core.wording import plural
 from pipeline.models.chunked_loss import check_head
 from pipeline.models.experts.separate import is_mixture
 from pipeline.models.experts.targets import check_mixture

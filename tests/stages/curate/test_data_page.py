@@ -9,10 +9,11 @@ from html_page import Page
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.core.wording import RULES, percent, title, verdict, warnings
+from pipeline.core.text import percent
 from pipeline.pages.differences import clipped, marked
 from pipeline.pages.drawings import Step, bars, flow
 from pipeline.stages.curate.page import complete, render_data_page
+from pipeline.stages.curate.page_words import RULES, title, verdict, warnings
 
 # rule → rows in, rows out, rejected, changed
 WORK = {

@@ -13,9 +13,8 @@ from pathlib import Path, PurePosixPath
 
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine
-from pipeline.core.printable import printable
 from pipeline.core.special_files import is_users_data, not_listed, trouble, unreadable
-from pipeline.core.wording import plural
+from pipeline.core.text import plural, safe
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PACKED_SUFFIXES = (".gz", ".zst")  # around JSON and CSV; Parquet is packed inside
@@ -47,7 +46,7 @@ def files_below(top: Path) -> list[tuple[str, Path]]:
         links = [name for name in inner if Path(folder, name).is_symlink()]
         inner[:] = [name for name in inner if not name.startswith(".")]
         for path in (Path(folder, name) for name in filter(is_users_data, names + links)):
-            found.append((printable(str(path.relative_to(top))), path))
+            found.append((safe(str(path.relative_to(top))), path))
     found.sort()
     for (name, one), (other, two) in pairwise(found):
         if name == other:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pipeline.chat.rows import BadRow, Row, row_id
 from pipeline.core.jsonl import dump_line
-from pipeline.core.wording import plural
+from pipeline.core.text import plural
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.exchanges import exchanges_of, spans, text_of, weight_of
 from pipeline.stages.curate.rules.text_parts import Size, Span, Unbreakable, text_parts

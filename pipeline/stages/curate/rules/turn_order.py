@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from pipeline.chat.rows import TURN_LISTS, BadRow, Row
-from pipeline.core.wording import plural
+from pipeline.core.text import plural
 from pipeline.stages.curate.rules.changes import Change, Changes, Rule, excerpts
 
 Turn = dict[str, Any]

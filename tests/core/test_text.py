@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import main as run_stage
 from pipeline.cli import app
-from pipeline.core.printable import console, one_line, plain, printable, screen
+from pipeline.core.text import console, one_line, safe, screen
 
 # sets the window's title, turns text around, clears the screen, goes back to the line's start
 EVIL = "\x1b]0;x\x07\u202e\x9b2J\r"
@@ -34,14 +34,14 @@ OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
     ],
 )
 def test_what_steers_is_escaped_and_nothing_else(text: str, shown: str) -> None:
-    assert plain(text) == shown
-    assert printable(text) == shown.replace("\t", r"\t").replace("\n", r"\n")
-    assert json.loads(plain(json.dumps(text, ensure_ascii=False))) == text
+    assert safe(text, lines=True) == shown
+    assert safe(text) == shown.replace("\t", r"\t").replace("\n", r"\n")
+    assert json.loads(safe(json.dumps(text, ensure_ascii=False), lines=True)) == text
 
 
 def test_one_line_is_cut() -> None:
     assert one_line("a\n\n b" * 100).startswith("a ba b")
-    assert len(one_line("word " * 100)) == len(printable("x" * 200, 100)) == 100
+    assert len(one_line("word " * 100)) == len(safe("x" * 200, 100)) == 100
 
 
 def lora(folder: Path, name: str = f"blk.0.{EVIL}.weight", part: str = "lora_b") -> Path:

@@ -1,9 +1,11 @@
-"""The data page's words: what the rules are called, its sentences, and its numbers as text."""
+"""The data page's words: what the rules are called, and its sentences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-SPLITS = ("train", "val", "test")
+from pipeline.core.text import count, listed, most, percent, plural, words
+from pipeline.stages.curate.comparing.splits import SPLITS
+
 # rule → (its name, what it takes out: one, many)
 RULES = {
     "read": ("Read", "line that can't be read", "lines that can't be read"),
@@ -112,46 +114,7 @@ def pairs_sentence(pairs: Mapping[str, Any]) -> str:
     return f"{made} made of {scored} with a reward{why}."
 
 
-def count(value: Any) -> str:
-    """A whole number with thousands marked: 1,770; a dash if there is none."""
-    return f"{value:,.0f}" if isinstance(value, int | float) and not isinstance(value, bool) else "–"
-
-
-def percent(value: Any) -> str:
-    """A share of 1 as 97.9 %; never 0 for something, nor 100 for less than all."""
-    if not isinstance(value, int | float):
-        return "–"
-    shown = f"{value * 100:.1f}"
-    return (
-        "< 0.1 %"
-        if shown == "0.0" and value > 0
-        else "> 99.9 %"
-        if shown == "100.0" and value < 1
-        else f"{shown} %"
-    )
-
-
-def plural(number: int, one: str, many: str = "") -> str:
-    """1 row, 2 rows, 1,000 rows; without `many` it is `one` with an s."""
-    return f"{count(number)} {one if number == 1 else many or one + 's'}"
-
-
-def words(identifier: Any) -> str:
-    """A snake_case id as words."""
-    return str(identifier).replace("_", " ")
-
-
-def most(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The entries of a counter, largest first."""
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-
-
 def taken_out(rule: str, rows: int) -> str:
     """What a rule took out: 512 near duplicates."""
     _, one, many = RULES.get(rule, ("", f"row by {words(rule)}", f"rows by {words(rule)}"))
     return plural(rows, one, many)
-
-
-def listed(items: Sequence[str], word: str = "and") -> str:
-    """a, b and c."""
-    return f" {word} ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))

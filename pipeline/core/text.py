@@ -1,4 +1,5 @@
-"""Anybody's text where people read it: a name of a file or a tensor, an error of a library, a model's answer.
+"""Text where people read it: numbers and lists in words; and anybody's text, a name of a file or a tensor, an
+error of a library, a model's answer, so that it can't steer a terminal.
 
 `screen` is around every program of the project: what it prints, and what its errors say, steers no terminal,
 whoever wrote it. `console` is for what has colors. The rest cuts and quotes for one sentence.
@@ -6,7 +7,7 @@ whoever wrote it. `console` is for what has colors. The rest cuts and quotes for
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -21,32 +22,28 @@ MOVES = re.compile(r"(?:[\r\n]|\x1b\[(?:A|2m|0m))+")
 SHOWN = 3  # faults in a message
 
 
-def plain(text: str) -> str:
-    """`text` with escapes for what a terminal would obey; they are JSON's where JSON lets the characters
-    stand.
+def safe(text: str, longest: int | None = None, *, lines: bool = False) -> str:
+    """`text`, or its first `longest` characters, with escapes for what a terminal would obey, JSON's where
+    JSON lets the characters stand; on one line, unless `lines` may stay.
     """
-    return STEERS.sub(_escape, text)
-
-
-def printable(text: str, longest: int | None = None) -> str:
-    """`text`, or its first `longest` characters, on one line, without what a terminal would obey."""
-    line = plain(text if longest is None else text[: longest + 1]).translate(LINE_ENDS)
-    return line if longest is None or len(line) <= longest else f"{line[: longest - 1]}…"
+    shown = STEERS.sub(_escape, text if longest is None else text[: longest + 1])
+    shown = shown if lines else shown.translate(LINE_ENDS)
+    return shown if longest is None or len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def quoted(value: Any) -> str:
     """A value for a message, cut to 80 characters, its escapes shown."""
-    return printable(repr(value), 80)
+    return safe(repr(value), 80)
 
 
 def one_line(text: str, longest: int = 100) -> str:
     """The text's beginning on one line, white space as single spaces."""
-    return printable(" ".join(text.split()), longest)
+    return safe(" ".join(text.split()), longest)
 
 
 @contextmanager
 def screen() -> Iterator[None]:
-    """Have everything that this process prints meanwhile go through `plain`.
+    """Have everything that this process prints meanwhile go through `safe`.
 
     After an exception it stays so: a traceback is still to be printed.
     """
@@ -66,7 +63,7 @@ def console(**options: Any) -> "Console":
     class Plain(Console):
         def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
             for segment in super().render(renderable, options):
-                yield segment if segment.control else Segment(plain(segment.text), segment.style)
+                yield segment if segment.control else Segment(safe(segment.text, lines=True), segment.style)
 
     stream = sys.stderr if options.pop("stderr", False) else sys.stdout
     return Plain(file=getattr(stream, "below", stream), **options)
@@ -82,7 +79,7 @@ class _Screen:
         start = 0
         if self.below.isatty():  # a progress bar
             start = len(text) if MOVES.fullmatch(text) else text.startswith("\r")
-        self.below.write(text[:start] + plain(text[start:]))  # Snakemake's stream returns nothing
+        self.below.write(text[:start] + safe(text[start:], lines=True))  # Snakemake's stream returns nothing
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -108,7 +105,46 @@ def faults(error: Any, name: Callable[[Sequence[str]], str]) -> str:
     for fault in error.errors(include_url=False):
         field, reason = name([str(part) for part in fault["loc"]]), fault["msg"].removeprefix("Value error, ")
         value = "" if fault["type"] in ("missing", "value_error") else f" is {quoted(fault['input'])}"
-        what = printable(f"{reason[0].lower()}{reason[1:]}", 120)
-        found.setdefault(field, f"{printable(field, 80)}{value}: {what}")
+        what = safe(f"{reason[0].lower()}{reason[1:]}", 120)
+        found.setdefault(field, f"{safe(field, 80)}{value}: {what}")
     more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     return "; ".join([*list(found.values())[:SHOWN], *more])
+
+
+def count(value: Any) -> str:
+    """A whole number with thousands marked: 1,770; a dash if there is none."""
+    return f"{value:,.0f}" if isinstance(value, int | float) and not isinstance(value, bool) else "–"
+
+
+def percent(value: Any) -> str:
+    """A share of 1 as 97.9 %; never 0 for something, nor 100 for less than all."""
+    if not isinstance(value, int | float):
+        return "–"
+    shown = f"{value * 100:.1f}"
+    return (
+        "< 0.1 %"
+        if shown == "0.0" and value > 0
+        else "> 99.9 %"
+        if shown == "100.0" and value < 1
+        else f"{shown} %"
+    )
+
+
+def plural(number: int, one: str, many: str = "") -> str:
+    """1 row, 2 rows, 1,000 rows; without `many` it is `one` with an s."""
+    return f"{count(number)} {one if number == 1 else many or one + 's'}"
+
+
+def words(identifier: Any) -> str:
+    """A snake_case id as words."""
+    return str(identifier).replace("_", " ")
+
+
+def most(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The entries of a counter, largest first."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def listed(items: Sequence[str], word: str = "and") -> str:
+    """a, b and c."""
+    return f" {word} ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
