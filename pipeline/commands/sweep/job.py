@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.commands.sweep.space import Space, read_space, settings_of, with_settings
 from pipeline.commands.sweep.study import LOG, SEARCH, SEEDS, Sweep, begin, draw, live, open_study, trials_of
@@ -237,34 +237,25 @@ def value_at_end(project: Path, rows: list[Row], metric: str) -> float:
     )
 
 
-class only_job:
-    """Context: no other process runs the job of this folder; one that a killed sweep left may save its
-    checkpoint first. Raises `MachineError` if it does not end.
+def only_job(project: Path) -> IO[str]:
+    """A lock with which no other process runs the job of this folder; one that a killed sweep left may save
+    its checkpoint first. Raises `MachineError` if it does not end.
     """
-
-    def __init__(self, project: Path) -> None:
-        self.project = project
-
-    def __enter__(self) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            at_work = stages_at_work(self.project)
-            if not at_work:
-                try:
-                    self.lock = take(lock_file("job", self.project))
-                    return
-                except Held as other:
-                    at_work = {"job": str(other)}
-            if time.monotonic() > deadline:
-                raise MachineError(
-                    "Q-SWEEP-008",
-                    f"{self.project.name} is being trained by process {', '.join(at_work.values())}: wait "
-                    "until it is done, or end it, then run the same command again",
-                )
-            time.sleep(LOOK_SECONDS)
-
-    def __exit__(self, *about: object) -> None:
-        self.lock.close()
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        at_work = stages_at_work(project)
+        if not at_work:
+            try:
+                return take(lock_file("job", project))
+            except Held as other:
+                at_work = {"job": str(other)}
+        if time.monotonic() > deadline:
+            raise MachineError(
+                "Q-SWEEP-008",
+                f"{project.name} is being trained by process {', '.join(at_work.values())}: wait "
+                "until it is done, or end it, then run the same command again",
+            )
+        time.sleep(LOOK_SECONDS)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Commands about the server: serve, adapters, chat, load."""
+"""Commands about the server: serve, adapters, chat."""
 
 from pathlib import Path
 from typing import Annotated
