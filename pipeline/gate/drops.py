@@ -48,6 +48,9 @@ def task_drop(
         )
     scores = paired_scores(answers, against, model) or ([], [])
     scored = sum(row["score"] is not None for row in answers[against])
+    if not scored and mine.get("unscored"):
+        sentence = f"The task drop of {model} was not measured: {scorer} can score none of the references."
+        return check(rule, "not measured", sentence, None, limit)
     if not scores[0] or len(scores[0]) < (1 - UNSCORED) * scored:
         return missing(
             rule,

@@ -1,6 +1,6 @@
 """What a GGUF answers to held-out questions in `llama-server`, and how those answers score."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -98,37 +98,43 @@ def score_answers(
     external: External | None = None,
     root: Path = Path(),
 ) -> dict[str, Any]:
-    """Score every answer in place (`score` by the first scorer, `scores` by each; None: not measured) and sum
-    up.
+    """Score every answer in place (`score` by the first scorer that can score a reference, `scores` by each;
+    None: not measured) and sum up.
 
     `scorers` are spelled as in `evaluate.scorers`, `judge` is evaluate.judge, `external` evaluate.external,
-    `root` the project's folder. Means come with their 95 % interval. Raises `DataError` if a reference can't
-    be scored, `ConfigError` for a scorer that can't be made, `ToolError` if a judge, a program or a sandbox
-    is out of reach.
+    `root` the project's folder. Means come with their 95 % interval. `unscored` says of a scorer
+    which references it can't score by. Raises `DataError` if a user's function fails, `ConfigError` for a
+    scorer that can't be made, `ToolError` if a judge, a program or a sandbox is out of reach.
     """
     named = [scorers] if isinstance(scorers, str) else scorers
     parsed = [parse(one, judge, root, external) for one in named]
     with ExitStack() as running:
         for scorer in parsed:
             running.enter_context(scorer.running)
-        scores = {scorer.name: _scored(answers, scorer) for scorer in parsed}
-    first = scores[parsed[0].name]
+        scores, unscored = dict[str, list[Score]](), dict[str, str]()
+        for scorer in parsed:
+            scores[scorer.name], refused = _scored(answers, scorer)
+            if refused:
+                unscored[scorer.name] = f"{len(refused)} of {len(answers)} references: {min(refused)}"
+    decides = next((scorer.name for scorer in parsed if _any_measured(scores[scorer.name])), parsed[0].name)
+    first = scores[decides]
     for place, answer in enumerate(answers):
         answer["score"] = _rounded(first[place].points)
         answer["scores"] = {name: _rounded(found[place].points) for name, found in scores.items()}
     return {
-        "scorer": parsed[0].name,
+        "scorer": decides,
+        "unscored": unscored,
         "rows": len(answers),
         **_mean(first, seed),
         "perfect": _share(score.points == 1.0 for score in first if score.points is not None),
-        "valid": _share(score.valid for score in first),
+        "valid": _share(score.valid for score in first if score.points is not None),
         "stopped": _share(answer["stopped"] for answer in answers),
         "refused": _share(answer["refused"] for answer in answers),
         "domains": _domains(answers, first, seed),
         "scores": {
             name: _mean(found, seed)
             | {
-                "valid": _share(score.valid for score in found),
+                "valid": _share(score.valid for score in found if score.points is not None),
                 "measured": sum(score.points is not None for score in found),
             }
             for name, found in scores.items()
@@ -147,28 +153,52 @@ def check_references(rows: Iterable[dict[str, Any]], scorers: Sequence[str], roo
             _score(scorer, {"id": row["id"], "reference": reference, "answer": reference})
 
 
+class Unscorable(DataError):
+    """A reference that a scorer can't score by."""
+
+
 def _score(scorer: Scorer, answer: dict[str, Any]) -> Score:
     try:
         return scorer.measure(answer["reference"], answer["answer"], answer)
     except ValueError as error:
-        raise DataError(
+        raise Unscorable(
             "Q-METRICS-001",
             f"row {answer['id']} can't be scored by {scorer.name} ({error}): correct the row, or take "
             "another scorer in evaluate.scorers (exact_match scores anything, [] nothing)",
         ) from error
 
 
-def _scored(answers: list[dict[str, Any]], scorer: Scorer) -> list[Score]:
-    if scorer.slots == 1:
-        return [_score(scorer, answer) for answer in answers]
-    with ThreadPoolExecutor(scorer.slots) as pool:
-        running = [pool.submit(_score, scorer, answer) for answer in answers]
+def _scored(answers: list[dict[str, Any]], scorer: Scorer) -> tuple[list[Score], list[str]]:
+    """A score for each answer, and why references can't be scored: their answers are not measured."""
+    refused: list[str] = []
+
+    def score(answer: dict[str, Any]) -> Score:
+        try:
+            return _score(scorer, answer)
+        except Unscorable as error:
+            refused.append(error.sentence)
+            return Score(None, False)
+
+    return _in_slots(score, answers, scorer.slots), refused
+
+
+def _in_slots(
+    score: Callable[[dict[str, Any]], Score], answers: list[dict[str, Any]], slots: int
+) -> list[Score]:
+    if slots == 1:
+        return [score(answer) for answer in answers]
+    with ThreadPoolExecutor(slots) as pool:
+        running = [pool.submit(score, answer) for answer in answers]
         try:
             return [one.result() for one in running]
         except BaseException:
             # a judge that can't be reached is not asked again for every row that waits
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _any_measured(scores: Iterable[Score]) -> bool:
+    return any(score.points is not None for score in scores)
 
 
 def _domains(answers: list[dict[str, Any]], scores: list[Score], seed: int) -> dict[str, Any]:

@@ -309,6 +309,18 @@ def test_a_level_with_fewer_scores_than_the_reference_refuses() -> None:
     assert "Only 0 of Q4_K_M's answers have a score" in none.sentence
 
 
+def test_references_that_no_scorer_can_score_refuse_nothing() -> None:
+    """A user's own prose with a recipe's json_fields."""
+    task = {"rows": ROWS, "score": None, "stopped": 1.0, "unscored": {"json_fields": "40 of 40 references"}}
+    nothing = {model: rows(None) for model in ("F16", "Q4_K_M")}
+    found = judge(
+        evaluation(task=task),
+        answers=nothing,
+        evaluations={"F16": evaluation(kld_mean=0.0, same_top=1.0, task=task)},
+    )
+    assert finding(found, "task_drop").verdict == "not measured"
+
+
 def test_scores_of_different_scorers_are_not_compared() -> None:
     other = evaluation() | {"task": {"rows": ROWS, "score": 0.7, "stopped": 1.0, "scorer": "rouge_l"}}
     found = finding(judge(other), "task_drop")

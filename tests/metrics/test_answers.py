@@ -110,9 +110,16 @@ def test_a_failure_in_one_slot_stops_the_others(monkeypatch: pytest.MonkeyPatch)
     assert len(asked) < 500
 
 
-def test_a_reference_that_the_scorer_cannot_read_is_one_sentence() -> None:
-    with pytest.raises(DataError, match="Q-METRICS-001"):
-        score_answers(answers("x", reference="four"), "json_fields", seed=0)
+def test_references_that_a_scorer_cannot_read_are_not_measured_by_it_and_named() -> None:
+    """A recipe's scorers on a user's own data: the next one decides."""
+    rows = answers("four", "x", reference="four")
+    found = score_answers(rows, ["json_fields", "exact_match"], seed=0)
+    assert (found["scorer"], found["score"], found["valid"]) == ("exact_match", 0.5, 1.0)
+    assert found["scores"]["json_fields"] | {"measured": 0, "score": None} == found["scores"]["json_fields"]
+    assert found["unscored"].keys() == {"json_fields"} and "2 of 2" in found["unscored"]["json_fields"]
+    assert [row["score"] for row in rows] == [1.0, 0.0]
+    alone = score_answers(rows, "json_fields", seed=0)
+    assert (alone["scorer"], alone["score"], alone["valid"]) == ("json_fields", None, None)
 
 
 @pytest.mark.parametrize(

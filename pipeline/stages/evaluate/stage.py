@@ -168,6 +168,8 @@ def main(params: Params, root: Path, model: str) -> None:
     write_json(
         root / f"reports/eval/{model}.json", {"model": model, "reference": reference} | hashes | figures
     )
+    for scorer, references in ((figures["task"] or {}).get("unscored") or {}).items():
+        print(f"evaluate: {model}: {scorer} did not measure {references}")
     scored = (figures["task"] or {}).get("score")
     score = "" if scored is None else f", task score {scored:.1%}"
     print(
