@@ -1,11 +1,12 @@
 """Change the code of a room in one small place at a time, and see which changes its own unit tests find.
 
-    python benchmarks/mutants.py ROOM [MODULE …]      (`make mutants ROOM=gate`)
+    python benchmarks/mutants.py ROOM [MODULE …] [--functions]      (`make mutants ROOM=gate`)
 
 Each change (a mutant) is another comparison, operator, constant, condition, argument's default, or a
 statement left out. Sentences (text with a space, f-strings, what is raised) stay: tests assert ids. A change
 inside a function is made in a fork of a pytest session that has collected the tests, and only tests that call
-the function run; a change of what an import computes is made before pytest collects. Tests that fail, or are
+the function run; a change of what an import computes is made before pytest collects, which takes seconds
+for each (`--functions` leaves these out, and the record says so). Tests that fail, or are
 skipped by `--unit`, judge nothing. What crashes or does not end is counted as survived.
 
 Killed and total of each module, with the names of the survivors, go into benchmarks/results/mutants.json.
@@ -226,7 +227,7 @@ class Session:
             sys.setprofile(None)
             if all(report.passed for report in reports):
                 reaching[item], cost[item] = self.reached, time.process_time() - start
-        self.passed = [item.nodeid for item in reaching]
+        self.passed = [item.nodeid for item in sorted(reaching, key=lambda item: cost[item])]
         self.files = {
             module: sorted(
                 {item.nodeid.split("::")[0] for item, those in reaching.items() if module in dict(those)}
@@ -280,10 +281,11 @@ class Chosen:
     pytest_collection = Session.pytest_collection
 
     def __init__(self, passed: list[str]) -> None:
-        self.passed = set(passed)
+        self.passed = {nodeid: rank for rank, nodeid in enumerate(passed)}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if item.nodeid in self.passed]
+        items.sort(key=lambda item: self.passed[item.nodeid])
 
 
 def run_pytest(tests: list[str], plugin: object) -> int:
@@ -302,8 +304,8 @@ def at_import(mutant: Mutant, passed: list[str], tests: list[str]) -> str:
     return "killed" if run_pytest(tests, Chosen(passed)) else "survived"
 
 
-def judged(tests: list[str], sources: dict[str, str]) -> list[tuple[Mutant, str]]:
-    """Every mutant of the modules with the verdict: a test that finds it, `killed`, `survived`, `no test`, or
+def judged(tests: list[str], sources: dict[str, str], only_functions: bool) -> list[tuple[Mutant, str]]:
+    """The mutants of the modules with the verdict: a test that finds it, `killed`, `survived`, `no test`, or
     nothing.
     """
     changes = [mutant for module, text in sources.items() for mutant in mutants(module, text)]
@@ -325,18 +327,19 @@ def judged(tests: list[str], sources: dict[str, str]) -> list[tuple[Mutant, str]
         with suppress(Exception):
             importlib.import_module(name)
     for number, mutant in enumerate(changes):
-        if number not in verdicts:
+        if number not in verdicts and not only_functions:
             judge = partial(at_import, mutant, passed, files[mutant.module] or tests)
             verdicts[number] = forked(judge, 60)
             if verdicts[number] in NOT_FOUND:
                 print(mutant.module, mutant.words, NOT_FOUND[verdicts[number]], flush=True)
-    return [(mutant, verdicts[number]) for number, mutant in enumerate(changes)]
+    return [(mutant, verdicts[number]) for number, mutant in enumerate(changes) if number in verdicts]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("room", choices=ROOMS)
     parser.add_argument("modules", nargs="*", help="only these modules of the room")
+    parser.add_argument("--functions", action="store_true", help="leave out what an import computes")
     given = parser.parse_args()
     places, tests = ROOMS[given.room]
     git = ["git", "-C", str(PROJECT)]
@@ -356,7 +359,7 @@ def main() -> None:
             for module in (sorted(place.rglob("*.py")) if place.is_dir() else [place])
             if not given.modules or str(module) in given.modules
         }
-        verdicts = judged(tests, sources)
+        verdicts = judged(tests, sources, given.functions)
         os.chdir(PROJECT)
     record = json.loads((PROJECT / RECORD).read_text()) if (PROJECT / RECORD).exists() else {}
     for module in sources:
@@ -369,6 +372,7 @@ def main() -> None:
                 "total": len(those),
                 "date": f"{datetime.now(UTC):%Y-%m-%d}",
                 "commit": commit,
+                "judged": "functions" if given.functions else "all",
                 "survivors": lived,
             }
     (PROJECT / RECORD).write_text(json.dumps(record, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
