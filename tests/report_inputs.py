@@ -247,6 +247,7 @@ def parity() -> dict[str, Any]:
         )
     return {
         "verdict": "pass",
+        "files": {},
         "checks": {name: dict(zip(keys, values, strict=True)) for name, values in checks.items()},
     }
 

@@ -211,10 +211,6 @@ def test_quantization_check_is_shown_where_it_is_of_this_very_base(project: Path
     assert "against its 16-bit base: not measured" not in text
     put(file, quantization_check_report(base_weights_sha256="0" * 64))  # another base's
     assert "Scale of the NF4" not in training(project, params)
-    for broken in ("[]", "{", "[" * 100_000, json.dumps(quantization_check_report(lines={"a": {}}))):
-        file.write_text(broken)
-        with pytest.raises(DataError, match="Q-GATE-003"):
-            training(project, params)
 
 
 def test_limits_that_differ_by_level_stand_beside_each_figure(project: Path, params: Params) -> None:
@@ -564,51 +560,11 @@ def test_without_chatml_the_modelfile_says_so(project: Path, params: Params) -> 
     assert "\nTEMPLATE" not in text
 
 
-INPUTS = {
-    "reports/data.json": "curate",
-    "reports/labels.json": "preprocess",
-    "reports/train.json": "train",
-    "reports/train.csv": "train",
-    "reports/merge.json": "merge",
-    "reports/parity.json": "parity",
-    "models/base.json": "base",
-    "reports/eval/Q4_K_M.json": "evaluate@Q4_K_M",
-    "reports/eval/Q4_K_M.answers.jsonl": "evaluate@Q4_K_M",
-}
-
-
-@pytest.mark.parametrize(("file", "maker"), INPUTS.items())
-def test_a_missing_input_is_named_with_its_stage(
-    project: Path, params: Params, file: str, maker: str
-) -> None:
-    (project / file).unlink()
-    with pytest.raises(DataError, match=f"{re.escape(file)} is missing: run `python -m pipeline {maker}`"):
+def test_without_an_input_no_page_is_left(project: Path, params: Params) -> None:
+    (project / "reports/eval/Q4_K_M.json").unlink()
+    with pytest.raises(DataError, match="Q-CORE-001"):
         stage.main(params, project)
     assert not (project / "reports" / "index.html").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("{", "can't be read"),
-        ('{"task": null}', "lacks bytes"),
-        ("[]", "can't be read"),
-        ('{"bytes": 1}', "lacks task"),
-    ],
-)
-def test_a_broken_input_is_named_with_its_stage(
-    project: Path, params: Params, content: str, words: str
-) -> None:
-    (project / "reports" / "eval" / "F16.json").write_text(content, encoding="utf-8")
-    with pytest.raises(DataError, match=f"Q-GATE-001: .*F16.json .*{words}.*evaluate@F16"):
-        stage.main(params, project)
-
-
-def test_answers_to_other_rows_are_refused(project: Path, params: Params) -> None:
-    file = project / "reports" / "eval" / "Q5_K_M.answers.jsonl"
-    file.write_text("".join(file.read_text(encoding="utf-8").splitlines(keepends=True)[1:]), encoding="utf-8")
-    with pytest.raises(DataError, match="Q-GATE-002"):
-        stage.main(params, project)
 
 
 def test_without_a_scorer_there_is_still_a_whole_page(project: Path, params: Params) -> None:
