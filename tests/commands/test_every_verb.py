@@ -1,0 +1,218 @@
+"""Every verb runs once on a finished project by its command line: exit code, words that are printed, a field
+of its JSON.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import chdir
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from benchmarks.suite import named, verbs
+from pipeline.cli import app
+from pipeline.core.places import PROJECT
+from pipeline.llamacpp.server import free_port
+from pipeline.llamacpp.tools import Toolchain
+
+BASE, TUNED, LEVEL = (f"{{project}}/models/gguf/tiny-{name}.gguf" for name in ("base-F16", "F16", "Q4_K_M"))
+
+
+class Line(NamedTuple):
+    """A command line, of which the last after && is judged, and what comes of it. {project} is the finished
+    one, which nothing changes; {copy} one of its own without models, {whole} with them, {out} an empty
+    folder.
+    """
+
+    words: str
+    says: str = ""
+    code: int = 0
+    field: tuple[Any, ...] = ()  # the way to a value in the JSON that is printed, and the value
+    makes: str = ""
+
+
+LINES = {
+    "setup": Line("quench setup", "Q-COMMANDS-037", 2),  # of an installed Quench: test_wheel.py
+    "env": Line("quench env", "PATH="),
+    "upgrade": Line("quench upgrade --root {copy}", "Nothing would run again."),
+    "use": Line("quench use demo --force --root {copy}", "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"),
+    "params": Line("quench params train.r --json --root {project}", field=("train.r", "value", 4)),
+    "graph": Line("quench graph --root {copy}", "dvc.yaml"),
+    "methods": Line("quench methods --json", field=("methods", 0, "NF4", "yes")),
+    "doctor": Line("quench doctor --root {project}", "params.yaml: graph of merged models"),
+    "plan": Line("quench plan --json --root {project}", field=("tokens_per_forward", 160)),
+    "explain": Line("quench explain Q-BASE-001", "Q-BASE-001 (exit code 3)"),
+    "report": Line("quench report --root {project}", "/reports/index.html"),
+    "adapter-norms": Line(
+        "quench adapter-norms {project}/models/adapter --base {project}/models/base --json",
+        field=(0, "tensor", "model.layers.0.mlp.down_proj.weight"),
+    ),
+    "judge": Line(f"quench judge {LEVEL} {TUNED} --rows 2 --json --root {{whole}}", field=("rows", 2)),
+    "pairs": Line(
+        "quench pairs {whole}/data/raw/own.jsonl Q4_K_M -k 2 --rows 2 --root {whole}",
+        "0 pairs of 2 requests",
+        3,
+    ),
+    "quantization-check": Line(
+        "quench quantization-check --prompts 1 --json --root {project}", field=("verdict", "pass")
+    ),
+    "parity": Line("quench parity --json --root {project}", field=("verdict", "pass")),
+    "verify": Line("quench verify --root {project}", "none is damaged"),
+    "diff": Line(f"quench diff {BASE} {TUNED} {{out}}/patch", "proven by sha256"),
+    "apply": Line(
+        f"quench diff {BASE} {TUNED} {{out}}/patch && quench apply {BASE} {{out}}/patch {{out}}/same.gguf",
+        "with the sha256",
+    ),
+    "ship": Line("quench ship Q4_K_M --to {out} --root {project}", "tiny-Q4_K_M/serve.sh"),
+    "verify-bundle": Line(
+        "quench ship Q4_K_M --to {out} --root {project} && quench verify-bundle {out}/tiny-Q4_K_M", "verifies"
+    ),
+    "data check": Line("quench data check {project}/data/raw", "40 usable"),
+    "data demo": Line("quench data demo --kind chats --root {copy}", makes="{copy}/data/raw/pydoc.jsonl"),
+    "data diff": Line("quench data diff HEAD --root {project}", "no row differs (40 rows)"),
+    "data show": Line("quench data show --row 1 --root {project}", "<|im_start|>assistant"),
+    "data export": Line(
+        "quench data export {out}/chats.jsonl --to sharegpt --root {project}", "28", makes="{out}/chats.jsonl"
+    ),
+    "data schema": Line("quench data schema", field=("$defs", "Chat", "additionalProperties", False)),
+    "remote train": Line("quench remote train nowhere.invalid --root {whole}", "Q-REMOTE-", 4),
+    "remote status": Line("quench remote status nowhere.invalid", "Q-REMOTE-", 4),
+    "remote stop": Line("quench remote stop nowhere.invalid", "Q-REMOTE-", 4),
+    "remote clean": Line("quench remote clean nowhere.invalid", "Q-REMOTE-", 4),
+}
+# what is run below, or in a test file of its own because it trains or needs another machine
+ELSEWHERE = {
+    "new": "commands/test_every_verb.py",
+    "run": "commands/test_every_verb.py",
+    "serve": "commands/test_every_verb.py",
+    "adapters": "commands/test_every_verb.py",
+    "chat": "commands/test_every_verb.py",
+    "sweep": "commands/test_sweep_trains.py",
+}
+
+
+def quench(*words: str | Path, **more: Any) -> Result:
+    return CliRunner().invoke(app, [*map(str, words)], **more)
+
+
+@pytest.fixture(scope="module")
+def project(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished project as a user has it: made by `quench new`, its results recorded and committed."""
+    from dvc.repo import Repo
+
+    root = tmp_path_factory.mktemp("verbs") / "my project"
+    made = quench("new", root)
+    assert made.exit_code == 0 and "snakemake" in made.stdout, made.output
+    for name in ("data", "models", "reports"):
+        shutil.copytree(finished / name, root / name, dirs_exist_ok=True)
+    params = yaml.safe_load((finished / "params.yaml").read_text())
+    params["report"]["gate"] = dict.fromkeys(params["report"]["gate"])  # two steps teach it nothing
+    params["serve"] |= {"port": free_port(), "ctx_size": 512, "n_predict": 8, "threads": 1}
+    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    with chdir(root), Repo(str(root)) as repo:
+        repo.add("data/raw")
+        repo.commit(force=True)
+    subprocess.run(["git", "add", "--all"], cwd=root, check=True)
+    subprocess.run(["git", "commit", "--quiet", "-m", "finished"], cwd=root, check=True)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _free(monkeypatch: pytest.MonkeyPatch) -> None:
+    # the lock of a project lasts until nobody holds its file
+    monkeypatch.setattr("pipeline.workflow.prepare._held", deque(maxlen=0))
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        pytest.param(verb, marks=[pytest.mark.slow] if verb == "quantization-check" else [])  # 20 s
+        for verb in LINES
+    ],
+)
+def test_a_verb_on_a_finished_project(verb: str, project: Path, tmp_path: Path) -> None:
+    line = LINES[verb]
+    places = {
+        "project": project,
+        "copy": tmp_path / "copy",
+        "whole": tmp_path / "whole",
+        "out": tmp_path / "out",
+    }
+    places["out"].mkdir()
+    if "{copy}" in line.words:
+        shutil.copytree(project, places["copy"], ignore=shutil.ignore_patterns("models"))
+    if "{whole}" in line.words:
+        shutil.copytree(project, places["whole"], ignore=shutil.ignore_patterns("cache"))
+    for command in line.words.split(" && "):
+        done = quench(*(word.format(**places) for word in shlex.split(command)[1:]))
+        assert not isinstance(done.exception, Exception), done.exception
+    assert done.exit_code == line.code, done.output
+    assert line.says in done.output
+    assert not line.makes or Path(line.makes.format(**places)).stat().st_size
+    if line.field:
+        *way, value = line.field
+        found = json.loads(done.stdout)
+        for part in way:
+            found = found[part]
+        assert found == value
+    assert subprocess.run(["git", "status", "--porcelain"], cwd=project, capture_output=True).stdout == b""
+
+
+def test_the_pipeline_is_run_through_snakemake(project: Path) -> None:
+    """On the finished project: nothing is to do."""
+    command = [sys.executable, "-m", "pipeline.cli", "run", "--root", project, "-n"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "othing to be done" in done.stdout + done.stderr
+
+
+@pytest.fixture
+def online(served: Path, tools: Toolchain, tmp_path: Path) -> Iterator[Path]:
+    """A finished project of a base with an adapter beside it, that `quench serve` serves."""
+    root = Path(shutil.copytree(served, tmp_path / "project"))
+    params = yaml.safe_load((root / "params.yaml").read_text())
+    params["serve"] |= {"port": free_port(), "ctx_size": 512, "n_predict": 4, "threads": 1}
+    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    command = [sys.executable, "-m", "pipeline.cli", "serve", "--root", root]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(PROJECT)}
+    ) as process:
+        try:
+            assert process.stdout and "127.0.0.1" in process.stdout.readline()
+            yield root
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.stdout and "stopped" in process.stdout.read()
+    assert process.returncode == 0
+
+
+def test_the_served_model_is_asked_and_its_adapter_weakened(online: Path) -> None:
+    listed = quench("adapters", "--root", online)
+    assert (listed.exit_code, listed.stdout.split()) == (0, ["tiny-lora", "1"])
+    changed = quench("adapters", "tiny-lora=0.5", "--root", online)
+    assert (changed.exit_code, changed.stdout.split()) == (0, ["tiny-lora", "0.5"])
+    said = quench("chat", "--root", online, input="What is 2 plus 2?\n/quit\n")
+    assert said.exit_code == 0 and "tiny-adapter" in said.stdout and "[4 tokens, " in said.stdout
+
+
+def test_every_verb_is_here() -> None:
+    assert {*LINES, *ELSEWHERE} == {verb for verb, _ in verbs()}
+    for verb, file in ELSEWHERE.items():
+        assert any(verb in " ".join(said) for said in named(PROJECT / "tests" / file)), verb
