@@ -1,6 +1,9 @@
-"""What a GGUF answers to held-out questions in `llama-server`, and how those answers score."""
+"""What a GGUF answers to held-out questions in `llama-server`, kept as it comes, and how those answers
+score.
+"""
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -9,6 +12,8 @@ from typing import Any
 from pipeline.chat.tokens import chat_request
 from pipeline.config.sections import Evaluate, External, Judge
 from pipeline.core.errors import DataError
+from pipeline.core.hashing import json_hash
+from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.core.progress import progress
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Toolchain
@@ -18,6 +23,7 @@ from pipeline.metrics.score import Score, Scorer
 from pipeline.metrics.scorers import looks_at_text_alone, parse
 
 UNKNOWN = "unknown"  # the domain of a row without one
+KEEP_SECONDS = 10.0  # answers are written this often
 
 
 def answer_rows(
@@ -87,6 +93,47 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
         "stopped": choice["finish_reason"] != "length",
         "refused": is_refusal(answer),
     }
+
+
+def kept_answers(
+    file: Path,
+    rows: Sequence[dict[str, Any]],
+    asking: AbstractContextManager[Callable[[dict[str, Any]], dict[str, Any]]],
+    label: str,
+) -> list[dict[str, Any]]:
+    """The answer to each row: from `file` if it is there, else asked by what `asking` gives, which is only
+    entered if one is missing, and put into `file`. `kill -9` loses the answers of the last ten seconds.
+    """
+    kept = read_kept(file)
+    keys = [json_hash(row) for row in rows]
+    missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in kept}
+    if missing:
+        written = time.monotonic()
+        with asking as ask, progress(label, len(missing)) as advance:
+            try:
+                for key, row in missing.items():
+                    kept[key] = ask(row)
+                    advance(1)
+                    if time.monotonic() - written > KEEP_SECONDS:
+                        write_kept(file, kept)
+                        written = time.monotonic()
+            finally:
+                write_kept(file, kept)
+    return [dict(kept[key]) for key in keys]
+
+
+def read_kept(file: Path) -> dict[str, dict[str, Any]]:
+    """{hash of the row: answer} in `file`, none if it isn't there. Raises `DataError` for a line that is no
+    JSON object.
+    """
+    if not file.exists():
+        return {}
+    return {row.pop("row"): row for row in read_rows(file)}
+
+
+def write_kept(file: Path, kept: Mapping[str, dict[str, Any]]) -> None:
+    """Publish all answers."""
+    write_rows(file, ({"row": key, **answer} for key, answer in kept.items()))
 
 
 def score_answers(

@@ -19,8 +19,9 @@ from pipeline.cli import app
 from pipeline.commands.judge import command
 from pipeline.commands.judge.command import Asked, judge
 from pipeline.commands.judge.files import describe
-from pipeline.commands.judge.served import Load, loaded
+from pipeline.commands.judge.measure import loaded
 from pipeline.config.params import Params
+from pipeline.config.sections import Serve
 from pipeline.core.errors import QuenchError
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.core.units import MEMORY_GB
@@ -57,7 +58,7 @@ def rows(model: Path, tools: Toolchain) -> list[dict[str, Any]]:
         }
         for number in range(ROWS)
     ]
-    load = Load(CTX, 1, 0, "auto")
+    load = Serve(ctx_size=CTX, threads=1, n_gpu_layers=0)
     with loaded(describe(model, "sound"), load, tools) as server:
         for row in asked:
             row["messages"][1]["content"] = answer_row(server, row, PARAMS.evaluate)["answer"]  # type: ignore[index]
@@ -69,7 +70,7 @@ def rows(model: Path, tools: Toolchain) -> list[dict[str, Any]]:
 def root(rows: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project folder with nothing but held-out rows."""
     write_rows(tmp_path / "data/final/test.jsonl", rows)
-    monkeypatch.setattr("pipeline.commands.judge.served.TURNS", 2)
+    monkeypatch.setattr("pipeline.commands.judge.measure.TURNS", 2)
     return tmp_path
 
 
@@ -97,7 +98,7 @@ def test_a_broken_file_loses_and_answers_are_kept(
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a row was asked again")
 
-    monkeypatch.setattr("pipeline.commands.judge.answering.answer_row", refuse)
+    monkeypatch.setattr("pipeline.commands.judge.measure.answer_row", refuse)
     again = judge(PARAMS, root, files, Asked(memory="8 GB"))
     assert again["pairs"] == found["pairs"]
 
@@ -116,20 +117,20 @@ def test_the_same_bytes_under_two_names_are_not_distinguishable(model: Path, roo
 def judge_writing(root: Path, *files: Path) -> None:
     """`judge` that writes each answer as it comes."""
     patch = pytest.MonkeyPatch()
-    patch.setattr("pipeline.commands.judge.answering.KEEP_SECONDS", 0.0)
-    patch.setattr("pipeline.commands.judge.served.TURNS", 2)
+    patch.setattr("pipeline.metrics.answers.KEEP_SECONDS", 0.0)
+    patch.setattr("pipeline.commands.judge.measure.TURNS", 2)
     judge(PARAMS, root, list(files), Asked())
 
 
 def test_a_killed_run_goes_on(model: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     twin, asked = Path(shutil.copy(model, root / "twin.gguf")), []
-    kill_at("pipeline.commands.judge.answering:answer_row", 3, judge_writing, root, model, twin)
+    kill_at("pipeline.commands.judge.measure:answer_row", 3, judge_writing, root, model, twin)
 
     def answer(server: Any, row: dict[str, Any], *more: Any, **options: Any) -> dict[str, Any]:
         asked.append(row["id"])
         return answer_row(server, row, *more, **options)
 
-    monkeypatch.setattr("pipeline.commands.judge.answering.answer_row", answer)
+    monkeypatch.setattr("pipeline.commands.judge.measure.answer_row", answer)
     judge(PARAMS, root, [model, twin], Asked())
     assert len(asked) == 2 * ROWS - 2  # those that were answered before the kill are not asked again
 

@@ -10,24 +10,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.chat.tokens import chat_request
-from pipeline.commands.judge.answering import kept_file, read_kept, write_kept
 from pipeline.commands.judge.command import common_points, spoilt
 from pipeline.commands.judge.command import entry as judged_entry
-from pipeline.commands.judge.files import Candidate, has_smaller_cache, names, vocabulary
-from pipeline.commands.judge.memory import NO_LIMIT, memory_values, parse_memory, room_of
-from pipeline.commands.judge.page import most_apart, render
-from pipeline.commands.judge.rows import held_out_rows
-from pipeline.commands.judge.served import Load, Served, reason
+from pipeline.commands.judge.files import Candidate, has_smaller_cache, held_out_rows, names, vocabulary
+from pipeline.commands.judge.measure import (
+    NO_LIMIT,
+    Served,
+    kept_file,
+    memory_values,
+    parse_memory,
+    reason,
+    room_of,
+)
+from pipeline.commands.judge.show import most_apart, render
 from pipeline.commands.judge.verdict import Entry, decide, fastest_of, pairs_of
 from pipeline.config.params import Params
+from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.core.other_load import OtherLoad
 from pipeline.metrics.answer_speed import Speed
+from pipeline.metrics.answers import read_kept, write_kept
 from pipeline.metrics.paired import holm
 
 GB = 1 << 30
-LOAD = Load(ctx_size=4096, threads=2, n_gpu_layers=0, flash_attn="auto")
+LOAD = Serve(ctx_size=4096, threads=2, n_gpu_layers=0)
 RIGHT, WRONG = [1.0] * 40, [0.0] * 40
 FILE = Candidate(
     name="one",
@@ -224,14 +231,14 @@ def test_vocabularies_are_compared_by_their_tokens() -> None:
 def test_answers_are_kept_by_bytes_and_settings(tmp_path: Path) -> None:
     settings = Params().evaluate
 
-    def key(one: Candidate = FILE, load: Load = LOAD, limit: int = 256, version: str = "1") -> Path:
+    def key(one: Candidate = FILE, load: Serve = LOAD, limit: int = 256, version: str = "1") -> Path:
         return kept_file(tmp_path, one, load, settings.model_copy(update={"max_new_tokens": limit}), version)
 
     assert key(replace(FILE, name="other", path=Path("other.gguf"))) == key()
     others = {
         key(replace(FILE, sha256="cd" * 32)),
         key(replace(FILE, copy=1)),  # the same bytes again are measured again
-        key(load=replace(LOAD, ctx_size=8192)),
+        key(load=LOAD.model_copy(update={"ctx_size": 8192})),
         key(limit=64),
         key(version="2"),
     }

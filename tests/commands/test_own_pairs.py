@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from pipeline.chat.rows import row_id
 from pipeline.cli import app
 from pipeline.commands.pairs import answering
+from pipeline.commands.pairs.answering import training_requests
 from pipeline.commands.pairs.choosing import pair_of, problem_of
 from pipeline.commands.pairs.command import Asked, make
-from pipeline.commands.pairs.training_rows import training_requests
 from pipeline.config.params import Params
 from pipeline.config.sections import Curate
 from pipeline.core.errors import QuenchError
@@ -79,7 +79,7 @@ def run(root: Path, name: str = "own.jsonl", asked: Asked = ASKED) -> tuple[byte
 
 def run_writing(root: Path, name: str) -> None:
     """`run` that writes each row's answers as they come."""
-    pytest.MonkeyPatch().setattr(answering, "KEEP_SECONDS", 0.0)
+    pytest.MonkeyPatch().setattr("pipeline.metrics.answers.KEEP_SECONDS", 0.0)
     run(root, name)
 
 

@@ -16,18 +16,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pipeline.chat.tokens import Row
-from pipeline.commands.judge.answering import answers_of, kept_file
 from pipeline.commands.judge.divergence import divergences
-from pipeline.commands.judge.files import Candidate, candidates, describe
-from pipeline.commands.judge.memory import memory_values, room_of
-from pipeline.commands.judge.page import render
-from pipeline.commands.judge.rows import check_rows, held_out_rows
-from pipeline.commands.judge.served import Load, measure_served
-from pipeline.commands.judge.terminal import show
+from pipeline.commands.judge.files import Candidate, candidates, check_rows, describe, held_out_rows
+from pipeline.commands.judge.measure import answers_of, load_values, measure_served, memory_values, room_of
+from pipeline.commands.judge.show import render, show
 from pipeline.commands.judge.verdict import Entry, decide, pairs_of
 from pipeline.config.params import Params, load_params
-from pipeline.config.sections import AUTO, Evaluate
+from pipeline.config.sections import AUTO, Evaluate, Serve
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hardware import machine
 from pipeline.core.publish import write_json, write_text
@@ -92,7 +87,7 @@ def judge(params: Params, root: Path, files: Sequence[Path], asked: Asked) -> di
             one, server, rows, ctx_size=load.ctx_size, max_new_tokens=evaluate.max_new_tokens
         ),
     )
-    answers = {one.name: answered(one, rows, load, evaluate, tools, root) for one in found}
+    answers = {one.name: answers_of(one, rows, load, evaluate, tools, root) for one in found}
     tasks = {name: scored(name, mine, evaluate, root) for name, mine in answers.items()}
     apart = divergences(found, reference, rows[: evaluate.perplexity_rows], load, tools, root)
     values = {
@@ -117,7 +112,7 @@ def judge(params: Params, root: Path, files: Sequence[Path], asked: Asked) -> di
         "data": (asked.data or DATA).name,
         "scorers": evaluate.scorers,
         "max_new_tokens": evaluate.max_new_tokens,
-        **asdict(load),
+        **load_values(load),
         "room_bytes": room,
         "room": room_words,
         "reference": reference.name if reference else None,
@@ -143,17 +138,18 @@ def evaluated(params: Params, asked: Asked) -> Evaluate:
     return params.evaluate.model_copy(update={"scorers": scorers, "parallel": 1})
 
 
-def load_of(params: Params, asked: Asked, tools: Toolchain) -> Load:
+def load_of(params: Params, asked: Asked, tools: Toolchain) -> Serve:
     """How files are loaded: at the context of section serve, on the threads and the card of section
     evaluate. Where llama.cpp sees no card, auto is 0.
     """
     settings = params.evaluate
     layers = settings.n_gpu_layers if asked.gpu_layers is None else asked.gpu_layers
-    return Load(
-        ctx_size=asked.ctx_size or params.serve.ctx_size,
-        threads=asked.threads or settings.threads,
-        n_gpu_layers=0 if layers == AUTO and not devices(tools) else layers,
-        flash_attn=params.serve.flash_attn,
+    return params.serve.model_copy(
+        update={
+            "ctx_size": asked.ctx_size or params.serve.ctx_size,
+            "threads": asked.threads or settings.threads,
+            "n_gpu_layers": 0 if layers == AUTO and not devices(tools) else layers,
+        }
     )
 
 
@@ -166,14 +162,6 @@ def check_context(files: Sequence[Candidate], ctx_size: int) -> None:
                 f"{one.name} was made for {one.positions} tokens and the context is {ctx_size}: give "
                 f"--ctx-size {one.positions}, or leave the file out",
             )
-
-
-def answered(
-    one: Candidate, rows: Sequence[Row], load: Load, settings: Evaluate, tools: Toolchain, root: Path
-) -> list[dict[str, Any]]:
-    """The file's answers, those from before among them."""
-    file = kept_file(root, one, load, settings, tools.version)
-    return answers_of(one, rows, load, settings, tools, file)
 
 
 def scored(name: str, answers: list[dict[str, Any]], settings: Evaluate, root: Path) -> dict[str, Any]:

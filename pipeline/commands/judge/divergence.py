@@ -12,7 +12,8 @@ from typing import Any
 
 from pipeline.chat.tokens import Row, chat_request
 from pipeline.commands.judge.files import Candidate
-from pipeline.commands.judge.served import Load, loaded
+from pipeline.commands.judge.measure import loaded
+from pipeline.config.sections import Serve
 from pipeline.core.progress import progress
 from pipeline.core.publish import scratch_folder
 from pipeline.llamacpp.logits import open_gguf
@@ -29,7 +30,7 @@ def divergences(
     files: Sequence[Candidate],
     reference: Candidate | None,
     rows: Sequence[Row],
-    load: Load,
+    load: Serve,
     tools: Toolchain,
     root: Path,
 ) -> dict[str, dict[str, Any]]:
@@ -90,7 +91,7 @@ def answer_positions(server: Server, row: Row, room: int) -> Prompt | None:
 
 
 def speaking(
-    one: Candidate, prompts: Sequence[Prompt], load: Load, tools: Toolchain, advance: Any
+    one: Candidate, prompts: Sequence[Prompt], load: Serve, tools: Toolchain, advance: Any
 ) -> AbstractContextManager[Speaker]:
     """The file's logits, loaded as it is served."""
 

@@ -1,19 +1,27 @@
-"""The files that are judged, by what their headers say: any GGUF with a chat template."""
+"""What is judged: the files, by what their headers say (any GGUF with a chat template), and the held-out
+chats that each of them is asked, if its template and context take them.
+"""
 
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.held_out import drawn, is_answerable
+from pipeline.chat.rows import BadRow
 from pipeline.chat.template import try_templates
-from pipeline.core.errors import ConfigError, DataError
+from pipeline.chat.tokens import Row, chat_request, chats
+from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.hashing import file_hash
+from pipeline.core.jsonl import read_rows
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.gguf.header import Header, NotGguf, UnknownType, read_header, tensor_bytes
+from pipeline.llamacpp.server import Server
+from pipeline.stages.curate.reading.turns import read_tools, read_turns
 
 TEMPLATE = "tokenizer.chat_template"
 # of architectures whose cache is smaller than layers × heads × lengths: windows, latent attention, states
@@ -58,10 +66,10 @@ def candidates(paths: Sequence[Path]) -> list[Candidate]:
             "Q-JUDGE-001",
             f"{paths[0] if paths else 'nothing'} alone can't be compared: name two GGUF files at least",
         )
-    found: list[Candidate] = []
+    described: list[Candidate] = []
     for path, name in zip(paths, names(paths), strict=True):
-        found.append(describe(path, name, found))
-    return found
+        described.append(describe(path, name, described))
+    return described
 
 
 def describe(path: Path, name: str, before: Sequence[Candidate] = ()) -> Candidate:
@@ -161,3 +169,98 @@ def vocabulary(fields: Mapping[str, Any]) -> str:
     for token in tokens if isinstance(tokens, list) else ():
         digest.update(f"{len(str(token))}:{token}".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
+
+
+def held_out_rows(file: Path, count: int, seed: int) -> list[Row]:
+    """`count` drawn chats of `file` that end in an answer in words, the ones that stage evaluate draws.
+
+    Rows are those of data/final, or chats in any form that `messages` of data/raw may have; one without an
+    id is called by its line. Raises `DataError` if the file is missing, a line is no chat or no chat ends in
+    an answer.
+    """
+    if not file.is_file():
+        raise DataError(
+            "Q-JUDGE-005",
+            f"{file} is missing, so there are no chats to ask: run `snakemake curate`, or name a JSONL file "
+            "with --data",
+        )
+    rows = drawn(filter(is_answerable, chats(_checked(file))), count, seed)
+    if not rows:
+        raise DataError(
+            "Q-JUDGE-006",
+            f"{file} holds no chat that ends in an assistant's answer in words: name another file with "
+            "--data",
+        )
+    return rows
+
+
+def check_rows(
+    one: Candidate, server: Server, rows: Sequence[Row], *, ctx_size: int, max_new_tokens: int
+) -> None:
+    """Prove, before hours of answering, that the file's own template takes each row and that the context has
+    room for it and its answer.
+
+    Raises `DataError` otherwise.
+    """
+    room = min(ctx_size, one.positions or ctx_size)
+    longest, which = max((prompt_tokens(one, server, row), str(row["id"])) for row in rows)
+    if longest + max_new_tokens <= room:
+        return
+    needed = longest + max_new_tokens
+    remedy = (
+        f"give --ctx-size {needed} or more"
+        if room == ctx_size
+        else "leave that file or that row out, since the file was made for no longer one"
+    )
+    raise DataError(
+        "Q-JUDGE-009",
+        f"row {which} takes {longest:,} tokens in {one.name} and its answer up to {max_new_tokens:,} more, "
+        f"but the context is of {room:,}: {remedy}",
+    )
+
+
+def prompt_tokens(one: Candidate, server: Server, row: Row) -> int:
+    """How many tokens a row's question is, by the file's own template and tokenizer."""
+    asked = chat_request(row["messages"][:-1], row.get("tools"))
+    try:
+        text = server.post("/apply-template", asked)["prompt"]
+    except ToolError as error:
+        raise DataError(
+            "Q-JUDGE-011",
+            f"the chat template of {one.name} does not take row {row['id']} ({said(error)}): leave the file "
+            "or the row out, or put a system turn's text into the first question",
+        ) from error
+    return len(
+        server.post("/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"]
+    )
+
+
+def said(error: ToolError) -> str:
+    """What llama-server answered, on one line of at most 200 letters."""
+    return " ".join(error.sentence.partition(": ")[2].split())[:200]
+
+
+def _checked(file: Path) -> Iterator[Row]:
+    for number, row in enumerate(read_rows(file), 1):
+        read = row
+        if row.get("kind", "chat") == "chat":
+            try:
+                read = {key: value for key, value in row.items() if key != "tools"} | _chat(row)
+            except BadRow as error:
+                raise DataError(
+                    "Q-JUDGE-006",
+                    f"{file}, line {number}, is no chat ({error}): a line is "
+                    '{"messages": [{"role": …, "content": …}, …]} with two messages at least',
+                ) from error
+        yield read | {"id": row.get("id") or f"line-{number}"}
+
+
+def _chat(row: Row) -> Row:
+    """The turns and tools of a row, read as stage curate reads them: of a call's arguments OpenAI's form has
+    the text, and Quench's the object. Raises `BadRow`.
+    """
+    turns = read_turns(row.get("messages"), "messages")
+    if len(turns) < 2:
+        raise BadRow("bad_shape", "messages are fewer than two")
+    tools = read_tools(row.get("tools") or [])
+    return {"messages": turns} | ({"tools": tools} if tools else {})

@@ -1,6 +1,5 @@
-"""Several answers to each request, sampled from the model's own distribution and kept as they come: a run
-that goes on, and further rows, ask only what nobody has answered yet. `kill -9` loses the answers of the last
-ten seconds.
+"""The requests of training that the model is asked, never those of rows that are held out; and several
+answers to each, sampled from the model's own distribution and kept as they come:
 
     reports/pairs/SETTINGS.answers.jsonl
 
@@ -9,23 +8,26 @@ answer starts from an empty cache, so answers don't depend on the rows before: t
 """
 
 import hashlib
-import time
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.held_out import drawn, is_answerable
 from pipeline.chat.tokens import Row, chat_request
-from pipeline.commands.judge.answering import KEEP_SECONDS, read_kept, write_kept
 from pipeline.config.sections import Evaluate
+from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, json_hash
-from pipeline.core.progress import progress
+from pipeline.core.jsonl import read_rows
 from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.metrics.answers import evaluated_server
+from pipeline.metrics.answers import evaluated_server, kept_answers
 from pipeline.stages.evaluate.files import ModelFiles
 
+TRAINING = Path("data/final/train.jsonl")
 FOLDER = Path("reports/pairs")
 # T alone: whatever cuts the tail off would sample from another distribution
 SAMPLER = {"samplers": ["temperature"], "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -40,6 +42,46 @@ class Sampling:
     seed: int
 
 
+def training_requests(root: Path, count: int, seed: int) -> list[Row]:
+    """`count` drawn rows of data/final/train.jsonl as chats that end in the reference answer: chats, and
+    prompts with their `answer`. Of chats that make the same request only the one with the highest reward.
+
+    Raises `DataError` if the file is missing or has no such row.
+    """
+    file = root / TRAINING
+    if not file.is_file():
+        raise DataError("Q-PAIRS-003", f"{file} is missing: stage curate makes it, so run `snakemake curate`")
+    best: dict[str, tuple[float, str]] = {}  # request → (reward, id)
+    for row in _answerable(file):
+        key, reward = _request(row), row.get("reward", -math.inf)
+        if key not in best or reward > best[key][0]:
+            best[key] = reward, row["id"]
+    asked = {id for _, id in best.values()}
+    rows = {
+        row["id"]: row for row in drawn((row for row in _answerable(file) if row["id"] in asked), count, seed)
+    }
+    if not rows:
+        raise DataError(
+            "Q-PAIRS-003",
+            f"{file} has no chat that ends in an answer in words and no prompt, so there is nothing to ask",
+        )
+    return list(rows.values())
+
+
+def _answerable(file: Path) -> Iterator[Row]:
+    for row in read_rows(file):
+        kind = row.get("kind", "chat")
+        if kind == "prompt":
+            yield row | {"messages": [*row["messages"], {"role": "assistant", "content": row["answer"]}]}
+        elif kind == "chat" and len(row["messages"]) > 1 and is_answerable(row):
+            yield row
+
+
+def _request(row: Row) -> str:
+    turns = [{key: turn[key] for key in turn if key != "train"} for turn in row["messages"][:-1]]
+    return json_hash([turns, row.get("tools")])
+
+
 def sampled_answers(
     files: ModelFiles,
     rows: Sequence[Row],
@@ -52,23 +94,14 @@ def sampled_answers(
     calls a tool).
     """
     file = root / FOLDER / f"{_settings_key(files, sampling, settings, tools)}.answers.jsonl"
-    kept = read_kept(file)
-    missing = [row for row in rows if json_hash(row) not in kept]
-    if missing:
-        written = time.monotonic()
+
+    @contextmanager
+    def asking() -> Iterator[Callable[[Row], dict[str, Any]]]:
         up = evaluated_server(files.gguf, settings, tools, files.lora)
-        bar = progress("pairs: answers", len(missing))
-        with up as server, ThreadPoolExecutor(server.parallel) as pool, bar as advance:
-            try:
-                for row in missing:
-                    kept[json_hash(row)] = {"answers": _ask(server, pool, row, sampling, settings)}
-                    advance(1)
-                    if time.monotonic() - written > KEEP_SECONDS:
-                        write_kept(file, kept)
-                        written = time.monotonic()
-            finally:
-                write_kept(file, kept)
-    return [kept[json_hash(row)]["answers"] for row in rows]
+        with up as server, ThreadPoolExecutor(server.parallel) as pool:
+            yield lambda row: {"answers": _ask(server, pool, row, sampling, settings)}
+
+    return [kept["answers"] for kept in kept_answers(file, rows, asking(), "pairs: answers")]
 
 
 def _ask(

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.pairs.answering import FOLDER, Sampling, hashes, sampled_answers
+from pipeline.commands.pairs.answering import FOLDER, Sampling, hashes, sampled_answers, training_requests
 from pipeline.commands.pairs.choosing import counts, pair_of, score
-from pipeline.commands.pairs.training_rows import training_requests
 from pipeline.commands.serve import choose_model, model_file
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, DataError

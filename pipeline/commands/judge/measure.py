@@ -1,0 +1,235 @@
+"""Each file in llama-server as it would be served: does it load, how fast is it, what memory does it take and
+does that fit, what does it answer.
+
+The files take turns in being loaded, and every other turn goes backwards, so that a machine that slows down
+slows all of them. Rows are asked in one order on one slot, as stage evaluate does: one file gives the same
+answers in every run, which are kept as they come:
+
+    reports/judge/SHA256-SETTINGS.answers.jsonl
+
+Only how the server rounds what rows begin with alike depends on the row before, so that after an interruption
+a few answers may come out differently.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pipeline.chat.tokens import Row
+from pipeline.commands.judge.files import Candidate
+from pipeline.config.sections import Evaluate, Serve
+from pipeline.config.sections.values import ALL_LAYERS
+from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.hashing import json_hash
+from pipeline.core.other_load import OtherLoad, cpu_time, other_load
+from pipeline.core.progress import progress
+from pipeline.core.text import quoted
+from pipeline.core.units import MEMORY_GB, memory_gb
+from pipeline.core.usage import peak_memory
+from pipeline.llamacpp.server import Server, serving
+from pipeline.llamacpp.server_command import BATCH_TOKENS
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.answer_speed import Speed, answer_speed
+from pipeline.metrics.answers import answer_row, kept_answers
+from pipeline.planning.card import Card, first_gpu, main_memory
+from pipeline.planning.serving import LevelPlan, plan_level, prompt_cache
+from pipeline.stages.evaluate.speed import gpu_memory
+
+FOLDER = Path("reports/judge")
+TURNS = 3  # how often each file is loaded and an answer is timed
+TOKENS = 64  # of each answer; its prompt is a batch long, which touches the buffers that memory counts
+WHY = ("error loading model", "unknown model architecture", "error:", "failed", "what():")
+LOADED = ("ctx_size", "threads", "n_gpu_layers", "flash_attn")  # how every file is loaded; no layers: 0
+UNITS = {"MB": 1 << 20, "GB": MEMORY_GB, "": MEMORY_GB, "MIB": 1 << 20, "GIB": MEMORY_GB}
+NO_LIMIT = 1 << 40  # positions, where a header names none
+
+
+def load_values(load: Serve) -> dict[str, Any]:
+    """`LOADED` of section serve: how every file is loaded, for one conversation."""
+    return {name: getattr(load, name) for name in LOADED}
+
+
+@dataclass
+class Served:
+    """What was measured of one file; memory in bytes, None where the system doesn't say."""
+
+    load_seconds: list[float] = field(default_factory=list)
+    speeds: list[Speed] = field(default_factory=list)
+    peak_memory: int | None = None
+    gpu_memory: int | None = None
+    others: list[OtherLoad] = field(default_factory=list)  # while each speed was measured
+
+    def as_values(self) -> dict[str, Any]:
+        """The same as JSON."""
+        worst = max(self.others, key=lambda one: (one.disturbs, one.share), default=OtherLoad(0.0, 0.0))
+        return {
+            "load_seconds": round(median(self.load_seconds), 2),
+            "prompt_tok_s": runs([one.prompt for one in self.speeds]),
+            "generation_tok_s": runs([one.generation for one in self.speeds]),
+            "peak_memory_bytes": self.peak_memory,
+            "gpu_memory_bytes": self.gpu_memory,
+            **worst.as_values(),
+        }
+
+
+def runs(values: Sequence[float]) -> dict[str, float]:
+    """Median, lowest and highest."""
+    return {
+        "median": round(median(values), 2),
+        "low": round(min(values), 2),
+        "high": round(max(values), 2),
+    }
+
+
+def measure_served(
+    files: Sequence[Candidate], load: Serve, tools: Toolchain, check: Callable[[Candidate, Server], None]
+) -> dict[str, Served]:
+    """Load every file in turn and time its answers; `check` is called with each server once, the first thing
+    of all.
+
+    Raises `ToolError` for a file that llama-server can't load.
+    """
+    served = {one.name: Served() for one in files}
+    with progress("judge: loading, speed, memory", TURNS * len(files)) as advance:
+        for turn in range(TURNS):
+            for one in files if turn % 2 == 0 else reversed(files):
+                _take_turn(one, load, tools, served[one.name], check if turn == 0 else None)
+                advance(1)
+    return served
+
+
+def _take_turn(
+    one: Candidate,
+    load: Serve,
+    tools: Toolchain,
+    into: Served,
+    check: Callable[[Candidate, Server], None] | None,
+) -> None:
+    begin = time.perf_counter()
+    with loaded(one, load, tools) as server:
+        into.load_seconds.append(time.perf_counter() - begin)
+        if check:
+            check(one, server)
+        room = min(load.ctx_size, one.positions or load.ctx_size)
+        tokens = min(TOKENS, room // 2)
+        before = cpu_time()
+        into.speeds.append(answer_speed(server, min(BATCH_TOKENS, room - tokens - 1), tokens))
+        into.others.append(other_load(before, cpu_time()))
+        if check is None:  # a turn that asked nothing else: the peak is an answer's
+            into.peak_memory = into.peak_memory or peak_memory(server.process.pid)
+            if load.n_gpu_layers:
+                into.gpu_memory = into.gpu_memory or gpu_memory(server.process.pid)
+
+
+@contextmanager
+def loaded(one: Candidate, load: Serve, tools: Toolchain) -> Iterator[Server]:
+    """`llama-server` with the file. Raises `ToolError` with the reason that its log gives if it can't load
+    it.
+    """
+    with ExitStack() as up:
+        try:
+            server = up.enter_context(serving(tools, one.path, **load_values(load)))
+        except ToolError as error:
+            if error.id != "Q-LLAMACPP-014":
+                raise
+            raise ToolError(
+                "Q-JUDGE-010",
+                f"llama-server can't load {one.path} ({reason(error.sentence)}): leave it out, or fetch the "
+                "file again",
+            ) from error
+        yield server
+
+
+def reason(log: str) -> str:
+    """The line of a server's log that says why it ended, without its prefix."""
+    lines = [line.strip() for line in log.splitlines()[1:] if line.strip()]
+    told = [line for word in WHY for line in lines if word in line.lower()]
+    return (told or lines[-1:] or ["its log is empty"])[0][-300:]
+
+
+def parse_memory(text: str) -> int:
+    """ "8 GB", "512 MB" or "8" in bytes, as cards are sold (8 GB are 8 × 2³⁰ bytes). Raises `ConfigError`."""
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    size = round(float(match[1]) * UNITS.get(match[2].upper(), 0)) if match else 0
+    if not size:
+        raise ConfigError(
+            "Q-JUDGE-008",
+            f"--memory is {quoted(text)}: give what the model may take, such as '8 GB' or '512 MB'",
+        )
+    return size
+
+
+def room_of(asked: str | None, load: Serve) -> tuple[int, str]:
+    """(bytes, words) of the memory that files are to fit in: what was asked for, else the card's or, with
+    no layers on it, the machine's.
+    """
+    if asked is not None:
+        size = parse_memory(asked)
+        return size, memory_gb(size)
+    card: Card = (first_gpu() if load.n_gpu_layers else None) or main_memory()
+    return card.memory, card.words
+
+
+def plan_of(one: Candidate, load: Serve, room: int, served: Served | None = None) -> LevelPlan:
+    """The memory that a file takes at `load.ctx_size`: by its header, and with what was measured where it
+    was.
+    """
+    peak = None
+    if served:
+        peak = served.gpu_memory if load.n_gpu_layers else served.peak_memory
+    serve = load.model_copy(update={"n_gpu_layers": ALL_LAYERS if load.n_gpu_layers else 0})
+    return plan_level(
+        one.name,
+        one.bytes,
+        one.per_token,
+        context=load.ctx_size,
+        parallel=1,
+        positions=one.positions or NO_LIMIT,
+        room=room,
+        made=True,
+        peak=peak,
+        kept=prompt_cache(serve),
+    )
+
+
+def memory_values(one: Candidate, load: Serve, room: int, served: Served) -> dict[str, Any]:
+    """The same as JSON, in bytes; `predicted` is None where the header doesn't say what a token's cache
+    takes.
+    """
+    predicted, plan = plan_of(one, load, room), plan_of(one, load, room, served)
+    return {
+        "predicted_bytes": predicted.memory.total if predicted.memory.known else None,
+        "total_bytes": plan.memory.total,
+        "kv_cache_bytes": plan.memory.kv_cache,
+        "prompt_cache_bytes": plan.memory.prompt_cache,
+        "arithmetic": str(plan.memory),
+        "longest_context": plan.longest,
+        "fits": plan.fits,
+    }
+
+
+def answers_of(
+    one: Candidate, rows: Sequence[Row], load: Serve, settings: Evaluate, tools: Toolchain, root: Path
+) -> list[dict[str, Any]]:
+    """The file's answer to each row, greedy, one at a time; those from before among them."""
+
+    @contextmanager
+    def asking() -> Iterator[Callable[[Row], dict[str, Any]]]:
+        with loaded(one, load, tools) as server:
+            yield lambda row: answer_row(server, row, settings)
+
+    file = kept_file(root, one, load, settings, tools.version)
+    return kept_answers(file, rows, asking(), f"judge: {one.name}: answers")
+
+
+def kept_file(root: Path, one: Candidate, load: Serve, settings: Evaluate, tools_version: str) -> Path:
+    """Where a file's answers are kept; the second of two files with the same bytes has answers of its own."""
+    answering = {"max_new_tokens": settings.max_new_tokens, "seed": settings.seed}
+    key = json_hash(load_values(load) | answering | {"llama_cpp": tools_version})
+    again = f"-{one.copy + 1}" if one.copy else ""
+    return root / FOLDER / f"{one.sha256[:16]}{again}-{key[:8]}.answers.jsonl"

@@ -1,0 +1,168 @@
+"""The verdict, shown: on the terminal, a table of at most 100 columns and the sentence; and as one page,
+`reports/judge.html`, with the picture, score against memory, and answers side by side.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.terminal import plain_table, wide_console
+from pipeline.core.units import MEMORY_GB, memory_gb
+from pipeline.pages.differences import clipped
+from pipeline.pages.formats import FILTERS, number, percent, points, size
+from pipeline.pages.labels import Place, put_labels
+from pipeline.pages.plots import ACCENT, CARD, INK, MUTED, WARM, axes_of, svg_of
+from pipeline.pages.templating import DATA_FILTERS, fill
+
+FITS = {True: "yes", False: "no", None: "not known"}
+SHOWN = 8  # rows whose answers stand side by side
+LONGEST = 1500  # characters of an answer, a prompt, a reference
+INCHES = (7.6, 4.1)
+FAR = 3.0  # a limit so many times above all files would press them against the left edge
+Answers = Mapping[str, Sequence[Mapping[str, Any]]]  # of each file, in one order of rows
+
+
+def show(report: Mapping[str, Any], page: Path) -> None:
+    """Print the table, the sentence and where the page is."""
+    from rich.markup import escape
+
+    console = wide_console()
+    compared = any("kld" in file["divergence"] for file in report["files"].values())
+    headings = ("size", "bpw", "memory GB", "fits", "tok/s", "score", "95 %", "right")
+    table = plain_table("file", *headings, *(["KLD"] if compared else []), numbers=range(1, 10))
+    for name, file in report["files"].items():
+        task, served = file["task"], file["served"]
+        table.add_row(
+            escape(name),
+            size(file["bytes"]),
+            number(file["bits_per_weight"]),
+            number(file["memory"]["total_bytes"] / MEMORY_GB),
+            FITS[file["memory"]["fits"]],
+            "disturbed" if served["disturbed"] else number(served["generation_tok_s"]["median"], 1),
+            points(task["score"]),
+            f"{points(task['score_low'])}–{points(task['score_high'])}",
+            percent(task["perfect"]),
+            *([number(file["divergence"].get("kld"), 4)] if compared else []),
+            style="bold" if name in report["verdict"]["alike"] else None,
+        )
+    console.print(table)
+    notes = [f"Beware: {note}" for note in report["verdict"]["notes"]]
+    for line in (report["verdict"]["sentence"], *notes):
+        console.print(line, markup=False)
+    console.print(f"The page: {page}", markup=False, soft_wrap=True)
+
+
+def render(report: Mapping[str, Any], answers: Answers) -> str:
+    """The page as one string of HTML."""
+    alike = {name: answers[name] for name in report["verdict"]["alike"]}
+    apart = most_apart(answers, alike if len(alike) > 1 else answers)
+    return fill(
+        "judge.html.jinja",
+        DATA_FILTERS | FILTERS,
+        report=report,
+        files=report["files"],
+        plot=score_plot(report),
+        rows=[side_by_side(answers, place) for place in apart[:SHOWN]],
+        apart=len(apart),
+    )
+
+
+def most_apart(answers: Answers, first: Answers) -> list[int]:
+    """The rows (by number) that files score differently on: those that lie furthest apart among the files
+    `first`, then among all, come first.
+    """
+    spreads = sorted(
+        (-near, -far, place)
+        for place, (near, far) in enumerate(zip(_spreads(first), _spreads(answers), strict=True))
+    )
+    return [place for _, far, place in spreads if far]
+
+
+def _spreads(answers: Answers) -> list[float]:
+    """How far the scores of each row lie apart."""
+    rows = zip(*answers.values(), strict=True)
+    scores = [[one["score"] for one in row if one["score"] is not None] for row in rows]
+    return [max(row) - min(row) if row else 0.0 for row in scores]
+
+
+def side_by_side(answers: Answers, place: int) -> dict[str, Any]:
+    """One row's question, its reference and what each file answered."""
+    asked = next(iter(answers.values()))[place]
+    return {
+        "id": str(asked["id"]),
+        "prompt": clipped(asked["prompt"], LONGEST),
+        "reference": clipped(asked["reference"], LONGEST),
+        "answers": [
+            {
+                "file": name,
+                "text": clipped(rows[place]["answer"], LONGEST),
+                "score": rows[place]["score"],
+                "stopped": rows[place]["stopped"],
+            }
+            for name, rows in answers.items()
+        ],
+    }
+
+
+def score_plot(report: Mapping[str, Any]) -> str:
+    """Each file's mean score with its 95 % interval against the memory that it takes where it is served; the
+    best is colored, a file that doesn't fit is hollow. Returns SVG.
+    """
+    files, room = report["files"], report["room_bytes"] / MEMORY_GB
+    best = report["verdict"]["best"]
+    fits = {name: file["memory"]["fits"] is not False for name, file in files.items()}
+    colors = {name: ACCENT if name == best else INK if fits[name] else MUTED for name in files}
+    places = [
+        Place(
+            name,
+            file["memory"]["total_bytes"] / MEMORY_GB,
+            *(100 * file["task"][key] for key in ("score", "score_low", "score_high")),
+        )
+        for name, file in files.items()
+    ]
+    figure, axes = axes_of("memory where it is served, GB", "score, points", INCHES)
+    figure.set_dpi(72)  # so that a pixel is a point
+    widest = max(place.size for place in places)
+    shown = room <= FAR * widest
+    for place in places:
+        axes.errorbar(
+            [place.size],
+            [place.value],
+            yerr=[[max(0.0, place.value - place.low)], [max(0.0, place.high - place.value)]],
+            fmt="o",
+            color=colors[place.model],
+            markersize=7,
+            markerfacecolor=colors[place.model] if fits[place.model] else CARD,
+            markeredgewidth=1.6,
+            capsize=3.5,
+            elinewidth=1.5,
+        )
+    if shown:
+        axes.axvline(room, color=WARM, linewidth=1.3, linestyle=(0, (4, 3)))
+        axes.annotate(
+            memory_gb(report["room_bytes"]),
+            (room, 1.0),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(-4, -2),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            color=WARM,
+            fontweight="bold",
+        )
+    least, most = min(place.low for place in places), max(place.high for place in places)
+    spare = 0.16 * max(most - least, 5)
+    axes.set_xlim(0, max(widest, room if shown else 0) * 1.14)
+    axes.set_ylim(least - spare, most + spare)
+    axes.yaxis.get_major_locator().set_params(nbins=6)
+    figure.draw_without_rendering()  # the layout fixes where a value lies
+    put_labels(axes, places, colors, best)
+    words = "; ".join(
+        f"{at.model} {at.size:.3g} GB, {at.value:.1f} ({at.low:.1f} to {at.high:.1f})" for at in places
+    )
+    return svg_of(
+        figure,
+        "judge",
+        "Score against memory",
+        f"Score in points by memory: {words}. The limit is {memory_gb(report['room_bytes'])}.",
+    )
