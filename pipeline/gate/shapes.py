@@ -77,11 +77,9 @@ class Budget(Shape):
     chosen: Literal["own", "level"]
     most_bytes: Count
     kld: Number
-    predicted_kld: Number
     rival: BudgetRival | None
     types: dict[str, str]
-    swaps: list[dict[str, Any]]
-    rows: dict[str, Count]
+    rows: Count
 
 
 class ParityCheck(Shape):

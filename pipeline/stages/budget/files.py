@@ -1,7 +1,7 @@
 """GGUFs of allocations and of fixed levels, made by llama-quantize from the 16-bit one; what they lose."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,6 @@ from pipeline.gguf.file import BUDGET_FIELD
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.divergence import Prompt, Reference, gguf_divergence, gguf_speaker, kept_logits
-from pipeline.stages.budget.scratch import Scratch, name_of
 from pipeline.stages.budget.sizes import Allocation, Sizes, patterns, prove
 
 # what the header calls a file whose weights are mostly of a type; of a type that is not here, by its own name
@@ -19,12 +18,14 @@ FILE_TYPES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4": "MX
 
 @dataclass(frozen=True)
 class Maker:
-    """How files are made: from `source`, with `imatrix` (None: none), for the budget `text`, in `scratch`."""
+    """How files are made: from `source`, with `imatrix` (None: none), for the budget `text`, in the folder
+    `scratch`.
+    """
 
     source: Path
     imatrix: Path | None
     text: str
-    scratch: Scratch
+    scratch: Path
     nthreads: int
     tools: Toolchain
 
@@ -54,11 +55,26 @@ class Maker:
     @contextmanager
     def passing(self, allocation: Allocation, sizes: Sizes, most: int | None = None) -> Iterator[Path]:
         """The file of an allocation while the body runs."""
-        file = self.scratch.folder / f"{name_of(allocation)}.gguf"
+        file = self.scratch / "passing.gguf"
         try:
             yield self.make(file, allocation, sizes, most)
         finally:
             remove(file)
+
+
+@contextmanager
+def emptied(folder: Path) -> Iterator[Path]:
+    """`folder` without what a killed run left in it; removed behind the body, and the folder of all budgets
+    with the last one.
+    """
+    remove(folder)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        remove(folder)
+        with suppress(OSError):
+            folder.parent.rmdir()
 
 
 def file_type(allocation: Allocation, sizes: Sizes) -> str:
@@ -89,5 +105,5 @@ def judging(maker: Maker, prompts: list[Prompt], threads: int) -> Iterator[Judge
     most, 4 bytes for each token of the vocabulary).
     """
     speaker = gguf_speaker(maker.source, prompts, threads=threads, tools=maker.tools)
-    with kept_logits(prompts, speaker, maker.scratch.folder) as reference:
+    with kept_logits(prompts, speaker, maker.scratch) as reference:
         yield Judge(reference, threads, maker.tools)

@@ -1,9 +1,8 @@
-"""From a budget to a file: sensitivities, damages, knapsack, swaps, and the competition with the fixed level
-of that size.
+"""From a budget to a file: what each type costs each tensor, the knapsack, and the competition with the fixed
+level of that size.
 """
 
-import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,18 @@ import numpy as np
 
 from pipeline.chat.tokens import Encoded, trained_positions
 from pipeline.config.levels import SUFFIX
+from pipeline.config.strategies import CHANCE
 from pipeline.core.progress import progress
+from pipeline.gguf.tensors import gguf_tensors
 from pipeline.metrics.divergence import Prompt
 from pipeline.metrics.level_limits import PUBLISHED_KLD
+from pipeline.metrics.paired import compare_scores
 from pipeline.planning.budget import MENU
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.shape import Shape
-from pipeline.stages.budget.files import Judge, Maker, judging
+from pipeline.stages.budget.files import Maker, judging
 from pipeline.stages.budget.knapsack import allocate
-from pipeline.stages.budget.scratch import name_of
-from pipeline.stages.budget.sizes import Allocation, Sizes
-from pipeline.stages.budget.swaps import MOST, paired, predicted, swapped
+from pipeline.stages.budget.sizes import Sizes, choices
 
 POSITIONS = 32  # of a validation row that are compared
 LARGEST = 3  # fixed levels that compete: the largest that fit
@@ -49,28 +49,16 @@ RIVALS = (
 
 
 @dataclass(frozen=True)
-class Data:
-    """Sequences that damages are measured on (of the training split), that swaps are tried on and that decide
-    (of the validation split, different ones).
-    """
-
-    damage: Sequence[Encoded]
-    swaps: Sequence[Encoded]
-    decision: Sequence[Encoded]
-
-
-@dataclass(frozen=True)
 class Task:
     """The search's input: what each tensor may be, how many bytes all may have together, the bytes before
-    them in the file, the 16-bit model's folder and its shape.
+    them in the file, the model's shape, and the sequences that decide.
     """
 
     sizes: Sizes
     most: int
     header: int
-    merged: Path
     shape: Shape
-    data: Data
+    rows: Sequence[Encoded]
     threads: int
     seed: int
 
@@ -80,96 +68,49 @@ class Task:
         return self.header + self.most
 
 
-def damages_of(maker: Maker, task: Task, low: Allocation) -> tuple[dict[str, dict[str, float]], float]:
-    """({tensor: {type: damage}}, the KL divergence of the even allocation `low` on the same rows)."""
-    from pipeline.stages.budget.damage import curved_errors, damages
-    from pipeline.stages.budget.gradient import Sensitivity, sensitivities
-
-    names, scratch = sorted(low), maker.scratch
-
-    def measure() -> dict[str, Any]:
-        with maker.passing(low, task.sizes) as file:
-            found, kld = sensitivities(task.merged, file, maker.source, names, task.data.damage, task.seed)
-        return {"kld": np.array(kld)} | {
-            f"{part}:{name}": getattr(each, part)
-            for name, each in found.items()
-            for part in ("products", "rows", "columns")
-        }
-
-    kept = scratch.arrays_once("gradient", measure)
-    gc.collect()  # the model is gone before files are made
-    found = {
-        name: Sensitivity(*(kept[f"{part}:{name}"] for part in ("products", "rows", "columns")))
-        for name in names
-    }
-    errors: dict[str, dict[str, float]] = {name: {} for name in names}
+def weight_errors(maker: Maker, sizes: Sizes) -> dict[str, dict[str, float]]:
+    """{tensor that has a choice: {type: Σ (rounded − 16 bit)²}}, as llama-quantize rounds."""
+    free = choices(sizes)
+    errors: dict[str, dict[str, float]] = {name: {} for name in sorted(free)}
     with progress("budget: the errors of each type", len(MENU)) as advance:
         for kind in MENU:
-            mine = {name: found[name] for name in names if kind in task.sizes[name]}
-            if mine:
+            names = [name for name in errors if kind in free[name]]
+            if names:
                 # the others stay in 16 bit, which takes no time
-                rounded = {name: kind if name in mine else list(task.sizes[name])[-1] for name in names}
-
-                def weigh(rounded: Allocation = rounded, mine: Any = mine) -> dict[str, float]:
-                    with maker.passing(rounded, task.sizes) as file:
-                        return curved_errors(maker.source, file, mine)
-
-                for name, error in scratch.once(f"errors-{kind}", weigh).items():
-                    errors[name][kind] = error
+                rounded = {name: kind if kind in each else list(each)[-1] for name, each in free.items()}
+                with maker.passing(rounded, sizes) as file:
+                    for name, error in squared_errors(maker.source, file, names).items():
+                        errors[name][kind] = error
             advance(1)
-    for name in names:
-        errors[name] |= {kind: 0.0 for kind in task.sizes[name] if kind not in MENU}  # as it is in the source
-    return damages(found, low, errors), float(kept["kld"])
+    for name, each in errors.items():
+        each |= {kind: 0.0 for kind in free[name] if kind not in MENU}  # as it is in the source
+    return errors
 
 
-def search(maker: Maker, task: Task, low: Allocation) -> tuple[Path, dict[str, Any]]:
+def squared_errors(source: Path, rounded: Path, names: Sequence[str]) -> dict[str, float]:
+    """{tensor: Σ (difference)²} of a GGUF `rounded` from the 16-bit `source`, block by block."""
+    (_, before), (_, after) = gguf_tensors(source), gguf_tensors(rounded)
+    return {
+        name: sum(
+            float(np.square(after[name].values(*block) - before[name].values(*block)).sum(dtype=np.float64))
+            for block in before[name].blocks()
+        )
+        for name in names
+    }
+
+
+def search(maker: Maker, task: Task) -> tuple[Path, dict[str, Any]]:
     """Find the types and hold their file against the best fixed level that fits; (the better file, in the
     scratch folder, the record).
 
     Types that were chosen win only beyond noise: else the file is the fixed level.
     """
-    scratch = maker.scratch
-    by_type, low_kld = damages_of(maker, task, low)
-    planned = allocate(by_type, task.sizes, task.most)
-    print(f"budget: {predicted(by_type, planned):.4f} nats are predicted; swaps are tried", flush=True)
-
-    def try_swaps() -> dict[str, Any]:
-        with (
-            judging(maker, prompts(task.data.swaps), task.threads) as judge,
-            progress("budget: files of swaps", MOST + 1) as advance,  # the first without any
-        ):
-
-            def tried_file(one: Allocation) -> list[float]:
-                rows: list[float] = scratch.once(
-                    f"rows-{name_of(one)}", lambda: measured(maker, task, judge, one)
-                )
-                advance(1)
-                return rows
-
-            types, tried = swapped(planned, by_type, task.sizes, task.most, tried_file, task.seed)
-        return {"types": types, "tried": tried}
-
-    swaps = scratch.once("swaps", try_swaps)
-    types = swaps["types"]
-    own = maker.make(scratch.folder / "own.gguf", types, task.sizes, task.file)
-    contest = scratch.once("contest", lambda: compete(maker, task, own))
-    file = own
+    types = allocate(weight_errors(maker, task.sizes), task.sizes, task.most)
+    file = maker.make(maker.scratch / "own.gguf", types, task.sizes, task.file)
+    contest = compete(maker, task, file)
     if contest["chosen"] == "level":
-        file = maker.make_level(scratch.folder / "rival.gguf", contest["rival"]["level"])
-    return file, {
-        "even_kld": low_kld,
-        "predicted_even_kld": predicted(by_type, low),
-        "predicted_kld": predicted(by_type, types),
-        "swaps": swaps["tried"],
-        "types": types,
-        **contest,
-    }
-
-
-def measured(maker: Maker, task: Task, judge: Judge, allocation: Allocation) -> list[float]:
-    """KL divergence of an allocation, a row each."""
-    with maker.passing(allocation, task.sizes) as file:
-        return judge.rows(file)
+        file = maker.make_level(maker.scratch / "rival.gguf", contest["rival"]["level"])
+    return file, {"types": types, **contest}
 
 
 def prompts(rows: Sequence[Encoded]) -> list[Prompt]:
@@ -182,16 +123,16 @@ def prompts(rows: Sequence[Encoded]) -> list[Prompt]:
 
 
 def compete(maker: Maker, task: Task, own: Path) -> dict[str, Any]:
-    """Which of the file `own` and the best fixed level of at most its budget is closer to 16 bit, on rows
-    that no swap was tried on; {"chosen": "own" or "level", figures}.
+    """Which of the file `own` and the best fixed level of at most its budget is closer to 16 bit; {"chosen":
+    "own" or "level", figures}.
 
     Of the `LARGEST` largest levels that fit, the best is that which diverges least on these rows: at 7B Q4_1
     is larger than Q4_K_M, and worse.
     """
-    with judging(maker, prompts(task.data.decision), task.threads) as judge:
+    with judging(maker, prompts(task.rows), task.threads) as judge:
         rows = judge.rows(own)
         measured: list[tuple[float, str, int, list[float]]] = []
-        file = maker.scratch.folder / "rival.gguf"
+        file = maker.scratch / "rival.gguf"
         for level in rivals(task.shape, task.file, maker.imatrix is not None):
             size = maker.make_level(file, level).stat().st_size
             if size <= task.file:
@@ -202,11 +143,25 @@ def compete(maker: Maker, task: Task, own: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"kld": float(np.mean(rows)), "rival": None, "chosen": "own"}
     if measured:
         kld, level, size, theirs = min(measured)
-        verdict = paired(theirs, rows, task.seed)
-        found["rival"] = {"level": level, "bytes": size, "kld": kld, **verdict.record()}
+        difference = paired(theirs, rows, task.seed)
+        found["rival"] = {"level": level, "bytes": size, "kld": kld, **difference}
         found["others"] = {other: one for one, other, *_ in measured if other != level}
-        found["chosen"] = "own" if verdict.better() else "level"
+        found["chosen"] = "own" if is_closer(difference) else "level"
     return found
+
+
+def paired(first: Sequence[float], second: Sequence[float], seed: int) -> dict[str, float]:
+    """A second model's mean KL divergence less the first's on the same rows, in nats, its 95 % interval, and
+    the two-sided p of no difference (`pipeline.metrics.paired`).
+    """
+    found = compare_scores(first, second, seed)
+    nats = {"difference": found.points / 100, "low": found.low / 100, "high": found.high / 100}
+    return nats | {"p_value": found.p_value}
+
+
+def is_closer(difference: Mapping[str, float]) -> bool:
+    """Whether the second is closer, beyond noise."""
+    return difference["difference"] < 0 and difference["p_value"] < CHANCE
 
 
 def rivals(shape: Shape, most: int, with_imatrix: bool) -> list[str]:

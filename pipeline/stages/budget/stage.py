@@ -2,12 +2,10 @@
 diverges least from the 16-bit model.
 
 Reads `models/gguf/NAME-F16.gguf` (or BF16), `models/merged/`, `models/adapter/` (tokenizer),
-`models/imatrix/` (used if there is a matrix), `data/final/train.jsonl` (what each tensor costs) and
-`data/final/val.jsonl` (what was predicted, tried out). Writes `models/gguf/NAME-BUDGET.gguf` and
-`reports/budget/BUDGET.json`. Command: `python -m pipeline budget@4.2GB`
+`models/imatrix/` (used if there is a matrix) and `data/final/val.jsonl` (which file is closer). Writes
+`models/gguf/NAME-BUDGET.gguf` and `reports/budget/BUDGET.json`. Command: `python -m pipeline budget@4.2GB`
 """
 
-import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,15 +23,11 @@ from pipeline.gguf.file import check_gguf, describe, kv_cache_bytes
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.planning.budget import most_bytes
 from pipeline.planning.shape import load_shape
-from pipeline.stages.budget.files import Maker
-from pipeline.stages.budget.scratch import close_scratch, open_scratch
-from pipeline.stages.budget.search import Data, Task, search
+from pipeline.stages.budget.files import Maker, emptied
+from pipeline.stages.budget.search import Task, search
 from pipeline.stages.budget.sizes import check_room, extremes, offered, uniform
 
-ROWS = 32  # of the training split, on which damages are measured
-TRIED = 128  # of the validation split: every other one for swaps, the others for the decision
-PART = re.compile(r"#\d+$")  # of a row's source: a part of a long conversation
-VERSION = 2  # of what is in the scratch folder
+ROWS = 64  # of the validation split, which decide
 NEW_FIELDS = 1 << 10  # bytes that llama-quantize adds to the header, generously
 
 
@@ -44,10 +38,9 @@ def budget(
     merged: Path,
     tokenizer: Path,
     imatrix: Path | None,
-    train: Path,
     val: Path,
     target: Path,
-    scratch_folder: Path,
+    scratch: Path,
     serve: Serve,
     longest: int,
     nthreads: int,
@@ -57,9 +50,9 @@ def budget(
 ) -> dict[str, Any]:
     """Write the file of the budget `text` (checked by the settings) to `target`; its record.
 
-    The same bytes for the same input, also after a kill: `scratch_folder` holds what was measured. Raises
-    `ConfigError` if no file of that size can be made, `DataError` if there are no rows to measure on or the
-    model's tensors are not known, `MachineError` if the disk is too small, `ToolError` if llama.cpp fails.
+    The same bytes for the same input; files are made in the folder `scratch`, which is removed. Raises
+    `ConfigError` if no file of that size can be made, `DataError` if there are no rows to measure on,
+    `MachineError` if the disk is too small, `ToolError` if llama.cpp fails.
     """
     wanted = parse_budget(text)
     assert wanted is not None, f"{text} is no budget"
@@ -77,79 +70,45 @@ def budget(
         return most_bytes(wanted, weights=weights, header=start, cache=cache or 0, serve=serve)
 
     check_room(text, most(header.start), header.start, sizes)
-    data = read_data(tokenizer, train, val, longest, seed)
+    rows = deciding_rows(tokenizer, val, longest, seed)
     need_disk(target.parent, 3 * size)  # a file that is tried, the level that competes, and logits
-    matrix = file_hash(imatrix) if imatrix else None
-    scratch = open_scratch(
-        scratch_folder,
-        {
-            "version": VERSION,
-            "budget": text,
-            "most": most(header.start),
-            "source": file_hash(source),
-            "imatrix": matrix,
-            "train": file_hash(train),
-            "val": file_hash(val),
-            "longest": longest,
-            "seed": seed,
-            "llama_cpp": tools.commit,
-        },
-    )
-    maker = Maker(source, imatrix, text, scratch, nthreads, tools)
-    room = max(most(header.start) - header.start - NEW_FIELDS, extremes(sizes)[0])
-    low = uniform(sizes, room)
-    with maker.passing(low, sizes) as file:
-        start = check_gguf(file).start
-    check_room(text, most(start), start, sizes)
-    task = Task(
-        sizes, most(start) - start, start, merged, load_shape(merged / "config.json"), data, threads, seed
-    )
-    file, found = search(maker, task, low)
-    with publishing(target, check_gguf) as aside:
-        file.rename(aside)
-    record = {
+    with emptied(scratch) as folder:
+        maker = Maker(source, imatrix, text, folder, nthreads, tools)
+        room = max(most(header.start) - header.start - NEW_FIELDS, extremes(sizes)[0])
+        with maker.passing(uniform(sizes, room), sizes) as file:
+            start = check_gguf(file).start  # the same for all types
+        check_room(text, most(start), start, sizes)
+        shape = load_shape(merged / "config.json")
+        task = Task(sizes, most(start) - start, start, shape, rows, threads, seed)
+        file, found = search(maker, task)
+        with publishing(target, check_gguf) as aside:
+            file.rename(aside)
+    return {
         "budget": text,
         "most_bytes": task.file,
         **found,
         **describe(target),
-        "imatrix_sha256": matrix,
-        "rows": {"train": len(data.damage), "swaps": len(data.swaps), "decision": len(data.decision)},
+        "imatrix_sha256": file_hash(imatrix) if imatrix else None,
+        "rows": len(rows),
     }
-    close_scratch(scratch)
-    return record
 
 
-def read_data(tokenizer: Path, train: Path, val: Path, longest: int, seed: int) -> Data:
-    """The rows, drawn by `seed`: `ROWS` of the training split, and up to `TRIED` of the validation split, of
-    which every other conversation decides. Raises `DataError` if a part has none.
+def deciding_rows(tokenizer: Path, val: Path, longest: int, seed: int) -> list[Encoded]:
+    """`ROWS` chats of the validation split that have at most `longest` tokens, drawn by `seed`, one sequence
+    of each. Raises `DataError` if there is none.
     """
     loaded = load_tokenizer(tokenizer)
-    damage = [one for _, one in encoded(loaded, train, longest, ROWS, seed)]
-    tried = encoded(loaded, val, longest, TRIED, seed)
-    # parts of one long conversation go to one side
-    side = {source: number % 2 for number, source in enumerate(dict.fromkeys(source for source, _ in tried))}
-    swaps, decision = ([one for source, one in tried if side[source] == number] for number in (0, 1))
-    data = Data(damage, swaps, decision)
-    if not damage or not data.decision:
-        short = train if not damage else val
+    found: list[Encoded] = []
+    for row in drawn(chats_in(val), SPARE * ROWS, seed):
+        found += islice(encodable(loaded, [row], longest), 1)
+        if len(found) == ROWS:
+            return found
+    if not found:
         raise DataError(
             "Q-BUDGET-007",
-            f"{short} has too few chats of at most {longest} tokens to choose types on: add data, or raise "
+            f"{val} has no chats of at most {longest} tokens to choose a file by: add data, or raise "
             "curate.val_fraction",
         )
-    return data
-
-
-def encoded(tokenizer: Any, rows: Path, longest: int, most: int, seed: int) -> list[tuple[str, Encoded]]:
-    """(the conversation that it is of, a sequence) for `most` drawn chats of at most `longest` tokens, one
-    sequence of each.
-    """
-    found: list[tuple[str, Encoded]] = []
-    for row in drawn(chats_in(rows), SPARE * most, seed):
-        for one in islice(encodable(tokenizer, [row], longest), 1):
-            found.append((PART.sub("", str(row["source"])), one))
-        if len(found) == most:
-            break
     return found
 
 
@@ -169,10 +128,9 @@ def main(params: Params, root: Path, text: str) -> None:
         merged=root / "models/merged",
         tokenizer=root / "models/adapter",
         imatrix=matrix if params.imatrix.tokens and matrix.is_file() else None,
-        train=root / "data/final/train.jsonl",
         val=root / "data/final/val.jsonl",
         target=folder / f"{name}-{text}.gguf",
-        scratch_folder=root / FOLDER / text,
+        scratch=root / FOLDER / text,
         serve=params.serve,
         longest=params.evaluate.ctx_size,
         nthreads=params.quantize.nthreads,

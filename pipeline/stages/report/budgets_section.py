@@ -1,5 +1,5 @@
-"""The report's section on levels made to measure: the types that were chosen, what was predicted, and the
-fixed level they were held against, by `reports/budget/BUDGET.json`.
+"""The report's section on levels made to measure: the types that were chosen, and the fixed level they
+were held against, by `reports/budget/BUDGET.json`.
 """
 
 from collections import Counter
@@ -26,11 +26,8 @@ def budget_values(found: Found, evaluations: Mapping[str, Found]) -> dict[str, A
         "own": found["chosen"] == "own",
         "sentence": sentence(found),
         "most_bytes": found["most_bytes"],
-        "predicted": found["predicted_kld"],
         "kld": found["kld"],
         "test_kld": measured,
-        "swaps": len(found["swaps"]),
-        "kept": sum(bool(swap.get("kept")) for swap in found["swaps"]),
         "rows": found["rows"],
         "kinds": [
             {

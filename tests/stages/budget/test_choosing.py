@@ -1,4 +1,4 @@
-"""budget: what fits is counted exactly, the knapsack is the best of all, a swap is kept only beyond noise."""
+"""budget: what fits is counted exactly, the knapsack is the best, a difference counts beyond noise only."""
 
 import itertools
 import random
@@ -14,7 +14,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.file import check_gguf
 from pipeline.planning.budget import most_bytes
 from pipeline.stages.budget.knapsack import allocate, undominated
-from pipeline.stages.budget.scratch import close_scratch, open_scratch
+from pipeline.stages.budget.search import is_closer, paired
 from pipeline.stages.budget.sizes import (
     check_room,
     extremes,
@@ -24,7 +24,6 @@ from pipeline.stages.budget.sizes import (
     total,
     uniform,
 )
-from pipeline.stages.budget.swaps import groups, paired, proposals, swapped
 
 NAMES = [f"blk.{layer}.{kind}.weight" for layer in range(3) for kind in ("attn_q", "ffn_up")]
 SIZES = {name: {"Q4_0": 18, "Q5_0": 22, "Q8_0": 34} for name in NAMES} | {"output_norm.weight": {"F32": 8}}
@@ -139,66 +138,7 @@ def test_a_type_with_more_damage_than_a_smaller_one_is_no_choice() -> None:
     }
 
 
-def test_groups_are_kinds_by_thirds_of_the_layers() -> None:
-    assert groups([*NAMES, "token_embd.weight"]) == {
-        "attn_q.weight 1/3": [NAMES[0]],
-        "ffn_up.weight 1/3": [NAMES[1]],
-        "attn_q.weight 2/3": [NAMES[2]],
-        "ffn_up.weight 2/3": [NAMES[3]],
-        "attn_q.weight 3/3": [NAMES[4]],
-        "ffn_up.weight 3/3": [NAMES[5]],
-        "token_embd.weight": ["token_embd.weight"],
-    }
-
-
-def test_a_proposed_swap_stays_in_the_budget() -> None:
-    start = dict.fromkeys(NAMES, "Q5_0")
-    found = proposals(start, DAMAGES, SIZES, 140 + 8)
-    assert found
-    for swap in found:
-        assert total(SIZES, swap.allocation) <= 148
-        assert {swap.allocation[name] for name in groups(NAMES)[swap.raised]} == {"Q8_0"}
-    assert [swap.predicted for swap in found] == sorted((swap.predicted for swap in found), reverse=True)
-
-
-def test_a_swap_is_kept_only_beyond_noise() -> None:
-    start = dict.fromkeys(NAMES, "Q5_0")
-    dice = random.Random(0)  # noqa: S311
-    noise = [dice.uniform(0, 0.1) for _ in range(24)]
-
-    def measure(better: str | None, allocation: Any) -> list[float]:
-        """Rows that no allocation changes but by chance, and one tensor that matters."""
-        gain = 0.05 if better and allocation[better] == "Q8_0" else 0.0
-        jitter = random.Random(str(sorted(allocation.items())))  # noqa: S311
-        return [1 + value + jitter.gauss(0, 0.01) - gain for value in noise]
-
-    kept, log = swapped(start, DAMAGES, SIZES, 148, lambda one: measure(NAMES[2], one), 1)
-    assert kept[NAMES[2]] == "Q8_0"
-    assert [entry["raised"] for entry in log if entry["kept"]] == ["attn_q.weight 2/3"]
-    kept, log = swapped(start, DAMAGES, SIZES, 148, lambda one: measure(None, one), 1, tries=10)
-    assert kept == start
-    assert len(log) == 10
-
-
 def test_a_difference_on_few_rows_is_noise() -> None:
-    assert not paired([0.2] * 4, [0.1] * 4, 1).better()
-    assert paired([0.2] * 12, [0.1] * 12, 1).better()
-    assert not paired([0.1] * 12, [0.2] * 12, 1).better()
-
-
-def test_results_stay_until_the_job_is_done_or_another_one_begins(tmp_path: Path) -> None:
-    calls: list[int] = []
-
-    def make() -> list[float]:
-        calls.append(1)
-        return [0.1]
-
-    folder = tmp_path / "jobs" / "1GB"
-    assert open_scratch(folder, {"seed": 1}).once("rows", make) == [0.1]
-    assert open_scratch(folder, {"seed": 1}).once("rows", make) == [0.1]
-    assert len(calls) == 1
-    scratch = open_scratch(folder, {"seed": 2})
-    scratch.once("rows", make)
-    assert len(calls) == 2
-    close_scratch(scratch)
-    assert not folder.parent.exists()
+    assert not is_closer(paired([0.2] * 4, [0.1] * 4, 1))
+    assert is_closer(paired([0.2] * 12, [0.1] * 12, 1))
+    assert not is_closer(paired([0.1] * 12, [0.2] * 12, 1))

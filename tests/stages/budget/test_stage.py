@@ -22,7 +22,6 @@ from pipeline.stages.parity.level_weights import level_weights
 def project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The finished project, which wants one more level."""
     monkeypatch.setattr("pipeline.stages.budget.stage.ROWS", 4)
-    monkeypatch.setattr("pipeline.stages.budget.swaps.MOST", 1)
     root = Path(shutil.copytree(finished, tmp_path / "project"))
     values = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
     values["quantize"]["budgets"] = ["5.5bpw"]

@@ -24,11 +24,9 @@ def found(**changed: Any) -> dict[str, Any]:
         "chosen": "own",
         "most_bytes": 95_000_000,
         "kld": 0.04,
-        "predicted_kld": 0.03,
         "rival": rival,
         "types": {f"blk.{layer}.attn_v.weight": "Q8_0" for layer in range(3)} | {"token_embd.weight": "Q5_0"},
-        "swaps": [{"kept": True}, {"kept": False}],
-        "rows": {"train": 32, "swaps": 29, "decision": 28},
+        "rows": 28,
     } | changed
 
 
@@ -46,10 +44,10 @@ def page(record: dict[str, Any], **evaluations: Any) -> str:
 )
 def test_which_file_ships_and_why(changed: dict[str, Any], words: tuple[str, ...]) -> None:
     shown = page(found(**changed))
-    for word in (*words, "95.0 MB", "Of 2 swaps 1 were kept", "attn_v", "Q8_0 × 3", "token_embd"):
+    for word in (*words, "95.0 MB", "28 rows decided", "attn_v", "Q8_0 × 3", "token_embd"):
         assert word in shown, word
 
 
 def test_what_the_test_rows_say_stands_beside_it() -> None:
-    assert "on the test rows" not in page(found())
+    assert "On the test rows" not in page(found())
     assert "diverges 0.05 nats" in page(found(), **{"95MB": {"kld_mean": 0.05}})
