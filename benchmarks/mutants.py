@@ -44,7 +44,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 RECORD = "benchmarks/results/mutants.json"
 CURATE, TRAIN = "pipeline/stages/curate", "pipeline/stages/train"
 ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that judge them
-    "gate": (["pipeline/gate"], ["tests/gate"]),
+    "gate": (["pipeline/gate"], ["tests/gate", "tests/metrics/test_level_limits.py"]),
     "jsonl": (["pipeline/core/jsonl.py"], ["tests/core/test_jsonl.py"]),
     "chat": (["pipeline/chat/rows.py"], ["tests/chat", f"tests/{CURATE[9:]}/test_formats.py"]),
     "metrics": (

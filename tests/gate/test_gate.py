@@ -82,6 +82,18 @@ def test_a_good_level_passes_and_every_rule_says_its_figure_and_limit() -> None:
         "forgetting",
     ]
     assert {one.verdict for one in verdict.checks} == {"pass"}
+    parity = finding(verdict, "parity")
+    assert (parity.figure, parity.limit, parity.sentence[:8]) == (0.0, 0.0, "16 of 18")
+    record = verdict.record()
+    assert (record["model"], record["verdict"]) == ("Q4_K_M", "pass")
+    assert record["findings"][1] == {
+        "rule": "kld",
+        "title": "Divergence",
+        "figure": 0.01,
+        "limit": 0.5,
+        "verdict": "pass",
+        "sentence": finding(verdict, "kld").sentence,
+    }
     assert (
         finding(verdict, "kld").sentence
         == "Q4_K_M's mean KL divergence from F16 is 0.0100 nats; at most 0.5 are allowed."
@@ -114,7 +126,9 @@ def test_what_parity_warns_of_is_for_the_gate_to_judge() -> None:
     parity["checks"]["outputs_q4_k_m"] |= {"verdict": "warn", "figure": 1.09}
     refused = judge(evaluation(kld_mean=1.09), parity=parity)
     assert [one.key for one in refused.checks if one.verdict == "fail"] == ["kld"]
-    assert judge(evaluation(), parity=parity).verdict == "pass"
+    passed = judge(evaluation(), parity=parity)
+    assert passed.verdict == "pass"
+    assert finding(passed, "parity").sentence.startswith("16 of 18 ")  # it was measured
 
 
 @pytest.mark.parametrize(
@@ -123,6 +137,7 @@ def test_what_parity_warns_of_is_for_the_gate_to_judge() -> None:
         ({"figure": 0.746}, "auto", "fail"),
         ({"figure": 0.746}, 0.8, "pass"),
         ({"figure": 0.1}, "auto", "pass"),
+        ({"figure": 0.1}, 0.1, "pass"),
         ({"figure": 0.1}, 0.05, "fail"),
         ({"figure": None, "verdict": "not measured"}, "auto", "not measured"),
         ({"figure": 3.0, "unit": "positions"}, "auto", "not measured"),
@@ -199,7 +214,7 @@ def test_what_is_no_figure_refuses(where: str, key: str, rule: str, nonsense: An
     assert (found.verdict, found.figure) == ("fail", None)
     assert "which refuses" in found.sentence
     # of a hundred, where a share is meant
-    assert finding(judge(evaluation(same_top=98.0)), "same_top").verdict == "fail"
+    assert finding(judge(evaluation(same_top=1.01)), "same_top").verdict == "fail"
 
 
 def test_exactly_at_its_limit_a_figure_passes() -> None:
@@ -358,6 +373,7 @@ def test_rules_that_are_null_are_off_but_checks_never_are() -> None:
     assert judge(broken, OFF).verdict == "pass"
     failed = judge(evaluation(), OFF, failed_report())
     assert failed.verdict == "fail"
+    assert (finding(failed, "parity").figure, finding(failed, "parity").limit) == (2.0, 0.0)
     assert "2 of 18 parity checks failed" in failed.reasons[0]
     assert "Merged → F16, weights" in failed.reasons[0]
 
@@ -367,19 +383,45 @@ def test_a_level_that_parity_never_saw_is_refused() -> None:
     del parity["checks"][level_key("weights", "Q4_K_M")]
     assert "Parity has not measured the weights of Q4_K_M" in judge(evaluation(), parity=parity).reasons[0]
     parity = parity_report()
-    parity["checks"][level_key("weights", "Q4_K_M")]["verdict"] = "not measured"
-    assert "Parity has not measured the weights of Q4_K_M" in judge(evaluation(), parity=parity).reasons[0]
+    parity["checks"][level_key("weights", "Q4_K_M")] |= {"verdict": "not measured", "detail": "no such file"}
+    refused = judge(evaluation(), parity=parity)
+    assert "Parity has not measured the weights of Q4_K_M: no such file." in refused.reasons[0]
+    assert (finding(refused, "parity").figure, finding(refused, "parity").limit) == (None, 0.0)
+    del parity["checks"]["weights_gguf"]
+    assert finding(judge(evaluation(), parity=parity, model="F16"), "parity").verdict == "fail"
     assert judge(evaluation(), parity=parity_report() | {"verdict": "unknown"}).verdict == "fail"
 
 
 def test_the_16_bit_model_is_judged_by_its_stops_its_checks_and_what_it_forgot() -> None:
-    assert judge(evaluation(), model="F16").verdict == "pass"
+    good = judge(evaluation(), model="F16")
+    assert good.verdict == "pass"
+    assert (finding(good, "task_drop").figure, finding(good, "task_drop").limit) == (0.0, 10.0)
     endless = evaluation(kld_mean=0.0, same_top=1.0, task={"rows": 40, "score": 0.7, "stopped": 0.0})
     assert [
         one.key
         for one in judge(evaluation(), model="F16", evaluations={"F16": endless}).checks
         if one.verdict == "fail"
     ] == ["stopped"]
+
+
+def test_of_a_16_bit_model_in_bf16_a_level_is_compared_with_that() -> None:
+    evaluations = {"BF16": evaluation(reference="BF16"), "Q4_K_M": evaluation(reference="BF16")}
+    answers = {"BF16": rows(0.75), "Q4_K_M": rows(0.75)}
+    verdict = judge_model("Q4_K_M", evaluations, answers, parity_report(), LIMITS, 0)
+    assert verdict.verdict == "pass"
+    assert "from BF16" in finding(verdict, "kld").sentence
+    del evaluations["BF16"]  # the report names what was not evaluated
+    verdict = judge_model("Q4_K_M", evaluations, answers, parity_report(), LIMITS, 0)
+    assert {one.key for one in verdict.checks if one.verdict == "fail"} == {"task_drop"}
+
+
+@pytest.mark.parametrize(
+    ("lacking", "again"),
+    [({"F16": evaluation(None)}, "F16"), ({"base-F16": evaluation(right=None)}, "base-F16")],
+)
+def test_what_is_to_be_run_again_is_the_one_that_lacks_it(lacking: dict[str, Any], again: str) -> None:
+    (reason,) = judge(evaluation(), evaluations=lacking).reasons
+    assert f"`python -m pipeline evaluate@{again}`" in reason
 
 
 def test_a_level_of_the_base_is_compared_with_the_base() -> None:

@@ -5,14 +5,11 @@ of a merge or a level is left.
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import adapter_inputs
 import pytest
 from html_page import Page
 
-from pipeline.core.errors import DataError
-from pipeline.gate.distillation import FEWEST, distillation, interval_of, sentence
 from pipeline.pages.parity_summary import place_of
 from pipeline.stages.parity.drawings import unmerged_chain
 from pipeline.stages.parity.page import render_parity_page
@@ -142,58 +139,6 @@ def test_fewer_models_say_what_was_not_measured(tmp_path: Path, models: tuple[st
 def test_distillation_without_the_base_is_not_measured(tmp_path: Path) -> None:
     assert "Before and after: not measured (evaluate.models does not name base)" in text_of(
         made(tmp_path, ("adapter",), distill=True)
-    )
-
-
-def test_a_merged_model_still_needs_the_merge(tmp_path: Path) -> None:
-    from pipeline.gate.records import load_inputs
-
-    adapter_inputs.write_reports(tmp_path)
-    with pytest.raises(DataError, match=r"merge\.json is missing"):
-        load_inputs(tmp_path, ["F16"])
-
-
-# ---- the share that was recovered
-
-
-def rows(*kld: float) -> dict[str, Any]:
-    return {"tokens": [10] * len(kld), "kld": list(kld), "same": [9] * len(kld)}
-
-
-def test_the_interval_is_of_the_quotient_of_sums_on_the_same_rows() -> None:
-    before = rows(*(float(10 + row % 7) for row in range(40)))
-    exactly_half = rows(*(kld / 2 for kld in before["kld"]))
-    assert interval_of(before, exactly_half, 1) == (
-        40,
-        pytest.approx(0.5),
-        pytest.approx(0.5),
-    )  # pairs: nothing varies
-    noisy = rows(*(kld * (0.2 if row % 2 else 1.9) for row, kld in enumerate(before["kld"])))
-    count, low, high = interval_of(before, noisy, 1)
-    assert count == 40
-    assert low is not None
-    assert high is not None
-    assert low < 1 - sum(noisy["kld"]) / sum(before["kld"]) < high
-    assert low < 0 < high
-
-
-def test_without_rows_that_match_there_is_no_interval() -> None:
-    assert interval_of(rows(1.0, 1.0), rows(1.0, 1.0), 1) == (2, None, None)  # too few
-    other = rows(*[1.0] * FEWEST) | {"tokens": [11] * FEWEST}
-    assert interval_of(rows(*[1.0] * FEWEST), other, 1) == (0, None, None)
-    assert interval_of(None, other, 1) == (0, None, None)
-    assert interval_of(rows(*[0.0] * FEWEST), rows(*[0.0] * FEWEST), 1) == (FEWEST, None, None)
-
-
-def test_distillation_needs_both_against_the_source() -> None:
-    both = {model: adapter_inputs.figures(model, distill=True) for model in ("base", "adapter")}
-    assert [round(one.share or 0, 2) for one in distillation(both, 1)] == [0.8, 0.8]
-    # compared with the base
-    assert distillation(both | {"adapter": adapter_inputs.figures("adapter")}, 1) == []
-    nothing = {model: found | {"kld_mean": 0.0} for model, found in both.items()}
-    assert (
-        sentence(distillation(nothing, 1)[0])
-        == "Nothing was lost where the assistant speaks, so there is nothing to recover."
     )
 
 
