@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -359,10 +360,13 @@ def test_a_model_no_better_than_the_base_is_said_in_the_headline(project: Path, 
     assert "Ship Q4_K_M" not in text
 
 
-def test_the_same_inputs_give_the_same_bytes(project: Path, params: Params) -> None:
+def test_the_same_inputs_give_the_same_bytes(
+    project: Path, params: Params, forget_plots: Callable[[], None]
+) -> None:
     made = ("index.html", "quants.csv", "quants.json", "card.md", "Modelfile", "serve.txt")
     runs = []
     for _ in range(2):
+        forget_plots()
         stage.main(params, project)
         runs.append([(project / "reports" / name).read_bytes() for name in made])
     assert runs[0] == runs[1]

@@ -1,0 +1,38 @@
+"""The plots of a page are drawn once for the same figures, for they take more than half of its time."""
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+DRAWN: dict[str, Any] = {}
+
+
+def once(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Draws what was not drawn before."""
+
+    @wraps(draw)
+    def drawn(*figures: Any) -> Any:
+        key = f"{draw.__name__} {figures}"
+        if key not in DRAWN:
+            DRAWN[key] = draw(*figures)
+        return DRAWN[key]
+
+    return drawn
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _plots_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("training_plots", "quality_plot"):
+            module = import_module(f"pipeline.stages.report.{name}")
+            patch.setattr(module, name, once(getattr(module, name)))
+        yield
+
+
+@pytest.fixture
+def forget_plots() -> Callable[[], None]:
+    """The next page draws all of its plots again."""
+    return DRAWN.clear
