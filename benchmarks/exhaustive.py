@@ -2,8 +2,8 @@
 
     python benchmarks/exhaustive.py [NAME …]      (`make exhaustive`)
 
-A NAME is a file with tests of the mark `exhaustive`, or `properties`: all that Hypothesis draws, of which CI
-draws a quarter. CONTRIBUTING.md says why each is not in CI. The record is
+A NAME is a file with tests of the mark `exhaustive`, or `properties`: all that Hypothesis and tables of
+damage hold, of which CI draws a quarter. CONTRIBUTING.md says why each is not in CI. The record is
 benchmarks/results/exhaustive.json, written after each; null is what was not seen since it is kept. Exit code
 1 if a test fails.
 """
@@ -31,7 +31,7 @@ def left_out() -> dict[str, list[str]]:
         file: file.read_text(encoding="utf-8") for file in sorted((PROJECT / "tests").rglob("test_*.py"))
     }
     files = [str(file.relative_to(PROJECT)) for file, text in words.items() if "mark.exhaustive" in text]
-    drawn = [str(file.relative_to(PROJECT)) for file, text in words.items() if "draws(" in text]
+    drawn = [str(file.relative_to(PROJECT)) for file, text in words.items() if "from draws import" in text]
     every = ["--hypothesis-profile", "exhaustive", "-m", "not gpu and not slow", *drawn]
     return {file: ["-m", "exhaustive", file] for file in files} | {PROPERTIES: every}
 

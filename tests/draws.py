@@ -1,9 +1,14 @@
-"""How many examples a property is tried with: few in every run, for they are others each time, all with
-`--hypothesis-profile exhaustive`.
+"""How many examples a property is tried with, and which cases of a long table: few in every run, for they are
+others each time, all with `--hypothesis-profile exhaustive`.
 """
+
+import random
+from collections.abc import Iterable
+from typing import TypeVar
 
 import hypothesis
 
+Case = TypeVar("Case")
 SHARE, LEAST = 4, 15  # a quarter of what its author asked for, and no fewer than these
 
 
@@ -14,6 +19,12 @@ def draws(asked: int) -> int:
         if hypothesis.settings.get_current_profile_name() == "exhaustive"
         else min(asked, max(LEAST, asked // SHARE))
     )
+
+
+def some(cases: Iterable[Case]) -> list[Case]:
+    """As many of these as `draws` says."""
+    every = list(cases)
+    return random.sample(every, draws(len(every)))
 
 
 def register() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tiny
 import yaml
-from draws import draws
+from draws import SHARE, draws, some
 from fake_hub import COMMIT, REPO, fake_hub
 from gguf_edit import change_rows, change_tensors
 from hypothesis import given, settings
@@ -524,7 +524,7 @@ def test_a_folder_that_is_no_safe_whole_chat_model_is_one_sentence_and_changes_n
 
 def test_a_bent_folder_is_a_sentence_or_the_same_model(llama_folder, bring, tmp_path):
     facts, tried, accepted = bring("path", llama_folder), 0, 0
-    for what, file, bent in bent_folders():
+    for what, file, bent in some(bent_folders()):
         source = Path(shutil.copytree(llama_folder, tmp_path / f"bent{tried}"))
         if isinstance(bent, dict):
             bent = json.dumps(json.loads((source / file).read_bytes()) | bent).encode()
@@ -538,7 +538,7 @@ def test_a_bent_folder_is_a_sentence_or_the_same_model(llama_folder, bring, tmp_
             pytest.fail(f"{what}: {error!r}")
         accepted += 1
         assert (found["parameters"], found["vocab_size"]) == (facts["parameters"], 261), what
-    assert tried > 280 and 20 < accepted < 120
+    assert tried > 280 // SHARE and accepted < tried / 2
 
 
 def test_a_missing_generation_config_is_written_from_the_tokenizer(folder, bring, tmp_path):

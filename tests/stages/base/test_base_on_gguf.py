@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import tiny
+from draws import SHARE, some
 from families import family
 from gguf_edit import change_field, change_tensors, odd_variants
 
@@ -184,7 +185,7 @@ def test_odd_metadata_is_a_sentence_or_a_model_that_llama_cpp_loads(
     llama = load_binding(tools).Llama
     file, tried, accepted = tmp_path / "odd.gguf", 0, 0
     chosen = Base(source="gguf", model=str(file), quantization=quantization)
-    for field, value in odd_variants(gguf_file):
+    for field, value in some(odd_variants(gguf_file)):
         change_field(gguf_file, file, field, value)
         tried += 1
         try:
@@ -200,7 +201,7 @@ def test_odd_metadata_is_a_sentence_or_a_model_that_llama_cpp_loads(
             loaded.eval([1, 2, 3])
             assert np.isfinite(loaded.scores[:3]).all(), (field, value)
             loaded.close()
-    assert tried > 400 and 20 < accepted < 60
+    assert tried > 400 // SHARE and accepted < tried / 4
 
 
 def test_a_truncated_file_is_one_sentence(tmp_path: Path, bring: Bring, gguf_file: Path) -> None:
