@@ -256,13 +256,24 @@ def prepared(tiny_qwen2: Path) -> Path:
     return kept(
         "prepared",
         lambda root: run_stages(tiny.write_project(root, tiny.tiny_params(tiny_qwen2)), STAGES[:3]),
+        STAGES[:3],
     )
 
 
 @pytest.fixture(scope="session")
-def finished(prepared: Path) -> Path:
+def evaluated(prepared: Path) -> Path:
+    """A tiny project folder in which every stage but `report` has run. Read only: copy it to change it."""
+    return kept(
+        "evaluated", lambda root: run_stages(Path(shutil.copytree(prepared, root)), STAGES[3:-1]), STAGES[:-1]
+    )
+
+
+@pytest.fixture(scope="session")
+def finished(evaluated: Path) -> Path:
     """A tiny project folder in which every stage has run. Read only: copy it to change it."""
-    return kept("finished", lambda root: run_stages(Path(shutil.copytree(prepared, root)), STAGES[3:]))
+    return kept(
+        "finished", lambda root: run_stages(Path(shutil.copytree(evaluated, root)), STAGES[-1:]), STAGES
+    )
 
 
 @pytest.fixture(scope="session")
@@ -282,7 +293,16 @@ def served(tiny_gguf_base: Path) -> Path:
     change it.
     """
     params = tiny.gguf_params(tiny_gguf_base)
-    return kept("served", lambda root: run_stages(tiny.write_project(root, params), GGUF_STAGES))
+
+    def make(root: Path) -> None:
+        run_stages(Path(shutil.copytree(measured, root)), GGUF_STAGES[-1:])
+
+    measured = kept(
+        "measured",
+        lambda root: run_stages(tiny.write_project(root, params), GGUF_STAGES[:-1]),
+        GGUF_STAGES[:-1],
+    )
+    return kept("served", make, GGUF_STAGES)
 
 
 def run_stages(root: Path, stages: tuple[str, ...]) -> Path:

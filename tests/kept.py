@@ -1,19 +1,22 @@
 """Folders that take minutes to make, made once for all test processes and kept between runs, in pytest's
 cache.
 
-They are kept under a key over all that they are made by: the syntax trees of the project's code (a comment
-changes nothing), what the stages read beside it, the makers in tests/, the packages, llama.cpp. A folder that
-a test has changed is made again.
+Each is kept under a key over all that it is made by: what its stages and the conversion to GGUF reach of the
+project's code (`Package`; a comment changes nothing, nor do report, ship, serve and the commands), what the
+stages read beside it, its own maker and those in tests/, the packages, llama.cpp. A folder that a test has
+changed is made again.
 """
 
 import fcntl
 import functools
 import hashlib
+import inspect
 import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,20 +25,27 @@ from pipeline.core.places import PROJECT
 from pipeline.llamacpp.stamp import stamp
 from pipeline.workflow.package import Package
 from pipeline.workflow.sources import read_source
+from pipeline.workflow.stages import code_of_stages
 
 READ = ("recipes/demo.yaml", "graphs/stages.yaml", "requirements.lock")
 MAKERS = ("conftest.py", "kept.py", "qwen2_variants.py", "tiny.py")
+CONVERSION = ("pipeline.llamacpp.converters", "pipeline.gguf.header")
 STORE = "QUENCH_TESTS_KEPT"  # set by conftest.py, for the processes of xdist too
 _held: list[TextIO] = []  # locks for as long as this process lives
 
 
 def kept(
-    name: str, make: Callable[[Path], object], *, store: Path | None = None, key: str | None = None
+    name: str,
+    make: Callable[[Path], object],
+    stages: Iterable[str] = (),
+    *,
+    store: Path | None = None,
+    key: str | None = None,
 ) -> Path:
-    """The folder `name`, made by `make` unless it is there as it was made; other processes wait for it. Read
-    only.
+    """The folder `name`, made by `make`, which runs `stages`, unless it is there as it was made; other
+    processes wait for it. Read only.
     """
-    home = _entered(store or _store(), key or made_by())
+    home = _entered((store or _store()) / name, key or made_by(tuple(stages), inspect.getsource(make)))
     folder, record = home / name, home / f"{name}.json"
     with (home / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -62,20 +72,35 @@ def contents(folder: Path) -> dict[str, Any]:
 
 
 @functools.cache
-def made_by() -> str:
-    """The key of everything that the kept folders are made by."""
-    digest = hashlib.sha256(
-        json.dumps(
-            [str(_store()), stamp(), platform.python_version(), version("torch")], sort_keys=True
-        ).encode()
+def made_by(stages: tuple[str, ...], maker: str) -> str:
+    """The key of everything that a folder is made by. Who trains by another method than "train.sft" names it
+    among the stages, as `code_of_stages` does.
+    """
+    digest = hashlib.sha256(_everywhere().encode())
+    names = {stage.partition("@")[0] for stage in stages}
+    if "train" in names and not any(name.startswith("train.") for name in names):
+        names.add("train.sft")
+    modules = {module for name in names for module in code_of_stages()[name]}
+    digest.update(
+        _package().key(*sorted({*CONVERSION, *modules, *(["pipeline.__main__"] if names else [])})).encode()
     )
-    for path, source in Package().sources.items():
-        digest.update(f"{path}\0{source.digest}".encode())
-    for path in (*(PROJECT / "tests" / name for name in MAKERS), *(PROJECT / name for name in READ)):
-        digest.update(
-            f"{path.name}\0{read_source(path.read_bytes(), is_python=path.suffix == '.py').digest}".encode()
-        )
+    digest.update(read_source(textwrap.dedent(maker).encode(), is_python=True).digest.encode())
     return digest.hexdigest()[:16]
+
+
+@functools.cache
+def _everywhere() -> str:
+    """What every folder is made by."""
+    state = [str(_store()), stamp(), platform.python_version(), version("torch")]
+    for path in (*(PROJECT / "tests" / name for name in MAKERS), *(PROJECT / name for name in READ)):
+        source = read_source(path.read_bytes(), is_python=path.suffix == ".py")
+        state.append(f"{path.name} {source.digest}")
+    return json.dumps(state, sort_keys=True)
+
+
+@functools.cache
+def _package() -> Package:
+    return Package()
 
 
 @functools.cache

@@ -5,8 +5,12 @@ import sys
 from pathlib import Path
 
 import kept as module
+import pytest
+from conftest import STAGES
 from kept import contents, kept
 
+from pipeline.core.places import PACKAGE
+from pipeline.workflow.package import Package
 from pipeline.workflow.sources import read_source
 
 
@@ -32,7 +36,7 @@ def test_half_a_folder_is_made_again_and_keys_that_nobody_uses_are_deleted(tmp_p
     half = "from pathlib import Path; import kept, sys; "
     half += "kept.kept('folder', lambda folder: folder.mkdir() or exit(), store=Path(sys.argv[1]), key='old')"
     subprocess.run([sys.executable, "-c", half, tmp_path], check=True, cwd=Path(__file__).parent)
-    assert (tmp_path / "old/folder").is_dir()
+    assert (tmp_path / "folder/old/folder").is_dir()
     folder = kept("folder", lambda folder: folder.mkdir(), store=tmp_path, key="old")
     kept("folder", lambda folder: folder.mkdir(), store=tmp_path, key="new")
     assert folder.exists()  # this process holds it
@@ -40,7 +44,30 @@ def test_half_a_folder_is_made_again_and_keys_that_nobody_uses_are_deleted(tmp_p
         held.close()
     module._entered.cache_clear()
     kept("folder", lambda folder: folder.mkdir(), store=tmp_path, key="newest")
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["newest"]
+    assert [path.name for path in (tmp_path / "folder").iterdir() if path.is_dir()] == ["newest"]
+
+
+@pytest.mark.parametrize(
+    ("edited", "again"),
+    [
+        ("stages/report/stage.py", {"finished"}),
+        ("commands/new.py", set()),
+        ("stages/train/learner.py", {"finished", "evaluated"}),
+        ("stages/train/grpo/learner.py", set()),
+        ("gguf/header.py", {"finished", "evaluated", "a model"}),
+    ],
+)
+def test_an_edit_makes_again_what_its_code_has_made(
+    edited: str, again: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {"finished": STAGES, "evaluated": STAGES[:-1], "a model": ()}
+    package = Package()
+    source = read_source((PACKAGE / edited).read_bytes() + b"print()\n", is_python=True)
+    keys = []
+    for sources in (package.sources, package.sources | {edited: source}):
+        monkeypatch.setattr(module, "_package", lambda sources=sources: Package(sources))
+        keys.append({name: module.made_by.__wrapped__(stages, "") for name, stages in made.items()})
+    assert {name for name in made if keys[0][name] != keys[1][name]} == again
 
 
 def syntax(text: str) -> str:

@@ -57,7 +57,7 @@ def merged_project(kind: str, tools: Toolchain) -> Path:
         params["evaluate"]["models"] = ["F16", "Q4_K_M"]
         return run_stages(tiny.write_project(root, params), MERGED)
 
-    return kept(f"merged-{kind}", make)
+    return kept(f"merged-{kind}", make, MERGED)
 
 
 def served_project(kind: str, tools: Toolchain) -> Path:
@@ -70,7 +70,7 @@ def served_project(kind: str, tools: Toolchain) -> Path:
         params["train"]["router"] = "train"
         return run_stages(tiny.write_project(root, params), SERVED)
 
-    return kept(f"served-{kind}", make)
+    return kept(f"served-{kind}", make, SERVED)
 
 
 def checks(project: Path) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def trained(tools: Toolchain) -> Path:
         params["evaluate"]["models"] = ["F16", "Q4_K_M"]
         return run_stages(tiny.write_project(root, params), MERGED)
 
-    return kept("trained-merged", make)
+    return kept("trained-merged", make, MERGED)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def served_trained(tools: Toolchain) -> Path:
         params = tiny.gguf_params(root / "tiny.gguf")
         return run_stages(tiny.write_project(root, params), SERVED)
 
-    return kept("trained-served", make)
+    return kept("trained-served", make, SERVED)
 
 
 def lose(part: str) -> Callable[[Stored, str], None]:

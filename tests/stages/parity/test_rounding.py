@@ -89,7 +89,7 @@ def coarse(tools: Toolchain) -> Path:
         write_random_rows(root)
         run_stages(root, STAGES)
 
-    return kept("coarse", make)
+    return kept("coarse", make, STAGES)
 
 
 def read(path: Path) -> Any:

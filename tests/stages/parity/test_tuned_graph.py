@@ -26,7 +26,7 @@ def project(tiny_gguf_base: Path, tmp_path: Path) -> Path:
     params = tiny.gguf_params(tiny_gguf_base)
     params["train"] |= {"tuner": "scales", "learning_rate": 1.0e-2, "weight_decay": 0.0}
     params["evaluate"] |= {"models": ["source", "base", "tuned"]}
-    made = kept("tuned-parity", lambda root: run_stages(tiny.write_project(root, params), STAGES))
+    made = kept("tuned-parity", lambda root: run_stages(tiny.write_project(root, params), STAGES), STAGES)
     return Path(shutil.copytree(made, tmp_path / "project"))
 
 
