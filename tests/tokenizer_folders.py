@@ -18,10 +18,14 @@ CONTROL = 3  # GGUF's type of such tokens
 QWEN3_ADDED = ("<tool_response>", "</tool_response>", "<think>", "</think>")
 
 
-def qwen_folder(folder: Path, tools: Toolchain) -> Path:
-    """Qwen2.5's."""
+def qwen_folder(folder: Path, tools: Toolchain, words: int | None = None) -> Path:
+    """Qwen2.5's; `words` cuts the vocabulary to so many, before the added tokens: it is then loaded in a
+    seventh of the time.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tiny.write_qwen2_tokenizer(folder, tools)
+    if words:
+        tiny.cut_vocabulary(folder / "tokenizer.json", words)
     return folder
 
 
@@ -58,11 +62,11 @@ def added_tokens(folder: Path) -> list[str]:
     return [token.content for _, token in sorted(decoder.items())]
 
 
-def qwen3_folder(folder: Path, tools: Toolchain) -> Path:
+def qwen3_folder(folder: Path, tools: Toolchain, words: int | None = None) -> Path:
     """Qwen3's: Qwen2.5's tokenizer with four more tokens, and a template that takes the reasoning out of
     earlier turns.
     """
-    tokenizer_file = qwen_folder(folder, tools) / "tokenizer.json"
+    tokenizer_file = qwen_folder(folder, tools, words) / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     tokenizer.add_tokens([AddedToken(word, special=False, normalized=False) for word in QWEN3_ADDED])
     tokenizer.save(str(tokenizer_file))

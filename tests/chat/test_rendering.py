@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tiny import CHATML
+from tiny import CHATML, WORDS
 from tokenizer_folders import qwen3_folder, qwen_folder, smollm_folder
 
 from pipeline.chat.rendering import Unrenderable, own_system_prompt, render, renderings
@@ -15,8 +15,8 @@ from pipeline.llamacpp.tools import Toolchain
 def tokenizers(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("bases")
     found = {
-        "qwen2.5": load_tokenizer(qwen_folder(place / "qwen2.5", tools)),
-        "qwen3": load_tokenizer(qwen3_folder(place / "qwen3", tools)),
+        "qwen2.5": load_tokenizer(qwen_folder(place / "qwen2.5", tools, WORDS)),
+        "qwen3": load_tokenizer(qwen3_folder(place / "qwen3", tools, WORDS)),
         "smollm": load_tokenizer(smollm_folder(place / "smollm")),
         "chatml": load_tokenizer(smollm_folder(place / "chatml")),
     }

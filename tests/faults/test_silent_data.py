@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny import CHATML
+from tiny import CHATML, WORDS
 from tokenizer_folders import qwen3_folder, qwen_folder, smollm_folder, with_config
 
 from pipeline.__main__ import main
@@ -110,8 +110,8 @@ def bases(smollm: Path, tools: Toolchain, tmp_path_factory: pytest.TempPathFacto
     return {
         "smollm": smollm,
         "chatml": chatml,
-        "qwen2.5": with_config(qwen_folder(place / "qwen2.5", tools), "qwen2"),
-        "qwen3": with_config(qwen3_folder(place / "qwen3", tools), "qwen3"),
+        "qwen2.5": with_config(qwen_folder(place / "qwen2.5", tools, WORDS), "qwen2"),
+        "qwen3": with_config(qwen3_folder(place / "qwen3", tools, WORDS), "qwen3"),
     }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from html_page import Page
+from tiny import WORDS
 from tokenizer_folders import qwen_folder
 
 from pipeline.chat.tokens import load_tokenizer
@@ -100,7 +101,7 @@ def test_tokens_are_escaped_marked_and_their_white_space_is_seen() -> None:
 
 
 def test_tokens_that_are_half_a_character_are_shown_together(tools: Toolchain, tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(qwen_folder(tmp_path / "qwen", tools))
+    tokenizer = load_tokenizer(qwen_folder(tmp_path / "qwen", tools, WORDS))
     plain = tokenizer.backend_tokenizer
     text = "<|im_start|>user\n👩‍💻 naïve ½<|im_end|>\n"
     ids = plain.encode(text).ids

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from test_proof import chat
+from tiny import WORDS
 from tokenizer_folders import qwen3_folder, smollm_folder, with_config
 
 from pipeline.chat.prompt_labels import with_prompts
@@ -23,7 +24,7 @@ def bases(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     place = tmp_path_factory.mktemp("bases")
     folders = {
         "smollm": with_config(smollm_folder(place / "smollm")),
-        "qwen3": with_config(qwen3_folder(place / "qwen3", tools)),
+        "qwen3": with_config(qwen3_folder(place / "qwen3", tools, WORDS)),
     }
     return {name: load_base(folder, load_tokenizer(folder)) for name, folder in folders.items()}
 

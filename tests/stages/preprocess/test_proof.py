@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ def bases(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     place = tmp_path_factory.mktemp("bases")
     folders = {
         "smollm": with_config(smollm_folder(place / "smollm")),
-        "qwen3": with_config(qwen3_folder(place / "qwen3", tools)),
+        "qwen3": with_config(qwen3_folder(place / "qwen3", tools, tiny.WORDS)),
     }
     return {name: load_base(folder, load_tokenizer(folder)) for name, folder in folders.items()}
 
