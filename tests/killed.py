@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pkgutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial, wraps
@@ -59,6 +60,25 @@ def _die(place: str, call: int, work: Callable[[], object], log: str) -> None:
 
     setattr(owner, name, deadly)
     work()
+
+
+def train_in_fork(root: Path) -> None:
+    """Run `train` of the project, which must end well, in a fork: a process of its own takes seconds to load
+    what training needs.
+    """
+    with tempfile.NamedTemporaryFile("r", prefix="quench-trained-") as log:
+        child = FORKED.Process(target=_train, args=(root, log.name))
+        child.start()
+        child.join(SECONDS)
+        assert child.exitcode == 0, log.read()[-2000:]
+
+
+def _train(root: Path, log: str) -> None:
+    from pipeline.__main__ import main
+
+    on_one_core()
+    written_to(Path(log))
+    sys.exit(main(["train", "--root", str(root)]))
 
 
 def on_one_core() -> None:

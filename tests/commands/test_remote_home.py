@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from killed import on_one_core, train_in_fork
 from typer.testing import CliRunner
 
 from pipeline.cli import app
@@ -30,7 +31,6 @@ from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError, QuenchError, ToolError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.jsonl import write_rows
-from pipeline.core.places import PROJECT
 from pipeline.core.publish import write_json
 from pipeline.core.text import safe
 from pipeline.stages.preprocess.stage import main as preprocess
@@ -427,14 +427,15 @@ def test_what_is_sent_is_enough_for_rollouts_in_process(prepared: Path, tmp_path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(sent.sources[digest], target)
     there = tmp_path / "there/project"
-    for folder, code in ((root, PROJECT), (there, tmp_path / "there/code")):
-        done = subprocess.run(
-            [sys.executable, "-m", "pipeline", "train", "--root", folder],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(code), "LLAMA_CPP_HOME": "/nowhere"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    train_in_fork(root)
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", "train", "--root", there],
+        cwd=there,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "there/code"), "LLAMA_CPP_HOME": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=on_one_core,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
     assert tree_hash(there / "models/adapter") == tree_hash(root / "models/adapter")
