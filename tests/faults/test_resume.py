@@ -250,7 +250,15 @@ def rows_for(method: str) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("method", ["sft", "dpo", "ipo", "kto", "orpo", "simpo", "grpo"])
+# of one trainer: ipo's only difference from dpo is its loss, simpo's from orpo too
+METHODS = [
+    *("sft", "dpo", "kto", "grpo"),
+    pytest.param("orpo", marks=pytest.mark.slow),
+    *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.exhaustive]) for name in ("ipo", "simpo")),
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_other_methods_survive_a_kill(method: str, project: Path, tmp_path: Path) -> None:
     params = yaml.safe_load((project / "params.yaml").read_text())
     params["train"] |= {"method": method, "num_train_epochs": 2.0}

@@ -179,10 +179,13 @@ def test_a_signal_while_the_base_is_shared_out(
 @pytest.mark.parametrize(
     ("method", "shard_base"),
     [
-        ("sft", False),
         ("dpo", False),
         pytest.param("dpo", True, marks=pytest.mark.slow),
-        *(pytest.param(one, False, marks=pytest.mark.slow) for one in ("kto", "ipo", "orpo", "simpo")),
+        *(pytest.param(one, False, marks=pytest.mark.slow) for one in ("sft", "kto", "orpo")),
+        *(
+            pytest.param(one, False, marks=[pytest.mark.slow, pytest.mark.exhaustive])
+            for one in ("ipo", "simpo")
+        ),
     ],
 )
 def test_other_methods(method: str, shard_base: bool, project: Path, tmp_path: Path) -> None:

@@ -730,7 +730,7 @@ def test_a_lock_file_that_a_kill_cut_short_is_set_aside(toy: Toy, keep: float) -
     toy.agree()
 
 
-@pytest.mark.parametrize("starts", [3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("starts", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("whole_processes")
 def test_many_starts_at_once(toy: Toy, starts: int) -> None:
     """Behavior 12: one works, the others name it and leave with 6."""

@@ -75,6 +75,7 @@ def outputs(root: Path) -> dict[str, bytes]:
     return {name: (root / name).read_bytes() for name in OUTPUTS}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_jobs_on_shards_that_are_killed_go_on_and_make_what_one_process_makes(tmp_path: Path) -> None:
     root = write_project(tmp_path)

@@ -40,7 +40,7 @@ GATES = [f"blk.{layer}.ffn_gate_inp.weight" for layer in range(2)]
 ROUTERS = {"Qwen2Moe": "frozen", "Qwen3Moe": "train", "Mixtral": "train"}
 MERGED = ("base", "curate", "preprocess", "train", "merge", "convert", "quantize@Q4_K_M", "parity")
 SERVED = ("base", "curate", "preprocess", "train", "lora", "parity")
-KINDS = ["Qwen2Moe", "Mixtral", pytest.param("Qwen3Moe", marks=pytest.mark.slow)]
+KINDS = ["Qwen2Moe", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Mixtral", "Qwen3Moe"))]
 
 
 def merged_project(kind: str, tools: Toolchain) -> Path:

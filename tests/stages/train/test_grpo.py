@@ -217,8 +217,8 @@ def test_advantages_and_the_weight_of_a_token_are_those_of_the_settings(
     ("place", "call"),
     [
         ("trainer:GrpoTrainer.losses", 7),
-        ("trainer:GrpoTrainer.losses", 9),
-        ("own_rollouts:OwnSource.draw", 2),
+        pytest.param("trainer:GrpoTrainer.losses", 9, marks=pytest.mark.slow),
+        pytest.param("own_rollouts:OwnSource.draw", 2, marks=pytest.mark.slow),
         ("own_rollouts:OwnSource.draw", 3),
     ],
 )

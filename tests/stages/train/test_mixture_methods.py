@@ -98,7 +98,7 @@ def run(project: Path, tokens: Path, root: Path, method: str) -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize("method", ["dpo", "grpo"])
+@pytest.mark.parametrize("method", ["grpo", pytest.param("dpo", marks=pytest.mark.slow)])
 def test_a_mixtures_run_that_was_killed_ends_in_the_same_bytes(
     method: str, project: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
