@@ -105,7 +105,6 @@ CONDITIONS = (
     Only(("train.distill_sft_weight",), method("distill"), refused=True),
     Only(("train.grpo",), method("grpo"), refused=True),
     Only(SERVED, (Has("train.grpo.rollouts", ("llama-server",)),), refused=True),
-    Only(("train.eva_rows",), (Has("train.init_lora_weights", ("eva",)),), refused=True),
     Only(tuple(f"train.{key}" for key in LORA_ONLY), (LORA,), refused=True),
     Only(("train.checkpoint_every",), (Has("train.gradient_checkpointing", (True,)),), refused=True),
     # the others are those of another graph of stages, or wait for another setting

@@ -23,7 +23,6 @@ LORA_ONLY = (
     "use_rslora",
     "use_dora",
     "init_lora_weights",
-    "eva_rows",
     "modules_to_save",
     "loraplus_lr_ratio",
     "rank_pattern",

@@ -39,7 +39,6 @@ def lora_config(train: Training) -> Any:
         alpha_pattern=dict(train.alpha_pattern),
         use_rslora=train.use_rslora,
         use_dora=train.use_dora,
-        # eva's start is put in later (`pipeline.models.eva`), and is none that a loaded adapter has to know
         init_lora_weights="gaussian" if train.init_lora_weights == "gaussian" else True,
         bias="none",
     )

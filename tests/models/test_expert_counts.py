@@ -70,7 +70,6 @@ def test_a_shared_expert_is_called_as_in_the_model(tmp_path: Path, changed: dict
     ("changed", "planned", "put"),
     [
         ({"use_dora": True}, "Q-MODELS-034", "Q-MODELS-034"),
-        ({"init_lora_weights": "eva"}, "Q-MODELS-034", "Q-MODELS-034"),
         ({"modules_to_save": ["norm"]}, "Q-MODELS-034", "Q-MODELS-034"),
         ({"target_modules": f"{EVERY}up_proj", "target_experts": []}, "Q-MODELS-034", "Q-MODELS-034"),
         ({"target_modules": r".*\.experts\.[01]\.up_proj"}, "Q-PLANNING-007", "Q-MODELS-026"),

@@ -14,12 +14,12 @@ def _start(value: Any) -> Any:
     if name.startswith(CHANGED_BASE):
         raise ValueError(
             f"is {value}, which takes something off the base's weights, so that the adapter fits only a base "
-            "that was changed: take eva, which leaves them as they are"
+            "that was changed: take default or gaussian, which leave them as they are"
         )
     if name in ("orthogonal", "mica"):
         raise ValueError(
             f"is {value}, with which B is not 0 at the start, by which it is told that B has learned: take "
-            "default, gaussian or eva"
+            "default or gaussian"
         )
     return value
 
@@ -36,6 +36,6 @@ def _saved(value: Any) -> Any:
     return value
 
 
-Start = Annotated[Literal["default", "gaussian", "eva"], BeforeValidator(_start)]
+Start = Annotated[Literal["default", "gaussian"], BeforeValidator(_start)]
 Norm = Literal["input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "norm"]
 Saved = Annotated[list[Norm], BeforeValidator(_saved)]

@@ -92,13 +92,7 @@ class Train(Section):
     use_dora: bool = key(
         False, "lora only: train the length of each weight's rows too (DoRA); slower, and has to be merged"
     )
-    init_lora_weights: Start = key(
-        "default",
-        "lora only: how A starts: default (Kaiming) | gaussian | eva (main directions of linears' inputs)",
-    )
-    eva_rows: Annotated[int, Field(ge=1, le=1 << 20)] = key(
-        32, "init_lora_weights eva only: rows (packed ones if preprocess.packing is on) that are looked at"
-    )
+    init_lora_weights: Start = key("default", "lora only: how A starts: default (Kaiming) | gaussian")
     modules_to_save: Saved = key(
         [],
         "lora only: norms that train whole beside the adapter: input_layernorm, post_attention_layernorm, "

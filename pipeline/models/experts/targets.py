@@ -82,12 +82,6 @@ REFUSED: Sequence[tuple[bool, Callable[[Train], object], str]] = (
     ),
     (
         True,
-        lambda train: train.init_lora_weights == "eva",
-        "train.init_lora_weights is eva, and this base is a mixture of experts, some of which may get no "
-        "token to start from: set it to default or gaussian",
-    ),
-    (
-        True,
         lambda train: train.tuner == "scales",
         "train.tuner is scales, and this base is a mixture of experts, whose scales can't be trained: set it "
         "to lora",

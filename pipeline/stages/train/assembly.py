@@ -1,35 +1,30 @@
 """The trainer put together: rows, arguments, the quantized base with its adapter, what watches it."""
 
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
 
-from pipeline.chat.tokens import IGNORED
-from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections import Training
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
-from pipeline.core.text import plural
 from pipeline.core.units import memory_gb
 from pipeline.models.chunked_loss import check_head
 from pipeline.models.experts.separate import is_mixture
 from pipeline.models.experts.targets import check_mixture
 from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss
 from pipeline.models.qlora import load_quantized
-from pipeline.models.tuners import causal_model, put_tuner, without_tuner
+from pipeline.models.tuners import causal_model, put_tuner
 from pipeline.planning.steps import total_steps
 from pipeline.stages.train.arguments import training_arguments
 from pipeline.stages.train.callbacks import MetricsCallback, StepCallback
 from pipeline.stages.train.checkpoints import step_of
-from pipeline.stages.train.dataset import PARTS, Collator, load_rows, sequences
+from pipeline.stages.train.dataset import Collator, load_rows, sequences
 from pipeline.stages.train.learner import Learner, monitor_of
 from pipeline.stages.train.monitoring.monitor import Monitor
-from pipeline.stages.train.monitoring.samples import sample, undisturbed
+from pipeline.stages.train.monitoring.samples import sample
 from pipeline.stages.train.monitoring.tensorboard import Board
 from pipeline.stages.train.several.group import Group
-from pipeline.stages.train.step_stats import Batch
 
 
 def load_model(
@@ -74,32 +69,6 @@ def shared_out(base: Path, settings: Training, interruption: Interruption, group
     return model
 
 
-def shown(batch: Batch, method: Method) -> Batch:
-    """The ids, labels and positions (1, T) of a collated row; of a method that gives its own answers only
-    what stands before the row's.
-    """
-    end = int((batch["labels"] != IGNORED).nonzero()[0, 1]) if METHODS[method].prompts else None
-    return {part: batch[part][:, :end] for part in PARTS}
-
-
-def start_by_data(model: Any, rows: Any, collate: Collator, settings: Training) -> None:
-    """Where `train.init_lora_weights` is eva, take A's start from rows drawn by the seed, and say from how
-    much. Raises `ConfigError` if they are too few.
-    """
-    if settings.tuner != "lora" or settings.init_lora_weights != "eva":
-        return
-    from pipeline.models.eva import start_by_eva
-
-    random = Random(settings.seed)  # noqa: S311 (no secret)
-    drawn = random.sample(range(len(rows)), min(settings.eva_rows, len(rows)))
-    batches = (shown(collate([rows[row]]), settings.method) for row in drawn)
-    with undisturbed(model), without_tuner(model):
-        count = start_by_eva(
-            model, ({part: values.to(model.device) for part, values in batch.items()} for batch in batches)
-        )
-    print(f"train: A starts from the inputs at {count} positions of {plural(len(drawn), 'row')} (EVA)")
-
-
 def make_trainer(
     learner: Learner,
     tokens: Path,
@@ -122,8 +91,6 @@ def make_trainer(
     model, loss = load_model(base, settings, interruption, group)
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     collate = Collator(padding)
-    if start is None:  # else A is what it has become
-        start_by_data(model, rows, collate, settings)
     learning = learner.learning(collate, rows, held_out, leads=leads)
     questions = sequences(held_out, settings.sample_rows, wanted=True)
     monitor = monitor_of(total_steps(settings, len(rows)), settings)

@@ -61,7 +61,7 @@ def test_a_merge_holds_what_was_trained(
 
 def test_an_adapter_on_a_gguf_is_served_as_it_was_trained(tiny_gguf_base: Path, tmp_path: Path) -> None:
     params = tiny.gguf_params(tiny_gguf_base)
-    params["train"] |= {"use_rslora": True, "freeze_layers": 1, "init_lora_weights": "eva", "eva_rows": 4}
+    params["train"] |= {"use_rslora": True, "freeze_layers": 1, "init_lora_weights": "gaussian"}
     root = run_stages(tiny.write_project(tmp_path / "project", params), GGUF_STAGES[:6])
     checks = json.loads((root / "reports/parity.json").read_text())["checks"]
     assert {key for key, check in checks.items() if check["verdict"] == "fail"} == set()

@@ -163,18 +163,6 @@ def test_the_reward_rises_and_rounds_say_what_was_drawn(project: Path, tmp_path:
     assert evaluation["eval_loss"] == -evaluation["measures"]["reward"]
 
 
-def test_a_start_by_the_data_looks_at_prompts_alone(
-    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from pipeline.chat.prompts import prompt_ids
-    from pipeline.stages.train.dataset import load_rows
-
-    run(project, tmp_path, max_steps=2, eval_steps=2, init_lora_weights="eva", eva_rows=1000)
-    rows = load_rows(project / "data/tokens", "train")
-    count = sum(len(prompt_ids(row["input_ids"], row["labels"])) for row in rows)
-    assert f"the inputs at {count} positions of {len(rows)} rows" in capsys.readouterr().out
-
-
 def output(folder: Path) -> list[dict[str, Any]]:
     """The metrics log without what depends on the machine's mood."""
     rows = MetricsLog(folder / "checkpoints/steps.jsonl").rows()

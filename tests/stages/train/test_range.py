@@ -23,8 +23,7 @@ EVERYTHING: dict[str, Any] = {
     "rank_pattern": {"down_proj": 6},
     "alpha_pattern": {"v_proj": 12},
     "use_rslora": True,
-    "init_lora_weights": "eva",
-    "eva_rows": 3,
+    "init_lora_weights": "gaussian",
     "loraplus_lr_ratio": 4.0,
     "clip_value": 0.01,
     "gradient_checkpointing": True,
@@ -123,7 +122,7 @@ def test_norms_go_on_to_the_same_bytes_and_are_merged_as_they_were_trained(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"use_dora": True, "init_lora_weights": "eva"}, {"layers": [1], "use_rslora": True}]
+    "changes", [{"use_dora": True, "init_lora_weights": "gaussian"}, {"layers": [1], "use_rslora": True}]
 )
 def test_it_learns_on_nf4(changes: dict[str, Any], prepared: Path, tmp_path: Path) -> None:
     report = run(prepared, tmp_path, **changes)

@@ -149,7 +149,6 @@ ELSEWHERE = {
     "layers",
     "freeze_layers",
     "init_lora_weights",
-    "eva_rows",
     "modules_to_save",
     "train_on_prompt",
 }  # tested below or beside their code
