@@ -26,7 +26,6 @@ LORA_ONLY = (
     "modules_to_save",
     "loraplus_lr_ratio",
     "rank_pattern",
-    "alpha_pattern",
 )
 
 
@@ -71,7 +70,7 @@ def together(name: str) -> str:
 
 def tells_experts_apart(train: Train) -> bool:
     """Whether patterns of `train` could treat the experts of a layer differently; names can't."""
-    return isinstance(train.target_modules, str) or bool(train.rank_pattern or train.alpha_pattern)
+    return isinstance(train.target_modules, str) or bool(train.rank_pattern)
 
 
 def expert_parts(train: Train) -> list[str]:
@@ -90,8 +89,7 @@ def rank_of(path: str, train: Train) -> int:
 def scale_of(path: str, train: Train) -> float:
     """α ÷ r, with rank-stabilized LoRA α ÷ √r (arXiv:2312.03732)."""
     rank = rank_of(path, train)
-    alpha = float(by_pattern(train.alpha_pattern, path, train.lora_alpha))
-    return alpha / (sqrt(rank) if train.use_rslora else rank)
+    return train.lora_alpha / (sqrt(rank) if train.use_rslora else rank)
 
 
 def by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
@@ -153,15 +151,14 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
     if tells_experts_apart(train) and (other := _unlike(train, found)):
         yield (
             f"train would treat {other} unlike another expert of its layer, and llama.cpp stores them as one "
-            "tensor: write target_modules, rank_pattern and alpha_pattern so that all experts of a layer are "
-            "alike"
+            "tensor: write target_modules and rank_pattern so that all experts of a layer are alike"
         )
-    for key in ("rank_pattern", "alpha_pattern"):
-        for pattern in getattr(train, key):
-            if hit and not any(_ends_in(pattern, path) for path in hit):
-                yield (
-                    f"train.{key} has {pattern}, which no linear that trains ends in: correct it or remove it"
-                )
+    for pattern in train.rank_pattern:
+        if hit and not any(_ends_in(pattern, path) for path in hit):
+            yield (
+                f"train.rank_pattern has {pattern}, which no linear that trains ends in: correct "
+                "it or remove it"
+            )
 
 
 def merged_only(config: Mapping[str, Any]) -> str | None:

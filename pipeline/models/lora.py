@@ -36,7 +36,6 @@ def lora_config(train: Training) -> Any:
         target_modules=targets if isinstance(targets, str) else list(targets),
         exclude_modules=left_out(train),
         rank_pattern=dict(train.rank_pattern),
-        alpha_pattern=dict(train.alpha_pattern),
         use_rslora=train.use_rslora,
         use_dora=train.use_dora,
         init_lora_weights="gaussian" if train.init_lora_weights == "gaussian" else True,

@@ -33,7 +33,7 @@ OPTIMIZERS = {
 }
 # what `misfits` reads of the settings
 ASKED = {"target_modules", "target_experts", "freeze_layers", "layers", "r", "lora_alpha", "use_rslora"}
-ASKED |= {"rank_pattern", "alpha_pattern", "offload_layers", "router"}
+ASKED |= {"rank_pattern", "offload_layers", "router"}
 
 
 def nf4_bytes(weights: int, double_quant: bool) -> int:

@@ -635,7 +635,6 @@ def test_trained_scales_need_blocks_and_name_the_tuned_file(load):
         ),
         ({"offload_layers": 2, "use_dora": True}, {}, "use_dora"),
         ({"use_dora": True}, {}, "parity.depth full"),
-        ({"alpha_pattern": {"q_proj": 2}}, {}, "one alpha"),
         ({"use_dora": True}, {"parity": {"depth": "standard"}, "compare": {"seeds": [1]}}, "lora_nf4"),
         ({"target_modules": "(q_proj"}, {}, "no regular expression"),
         ({"rank_pattern": {"q_proj": 0}}, {}, "from 1 to 4096"),

@@ -40,7 +40,7 @@ def tuned(base: Path, train: Training) -> Any:
         {"layers": [0]},
         {"rank_pattern": {"up_proj": 2, "q_proj": 8}},
         {"rank_pattern": {r"experts\.\d+\.up_proj": 2}, "use_rslora": True},
-        {"target_modules": rf".*self_attn\.q_proj|{EVERY}down_proj", "alpha_pattern": {"down_proj": 3}},
+        {"target_modules": rf".*self_attn\.q_proj|{EVERY}down_proj"},
         {"target_modules": ["q_proj", "up_proj"], "target_experts": []},
         {"router": "train", "rank_pattern": {"gate": 2}, "freeze_layers": 1},
         {"router": "train", "target_modules": rf"{EVERY}down_proj"},
@@ -75,7 +75,6 @@ def test_a_shared_expert_is_called_as_in_the_model(tmp_path: Path, changed: dict
         ({"target_modules": r".*\.experts\.[01]\.up_proj"}, "Q-PLANNING-007", "Q-MODELS-026"),
         ({"target_modules": ["q_proj", "gate"]}, "Q-PLANNING-007", "Q-MODELS-026"),  # train.router's
         ({"rank_pattern": {r"experts\.0\.up_proj": 2}}, "Q-PLANNING-007", "Q-MODELS-026"),
-        ({"alpha_pattern": {r"experts\.3\.up_proj": 2}}, "Q-PLANNING-007", "Q-MODELS-026"),
     ],
     ids=str,
 )

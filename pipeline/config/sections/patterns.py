@@ -1,7 +1,6 @@
 """Kinds of values that name linears: by a list of names, by a regular expression, or with a number each."""
 
 import re
-from functools import partial
 from typing import Annotated, Any
 
 from pydantic import PlainValidator
@@ -10,6 +9,7 @@ from pipeline.core.text import quoted
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 LONGEST, MOST = 500, 1000  # characters of a pattern, names or patterns of one key
+MOST_RANK = 4096
 
 
 def pattern_problem(pattern: str) -> str | None:
@@ -34,7 +34,7 @@ def _targets(value: Any) -> Any:
     return value
 
 
-def _numbers(most: int, value: Any) -> Any:
+def _ranks(value: Any) -> Any:
     if not isinstance(value, dict) or len(value) > MOST:
         raise ValueError(f"is {quoted(value)}: give a number for each pattern, e.g. {{down_proj: 32}}")
     for pattern, number in value.items():
@@ -42,11 +42,10 @@ def _numbers(most: int, value: Any) -> Any:
             raise ValueError(f"{quoted(pattern)} is no pattern of names: down_proj for example")
         if problem := pattern_problem(pattern):
             raise ValueError(problem)
-        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
-            raise ValueError(f"{pattern} has {quoted(number)}: give a number from 1 to {most}")
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_RANK:
+            raise ValueError(f"{pattern} has {quoted(number)}: give a number from 1 to {MOST_RANK}")
     return value
 
 
 Targets = Annotated[list[str] | str, PlainValidator(_targets)]
-Ranks = Annotated[dict[str, int], PlainValidator(partial(_numbers, 4096))]
-Alphas = Annotated[dict[str, int], PlainValidator(partial(_numbers, 1 << 16))]
+Ranks = Annotated[dict[str, int], PlainValidator(_ranks)]

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections.grpo import Grpo
-from pipeline.config.sections.patterns import Alphas, Ranks, Targets
+from pipeline.config.sections.patterns import Ranks, Targets
 from pipeline.config.sections.preference import Preference
 from pipeline.config.sections.starts import Saved, Start
 from pipeline.config.sections.values import (
@@ -87,7 +87,6 @@ class Train(Section):
     rank_pattern: Ranks = key(
         {}, "lora only: other ranks, by the end of a linear's name (regular expression), e.g. {down_proj: 32}"
     )
-    alpha_pattern: Alphas = key({}, "lora only: other values of lora_alpha, by the end of a linear's name")
     use_rslora: bool = key(False, "lora only: scale is lora_alpha / √r, for large ranks")
     use_dora: bool = key(
         False, "lora only: train the length of each weight's rows too (DoRA); slower, and has to be merged"

@@ -36,7 +36,6 @@ MERGED = (
             {
                 "use_rslora": True,
                 "rank_pattern": {"down_proj": 6},
-                "alpha_pattern": {"v_proj": 12},
                 "target_modules": r".*(self_attn|mlp)\.(q|v|up|down)_proj",
                 "loraplus_lr_ratio": 4.0,
             },

@@ -21,7 +21,6 @@ EVERYTHING: dict[str, Any] = {
     "target_modules": r".*(self_attn|mlp)\.(q|v|up|down)_proj",
     "freeze_layers": 1,
     "rank_pattern": {"down_proj": 6},
-    "alpha_pattern": {"v_proj": 12},
     "use_rslora": True,
     "init_lora_weights": "gaussian",
     "loraplus_lr_ratio": 4.0,

@@ -118,7 +118,6 @@ WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the 
     "use_rslora": lambda made: made.model.peft_config["default"].use_rslora,
     "use_dora": lambda made: made.model.peft_config["default"].use_dora,
     "rank_pattern": lambda made: made.model.peft_config["default"].rank_pattern,
-    "alpha_pattern": lambda made: made.model.peft_config["default"].alpha_pattern,
     "save_steps": lambda made: made.args.save_steps,
     "save_total_limit": lambda made: made.keep,
     "eval_steps": lambda made: made.args.eval_steps,
