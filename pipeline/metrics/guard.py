@@ -2,11 +2,10 @@
 
     python -P -s -B -c THIS_FILE < job.json
 
-It runs in namespaces of its own, which bubblewrap or `unshare` made, and imports the standard library alone.
-With `job["root"]` (no bubblewrap) it makes its own file system first, as bubblewrap does; the answer's folder
-it always makes, for bubblewrap's `--tmpfs` takes any number of files. It writes `NONCE ready` before the
-answer's first line runs, and `NONCE passed`, `failed` or `unreadable` after the last: an answer that ends the
-process early has not passed.
+It runs in namespaces and a file system of its own, which bubblewrap made, and imports the standard library
+alone. The answer's folder it makes itself, for bubblewrap's `--tmpfs` takes any number of files. It writes
+`NONCE ready` before the answer's first line runs, and `NONCE passed`, `failed` or `unreadable` after the
+last: an answer that ends the process early has not passed.
 """
 
 import ctypes
@@ -16,10 +15,9 @@ import resource
 import struct
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
-NOSUID, NODEV, BIND, RECURSIVE, DETACH = 2, 4, 4096, 16384, 2  # of mount(2) and umount2(2)
+NOSUID, NODEV = 2, 4  # of mount(2)
 NEW_NAMESPACE = 0x7E020000  # any of the flags of clone(2) for one
 SET_NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2  # of prctl(2)
 OTHER_ABI = 1 << 30  # x86_64 has its calls a second time from here on
@@ -70,18 +68,7 @@ def main() -> None:
     """Run the job on stdin."""
     job, null = json.load(sys.stdin), os.open("/dev/null", os.O_RDWR)
     verdicts = os.dup(1)
-    if job["root"]:
-        change_root(Path(job["root"]), job["readable"], job["links"], job["devices"], job["work"])
-        if (
-            answer := os.fork()
-            # the namespace's first process ends with `unshare`, and all others with it: the answer must not
-            # be that one
-        ):
-            os.waitpid(answer, 0)
-            os._exit(0)
-    room = f"size={job['bytes']},nr_inodes={job['files']},mode=1777"
-    mount("tmpfs", Path(job["work"]), "tmpfs", NOSUID | NODEV, room)
-    os.chdir(job["work"])
+    make_folder(job["work"], f"size={job['bytes']},nr_inodes={job['files']},mode=1777")
     give_up_rights(job["user"])
     forbid_calls()
     for name, limit in job["limits"].items():
@@ -109,56 +96,11 @@ def run(answer: str, tests: str) -> str:
     return "passed"
 
 
-def change_root(
-    root: Path, readable: list[str], links: dict[str, str], devices: list[str], work: str
-) -> None:
-    """Make `root` the file system: `readable` and nothing else, read-only, and an empty folder `work`."""
-    mount("tmpfs", root, "tmpfs", NOSUID | NODEV, "size=1m,mode=755")
-    for path in [*readable, *devices]:
-        target = root / path.lstrip("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if Path(path).is_dir():
-            target.mkdir(exist_ok=True)
-        else:
-            target.touch()
-        mount(path, target, None, BIND | RECURSIVE)
-        read_only(target, recursive=True)
-    for link, to in links.items():
-        (root / link.lstrip("/")).symlink_to(to)
-    (root / work.lstrip("/")).mkdir()
-    read_only(root, recursive=False)
-    os.chdir(root)
-    checked(libc.syscall(REFUSED["pivot_root"][MACHINE], b".", b"."), "pivot_root")
-    checked(libc.umount2(b".", DETACH), "umount2")
-    os.chdir("/")
-
-
-def mount(source: str, target: Path, kind: str | None, flags: int, data: str | None = None) -> None:
-    """mount(2)."""
-    words = (
-        source.encode(),
-        bytes(target),
-        kind.encode() if kind else None,
-        ctypes.c_ulong(flags),
-        data.encode() if data else None,
-    )
-    checked(libc.mount(*words), f"mount {target}")
-
-
-def read_only(target: Path, *, recursive: bool) -> None:
-    """mount_setattr(2), from Linux 5.12 on: no writing, and no change of modes or times either."""
-    attributes = struct.pack("QQQQ", 1 | NOSUID, 0, 0, 0)
-    checked(
-        libc.syscall(
-            REFUSED["mount_setattr"][MACHINE],
-            -100,
-            bytes(target),
-            0x8000 if recursive else 0,
-            attributes,
-            len(attributes),
-        ),
-        f"mount_setattr {target}",
-    )
+def make_folder(path: str, room: str) -> None:
+    """Mount an empty folder in memory at `path`, and work there (mount(2))."""
+    kind = b"tmpfs"
+    checked(libc.mount(kind, path.encode(), kind, ctypes.c_ulong(NOSUID | NODEV), room.encode()), "mount")
+    os.chdir(path)
 
 
 def give_up_rights(user: int | None) -> None:

@@ -1,10 +1,9 @@
 """Runs Python that a model wrote, apart from this machine's files, network and processes; or not at all.
 
-bubblewrap where it is there, else `unshare` of util-linux with `pipeline.metrics.guard` making the file
-system: both give the answer namespaces of its own (user, mount, process, network, IPC). It sees Python with
-the packages of this environment, read-only, and an empty folder in memory that goes with it. No variable, no
-descriptor, no capability comes along; `LIMITS` and a clock hold for the rest. Before the first answer runs, a
-probe proves that what should be out of reach is.
+bubblewrap gives the answer namespaces of its own (user, mount, process, network, IPC), and inside them
+`pipeline.metrics.guard` an empty folder in memory that goes with it. Beside that it sees Python with the
+packages of this environment, read-only. No variable, no descriptor, no capability comes along; `LIMITS` and a
+clock hold for the rest. Before the first answer runs, a probe proves that what should be out of reach is.
 
 Worst case for the machine: `RLIMIT_NPROC` processes of `RLIMIT_AS` bytes each, and a folder of `WORK_BYTES`
 in `WORK_FILES` files, for `SECONDS`. Seccomp refuses what would hold memory beside them (System V IPC, memfd)
@@ -22,8 +21,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -58,7 +56,6 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONHASHSEED": "0",
 }
-NAMESPACES = ("--net", "--ipc", "--uts", "--pid", "--mount", "--fork", "--kill-child")
 REMEDY = (
     "install bubblewrap (apt install bubblewrap, dnf install bubblewrap), allow user namespaces (a container "
     "needs them from its host; on Ubuntu 24.04 sysctl kernel.apparmor_restrict_unprivileged_userns=0), or "
@@ -66,72 +63,47 @@ REMEDY = (
 )
 
 
-@dataclass(frozen=True)
-class Sandbox:
-    """A way to run the guard: its name, and the command (without Python) for a folder to be its root."""
-
-    name: str
-    command: Callable[[Path], list[str]]
-    makes_root: bool  # the guard itself has to make the file system
-
-
 def run_tests(answer: str, tests: str) -> Outcome:
     """Run `answer`, then `tests`, Python both, in one sandboxed process. Raises `ToolError` if no sandbox is
     possible here.
     """
-    return run_in(find_sandbox(), answer, tests)
+    check_sandbox()
+    return run_in(bubblewrap(), answer, tests)
 
 
 @cache
-def find_sandbox() -> Sandbox:
-    """The first way that works on this machine and passes the probe; `ToolError` with what to install where
-    none does.
-    """
-    reasons = []
-    for sandbox, tool in ((BUBBLEWRAP, "bwrap"), (UNSHARE, "unshare")):
-        if not shutil.which(tool):
-            reasons.append(f"{tool} isn't installed")
-            continue
-        try:
-            probe(sandbox)
-        except ToolError as error:
-            reasons.append(error.sentence)
-        else:
-            return sandbox
-    raise ToolError(
-        "Q-METRICS-013", f"answers with code can't be run safely here ({'; '.join(reasons)}): {REMEDY}"
-    )
+def check_sandbox() -> None:
+    """Raise `ToolError`, with what to install or to allow, unless bubblewrap is here and passes the probe."""
+    try:
+        if not shutil.which("bwrap"):
+            raise ToolError("Q-METRICS-013", "bwrap isn't installed")
+        probe(bubblewrap())
+    except ToolError as error:
+        raise ToolError(
+            "Q-METRICS-013", f"answers with code can't be run safely here ({error.sentence}): {REMEDY}"
+        ) from None
 
 
-def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) -> Outcome:
-    """As `run_tests`, in this sandbox. `ToolError` if the sandbox itself fails: that is no fault of the
-    answer.
+def run_in(sandbox: Sequence[str], answer: str, tests: str, seconds: float = SECONDS) -> Outcome:
+    """As `run_tests`, in the sandbox that this command (without Python) makes. `ToolError` if the sandbox
+    itself fails: that is no fault of the answer.
     """
     nonce = secrets.token_hex(16)
-    links, readable = _readable()
-    with (
-        tempfile.TemporaryDirectory(prefix="quench-sandbox-") as root,
-        tempfile.TemporaryFile() as stdin,
-        tempfile.TemporaryFile() as stderr,
-    ):
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
         job = {
-            "root": root if sandbox.makes_root else None,
             "work": WORK,
             "bytes": WORK_BYTES,
             "files": WORK_FILES,
             "limits": LIMITS,
             "user": _user(),
             "nonce": nonce,
-            "readable": readable,
-            "links": links,
-            "devices": DEVICES,
             "answer": answer,
             "tests": tests,
         }
         stdin.write(json.dumps(job).encode())
         stdin.seek(0)
         python = [os.path.realpath(sys.executable), "-P", "-s", "-B", "-X", "utf8"]
-        command = [*sandbox.command(Path(root)), *python, "-c", GUARD.read_text(encoding="utf-8")]
+        command = [*sandbox, *python, "-c", GUARD.read_text(encoding="utf-8")]
         with subprocess.Popen(
             bound(command),
             stdin=stdin,
@@ -154,12 +126,12 @@ def run_in(sandbox: Sandbox, answer: str, tests: str, seconds: float = SECONDS) 
             stderr.seek(0)
             lines = stderr.read(1 << 16).decode(errors="replace").strip().splitlines()
             why = lines[-1][:300] if lines else f"exit status {process.returncode}"
-            raise ToolError("Q-METRICS-013", f"{sandbox.name} gave no sandbox: {why}")
+            raise ToolError("Q-METRICS-013", f"{sandbox[0]} gave no sandbox: {why}")
     outcomes: tuple[Outcome, ...] = ("passed", "unreadable")
     return next((outcome for outcome in outcomes if f"{nonce} {outcome}" in output), "failed")
 
 
-def probe(sandbox: Sandbox) -> None:
+def probe(sandbox: Sequence[str]) -> None:
     """Prove that an answer reaches no file, port, process or variable of ours; else raise `ToolError`."""
     with (
         tempfile.NamedTemporaryFile(prefix="quench-outside-") as outside,
@@ -170,7 +142,7 @@ def probe(sandbox: Sandbox) -> None:
         facts["files"] = WORK_FILES
         outcome = run_in(sandbox, f"facts = {facts!r}", PROBE)
     if outcome != "passed":
-        raise ToolError("Q-METRICS-013", f"{sandbox.name} runs, but what is outside is within reach of it")
+        raise ToolError("Q-METRICS-013", f"{sandbox[0]} runs, but what is outside is within reach of it")
 
 
 PROBE = """
@@ -192,7 +164,8 @@ with open("inside", "w") as file:
 """  # noqa: E501
 
 
-def _bubblewrap(root: Path) -> list[str]:
+def bubblewrap() -> list[str]:
+    """The command that makes the sandbox, for Python and its words to follow."""
     links, readable = _readable()
     # made for root alone otherwise
     parents = sorted({str(parent) for path in (*readable, *DEVICES) for parent in Path(path).parents} - {"/"})
@@ -212,15 +185,6 @@ def _bubblewrap(root: Path) -> list[str]:
         *symlinks,
         *["--dir", WORK, "--remount-ro", "/", "--"],
     ]
-
-
-def _unshare(root: Path) -> list[str]:
-    rights = () if os.geteuid() == 0 else ("--user", "--map-root-user")
-    return ["setpriv", "--pdeathsig", "KILL", "unshare", *NAMESPACES, *rights]
-
-
-BUBBLEWRAP = Sandbox("bubblewrap", _bubblewrap, makes_root=False)
-UNSHARE = Sandbox("unshare", _unshare, makes_root=True)
 
 
 def _user() -> int | None:
