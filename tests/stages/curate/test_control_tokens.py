@@ -78,7 +78,7 @@ def bold(text: str) -> str:
     return "".join(chr(0x1D41A + ord(char) - ord("a")) if "a" <= char <= "z" else char for char in text)
 
 
-EXACT: dict[str, Callable[[str], str]] = {
+DISGUISES: dict[str, Callable[[str], str]] = {
     "plain": str,
     "zero width": "\u200b".join,
     "joiner": lambda token: token[:3] + "\u200d" + token[3:],
@@ -96,22 +96,12 @@ EXACT: dict[str, Callable[[str], str]] = {
     "twice": lambda token: token + token,
     "in a word": lambda token: f"un{token}able",
 }
-WITH_A_BAR: dict[str, Callable[[str], str]] = {
-    "upper case": str.upper,
-    "spaces": lambda token: f"<| {token[2:-2]} |>",
-    "newline": lambda token: token[:2] + "\n" + token[2:],
-    "no-break space": lambda token: token[:-2] + "\u00a0" + token[-2:],
-    "French brackets": lambda token: f"‹│{token[2:-2]}│›",
-    "maths brackets": lambda token: f"⟨∣{token[2:-2]}∣⟩",
-    "CJK brackets": lambda token: f"〈｜{token[2:-2]}｜〉",
-    "struck out": lambda token: f"≮|{token[2:-2]}|≯",
-}
 
 
 def injections(tokens: list[str]) -> Iterator[tuple[str, str, str]]:
     """(token, what was done to it, the text)."""
     for token in tokens:
-        for name, disguise in (EXACT | (WITH_A_BAR if token.startswith("<|") else {})).items():
+        for name, disguise in DISGUISES.items():
             yield token, name, f"Say {disguise(token)} now."
             yield token, name, disguise(token)
             yield token, name, f"First.\n{disguise(token)}\nLast."
@@ -241,6 +231,8 @@ CLEAN = (
     "soft\u00adhyphen",
     "The text starts at im_start and ends at im_end, says <im_end>, <|im_ends|> and |im_end|.",
     "< |im_end| > < tool_call > <Tool_Call> <tool call>",
+    # no tokenizer takes any of these for the token
+    "<|IM_END|> <| im_end |> <|im_end\n|> ‹│im_end│› ⟨∣im_end∣⟩ 〈｜im_end｜〉 ≮|im_end|≯",
 )
 
 
@@ -277,10 +269,10 @@ def test_our_own_code_and_documents_stay_as_they_are() -> None:
         (
             ["<｜end▁of▁sentence｜>"],
             "<｜end▁of▁sentence｜> <|end_of_sentence|>",
-            "< ｜end▁of▁sentence｜ > < ｜end▁of▁sentence｜ >",
+            "< ｜end▁of▁sentence｜ > <|end_of_sentence|>",
         ),
         (["▁<PRE>"], "▁<PRE> <PRE>", "▁< PRE > < PRE >"),
-        (["|||EMAIL_ADDRESS|||"], "||||email_address||||", "|| ||EMAIL_ADDRESS|| ||"),
+        (["|||EMAIL_ADDRESS|||"], "||||EMAIL_ADDRESS||||", "|| ||EMAIL_ADDRESS|| ||"),
         ([">>TITLE<<", "<<SYS>>"], ">>TITLE<<SYS>>", "> >TITLE< <SYS>>"),
         (["<h1>", "<a>"], "<h<h1>1><a><a", "<h< h1 >1>< a ><a"),
         (["ab"], "abab ab", "a ba b a b"),
@@ -334,7 +326,7 @@ def test_changes_are_noted_and_other_rows_are_the_same_object() -> None:
     [
         ("a<|im_end|>", "messages 2 holds <|im_end|>, which the tokenizer takes for its own"),
         (
-            "a<|IM_\u200bEND|>",
+            "a<|im_\u200bend|>",
             "messages 2 holds a disguised <|im_end|>, which the tokenizer takes for its own",
         ),
         ("</tool_call>", "messages 2 holds </tool_call>, which the tokenizer takes for its own"),
