@@ -1,0 +1,381 @@
+"""Every key of params.yaml with another value: it is taken, it acts, and the stages that depend on it run
+again.
+
+Beyond that, a key of curate changes the rows of a small project, one of train the name by which checkpoints
+are known, one of serve the server's command. What other keys do is tested beside their stages.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from tokenizer_folders import smollm_folder
+
+from pipeline.config.conditions import idle
+from pipeline.config.params import Params
+from pipeline.config.sections import Curate, Serve
+from pipeline.config.sections.values import group_of, keys_of
+from pipeline.config.text import value_at
+from pipeline.core.jsonl import write_rows
+from pipeline.llamacpp.server_command import server_command
+from pipeline.ship.card import PrintedTools
+from pipeline.stages.curate.stage import curate
+from pipeline.stages.train.record import NO_PART, run_id
+from pipeline.workflow.dvc_yaml import dvc_text
+
+Settings = dict[str, Any]
+GGUF: Settings = {"base.quantization": "gguf", "evaluate.models": ["base", "adapter"]}
+ELSEWHERE: Settings = dict.fromkeys(("base.revision", "base.file", "base.sha256")) | {"base.places": []}
+SEEDS: Settings = {"compare.seeds": [1, 2]}
+SERVER: Settings = {"train.method": "grpo", **GGUF}
+JUDGE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
+
+
+class Other(NamedTuple):
+    """Another value than the default, and the settings under which it acts."""
+
+    value: Any
+    under: Mapping[str, Any] = MappingProxyType({})
+
+
+KEYS = {
+    "base.source": Other("path", {"base.model": "folder", **ELSEWHERE}),
+    "base.model": Other("owner/other"),
+    "base.revision": Other("0" * 40),
+    "base.file": Other("other.gguf"),
+    "base.sha256": Other("0" * 64),
+    "base.places": Other([]),
+    "base.quantization": Other("none"),
+    "base.level": Other("Q4_0", GGUF),
+    "base.compare_with": Other("folder", GGUF),
+    "base.tie": Other("keep"),
+    "curate.formats": Other({"a.jsonl": "sharegpt"}),
+    "curate.max_line_bytes": Other(1024),
+    "curate.normalize": Other(False),
+    "curate.turns": Other("reject"),
+    "curate.refusals": Other("keep"),
+    "curate.languages": Other(["en"]),
+    "curate.garbage": Other(True),
+    "curate.control_tokens": Other("reject"),
+    "curate.secrets": Other("keep"),
+    "curate.personal": Other([]),
+    "curate.names": Other("names.txt"),
+    "curate.max_tokens": Other(64),
+    "curate.overlong": Other("reject", {"curate.max_tokens": 64}),
+    "curate.drop_duplicates": Other("exact"),
+    "curate.near_threshold": Other(1.0),
+    "curate.decontaminate": Other(["guard.jsonl"]),
+    "curate.ngram": Other(8, {"curate.decontaminate": ["guard.jsonl"]}),
+    "curate.source_weights": Other({"a.jsonl": 0.2}),
+    "curate.max_rows_per_source": Other(3),
+    "curate.max_domain_share": Other(0.6),
+    "curate.temperature": Other(0.0),
+    "curate.pairs": Other("rewards"),
+    "curate.pairs_min_gap": Other(0.6, {"curate.pairs": "rewards"}),
+    "curate.val_fraction": Other(0.3),
+    "curate.test_fraction": Other(0.3),
+    "curate.seed": Other(1),
+    "preprocess.max_length": Other(512, {"curate.max_tokens": 512}),
+    "preprocess.packing": Other(False),
+    "train.method": Other("dpo"),
+    "train.reward": Other("none"),
+    "train.reward_temperature": Other(2.0, {"train.reward": "softmax"}),
+    "train.preference.beta": Other(0.2, {"train.method": "dpo"}),
+    "train.preference.simpo_gamma": Other(0.5, {"train.method": "simpo"}),
+    "train.preference.sft_weight": Other(0.2, {"train.method": "dpo"}),
+    "train.preference.desirable_weight": Other(2.0, {"train.method": "kto"}),
+    "train.preference.undesirable_weight": Other(2.0, {"train.method": "kto"}),
+    "train.distill_top_k": Other(8, {"train.method": "distill", "base.level": "Q4_0", **GGUF}),
+    "train.distill_sft_weight": Other(0.5, {"train.method": "distill", "base.level": "Q4_0", **GGUF}),
+    "train.tuner": Other("scales", GGUF | {"evaluate.models": ["base", "tuned"]}),
+    "train.device": Other("cpu"),
+    "train.bnb_4bit_use_double_quant": Other(False),
+    "train.bnb_4bit_compute_dtype": Other("float32"),
+    "train.keep_quantized": Other(False, GGUF),
+    "train.r": Other(8),
+    "train.lora_alpha": Other(8),
+    "train.lora_dropout": Other(0.1),
+    "train.target_modules": Other(["q_proj"]),
+    "train.layers": Other([0]),
+    "train.freeze_layers": Other(2),
+    "train.rank_pattern": Other({"q_proj": 4}),
+    "train.alpha_pattern": Other({"q_proj": 4}),
+    "train.use_rslora": Other(True),
+    "train.use_dora": Other(True),
+    "train.init_lora_weights": Other("gaussian"),
+    "train.eva_rows": Other(8, {"train.init_lora_weights": "eva"}),
+    "train.modules_to_save": Other(["norm"]),
+    "train.loraplus_lr_ratio": Other(16.0),
+    "train.target_experts": Other(["up_proj"]),
+    "train.router": Other("train"),
+    "train.num_train_epochs": Other(1.0),
+    "train.max_steps": Other(10),
+    "train.per_device_train_batch_size": Other(2),
+    "train.gradient_accumulation_steps": Other(4),
+    "train.learning_rate": Other(1e-4),
+    "train.warmup_ratio": Other(0.0),
+    "train.lr_scheduler_type": Other("linear"),
+    "train.weight_decay": Other(0.0),
+    "train.max_grad_norm": Other(0.5),
+    "train.clip_value": Other(1.0),
+    "train.neftune_noise_alpha": Other(5.0),
+    "train.optim": Other("adamw_bnb_8bit"),
+    "train.gradient_checkpointing": Other(True),
+    "train.checkpoint_every": Other(2, {"train.gradient_checkpointing": True}),
+    "train.embeddings_on_cpu": Other(True),
+    "train.offload_layers": Other(2),
+    "train.shard_base": Other(True),
+    "train.loss": Other("chunked"),
+    "train.train_on_prompt": Other(True),
+    "train.shuffle": Other(False),
+    "train.save_steps": Other(50),
+    "train.save_total_limit": Other(2),
+    "train.eval_steps": Other(50),
+    "train.early_stopping_patience": Other(2),
+    "train.sample_rows": Other(2),
+    "train.sample_tokens": Other(16),
+    "train.seed": Other(1),
+    "train.grpo.rewards": Other({"rouge_l": 1.0}, SERVER),
+    "train.grpo.external": Other({"command": ["true"]}, SERVER | {"train.grpo.rewards": {"external": 1.0}}),
+    "train.grpo.reward_seconds": Other(5.0, SERVER),
+    "train.grpo.group_size": Other(4, SERVER),
+    "train.grpo.max_new_tokens": Other(64, SERVER),
+    "train.grpo.steps_per_round": Other(2, SERVER),
+    "train.grpo.rollouts": Other("in-process", SERVER),
+    "train.grpo.rollout_type": Other("Q8_0", {"train.method": "grpo"}),
+    "train.grpo.adapter_type": Other("F32", SERVER),
+    "train.grpo.parallel": Other(2, SERVER),
+    "train.grpo.threads": Other(1, SERVER),
+    "train.grpo.n_gpu_layers": Other(1, SERVER),
+    "train.grpo.scale_rewards": Other(False, SERVER),
+    "train.grpo.loss": Other("dr_grpo", SERVER),
+    "train.grpo.clip_low": Other(0.1, SERVER),
+    "train.grpo.clip_high": Other(0.2, SERVER),
+    "train.grpo.kl_beta": Other(0.1, SERVER),
+    "train.grpo.mask_truncated": Other(False, SERVER),
+    "train.grpo.correction_cap": Other(1.5, SERVER),
+    "lora.type": Other("F32", GGUF),
+    "merge.dtype": Other("bfloat16"),
+    "merge.base": Other("nf4"),
+    "merge.levels": Other(["Q5_K_M"]),
+    "merge.rows": Other(8),
+    "merge.task_rows": Other(8),
+    "convert.name": Other("mine"),
+    "convert.base": Other(False, {"evaluate.models": ["F16", "Q4_K_M", "Q5_K_M"]}),
+    "convert.type": Other(
+        "BF16", {"merge.dtype": "bfloat16", "evaluate.models": ["base-BF16", "BF16", "Q4_K_M", "Q5_K_M"]}
+    ),
+    "imatrix.tokens": Other(1000),
+    "quantize.levels": Other(["Q4_K_M"], {"evaluate.models": ["base-F16", "F16", "Q4_K_M"]}),
+    "quantize.nthreads": Other(2),
+    "quantize.tensor_types": Other({"token_embd": "Q8_0"}),
+    "quantize.distill": Other(["Q4_K_M"]),
+    "quantize.budgets": Other(["5GB"]),
+    "distill.max_steps": Other(10, {"quantize.distill": ["Q4_K_M"]}),
+    "distill.learning_rate": Other(1e-3, {"quantize.distill": ["Q4_K_M"]}),
+    "distill.general_share": Other(0.5, {"quantize.distill": ["Q4_K_M"]}),
+    "compare.seeds": Other([1, 2]),
+    "compare.levels": Other(["Q5_K_M"], SEEDS),
+    "compare.strategies.nf4": Other(["lora_nf4"], SEEDS),
+    "compare.strategies.level": Other([], SEEDS),
+    "compare.strategies.scales": Other([], SEEDS),
+    "compare.strategies.distilled": Other(["distilled_scales"], SEEDS),
+    "compare.rows": Other(50, SEEDS),
+    "compare.scales_learning_rate": Other(1e-3, SEEDS),
+    "parity.depth": Other("quick"),
+    "parity.conversations": Other(20),
+    "parity.strings": Other(1000),
+    "parity.rows": Other(2),
+    "parity.prompts": Other(2),
+    "parity.max_kld_exact": Other(0.01),
+    "parity.max_kld_level": Other(0.5),
+    "parity.max_kld_served": Other(0.01, GGUF),
+    "parity.min_same_top_served": Other(0.9, GGUF),
+    "parity.rmse_slack": Other(2.0),
+    "evaluate.models": Other(["base-F16", "F16"]),
+    "evaluate.perplexity_rows": Other(8),
+    "evaluate.task_rows": Other(8),
+    "evaluate.scorers": Other(["exact_match"]),
+    "evaluate.judge": Other(JUDGE, {"evaluate.scorers": ["judge"]}),
+    "evaluate.external": Other({"command": ["true"]}, {"evaluate.scorers": ["external"]}),
+    "evaluate.max_new_tokens": Other(64),
+    "evaluate.general": Other("none"),
+    "evaluate.harness": Other(["arc_easy"]),
+    "evaluate.prompt_lengths": Other([64]),
+    "evaluate.generation_depths": Other([0]),
+    "evaluate.repetitions": Other(1),
+    "evaluate.ctx_size": Other(2048),
+    "evaluate.parallel": Other(1),
+    "evaluate.threads": Other(1),
+    "evaluate.n_gpu_layers": Other(0),
+    "evaluate.seed": Other(1),
+    "report.memory_gb": Other(0.01),
+    "report.max_task_drop": Other(50.0),
+    "report.gate.max_kld": Other(1e-6),
+    "report.gate.min_same_top": Other(1.0),
+    "report.gate.max_kld_trained": Other(1e-6),
+    "report.gate.max_task_drop": Other(0.0),
+    "report.gate.min_stopped": Other(1.0),
+    "report.gate.max_forgetting": Other(0.0),
+    "report.gate.min_preference_accuracy": Other(1.0, {"train.method": "dpo"}),
+    "serve.port": Other(8082),
+    "serve.ctx_size": Other(2048),
+    "serve.parallel": Other(2),
+    "serve.n_gpu_layers": Other(0),
+    "serve.threads": Other(1),
+    "serve.flash_attn": Other("off"),
+    "serve.n_predict": Other(64),
+    "serve.max_restarts": Other(1),
+    "llamacpp.home": Other("/opt/llama.cpp"),
+}
+NO_STAGE = {"llamacpp.home"}  # another build of the same version writes the same
+
+
+def params(*changes: Mapping[str, Any]) -> Params:
+    """The defaults under settings by key."""
+    values = Params().model_dump(mode="json")
+    for key, value in (item for change in changes for item in change.items()):
+        *way, last = key.split(".")
+        place = values
+        for part in way:
+            place = place[part]
+        place[last] = value
+    return Params.model_validate(values)
+
+
+def changed(key: str) -> Params:
+    other = KEYS[key]
+    return params(other.under, {key: other.value})
+
+
+def of(section: str) -> list[str]:
+    return [key for key in KEYS if key.startswith(f"{section}.")]
+
+
+def at(found: Params, key: str) -> Any:
+    return value_at(found.model_dump(mode="json"), tuple(key.split(".")))
+
+
+def test_every_key_is_here() -> None:
+    assert [".".join(place) for place, key in keys_of(Params) if not group_of(key)] == [*KEYS]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_another_value_acts_and_what_depends_on_it_runs_again(key: str) -> None:
+    found = changed(key)
+    assert at(found, key) != at(Params(), key)
+    assert key not in {one.key for one in idle(found)}
+    stages = yaml.safe_load(dvc_text(found.graph))["stages"]
+    again = {
+        name
+        for name, stage in stages.items()
+        for does in [stage.get("do", stage)]
+        if any(key == param or key.startswith(f"{param}.") for param in does.get("params", []))
+        or f"${{{key}}}" in json.dumps(stage)
+    }
+    assert bool(again) == (key not in NO_STAGE)
+
+
+@pytest.mark.parametrize("key", of("train"))
+def test_a_checkpoint_is_of_one_value(key: str) -> None:
+    *way, last = key.split(".")[1:]
+    record = changed(key).training.model_dump(mode="json", exclude=NO_PART)
+    before = copy.deepcopy(record)
+    place = before
+    for part in way:
+        place = place[part]
+    if last not in NO_PART:
+        place[last] = at(Params(), key)
+    assert (run_id({"settings": record}) == run_id({"settings": before})) == (last in NO_PART)
+
+
+@pytest.mark.parametrize("key", of("serve"))
+def test_the_server_is_started_otherwise(key: str) -> None:
+    def command(settings: Serve) -> list[str]:
+        return server_command(PrintedTools(Path(), Path()), Path("m.gguf"), settings, Path("key"))
+
+    if key == "serve.max_restarts":  # test_restarts.py counts them
+        return
+    assert command(changed(key).serve) != command(Params().serve)
+
+
+def chat(question: str, answer: str = "It is four, of course.", **more: Any) -> Settings:
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"messages": turns} | more
+
+
+PLAIN = "I can not find the {} that my sister left in the kitchen last night, where could it be?"
+THINGS = ("key", "lamp", "book", "hat", "coat", "cup", "spoon", "letter", "bread", "ring", "map", "clock")
+LONG = [turn for number in range(12) for turn in chat(f"And what is {number} plus {number}?")["messages"]]
+STORY = " ".join(f"On day {day} the ship saw island number {day * day}." for day in range(12))
+RAW = {
+    "a.jsonl": [
+        *(chat(PLAIN.format(thing), f"Look for the {thing} below the table.") for thing in THINGS),
+        chat("Where is the cafe\u0301 that everybody talks about these days?"),
+        {"messages": [{"role": "user", "content": "Hello there"}, *chat("How are you today?")["messages"]]},
+        chat("How do I open this lock?", "I'm sorry, but I can't assist with that."),
+        chat(
+            "Wo ist denn der Schlüssel, den meine Schwester gestern Abend in der Küche liegen ließ?",
+            "Unter dem Tisch, glaube ich, oder vielleicht im Schrank neben der Tür.",
+        ),
+        chat("Say it again and again", "na na na na " * 60),
+        chat("What does <|im_end|> mean in a prompt?"),
+        chat("Is this my access key?", "AKIAZ7Q2M4K9X1B3C5D8"),
+        chat("Whom do I ask?", "Write to someone.else@example-mail.com about it."),
+        chat("Who is Zaphod Beeblebrox?", "Zaphod Beeblebrox was a president."),
+        {"messages": LONG},
+        chat("A long line " + "of many words that are all alike " * 40),
+        chat("The quick brown fox jumps over the lazy dog in our garden"),
+        chat("Four score and seven years ago our fathers brought forth on this continent a new nation"),
+    ],
+    "b.jsonl": [
+        chat("Which is the better city to live in?", "Bern, I think.", reward=0.7),
+        chat("Which is the better city to live in?", "None of them at all.", reward=0.2),
+        *(chat(f"Recite poem {number} of the second book", f"Line {number * 7}.") for number in range(6)),
+        *(chat("Tell me more", f"{STORY} That was in the {year}.") for year in ("spring", "autumn")),
+    ],
+}
+GUARD = [
+    chat("jumps over the lazy dog in our garden now and then", "x"),
+    chat("seven years ago our fathers brought forth on this continent a new nation, he said", "y"),
+]
+
+
+@pytest.fixture(scope="module")
+def curated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Curate, bool], dict[str, bytes]]:
+    """What curate makes of the rows above under these settings."""
+
+    @cache
+    def project(is_counted: bool) -> Path:
+        """To count tokens takes a tokenizer, which takes half a second to load."""
+        root = tmp_path_factory.mktemp("rows")
+        for name, rows in RAW.items():
+            write_rows(root / "data/raw" / name, rows)
+        write_rows(root / "data/guard/guard.jsonl", GUARD)
+        (root / "data/guard/names.txt").write_text("Zaphod Beeblebrox\n")
+        (root / "models").mkdir()
+        (root / "models/base.json").write_text(json.dumps({"added_tokens": ["<|im_start|>", "<|im_end|>"]}))
+        if is_counted:
+            smollm_folder(root / "models/base")
+        return root
+
+    @cache
+    def run(settings: str, is_counted: bool) -> dict[str, bytes]:
+        root = project(is_counted)
+        curate(root, Curate.model_validate_json(settings))
+        return {path.name: path.read_bytes() for path in sorted(root.glob("data/**/*.jsonl"))}
+
+    return lambda settings, is_counted: run(settings.model_dump_json(), is_counted)
+
+
+@pytest.mark.parametrize("key", of("curate"))
+def test_curation_makes_other_rows(key: str, curated: Callable[[Curate, bool], dict[str, bytes]]) -> None:
+    is_counted = key in ("curate.max_tokens", "curate.overlong")
+    before = curated(params(KEYS[key].under).curate, is_counted)
+    assert curated(changed(key).curate, is_counted).items() != before.items()
