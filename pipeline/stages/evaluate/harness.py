@@ -13,16 +13,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
-from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pipeline.core.child import bound
 from pipeline.core.errors import ConfigError, ToolError
-from pipeline.core.progress import progress
-from pipeline.llamacpp.server import Server, stop
+from pipeline.llamacpp.server import Server
 
 PROCESS = Path(__file__).with_name("harness_process.py")
 OFFLINE = {
@@ -62,60 +59,36 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
         "tasks": tasks,
         "folder": str(folder.resolve()),
     }
-    results: dict[str, Any] | None = None
-    with ExitStack() as opened:
-        for message in opened.enter_context(closing(_messages(request, folder))):
-            if "refused" in message:
-                raise ConfigError("Q-EVALUATE-009", message["refused"])
-            if "total" in message:
-                advance = opened.enter_context(progress("evaluate: lm-evaluation-harness", message["total"]))
-            elif "done" in message:
-                advance(message["done"])
-            else:
-                results = message["results"]
-    assert results is not None
-    return {task: _figures(found) for task, found in results.items()}
+    said = _run(request, folder)
+    if "refused" in said:
+        raise ConfigError("Q-EVALUATE-009", said["refused"])
+    if "failed" in said:
+        raise ToolError("Q-EVALUATE-010", f"lm-evaluation-harness failed: {said['failed']}")
+    return {task: _figures(found) for task, found in said["results"].items()}
 
 
-def _messages(request: dict[str, Any], folder: Path) -> Generator[dict[str, Any], None, None]:
-    """What the process says, as it says it. Raises `ToolError` if it ends otherwise than with exit status
-    0.
-    """
-    with tempfile.TemporaryDirectory(prefix="quench-harness-") as aside:
-        log = Path(aside) / "log"
-        # nothing of it is kept
-        environment = os.environ | OFFLINE | {"HF_HOME": str(Path(aside) / "huggingface")}
-        with log.open("wb") as errors:
-            process = subprocess.Popen(
-                bound([sys.executable, "-P", str(PROCESS)]),
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                encoding="utf-8",
-            )
-        try:
-            yield from _talk(process.stdin, process.stdout, request)
-            if process.wait() != 0:
-                words = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-                raise ToolError(
-                    "Q-EVALUATE-010",
-                    f"lm-evaluation-harness ended with exit status {process.returncode}: "
-                    f"{words[-1] if words else 'it said nothing'}",
-                )
-        finally:
-            stop(process)
-
-
-def _talk(to: IO[str] | None, back: IO[str] | None, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    assert to is not None and back is not None
-    with to, back:
-        json.dump(request, to)  # the key too: arguments can be read by others
-        to.close()
-        for line in back:
-            yield json.loads(line)
+def _run(request: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What the process says. Raises `ToolError` if it ends otherwise than with exit status 0."""
+    with tempfile.TemporaryDirectory(prefix="quench-harness-") as cache:  # nothing of it is kept
+        done = subprocess.run(
+            bound([sys.executable, "-P", str(PROCESS)]),
+            cwd=folder,
+            env=os.environ | OFFLINE | {"HF_HOME": cache},
+            input=json.dumps(request),  # the key too: arguments can be read by others
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+    if done.returncode != 0:
+        words = [line for line in done.stderr.splitlines() if line.strip()]
+        raise ToolError(
+            "Q-EVALUATE-010",
+            f"lm-evaluation-harness ended with exit status {done.returncode}: "
+            f"{words[-1] if words else 'it said nothing'}",
+        )
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
 
 
 def _slots(server: Server) -> int:

@@ -126,6 +126,10 @@ def test_local_tasks_are_scored_through_the_server(
         ),
         ({"generation_kwargs": {"top_p": 0.7}}, r"task says_he has top_p in generation_kwargs, Quench knows"),
         (
+            {"generation_kwargs": {"until": ["a", "b", "c", "d", "e"]}},
+            r"task says_he has 5 texts in until, and its client sends 4",
+        ),
+        (
             {"metric_list": [{"metric": "squad"}]},
             r"can't load says_he \(squad not found .*nothing is fetched",
         ),
@@ -177,7 +181,7 @@ def test_an_unknown_task_is_refused_with_those_found(server: Server, folder: Pat
 
 def test_a_failure_is_not_taken_for_an_empty_answer(server: Server, folder: Path) -> None:
     write(folder, doc_to_text="{{question * 50}}")
-    with pytest.raises(ToolError, match=r"Q-EVALUATE-010.*llama-server answered 400"):
+    with pytest.raises(ToolError, match=r"Q-EVALUATE-010.*Status code: 400, Response text: .*context"):
         run_harness(server, ["says_he"], folder)
 
 
