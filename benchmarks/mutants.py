@@ -177,6 +177,11 @@ def codes(code: CodeType) -> Iterator[CodeType]:
             yield from codes(constant)
 
 
+def show(mutant: Mutant, verdict: str) -> None:
+    if verdict in NOT_FOUND:
+        print(mutant.module, mutant.words + NOT_FOUND[verdict], flush=True)
+
+
 def few_draws() -> None:
     """Hypothesis tries few examples, and the same for every mutant."""
     import draws
@@ -244,7 +249,7 @@ class Session:
         gc.freeze()  # a fork copies what it touches, and a collection touches all
         for number, mutant in enumerate(self.changes):
             key = (mutant.module, mutant.place)
-            if mutant.place is None or key in at_import:
+            if mutant.place is None:
                 continue
             chosen = [item for item in reaching if key in reaching[item]]
             chosen.sort(key=lambda item: (-kills.get(item.nodeid, 0), cost[item]))
@@ -268,8 +273,9 @@ class Session:
 
             verdict = forked(judge, 10 + 5 * sum(cost[item] for item in chosen)) if chosen else "no test"
             kills[verdict] = kills.get(verdict, 0) + 1
-            if verdict in NOT_FOUND:
-                print(mutant.module, mutant.words, NOT_FOUND[verdict], flush=True)
+            if key in at_import and verdict in NOT_FOUND:  # what was collected may tell
+                verdict = "later"
+            show(mutant, verdict)
             if verdict != "later":
                 self.verdicts[number] = verdict
         return True
@@ -327,11 +333,11 @@ def judged(tests: list[str], sources: dict[str, str], only_functions: bool) -> l
         with suppress(Exception):
             importlib.import_module(name)
     for number, mutant in enumerate(changes):
-        if number not in verdicts and not only_functions:
-            judge = partial(at_import, mutant, passed, files[mutant.module] or tests)
-            verdicts[number] = forked(judge, 60)
-            if verdicts[number] in NOT_FOUND:
-                print(mutant.module, mutant.words, NOT_FOUND[verdicts[number]], flush=True)
+        if number in verdicts or (only_functions and not mutant.place):
+            continue
+        judge = partial(at_import, mutant, passed, files[mutant.module] or tests)
+        verdicts[number] = "survived" if only_functions else forked(judge, 60)
+        show(mutant, verdicts[number])
     return [(mutant, verdicts[number]) for number, mutant in enumerate(changes) if number in verdicts]
 
 

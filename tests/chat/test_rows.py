@@ -84,8 +84,9 @@ def test_what_is_no_canonical_row(bad: dict[str, Any], words: str) -> None:
 def test_an_id_that_is_not_the_contents_is_refused() -> None:
     with pytest.raises(BadRow, match="id: "):
         check_row(row() | {"messages": [ASK, ANSWER | {"content": "5"}]})
-    with pytest.raises(BadRow, match="id: "):
+    with pytest.raises(BadRow, match="id: ") as caught:
         check_row(row() | {"id": "4"})
+    assert caught.value.code == "not_canonical"
 
 
 def test_the_id_is_of_the_content_alone() -> None:
