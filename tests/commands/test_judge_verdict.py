@@ -1,4 +1,4 @@
-"""quench judge, what is arithmetic: Holm, the verdict, what fits, names, keys of kept answers, the page."""
+"""quench judge, what is arithmetic: the verdict, what fits, names, keys of kept answers, the page."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from html_page import Page
-from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.chat.tokens import chat_request
@@ -31,7 +30,6 @@ from pipeline.core.jsonl import write_rows
 from pipeline.core.other_load import OtherLoad
 from pipeline.metrics.answer_speed import Speed
 from pipeline.metrics.answers import read_kept, write_kept
-from pipeline.metrics.paired import holm
 
 GB = 1 << 30
 LOAD = Serve(ctx_size=4096, threads=2, n_gpu_layers=0)
@@ -55,20 +53,6 @@ FILE = Candidate(
 def entry(name: str, score: float, **changed: Any) -> Entry:
     found = Entry(name, score, 100, 200, fits=True, slowest=9.0, speed=10.0, fastest=11.0)
     return replace(found, **changed)
-
-
-def test_holm_is_the_published_procedure() -> None:
-    # the example of R's p.adjust(c(0.01, 0.02, 0.03, 0.04), "holm")
-    assert holm([0.01, 0.02, 0.03, 0.04]) == pytest.approx([0.04, 0.06, 0.06, 0.06])
-    assert holm([0.04, 0.01]) == pytest.approx([0.04, 0.02])
-    assert holm([]) == []
-
-
-@given(st.lists(st.floats(0, 1), max_size=8))
-def test_holm_only_raises_and_keeps_the_order(p_values: list[float]) -> None:
-    adjusted = holm(p_values)
-    assert all(p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
-    assert [q for _, q in sorted(zip(p_values, adjusted, strict=True))] == sorted(adjusted)
 
 
 def test_the_better_file_that_fits_wins() -> None:

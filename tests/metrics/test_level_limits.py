@@ -60,6 +60,15 @@ def test_a_limit_follows_from_level_and_size() -> None:
     assert kld["Q5_K_M"] == pytest.approx(0.043, rel=0.02)
 
 
+def test_no_limit_is_above_its_ceiling_and_nf4_has_that_of_q4_0() -> None:
+    assert level_limit("IQ1_S", SEVEN).kld == 3.38  # 1.5 times the published figure
+    assert level_limit("Q2_K", SMOL).kld == 0.668
+    assert level_limit("Q4_0", SMOL).kld == level_limit("nf4", SMOL).kld == 0.5
+    assert level_limit("Q2_K", SMOL).same_top == round(1 - other_top(1.5 * 0.44513), 3)
+    unpublished = level_limit("Q9_K", SMOL)
+    assert (unpublished.kld, unpublished.same_top) == (0.5, 0.7)
+
+
 @pytest.mark.parametrize("level", sorted(LEVELS))
 def test_every_level_has_a_limit_that_refuses_a_model_of_other_words(level: str) -> None:
     for parameters in (SEVEN, SMOL):
@@ -109,7 +118,7 @@ def test_an_adapter_on_its_file_has_the_limit_of_what_serves_it() -> None:
 
     assert verdicts(0.01, 0.94) == ["pass", "pass"]
     assert verdicts(0.07, 0.81) == ["fail", "fail"]
-    assert served_limit().kld == pytest.approx(0.06)
+    assert (served_limit().kld, served_limit().same_top) == pytest.approx((0.06, 0.82))
 
 
 def test_parity_holds_a_level_to_its_own_limit() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.metrics.intervals import RESAMPLES, interval, resampled_means
-from pipeline.metrics.paired import compare_scores
+from pipeline.metrics.paired import compare_scores, holm
 
 FRACTIONS = st.sampled_from([0.0, 0.2, 0.25, 0.5, 0.6, 0.8, 1.0])
 
@@ -127,6 +127,20 @@ def test_coverage_and_false_alarms(binary: bool, pairs: int) -> None:
         alarms += compare_scores(first.tolist(), equal.tolist(), seed).p_value < 0.05
     assert 0.90 * pairs <= held
     assert alarms <= 0.09 * pairs
+
+
+def test_holm_is_the_published_procedure() -> None:
+    # the example of R's p.adjust(c(0.01, 0.02, 0.03, 0.04), "holm")
+    assert holm([0.01, 0.02, 0.03, 0.04]) == pytest.approx([0.04, 0.06, 0.06, 0.06])
+    assert holm([0.04, 0.01]) == pytest.approx([0.04, 0.02])
+    assert (holm([0.9, 0.8]), holm([0.3]), holm([])) == ([1.0, 1.0], [0.3], [])
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_only_raises_and_keeps_the_order(p_values: list[float]) -> None:
+    adjusted = holm(p_values)
+    assert all(p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
+    assert [q for _, q in sorted(zip(p_values, adjusted, strict=True))] == sorted(adjusted)
 
 
 def test_lists_that_are_no_pair_are_an_error() -> None:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pipeline.config.scorers import scorer_problems
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.metrics.score import Score
-from pipeline.metrics.scorers import parse
+from pipeline.metrics.scorers import looks_at_text_alone, parse
+from pipeline.metrics.text import common_start
 
 REFERENCE = json.dumps({"module": "os", "required": ["path"], "n": 1, "flag": True})
 
@@ -39,6 +40,11 @@ def score(spelling: str, reference: str, answer: str, root: Path = Path(), **row
 )
 def test_json_fields(answer: str, points: float, valid: bool) -> None:
     assert score("json_fields", REFERENCE, answer) == Score(points, valid)
+
+
+def test_an_object_without_fields_is_right_if_it_has_none() -> None:
+    assert score("json_fields", "{}", "{}") == Score(1.0, True)
+    assert score("json_fields", "{}", '{"a": 1}') == Score(0.0, True)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +122,7 @@ def test_exact_match() -> None:
         ("#### 42/2", 0, False),
         ("#### 42,5", 0, False),
         ("#### 42.1.2", 0, False),
+        ("#### -$-42", 0, False),
         ("#### none", 0, False),
         ("42", 0, False),
         ("", 0, False),
@@ -141,6 +148,13 @@ def test_numbers_are_equal_however_they_are_written(text: str) -> None:
     assert score("number:Answer", "Answer: 1234567.5", f"Answer: {text}").points == 1
     assert score("number:Answer", "Answer: 1234567.5", f"Answer: -{text.lstrip('+')}").points == 0
     assert score("number:Answer", "Answer: −1234567.5", f"Answer: -{text.lstrip('+')}").points == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["-0.5", "-.5", "−.5", "–.5", "-$0.5", "$-0.5", "$−.5", "-5e-1", "-5 × 10^−1"]
+)
+def test_the_sign_and_the_digits_may_stand_in_many_ways(text: str) -> None:
+    assert score("number:####", "#### -0.5", f"#### {text}") == Score(1.0, True)
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(0, 4))
@@ -212,6 +226,7 @@ def test_rouge_l() -> None:
     assert found == pytest.approx(4 / 6)  # the … cat … on … mat: 4 of 6 words on both sides
     assert score("rouge_l", "a b c", "c b a").points == pytest.approx(1 / 3)
     assert score("rouge_l", "a b", "") == Score(0.0, False)
+    assert score("rouge_l", "a b", "c") == Score(0.0, True)
     assert score("rouge_l", "Кошка сидит", "кошка спит").points == pytest.approx(0.5)
     assert score("rouge_l", "今天下雨", "今天晴").points == pytest.approx(2 * 2 / 7)
 
@@ -237,6 +252,10 @@ def test_rouge_l_of_many_equal_words_is_the_librarys_own(reference: list[str], a
 
     texts = " ".join(reference), " ".join(answer)
     assert score("rouge_l", *texts).points == RougeScorer(["rougeL"]).score(*texts)["rougeL"].fmeasure
+
+
+def test_what_two_texts_begin_with() -> None:
+    assert [common_start("abcd", other) for other in ("abXd", "", "ab", "abcde", "Xbcd")] == [2, 0, 2, 4, 0]
 
 
 def test_rouge_l_of_long_texts_is_quick() -> None:
@@ -341,6 +360,13 @@ def test_a_list_that_can_be() -> None:
     assert not list(scorer_problems([], has_judge=False))
     with pytest.raises(ConfigError, match="Q-METRICS-014"):
         parse("exakt")
+
+
+def test_what_runs_code_is_slow_and_not_tried_for_nothing() -> None:
+    assert [parse(name).slots for name in ("exact_match", "number:####", "regex:a", "code")] == [1, 1, 1, 2]
+    free = ("exact_match", "json_fields", "rouge_l", "number:####", "regex:a:b")
+    assert all(looks_at_text_alone(name) for name in free)
+    assert not any(looks_at_text_alone(name) for name in ("code", "python:a.py:f", "judge", "external"))
 
 
 def test_nothing_heavy_is_imported() -> None:
