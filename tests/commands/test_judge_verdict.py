@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from html_page import Page
-from hypothesis import strategies as st
 
 from pipeline.chat.tokens import chat_request
 from pipeline.commands.judge.command import common_points, spoilt
