@@ -39,7 +39,7 @@ from pipeline.stages.curate.comparing.shingles import (
 )
 from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, offsets_of
 
-SHINGLE = 3  # tokens; see benchmarks/near_duplicates.py
+SHINGLE = 3  # tokens; see benchmarks/results/2026-11-20-curation.md
 # rows (or requests) of this similarity stay on one side of the split, though only those over the threshold
 # are duplicates
 RELATED = 0.7

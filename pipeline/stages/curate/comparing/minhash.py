@@ -1,5 +1,5 @@
 """MinHash signatures (Broder 1997) and the bands by which similar ones are found, by rensa;
-benchmarks/near_duplicates.py says why.
+benchmarks/results/2026-11-20-curation.md says why.
 """
 
 import os
