@@ -50,7 +50,7 @@ assert "nothing but a link" in Path("reports/data.html").read_text()
 """,  # noqa: E501
     "quantization check": """
 import numpy as np
-from pipeline.commands.quantization_check.outputs import compare_logits, output_lines
+from pipeline.commands.quantization_check.checks import compare_logits, output_lines
 base = np.random.default_rng(0).normal(size=(64, 100)).astype(np.float32)
 def verdict(candidate):
     line = output_lines(compare_logits([base], [candidate]), "64 positions")["output_first_five"]

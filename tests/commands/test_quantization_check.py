@@ -21,18 +21,20 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.commands.quantization_check.adapters import put_adapter, random_adapter, saved_adapters
-from pipeline.commands.quantization_check.command import quantization_check
-from pipeline.commands.quantization_check.memory import (
+from pipeline.commands.quantization_check.checks import (
     PARTS,
+    compare_logits,
+    largest_kld,
     measure_training,
     memory_check,
     memory_line,
     memory_table,
+    output_lines,
     planned_training,
+    swap_line,
     tensor_bytes,
 )
-from pipeline.commands.quantization_check.outputs import compare_logits, largest_kld, output_lines
-from pipeline.commands.quantization_check.swap import swap_line
+from pipeline.commands.quantization_check.command import quantization_check
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError, GateError
@@ -427,7 +429,7 @@ def test_the_command_measures_everything_on_a_sound_base(root: Path) -> None:
 def test_a_failed_check_ends_with_5_and_leaves_its_report(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.commands.quantization_check.outputs.largest_kld", lambda _: 1e-12)
+    monkeypatch.setattr("pipeline.commands.quantization_check.checks.largest_kld", lambda _: 1e-12)
     result = quench(root, "--json")
     assert result.exit_code == 5
     assert "Q-COMMANDS-026: " in result.stderr and "NF4 base with adapter failed" in result.stderr

@@ -19,16 +19,18 @@ from typing import Any
 from pipeline.chat.tokens import encodable, load_tokenizer
 from pipeline.chat.wanted import chats_in
 from pipeline.commands.quantization_check.adapters import check_settings, put_adapter, saved_adapters
-from pipeline.commands.quantization_check.memory import (
+from pipeline.commands.quantization_check.checks import (
     NF4,
     PLAIN,
+    compare_logits,
+    last_logits,
     measure_training,
     memory_check,
     memory_line,
     memory_table,
+    output_lines,
+    swap_line,
 )
-from pipeline.commands.quantization_check.outputs import compare_logits, last_logits, output_lines
-from pipeline.commands.quantization_check.swap import swap_line
 from pipeline.config.params import Params
 from pipeline.config.sections import Training
 from pipeline.core.checks import Check, refuse

@@ -1,0 +1,284 @@
+"""What a quantization check compares: what NF4 changes in what the model says (logits of the 16-bit base
+against the NF4 base, both with the adapter), whether adapters can be switched on the NF4 base, and what
+training keeps in memory.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.commands.quantization_check.adapters import put_adapter
+from pipeline.config.sections import Training
+from pipeline.core.checks import Check
+from pipeline.llamacpp.logits import Floats
+from pipeline.metrics.level_limits import NF4_COUNTS_AS, PUBLISHED_KLD
+from pipeline.metrics.log_probabilities import divergence, log_softmax, nmse
+from pipeline.models.tensors import frozen_tensors, tensor_bytes
+from pipeline.planning.published import published_shape
+from pipeline.planning.shape import Shape
+from pipeline.planning.weights import (
+    ELEMENT,
+    linear_bytes,
+    lora_parameters,
+    optimizer_bytes,
+    small_bytes,
+    table_bytes,
+)
+from pipeline.stages.parity.check import count_check
+
+POSITIONS = 32  # last positions of a prompt whose logits are compared: a 152k vocabulary takes 19 MB a prompt
+# What rounding costs in outputs depends on model and text, so this limit says whether it is the same model at
+# all; a single linear that is off is found by its weights (`pipeline.models.nf4_weights`). It follows what is
+# published of a level as fine as NF4 (`level_limits.NF4_COUNTS_AS`), over windows of Wikitext:
+# - Llama-3-8B: 0.0719 nats (llama.cpp, tools/perplexity/README.md), more than is found of any other model of
+#   7 to 9 billion parameters. Larger ones are published to lose less (Qwen3.5-27B at Q4_K_M 0.0056 to 0.0065,
+#   r/LocalLLaMA 1rk5qmr; Llama-3-8B 0.0313), and get no less
+# - Qwen2.5-1.5B-Instruct: at Q3_K_M 0.159, of which 2.2 times is due to chats (`level_limits.SLACK`), 0.7
+#   times what Llama-3-8B has there (Hugging Face, datasets/quantgap/results, discussions/7); it gets no less
+# - Qwen2.5-0.5B-Instruct: at Q5_K_M 0.0498 on chats, 2.1 times Llama-3-8B's 0.01076 (there, result
+#   f499c4436fa8e370). Between the two the line has 1.85 at 0.6 billion, Qwen3-0.6B 1.76 (discussions/3)
+# Of smaller models nothing is published.
+SMALLEST, MOST_OVER, LIKE_EIGHT_BILLION = 494_032_768, 2.1, 1_543_714_304
+# Short prompts cost more than windows. Measured of sound models on the 8 built-in ones, random adapter:
+#   SmolLM2-135M           0.66 nats, 72 % the same first choice    (at Q4_0 over windows 0.230)
+#   Qwen2.5-Coder-0.5B     0.074 nats, 81 %                         (on 8 held-out rows 0.047, 93 %)
+# and of SmolLM2 with its adapter on one side only 1.2 to 1.4 nats
+PROMPTS_OVER_WINDOWS = 3.0
+NAMES = ("first", "second")  # of two adapters that are switched
+PARTS = ("weights", "adapter", "gradients", "adam")  # of what training keeps in memory
+STEPS = 2  # Adam's states are there from the first step on, and are as they stay from the second
+TOKENS = 64  # of a row that is stepped on: the tensors that stay don't depend on it
+PLAIN, NF4 = "unquantized LoRA", "NF4 QLoRA"  # as rows are called
+MODEL = "Qwen2.5-7B"
+MEMORY_LIMIT = 0.05  # of the planned bytes
+
+
+def last_logits(model: Any, rows: list[list[int]]) -> list[Floats]:
+    """Float32 logits (≤ POSITIONS, V) of the last positions of each row of token ids, in evaluation mode."""
+    import torch
+
+    model.eval()
+    with torch.no_grad():
+        outputs = (
+            model(
+                input_ids=torch.tensor([ids], device=model.device),
+                use_cache=False,
+                logits_to_keep=POSITIONS,
+            )
+            for ids in rows
+        )
+        return [output.logits[0].float().cpu().numpy() for output in outputs]
+
+
+def compare_logits(reference: list[Floats], candidate: list[Floats]) -> dict[str, float]:
+    """Over all positions: mean and largest absolute difference, mean and largest relative error of a
+    position, NMSE, mean KL divergence in nats and share of the same first choice.
+
+    A position's relative error is ‖difference‖ ÷ ‖logits‖, both without their mean over the vocabulary, which
+    softmax doesn't see.
+    """
+    before, after = np.concatenate(reference), np.concatenate(candidate)
+    difference = np.abs(after - before)
+    relative = norms(after - before) / norms(before)
+    return {
+        "mean_abs": float(difference.mean()),
+        "max_abs": float(difference.max()),
+        "mean_relative": float(relative.mean()),
+        "max_relative": float(relative.max()),
+        "nmse": nmse(before, after),
+        "kld": float(divergence(log_softmax(before), log_softmax(after)).mean()),
+        "same_top": float((before.argmax(axis=-1) == after.argmax(axis=-1)).mean()),
+        "positions": len(before),
+    }
+
+
+def norms(logits: Floats) -> Floats:
+    """The length of each position's logits (T, V) without their mean."""
+    return np.asarray(np.linalg.norm(logits - logits.mean(axis=-1, keepdims=True), axis=-1))
+
+
+def largest_kld(parameters: float | None) -> float | None:
+    """The mean KL divergence, in nats, that NF4 may cost a model of `parameters` on short prompts; None where
+    no figure is published for such a size.
+    """
+    if parameters is None or parameters < SMALLEST:
+        return None
+    smaller = max(0.0, log(LIKE_EIGHT_BILLION / parameters) / log(LIKE_EIGHT_BILLION / SMALLEST))
+    return PROMPTS_OVER_WINDOWS * float(MOST_OVER**smaller) * PUBLISHED_KLD[NF4_COUNTS_AS]
+
+
+def output_lines(figures: dict[str, float], where: str, parameters: int | None = None) -> dict[str, Check]:
+    """The divergence against its limit for a model of `parameters`; not measured where there is none.
+
+    The errors of the logits are published of no model, and the same first choice is not of short prompts
+    (Qwen2.5-Coder-0.5B changes 1.5 times as many as goes with its divergence): they are figures beside it.
+    """
+    most = largest_kld(parameters)
+    detail = (
+        f"same first choice at {figures['same_top']:.1%}, logits differ by {figures['mean_abs']:.3f} on "
+        f"average, {figures['max_abs']:.2f} at most, relative error {figures['mean_relative']:.2f}, NMSE "
+        f"{figures['nmse']:.4f}; {where}"
+    )
+    if most is None:
+        size = "its size is not known" if parameters is None else f"{parameters / 1e9:.2g} billion parameters"
+        detail = f"not calibrated: nothing is published at 4 bits for so small a model ({size}); {detail}"
+    return {
+        "output_divergence": Check(
+            "16-bit base with adapter → NF4 base with adapter",
+            "not measured" if most is None else "pass" if figures["kld"] <= most else "fail",
+            detail,
+            what="mean KL divergence",
+            figure=figures["kld"],
+            limit=most,
+            unit="nats",
+        ),
+    }
+
+
+def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence[Path] = ()) -> Check:
+    """Proof that adapters can be switched on `model`, a quantized base without one; it is left without one.
+    Switching gives each one's own outputs, and none gives the base's, bit for bit.
+
+    Each of the two `adapters` (folders; without them two random ones as `config` says) is first measured
+    alone on the base, then both are put on it and switched: first, second, first, none.
+    """
+
+    def put_on(bare: Any, name: str) -> Any:
+        number = NAMES.index(name)
+        return put_adapter(bare, adapters[number] if adapters else None, config, name, 1 + number)
+
+    bare = last_logits(model, rows)
+    alone = {}
+    for name in NAMES:
+        adapted = put_on(model, name)
+        alone[name] = last_logits(adapted, rows)
+        model = adapted.unload()
+    title, what = (
+        "Two adapters on one NF4 base",
+        "switches whose logits differ from the adapter's alone (the last: the base's)",
+    )
+    which = (
+        " and ".join(f"{one.parent.name}/{one.name}" for one in adapters)
+        or "two random adapters, for no two saved ones are here"
+    )
+    if same(alone["first"], alone["second"]) or same(alone["first"], bare):
+        return Check(
+            title,
+            "not measured",
+            f"the adapters say the same or nothing, so switching proves nothing; {which}",
+            what=what,
+        )
+    adapted = put_on(put_on(model, "first"), "second")
+    pairs: list[tuple[list[Floats], list[Floats]]] = []
+    for name in ("first", "second", "first"):
+        adapted.set_adapter(name)
+        pairs.append((last_logits(adapted, rows), alone[name]))
+    with adapted.disable_adapter():
+        pairs.append((last_logits(adapted, rows), bare))
+    adapted.unload()
+    different = [number for number, pair in enumerate(pairs, 1) if not same(*pair)]
+    line = count_check(title, what, len(different), len(pairs), f"switch {different[0]}" if different else "")
+    return replace(line, sentence=f"{line.sentence}; {which}")
+
+
+def same(one: list[Floats], other: list[Floats]) -> bool:
+    """Whether two runs' logits are equal bit for bit."""
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def measure_training(model: Any, rows: list[list[int]], learning_rate: float) -> dict[str, int]:
+    """Bytes of `PARTS` after STEPS steps of Adam on the adapter of `model` (PEFT), from the tensors
+    themselves; the adapter is changed.
+    """
+    import torch
+
+    from pipeline.models.chunked_loss import chunked_loss
+
+    matrices = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(matrices, lr=learning_rate)
+    model.train()
+    for step in range(STEPS):
+        ids = torch.tensor([rows[step % len(rows)][:TOKENS]], device=matrices[0].device)
+        optimizer.zero_grad()
+        chunked_loss(model.get_base_model(), {"input_ids": ids, "labels": ids}).backward()
+        optimizer.step()
+    states = (state for states in optimizer.state.values() for state in states.values())
+    return {
+        "weights": tensor_bytes(frozen_tensors(model)),
+        "adapter": tensor_bytes(matrices),
+        "gradients": tensor_bytes(weight.grad for weight in matrices if weight.grad is not None),
+        "adam": tensor_bytes(filter(torch.is_tensor, states)),
+    }
+
+
+def planned_training(shape: Shape, train: Training) -> dict[str, int]:
+    """The same bytes by the planner's formulas, with Adam in 32 bit as measured here."""
+    adapter = ELEMENT["float32"] * lora_parameters(shape, train)
+    return {
+        "weights": linear_bytes(shape, train) + table_bytes(shape, train) + small_bytes(shape, train),
+        "adapter": adapter,
+        "gradients": adapter,
+        "adam": optimizer_bytes(shape, train.model_copy(update={"optim": "adamw_torch"})),
+    }
+
+
+def memory_table(measured: dict[str, dict[str, int]], train: Training) -> dict[str, dict[str, int]]:
+    """`measured` (`PLAIN`, `NF4`) with totals, and both at 7B by formula."""
+    shape = published_shape(MODEL)
+    assert shape, f"the planner doesn't know {MODEL}"
+    plain = train.model_copy(update={"quantization": "none"})
+    table = {
+        **measured,
+        f"{MODEL}, {PLAIN}": planned_training(shape, plain),
+        f"{MODEL}, {NF4}": planned_training(shape, train),
+    }
+    return {name: {**parts, "total": sum(parts[part] for part in PARTS)} for name, parts in table.items()}
+
+
+def memory_check(measured: dict[str, dict[str, int]], shape: Shape | None, train: Training) -> dict[str, Any]:
+    """What was measured of `PLAIN` and `NF4` against the formulas, and what that says of 7B: figures, and one
+    sentence with them.
+    """
+    table = memory_table(measured, train)
+    here, plain, seven, seven_plain = (
+        table[name]["total"] for name in (NF4, PLAIN, f"{MODEL}, {NF4}", f"{MODEL}, {PLAIN}")
+    )
+    computed = sum(planned_training(shape, train).values()) if shape else None
+    ratio = here / computed if computed else None
+    proof = "the formulas are not checked on this architecture"
+    if ratio:
+        proof = f"{ratio:.3f} times what the planner's formulas give"
+    sentence = (
+        f"Here NF4 keeps {here / 1e6:,.1f} MB, {here / plain:.2f} of what unquantized LoRA keeps, {proof}; "
+        f"so at {MODEL} it keeps {seven / 1e9:.2f} of {seven_plain / 1e9:.2f} GB (computed), "
+        f"{seven / seven_plain:.2f} of it."
+    )
+    return {
+        "measured": here,
+        "computed": computed,
+        "ratio": ratio,
+        "share": here / plain,
+        "share_at_7b": seven / seven_plain,
+        "sentence": sentence,
+    }
+
+
+def memory_line(measured: dict[str, int], shape: Shape | None, train: Training) -> Check:
+    """NF4's measured bytes against the planner's: what is said about 7B rests on these formulas."""
+    line = Check(
+        "Memory that stays while training, NF4 QLoRA",
+        "not measured",
+        "the planner doesn't know this architecture",
+        what="difference between the tensors and the planner's formulas",
+        limit=MEMORY_LIMIT,
+    )
+    if shape is None:
+        return line
+    total, expected = sum(measured.values()), sum(planned_training(shape, train).values())
+    error = abs(total - expected) / expected
+    sentence = f"{total:,} bytes measured after {STEPS} steps, {expected:,} planned"
+    return replace(line, verdict="pass" if error <= MEMORY_LIMIT else "fail", sentence=sentence, figure=error)
