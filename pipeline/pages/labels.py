@@ -1,8 +1,10 @@
-"""Names beside points of a plot, each where there is room for it."""
+"""Models as points of a plot, each on its interval, and their names, each where there is room for it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pipeline.pages.plots import CARD
 
 LETTER, HEIGHT = 5.9, 11.0  # a label's letter and line, in points
 Box = tuple[float, float, float, float]  # left, bottom, right, top
@@ -17,6 +19,22 @@ class Place:
     value: float
     low: float
     high: float
+
+
+def put_point(axes: Any, place: Place, color: str, *, hollow: bool) -> None:
+    """Draw a model's value on its interval."""
+    axes.errorbar(
+        [place.size],
+        [place.value],
+        yerr=[[max(0.0, place.value - place.low)], [max(0.0, place.high - place.value)]],
+        fmt="o",
+        color=color,
+        markersize=7,
+        markerfacecolor=CARD if hollow else color,
+        markeredgewidth=1.6,
+        capsize=3.5,
+        elinewidth=1.5,
+    )
 
 
 def put_labels(axes: Any, places: Sequence[Place], colors: Mapping[str, str], chosen: str | None) -> None:

@@ -53,6 +53,28 @@ def panels_of(
     return figure, panels
 
 
+def put_interval(axes: Any, row: int, middle: float, ends: tuple[float, float], color: str, fmt: str) -> None:
+    """Draw a value on its interval in a row of the plot, with a marker as Matplotlib's `fmt` has it."""
+    axes.errorbar(
+        [middle],
+        [row],
+        xerr=[[max(0.0, middle - ends[0])], [max(0.0, ends[1] - middle)]],
+        fmt=fmt,
+        color=color,
+        markersize=6.5,
+        capsize=3.5,
+        elinewidth=1.6,
+    )
+
+
+def name_rows(axes: Any, names: Sequence[str]) -> None:
+    """Name a plot's rows on the left, the first above."""
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", colors=INK)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(axis="x", color=LINE)
+
+
 def canvas(width: float, height: float) -> tuple[Any, Any]:
     """(figure, axes) without a scale: a unit is a point, y grows downwards."""
     from matplotlib.figure import Figure

@@ -10,8 +10,8 @@ from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.core.units import MEMORY_GB, memory_gb
 from pipeline.pages.differences import clipped
 from pipeline.pages.formats import FILTERS, number, percent, points, size
-from pipeline.pages.labels import Place, put_labels
-from pipeline.pages.plots import ACCENT, CARD, INK, MUTED, WARM, axes_of, svg_of
+from pipeline.pages.labels import Place, put_labels, put_point
+from pipeline.pages.plots import ACCENT, INK, MUTED, WARM, axes_of, svg_of
 from pipeline.pages.templating import DATA_FILTERS, fill
 
 FITS = {True: "yes", False: "no", None: "not known"}
@@ -125,18 +125,7 @@ def score_plot(report: Mapping[str, Any]) -> str:
     widest = max(place.size for place in places)
     shown = room <= FAR * widest
     for place in places:
-        axes.errorbar(
-            [place.size],
-            [place.value],
-            yerr=[[max(0.0, place.value - place.low)], [max(0.0, place.high - place.value)]],
-            fmt="o",
-            color=colors[place.model],
-            markersize=7,
-            markerfacecolor=colors[place.model] if fits[place.model] else CARD,
-            markeredgewidth=1.6,
-            capsize=3.5,
-            elinewidth=1.5,
-        )
+        put_point(axes, place, colors[place.model], hollow=not fits[place.model])
     if shown:
         axes.axvline(room, color=WARM, linewidth=1.3, linestyle=(0, (4, 3)))
         axes.annotate(

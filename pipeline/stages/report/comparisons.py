@@ -137,29 +137,18 @@ def _each(
 
 def differences_plot(comparisons: Sequence[Comparison], name: str, title: str) -> str:
     """The comparisons below each other as intervals about 0, in SVG; "" if there is none."""
-    from pipeline.pages.plots import ACCENT, INK, LINE, WARM, axes_of, svg_of
+    from pipeline.pages.plots import ACCENT, INK, WARM, axes_of, name_rows, put_interval, svg_of
 
     if not comparisons:
         return ""
     figure, axes = axes_of("difference, points", "", (6.4, 0.75 + 0.34 * len(comparisons)), grid="x")
     axes.axvline(0, color=INK, linewidth=1)
-    colors = {"better": ACCENT, "worse": WARM, "noise": INK}
+    looks = {"better": (ACCENT, "^"), "worse": (WARM, "v"), "noise": (INK, "o")}
     for place, one in enumerate(comparisons):
         found = one.difference
-        axes.errorbar(
-            [found.points],
-            [place],
-            xerr=[[max(0.0, found.points - found.low)], [max(0.0, found.high - found.points)]],
-            fmt={"better": "^", "worse": "v", "noise": "o"}[one.verdict],
-            color=colors[one.verdict],
-            markersize=6.5,
-            capsize=3.5,
-            elinewidth=1.6,
-        )
-    axes.set_yticks(range(len(comparisons)), [f"{one.second} − {one.first}" for one in comparisons])
-    axes.tick_params(axis="y", colors=INK)
-    axes.set_ylim(len(comparisons) - 0.4, -0.6)
-    axes.grid(axis="x", color=LINE)
+        color, marker = looks[one.verdict]
+        put_interval(axes, place, found.points, (found.low, found.high), color, marker)
+    name_rows(axes, [f"{one.second} − {one.first}" for one in comparisons])
     description = "; ".join(
         f"{one.second} minus {one.first} {signed(one.difference.points)} ({one.interval}), {one.words}"
         for one in comparisons

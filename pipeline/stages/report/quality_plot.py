@@ -8,8 +8,8 @@ from typing import Any
 from pipeline.config.sections import served_of
 from pipeline.gate.recommend import is_base
 from pipeline.gate.task_scores import task_score
-from pipeline.pages.labels import Place, put_labels
-from pipeline.pages.plots import ACCENT, CARD, INK, MUTED, panels_of, svg_of
+from pipeline.pages.labels import Place, put_labels, put_point
+from pipeline.pages.plots import ACCENT, INK, MUTED, panels_of, svg_of
 
 INCHES = (7.6, 4.1)
 BREAK = 0.4  # of the entire range: a gap as large breaks the scale
@@ -117,19 +117,7 @@ def _draw(axes: Any, places: Sequence[Place], front: Sequence[Place], recommende
             linestyle=(0, (4, 3)),
         )
     for one in places:
-        color = _color(one.model, recommended)
-        axes.errorbar(
-            [one.size],
-            [one.value],
-            yerr=[[one.value - one.low], [one.high - one.value]],
-            fmt="o",
-            color=color,
-            markersize=7,
-            markerfacecolor=CARD if is_base(one.model) else color,
-            markeredgewidth=1.6,
-            capsize=3.5,
-            elinewidth=1.5,
-        )
+        put_point(axes, one, _color(one.model, recommended), hollow=is_base(one.model))
 
 
 def _color(model: str, recommended: str | None) -> str:

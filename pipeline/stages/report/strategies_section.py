@@ -83,7 +83,7 @@ def strategies_plot(level: str, rows: Sequence[Mapping[str, Any]], reference: Ma
     """Each strategy's score as a dot on its 95 % interval with every seed's own beside it, and the 16-bit
     merged model's score as a line; SVG.
     """
-    from pipeline.pages.plots import ACCENT, INK, LINE, MUTED, axes_of, svg_of
+    from pipeline.pages.plots import ACCENT, INK, MUTED, axes_of, name_rows, put_interval, svg_of
 
     figure, axes = axes_of("score, points", "", (7.6, 0.95 + 0.42 * len(rows)), grid="x")
     axes.axvline(100 * reference["score"], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
@@ -91,20 +91,9 @@ def strategies_plot(level: str, rows: Sequence[Mapping[str, Any]], reference: Ma
         value, low, high = (100 * row[key] for key in ("score", "score_low", "score_high"))
         seeds = [100 * one["score"] for one in row["by_seed"]]
         axes.plot(seeds, [place + 0.22] * len(seeds), linestyle="none", marker="|", markersize=7, color=MUTED)
-        axes.errorbar(
-            [value],
-            [place],
-            xerr=[[max(0.0, value - low)], [max(0.0, high - value)]],
-            fmt="D" if row["chosen"] else "o",
-            color=ACCENT if row["chosen"] else INK,
-            markersize=6.5,
-            capsize=3.5,
-            elinewidth=1.6,
-        )
-    axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
-    axes.tick_params(axis="y", colors=INK)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.grid(axis="x", color=LINE)
+        color, marker = (ACCENT, "D") if row["chosen"] else (INK, "o")
+        put_interval(axes, place, value, (low, high), color, marker)
+    name_rows(axes, [row["title"] for row in rows])
     words = "; ".join(
         f"{row['title']} {points(row['score'])} ({points(row['score_low'])} to {points(row['score_high'])})"
         for row in rows
