@@ -195,6 +195,12 @@ def test_diff_outside_of_git_is_one_sentence(tmp_path: Path) -> None:
     assert (shown.exit_code, shown.stdout) == (2, "")
 
 
+def test_diff_without_git_is_one_sentence(versions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    shown = quench(versions, "diff", "one")
+    assert (shown.exit_code, shown.stdout) == (4, "") and "Q-COMMANDS-023" in shown.stderr
+
+
 def test_diff_wants_a_lock_that_names_the_data(versions: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(versions, tmp_path / "other"))
     (root / "dvc.lock").write_text("stages:\n  base:\n    outs:\n    - path: models/base.json\n")

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from pipeline.cli import app
 from pipeline.commands.sweep.space import check_space, read_space, settings_of, with_settings
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError
@@ -116,3 +118,9 @@ def test_a_value_on_the_grid_is_what_optuna_would_draw(tmp_path: Path) -> None:
     (tmp_path / "page.yaml").write_text(text.split("```yaml\n")[1].partition("```")[0], encoding="utf-8")
     page = read_space(tmp_path / "page.yaml")
     assert page.encoded(settings_of(page, Params()))  # what a winner has to beat
+
+
+def test_without_optuna_a_sweep_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.commands.sweep.command.find_spec", lambda name: None)
+    shown = CliRunner().invoke(app, ["sweep", str(tmp_path / "space.yaml"), "--root", str(tmp_path)])
+    assert shown.exit_code == 4 and "Q-SWEEP-004" in shown.stderr

@@ -20,7 +20,7 @@ from pipeline.core.publish import write_json
 from pipeline.core.rights import changed_by_others
 from pipeline.llamacpp import build as toolchain
 from pipeline.llamacpp import cache, compiler, stamp, tools
-from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS
+from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, run_tool
 
 OTHER = 12345  # a user and a group that this one is not
 
@@ -514,3 +514,8 @@ def test_a_home_without_what_is_looked_for_is_refused(
     assert (checkout.source, checkout.tool("llama-server")) == (tmp_path, server)
     with pytest.raises(ToolError, match="Q-LLAMACPP-017: llama-quantize "):
         checkout.tool("llama-quantize")
+
+
+def test_a_tool_that_fails_says_its_last_lines() -> None:
+    with pytest.raises(ToolError, match=r"Q-LLAMACPP-019.*status 7(?s:.*)gone wrong$"):
+        run_tool([sys.executable, "-c", "print('gone wrong'); raise SystemExit(7)"])

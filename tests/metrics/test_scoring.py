@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.scorers import scorer_problems
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.metrics.own import function
 from pipeline.metrics.score import Score
 from pipeline.metrics.scorers import looks_at_text_alone, parse
 from pipeline.metrics.text import common_start
@@ -378,3 +379,8 @@ def test_nothing_heavy_is_imported() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert not {"scipy", "nltk", "rouge_score", "openai", "torch", "httpx", "regex"} & set(names)
+
+
+def test_a_scorer_of_ones_own_names_a_file_and_a_function(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Q-METRICS-008"):
+        function("mine.py", tmp_path)

@@ -752,3 +752,22 @@ def test_every_slot_has_the_whole_context(tools: Toolchain, params: Params, root
     ) as running:
         shown = running.client.get("/props").json()
         assert (shown["total_slots"], shown["default_generation_settings"]["n_ctx"]) == (3, settings.ctx_size)
+
+
+@pytest.mark.parametrize(
+    ("answer", "id"),
+    [
+        (httpx.Response(500, json={"error": {"message": "no"}}), "Q-SERVE-016"),
+        (httpx.Response(200, text='data: {"error": "full"}\n\n'), "Q-SERVE-017"),
+        (httpx.ConnectError("gone"), "Q-SERVE-017"),
+    ],
+)
+def test_what_a_server_refuses_or_breaks_off_has_an_id(answer: Any, id: str) -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    client = httpx.Client(transport=httpx.MockTransport(handle), base_url="http://127.0.0.1")
+    with client, pytest.raises(ToolError, match=id):
+        [*chatting.stream(client, QUESTION)]

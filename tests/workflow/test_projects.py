@@ -16,6 +16,7 @@ from pipeline.commands.upgrade import changes, followers
 from pipeline.config.params import read_params
 from pipeline.config.text import left_out
 from pipeline.core.errors import ConfigError
+from pipeline.core.locks import RUN, lock_file, take
 from pipeline.workflow import project
 from pipeline.workflow.code_keys import FOLDER, key_file
 from pipeline.workflow.project import changed_code, is_project, refresh_keys, take_over
@@ -76,6 +77,21 @@ def test_inside_a_repository_no_other_one_is_made(tmp_path: Path) -> None:
     done = invoke("new", tmp_path / "ignored" / "one")
     assert done.exit_code == 4 and "ignored" in done.output
     assert not (tmp_path / "ignored" / "one").exists()
+
+
+def test_without_git_nothing_is_left_of_a_new_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    shown = invoke("new", tmp_path / "mine")
+    assert shown.exit_code == 4 and "Q-COMMANDS-036" in shown.stderr
+    assert not [*tmp_path.iterdir()]
+
+
+def test_one_command_at_a_time_works_in_a_project(root: Path) -> None:
+    with take(lock_file(RUN, root)):
+        shown = invoke("upgrade", "--root", root)
+    assert shown.exit_code == 6 and "Q-WORKFLOW-009" in shown.stderr
 
 
 def test_the_folder_one_is_in_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

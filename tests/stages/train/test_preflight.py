@@ -265,6 +265,12 @@ def test_triton_is_tried_only_where_the_loss_needs_it(loss: str, card: Card, sta
     assert probes.triton_works(card, settings(loss=loss)).verdict == state
 
 
+def test_liger_without_a_gpu_is_refused_by_its_id() -> None:
+    check = probes.triton_works(Card("main memory", 2**34, "cpu"), settings(loss="liger"))
+    with pytest.raises(ToolError, match="Q-TRAIN-008"):
+        refuse([check])
+
+
 def fake_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Check:
     """The GPU's last check, with 5 GB of memory free and nvidia-smi's `answer`."""
     import torch

@@ -54,6 +54,15 @@ def test_a_gpu_says_that_nf4_was_made_in_main_memory(monkeypatch: pytest.MonkeyP
     assert device_name(shared) == f"a card{ELSEWHERE}"
 
 
+def test_checkpoints_of_nobody_are_neither_gone_on_from_nor_deleted(tmp_path: Path) -> None:
+    checkpoint = make(tmp_path, 7)
+    with pytest.raises(ConfigError, match="Q-TRAIN-028"):
+        find_start(tmp_path, RECORD, resume=True)
+    assert checkpoint.is_dir()
+    assert find_start(tmp_path, RECORD, resume=False) is None
+    assert not checkpoint.exists()
+
+
 def test_the_same_run_goes_on(tmp_path: Path) -> None:
     checkpoint = begun(tmp_path)
     assert find_start(tmp_path, RECORD, resume=True) == checkpoint
