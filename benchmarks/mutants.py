@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.machinery import SourceFileLoader
+from itertools import count
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -169,12 +170,15 @@ def forked(judge: Callable[[], str], seconds: float) -> str:
     return said.decode()
 
 
-def codes(code: CodeType) -> Iterator[CodeType]:
-    """A code object, and those of what is defined inside."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from codes(constant)
+def codes(module: CodeType) -> dict[tuple[str, int, int], CodeType]:
+    """The code of all that is defined in a module, by qualified name, line and number there."""
+    found: dict[tuple[str, int, int], CodeType] = {}
+    pending = [module]
+    for code in pending:
+        place = code.co_qualname, code.co_firstlineno
+        found[*place, next(number for number in count() if (*place, number) not in found)] = code
+        pending += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    return found
 
 
 def show(mutant: Mutant, verdict: str) -> None:
@@ -201,7 +205,7 @@ class Session:
     def __init__(self, sources: dict[str, str], changes: list[Mutant]) -> None:
         self.changes = changes
         self.paths = {str(Path(module).absolute()): module for module in sources}
-        self.code = {module: list(codes(compiled(module, text))) for module, text in sources.items()}
+        self.code = {module: codes(compiled(module, text)) for module, text in sources.items()}
         self.reached: set[tuple[str, Place]] = set()
         self.verdicts: dict[int, str] = {}
 
@@ -253,15 +257,14 @@ class Session:
                 continue
             chosen = [item for item in reaching if key in reaching[item]]
             chosen.sort(key=lambda item: (-kills.get(item.nodeid, 0), cost[item]))
-            old, new = self.code[mutant.module], list(codes(mutant.code))
+            old, new = self.code[mutant.module], codes(mutant.code)
 
-            def judge(chosen: list = chosen, old: list = old, new: list = new) -> str:
+            def judge(chosen: list = chosen, old: dict = old, new: dict = new) -> str:
                 unit_tier.EVENTS.add("os.fork")
                 for cache in caches:
                     cache.cache_clear()
-                if len(old) != len(new):
-                    return "later"
-                for before, changed in zip(old, new, strict=True):
+                for place, before in old.items():
+                    changed = new.get(place, before)
                     for function in functions.get(before, []) if before != changed else []:
                         if before.co_freevars != changed.co_freevars:
                             return "later"

@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.config.sections import TUNED
 from pipeline.gate.distillation import FEWEST, Recovery, distillation, interval_of, is_distillation, sentence
+from pipeline.metrics.intervals import resampled_means
 
 
 def rows(*kld: float) -> dict[str, Any]:
@@ -28,6 +29,9 @@ def test_the_interval_is_of_the_quotient_of_sums_on_the_same_rows() -> None:
     assert high is not None
     assert low < 1 - sum(noisy["kld"]) / sum(before["kld"]) < high
     assert low < 0 < high
+    after, damage = (resampled_means(of["kld"], 1) for of in (noisy, before))
+    shares = 1 - after / damage
+    assert (shares < low).mean() == (shares > high).mean() == pytest.approx(0.025, abs=0.001)
 
 
 def test_without_rows_that_match_there_is_no_interval() -> None:
@@ -43,7 +47,10 @@ def test_without_rows_that_match_there_is_no_interval() -> None:
 
 def test_distillation_needs_both_against_the_source() -> None:
     both = {model: adapter_inputs.figures(model, distill=True) for model in ("base", "adapter")}
-    assert [round(one.share or 0, 2) for one in distillation(both, 1)] == [0.8, 0.8]
+    found = distillation(both, 1)
+    assert [round(one.share or 0, 2) for one in found] == [0.8, 0.8]
+    assert found[0].top_after == both["adapter"]["same_top"]
+    assert found[0].low and found[0].high and 0.7 < found[0].low < 0.8 < found[0].high < 0.9
     # compared with the base
     assert distillation(both | {"adapter": adapter_inputs.figures("adapter")}, 1) == []
     nothing = {model: found | {"kld_mean": 0.0} for model, found in both.items()}
@@ -59,6 +66,11 @@ def test_distillation_needs_both_against_the_source() -> None:
     assert distillation({"adapter": both["adapter"]}, 1) == []
     lacking = both | {"base": both["base"] | {"all_tokens": {}}}
     assert [one.where for one in distillation(lacking, 1)] == ["where the assistant speaks"]
+
+
+def test_each_verdict_has_words_of_its_own() -> None:
+    intervals = [(0.1, 0.9), (-0.1, 0.9), (-0.9, -0.1), (None, None)]
+    assert len({Recovery("here", 1.0, 1.0, None, None, 9, *interval).words for interval in intervals}) == 4
 
 
 def test_what_was_trained_to_recover_is_compared_with_the_source() -> None:

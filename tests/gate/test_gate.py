@@ -255,6 +255,10 @@ def test_a_task_drop_refuses_only_beyond_noise() -> None:
     assert uncertain.verdict == "pass"
     small = judge(evaluation(0.7), answers={"Q4_K_M": rows(0.7)})
     assert finding(small, "task_drop").verdict == "pass"  # certain, and within the limit
+    assert "more questions would tell" not in finding(small, "task_drop").sentence
+    smallest = judge(evaluation(0.745), answers={"Q4_K_M": rows(0.745)})
+    assert "0.5 points below F16" in finding(smallest, "task_drop").sentence
+    assert "0.0 points above F16" in finding(judge(evaluation()), "task_drop").sentence
 
 
 def test_a_better_level_is_above_and_passes() -> None:
@@ -334,6 +338,8 @@ def test_references_that_no_scorer_can_score_refuse_nothing() -> None:
         evaluations={"F16": evaluation(kld_mean=0.0, same_top=1.0, task=task)},
     )
     assert finding(found, "task_drop").verdict == "not measured"
+    some = finding(judge(evaluation(task=task), answers={"Q4_K_M": rows(0.6)}), "task_drop")
+    assert some.verdict == "fail"  # where some are scored, those judge
 
 
 def test_scores_of_different_scorers_are_not_compared() -> None:
@@ -341,6 +347,10 @@ def test_scores_of_different_scorers_are_not_compared() -> None:
     found = finding(judge(other), "task_drop")
     assert found.verdict == "fail"
     assert "Q4_K_M is scored by rouge_l and F16 by None" in found.sentence
+    same = {
+        "F16": evaluation() | {"task": {"rows": ROWS, "score": 0.75, "stopped": 1.0, "scorer": "rouge_l"}}
+    }
+    assert finding(judge(other, evaluations=same), "task_drop").verdict == "pass"
 
 
 @pytest.mark.parametrize("output", ["Q4_K_M", "base-F16", None])
@@ -395,7 +405,8 @@ def test_a_level_that_parity_never_saw_is_refused() -> None:
 def test_the_16_bit_model_is_judged_by_its_stops_its_checks_and_what_it_forgot() -> None:
     good = judge(evaluation(), model="F16")
     assert good.verdict == "pass"
-    assert (finding(good, "task_drop").figure, finding(good, "task_drop").limit) == (0.0, 10.0)
+    itself = finding(good, "task_drop")
+    assert (itself.verdict, itself.figure, itself.limit) == ("pass", 0.0, 10.0)
     endless = evaluation(kld_mean=0.0, same_top=1.0, task={"rows": 40, "score": 0.7, "stopped": 0.0})
     assert [
         one.key
