@@ -2,8 +2,9 @@
 hold.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from pipeline.llamacpp.server import Server
@@ -25,6 +26,11 @@ def answer_speed(server: Server, prompt: int, tokens: int) -> Speed:
     asked = {"prompt": ids, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
     timings = server.post("/completion", asked)["timings"]
     return Speed(float(timings["prompt_per_second"]), float(timings["predicted_per_second"]))
+
+
+def runs_of(values: Sequence[float]) -> dict[str, float]:
+    """Median, lowest and highest of several runs."""
+    return {"median": round(median(values), 2), "low": round(min(values), 2), "high": round(max(values), 2)}
 
 
 def is_disturbed(evaluation: Mapping[str, Any]) -> bool:

@@ -34,7 +34,7 @@ from pipeline.core.usage import peak_memory
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_command import BATCH_TOKENS
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.metrics.answer_speed import Speed, answer_speed
+from pipeline.metrics.answer_speed import Speed, answer_speed, runs_of
 from pipeline.metrics.answers import answer_row, kept_answers
 from pipeline.planning.card import Card, first_gpu, main_memory
 from pipeline.planning.serving import LevelPlan, plan_level, prompt_cache
@@ -69,21 +69,12 @@ class Served:
         worst = max(self.others, key=lambda one: (one.disturbs, one.share), default=OtherLoad(0.0, 0.0))
         return {
             "load_seconds": round(median(self.load_seconds), 2),
-            "prompt_tok_s": runs([one.prompt for one in self.speeds]),
-            "generation_tok_s": runs([one.generation for one in self.speeds]),
+            "prompt_tok_s": runs_of([one.prompt for one in self.speeds]),
+            "generation_tok_s": runs_of([one.generation for one in self.speeds]),
             "peak_memory_bytes": self.peak_memory,
             "gpu_memory_bytes": self.gpu_memory,
             **worst.as_values(),
         }
-
-
-def runs(values: Sequence[float]) -> dict[str, float]:
-    """Median, lowest and highest."""
-    return {
-        "median": round(median(values), 2),
-        "low": round(min(values), 2),
-        "high": round(max(values), 2),
-    }
 
 
 def measure_served(

@@ -10,6 +10,7 @@ removed at the end. Command: `python -m pipeline compare_measure@merged_16-Q4_K_
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from pipeline.config.sections import Evaluate
 from pipeline.config.strategies import FOLDER, STRATEGIES, title, training_of
 from pipeline.core.errors import GateError
 from pipeline.core.hardware import machine
+from pipeline.core.other_load import cpu_time, other_load
 from pipeline.core.publish import read_json, remove, write_json
+from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.metrics.answer_speed import answer_speed, runs_of
 from pipeline.metrics.answers import answer_rows, score_answers
 from pipeline.metrics.divergence import compare, gguf_speaker
 from pipeline.metrics.general import ask_general
@@ -34,11 +38,12 @@ from pipeline.stages.compare.projects import (
     untuned_gguf,
 )
 from pipeline.stages.compare.reference import load_reference, tokenizer_folder
-from pipeline.stages.compare.speed import generation_speed
 from pipeline.subprojects.folder import Settings, size_of
 from pipeline.subprojects.processes import run_module
 
 MEASURED = Path("reports/compare")  # a file for each measurement
+TIMED = 5  # answers whose speed is measured, after one that isn't
+PROMPT, TOKENS = 128, 64  # tokens in front of them, and in each
 Make = Callable[[Params, Path, Path, str, Toolchain], Made]
 
 
@@ -133,6 +138,32 @@ def general(made: Made, project: Path, params: Params, root: Path, tools: Toolch
     tokenizer = load_tokenizer(tokenizer_folder(project))
     found = ask_general(made.gguf, tokenizer, root, params.evaluate, tools, made.lora)
     return {key: found[key] for key in ("file", "sha256", "score", "right")} if found else None
+
+
+def generation_speed(gguf: Path, lora: Path | None, settings: Evaluate, tools: Toolchain) -> dict[str, Any]:
+    """Tokens per second of generation by llama-server's own timings: "shipped", and "bare" without the
+    adapter if there is one.
+
+    The same prompt, one answer at a time, with and without in turn, so that a machine that slows down slows
+    both. Both servers map one file. `other_load` and `disturbed` say whether others kept the machine busy.
+    """
+    load: dict[str, Any] = {
+        "ctx_size": PROMPT + TOKENS + 64,
+        "threads": settings.threads,
+        "n_gpu_layers": settings.n_gpu_layers,
+    }
+    with ExitStack() as up:
+        servers = {"shipped": up.enter_context(serving(tools, gguf, **load, lora=lora))}
+        if lora:
+            servers["bare"] = up.enter_context(serving(tools, gguf, **load))
+        before = cpu_time()
+        turns = [
+            {name: answer_speed(server, PROMPT, TOKENS).generation for name, server in servers.items()}
+            for _ in range(TIMED + 1)
+        ][1:]
+        others = other_load(before, cpu_time())
+    speeds: dict[str, Any] = {name: runs_of([turn[name] for turn in turns]) for name in servers}
+    return speeds | others.as_values()
 
 
 def divergence(made: Made, project: Path, settings: Evaluate, tools: Toolchain) -> dict[str, float | int]:

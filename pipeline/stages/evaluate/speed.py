@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from pipeline.config.sections import Evaluate, Serve
@@ -21,7 +20,7 @@ from pipeline.core.usage import peak_memory
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_command import BATCH_TOKENS
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.metrics.answer_speed import answer_speed
+from pipeline.metrics.answer_speed import answer_speed, runs_of
 
 GENERATED = 32  # tokens written in each run
 ANSWER_TOKENS = 8  # written by the server that is measured
@@ -72,12 +71,7 @@ def speed(server: Server, settings: Evaluate) -> dict[str, Any]:
 
 def runs(speeds: Sequence[float]) -> dict[str, Any]:
     """Median, lowest and highest of several runs, in tokens per second, and how many there are."""
-    return {
-        "median": round(median(speeds), 2),
-        "low": round(min(speeds), 2),
-        "high": round(max(speeds), 2),
-        "runs": len(speeds),
-    }
+    return {**runs_of(speeds), "runs": len(speeds)}
 
 
 def spread(one: Mapping[str, Any]) -> float:

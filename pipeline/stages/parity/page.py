@@ -24,8 +24,7 @@ from pipeline.pages.parity_summary import (
     title,
 )
 from pipeline.pages.templating import fill
-from pipeline.stages.parity.divergence_chart import divergences
-from pipeline.stages.parity.drawings import chain, unmerged_chain
+from pipeline.stages.parity.drawings import chain, divergences, unmerged_chain
 
 # what a group of parity checks compares
 TELLS = {

@@ -11,8 +11,7 @@ from html_page import Page
 from parity_inputs import check, failed_report, merge_report, outputs, parity_report
 
 from pipeline.pages.parity_summary import code, counts, first_failed, grouped, place_of, sentence, title
-from pipeline.stages.parity.divergence_chart import divergences
-from pipeline.stages.parity.drawings import chain
+from pipeline.stages.parity.drawings import chain, divergences
 from pipeline.stages.parity.page import render_parity_page
 
 
