@@ -48,7 +48,6 @@ EMPTY: dict[str, Any] = {
     "groups": {"groups": 0, "rows_in_groups": 0, "requests_with_several_answers": 0, "leaks_prevented": 0},
     "contamination": {"rows": 0, "sources": {}},
     "turns": {},
-    "poison": {"suspects": 0},
     "balance": {},
     "pairs": {},
     "not_measured": [],
@@ -61,7 +60,7 @@ EMPTY: dict[str, Any] = {
         "estimated": False,
     },
 }
-SAMPLES = ("rejects", "changes", "clusters", "answers", "contamination", "pairs", "suspects", "rows")
+SAMPLES = ("rejects", "changes", "clusters", "answers", "contamination", "pairs", "rows")
 
 
 def render_data_page(stats: Mapping[str, Any], samples: Mapping[str, Any]) -> str:

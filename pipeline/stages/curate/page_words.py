@@ -86,12 +86,6 @@ def warnings(stats: Mapping[str, Any]) -> list[str]:
         )
     if stats["pairs"] and not stats["pairs"]["made"]:
         found.append(pairs_sentence(stats["pairs"]))
-    if suspects := stats["poison"]["suspects"]:
-        came = plural(suspects, "phrase nearly always comes", "phrases nearly always come")
-        found.append(
-            f"{came} with one and the same answer: see whether someone planted "
-            f"{'it' if suspects == 1 else 'them'}."
-        )
     if files := sum(stats["files_rejected"].values()):
         found.append(
             f"{plural(files, 'whole file was', 'whole files were')} rejected: see the table of files."

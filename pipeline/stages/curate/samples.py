@@ -1,5 +1,5 @@
 """A few rows of every kind for the page: what was rejected and changed, clusters, contradicting answers,
-leaks, suspects, rows kept.
+leaks, rows kept.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,7 @@ import numpy as np
 
 from pipeline.chat.rows import Row
 from pipeline.stages.curate.comparing.duplicates import Clusters
-from pipeline.stages.curate.comparing.poison import request_and_answer
-from pipeline.stages.curate.comparing.row_parts import parts
+from pipeline.stages.curate.comparing.row_parts import parts, request_and_answer
 from pipeline.stages.curate.spool import Rows
 
 SHOWN = 8

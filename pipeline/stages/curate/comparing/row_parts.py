@@ -90,3 +90,13 @@ def worth(row: Row) -> int:
     nearest = np.clip(row["reward"], -_LARGEST, _LARGEST).astype(np.float32) + np.float32(0)  # -0.0 is 0.0
     bits = int(nearest.view(np.uint32))
     return (bits ^ 0xFFFFFFFF if bits >> 31 else bits | 1 << 31) << 32 | quality(row)
+
+
+def request_and_answer(row: Row) -> tuple[str, str]:
+    """What the user says in all turns, and the last answer (of a preference, the chosen one), with single
+    spaces.
+    """
+    turns = [*row["messages"], *row.get("chosen", [])]
+    request = " ".join(turn["content"] for turn in turns if turn["role"] == "user")
+    answer = next((turn["content"] for turn in reversed(turns) if turn["role"] == "assistant"), "")
+    return request, " ".join(answer.split())

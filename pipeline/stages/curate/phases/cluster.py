@@ -6,7 +6,6 @@ Split, leaks, balance and pairs wait for each other, and each looks at all rows,
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from pipeline.stages.curate.comparing.decide import (
     leaks_prevented,
 )
 from pipeline.stages.curate.comparing.duplicates import Clusters, clusters
-from pipeline.stages.curate.comparing.poison import SAMPLE_ROWS, suspects
 from pipeline.stages.curate.comparing.sketched import PRINTS, Sketched
 from pipeline.stages.curate.comparing.spill import Stored, sizes
 from pipeline.stages.curate.comparing.splits import TEST
@@ -90,13 +88,9 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
         samples = _samples(everything, pairs, leaks, decisions, found, settings, stats)
         requests, samples["answers"] = _answers(work, everything)
         kept = decisions.fate == KEPT
-        looked_at = spread_evenly(np.flatnonzero(kept), SAMPLE_ROWS)
-        suspected = suspects(map(everything.row, looked_at), found.group[looked_at])
-        samples["suspects"] = [asdict(suspect) for suspect in suspected[:SHOWN]]
         extra |= {
             "groups": group_counts(found.group, kept)
             | {"requests_with_several_answers": requests, "leaks_prevented": prevented},
-            "poison": {"suspects": len(suspected), "rows_looked_at": len(looked_at)},
             "tokens": count_tokens(root / "models/base", everything, kept),
             "turns": turn_counts(table.turns[kept]),
             "not_measured": not_measured(settings, root / "models/base"),
