@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from pipeline.stages.curate.rules.redaction import Redactor
-from pipeline.stages.curate.rules.secret_format import PLACEHOLDER
+from pipeline.stages.curate.rules.secrets import PLACEHOLDER
 
 PLANTED = 500
 ALPHABETS = {

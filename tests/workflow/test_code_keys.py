@@ -310,7 +310,7 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     "a function that nobody calls": ("core/publish.py", added("\n\ndef more():\n    pass\n"), set()),
     "the root's check": ("core/publish.py", other("need_folder"), set()),
     "what is seen before training": ("stages/train/preflight.py", other("disk_plan"), set()),
-    "an exported form": ("stages/curate/export.py", other("to_alpaca"), set()),
+    "an exported form": ("commands/data/export.py", other("to_alpaca"), set()),
     # settings: checks run nothing again, a section whoever takes from it
     "settings that don't fit together": (
         "config/params.py",

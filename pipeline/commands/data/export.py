@@ -1,4 +1,5 @@
-"""Write a split in another tool's format.
+"""Write a split in another tool's format: ShareGPT or Alpaca, for other trainers. What such a row can't say
+is refused, never dropped.
 
 quench data export train.json --to sharegpt
 """
@@ -6,14 +7,93 @@ quench data export train.json --to sharegpt
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pipeline.chat.rows import BadRow, Row
 from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.core.jsonl import read_rows, write_rows
+from pipeline.core.jsonl import read_rows, to_line, write_rows
 from pipeline.core.text import one_line, plural
+from pipeline.stages.curate.reading.turns import Turn
 
 NAMED = 20  # rows left out that are named one by one
+SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt", "tool": "observation"}
+
+
+def to_sharegpt(row: Row) -> dict[str, Any]:
+    """A chat as ShareGPT: calls are turns `function_call`, results `observation`, `tools` is JSON text, as
+    LLaMA-Factory reads them.
+
+    Ids and names of tools stay as further keys of their turns, an untrained turn has `weight` 0. Raises
+    `BadRow` (`not_exportable`) for other kinds, for reasoning, and for a turn that both speaks and calls.
+    """
+    _chat_only(row, "ShareGPT")
+    result: dict[str, Any] = {
+        "conversations": [
+            _spoken(turn, f"messages {number}") for number, turn in enumerate(row["messages"], start=1)
+        ]
+    }
+    if "tools" in row:
+        result["tools"] = _json(
+            [tool["function"] if tool.keys() == {"type", "function"} else tool for tool in row["tools"]]
+        )
+    return result | ({"reward": row["reward"]} if "reward" in row else {})
+
+
+def to_alpaca(row: Row) -> dict[str, Any]:
+    """A chat as Alpaca: earlier exchanges are `history`, the last one `instruction` and `output`.
+
+    Raises `BadRow` (`not_exportable`) for other kinds, for tools, reasoning and untrained turns, and where
+    user and assistant don't alternate after at most one system turn.
+    """
+    _chat_only(row, "Alpaca")
+    messages = row["messages"]
+    system = messages[0]["content"] if messages and messages[0]["role"] == "system" else ""
+    turns = messages[1:] if system else messages
+    alternate = [turn["role"] for turn in turns] == ["user", "assistant"] * (len(turns) // 2)
+    if (
+        "tools" in row
+        or not turns
+        or not alternate
+        or any(turn.keys() != {"role", "content"} for turn in messages)
+    ):
+        raise BadRow(
+            "not_exportable",
+            "Alpaca holds a system text, then questions and answers in turn, all of them trained, and "
+            "nothing else",
+        )
+    texts = [turn["content"] for turn in turns]
+    result: dict[str, Any] = {"instruction": texts[-2], "input": "", "output": texts[-1]}
+    if system:
+        result["system"] = system
+    if len(texts) > 2:
+        result["history"] = [list(pair) for pair in zip(texts[:-2:2], texts[1:-2:2], strict=True)]
+    return result | ({"reward": row["reward"]} if "reward" in row else {})
+
+
+def _chat_only(row: Row, name: str) -> None:
+    if row["kind"] != "chat":
+        raise BadRow("not_exportable", f"{name} holds chats, and this row is of kind {row['kind']}")
+
+
+def _spoken(turn: Turn, where: str) -> dict[str, Any]:
+    calls = turn.get("tool_calls")
+    if "reasoning_content" in turn or (calls and turn["content"]):
+        raise BadRow(
+            "not_exportable",
+            f"{where}: ShareGPT has no place for "
+            f"{'a text beside a call' if calls and turn['content'] else 'reasoning'}",
+        )
+    spoken = {"from": SPEAKERS[turn["role"]], "value": turn["content"]}
+    if calls:
+        plain = [call["function"] | ({"id": call["id"]} if "id" in call else {}) for call in calls]
+        spoken = {"from": "function_call", "value": _json(plain if len(plain) > 1 else plain[0])}
+    spoken |= {key: turn[key] for key in ("tool_call_id", "name") if key in turn}
+    return spoken | ({"weight": 0} if turn.get("train") is False else {})
+
+
+def _json(value: Any) -> str:
+    return to_line(value).rstrip("\n")
 
 
 def to_messages(row: Row) -> Row:
@@ -23,8 +103,6 @@ def to_messages(row: Row) -> Row:
 
 def export(source: Path, target: Path, format: str) -> tuple[int, list[tuple[str, BadRow]]]:
     """Write the rows of `source` to `target`; gives how many, and which `format` can't hold and why."""
-    from pipeline.stages.curate.export import to_alpaca, to_sharegpt
-
     left: list[tuple[str, BadRow]] = []
     convert = {"sharegpt": to_sharegpt, "alpaca": to_alpaca, "messages": to_messages}[format]
 

@@ -14,18 +14,17 @@ from typing import Any, get_args
 from pipeline.chat.rows import Kind, Row, row_id
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine, dump_line
-from pipeline.stages.curate.batches import batches
 from pipeline.stages.curate.comparing.row_parts import content_key
 from pipeline.stages.curate.inputs import by_glob, domain_of
 from pipeline.stages.curate.reading.containers import RawLine, parsed
 from pipeline.stages.curate.reading.formats import detect, to_row
 from pipeline.stages.curate.rules.changes import Change, Changes
-from pipeline.stages.curate.rules.cleaning import normalize, reasoning
 from pipeline.stages.curate.rules.control_tokens import ControlTokens
 from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.length import Length
 from pipeline.stages.curate.rules.redaction import Redactor
-from pipeline.stages.curate.rules.turn_order import turns
+from pipeline.stages.curate.rules.shape import normalize, reasoning, turns
+from pipeline.stages.curate.spool import batches
 
 KINDS: tuple[str, ...] = get_args(Kind)
 SAMPLES = 3  # rejects per reason and changes per rule that a block keeps for the page

@@ -11,7 +11,7 @@ from pipeline.config.methods import kinds_sentences
 from pipeline.core.text import most, plural, words
 from pipeline.pages.drawings import Step, bars, flow
 from pipeline.pages.templating import fill
-from pipeline.stages.curate.comparing.splits import SPLITS
+from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.page_words import RULES, taken_out, title, verdict, warnings
 
 SHOWN = 40  # lines of a table; what is beyond is in reports/data.json

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.core.text import count, listed, most, percent, plural, words
-from pipeline.stages.curate.comparing.splits import SPLITS
+from pipeline.stages.curate.comparing.decide import SPLITS
 
 # rule → (its name, what it takes out: one, many)
 RULES = {

@@ -20,10 +20,9 @@ from pipeline.chat.rows import Row, row_id
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import dump_line
 from pipeline.stages.curate.clean import KINDS
-from pipeline.stages.curate.comparing.decide import KEPT, NEAR, Decisions, Table
+from pipeline.stages.curate.comparing.decide import KEPT, NEAR, SPLITS, Decisions, Table
 from pipeline.stages.curate.comparing.duplicates import Clusters
 from pipeline.stages.curate.comparing.spill import pieces
-from pipeline.stages.curate.comparing.splits import SPLITS
 from pipeline.stages.curate.spool import Rows, Spool
 
 PREFERENCE = KINDS.index("preference")

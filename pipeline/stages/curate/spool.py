@@ -5,21 +5,22 @@ index.
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
-from pipeline.stages.curate.batches import batches
 
 BLOCK_ROWS, BLOCK_BYTES = 1024, 1 << 20
 OFFSET = 8  # bytes of an offset
 MOST_OPEN = 128  # files
 _SOURCE = re.compile(rb'\{"id":"[0-9a-f]{16}","source":("(?:[^"\\]|\\.)*")')
+Item = TypeVar("Item")
 
 
 class Spool:
@@ -140,3 +141,21 @@ def read_rows_at(path: Path, offset: int, size: int) -> list[Row]:
     with path.open("rb") as file:
         file.seek(offset)
         return [orjson.loads(line) for line in file.read(size).split(b"\n")[:-1]]
+
+
+def batches(
+    items: Iterable[Item], size: Callable[[Item], int], limit: int, most: int
+) -> Iterator[list[Item]]:
+    """Neighboring items in lists of at most `most`, whose sizes add up to at most `limit` (or a single larger
+    one).
+    """
+    batch: list[Item] = []
+    held = 0
+    for item in items:
+        if batch and (len(batch) == most or held + size(item) > limit):
+            yield batch
+            batch, held = [], 0
+        batch.append(item)
+        held += size(item)
+    if batch:
+        yield batch

@@ -19,7 +19,7 @@ from pipeline.core.hardware import usable_cores
 from pipeline.core.publish import remove, scratch_folder
 from pipeline.core.text import plural
 from pipeline.stages.curate.clean import Cleaner
-from pipeline.stages.curate.comparing.splits import SPLITS
+from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.inputs import cleaner_arguments
 from pipeline.stages.curate.page_words import pairs_sentence
 from pipeline.stages.curate.phases.clean import clean

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError
-from pipeline.stages.curate.comparing.balance import capped, sample_rows, tempered
+from pipeline.stages.curate.comparing.decide import capped, sample_rows, tempered
 
 OFF = {"max_rows_per_source": None, "max_domain_share": 1.0, "temperature": 1.0, "seed": 7}
 

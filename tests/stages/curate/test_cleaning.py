@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from pipeline.chat.rows import BadRow, Row, texts
 from pipeline.stages.curate.rules.changes import Changes, first_difference
-from pipeline.stages.curate.rules.cleaning import MARKS_BY_PARTS, MOST_MARKS, has_endless_marks, normalize
-from pipeline.stages.curate.rules.turn_order import check_turns, repair_turns, turns
+from pipeline.stages.curate.rules.shape import (
+    MARKS_BY_PARTS,
+    MOST_MARKS,
+    check_turns,
+    has_endless_marks,
+    normalize,
+    repair_turns,
+    turns,
+)
 
 
 def conversation(script: str) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine, dump_line, parse_line
-from pipeline.stages.curate.reading import unpack
+from pipeline.stages.curate.reading import files
 from pipeline.stages.curate.reading.containers import raw_lines
 from pipeline.stages.curate.reading.files import files_below, raw_files, refusal, sha256, size
 
@@ -393,8 +393,8 @@ def test_a_broken_parquet_file_is_one_item(tmp_path: Path) -> None:
 def test_a_bomb_is_not_read_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, line: bytes, packing: str
 ) -> None:
-    monkeypatch.setattr(unpack, "ALWAYS_ALLOWED", 1 << 20)
-    monkeypatch.setattr(unpack, "MAX_GROWTH", 2)
+    monkeypatch.setattr(files, "ALWAYS_ALLOWED", 1 << 20)
+    monkeypatch.setattr(files, "MAX_GROWTH", 2)
     items = read_bytes(
         tmp_path, name + packing, PACK[packing](line * ((8 << 20) // len(line))), max_line_bytes=2000
     )
@@ -405,7 +405,7 @@ def test_a_bomb_is_not_read_to_its_end(
 
 def test_a_bomb_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dictionary of one text makes thousands of rows of a few bytes."""
-    monkeypatch.setattr(unpack, "ALWAYS_ALLOWED", 1 << 20)
+    monkeypatch.setattr(files, "ALWAYS_ALLOWED", 1 << 20)
     data = parquet({"a": "x" * 10_000} for _ in range(3_000))
     items = read_bytes(tmp_path, "a.parquet", data, max_line_bytes=20_000)
     assert items[-1][2] == "expands_too_much"

@@ -20,16 +20,18 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import dump_line
-from pipeline.stages.curate.comparing.compare import describe
 from pipeline.stages.curate.comparing.contamination import (
     DOCUMENT,
     DOCUMENTS,
+    WINDOW,
     Documents,
     Leak,
     Overlaps,
+    describe,
+    fingerprints,
+    of_boilerplate,
 )
 from pipeline.stages.curate.comparing.features import Boilerplate, boilerplate, features
-from pipeline.stages.curate.comparing.fingerprints import WINDOW, fingerprints, of_boilerplate
 from pipeline.stages.curate.comparing.shingles import tokenize, word_ngrams
 from pipeline.stages.curate.comparing.spill import Spill, Stored
 from pipeline.stages.curate.reading.guarded import read_texts

@@ -27,8 +27,8 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.places import PROJECT
-from pipeline.stages.curate.checks import count_lines
-from pipeline.stages.curate.comparing.splits import SPLITS
+from pipeline.stages.curate.account import count_lines
+from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.stage import curate, main
 
 REPO = PROJECT

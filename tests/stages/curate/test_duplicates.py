@@ -24,19 +24,22 @@ import pipeline.stages.curate.comparing.features
 from pipeline.core.places import PROJECT
 from pipeline.stages.curate.comparing.duplicates import Clusters, best_of, first_rows, joined
 from pipeline.stages.curate.comparing.duplicates import clusters as product
-from pipeline.stages.curate.comparing.features import COMMON_ROWS, OWN, Boilerplate, boilerplate, features
-from pipeline.stages.curate.comparing.minhash import (
+from pipeline.stages.curate.comparing.features import (
+    COMMON_ROWS,
     FOUND,
+    OWN,
     PERMUTATIONS,
+    Boilerplate,
     bands_for,
+    boilerplate,
+    features,
     signatures,
     similarity,
     sketch,
 )
 from pipeline.stages.curate.comparing.row_parts import content_key, parts, quality, worth
-from pipeline.stages.curate.comparing.sets import labels, unite
 from pipeline.stages.curate.comparing.shingles import shingles, tokenize
-from pipeline.stages.curate.comparing.sketched import Sketched, Sketches
+from pipeline.stages.curate.comparing.sketched import Sketched, Sketches, labels, unite
 from pipeline.stages.curate.comparing.spill import Spill
 
 NOTHING = np.zeros(0, np.uint64)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.chat.rows import BadRow
-from pipeline.stages.curate.export import to_alpaca, to_sharegpt
+from pipeline.commands.data.export import to_alpaca, to_sharegpt
 from pipeline.stages.curate.reading.formats import detect, to_row
 
 ASK = {"role": "user", "content": "2 + 2?"}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.chat.rows import check_row, row_id
-from pipeline.stages.curate.rules.cleaning import move_reasoning, reasoning
+from pipeline.stages.curate.rules.shape import move_reasoning, reasoning
 
 
 def row(*contents: str, **more: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.jsonl import BadLine
 from pipeline.core.places import PROJECT
-from pipeline.stages.curate import shard, stats
+from pipeline.stages.curate import account, shard
 from pipeline.stages.curate.phases import clean, plan, work
 from pipeline.stages.curate.reading.containers import raw_lines
 from pipeline.stages.curate.stage import curate, publish_shards
@@ -176,7 +176,7 @@ MANY_RULES: dict[str, Any] = {
 def test_any_number_of_shards_gives_the_same_bytes(
     project: Path, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stats, "MOST_DOMAINS", 6)  # so that there are more of them
+    monkeypatch.setattr(account, "MOST_DOMAINS", 6)  # so that there are more of them
     monkeypatch.setattr(clean, "BLOCK_BYTES", 3000)
     given = Curate.model_validate(RECIPE | changed)
     if changed is not MANY_RULES and (project / "models/base").is_dir():

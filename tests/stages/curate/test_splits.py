@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.stages.curate.comparing.splits import TEST, TRAIN, VAL, apportion, assign_splits, draws
+from pipeline.stages.curate.comparing.decide import TEST, TRAIN, VAL, apportion, assign_splits, draws
 
 
 def keys_of(count: int, seed: int = 0) -> np.ndarray:

@@ -6,23 +6,32 @@ C; case and punctuation don't count), however many training rows have it. Runs i
 nor runs of boilerplate that a test row has: the template of all rows; what a named file has always counts. A
 row of fewer than n words shares none: such rows can only be caught as duplicates.
 
-Winnowed fingerprints (`pipeline.stages.curate.comparing.fingerprints`) are joined on disk and give
-candidates, whose texts are then compared.
+Fingerprints of texts are joined on disk: two that share a run have one in common. By winnowing (Schleimer,
+Wilkerson, Aiken 2003) only the smallest hash of the n-grams in a run stands for it, so some 2/(WINDOW + 1) of
+them are kept. They give candidates, whose texts are then compared.
 """
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
-from pipeline.stages.curate.comparing.fingerprints import fingerprints, of_boilerplate, run_keys
 from pipeline.stages.curate.comparing.row_parts import parts
-from pipeline.stages.curate.comparing.shingles import Hashes, spread, tokenize, word_ngrams
+from pipeline.stages.curate.comparing.shingles import (
+    Hashes,
+    Offsets,
+    Tokens,
+    is_in,
+    spread,
+    tokenize,
+    word_ngrams,
+)
 from pipeline.stages.curate.comparing.spill import (
     Keys,
     Rows,
@@ -30,10 +39,12 @@ from pipeline.stages.curate.comparing.spill import (
     Stored,
     differs,
     groups_of,
+    offsets_of,
     pieces,
     ranks,
 )
 from pipeline.stages.curate.reading.guarded import read_texts
+from pipeline.stages.curate.spool import Rows as StoredRows
 
 PARTNERS = 4  # of one training row for one key
 CHECKED = 32  # candidates looked at for one training row, among files and as many among test rows
@@ -43,6 +54,9 @@ DOCUMENT = 1 << 31  # added to the number of a named file's text; smaller number
 CANDIDATE = np.dtype([("row", "u4"), ("other", "u4"), ("key", "u8")])
 Candidates = NDArray  # of CANDIDATE
 Place = tuple[str, int, int, int]  # of a text: file, line, and where it is in `texts`: offset and bytes
+EXCERPT = 300  # characters of a shared span that the statistics show
+WINDOW = 5  # successive n-grams of which winnowing takes the smallest
+_ONE, _TOP = np.uint64(1), np.uint64(63)
 
 
 @dataclass(frozen=True)
@@ -212,3 +226,53 @@ def _runs(
             end = int(own.at[final + 1]) if final + 1 < len(own.at) else len(text)
             shared_text = text[start:end].rstrip()
             yield Span(place, start, start + len(shared_text), shared_text)
+
+
+def fingerprints(
+    tokens: Tokens, begins: Offsets, boilerplate: Hashes, ngram: int, *, guarded: bool = True
+) -> tuple[Keys, Rows]:
+    """(key, row): any two texts that share a run of `ngram` words have a key in common; of runs that are all
+    boilerplate only if `guarded`.
+
+    `begins` is where each row's texts begin; runs don't go from one text into the next. `boilerplate` has the
+    shorter n-grams that tell nothing, sorted.
+    """
+    keys, offsets = run_keys(tokens, boilerplate, ngram)
+    rows = np.repeat(np.arange(len(begins) - 1, dtype=np.uint32), np.diff(offsets[begins]))
+    new = (~of_boilerplate(keys) | guarded) & differs(keys, rows)
+    return keys[new], rows[new]
+
+
+def run_keys(tokens: Tokens, boilerplate: Hashes, ngram: int) -> tuple[Hashes, Offsets]:
+    """For every run of `ngram` words in each text the smallest hash of the `WINDOW` shorter n-grams in it, of
+    boilerplate only if all are.
+
+    The hashes have 63 bits; the lowest bit of a key says that it is of boilerplate.
+    """
+    grams, offsets = word_ngrams(tokens, ngram - WINDOW + 1)
+    grams = grams >> _ONE | is_in(grams, boilerplate).astype(np.uint64) << _TOP
+    runs = np.maximum(np.diff(offsets) - (WINDOW - 1), 0)
+    begins = offsets_of(runs)
+    if not begins[-1]:
+        return np.zeros(0, np.uint64), begins
+    last = len(grams) - WINDOW + 1
+    smallest = np.minimum.reduce([grams[i : last + i] for i in range(WINDOW)])
+    return ((smallest << _ONE) | (smallest >> _TOP))[spread(offsets[:-1], runs)], begins
+
+
+def of_boilerplate(keys: Keys) -> NDArray[np.bool_]:
+    """Which keys are of runs that are all boilerplate."""
+    found: NDArray[np.bool_] = (keys & _ONE) == _ONE
+    return found
+
+
+def describe(leak: Leak, rows: StoredRows, ngram: int) -> dict[str, Any]:
+    """What the rejects say of a leak: `detail` and `spans`."""
+    where = f"{leak.file} line {leak.line}" if leak.other is None else f"test row {rows.source(leak.other)}"
+    return {
+        "detail": f"shares a run of {ngram} words or more with {where}",
+        "spans": [
+            asdict(span) | {"text": span.text[:EXCERPT] + ("…" if len(span.text) > EXCERPT else "")}
+            for span in leak.spans
+        ],
+    }

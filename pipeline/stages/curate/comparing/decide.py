@@ -4,17 +4,23 @@ balanced.
 Works on arrays of one entry per row; the rows themselves stay on disk.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from pipeline.config.sections import Curate
-from pipeline.stages.curate.comparing.balance import sample_rows
+from pipeline.core.errors import DataError
 from pipeline.stages.curate.comparing.duplicates import Clusters
-from pipeline.stages.curate.comparing.splits import TRAIN, assign_splits, draws
+from pipeline.stages.curate.comparing.shingles import mix
+from pipeline.stages.curate.comparing.spill import ranks
 
+SPLITS = ("train", "val", "test")
+TRAIN, VAL, TEST = range(3)
 KEPT, EXACT, NEAR, CONTAMINATED, SAMPLED_OUT = range(5)
 # fate → (the rule's id, the reason in data/rejects.jsonl)
 FATES = {
@@ -31,6 +37,21 @@ ROW = np.dtype(
     [("file", "i4"), ("domain", "i4"), ("key", "u8"), ("turns", "u2"), ("kind", "u1"), ("scored", "?")]
 )
 Table = np.recarray  # of ROW, in the order in which the rows were read
+MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
+
+# a clean row in the file of its shard, before domains have their numbers: what `ROW` has, the domain's name
+# and the normalized content as 64-bit hashes
+FACT = np.dtype(
+    [
+        ("file", "i4"),
+        ("domain", "u8"),
+        ("key", "u8"),
+        ("exact", "u8"),
+        ("turns", "u2"),
+        ("kind", "u1"),
+        ("scored", "?"),
+    ]
+)
 
 
 @dataclass
@@ -98,3 +119,164 @@ def leaks_prevented(decisions: Decisions, table: Table, clusters: Clusters, sett
     away = (draw < settings.test_fraction) | (draw >= 1 - settings.val_fraction)
     group = clusters.group[kept]
     return int(np.isin(group[away], group[~away]).sum())
+
+
+def draws(keys: NDArray[np.uint64], purpose: str, seed: int) -> NDArray[np.uint64]:
+    """A uniform 64-bit number per key, other for every purpose and seed."""
+    salt = int.from_bytes(hashlib.sha256(f"{purpose}:{seed}".encode()).digest()[:8], "big")
+    return mix(keys ^ np.uint64(salt))
+
+
+def assign_splits(
+    group: NDArray[np.int32],
+    domain: NDArray[np.int32],
+    keep: NDArray[np.bool_],
+    keys: NDArray[np.uint64],
+    *,
+    seed: int,
+    val_fraction: float,
+    test_fraction: float,
+) -> NDArray[np.uint8]:
+    """The split (`TRAIN`, `VAL` or `TEST`) of every row; of rows that are not kept too, that of their group.
+
+    `group[i]` is the smallest index of a row related to row i; a group is never torn. Of every domain the
+    wanted share of kept rows goes to test and to val, as nearly as whole groups allow; a group counts for the
+    domain of its first kept row. Groups are taken in the order of a draw from seed and content (the smallest
+    of `keys`, 64 bits of each row's id), test from one end and val from the other: a row mostly stays where
+    it is when others come, and test is the same for any `val_fraction`.
+    """
+    leaders, sizes, stratum, lowest = _groups(group, domain, keep, keys)
+    taken = np.zeros(len(group), np.uint8)
+    by_draw = np.argsort(draws(lowest, "split", seed), kind="stable")
+    leaders, sizes, stratum = leaders[by_draw], sizes[by_draw], stratum[by_draw]
+    rows = np.bincount(stratum, weights=sizes).astype(np.int64)
+    for which, fraction, step, least in ((TEST, test_fraction, 1, 1), (VAL, val_fraction, -1, 0)):
+        for number, quota in enumerate(apportion(rows, fraction, least).tolist()):
+            own = np.flatnonzero(stratum == number)[::step]
+            _take(leaders[own], sizes[own], quota, taken, which)
+    return taken[group]
+
+
+def _groups(
+    group: NDArray[np.int32], domain: NDArray[np.int32], keep: NDArray[np.bool_], keys: NDArray[np.uint64]
+) -> tuple[NDArray[np.int32], NDArray[np.intp], NDArray[np.int32], NDArray[np.uint64]]:
+    """Of every group with kept rows: its name, how many they are, the domain of the first, and the smallest
+    key of all its rows.
+    """
+    kept = np.flatnonzero(keep)
+    leaders, first, sizes = np.unique(group[kept], return_index=True, return_counts=True)
+    lowest = np.full(len(group), np.iinfo(np.uint64).max)
+    np.minimum.at(lowest, group, keys)
+    return leaders, sizes, domain[kept[first]], lowest[leaders]
+
+
+def apportion(rows: NDArray[np.int64], fraction: float, least: int) -> NDArray[np.int64]:
+    """`fraction` of all `rows`, rounded, shared by the strata with the largest remainders; at least `least`
+    of two rows or more, unless it is 0.
+    """
+    total = int(rows.sum())
+    wanted = max(least, round(total * fraction)) if fraction > 0 and total > 1 else 0
+    exact = rows * (wanted / max(total, 1))
+    quotas: NDArray[np.int64] = np.floor(exact).astype(np.int64)
+    missing = wanted - int(quotas.sum())
+    quotas[np.argsort(quotas - exact, kind="stable")[:missing]] += 1
+    return quotas
+
+
+def _take(
+    leaders: NDArray[np.int32], sizes: NDArray[np.intp], left: int, taken: NDArray[np.uint8], which: int
+) -> None:
+    """Mark groups in order as long as they fit; one too large for what is left stays in training."""
+    for leader, size in zip(leaders.tolist(), sizes.tolist(), strict=True):
+        if size <= left and not taken[leader]:
+            taken[leader] = which
+            left -= size
+
+
+def sample_rows(
+    train: NDArray[np.bool_],
+    source: NDArray[np.int32],
+    domain: NDArray[np.int32],
+    keys: NDArray[np.uint64],
+    *,
+    weights: Sequence[float],
+    max_rows_per_source: int | None,
+    max_domain_share: float,
+    temperature: float,
+    seed: int,
+) -> NDArray[np.bool_]:
+    """The training rows that stay: first by source (share `weights[source]`, then the cap), then by domain.
+
+    A domain of n rows keeps n·(smallest/n)^(1−temperature) of them: all at temperature 1, as many as the
+    smallest domain at 0 (the exponent of multilingual BERT's sampling, but by leaving out). Then the largest
+    are cut until none has more than `max_domain_share` of the rows. Which rows stay is drawn from seed and
+    content (`keys`), so it doesn't depend on their order. Raises `DataError` if `max_domain_share` can't be
+    met by so few domains.
+    """
+    order = np.flatnonzero(train)[np.argsort(draws(keys[train], "balance", seed), kind="stable")]
+    counts = np.bincount(source[order], minlength=len(weights))
+    quotas = np.ceil(counts * np.asarray(weights)).astype(np.int64)
+    if max_rows_per_source is not None:
+        quotas = np.minimum(quotas, max_rows_per_source)
+    order = _first(order, source[order], quotas)
+    rows = np.bincount(domain[order]).astype(np.int64)
+    order = _first(order, domain[order], capped(tempered(rows, temperature), max_domain_share))
+    return np.isin(np.arange(len(train)), order)
+
+
+def tempered(rows: NDArray[np.int64], temperature: float) -> NDArray[np.int64]:
+    """How many rows each domain keeps at this temperature."""
+    smallest = rows[rows > 0].min(initial=rows.max(initial=0))
+    share: NDArray[np.float64] = (smallest / np.maximum(rows, 1)) ** (1 - temperature)
+    return np.ceil(rows * share - 1e-9).astype(np.int64)
+
+
+def capped(rows: NDArray[np.int64], max_share: float) -> NDArray[np.int64]:
+    """The largest counts, none above `rows`, of which none is more than `max_share` of their sum."""
+    domains = int((rows > 0).sum())
+    if max_share >= 1 or not domains:
+        return rows
+    if domains * max_share < 1:
+        raise DataError(
+            "Q-CURATE-012",
+            f"curate.max_domain_share is {max_share}, but there "
+            f"{'is only 1 domain' if domains == 1 else f'are only {domains} domains'}, so one has at least "
+            f"{1 / domains:.0%} of the rows: raise it, or name domains in the rows",
+        )
+    kept = rows
+    while kept.max() > max_share * kept.sum():
+        kept = np.minimum(kept, int(max_share * kept.sum()))
+    return kept
+
+
+def _first(
+    order: NDArray[np.int64], label: NDArray[np.int32], quotas: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Of the rows in `order`, the first `quotas[label]` of every label."""
+    by_label = np.argsort(label, kind="stable")
+    labels = label[by_label]
+    return order[np.sort(by_label[ranks(labels) < quotas[labels]])]
+
+
+def table_of(facts: NDArray, domains: dict[str, None]) -> Table:
+    """What the rules that compare rows need to know of each clean row, given their `FACT`s; a domain that is
+    not among `domains` counts as `OTHER`, which is then added to them.
+    """
+    known = np.array([hash_of(name) for name in domains], np.uint64)
+    order = np.argsort(known)
+    at = np.minimum(np.searchsorted(known[order], facts["domain"]), max(len(known) - 1, 0))
+    found = known[order][at] == facts["domain"] if len(known) else np.zeros(len(facts), np.bool_)
+    table = np.empty(len(facts), ROW)
+    for name in ("file", "key", "turns", "kind", "scored"):
+        table[name] = facts[name]
+    table["domain"] = order[at] if len(known) else 0
+    if not found.all():
+        domains.setdefault(OTHER)
+        table["domain"][~found] = list(domains).index(OTHER)
+    return table.view(np.recarray)
+
+
+@lru_cache(MOST_DOMAINS)
+def hash_of(domain: str) -> int:
+    """A domain's name as a 64-bit number."""
+    return xxhash.xxh3_64_intdigest(domain.encode("utf-8", "surrogatepass"))

@@ -14,8 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.stages.curate.comparing.features import RELATED
-from pipeline.stages.curate.comparing.sets import Labels, Pairs, apart, labels, to_first, unite
-from pipeline.stages.curate.comparing.sketched import BATCH, Sketched
+from pipeline.stages.curate.comparing.sketched import (
+    BATCH,
+    Labels,
+    Pairs,
+    Sketched,
+    apart,
+    labels,
+    to_first,
+    unite,
+)
 from pipeline.stages.curate.comparing.spill import Spill
 
 ROUNDS = 32  # of taking apart what is no longer alike; then the rest stays

@@ -11,20 +11,23 @@ other that share no more than boilerplate, be it nearly all they say, and either
 of their own or are made from a template that is more than half of the data set. A request is always compared
 by what is its own; that of 5 % of the rows is a request like any other if it has `LONG_REQUEST` tokens and is
 not that of more than half.
+
+MinHash signatures (Broder 1997), and the bands by which similar ones are found, are rensa's;
+benchmarks/results/2026-11-20-curation.md says why.
 """
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import rensa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
-from pipeline.stages.curate.batches import batches
-from pipeline.stages.curate.comparing.fingerprints import WINDOW, fingerprints
-from pipeline.stages.curate.comparing.minhash import Sketch, bands_for, signatures, sketch
+from pipeline.stages.curate.comparing.contamination import WINDOW, fingerprints
 from pipeline.stages.curate.comparing.row_parts import key_of, parts, worth
 from pipeline.stages.curate.comparing.shingles import (
     Hashes,
@@ -33,11 +36,71 @@ from pipeline.stages.curate.comparing.shingles import (
     common,
     filtered,
     is_in,
+    mix,
     shingles,
     tokenize,
     word_ngrams,
 )
 from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, offsets_of
+from pipeline.stages.curate.spool import batches
+
+os.environ.setdefault("RAYON_NUM_THREADS", "1")  # rensa's threads: the cores are busy with other blocks
+PERMUTATIONS = 128
+FOUND = 0.98  # wanted probability that a pair exactly at the threshold is compared at all
+SEED = 42
+CHANCE = 1 / 256  # that 8 bits of different hashes are equal
+# for the record: another version may decide otherwise for pairs near the threshold
+ALGORITHM = f"rensa R-MinHash {rensa.RMinHash.ALGORITHM_VERSION}"
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Of every row: 8 bits per permutation of its MinHash signature, a key per LSH band, and whether it has
+    any shingles at all.
+    """
+
+    signatures: NDArray[np.uint8]  # (rows, PERMUTATIONS)
+    bands: Keys  # (rows, bands)
+    some: NDArray[np.bool_]  # (rows)
+
+
+def bands_for(threshold: float) -> tuple[int, int]:
+    """(bands, permutations in a band): the widest bands that still let a pair of this similarity s meet in
+    one with probability `FOUND`.
+
+    Of b bands of r permutations that is 1 − (1 − s^r)^b (Leskovec, Rajaraman, Ullman, Mining of Massive
+    Datasets, 3.4).
+    """
+    wide = [r for r in range(1, PERMUTATIONS + 1) if 1 - (1 - threshold**r) ** (PERMUTATIONS // r) >= FOUND]
+    return PERMUTATIONS // max(wide, default=1), max(wide, default=1)
+
+
+def signatures(hashes: Hashes, offsets: Offsets) -> NDArray[np.uint32]:
+    """The MinHash signature (documents, PERMUTATIONS) of every document of shingles."""
+    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(
+        hashes, offsets.astype(np.uint64), PERMUTATIONS, SEED
+    )
+    return np.array(matrix.to_rows(), np.uint32).reshape(len(offsets) - 1, PERMUTATIONS)
+
+
+def sketch(signatures: NDArray[np.uint32], offsets: Offsets, salt: Keys, bands: tuple[int, int]) -> Sketch:
+    """What is kept of signatures; documents of different `salt` (an entry each) never share a band key."""
+    count, width = bands
+    keys: Keys = np.add(salt[:, None], np.arange(count, dtype=np.uint64), dtype=np.uint64)
+    for i in range(width):
+        keys = keys * np.uint64(0x9E3779B97F4A7C15) + signatures[:, i * count : (i + 1) * count]
+    low = (signatures * np.uint32(0x9E3779B1)) >> np.uint32(24)
+    return Sketch(low.astype(np.uint8), mix(keys), np.diff(offsets) > 0)
+
+
+def similarity(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Estimated Jaccard similarity of signatures (rows, PERMUTATIONS): b-bit minwise hashing (Li, König 2010)
+    with b = 8, for large universes.
+    """
+    equal = (a == b).mean(axis=1)
+    estimate: NDArray[np.float32] = np.maximum((equal - CHANCE) / (1 - CHANCE), 0).astype(np.float32)
+    return estimate
+
 
 SHINGLE = 3  # tokens; see benchmarks/results/2026-11-20-curation.md
 # rows (or requests) of this similarity stay on one side of the split, though only those over the threshold

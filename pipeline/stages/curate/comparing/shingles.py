@@ -16,8 +16,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from pipeline.stages.curate.batches import batches
 from pipeline.stages.curate.comparing.spill import Spill, differs, offsets_of, sizes
+from pipeline.stages.curate.spool import batches
 
 Hashes = NDArray[np.uint64]
 Offsets = NDArray[np.int64]  # of n documents n + 1: document i is [offsets[i], offsets[i + 1])

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.stages.curate.comparing.features import Features
-from pipeline.stages.curate.comparing.minhash import PERMUTATIONS, Sketch, similarity
-from pipeline.stages.curate.comparing.sets import Labels, Pairs, roots, to_first
-from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, Stored, groups_of, pieces, sizes
+from pipeline.stages.curate.comparing.features import PERMUTATIONS, Features, Sketch, similarity
+from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, Stored, groups_of, pieces, sizes, starts
 from pipeline.stages.curate.spool import Files
 
 SIMILAR = ("entire", "family", "request")  # sketches that `Features` has
@@ -23,6 +21,10 @@ WORTH = "worth"
 NEIGHBORS = 4
 BATCH = 1 << 14  # pairs compared at a time
 PAGE = 256  # rows whose signatures are read together, 32 KB
+# sets of rows that grow by pairs of them (union-find): `parent[i]` is a smaller row of row i's set, or row i
+# itself if it is the smallest
+Labels = NDArray[np.int32]
+Pairs = tuple[Labels, Labels]
 
 
 class Sketches:
@@ -130,3 +132,43 @@ def _pairs(keys: Keys, rows: Labels) -> Iterator[Pairs]:
         yield rows[same], rows[same + distance]
     far = sizes(keys) > NEIGHBORS + 1
     yield to_first(keys[far], rows[far])
+
+
+def labels(parent: Labels) -> Labels:
+    """`parent` itself, with every row's entry now the smallest row of its set."""
+    while True:
+        higher = parent[parent]
+        if np.array_equal(parent, higher):
+            return parent
+        parent[:] = higher
+
+
+def roots(parent: Labels, rows: Labels) -> Labels:
+    """The smallest row of each row's set; paths get shorter by being walked."""
+    while True:
+        up = parent[rows]
+        higher = parent[up]
+        if np.array_equal(up, higher):
+            return up
+        parent[rows] = higher
+
+
+def unite(parent: Labels, a: Labels, b: Labels) -> None:
+    """Put the rows `a[i]` and `b[i]` into one set, whose root is its smallest row."""
+    while len(a):
+        a, b = roots(parent, a), roots(parent, b)
+        a, b = a[a != b], b[a != b]
+        # of several smaller roots the smallest; the others come next time round
+        np.minimum.at(parent, np.maximum(a, b), np.minimum(a, b))
+
+
+def apart(parent: Labels, a: Labels, b: Labels) -> Pairs:
+    """The pairs that are not in one set."""
+    apart = roots(parent, a) != roots(parent, b)
+    return a[apart], b[apart]
+
+
+def to_first(keys: NDArray, rows: NDArray) -> Pairs:
+    """(first row with the key, row) for all records, which are grouped by key."""
+    begins = starts(keys)
+    return np.repeat(rows[begins], np.diff(begins, append=len(keys))), rows

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.stages.curate.batches import batches
+from pipeline.stages.curate.spool import batches
 
 RUN = 1 << 18  # records, 3 MB
 FIRST_BYTES = range(256)

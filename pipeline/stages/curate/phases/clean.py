@@ -5,13 +5,13 @@ from pathlib import Path
 
 from pipeline.config.sections import Curate
 from pipeline.core.progress import progress
+from pipeline.stages.curate.account import CurationStats
 from pipeline.stages.curate.clean import Block, Cleaner, blocks
 from pipeline.stages.curate.phases.plan import Plan, raw_folder
 from pipeline.stages.curate.phases.work import ROWS, Work, write
 from pipeline.stages.curate.reading.containers import raw_lines
 from pipeline.stages.curate.reading.files import files_below, size
 from pipeline.stages.curate.spool import Spool
-from pipeline.stages.curate.stats import CurationStats
 from pipeline.stages.curate.workers import Workers
 
 BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time

@@ -16,24 +16,33 @@ from numpy.typing import NDArray
 from pipeline.chat.rows import BadRow
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import dump_line
-from pipeline.stages.curate.comparing.compare import describe
-from pipeline.stages.curate.comparing.contamination import Leak, Overlaps
+from pipeline.stages.curate.account import (
+    ROWS_SHOWN,
+    SHOWN,
+    CurationStats,
+    answer_samples,
+    cluster_samples,
+    group_counts,
+    pair_samples,
+    token_counts,
+    turn_counts,
+)
+from pipeline.stages.curate.comparing.contamination import Leak, Overlaps, describe
 from pipeline.stages.curate.comparing.decide import (
     CONTAMINATED,
     KEPT,
+    TEST,
     Decisions,
     Table,
     decide_balance,
     decide_duplicates,
     decide_splits,
     leaks_prevented,
+    table_of,
 )
 from pipeline.stages.curate.comparing.duplicates import Clusters, clusters
 from pipeline.stages.curate.comparing.sketched import PRINTS, Sketched
 from pipeline.stages.curate.comparing.spill import Stored, sizes
-from pipeline.stages.curate.comparing.splits import TEST
-from pipeline.stages.curate.counts import group_counts, token_counts, turn_counts
-from pipeline.stages.curate.facts import table_of
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.pairs import Pairs, add_pairs, make_pairs, near_duplicates, pair_counts
 from pipeline.stages.curate.phases.clean import STATS
@@ -42,16 +51,8 @@ from pipeline.stages.curate.phases.plan import Plan
 from pipeline.stages.curate.phases.sample import GUARDED, read_boilerplate, read_facts, read_first
 from pipeline.stages.curate.phases.work import ROWS, Work, read, write
 from pipeline.stages.curate.rules.heuristics import JUDGES
-from pipeline.stages.curate.rules.token_count import TokenCounter
-from pipeline.stages.curate.samples import (
-    ROWS_SHOWN,
-    SHOWN,
-    answer_samples,
-    cluster_samples,
-    pair_samples,
-)
+from pipeline.stages.curate.rules.length import TokenCounter
 from pipeline.stages.curate.spool import Rows, Spool, spread_evenly
-from pipeline.stages.curate.stats import CurationStats
 
 TOKEN_ROWS = 2000  # rows whose tokens are counted for the histogram
 COUNTS, SAMPLES, LEAKS = "counts.json", "samples.json", "leaks.jsonl"

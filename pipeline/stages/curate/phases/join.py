@@ -2,24 +2,27 @@
 of words.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.config.sections import Curate
-from pipeline.stages.curate.comparing.compare import several_answers
+from pipeline.stages.curate.account import SHOWN
 from pipeline.stages.curate.comparing.contamination import DOCUMENTS
 from pipeline.stages.curate.comparing.duplicates import Edges, joined
+from pipeline.stages.curate.comparing.row_parts import key_of, request_and_answer
 from pipeline.stages.curate.comparing.sketched import PRINTS, Sketched
-from pipeline.stages.curate.comparing.spill import Spill, Stored, groups_of
+from pipeline.stages.curate.comparing.spill import Keys, Spill, Stored, groups_of, pieces
 from pipeline.stages.curate.phases.sample import read_first
 from pipeline.stages.curate.phases.work import Work, write
-from pipeline.stages.curate.samples import SHOWN
+from pipeline.stages.curate.spool import Rows
 
 ANSWERS = "answers.json"
 EDGES = ("same.a", "same.b", "related.a", "related.b")  # files of row numbers
 READ_EDGES = 1 << 20  # at a time
+ANSWERS_COMPARED = 16  # rows of one request
 
 
 def join(settings: Curate, work: Work, shard: int) -> None:
@@ -54,3 +57,26 @@ def read_edges(folder: Path) -> Iterator[Edges]:
         yield (columns[0], columns[1]), (columns[2], columns[3])
     for file in files:
         file.close()
+
+
+def several_answers(
+    asking: Iterable[tuple[Keys, NDArray[np.uint32]]], first: NDArray[np.int32], rows: Rows, most: int
+) -> tuple[int, list[list[int]]]:
+    """How many requests have different answers, and the rows of the first `most` of them, one for each
+    answer. `asking` has the rows that make the same request, `first` of every row the first with its content.
+    """
+    count, shown = 0, list[list[int]]()
+    for keys, asked in asking:
+        for own in pieces(first[asked], keys):
+            different = np.unique(own)
+            if len(different) == 1:  # exact duplicates of each other: nothing has to be read
+                continue
+            answers = {
+                key_of([request_and_answer(rows.row(row))[1]]): row
+                for row in different[:ANSWERS_COMPARED].tolist()
+            }
+            if len(answers) > 1:
+                count += 1
+                shown.append(sorted(answers.values()))
+        shown = sorted(shown)[:most]
+    return count, shown

@@ -10,9 +10,9 @@ from typing import Any
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import dump_line
 from pipeline.core.publish import publishing, write_json, write_text
-from pipeline.stages.curate.checks import check_not_empty, check_stats
+from pipeline.stages.curate.account import check_not_empty, check_stats
 from pipeline.stages.curate.clean import file_entry, keep_sample
-from pipeline.stages.curate.comparing.splits import SPLITS
+from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.page import render_data_page
 from pipeline.stages.curate.phases.clean import CHANGES, REJECTS
 from pipeline.stages.curate.phases.cluster import COUNTS

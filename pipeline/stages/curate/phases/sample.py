@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from pipeline.config.sections import Curate
 from pipeline.stages.curate.comparing.contamination import Documents
+from pipeline.stages.curate.comparing.decide import FACT
 from pipeline.stages.curate.comparing.duplicates import first_rows
 from pipeline.stages.curate.comparing.features import SAMPLE_ROWS, Boilerplate, boilerplate
-from pipeline.stages.curate.comparing.sets import Labels
+from pipeline.stages.curate.comparing.sketched import Labels
 from pipeline.stages.curate.comparing.spill import Spill
-from pipeline.stages.curate.facts import FACT
 from pipeline.stages.curate.phases.clean import FACTS
 from pipeline.stages.curate.phases.work import Work, write
 from pipeline.stages.curate.spool import spread_evenly

@@ -1,13 +1,16 @@
 """What the clean rows of a shard are compared by, on disk."""
 
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from pipeline.config.sections import Curate
 from pipeline.core.progress import progress
-from pipeline.stages.curate.comparing.compare import part_features
+from pipeline.stages.curate.comparing.features import Features, features
 from pipeline.stages.curate.comparing.sketched import Sketches
 from pipeline.stages.curate.phases.sample import read_boilerplate
 from pipeline.stages.curate.phases.work import Work
+from pipeline.stages.curate.spool import read_rows_at
 from pipeline.stages.curate.workers import Workers
 
 
@@ -29,3 +32,8 @@ def sketch(settings: Curate, work: Work, shard: int, pool: Workers) -> None:
             sketches.add(found)
             advance(len(found.worth))
         sketches.finish()
+
+
+def part_features(_: Any, part: tuple[int, int], path: Path, **settings: Any) -> Features:
+    """The features of one part (offset, size) of the spool at `path` (in a worker)."""
+    return features(read_rows_at(path, *part), **settings)

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from pipeline.core.jsonl import dump_line
 from pipeline.stages.curate.clean import TEXT_SHOWN, keep_sample, reject_entry
-from pipeline.stages.curate.comparing.decide import EXACT, FATES, KEPT, NEAR, SAMPLED_OUT
+from pipeline.stages.curate.comparing.decide import EXACT, FATES, KEPT, NEAR, SAMPLED_OUT, SPLITS
 from pipeline.stages.curate.comparing.spill import pieces
-from pipeline.stages.curate.comparing.splits import SPLITS
 from pipeline.stages.curate.phases.cluster import CLUSTERED, DECIDED, LEAKS, MEMBERS, NAMES
 from pipeline.stages.curate.phases.work import ROWS, Work
 from pipeline.stages.curate.phases.work import write as write_json

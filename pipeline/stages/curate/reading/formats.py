@@ -6,20 +6,23 @@ refused.
 """
 
 import json
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 from pipeline.chat.rows import BadRow, Kind, Row
-from pipeline.stages.curate.reading.turns import Turn, items, read_tools, read_turns, text, turn
-from pipeline.stages.curate.reading.values import Value, answer_of, domain_of, label_of, number_of, thumb_of
+from pipeline.stages.curate.reading.turns import Turn, items, kind, read_tools, read_turns, text, turn
 
 Content = tuple[Kind, dict[str, Any]]  # the kind, and what of the row is content, in canonical order
 
 # media: without it the row means something else
 LOST = frozenset({"image", "images", "audio", "audios", "video", "videos"})
 SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")  # transcripts of Anthropic's hh-rlhf
+Value = Mapping[str, Any]
+DOMAIN_CHARACTERS = 64
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 
 
 def detect(value: Value) -> str:
@@ -217,3 +220,62 @@ def _transcript(words: str, where: str) -> list[Turn]:
 def _system(value: Value) -> list[Turn]:
     system = value.get("system") or value.get("system_prompt")
     return [turn("system", system, "system")] if system else []
+
+
+def label_of(value: Value) -> bool | None:
+    """The thumb that a row of no particular format has; words other than true and false are the names of
+    classes.
+    """
+    if value.get("kto_tag") is not None:
+        return thumb_of(value, "kto_tag")
+    label = _lower(value.get("label"))
+    if isinstance(label, bool) or label in ("true", "false"):
+        return label in (True, "true")
+    if label in (0, 1, -1, "0", "1", "-1"):  # trained as a good answer, a thumb down would do harm
+        raise BadRow(
+            "unsupported_field",
+            "label is a thumb or the number of a class: write true or false for a thumb, else take it out",
+        )
+    return None
+
+
+def thumb_of(value: Value, field: str) -> bool:
+    """The field's thumb, true or false, as text or a number too."""
+    label = _lower(value[field])
+    if label not in (True, False, "true", "false", "1", "0"):  # True == 1 == 1.0
+        raise BadRow("bad_shape", f"{field} is neither true nor false")
+    return label in (True, "true", "1")
+
+
+def _lower(label: Any) -> Any:
+    return label.strip().lower() if isinstance(label, str) else label
+
+
+def answer_of(value: Any) -> str:
+    """What a checker of answers expects, as text."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise BadRow("content_not_text", f"answer is {kind(value)}, neither text nor a number")
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def number_of(value: Any, field: str) -> float:
+    """A finite number, also as text (tables have nothing but text)."""
+    digits = str(value)
+    number = float(digits) if NUMBER.fullmatch(digits) else math.nan
+    if not math.isfinite(number):
+        raise BadRow("bad_shape", f"{field} is no finite number")
+    return number
+
+
+def domain_of(value: Value, default: str) -> str:
+    """The domain that the row names, or the default."""
+    for key in ("domain", "category"):
+        name = value.get(key)
+        if (
+            isinstance(name, str)
+            and (name := name.strip())
+            and len(name) <= DOMAIN_CHARACTERS
+            and name.isprintable()
+        ):
+            return name
+    return default

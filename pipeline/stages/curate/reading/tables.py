@@ -16,7 +16,7 @@ from uuid import UUID
 import orjson
 
 from pipeline.core.jsonl import BYTE_ORDER_MARK, MAX_DEPTH, BadLine, parse_value
-from pipeline.stages.curate.reading.unpack import growth_limit
+from pipeline.stages.curate.reading.files import growth_limit
 
 # text there is of no use
 JSON_COLUMNS = frozenset(("messages", "conversations", "history", "tools", "segments"))
