@@ -14,6 +14,7 @@ from draws import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import CHATML, QWEN_ADDED
+from tokenizer_folders import smollm_folder
 
 from pipeline.chat.rendering import Unrenderable, render, renderings
 from pipeline.chat.rows import edit_texts, texts
@@ -390,4 +391,12 @@ def test_a_folder_without_a_template_is_refused(tiny_qwen2: Path, tmp_path: Path
     folder = shutil.copytree(tiny_qwen2, tmp_path / "model")
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(DataError, match="Q-CHAT-001"):
+        load_tokenizer(folder)
+
+
+def test_a_tokenizer_without_an_end_of_turn_is_refused(tmp_path: Path) -> None:
+    folder = smollm_folder(tmp_path / "model")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": None}))
+    with pytest.raises(DataError, match="Q-CHAT-002"):
         load_tokenizer(folder)

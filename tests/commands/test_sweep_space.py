@@ -8,7 +8,9 @@ import yaml
 from typer.testing import CliRunner
 
 from pipeline.cli import app
+from pipeline.commands.sweep.job import claimed
 from pipeline.commands.sweep.space import check_space, read_space, settings_of, with_settings
+from pipeline.commands.sweep.study import Sweep
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import PROJECT
@@ -124,3 +126,8 @@ def test_without_optuna_a_sweep_is_one_sentence(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("pipeline.commands.sweep.command.find_spec", lambda name: None)
     shown = CliRunner().invoke(app, ["sweep", str(tmp_path / "space.yaml"), "--root", str(tmp_path)])
     assert shown.exit_code == 4 and "Q-SWEEP-004" in shown.stderr
+
+
+def test_a_job_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Q-SWEEP-007"):
+        claimed(Sweep.named(tmp_path, "one"), read_space(written(tmp_path)), "trial-x")

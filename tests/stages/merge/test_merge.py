@@ -273,6 +273,12 @@ def edit_tensors(folder: Path, change: Any) -> None:
     save_file(change(load_file(file)), file)
 
 
+def test_an_adapter_without_weights_is_refused(plain: Path) -> None:
+    (plain / "adapter/adapter_model.safetensors").unlink()
+    with pytest.raises(DataError, match="Q-MODELS-015"):
+        merge_here(plain / "base", plain)
+
+
 def test_all_that_a_merge_can_not_follow_is_named_at_once(plain: Path) -> None:
     edit_config(
         plain,

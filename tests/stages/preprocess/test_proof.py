@@ -2,6 +2,7 @@
 characters.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,22 @@ def test_markers_of_reasoning_are_learned_as_the_text_that_they_are(
     learned = [label for label in encoded[0].labels if label != IGNORED]
     shown = bases[name].tokenizer.decode(learned)
     assert shown == thought + STEPS + bases[name].tokenizer.eos_token
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "id"),
+    [
+        ("generation_config.json", {"eos_token_id": [1, 3]}, "Q-PREPROCESS-004"),
+        ("config.json", {"eos_token_id": 3}, "Q-PREPROCESS-004"),
+        ("config.json", {"vocab_size": None}, "Q-PREPROCESS-005"),
+    ],
+)
+def test_a_base_that_ends_elsewhere_or_says_no_size_is_refused(
+    name: str, change: dict[str, Any], id: str, tmp_path: Path
+) -> None:
+    folder = with_config(smollm_folder(tmp_path / "base"))
+    tokenizer = load_tokenizer(folder)
+    found = json.loads((folder / name).read_text()) | change
+    (folder / name).write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
+    with pytest.raises(DataError, match=id):
+        load_base(folder, tokenizer)
