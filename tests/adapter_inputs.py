@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny
-from parity_inputs import check, same
+from parity_inputs import check, placed, same
 from report_inputs import answers, evaluation, put, write_inputs
 from shipping import change, write_lineage
 from tiny_lora import tiny_lora
@@ -97,6 +97,15 @@ def figures(model: str, *, distill: bool = False) -> dict[str, Any]:
     }
 
 
+SERVED = "base GGUF + LoRA"
+PLACES = {
+    "weights_file": "base GGUF",
+    "outputs_bare": "base GGUF",
+    "weights_lora": SERVED,
+    "outputs_served": SERVED,
+}
+
+
 def parity() -> dict[str, Any]:
     """reports/parity.json of the graph without a merge, at full depth, passed."""
     kld = "mean KL divergence of the next token"
@@ -147,7 +156,7 @@ def parity() -> dict[str, Any]:
     return {
         "verdict": "pass",
         "depth": "full",
-        "checks": checks,
+        "checks": placed(checks, PLACES),
         "files": {name: SHAS[name] for name in ("model.gguf", "demo-lora.gguf")},
     }
 

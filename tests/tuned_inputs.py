@@ -7,7 +7,7 @@ from typing import Any
 
 import adapter_inputs
 import tiny
-from parity_inputs import same
+from parity_inputs import placed, same
 from report_inputs import put
 from shipping import change, trained_again, write_lineage
 
@@ -55,6 +55,8 @@ def parity() -> dict[str, Any]:
     del report["checks"]["weights_lora"]
     report["checks"]["weights_scales"] = same("Scales → the tuned GGUF", "bytes that are not theirs", 210)
     report["checks"]["outputs_served"]["title"] = "Trained model → tuned GGUF"
+    places = dict.fromkeys(("weights_scales", "outputs_served"), "tuned GGUF")
+    report["checks"] = placed(report["checks"], adapter_inputs.PLACES | places)
     return report | {"files": {"model.gguf": adapter_inputs.SHAS["model.gguf"], FILE: SHA}}
 
 

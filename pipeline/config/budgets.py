@@ -56,15 +56,6 @@ def budget_problem(text: str) -> str | None:
     return None
 
 
-def budget_of_key(key: str) -> str:
-    """The budget at the end of a parity check's key, as users spell it: "weights_fits_8gb_at_8192" has
-    "fits-8GB-at-8192"; "" if there is none.
-    """
-    found = re.search(r"(?:^|_)((?:fits_)?\d[\d.]*(?:gb|mb|bpw)(?:_at_\d+)?)$", key.lower())
-    spelled = re.sub("[gm]b", lambda unit: unit[0].upper(), found[1].replace("_", "-")) if found else ""
-    return spelled if is_budget(spelled) else ""
-
-
 def is_budget(level: str) -> bool:
     """Whether a level's name is a budget: its types were chosen tensor by tensor."""
     return parse_budget(level) is not None

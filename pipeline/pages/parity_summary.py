@@ -1,14 +1,12 @@
 """The parity checks' words: the groups they fall into, where on the chain they stand, their figures as text
 and the verdict in a sentence.
 
-A parity check's key is its group and its place: `weights_merged`, `outputs_q4_k_m`, `tokens_corpus`.
+A parity check's key begins with its group (`weights_merged`, `outputs_q4_k_m`, `tokens_corpus`); its `place`
+is the model that it judges.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
-
-from pipeline.config.budgets import budget_of_key
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -25,25 +23,15 @@ GROUPS = {
 OTHER = "Other"
 VERDICTS = ("fail", "warn", "not measured", "pass")  # the gravest first
 MARKS = {"pass": "✓", "warn": "▲", "fail": "✕", "not measured": "○"}
-# both what training had and the 16-bit base with its adapter are handed over to the merged model
+# a place: the merged model, to which both what training had and the 16-bit base with its adapter are handed
+# over; its GGUF; a level by its name
 MERGED = "merged"
 SIXTEEN = "16-bit GGUF"
+LORA = "+lora"  # behind one of the two latter: that GGUF of the base, with the adapter put on it
 # where nothing is merged: the file that is trained on and served, and the same with the adapter's GGUF on it
 # or with trained scales
 BASE, SERVED, TUNED = "base GGUF", "base GGUF + LoRA", "tuned GGUF"
-UNMERGED = {"weights_file": BASE, "outputs_bare": BASE, "weights_lora": SERVED, "outputs_served": SERVED}
-SCALES = "weights_scales"  # a parity check of the graph whose scales train; there `TUNED` is what is served
-UNMERGED[SCALES] = TUNED
-LORA = "+lora"  # behind a GGUF's name: that GGUF of the base, with the adapter put on it as a GGUF of its own
-PLACES = {
-    "merged": MERGED,
-    "sixteen": MERGED,
-    "trained": MERGED,
-    "gguf": SIXTEEN,
-    "f16": SIXTEEN,
-    "bf16": SIXTEEN,
-}
-LEVEL = re.compile(r"(?:^|_)((?:iq|tq|q)\d(?:_[a-z0-9]+)*|mxfp4(?:_moe)?)$", re.IGNORECASE)
+UNMERGED = frozenset({BASE, SERVED, TUNED})
 
 
 def group_of(key: str) -> str:
@@ -51,31 +39,14 @@ def group_of(key: str) -> str:
     return GROUPS.get(key.partition("_")[0], OTHER)
 
 
-def place_of(key: str) -> str:
-    """What a parity check judges: `MERGED`, `SIXTEEN`, a level as users write it (Q4_K_M-imatrix,
-    Q4_0-distilled), one of these two with `LORA` behind it, or ""; where nothing is merged `BASE`, `SERVED`
-    or `TUNED`.
-    """
-    if key in UNMERGED:
-        return UNMERGED[key]
-    words = key.lower().replace("-", "_").split("_")[1:]
-    lora = LORA if "lora" in words else ""
-    left = [word for word in words if word not in ("imatrix", "lora", "distilled")]
-    if (left or ["gguf" if lora else ""])[-1] in PLACES:
-        return PLACES[(left or ["gguf"])[-1]] + lora
-    if budget := budget_of_key("_".join(left)):
-        return budget + lora
-    found = LEVEL.search("_".join(left))
-    endings = "".join(f"-{word}" for word in ("imatrix", "distilled") if word in words)
-    return found[1].upper() + endings + lora if found else ""
+def place_of(check: Mapping[str, Any]) -> str:
+    """What a parity check judges; "" if that is not one model."""
+    return str(check.get("place") or "")
 
 
-def place_among(key: str, checks: Iterable[str]) -> str:
-    """The place of a parity check by its key and all others': what is served has `TUNED` in the place of
-    `SERVED` if scales were trained.
-    """
-    place = place_of(key)
-    return TUNED if place == SERVED and SCALES in checks else place
+def served_unmerged(checks: ParityChecks) -> str:
+    """`SERVED` or `TUNED`, whichever the checks judge; "" where models are merged."""
+    return next((place for check in checks.values() if (place := place_of(check)) in (SERVED, TUNED)), "")
 
 
 def verdict_of(check: Mapping[str, Any]) -> str:

@@ -37,7 +37,7 @@ EVALUATOR = 1_020_000_000  # transformers' tokenizer, llama.cpp's binding, two c
 CONVERTER = 390_000_000
 QUANTIZER = 100_000_000
 # types that llama.cpp holds twice on a CPU with AVX2: as the file has them, and laid out for its kernels
-# (what any CPU may hold twice, an upper bound, is `pipeline.stages.parity.planned_memory.REPACKED`)
+# (ggml-cpu/repack.cpp)
 REPACKED = ("Q2_K", "Q4_0", "Q4_K", "IQ4_NL", "MXFP4")
 # (seconds of starting, seconds for 10⁹ parameters) on `CORES` cores that multiply bfloat16
 CORES = 2

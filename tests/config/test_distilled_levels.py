@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.config.levels import distilled_from, level_key, level_problem, split_level
+from pipeline.config.levels import distilled_from, level_problem, split_level
 from pipeline.config.params import Params, load_params
 from pipeline.core.places import PROJECT
 from pipeline.metrics.level_limits import level_limit
-from pipeline.pages.parity_summary import place_of
 from pipeline.workflow.stages import items_of, rules, stages_in
 
 RECIPE = PROJECT / "recipes/demo-level-distill.yaml"
@@ -26,7 +25,6 @@ def test_a_distilled_level_is_named_behind_its_own_and_has_its_limits() -> None:
     assert split_level("Q4_0-imatrix") == ("Q4_0", True)
     assert (distilled_from("Q4_0-distilled"), distilled_from("Q4_0")) == ("Q4_0", None)
     assert level_problem("Q4_0-distilled") is not None
-    assert place_of(level_key("weights", "Q4_0-distilled")) == "Q4_0-distilled"
     assert level_limit("Q4_0-distilled", 1e8) == level_limit("Q4_0", 1e8)
     assert params().quantize.files == ["Q4_K_M", "Q4_0", "Q4_0-distilled"]
 
@@ -85,12 +83,6 @@ def test_on_there_is_a_job_for_each_level_that_parity_and_evaluate_wait_for() ->
     assert waits <= set(made["parity"].deps)
     assert "models/gguf/demo-{item}.gguf" in made["evaluate"].deps
     assert "Q4_0-distilled" in made["evaluate"].items["item"]
-
-
-@pytest.mark.parametrize("budget", ["4.2GB", "500MB", "4.6bpw", "fits-8GB-at-8192"])
-def test_a_budget_has_a_place_on_the_chain(budget: str) -> None:
-    assert place_of(level_key("outputs", budget)) == budget
-    assert place_of(level_key("outputs_lora", budget)).startswith(budget)
 
 
 def test_a_budget_without_levels_is_refused() -> None:

@@ -1,8 +1,5 @@
-"""What each GGUF does in llama-server: ends its answers, writes no control tokens, has finite logits, stays
-within its memory.
-"""
+"""What each GGUF does in llama-server: ends its answers, and writes no control tokens."""
 
-import math
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,39 +9,30 @@ from typing import Any, Literal
 
 from pipeline.chat.tokens import Row, chat_request
 from pipeline.core.checks import Check
-from pipeline.core.usage import peak_memory
 from pipeline.llamacpp.server import Server, serving
-from pipeline.llamacpp.tools import Toolchain, load_binding
+from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.check import count_check, exact
-from pipeline.stages.parity.planned_memory import planned_bytes
 
+ENDS, MARKERS = "Answers end", "No markers in answers"  # titles
 TOGETHER = 4  # questions that are answered at the same time: weights are read once for all of them
 ROOM = 64  # tokens that an answer may have beyond twice the longest reference
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One greedy answer: whether it ended by itself, its text, its token ids and their log probabilities,
-    tokens of prompt and answer.
-    """
+    """One greedy answer: whether it ended by itself, its text and its token ids."""
 
     stopped: bool
     text: str
     ids: list[int]
-    logprobs: list[float | None]
-    total_tokens: int
 
 
 @dataclass(frozen=True)
 class Behaved:
-    """One GGUF's answers, and its server's peak memory in bytes (None where the system doesn't say) against
-    what was planned.
-    """
+    """One GGUF's answers."""
 
     model: Path
     answers: list[Answer]
-    peak_bytes: int | None
-    planned_bytes: int | None
 
 
 def behavior_checks(
@@ -59,12 +47,10 @@ def behavior_checks(
     tools: Toolchain,
     lora: Path | None = None,
 ) -> dict[str, Check]:
-    """Four parity checks over all of `models`, the 16-bit one first: each is served, with `lora` on it, and
+    """Two parity checks over all of `models`, the 16-bit one first: each is served, with `lora` on it, and
     asked the first `prompts` held-out questions.
     """
     asked, budget = questions(rows, tokenizer, prompts, ctx_size)
-    # a build for a GPU holds more, and elsewhere
-    on_cpu = not load_binding(tools).llama_supports_gpu_offload()
     found = []
     for model in models:
         with (
@@ -80,17 +66,10 @@ def behavior_checks(
             ThreadPoolExecutor(TOGETHER) as pool,
         ):
             answers = list(pool.map(partial(answer, server, budget=budget), asked))
-            peak = peak_memory(server.process.pid)
-        tokens = sum(one.total_tokens for one in answers)
-        planned = planned_bytes(model, TOGETHER * ctx_size, tokens) if on_cpu else None
-        if planned and lora:
-            planned += lora.stat().st_size
-        found.append(Behaved(model, answers, peak, planned))
+        found.append(Behaved(model, answers))
     return {
         "behavior_answers_end": answers_end(found, budget),
         "behavior_no_markers": no_markers(found, tokenizer),
-        "behavior_finite_logits": finite_logits(found),
-        "behavior_server_memory": server_memory(found),
     }
 
 
@@ -129,8 +108,6 @@ def answer(server: Server, request: dict[str, Any], budget: int) -> Answer:
         choice["finish_reason"] != "length",
         "\n".join(parts).strip("\n"),
         [one["id"] for one in tokens],
-        [one["logprob"] for one in tokens],
-        reply["usage"]["total_tokens"],
     )
 
 
@@ -144,7 +121,7 @@ def answers_end(found: list[Behaved], budget: int) -> Check:
     ended = {one.model.name: sum(answer.stopped for answer in one.answers) for one in found}
     count = len(found[0].answers)
     title, what = (
-        "Answers end",
+        ENDS,
         f"models of which no answer ends within {budget} tokens, where the 16-bit model's do",
     )
     detail = "; ".join(f"{name}: {number} of {count} ended by themselves" for name, number in ended.items())
@@ -187,7 +164,7 @@ def no_markers(found: list[Behaved], tokenizer: Any) -> Check:
             ]
             wrong += [f"{one.model.name} writes {marks[0]} in {stated.text[:40]!a}"] if marks else []
     return count_check(
-        "No markers in answers",
+        MARKERS,
         what="answers that hold a control token of the template",
         different=len(wrong),
         compared=sum(len(one.answers) for one in found),
@@ -195,65 +172,3 @@ def no_markers(found: list[Behaved], tokenizer: Any) -> Check:
         cause=f"{wrong[0] if wrong else ''}: look at reports/labels.html whether ends of turn are trained, "
         "then at the parity check of special tokens.",
     )
-
-
-def finite_logits(found: list[Behaved]) -> Check:
-    """Tokens whose log probability llama-server gives as no finite number (JSON has none, so it writes
-    null).
-    """
-    wrong = {
-        one.model.name: sum(
-            value is None or not math.isfinite(value) for each in one.answers for value in each.logprobs
-        )
-        for one in found
-    }
-    named = [f"{name}: {count}" for name, count in wrong.items() if count]
-    return count_check(
-        "Finite logits",
-        what="tokens of answers whose log probability is not finite",
-        different=sum(wrong.values()),
-        compared=sum(len(each.logprobs) for one in found for each in one.answers),
-        first="; ".join(named),
-        cause=f"Weights of {', '.join(named)} are not finite or overflow: set merge.dtype and convert.type "
-        "to bfloat16 (BF16).",
-    )
-
-
-def server_memory(found: list[Behaved]) -> Check:
-    """The largest peak of a server's resident memory as a share of what was planned for its file."""
-    title = "Memory of the server"
-    what = "largest peak memory of a llama-server, as a share of what was planned for its file"
-    shares = {
-        one.model.name: one.peak_bytes / one.planned_bytes
-        for one in found
-        if one.peak_bytes and one.planned_bytes
-    }
-    detail = "; ".join(
-        f"{one.model.name}: {_mb(one.peak_bytes)} of {_mb(one.planned_bytes)}" for one in found
-    )
-    if len(shares) < len(found):
-        why = (
-            "the system does not say what a process needs, the header not how large the cache gets, or "
-            "llama.cpp is built for a GPU"
-        )
-        return Check(title, "not measured", f"{detail}; {why}", what=what)
-    name, share = max(shares.items(), key=lambda item: item[1])
-    cause = (
-        f"llama-server took more for {name} than its file, its cache and buffers explain: look at its "
-        "log for what else it loads."
-    )
-    return Check(
-        title,
-        "fail" if share > 1 else "pass",
-        detail,
-        cause if share > 1 else "",
-        what=what,
-        figure=round(share, 3),
-        limit=1.0,
-        unit="of the plan",
-        figures=shares,
-    )
-
-
-def _mb(count: int | None) -> str:
-    return "unknown" if count is None else f"{count / 1e6:.0f} MB"

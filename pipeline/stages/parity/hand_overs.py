@@ -15,6 +15,8 @@ from pipeline.metrics.divergence import Reference, compare
 from pipeline.metrics.level_limits import level_limit
 from pipeline.stages.parity.check import divergence_check, incomparable
 
+FROM_SIXTEEN = "16-bit base with adapter → merged model"
+FROM_NF4 = "Trained model (NF4 with adapter) → merged model"
 OVERFLOW = "Weights or sums are too large for float16: set merge.dtype to bfloat16 and convert.type to BF16."
 
 
@@ -140,7 +142,7 @@ def merge_checks(outputs: Outputs, merge_base: str, limits: Parity) -> dict[str,
     both = f"{note}; {rounded.note}" if note else rounded.note
     return {
         "outputs_sixteen": hand_over(
-            "16-bit base with adapter → merged model",
+            FROM_SIXTEEN,
             outputs.sixteen,
             outputs.merged,
             equal if exact else rounded,
@@ -148,7 +150,7 @@ def merge_checks(outputs: Outputs, merge_base: str, limits: Parity) -> dict[str,
             cause,
         ),
         "outputs_trained": hand_over(
-            "Trained model (NF4 with adapter) → merged model",
+            FROM_NF4,
             outputs.trained,
             outputs.merged,
             replace(rounded, note=both) if exact else replace(equal, note=note),

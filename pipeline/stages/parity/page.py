@@ -13,18 +13,19 @@ from pipeline.core.text import percent
 from pipeline.pages.parity_summary import (
     LORA,
     MERGED,
-    SCALES,
-    UNMERGED,
+    SERVED,
+    TUNED,
     code,
     counts,
     gravest,
     grouped,
-    place_among,
+    place_of,
     sentence,
+    served_unmerged,
     title,
 )
 from pipeline.pages.templating import fill
-from pipeline.stages.parity.drawings import chain, divergences, unmerged_chain
+from pipeline.stages.parity.chain import chain, divergences
 
 # what a group of parity checks compares
 TELLS = {
@@ -45,14 +46,12 @@ NAMES = {
     "rmse_mean": "mean relative RMSE",
     "rmse_worst": "worst relative RMSE",
 }
-UNMERGED_WORDS = (
-    "Nothing was merged: the base's own GGUF was trained on and is served as it is, with the adapter's GGUF "
-    "on it."
-)
-TUNED_WORDS = (
-    "Nothing was merged: the base's own GGUF was trained on, and what is served is that file with other "
-    "scales in its blocks."
-)
+UNMERGED_WORDS = {
+    SERVED: "Nothing was merged: the base's own GGUF was trained on and is served as it is, with the "
+    "adapter's GGUF on it.",
+    TUNED: "Nothing was merged: the base's own GGUF was trained on, and what is served is that file with "
+    "other scales in its blocks.",
+}
 MERGE_BASES = {
     "16-bit": "the base's 16-bit weights",
     "nf4": "the base as NF4 rounds it, which is what training saw",
@@ -61,7 +60,7 @@ MERGE_BASES = {
 
 def render_parity_page(report: Mapping[str, Any], merge: Mapping[str, Any] | None) -> str:
     """The page as one string of HTML; `merge` is reports/merge.json, None if there is none."""
-    checks, unmerged = report["checks"], bool(UNMERGED.keys() & report["checks"].keys())
+    checks = report["checks"]
     groups = {name: [_shown(row) for row in rows] for name, rows in grouped(checks).items()}
     return fill(
         "parity.html.jinja",
@@ -73,10 +72,10 @@ def render_parity_page(report: Mapping[str, Any], merge: Mapping[str, Any] | Non
         groups=groups,
         tells=TELLS,
         open_checks=[row for rows in groups.values() for row in rows if row["verdict"] == "not measured"],
-        models=_models(groups, checks),
-        merged=(TUNED_WORDS if SCALES in checks else UNMERGED_WORDS) if unmerged else _merged(merge),
+        models=_models(groups),
+        merged=UNMERGED_WORDS.get(served_unmerged(checks)) or _merged(merge),
         failed=[row for rows in groups.values() for row in rows if row["verdict"] == "fail"],
-        chain=(unmerged_chain if unmerged else chain)(checks),
+        chain=chain(checks),
         divergences=divergences(checks),
     )
 
@@ -97,15 +96,12 @@ def _figure(name: str, value: Any) -> str:
     return percent(value) if name in SHARES else figure_text(value)
 
 
-def _models(
-    groups: Mapping[str, Sequence[Mapping[str, Any]]], checks: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def _models(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """A row for each model that was made: what its tensors and its outputs lost, and the verdicts."""
     found: dict[str, dict[str, Any]] = {}
     for group in ("Weights", "Outputs", "Behavior"):
         for row in groups.get(group, ()):
-            place = place_among(row["key"], checks)
-            if place not in ("", MERGED):
+            if (place := place_of(row)) not in ("", MERGED):
                 found.setdefault(place, {})[group] = row
     models = []
     for place, rows in found.items():

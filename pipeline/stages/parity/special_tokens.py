@@ -17,21 +17,12 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.check import count_check
 from pipeline.stages.parity.tokens import GgufVocabulary, open_vocabulary
 
+TOKENS, TEMPLATE = "Special tokens", "Chat template"  # titles
+RECORDS = "Vocabularies, settings and provenance records"
 KINDS = ("eos", "bos", "pad")
 GGUF_NAMES = {"eos": "eos", "bos": "bos", "pad": "padding"}
 PROBE = "a"  # a text to which nothing but BOS and EOS can be added
 Difference = tuple[str, str]  # what differs, and its likely cause with the remedy
-
-
-def special_checks(
-    *, tokenizer: Any, merged: Path, f16: Path, levels: list[Path], tools: Toolchain
-) -> dict[str, Check]:
-    """All parity checks of this module; each needs the headers of the GGUFs only."""
-    return {
-        "tokens_special": special_tokens(tokenizer, merged, f16, tools),
-        "text_chat_template": chat_template(tokenizer, merged, f16),
-        "tokens_levels": vocabularies_and_provenance(merged, f16, levels),
-    }
 
 
 def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) -> Check:
@@ -43,7 +34,7 @@ def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) ->
         checks += [*ends(tokenizer, merged, f16, vocabulary), *added(tokenizer, f16, vocabulary)]
     wrong = [check for check in checks if check]
     return count_check(
-        "Special tokens",
+        TOKENS,
         what="places that disagree about end of turn, beginning of text or padding",
         different=len(wrong),
         compared=len(checks),
@@ -118,7 +109,7 @@ def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Check:
     other = [place for place, text in found.items() if text != tokenizer.chat_template]
     wrong = [f"{place} has {short_hash(found[place])}, training {ours}" for place in other]
     return count_check(
-        "Chat template",
+        TEMPLATE,
         what="places whose chat template is not the one of training, by SHA-256",
         different=len(wrong),
         compared=len(found),
@@ -157,7 +148,7 @@ def vocabularies_and_provenance(merged: Path, f16: Path, levels: list[Path]) -> 
         wrong += [*of_another_run(first, level.name, header), *rows_differ(level.name, header)]
         compared += len(kept_fields(first)) + 1
     return count_check(
-        "Vocabularies, settings and provenance records",
+        RECORDS,
         what="fields that differ between merged model, 16-bit GGUF and levels, and tables without a row for "
         "every token",
         different=len(wrong),

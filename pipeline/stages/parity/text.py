@@ -18,6 +18,7 @@ from pipeline.stages.parity.check import exact, first_difference
 from pipeline.stages.parity.conversations import Conversation
 from pipeline.stages.parity.rewrites import Rewrites
 
+TITLE = "Template text"
 AGAIN = {"role": "user", "content": "And then?"}
 
 
@@ -90,7 +91,7 @@ def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
         for what, count in sorted(own_way.items())
     ]
     detail = "; ".join([f"{len(texts.compared)} texts compared", *counts])
-    title, what = "Template text", "conversations whose text differs between training and llama-server"
+    title, what = TITLE, "conversations whose text differs between training and llama-server"
     if not texts.compared:
         return Check(title, "not measured", detail, what=what)
     why = ""

@@ -19,6 +19,7 @@ from pipeline.metrics.text import common_start
 from pipeline.stages.parity.check import exact, failure
 from pipeline.stages.parity.text import Texts, first_added
 
+IDS, CORPUS = "Token ids", "Token ids of a corpus"  # titles
 TOGETHER = 1024  # strings that are tokenized in one call
 SHOWN = 12  # ids in a message
 NORMAL = 1  # GGUF's type of a token that is text
@@ -87,7 +88,7 @@ def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
             first = first if different else (words, ours, theirs)
             different += 1
     return _check(
-        "Token ids",
+        IDS,
         "conversations whose token ids differ between training and llama-server",
         tokenizer,
         f16,
@@ -124,7 +125,7 @@ def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolcha
                     first = first if different else (text, encoding.ids, theirs)
                     different += 1
     return _check(
-        "Token ids of a corpus",
+        CORPUS,
         "strings whose token ids differ between training's tokenizer and the GGUF's vocabulary",
         tokenizer,
         f16,

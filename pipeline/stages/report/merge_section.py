@@ -89,12 +89,11 @@ def candidates(merge: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def noise(parity: Mapping[str, Any]) -> dict[str, float]:
     """Mean relative rounding error (RMSE) of each level's tensors, as the parity checks measured it."""
-    found = {
-        key: (check.get("figures") or {}).get("rmse_mean")
+    return {
+        place_of(check): value
         for key, check in parity["checks"].items()
-        if key.startswith("weights_")
+        if key.startswith("weights_") and (value := (check.get("figures") or {}).get("rmse_mean"))
     }
-    return {place_of(key): value for key, value in found.items() if value}
 
 
 def survival(

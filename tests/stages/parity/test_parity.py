@@ -60,7 +60,8 @@ def test_a_quick_parity_names_what_it_did_not_measure(project: Path) -> None:
         "outputs_q4_k_m",
         "outputs_q5_k_m",
         "outputs_lora",
-        "behavior",
+        "behavior_answers_end",
+        "behavior_no_markers",
     }
     assert "`quench parity --depth standard` measures it" in checks["outputs_q4_k_m"]["detail"]
     assert not list((project / "models").glob(".*"))
@@ -95,7 +96,7 @@ def test_where_only_llama_cpp_fails_it_is_its_own_error(
     def refuse(*_: Any, **__: Any) -> None:
         raise ToolError("Q-TEST-001", "llama-server did not finish loading")
 
-    monkeypatch.setattr("pipeline.stages.parity.stage.text_and_tokens", refuse)
+    monkeypatch.setattr("pipeline.stages.parity.text.served_texts", refuse)
     assert main(["parity", "--root", str(project)]) == 4
     assert "did not finish loading" in capsys.readouterr().err
 

@@ -3,15 +3,14 @@ it is, and the page loads nothing.
 """
 
 import re
-from collections import Counter
 from typing import Any
 
 import pytest
 from html_page import Page
 from parity_inputs import check, failed_report, merge_report, outputs, parity_report
 
-from pipeline.pages.parity_summary import code, counts, first_failed, grouped, place_of, sentence, title
-from pipeline.stages.parity.drawings import chain, divergences
+from pipeline.pages.parity_summary import code, counts, first_failed, grouped, sentence, title
+from pipeline.stages.parity.chain import chain, divergences
 from pipeline.stages.parity.page import render_parity_page
 
 
@@ -52,7 +51,7 @@ def test_every_check_is_a_row_with_all_that_is_known_of_it() -> None:
         assert one["detail"] in text
     for words in (
         "Every parity check holds",
-        "18of 18 checks",
+        "17of 17 checks",
         "ulp",
         "largest KLD 0.0961",
         "mean relative RMSE 0.0412",
@@ -68,14 +67,14 @@ def test_every_check_is_a_row_with_all_that_is_known_of_it() -> None:
 def test_what_was_not_measured_is_not_passed_and_how_to_measure_it_is_said() -> None:
     text = page_of(parity_report("quick")).text
     assert "No parity check failed, but not all were measured" in text
-    assert "9 of 18 parity checks hold; 9 were not measured" in text
+    assert "9 of 17 parity checks hold; 8 were not measured" in text
     assert "quench parity --depth full" in text
     assert "parity.depth is quick" in text
     assert text.count("✓ pass") == 9 + 1  # and the legend's
     full = parity_report("full")
     full["checks"]["text_template"]["verdict"] = "PASS"
     text = page_of(full).text
-    assert "17 of 18 parity checks hold; 1 was not measured" in text
+    assert "16 of 17 parity checks hold; 1 was not measured" in text
     assert "--depth full" not in text  # it was that deep
 
 
@@ -83,7 +82,7 @@ def test_a_failed_check_heads_the_page_with_its_cause() -> None:
     html = render_parity_page(failed_report(), merge_report())
     text = Page(html).text
     assert (
-        text.index("Something was lost: 2 of 18 parity checks failed")
+        text.index("Something was lost: 2 of 17 parity checks failed")
         < text.index("“Merged → F16, weights”: do not serve")
         < text.index("✓ pass")
     )
@@ -98,8 +97,8 @@ def test_a_warning_is_shown_as_what_it_is() -> None:
     report["checks"]["outputs_q4_k_m"] |= {"verdict": "warn", "figure": 1.09}
     text = page_of(report).text
     assert text.count("▲ warn") == 3  # the legend's, the check's, the model's
-    assert "to Q4_K_M: ✓ weights, ▲ outputs 1.09" in text
-    assert counts(report["checks"]) == {"fail": 0, "warn": 1, "not measured": 0, "pass": 17}
+    assert "16-bit GGUF✓ weights, ▲ outputs 1.09Q4_K_M" in text
+    assert counts(report["checks"]) == {"fail": 0, "warn": 1, "not measured": 0, "pass": 16}
     assert "Every parity check holds" not in text and "Something was lost" not in text
     assert "report.gate" in sentence(report)
 
@@ -117,76 +116,40 @@ def test_the_first_to_fail_is_the_first_on_the_way() -> None:
     report = failed_report()
     report["checks"] = dict(reversed(report["checks"].items()))
     assert (first_failed(report["checks"]) or {})["title"] == "Merged → F16, weights"
-    assert counts(report["checks"]) == {"fail": 2, "warn": 0, "not measured": 2, "pass": 14}
+    assert counts(report["checks"]) == {"fail": 2, "warn": 0, "not measured": 2, "pass": 13}
     assert list(grouped(report["checks"])) == ["Text", "Tokens", "Weights", "Outputs", "Behavior"]
     assert list(grouped({"odd": check("Odd", "", 1.0, 2.0, "", "pass", "")})) == ["Other"]
 
 
-PLACES = {
-    "weights_merged": "merged",
-    "weights_scales": "tuned GGUF",
-    "outputs_sixteen": "merged",
-    "outputs_trained": "merged",
-    "outputs_gguf": "16-bit GGUF",
-    "weights_bf16": "16-bit GGUF",
-    "outputs_q4_k_m": "Q4_K_M",
-    "weights_q4_k_m_imatrix": "Q4_K_M-imatrix",
-    "weights_iq4_xs": "IQ4_XS",
-    "outputs_tq1_0": "TQ1_0",
-    "weights_q8_0": "Q8_0",
-    "outputs_lora": "16-bit GGUF+lora",
-    "outputs_lora_q4_k_m": "Q4_K_M+lora",
-    "outputs_q5_0_lora": "Q5_0+lora",
-    "behavior_Q5_K_M": "Q5_K_M",
-    "behavior_stops": "",
-    "text_template": "",
-    "tokens_levels": "",
-    "outputs": "",
-}
+def ways(checks: dict[str, Any]) -> dict[str, str]:
+    """Every hand-over of stored weights, outputs and answers with its marks."""
+    return {f"{step.start} → {step.end}": ", ".join(step.marked) for step in chain(checks)[1:]}
 
 
-@pytest.mark.parametrize(("key", "place"), PLACES.items())
-def test_a_key_says_where_its_check_stands(key: str, place: str) -> None:
-    assert place_of(key) == place
-
-
-def lines(drawing: str) -> Counter[str]:
-    """How many lines of the chain have which of the page's colors."""
-    return Counter(re.findall(r"fill: none;[^\"]* stroke: var\(--(\w+)\)", drawing))
-
-
-def test_the_chain_has_every_hand_over_colored_and_marked() -> None:
-    drawing = chain(parity_report("full")["checks"])
-    text = Page(drawing).text
-    for words in (
-        "✓ weights",
-        "✓ outputs, NF4 base 2.2e-06",
-        "✓ outputs 0.0104",
-        "text and tokens: ✓ text 1 of 1, ✓ tokens 4 of 4",
-        "Q5_K_M to served: ✓ 2 of 2",
-        "adapter as a GGUF on the base's: ✓ outputs 5.1e-06",
-    ):
-        assert words in text, words
-    assert lines(drawing) == {"good": 3 + 2 + 2 + 2}
+def test_the_chain_has_every_hand_over_marked() -> None:
+    checks = parity_report("full")["checks"]
+    assert ", ".join(chain(checks)[0].marked) == "✓ text 1 of 1, ✓ tokens 4 of 4"
+    assert ways(checks) == {
+        "trained → merged": "✓ weights, ✓ outputs, 16-bit base 0.315, ✓ outputs, NF4 base 2.2e-06",
+        "merged → 16-bit GGUF": "✓ weights, ✓ outputs 7.1e-07",
+        "16-bit GGUF → Q4_K_M": "✓ weights, ✓ outputs 0.0104",
+        "16-bit GGUF → Q5_K_M": "✓ weights, ✓ outputs 0.0031",
+        "Q4_K_M → served": "✓ answers 1 of 1",
+        "Q5_K_M → served": "✓ answers 1 of 1",
+        "trained → base's 16-bit GGUF with LoRA": "✓ outputs 5.1e-06",
+        "base's 16-bit GGUF with LoRA → the same at Q4_K_M": "✓ outputs 0.0871",
+    }
 
 
 def test_the_chain_names_what_failed_and_what_is_open() -> None:
-    drawing = chain(failed_report()["checks"])
-    assert "merged to 16-bit GGUF: ✕ weights, ✕ outputs 2.31" in Page(drawing).text
-    assert lines(drawing) == {"good": 6, "bad": 1, "warm": 2}  # the adapter's own GGUF is open
-    assert drawing.count("stroke-dasharray") == 2
-    alone = chain({"weights_merged": parity_report()["checks"]["weights_merged"]})
-    assert "merged to 16-bit GGUF: ○ not measured" in Page(alone).text
-    assert lines(alone)["good"] == 1
-
-
-def test_the_chain_stays_inside_its_box_however_many_levels_there_are() -> None:
-    checks = {f"outputs_q{number}_0": outputs(f"F16 → Q{number}_0", 0.01, 0.1) for number in range(1, 9)}
-    drawing = chain(checks | {"outputs_lora_q4_0": outputs("LoRA", 0.1, 0.1)})
-    height = float(re.search(r'viewBox="0 0 \S+ (\S+)"', drawing).group(1))  # type: ignore[union-attr]
-    boxes = re.findall(r'd="([^"]+)"[^>]*style="fill: var\(--card\)', drawing)
-    assert max(float(y) for box in boxes for y in re.findall(r"[\d.]+ ([\d.]+)", box)) < height
-    assert len(boxes) == 3 + 8 + 1 + 2
+    found = ways(failed_report()["checks"])
+    assert found["merged → 16-bit GGUF"] == "✕ weights, ✕ outputs 2.31"
+    assert [step for step, marks in found.items() if "✕" in marks] == ["merged → 16-bit GGUF"]
+    html = render_parity_page(failed_report(), merge_report())
+    assert html.count('<li class="fail">') == 1
+    assert html.count('<li class="not-measured">') == 2  # the adapter's own GGUF is open
+    alone = ways({"weights_merged": parity_report()["checks"]["weights_merged"]})
+    assert alone["merged → 16-bit GGUF"] == "○ not measured"
 
 
 def test_divergences_are_drawn_on_a_logarithmic_scale_with_their_limits() -> None:

@@ -10,8 +10,7 @@ import adapter_inputs
 import pytest
 from html_page import Page
 
-from pipeline.pages.parity_summary import place_of
-from pipeline.stages.parity.drawings import unmerged_chain
+from pipeline.stages.parity.chain import chain
 from pipeline.stages.parity.page import render_parity_page
 from pipeline.stages.report import stage as stage
 
@@ -145,30 +144,17 @@ def test_distillation_without_the_base_is_not_measured(tmp_path: Path) -> None:
 # ---- the parity checks
 
 
-@pytest.mark.parametrize(
-    ("key", "place"),
-    [
-        ("weights_file", "base GGUF"),
-        ("outputs_bare", "base GGUF"),
-        ("weights_lora", "base GGUF + LoRA"),
-        ("outputs_served", "base GGUF + LoRA"),
-    ],
-)
-def test_the_checks_have_places_of_their_own(key: str, place: str) -> None:
-    assert place_of(key) == place
-
-
-def test_the_chain_is_drawn_without_a_merge() -> None:
-    drawn = unmerged_chain(adapter_inputs.parity()["checks"])
-    for words in (
-        "trained to base GGUF + LoRA: ✓ weights, ✓ outputs 0.00234",
-        "the base in training to base GGUF: ✓ weights, ✓ outputs 0.0021",
-        "base GGUF + LoRA to served: ✓ 1 of 1",
-        "text and tokens: ✓ text 1 of 1, ✓ tokens 2 of 2",
-    ):
-        assert words in drawn, words
-    assert "Merged" not in drawn
-    assert "16-bit" not in drawn
+def test_the_chain_without_a_merge() -> None:
+    ways = {
+        f"{step.start} → {step.end}: {', '.join(step.marked)}"
+        for step in chain(adapter_inputs.parity()["checks"])
+    }
+    assert ways == {
+        "trained → base GGUF + LoRA: ✓ text 1 of 1, ✓ tokens 2 of 2",
+        "trained → base GGUF + LoRA: ✓ weights, ✓ outputs 0.00234",
+        "base in training → base GGUF: ✓ weights, ✓ outputs 0.0021",
+        "base GGUF + LoRA → served: ✓ answers 1 of 1",
+    }
 
 
 def test_the_parity_page_names_base_and_adapter() -> None:

@@ -1,0 +1,241 @@
+"""The probes of each way to ship, and the files that they look at.
+
+`merged`: base and adapter → merged model → 16-bit GGUF → levels, and the base's GGUF with the adapter's on
+it. Where nothing is merged one hand-over remains: training's forward in PyTorch, on the file's own blocks,
+and llama.cpp's on what is served. Stored weights come first everywhere: where they are damaged, llama.cpp may
+refuse the file, and then they say why.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.levels import distilled_from, level_key
+from pipeline.config.params import Params
+from pipeline.config.sections import TUNED, UNTUNED, Graph
+from pipeline.core.publish import read_json
+from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.gguf.file import is_made
+from pipeline.llamacpp.server import serving
+from pipeline.pages import parity_summary as places
+from pipeline.stages.parity import behavior, merged_weights, special_tokens, text, tokens
+from pipeline.stages.parity.conversations import chosen
+from pipeline.stages.parity.corpus import strings
+from pipeline.stages.parity.gguf_weights import gguf_weights
+from pipeline.stages.parity.hand_overs import FROM_NF4, FROM_SIXTEEN
+from pipeline.stages.parity.level_weights import level_weights
+from pipeline.stages.parity.lora_weights import lora_weights
+from pipeline.stages.parity.outputs import Bench, Chain, output_checks
+from pipeline.stages.parity.probes import CTX_SIZE, Measure, ParityChecks, Probe
+from pipeline.stages.parity.scales_weights import distilled_weights, scales_weights
+from pipeline.stages.parity.served_outputs import outputs
+from pipeline.stages.parity.unmerged_chain import UnmergedChain, base_file
+
+NO_BASE = "convert.base is false, so the untuned base has no GGUF"
+LORA = {"outputs_lora": "Base GGUF with LoRA GGUF"}
+BEHAVIOR = {"behavior_answers_end": behavior.ENDS, "behavior_no_markers": behavior.MARKERS}
+TEXT = {"text_template": text.TITLE, "tokens_ids": tokens.IDS, "tokens_corpus": tokens.CORPUS}
+SPECIAL = {"tokens_special": special_tokens.TOKENS, "text_chat_template": special_tokens.TEMPLATE}
+
+
+@dataclass(frozen=True)
+class Route:
+    """The probes of a way to ship, the place that a check judges by its key, the GGUFs that are looked at,
+    and the report of the merge if there is one.
+    """
+
+    probes: list[Probe]
+    places: Mapping[str, str]
+    files: list[Path]
+    merge_report: dict[str, Any] | None = None
+
+
+def merged(params: Params, root: Path, measure: Measure) -> Route:
+    """The route of the graph that merges."""
+    folder, name, kind = root / "models/gguf", params.convert.name, params.convert.type
+    chain = Chain(
+        base=root / "models/base",
+        adapter=root / "models/adapter",
+        merged=root / "models/merged",
+        gguf=folder / f"{name}-{kind}.gguf",
+        levels={level: folder / f"{name}-{level}.gguf" for level in params.quantize.files},
+        untuned={
+            level.removeprefix(UNTUNED): folder / f"{name}-{level}.gguf"
+            for level in params.quantize.untuned
+            if not params.quantize.tensor_types  # which say what a level of the merged model is made of
+        },
+    )
+    untuned = folder / f"{name}-base-{kind}.gguf"
+    base_gguf = untuned if is_made(untuned) else None
+    return Route(
+        merged_probes(chain, measure, base_gguf=base_gguf, lora=folder / f"{name}-lora.gguf"),
+        {
+            **dict.fromkeys(("weights_merged", "outputs_sixteen", "outputs_trained"), places.MERGED),
+            **dict.fromkeys(("weights_gguf", "outputs_gguf"), places.SIXTEEN),
+            **{level_key(group, level): level for group in ("weights", "outputs") for level in chain.levels},
+            "outputs_lora": places.SIXTEEN + places.LORA,
+            **{level_key("outputs_lora", level): level + places.LORA for level in chain.levels},
+        },
+        [chain.gguf, *([base_gguf] if base_gguf else []), *chain.levels.values()],
+        read_json(root / "reports/merge.json", "run `snakemake merge`"),
+    )
+
+
+def adapter(params: Params, root: Path, measure: Measure) -> Route:
+    """The route of the graph that serves the base's file with the adapter's GGUF on it."""
+    lora = root / "models/gguf" / f"{params.convert.name}-lora.gguf"
+    chain = _unmerged(root, root / "models/base" / MODEL_FILE, lora)
+    return Route(unmerged_probes(chain, measure), _unmerged_places(places.SERVED), [chain.served, lora])
+
+
+def tuned(params: Params, root: Path, measure: Measure) -> Route:
+    """The route of the graph that serves the base's file with trained scales."""
+    chain = _unmerged(root, root / "models/gguf" / f"{params.convert.name}-{TUNED}.gguf")
+    files = [chain.bare, chain.served]
+    return Route(unmerged_probes(chain, measure), _unmerged_places(places.TUNED), files)
+
+
+ROUTES: dict[Graph, Callable[[Params, Path, Measure], Route]] = {
+    "merged": merged,
+    "adapter": adapter,
+    "tuned": tuned,
+}
+
+
+def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path) -> list[Probe]:
+    """What is measured along the chain; `base_gguf` is the untuned base's, if it was made."""
+    tokenizer, limits = load_tokenizer(chain.adapter), measure.limits
+    with_lora = limits.depth == "full" and base_gguf is not None
+
+    def weights(checks: ParityChecks) -> ParityChecks:
+        found = merged_weights.merged_weights(chain.base, chain.adapter, chain.merged)
+        found["weights_gguf"] = gguf_weights(chain.merged, chain.gguf)
+        for level, path in chain.levels.items():
+            key, plain = level_key("weights", level), distilled_from(level)
+            if plain:
+                record = measure.distilled / f"{plain}.json"
+                found[key] = distilled_weights(chain.levels[plain], path, record, level)
+            else:
+                found[key], _ = level_weights(
+                    chain.gguf, path, level, limits.rmse_slack, measure.tensor_types
+                )
+        return found
+
+    def base_weights(checks: ParityChecks) -> ParityChecks:
+        return {"weights_base": gguf_weights(chain.base, base_gguf)} if base_gguf else {}
+
+    def special(checks: ParityChecks) -> ParityChecks:
+        levels = list(chain.levels.values())
+        return {
+            **_special(tokenizer, chain.merged, chain.gguf, measure),
+            "tokens_levels": special_tokens.vocabularies_and_provenance(chain.merged, chain.gguf, levels),
+        }
+
+    def said(checks: ParityChecks) -> ParityChecks:
+        bench = Bench(measure.prompts(tokenizer), measure.scratch, measure.evaluate.threads, measure.tools)
+        adapted = {"base_gguf": base_gguf, "lora": lora} if with_lora else {}
+        return output_checks(chain, bench, limits, checks, **adapted)
+
+    models = [chain.gguf, *chain.levels.values()]
+    outputs = {
+        "outputs_trained": FROM_NF4,
+        "outputs_sixteen": FROM_SIXTEEN,
+        "outputs_gguf": "Merged model → 16-bit GGUF",
+        **{level_key("outputs", level): f"{chain.gguf.stem} → {level}" for level in chain.levels},
+    }
+    return [
+        Probe("weights", {}, weights),
+        Probe(
+            "the base's weights",
+            {"weights_base": "Untuned base → its 16-bit GGUF"},
+            base_weights,
+            lacking="" if base_gguf else NO_BASE,
+        ),
+        Probe("special tokens", SPECIAL | {"tokens_levels": special_tokens.RECORDS}, special),
+        _text(chain.gguf, tokenizer, measure),
+        Probe("outputs", outputs | (LORA if with_lora else {}), said, "standard"),
+        # measured among the outputs
+        *([] if with_lora else [Probe("LoRA", LORA, said, "full", "" if base_gguf else NO_BASE)]),
+        _behavior(models, tokenizer, measure),
+    ]
+
+
+def unmerged_probes(chain: UnmergedChain, measure: Measure) -> list[Probe]:
+    """What is measured of the base's file with the adapter's GGUF on it, or with trained scales."""
+    tokenizer = load_tokenizer(chain.adapter)
+
+    def weights(checks: ParityChecks) -> ParityChecks:
+        found = {"weights_file": base_file(chain)}
+        if chain.lora:
+            return found | {"weights_lora": lora_weights(chain.base, chain.adapter, chain.lora)}
+        return found | {"weights_scales": scales_weights(chain.base, chain.adapter, chain.served)}
+
+    return [
+        Probe("weights", {}, weights),
+        Probe("special tokens", SPECIAL, lambda _: _special(tokenizer, chain.base, chain.served, measure)),
+        _text(chain.served, tokenizer, measure),
+        Probe("outputs", chain.made.titles, lambda _: outputs(chain, tokenizer, measure), "standard"),
+        _behavior([chain.served], tokenizer, measure, chain.lora),
+    ]
+
+
+def _special(tokenizer: Any, folder: Path, gguf: Path, measure: Measure) -> ParityChecks:
+    return {
+        "tokens_special": special_tokens.special_tokens(tokenizer, folder, gguf, measure.tools),
+        "text_chat_template": special_tokens.chat_template(tokenizer, folder, gguf),
+    }
+
+
+def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
+    """What llama-server makes of conversations, and the GGUF's vocabulary of strings; both as training
+    does.
+    """
+
+    def compare(checks: ParityChecks) -> ParityChecks:
+        limits, tools = measure.limits, measure.tools
+        with serving(tools, gguf, ctx_size=CTX_SIZE, threads=measure.evaluate.threads) as server:
+            texts = text.served_texts(tokenizer, server, chosen(measure.rows, limits.conversations))
+            found = {
+                "text_template": text.template_text(texts, tokenizer, gguf),
+                "tokens_ids": tokens.token_ids(texts, tokenizer, server, gguf),
+            }
+        rendered = [compared.complete for compared in texts.compared if compared.conversation.held_out]
+        corpus = strings(tokenizer, rendered, limits.strings)
+        return found | {"tokens_corpus": tokens.corpus_ids(corpus, tokenizer, gguf, tools)}
+
+    return Probe("text and tokens", TEXT, compare)
+
+
+def _behavior(models: list[Path], tokenizer: Any, measure: Measure, lora: Path | None = None) -> Probe:
+    """What each GGUF does in llama-server, with the adapter's GGUF `lora` on it if one is given."""
+    return Probe(
+        "behavior",
+        BEHAVIOR,
+        lambda _: behavior.behavior_checks(
+            models,
+            measure.rows,
+            tokenizer,
+            prompts=measure.limits.prompts,
+            ctx_size=CTX_SIZE,
+            threads=measure.evaluate.threads,
+            n_gpu_layers=measure.evaluate.n_gpu_layers,
+            tools=measure.tools,
+            lora=lora,
+        ),
+        "standard",
+    )
+
+
+def _unmerged(root: Path, served: Path, lora: Path | None = None) -> UnmergedChain:
+    """The files below `root` of a graph that serves `served`, with `lora` on it if one is given."""
+    models = root / "models"
+    return UnmergedChain(models / "base", models / "base.json", models / "adapter", served, lora)
+
+
+def _unmerged_places(served: str) -> dict[str, str]:
+    return {
+        **dict.fromkeys(("weights_file", "outputs_bare"), places.BASE),
+        **dict.fromkeys(("weights_lora", "weights_scales", "outputs_served"), served),
+    }
