@@ -3,11 +3,11 @@
     python benchmarks/mutants.py ROOM [MODULE …] [--functions]      (`make mutants ROOM=gate`)
 
 Each change (a mutant) is another comparison, operator, constant, condition, argument's default, or a
-statement left out. Sentences (text with a space, f-strings, what is raised) stay: tests assert ids. A change
-inside a function is made in a fork of a pytest session that has collected the tests, and only tests that call
-the function run; a change of what an import computes is made before pytest collects, which takes seconds
-for each (`--functions` leaves these out, and the record says so). Tests that fail, or are
-skipped by `--unit`, judge nothing. What crashes or does not end is counted as survived.
+statement left out. Sentences (text with a space, f-strings) stay: tests assert ids. A change inside a
+function is made in a fork of a pytest session that has collected the tests, and only tests that call the
+function run; a change of what an import computes is made before pytest collects, which takes seconds for each
+(`--functions` leaves these out, and the record says so). Tests that fail, or are skipped by `--unit`, judge
+nothing. What crashes or does not end is counted as survived.
 
 Killed and total of each module, with the names of the survivors, go into benchmarks/results/mutants.json.
 """
@@ -69,6 +69,7 @@ for pair in PAIRS.split(", "):
     one, other = (getattr(ast, name) for name in pair.split())
     SWAPS |= {one: other, other: one}
 NOT_FOUND = {"survived": "", "no test": " (no test)", "": " (crashes or does not end)"}
+SHOWN = 70  # characters of a change
 Place = tuple[str, int]  # a function's qualified name and first line
 
 
@@ -131,12 +132,14 @@ def mutants(module: str, text: str) -> Iterator[Mutant]:
                 if strict or isinstance(child, ast.JoinedStr) or not isinstance(child, ast.AST):
                     continue
                 there = getattr(child, "lineno", line)
-                shown = isinstance(node, ast.expr | ast.keyword | ast.AugAssign)
+                whole = isinstance(node, ast.expr | ast.keyword | ast.AugAssign)
+                before = ast.unparse(node) if whole else ""
+                if not 0 < len(before) <= SHOWN and not isinstance(child, tuple(SWAPS)):
+                    whole, before = False, ast.unparse(child)
                 for after in others(child, field):
-                    before = ast.unparse(node if shown else child)
                     put(after)
                     code = compiled(module, ast.fix_missing_locations(tree))
-                    words = f"{before[:70]} -> {ast.unparse(node if shown else after)[:70]}"
+                    words = f"{before[:SHOWN]} -> {ast.unparse(node if whole else after)[:SHOWN]}"
                     put(child)
                     if code != original:
                         name = inside[0] if inside else "<module>"

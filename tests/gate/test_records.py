@@ -162,6 +162,9 @@ def test_every_key_that_lacks_and_the_first_three_that_are_damaged_are_named(roo
     with pytest.raises(DataError) as caught:
         load(root)
     assert "more)" not in str(caught.value)
+    change(root, BASE, "architecture.architectures", "m")
+    with pytest.raises(DataError, match=r"is damaged \(architecture\.architectures: "):
+        load(root)
 
 
 @pytest.mark.parametrize("row", [{"id": ""}, {"score": 1.5}, {"score": None, "id": 3}])
@@ -195,7 +198,7 @@ def test_a_quantization_check_counts_if_it_is_of_this_base(root: Path) -> None:
     assert load(root).quantization_check is None
     for broken in ("[]", "{", "[" * 100_000, *(json.dumps({"lines": lines}) for lines in ({"a": {}}, [], 1))):
         file.write_text(broken)
-        with pytest.raises(DataError, match="Q-GATE-003"):
+        with pytest.raises(DataError, match="Q-GATE-003: "):
             load(root)
 
 
