@@ -4,9 +4,11 @@ CPU to start, and a fork of it nothing.
 A fork has its own process id, environment, working directory and streams. What a test kills, or starts twice
 at once, it starts the usual way. A stage of the toy (`tests/toy/run.py`) that finds `SERVER` in its
 environment has itself forked too, and so does DVC when it records that stage. llama.cpp's converters, which
-import PyTorch and Transformers, are forked in all tests but those of the converters (`converters_in_forks`).
+import PyTorch and Transformers, are forked in all tests but those of the converters (`converters_in_forks`),
+and pip where a file's places are tested.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -141,6 +143,11 @@ def _import_remotes() -> None:
             dvc.cli.main([*words.split(), "--quiet"])
 
 
+def _import_pip() -> None:
+    import pip._internal.cli.main
+    import pip._internal.commands.download  # noqa: F401
+
+
 def _serve(address: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
@@ -159,7 +166,8 @@ def _serve(address: str) -> None:
 
 
 def _become(connection: socket.socket) -> None:
-    """Become the program: nothing of the server's streams is kept."""
+    """Become the program: nothing of the server's streams is kept, and what it has loaded is no garbage."""
+    gc.freeze()
     code: object = 1
     try:
         _, streams, _, _ = socket.recv_fds(connection, 1, 3)
@@ -222,7 +230,10 @@ def _dvc(command: list[str], *, cwd: Path, **_: Any) -> "subprocess.CompletedPro
 
 
 if __name__ == "__main__":
-    {"workflow": _import_workflow, "remotes": _import_remotes, "converters": _import_converters}[
-        sys.argv[2]
-    ]()
+    {
+        "workflow": _import_workflow,
+        "remotes": _import_remotes,
+        "converters": _import_converters,
+        "pip": _import_pip,
+    }[sys.argv[2]]()
     _serve(sys.argv[1])

