@@ -5,6 +5,7 @@ params.yaml as a
 dict), `tiny_root` (a project folder: `python -m pipeline STAGE --root DIR` works in it).
 """
 
+import gc
 import json
 import os
 import shutil
@@ -139,6 +140,22 @@ def pytest_collection(session: pytest.Session) -> None:
         os.environ.get("PYTEST_XDIST_WORKER") or not session.config.getoption("numprocesses")
     ):
         unit_tier.begin()
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded stays, and is not looked through again whenever a stage has garbage collected: with
+    PyTorch and Transformers that takes a third of a second each time.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """The same for what a module of tests has loaded, once its fixtures are gone."""
+    yield
+    if nextitem is not None and nextitem.path != item.path:
+        pytest_collection_finish()
 
 
 def pytest_unconfigure() -> None:

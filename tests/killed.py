@@ -3,6 +3,7 @@
 Nothing of a run comes after it: no `finally`, no handler, no exception that a test could catch.
 """
 
+import gc
 import multiprocessing
 import os
 import pkgutil
@@ -83,8 +84,9 @@ def _train(root: Path, log: str) -> None:
 
 def on_one_core() -> None:
     """One thread, for beside other tests two would wait for each other, and the same for all runs, for sums
-    depend on their number.
+    depend on their number. What a fork has from before is not looked through for garbage again.
     """
+    gc.freeze()
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
 
