@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import shutil
-import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +27,7 @@ from pipeline.workflow.sources import read_source
 from pipeline.workflow.stages import code_of_stages
 
 READ = ("recipes/demo.yaml", "graphs/stages.yaml", "requirements.lock")
-MAKERS = ("conftest.py", "kept.py", "qwen2_variants.py", "tiny.py")
+MAKERS = ("kept.py", "qwen2_variants.py", "tiny.py")
 CONVERSION = ("pipeline.llamacpp.converters", "pipeline.gguf.header")
 STORE = "QUENCH_TESTS_KEPT"  # set by conftest.py, for the processes of xdist too
 _held: list[TextIO] = []  # locks for as long as this process lives
@@ -45,7 +44,7 @@ def kept(
     """The folder `name`, made by `make`, which runs `stages`, unless it is there as it was made; other
     processes wait for it. Read only.
     """
-    home = _entered((store or _store()) / name, key or made_by(tuple(stages), inspect.getsource(make)))
+    home = _entered((store or _store()) / name, key or made_by(tuple(stages), _text(make)))
     folder, record = home / name, home / f"{name}.json"
     with (home / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -76,7 +75,7 @@ def made_by(stages: tuple[str, ...], maker: str) -> str:
     """The key of everything that a folder is made by. Who trains by another method than "train.sft" names it
     among the stages, as `code_of_stages` does.
     """
-    digest = hashlib.sha256(_everywhere().encode())
+    digest = hashlib.sha256(json.dumps([_everywhere(), stages, maker]).encode())
     names = {stage.partition("@")[0] for stage in stages}
     if "train" in names and not any(name.startswith("train.") for name in names):
         names.add("train.sft")
@@ -84,8 +83,16 @@ def made_by(stages: tuple[str, ...], maker: str) -> str:
     digest.update(
         _package().key(*sorted({*CONVERSION, *modules, *(["pipeline.__main__"] if names else [])})).encode()
     )
-    digest.update(read_source(textwrap.dedent(maker).encode(), is_python=True).digest.encode())
     return digest.hexdigest()[:16]
+
+
+def _text(make: Callable[[Path], object]) -> str:
+    """A maker, and what it is given: the folders among that have their keys in their paths."""
+    given = inspect.getclosurevars(make).nonlocals
+    said = (
+        f"{name} {value}" for name, value in sorted(given.items()) if isinstance(value, (str, dict, Path))
+    )
+    return "\n".join([inspect.getsource(make), *said])
 
 
 @functools.cache
