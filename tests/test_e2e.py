@@ -4,15 +4,10 @@ then its products.
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny
-import yaml
-from conftest import STAGES
 from gguf import GGMLQuantizationType
 from log_lines import strange
 from safetensors import safe_open
@@ -89,24 +84,6 @@ def test_no_row_is_lost(finished: Path) -> None:
     for split in ("train", "val"):
         account = labels["splits"][split]
         assert account["rows"] + sum(account["rejected"].values()) == data["splits"][split]
-
-
-@pytest.mark.slow
-def test_a_run_prints_nothing_that_quench_did_not_write(tiny_root: Path, tiny_params: dict[str, Any]) -> None:
-    """As Snakemake starts them: each stage is a process, whose output and errors are its log."""
-    tiny_params["quantize"]["levels"] = ["Q4_K_M"]
-    tiny_params["evaluate"]["models"] = ["base-F16", "F16", "Q4_K_M"]
-    (tiny_root / "params.yaml").write_text(yaml.safe_dump(tiny_params))
-    for stage in (one for one in STAGES if "Q5_K_M" not in one):
-        run = subprocess.run(
-            [sys.executable, "-m", "pipeline", stage, "--root", tiny_root],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert run.returncode == 0, run.stdout
-        assert strange(run.stdout) == [], stage
 
 
 @pytest.mark.parametrize(

@@ -405,6 +405,7 @@ def test_a_run_is_told_by_what_it_depends_on(tmp_path: Path) -> None:
     assert told() != before
 
 
+@pytest.mark.slow
 def test_what_is_sent_is_enough_for_rollouts_in_process(prepared: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(prepared, tmp_path / "home"))
     values = yaml.safe_load((root / "params.yaml").read_text())

@@ -252,8 +252,8 @@ def rows_for(method: str) -> list[dict[str, Any]]:
 
 # of one trainer: ipo's only difference from dpo is its loss, simpo's from orpo too
 METHODS = [
-    *("sft", "dpo", "kto", "grpo"),
-    pytest.param("orpo", marks=pytest.mark.slow),
+    *("sft", "dpo", "kto"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("orpo", "grpo")),
     *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.exhaustive]) for name in ("ipo", "simpo")),
 ]
 

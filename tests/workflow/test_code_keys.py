@@ -565,8 +565,8 @@ MERGED = set(stages_in("merged"))
     ("name", "planned"),
     [
         ("a comment", set()),
-        ("the loss of GRPO", set()),
         ("publishing", MERGED),
+        pytest.param("the loss of GRPO", set(), marks=pytest.mark.slow),
         pytest.param("the rule of lengths", MERGED - {"base"}, marks=pytest.mark.slow),
         pytest.param("a style sheet", {"report"}, marks=pytest.mark.slow),
     ],
@@ -597,6 +597,7 @@ def test_dvc_alone_notices_an_edit(project: Project, edited: Any) -> None:
     assert project.status() == {"report"}
 
 
+@pytest.mark.slow
 def test_keys_that_are_gone_are_written_again_and_run_nothing(project: Project) -> None:
     """As in a clone: they are in no commit of git."""
     assert project.plan() == set()
