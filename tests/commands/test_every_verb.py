@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import chdir
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +18,11 @@ import pytest
 import yaml
 from click.testing import Result
 from typer.testing import CliRunner
+from user_project import user_project
 
 from benchmarks.suite import named, verbs
 from pipeline.cli import app
+from pipeline.config.sections import Gate
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.server import free_port
 from pipeline.llamacpp.tools import Toolchain
@@ -108,24 +109,10 @@ def quench(*words: str | Path, **more: Any) -> Result:
 
 @pytest.fixture(scope="module")
 def project(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The finished project as a user has it: made by `quench new`, its results recorded and committed."""
-    from dvc.repo import Repo
-
+    gate = dict.fromkeys(Gate.model_fields)  # two steps teach it nothing
+    server = {"port": free_port(), "ctx_size": 512, "n_predict": 8, "threads": 1}
     root = tmp_path_factory.mktemp("verbs") / "my project"
-    made = quench("new", root)
-    assert made.exit_code == 0 and "snakemake" in made.stdout, made.output
-    for name in ("data", "models", "reports"):
-        shutil.copytree(finished / name, root / name, dirs_exist_ok=True)
-    params = yaml.safe_load((finished / "params.yaml").read_text())
-    params["report"]["gate"] = dict.fromkeys(params["report"]["gate"])  # two steps teach it nothing
-    params["serve"] |= {"port": free_port(), "ctx_size": 512, "n_predict": 8, "threads": 1}
-    (root / "params.yaml").write_text(yaml.safe_dump(params))
-    with chdir(root), Repo(str(root)) as repo:
-        repo.add("data/raw")
-        repo.commit(force=True)
-    subprocess.run(["git", "add", "--all"], cwd=root, check=True)
-    subprocess.run(["git", "commit", "--quiet", "-m", "finished"], cwd=root, check=True)
-    return root
+    return user_project(root, finished, report={"gate": gate}, serve=server)
 
 
 @pytest.fixture(autouse=True)
