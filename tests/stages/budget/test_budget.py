@@ -157,9 +157,7 @@ def test_a_tensor_that_matters_gets_more_bits_than_its_like(
     assert bits(record["types"][PLANTED]) > max(bits(record["types"][name]) for name in alike)
 
 
-def test_a_job_that_runs_again_after_a_kill_ends_with_the_same_bytes(
-    tools: Toolchain, tmp_path: Path
-) -> None:
+def test_a_killed_job_that_runs_again_ends_with_the_same_bytes(tools: Toolchain, tmp_path: Path) -> None:
     model = cut_models(tools)
     wanted = run(model, tmp_path / "one", "5bpw", tools)
     kill_at("pipeline.stages.budget.search:compete", 1, run_few, model, tmp_path / "two", "5bpw")
