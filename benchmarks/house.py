@@ -1,0 +1,136 @@
+"""How much house there is: lines, statements and modules, what freezes the inside, what a user reads.
+
+    python benchmarks/house.py [COMMIT …]
+
+A column for each commit, and one for the working tree. A function's parameters count without `self` and
+`cls`; a symbol is inner if tests import it and no module of another room does; a room is a folder of
+pipeline/ or of pipeline/stages/. A sentence is an assertion's text of four words and more.
+"""
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import tarfile
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+SHORT, MOST_PARAMETERS, WORDS = 60, 6, 4
+Trees = dict[Path, ast.Module]
+
+
+def parsed(folder: Path) -> Trees:
+    """Every module below `folder`."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py"))}
+
+
+def nodes(trees: Trees, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
+    """The nodes of these kinds in all modules."""
+    return (node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, kinds))
+
+
+def lines(paths: Iterable[Path]) -> int:
+    """Lines of files together."""
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
+
+
+def imported(trees: Trees) -> Iterator[tuple[Path, str, str]]:
+    """(file, module of pipeline, name) of every import by name."""
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pipeline"):
+                yield from ((path, str(node.module), alias.name) for alias in node.names)
+
+
+def room(module: str) -> str:
+    """pipeline.gate of pipeline.gate.rules, pipeline.stages.merge of pipeline.stages.merge.stage."""
+    parts = module.split(".")
+    return ".".join(parts[: 3 if parts[1:2] == ["stages"] else 2])
+
+
+def parameters(node: ast.AST) -> list[ast.arg]:
+    """A function's parameters."""
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return [argument for argument in named if argument.arg not in ("self", "cls")]
+
+
+def measured(root: Path) -> dict[str, int]:
+    """Every figure of the project at `root`."""
+    pipeline, tests, benchmarks = (parsed(root / name) for name in ("pipeline", "tests", "benchmarks"))
+    names = {path: ".".join(path.relative_to(root).with_suffix("").parts) for path in pipeline}
+    uses = list(imported(pipeline))
+    # `from pipeline.stages.parity import text` imports a module
+    importers: Counter[str] = Counter()
+    for module in set(names.values()):
+        found = {path for path, source, name in uses if module in (source, f"{source}.{name}")}
+        importers[module] = len(found)
+    outside = {(source, name) for path, source, name in uses if room(names[path]) != room(source)}
+    tested = {(source, name) for _, source, name in imported(tests)}
+    functions = [parameters(node) for node in nodes(pipeline, ast.FunctionDef, ast.AsyncFunctionDef)]
+    texts = (
+        str(part.value)
+        for check in nodes(tests, ast.Assert)
+        for part in ast.walk(check)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    )
+    docs = [path for path in root.glob("docs/*.md") if path.name != "troubleshooting.md"]
+    return {
+        "lines of pipeline": lines(pipeline),
+        "statements of pipeline": sum(1 for _ in nodes(pipeline, ast.stmt)),
+        "modules of pipeline": len(pipeline),
+        f"modules under {SHORT} lines with one importer": sum(
+            importers[name] == 1 and path.name != "__init__.py" and lines([path]) < SHORT
+            for path, name in names.items()
+        ),
+        f"functions of more than {MOST_PARAMETERS} parameters": sum(
+            len(found) > MOST_PARAMETERS for found in functions
+        ),
+        "parameters that are dict[str, Any]": sum(
+            bool(argument.annotation) and ast.unparse(argument.annotation) == "dict[str, Any]"
+            for found in functions
+            for argument in found
+            if argument.annotation
+        ),
+        "lines of tests": lines(tests),
+        "inner symbols that tests use": len(tested - outside),
+        "sentences that tests assert": sum(len(re.findall(r"\w+", text)) >= WORDS for text in texts),
+        "lines of benchmarks": lines(benchmarks),
+        "keys": sum(
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "key"
+            for node in nodes(parsed(root / "pipeline/config/sections"), ast.Call)
+        ),
+        "lines of params.yaml": lines([root / "params.yaml"]),
+        "lines of graphs/stages.yaml": lines([root / "graphs/stages.yaml"]),
+        "lines of README.md": lines([root / "README.md"]),
+        "words of docs but troubleshooting": sum(
+            len(path.read_text(encoding="utf-8").split()) for path in docs
+        ),
+    }
+
+
+def at(commit: str) -> dict[str, int]:
+    """The figures of a commit."""
+    packed = subprocess.run(["git", "archive", commit], cwd=PROJECT, capture_output=True, check=True).stdout
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+        return measured(Path(folder))
+
+
+def main() -> None:
+    """Print a line for each figure."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("commits", nargs="*", metavar="COMMIT")
+    commits = parser.parse_args().commits
+    columns = [at(commit) for commit in commits] + [measured(PROJECT)]
+    print(f"{'':48}" + "".join(f"{name[:9]:>10}" for name in [*commits, "now"]))
+    for figure in columns[-1]:
+        print(f"{figure:48}" + "".join(f"{column[figure]:>10,}" for column in columns))
+
+
+if __name__ == "__main__":
+    main()
