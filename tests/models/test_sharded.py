@@ -3,7 +3,6 @@ one process with all of them computes, bit for bit. Here the device is the CPU; 
 Gloo.
 """
 
-import multiprocessing
 import sys
 import traceback
 import weakref
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from killed import FORKED
 from test_offload import CHANGES, LAYERS, LINEARS, trained, tuned
 from test_qlora import settings
 from tiny import tiny_moe, untied_qwen2
@@ -29,7 +29,6 @@ from pipeline.models.sharded import shard
 from pipeline.models.tensors import whole
 from pipeline.models.tuners import causal_model, save_trained, unchanged_in_file
 
-FORKED = multiprocessing.get_context("forkserver")
 GGUF: list[dict[str, Any]] = [{}, {"tuner": "scales"}, {"keep_quantized": False}]
 CASES = {
     "-".join((kind, *changes)): (kind, changes)
