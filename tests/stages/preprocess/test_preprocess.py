@@ -10,6 +10,7 @@ import tiny
 from pipeline.chat.rendering import Unrenderable
 from pipeline.chat.rows import TRAINED, Kind
 from pipeline.chat.tokens import IGNORED, NOT_LEARNED, encode, load_tokenizer
+from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.jsonl import write_rows
@@ -53,6 +54,8 @@ def test_labels_are_the_answers(prepared: Path, tmp_path: Path) -> None:
     )
     assert trained == stats["splits"]["train"]["trained_tokens"]
     assert 0 < stats["trained_share"] < 0.5
+    asked = run(prepared, tmp_path / "asked", packing=False, train=Train(train_on_prompt=True))
+    assert asked["trained_share"] == 1
 
 
 def test_two_runs_give_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
