@@ -18,6 +18,7 @@ from pipeline.config.params import Params, load_params
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.llamacpp.logits import open_gguf
+from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answers import answer_rows
 from pipeline.stages.base.quantized_gguf import keep_gguf
@@ -149,8 +150,18 @@ def test_files_that_are_not_there_are_a_sentence(
         compared(files[0], tools, tmp_path / "gone.gguf")
 
 
-def test_the_whole_stage_of_base_and_adapter(tools: Toolchain, tmp_path: Path) -> None:
+def test_the_whole_stage_of_base_and_adapter(
+    tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both models on a tiny base from end to end; the answers are nonsense, but the adapter's own."""
+    started: list[Path | None] = []
+
+    def noted(*given: Any, **words: Any) -> Any:
+        started.append(words["lora"])
+        return serving(*given, **words)
+
+    for module in ("pipeline.metrics.answers", "pipeline.stages.evaluate.speed"):
+        monkeypatch.setattr(f"{module}.serving", noted)
     base, adapter = tmp_path / "models/base", tmp_path / "models/adapter"
     base.mkdir(parents=True)
     keep_gguf(tiny.tiny_gguf(tmp_path / "tiny.gguf", general__file_type=1), base, None, tools)
@@ -198,4 +209,5 @@ def test_the_whole_stage_of_base_and_adapter(tools: Toolchain, tmp_path: Path) -
     assert [output[model]["reference"] for model in output] == ["base", "base"]
     assert output["base"]["kld_max"] < 1e-6 < output["adapter"]["kld_mean"]
     assert answers["base"] != answers["adapter"]
+    assert started == [None, None, lora, lora]  # the server that is measured, and the one that answers
     assert len(output["adapter"]["by_row"]["all_tokens"]["kld"]) == 6
