@@ -57,7 +57,6 @@ EMPTY: dict[str, Any] = {
         "p50": None,
         "p95": None,
         "max": None,
-        "estimated": False,
     },
 }
 SAMPLES = ("rejects", "changes", "clusters", "answers", "contamination", "pairs", "rows")

@@ -90,11 +90,6 @@ def warnings(stats: Mapping[str, Any]) -> list[str]:
         found.append(
             f"{plural(files, 'whole file was', 'whole files were')} rejected: see the table of files."
         )
-    if stats["tokens"]["estimated"]:
-        found.append(
-            "lengths are estimated from characters, for the base's tokenizer was not there: run stage base "
-            "first."
-        )
     return found
 
 

@@ -122,7 +122,8 @@ def answers_end(found: list[Behaved], budget: int) -> Check:
     count = len(found[0].answers)
     title, what = (
         ENDS,
-        f"models of which no answer ends within {budget} tokens, where the 16-bit model's do",
+        f"models of which no answer ends within {budget} tokens"
+        + (", where the 16-bit model's do" if found[1:] else ""),
     )
     detail = "; ".join(f"{name}: {number} of {count} ended by themselves" for name, number in ended.items())
     figures = {f"{name} ended": float(number) for name, number in ended.items()}

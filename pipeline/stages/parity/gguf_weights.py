@@ -21,7 +21,7 @@ from pipeline.gguf.tied import EMBEDDINGS, HEAD
 from pipeline.models.runtime import side_by_side
 from pipeline.stages.parity.check import exact, failure
 
-WHAT = "tensors, rounded to the GGUF's type, and settings that differ from the merged model's"
+WHAT = "tensors, rounded to the GGUF's type, and settings that differ from {}'s"
 ROPE = "rope_freqs.weight"
 ROPE_TOLERANCE = 1e-5  # relative; both sides compute the factors in float32
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -39,33 +39,33 @@ class Fault:
     cause: str = ""
 
 
-def gguf_weights(merged: Path, gguf: Path) -> Check:
+def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Check:
     """Every tensor of the GGUF, streamed; "not measured" for an architecture whose conversion isn't known
-    here.
+    here. `of` says what model the folder `merged` holds.
     """
-    title = f"Weights of the merged model → {gguf.stem}"
+    title, what = f"Weights of {of} → {gguf.stem}", WHAT.format(of)
     header, tensors = gguf_tensors(gguf)
     config = read_config(merged)
     architecture = (config.get("architectures") or ["none"])[0]
     if architecture not in KNOWN:
         found = f"{len(tensors)} tensors ({', '.join(sorted(tensors)[:3])} …)"
         why = f"how {architecture} is converted is not known here: {found}"
-        return Check(title, "not measured", why, what=WHAT)
+        return Check(title, "not measured", why, what=what)
     if other := another_kind(header, tensors, architecture):
         return failure(
             title,
             count=len(tensors),
             unit="tensors",
             sentence=other,
-            cause=f"The file is not the GGUF of this merged model: {CONVERT}.",
-            what=WHAT,
+            cause=f"The file is not the GGUF of {of}: {CONVERT}.",
+            what=what,
         )
     wanted = sources(config, read_folder(merged))
     names = names_faults(wanted, tensors, merged, tied=bool(config.get("tie_word_embeddings")))
     both = sorted(wanted.keys() & tensors.keys())
     settings = settings_faults(gguf_settings(config), header.fields)
     faults = [*names, *settings, *side_by_side(lambda name: tensor_fault(tensors[name], wanted[name]), both)]
-    return weights_check(title, list(filter(None, faults)), tensors)
+    return weights_check(title, what, list(filter(None, faults)), tensors)
 
 
 def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: str) -> str:
@@ -80,14 +80,14 @@ def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: s
     return f"it holds quantized tensors ({ggml_types}) where 16-bit floats belong" if quantized else ""
 
 
-def weights_check(title: str, faults: list[Fault], tensors: dict[str, GgufTensor]) -> Check:
+def weights_check(title: str, what: str, faults: list[Fault], tensors: dict[str, GgufTensor]) -> Check:
     """The verdict over all faults; the first one is shown, and where most tensors differ, that it is another
     model.
     """
     weights = sum(tensor.rows * tensor.columns for tensor in tensors.values())
     compared = f"{len(tensors)} tensors, {weights / 1e6:,.1f} M weights"
     if not faults:
-        return exact(title, 0, "tensors", f"{compared}, equal bit for bit", "", WHAT)
+        return exact(title, 0, "tensors", f"{compared}, equal bit for bit", "", what)
     first = faults[0]
     cause = first.cause or f"The file was changed or damaged after it was made: {CONVERT}."
     if not first.cause and len(faults) > len(tensors) / 2:
@@ -102,7 +102,7 @@ def weights_check(title: str, faults: list[Fault], tensors: dict[str, GgufTensor
         sentence=f"{compared}; {first.tensor}: {first.seen}"
         + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""),
         cause=cause,
-        what=WHAT,
+        what=what,
     )
 
 

@@ -124,7 +124,7 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
         return found
 
     def base_weights(checks: ParityChecks) -> ParityChecks:
-        return {"weights_base": gguf_weights(chain.base, base_gguf)} if base_gguf else {}
+        return {"weights_base": gguf_weights(chain.base, base_gguf, "the untuned base")} if base_gguf else {}
 
     def special(checks: ParityChecks) -> ParityChecks:
         levels = list(chain.levels.values())

@@ -128,7 +128,6 @@ def stats() -> dict[str, Any]:
             "p50": 71,
             "p95": 190,
             "max": 1019,
-            "estimated": False,
         },
         "turns": {"2": 6200, "3": 610, "4": 301, "6": 150, "8": 40, "16": 11},
     }
@@ -421,7 +420,6 @@ def test_huge_and_many_numbers_stay_readable() -> None:
         ({"rows_rejected": 1601}, "20.0 % of the lines were rejected"),
         ({"splits": {"train": 9, "val": 1, "test": 0}}, "no row is held out"),
         ({"files_rejected": {"not_jsonl": 2}}, "2 whole files were rejected"),
-        ({"tokens": {"estimated": True}}, "lengths are estimated"),
     ],
 )
 def test_warnings_come_when_they_should(change: dict[str, Any], sentence: str) -> None:

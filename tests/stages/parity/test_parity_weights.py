@@ -140,6 +140,13 @@ def test_the_gguf_of_the_merged_model_is_equal_bit_for_bit(finished: Path) -> No
     assert "26 tensors" in check.sentence
 
 
+def test_the_base_and_its_gguf_are_not_called_the_merged_model(finished: Path) -> None:
+    checks = json.loads((finished / "reports/parity.json").read_text(encoding="utf-8"))["checks"]
+    assert "the untuned base" in checks["weights_base"]["title"]
+    assert "merged" not in checks["weights_base"]["title"] + checks["weights_base"]["what"]
+    assert "the merged model" in checks["weights_gguf"]["title"]
+
+
 @pytest.mark.parametrize(
     ("change", "detail", "cause"),
     [
