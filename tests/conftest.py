@@ -121,6 +121,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="skip every test that imports PyTorch, Transformers, DVC or Snakemake or starts a process",
     )
+    parser.addoption(
+        "--record",
+        action="store_true",
+        help="write tests/recorded again, from what the stages write now",
+    )
     needed.pytest_addoption(parser)
 
 
@@ -265,6 +270,20 @@ GGUF_STAGES = (
 )
 
 
+TUNED_STAGES = (
+    "base",
+    "curate",
+    "preprocess",
+    "train",
+    "tuned",
+    "parity",
+    "evaluate@source",
+    "evaluate@base",
+    "evaluate@tuned",
+    "report",
+)
+
+
 @pytest.fixture(scope="session")
 def prepared(tiny_qwen2: Path) -> Path:
     """A tiny project folder in which everything up to `preprocess` has run. Read only: copy it to change
@@ -320,6 +339,26 @@ def served(tiny_gguf_base: Path) -> Path:
         GGUF_STAGES[:-1],
     )
     return kept("served", make, GGUF_STAGES)
+
+
+@pytest.fixture(scope="session")
+def tuned(tiny_gguf_base: Path) -> Path:
+    """A tiny project folder of the graph of trained scales, in which every stage has run. Read only: copy it
+    to change it.
+    """
+    params = tiny.gguf_params(tiny_gguf_base)
+    params["train"] |= {"tuner": "scales", "learning_rate": 1.0e-2, "weight_decay": 0.0}
+    params["evaluate"] |= {"models": ["source", "base", "tuned"]}
+
+    def make(root: Path) -> None:
+        run_stages(Path(shutil.copytree(measured, root)), TUNED_STAGES[-1:])
+
+    measured = kept(
+        "measured-tuned",
+        lambda root: run_stages(tiny.write_project(root, params), TUNED_STAGES[:-1]),
+        TUNED_STAGES[:-1],
+    )
+    return kept("tuned", make, TUNED_STAGES)
 
 
 def run_stages(root: Path, stages: tuple[str, ...]) -> Path:

@@ -8,26 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
-from conftest import run_stages
 from html_page import Page
-from kept import kept
 
 from pipeline.__main__ import run
 from pipeline.core.errors import GateError
 from pipeline.gate.comparison import OF_TUNED
 
-STAGES = ("base", "curate", "preprocess", "train", "tuned", "parity")
-
 
 @pytest.fixture
-def project(tiny_gguf_base: Path, tmp_path: Path) -> Path:
+def project(tuned: Path, tmp_path: Path) -> Path:
     """A copy of a finished project, to spoil."""
-    params = tiny.gguf_params(tiny_gguf_base)
-    params["train"] |= {"tuner": "scales", "learning_rate": 1.0e-2, "weight_decay": 0.0}
-    params["evaluate"] |= {"models": ["source", "base", "tuned"]}
-    made = kept("tuned-parity", lambda root: run_stages(tiny.write_project(root, params), STAGES), STAGES)
-    return Path(shutil.copytree(made, tmp_path / "project"))
+    return Path(shutil.copytree(tuned, tmp_path / "project"))
 
 
 def test_trained_scales_are_what_is_served_and_the_bare_base_is_not(project: Path) -> None:
