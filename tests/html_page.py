@@ -1,5 +1,6 @@
-"""An HTML page as a browser sees it, for tests."""
+"""An HTML page as a browser sees it, for tests; as lines of text, to be held against a file."""
 
+import re
 from html.parser import HTMLParser
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -33,3 +34,58 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open[-1:] != ["script"]:
             self.text += data
+
+
+SILENT = {"script", "style", "option", "text"}  # of drawings what they are called and say, not their ticks
+INLINE = {"a", "abbr", "b", "br", "code", "em", "i", "kbd", "mark", "small", "span", "strong", "sub", "sup"}
+INLINE |= {"td", "th", "use"} | SILENT
+
+
+class _Lines(HTMLParser):
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.line = ""
+        self.silent = 0  # elements around this place whose text nobody reads
+        self.feed(html)
+        self.end_line()
+
+    def end_line(self) -> None:
+        if line := re.sub(r"\s+", " ", self.line).strip():
+            self.lines.append(line.removeprefix("| "))
+        self.line = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.silent += tag in SILENT
+        if tag not in INLINE:
+            self.end_line()
+        if tag in ("h2", "h3"):
+            self.line = f"{'#' * int(tag[1])} "
+        if tag in ("td", "th"):
+            self.line += " | "
+        if tag in ("small", "br", "span"):
+            self.line += " "
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("strong", "b"):
+            self.line += " "
+        self.silent -= tag in SILENT
+        if tag not in INLINE:
+            self.end_line()
+
+    def handle_data(self, data: str) -> None:
+        if not self.silent:
+            self.line += data
+
+
+def lines_of(html: str) -> str:
+    """What a reader reads, a line for each paragraph, heading, label of a drawing or row of a table, whose
+    cells are apart by `|`.
+    """
+    return "\n".join(_Lines(html).lines) + "\n"
+
+
+def section_of(html: str, name: str) -> str:
+    """The HTML of one section of a page."""
+    start = html.index(f'<section aria-labelledby="{name}"')
+    return html[start : html.index("</section>", start) + len("</section>")]

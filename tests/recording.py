@@ -56,14 +56,6 @@ SUBTREES: dict[str, Callable[[Any], Any]] = {
     # of packages and of the settings, which are the project's and not a stage's, a few
     "versions": lambda found: {name: "1.0" for name in found if name in PACKAGES},
     "settings": lambda found: {name: found[name] for name in SETTINGS},
-    "behavior_server_memory": lambda found: (
-        found
-        | {
-            "figure": 0.25,
-            "figures": dict.fromkeys(found["figures"], 0.25),
-            "detail": re.sub(r"\d+ MB of", "40 MB of", found["detail"]),
-        }
-    ),
 }
 
 

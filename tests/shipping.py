@@ -1,4 +1,4 @@
-"""A small finished project to ship from: reports of the demo's size, GGUFs of a few kilobytes with true
+"""The recorded projects to ship from: reports of the demo's size, GGUFs of a few kilobytes with true
 provenance records.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tiny
 from parity_inputs import parity_report
-from report_inputs import put, write_inputs
+from report_inputs import change, put, write_inputs
 
 from pipeline.config.params import Params, load_params
 from pipeline.core.hashing import file_hash, tree_hash
@@ -19,12 +19,8 @@ RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo-small.yaml"
 LEVELS = ["Q4_K_M", "Q5_K_M"]
 MODELS = ["base-F16", "F16", *LEVELS]
 FILE_TYPES = {"base-F16": 1, "F16": 1, "Q4_K_M": 15, "Q5_K_M": 17}
-PADDING = {
-    "base-F16": 65,
-    "F16": 64,
-    "Q4_K_M": 1,
-    "Q5_K_M": 32,
-}  # rows of a tensor that makes the files as different in size as levels are
+# rows of a tensor that makes the files as different in size as levels are
+PADDING = {"base-F16": 65, "F16": 64, "Q4_K_M": 1, "Q5_K_M": 32}
 
 
 def params(**gate: Any) -> Params:
@@ -44,45 +40,27 @@ def write_project(root: Path, **base: Any) -> Path:
     write_inputs(root)
     change(root / "models/base.json", **base)
     adapter, merged, ggufs = root / "models/adapter", root / "models/merged", root / "models/gguf"
-    merged.mkdir()
     ggufs.mkdir()
     (merged / "chat_template.jinja").write_text("template", encoding="utf-8")
-    adapter_sha256 = write_lineage(root)
-    put(
-        merged / "merge.json",
-        {
-            "merge_base": "nf4",
-            "method": "stream",
-            "dtype": "float16",
-            "adapters": [],
-            "adapter_sha256": adapter_sha256,
-        },
-    )
+    change(merged / "merge.json", merge_base="nf4", adapter_sha256=write_lineage(root))
     own = lineage_fields(root / "models/base.json") | adapter_fields(adapter) | folder_fields(merged)
     fields = {key.replace(".", "__"): value for key, value in own.items()}
     for model, kind in FILE_TYPES.items():
         padding = {"padding.weight": np.zeros((PADDING[model], 32), np.float32)}
         tiny.tiny_gguf(ggufs / f"demo-{model}.gguf", tensors=padding, general__file_type=kind, **fields)
-    parity = parity_report()
-    parity["files"] = {file.name: file_hash(file) for file in ggufs.iterdir()}
-    put(root / "reports/parity.json", parity)
-    for model in FILE_TYPES:
-        file = ggufs / f"demo-{model}.gguf"
-        known = {
-            "sha256": file_hash(file),
-            "bytes": file.stat().st_size,
-            "kld_mean": 0.0 if "F16" in model else 0.0184,
-            "same_top": 0.98,
-        }
-        known |= {
-            "answers_sha256": file_hash(root / f"reports/eval/{model}.answers.jsonl"),
-            "all_tokens": {"kld_mean": 0.0184, "same_top": 0.98},
-        }
-        change(root / f"reports/eval/{model}.json", **known)
+    files = {file.name: file_hash(file) for file in ggufs.iterdir()}
+    put(root / "reports/parity.json", parity_report() | {"files": files})
     task = json.loads((root / "reports/eval/F16.json").read_text(encoding="utf-8"))["task"]
     for model in MODELS:
+        file = ggufs / f"demo-{model}.gguf"
+        divergence = {"kld_mean": 0.0184, "same_top": 0.98}
         change(
             root / f"reports/eval/{model}.json",
+            sha256=file_hash(file),
+            bytes=file.stat().st_size,
+            answers_sha256=file_hash(root / f"reports/eval/{model}.answers.jsonl"),
+            **divergence | ({"kld_mean": 0.0} if "F16" in model else {}),
+            all_tokens=divergence,
             general=None,
             serving=None,
             **({} if model == "base-F16" else {"task": task}),
@@ -90,26 +68,23 @@ def write_project(root: Path, **base: Any) -> Path:
     return root
 
 
-def write_lineage(root: Path) -> str:
-    """Rows, tokens and an adapter that name each other, as curate, preprocess and train leave them; the
-    adapter's sha256.
+def write_lineage(root: Path, weights: str = "adapter_model.safetensors") -> str:
+    """Rows, tokens and what was trained, in the file `weights`, that name each other; the sha256 of that
+    file.
     """
     rows, tokens, adapter = root / "data/final", root / "data/tokens", root / "models/adapter"
-    rows.mkdir(parents=True)
-    tokens.mkdir()
+    rows.mkdir()
     for split in ("train", "val", "test"):
         (rows / f"{split}.jsonl").write_text(f'{{"id": "{split}"}}\n', encoding="utf-8")
     (tokens / "train.parquet").write_bytes(b"tokens")
-    put(
-        tokens / "manifest.json",
-        {"rows": {f"{split}.jsonl": file_hash(rows / f"{split}.jsonl") for split in ("train", "val")}},
-    )
-    (adapter / "adapter_model.safetensors").write_bytes(b"adapter")
-    put(adapter / "run.json", {"tokens_sha256": tree_hash(tokens), "settings": {"r": 16}})
+    hashes = {f"{split}.jsonl": file_hash(rows / f"{split}.jsonl") for split in ("train", "val")}
+    change(tokens / "manifest.json", rows=hashes)
+    (adapter / weights).write_bytes(b"adapter")
+    change(adapter / "run.json", tokens_sha256=tree_hash(tokens))
     trained_again(root)
     for report in (root / "reports/eval").glob("*.json"):
         change(report, rows_sha256=file_hash(rows / "test.jsonl"))
-    return file_hash(adapter / "adapter_model.safetensors")
+    return file_hash(adapter / weights)
 
 
 def trained_again(root: Path) -> None:
@@ -117,8 +92,3 @@ def trained_again(root: Path) -> None:
     run = json.loads((root / "reports/train.json").read_text(encoding="utf-8"))["run"]
     hashes = run["hashes"] | {"adapter": tree_hash(root / "models/adapter")}
     change(root / "reports/train.json", run=run | {"hashes": hashes})
-
-
-def change(path: Path, **values: Any) -> None:
-    """Other values at the top of a JSON file."""
-    put(path, json.loads(path.read_text(encoding="utf-8")) | values)

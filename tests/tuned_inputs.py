@@ -1,5 +1,5 @@
-"""What the stages leave behind if the scales of the base's GGUF were trained: `adapter_inputs` with one tuned
-file in the place of base and adapter.
+"""Editors over tests/recorded/tuned, the graph of trained scales: `adapter_inputs` with one tuned file in the
+place of base and adapter.
 """
 
 from pathlib import Path
@@ -7,18 +7,19 @@ from typing import Any
 
 import adapter_inputs
 import tiny
-from parity_inputs import placed, same
-from report_inputs import put
-from shipping import change, trained_again, write_lineage
+from recording import read, write_recorded
+from report_inputs import CHATML_WITH_DEFAULT, answers, change, put, write_evaluation
+from shipping import write_lineage
 
 from pipeline.config.params import Params, load_params
 from pipeline.core.hashing import file_hash
-from pipeline.gguf.base_files import ADAPTER_FILE, SCALES_FILE
+from pipeline.gguf.base_files import SCALES_FILE
 from pipeline.gguf.provenance import BASE_FILE, adapter_fields, lineage_fields
 
 RECIPE = adapter_inputs.RECIPE.with_name("demo-scales.yaml")
-FILE, SHA = "demo-tuned.gguf", "8d" * 32
+FILE = "demo-tuned.gguf"
 MODELS = ("source", "base", "tuned")
+LIKE = {"source": "source", "base": "base", "tuned": "adapter"}  # whose figures of `adapter_inputs` each has
 
 
 def params(models: tuple[str, ...] = MODELS, *, distill: bool = False) -> Params:
@@ -33,31 +34,27 @@ def params(models: tuple[str, ...] = MODELS, *, distill: bool = False) -> Params
 
 def write_reports(root: Path, *, distill: bool = False) -> Path:
     """Every input of the stage `report` below `root`."""
-    adapter_inputs.write_reports(root, distill=distill)
-    reports = root / "reports/eval"
-    (reports / "adapter.json").unlink()
-    (reports / "adapter.answers.jsonl").rename(reports / "tuned.answers.jsonl")
-    put(reports / "tuned.json", figures(distill=distill))
+    write_recorded("tuned", root)
+    (root / "models/adapter/chat_template.jinja").write_text(CHATML_WITH_DEFAULT, encoding="utf-8")
+    change(root / "models/base.json", license="Apache-2.0")
     put(root / "reports/parity.json", parity())
+    for model, like in LIKE.items():
+        write_evaluation(root, model, figures(model, distill=distill), answers(adapter_inputs.LIKE[like]))
     return root
 
 
-def figures(*, distill: bool = False) -> dict[str, Any]:
-    """reports/eval/tuned.json: the adapter's, but of one file."""
-    found = adapter_inputs.figures("adapter", distill=distill)
-    del found["lora"]
-    return found | {"model": "tuned", "file": FILE, "sha256": SHA, "bytes": adapter_inputs.BASE_BYTES}
+def figures(model: str = "tuned", *, distill: bool = False) -> dict[str, Any]:
+    """One reports/eval/MODEL.json: the adapter's figures, but of one file."""
+    found = read("tuned", f"reports/eval/{model}.json")
+    like = adapter_inputs.figures(LIKE[model], distill=distill)
+    own = {key: found[key] for key in adapter_inputs.OWN}
+    like.pop("lora", None)
+    return found | like | own | {"bytes": min(like["bytes"], adapter_inputs.BASE_BYTES)}
 
 
 def parity() -> dict[str, Any]:
     """reports/parity.json, passed."""
-    report = adapter_inputs.parity()
-    del report["checks"]["weights_lora"]
-    report["checks"]["weights_scales"] = same("Scales → the tuned GGUF", "bytes that are not theirs", 210)
-    report["checks"]["outputs_served"]["title"] = "Trained model → tuned GGUF"
-    places = dict.fromkeys(("weights_scales", "outputs_served"), "tuned GGUF")
-    report["checks"] = placed(report["checks"], adapter_inputs.PLACES | places)
-    return report | {"files": {"model.gguf": adapter_inputs.SHAS["model.gguf"], FILE: SHA}}
+    return adapter_inputs.parity("tuned")
 
 
 def write_project(root: Path, **of_the_base: Any) -> Path:
@@ -67,10 +64,8 @@ def write_project(root: Path, **of_the_base: Any) -> Path:
     write_reports(root)
     (root / "models/base").mkdir()
     (root / "models/gguf").mkdir()
-    write_lineage(root)
+    write_lineage(root, SCALES_FILE)
     adapter = root / "models/adapter"
-    (adapter / ADAPTER_FILE).rename(adapter / SCALES_FILE)
-    trained_again(root)
     base = tiny.tiny_gguf(root / "models/base/model.gguf", **of_the_base)
     change(root / "models/base.json", files={"model.gguf": file_hash(base)})
     fields = (
@@ -81,10 +76,5 @@ def write_project(root: Path, **of_the_base: Any) -> Path:
         **of_the_base,
         **{key.replace(".", "__"): value for key, value in fields.items()},
     )
-    change(root / "reports/parity.json", files={file.name: file_hash(file) for file in (base, tuned)})
-    for model in MODELS:
-        known: dict[str, Any] = {"answers_sha256": file_hash(root / f"reports/eval/{model}.answers.jsonl")}
-        if file := {"base": base, "tuned": tuned}.get(model):
-            known |= {"sha256": file_hash(file), "bytes": file.stat().st_size}
-        change(root / f"reports/eval/{model}.json", **known)
+    adapter_inputs.name_files(root, {"base": [base], "tuned": [tuned]})
     return root

@@ -22,14 +22,13 @@ def test_every_check_is_a_line_and_the_verdict_is_the_last(
 ) -> None:
     assert main(write(tmp_path, parity_report()), as_json=False) == 0
     lines = capsys.readouterr().out.splitlines()
-    (line,) = [line for line in lines if "demo-F16 → Q4_K_M" in line]
-    assert line.split()[-5:] == ["0.0104", "0.7", "nats", "✓", "pass"]
+    (line,) = [line for line in lines if line.strip().startswith("demo-F16 → Q4_K_M")]
+    assert line.split()[-5:] == ["0.000888", "0.5", "nats", "✓", "pass"]
     assert lines[-1].startswith(
-        "No parity check failed, but not all were measured (depth standard). 15 of 17 parity checks hold; 2 "
-        "were"
+        "No parity check failed, but not all were measured (depth standard). 18 of 19"
     )
-    assert any(line.endswith("was not measured: parity.depth is standard.") for line in lines)
-    assert sum("✓ pass" in line for line in lines) == 15
+    assert any("was not measured: parity.depth is standard" in line for line in lines)
+    assert sum("✓ pass" in line for line in lines) == 18
 
 
 def test_a_failed_check_is_exit_5_with_its_difference_and_cause(
@@ -38,14 +37,13 @@ def test_a_failed_check_is_exit_5_with_its_difference_and_cause(
     assert main(write(tmp_path, failed_report()), as_json=False) == 5
     output = capsys.readouterr().out
     assert (
-        "Merged → F16, weights failed: 1 against limit 0; blk.3.attn_q.weight differs from row 17 on."
-        in output
-    )
-    assert (
-        "  Likely cause: The tensor's rows are the merged model's in another order: run `snakemake "
-        "--force convert`."
+        "Weights of the merged model → demo-F16 failed: 1 against limit 0; blk.3.attn_q.weight differs from "
+        "row 17 on."
     ) in output
-    assert "The first that failed is “Merged → F16, weights”" in output
+    assert "The first that failed is “Weights of the merged model → demo-F16”" in output
+    assert (
+        "  Likely cause: Its rows are the merged model's in another order: run `snakemake --force convert`."
+    ) in output
 
 
 def test_a_warning_is_exit_0_and_says_what_judges_it(

@@ -83,7 +83,7 @@ def test_a_good_level_passes_and_every_rule_says_its_figure_and_limit() -> None:
     ]
     assert {one.verdict for one in verdict.checks} == {"pass"}
     parity = finding(verdict, "parity")
-    assert (parity.figure, parity.limit, parity.sentence[:8]) == (0.0, 0.0, "15 of 17")
+    assert (parity.figure, parity.limit, parity.sentence[:8]) == (0.0, 0.0, "18 of 19")
     record = verdict.record()
     assert (record["model"], record["verdict"]) == ("Q4_K_M", "pass")
     assert record["findings"][1] == {
@@ -128,7 +128,7 @@ def test_what_parity_warns_of_is_for_the_gate_to_judge() -> None:
     assert [one.key for one in refused.checks if one.verdict == "fail"] == ["kld"]
     passed = judge(evaluation(), parity=parity)
     assert passed.verdict == "pass"
-    assert finding(passed, "parity").sentence.startswith("15 of 17 ")  # it was measured
+    assert finding(passed, "parity").sentence.startswith("18 of 19 ")  # it was measured
 
 
 @pytest.mark.parametrize(
@@ -384,8 +384,8 @@ def test_rules_that_are_null_are_off_but_checks_never_are() -> None:
     failed = judge(evaluation(), OFF, failed_report())
     assert failed.verdict == "fail"
     assert (finding(failed, "parity").figure, finding(failed, "parity").limit) == (2.0, 0.0)
-    assert "2 of 17 parity checks failed" in failed.reasons[0]
-    assert "Merged → F16, weights" in failed.reasons[0]
+    assert "2 of 19 parity checks failed" in failed.reasons[0]
+    assert "Weights of the merged model → demo-F16" in failed.reasons[0]
 
 
 def test_a_level_that_parity_never_saw_is_refused() -> None:

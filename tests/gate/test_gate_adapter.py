@@ -80,7 +80,7 @@ def test_a_check_that_was_not_measured_refuses(key: str) -> None:
 def test_a_failed_check_refuses() -> None:
     report = parity_with("tokens_ids", verdict="fail", figure=1.0) | {"verdict": "fail"}
     assert finding(judge(OFF, report), "parity").sentence.startswith(
-        "1 of 8 parity checks failed, none may: Token ids"
+        "1 of 11 parity checks failed, none may: Token ids"
     )
 
 

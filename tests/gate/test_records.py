@@ -9,6 +9,7 @@ from typing import Any
 
 import adapter_inputs
 import pytest
+from recording import read
 from report_inputs import MODELS, put, write_inputs
 
 from pipeline.core.errors import DataError
@@ -190,7 +191,8 @@ def test_figures_and_answers_of_something_else_are_refused(root: Path) -> None:
 
 def test_a_quantization_check_counts_if_it_is_of_this_base(root: Path) -> None:
     line = dict.fromkeys(("title", "what", "figure", "limit", "verdict", "detail"))
-    file, weights = root / "reports/quantization-check.json", json_hash({"model.safetensors": "2e" * 32})
+    file, base = root / "reports/quantization-check.json", read("merged", "models/base.json")
+    weights = json_hash({"model.safetensors": base["files"]["model.safetensors"]})
     found = {"base_weights_sha256": weights, "lines": {"a": line}}
     put(file, found)
     assert load(root).quantization_check == found

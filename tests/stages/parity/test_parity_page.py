@@ -51,30 +51,30 @@ def test_every_check_is_a_row_with_all_that_is_known_of_it() -> None:
         assert one["detail"] in text
     for words in (
         "Every parity check holds",
-        "17of 17 checks",
+        "21of 21 checks",
         "ulp",
-        "largest KLD 0.0961",
-        "mean relative RMSE 0.0412",
-        "same top token > 99.9 %",
+        "largest KLD 1.4e-08",
+        "mean relative RMSE 0.0607",
+        "same top token 100.0 %",
         "merged into the base as NF4 rounds it",
         "0.2911 to 0.3480 nats, 32 rows.",
         "None: every parity check",
     ):
         assert words in text, words
-    assert text.index("Template text") < text.index("Token ids") < text.index("Answers stop")
+    assert text.index("Template text") < text.index("Token ids") < text.index("Answers end")
 
 
 def test_what_was_not_measured_is_not_passed_and_how_to_measure_it_is_said() -> None:
     text = page_of(parity_report("quick")).text
     assert "No parity check failed, but not all were measured" in text
-    assert "9 of 17 parity checks hold; 8 were not measured" in text
+    assert "11 of 19 parity checks hold; 8 were not measured" in text
     assert "quench parity --depth full" in text
     assert "parity.depth is quick" in text
-    assert text.count("✓ pass") == 9 + 1  # and the legend's
+    assert text.count("✓ pass") == 11 + 1  # and the legend's
     full = parity_report("full")
     full["checks"]["text_template"]["verdict"] = "PASS"
     text = page_of(full).text
-    assert "16 of 17 parity checks hold; 1 was not measured" in text
+    assert "20 of 21 parity checks hold; 1 was not measured" in text
     assert "--depth full" not in text  # it was that deep
 
 
@@ -82,11 +82,11 @@ def test_a_failed_check_heads_the_page_with_its_cause() -> None:
     html = render_parity_page(failed_report(), merge_report())
     text = Page(html).text
     assert (
-        text.index("Something was lost: 2 of 17 parity checks failed")
-        < text.index("“Merged → F16, weights”: do not serve")
+        text.index("Something was lost: 2 of 19 parity checks failed")
+        < text.index("“Weights of the merged model → demo-F16”: do not serve")
         < text.index("✓ pass")
     )
-    assert "1 (limit 0 differences); blk.3.attn_q.weight differs from row 17 on" in text
+    assert "1 (limit 0 tensors); blk.3.attn_q.weight differs from row 17 on" in text
     assert "<code>snakemake --force convert</code>" in html
     assert "<b>1</b>" in text  # a detail, as text
     assert "Every parity check holds" not in text
@@ -98,7 +98,7 @@ def test_a_warning_is_shown_as_what_it_is() -> None:
     text = page_of(report).text
     assert text.count("▲ warn") == 3  # the legend's, the check's, the model's
     assert "16-bit GGUF✓ weights, ▲ outputs 1.09Q4_K_M" in text
-    assert counts(report["checks"]) == {"fail": 0, "warn": 1, "not measured": 0, "pass": 16}
+    assert counts(report["checks"]) == {"fail": 0, "warn": 1, "not measured": 0, "pass": 20}
     assert "Every parity check holds" not in text and "Something was lost" not in text
     assert "report.gate" in sentence(report)
 
@@ -115,8 +115,8 @@ def test_a_report_that_failed_without_a_failed_check_does_not_hold() -> None:
 def test_the_first_to_fail_is_the_first_on_the_way() -> None:
     report = failed_report()
     report["checks"] = dict(reversed(report["checks"].items()))
-    assert (first_failed(report["checks"]) or {})["title"] == "Merged → F16, weights"
-    assert counts(report["checks"]) == {"fail": 2, "warn": 0, "not measured": 2, "pass": 13}
+    assert (first_failed(report["checks"]) or {})["title"] == "Weights of the merged model → demo-F16"
+    assert counts(report["checks"]) == {"fail": 2, "warn": 0, "not measured": 1, "pass": 16}
     assert list(grouped(report["checks"])) == ["Text", "Tokens", "Weights", "Outputs", "Behavior"]
     assert list(grouped({"odd": check("Odd", "", 1.0, 2.0, "", "pass", "")})) == ["Other"]
 
@@ -128,16 +128,17 @@ def ways(checks: dict[str, Any]) -> dict[str, str]:
 
 def test_the_chain_has_every_hand_over_marked() -> None:
     checks = parity_report("full")["checks"]
-    assert ", ".join(chain(checks)[0].marked) == "✓ text 1 of 1, ✓ tokens 4 of 4"
+    assert ", ".join(chain(checks)[0].marked) == "✓ text 2 of 2, ✓ tokens 4 of 4"
     assert ways(checks) == {
-        "trained → merged": "✓ weights, ✓ outputs, 16-bit base 0.315, ✓ outputs, NF4 base 2.2e-06",
-        "merged → 16-bit GGUF": "✓ weights, ✓ outputs 7.1e-07",
-        "16-bit GGUF → Q4_K_M": "✓ weights, ✓ outputs 0.0104",
-        "16-bit GGUF → Q5_K_M": "✓ weights, ✓ outputs 0.0031",
-        "Q4_K_M → served": "✓ answers 1 of 1",
-        "Q5_K_M → served": "✓ answers 1 of 1",
+        "trained → merged": "✓ weights, ✓ outputs, 16-bit base 9.42e-09, ✓ outputs, NF4 base 0.00179",
+        "merged → 16-bit GGUF": "✓ weights, ✓ outputs 9.7e-09",
+        "16-bit GGUF → Q4_K_M": "✓ weights, ✓ outputs 0.000888",
+        "16-bit GGUF → Q5_K_M": "✓ weights, ✓ outputs 0.000234",
+        "Q4_K_M → served": "✓ answers 2 of 2",
+        "Q5_K_M → served": "✓ answers 2 of 2",
         "trained → base's 16-bit GGUF with LoRA": "✓ outputs 5.1e-06",
         "base's 16-bit GGUF with LoRA → the same at Q4_K_M": "✓ outputs 0.0871",
+        "base's 16-bit GGUF with LoRA → the same at Q5_K_M": "✓ outputs 0.0871",
     }
 
 
@@ -147,7 +148,7 @@ def test_the_chain_names_what_failed_and_what_is_open() -> None:
     assert [step for step, marks in found.items() if "✕" in marks] == ["merged → 16-bit GGUF"]
     html = render_parity_page(failed_report(), merge_report())
     assert html.count('<li class="fail">') == 1
-    assert html.count('<li class="not-measured">') == 2  # the adapter's own GGUF is open
+    assert html.count('<li class="not-measured">') == 1  # the adapter's own GGUF is open
     alone = ways({"weights_merged": parity_report()["checks"]["weights_merged"]})
     assert alone["merged → 16-bit GGUF"] == "○ not measured"
 

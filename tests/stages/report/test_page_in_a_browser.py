@@ -12,7 +12,8 @@ from typing import Any
 import adapter_inputs
 import pytest
 from needed import need
-from report_inputs import answers, demo_params, evaluation, parity, put, write_inputs
+from parity_inputs import parity_report
+from report_inputs import answers, demo_params, evaluation, put, write_inputs
 
 from pipeline.stages.report import stage as stage
 
@@ -327,7 +328,7 @@ def project(root: Path, models: tuple[str, ...], *, task: bool = True, odd: bool
     write_inputs(root)
     for found in (root / "reports" / "eval").iterdir():
         found.unlink()
-    checks = parity()
+    checks = parity_report()
     for model in models:
         like = ("base-" if model.startswith("base-") else "") + ("F16" if model.endswith("F16") else "Q4_K_M")
         figures = evaluation(like) | {

@@ -1,0 +1,39 @@
+"""All that the report says of four projects, as text: page, terminal, card, Modelfile, serve.txt. They are
+the recorded ones with scores and figures of the demo's size.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import adapter_inputs
+import pytest
+import report_inputs
+import tuned_inputs
+from golden import Golden
+from html_page import lines_of
+
+from pipeline.config.params import Params
+from pipeline.stages.report import stage
+
+FILES = ("card.md", "Modelfile", "serve.txt", "quants.csv")
+PROJECTS: dict[str, tuple[Callable[..., Params], Callable[..., Path], dict[str, Any]]] = {
+    "merged": (report_inputs.demo_params, report_inputs.write_inputs, {}),
+    "adapter": (adapter_inputs.params, adapter_inputs.write_reports, {}),
+    "recovered": (adapter_inputs.params, adapter_inputs.write_reports, {"distill": True}),
+    "tuned": (tuned_inputs.params, tuned_inputs.write_reports, {}),
+}
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_what_a_reader_is_told(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: Any
+) -> None:
+    params, write, options = PROJECTS[name]
+    stage.main(params(**options), write(tmp_path, **options))
+    reports = tmp_path / "reports"
+    page = lines_of((reports / "index.html").read_text(encoding="utf-8"))
+    assert page == snapshot(name="page", extension_class=Golden)
+    printed = capsys.readouterr().out.replace(str(tmp_path), "ROOT")
+    beside = [f"--- {file}\n{(reports / file).read_text(encoding='utf-8')}" for file in FILES]
+    assert "".join([printed, *beside]) == snapshot(name="beside", extension_class=Golden)
