@@ -25,6 +25,7 @@ import unit_tier
 from forked import converters_in_forks
 from kept import STORE, kept
 from needed import pytest_terminal_summary  # noqa: F401 (a hook)
+from plots_once import forget_plots, plots_once  # noqa: F401 (fixtures)
 
 from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
@@ -124,7 +125,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record",
         action="store_true",
-        help="write tests/recorded again, from what the stages write now",
+        help="write tests/recorded, or the archived project, again: from what the stages write now",
     )
     needed.pytest_addoption(parser)
 

@@ -16,6 +16,8 @@ from html_page import lines_of
 from pipeline.config.params import Params
 from pipeline.stages.report import stage
 
+pytestmark = pytest.mark.usefixtures("plots_once")
+
 FILES = ("card.md", "Modelfile", "serve.txt", "quants.csv")
 PROJECTS: dict[str, tuple[Callable[..., Params], Callable[..., Path], dict[str, Any]]] = {
     "merged": (report_inputs.demo_params, report_inputs.write_inputs, {}),

@@ -15,6 +15,8 @@ from report_inputs import demo_params, evaluation, put, write_inputs
 from pipeline.stages.report import stage as stage
 from pipeline.stages.report.merge_section import merge_values, stands_out
 
+pytestmark = pytest.mark.usefixtures("plots_once")
+
 MODELS = ("base-F16", "F16", "Q4_K_M", "Q5_K_M")
 EVALUATIONS = {model: evaluation(model) for model in MODELS}
 

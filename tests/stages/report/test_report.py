@@ -27,6 +27,8 @@ from pipeline.stages.report import stage as stage
 from pipeline.stages.report.page import samples_over_time
 from pipeline.stages.report.training_plots import training_plots
 
+pytestmark = pytest.mark.usefixtures("plots_once")
+
 ROOT = PROJECT
 
 

@@ -13,6 +13,8 @@ from pipeline.stages.parity.chain import chain
 from pipeline.stages.parity.page import render_parity_page
 from pipeline.stages.report import stage as stage
 
+pytestmark = pytest.mark.usefixtures("plots_once")
+
 FORBIDDEN = (
     "16-bit model",
     "untuned base at the same level",

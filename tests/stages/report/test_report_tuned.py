@@ -14,6 +14,8 @@ from pipeline.gate.advice import advise
 from pipeline.gate.records import load_inputs
 from pipeline.stages.report import stage
 
+pytestmark = pytest.mark.usefixtures("plots_once")
+
 FORBIDDEN = (
     "its LoRA",
     "LoRA GGUF",

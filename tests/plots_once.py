@@ -1,4 +1,6 @@
-"""The plots of a page are drawn once for the same figures, for they take more than half of its time."""
+"""The plots of a page are drawn once for the same figures, for they take more than half of its time: tests of
+the report use the fixture `plots_once`.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -23,8 +25,9 @@ def once(draw: Callable[..., Any]) -> Callable[..., Any]:
     return drawn
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _plots_once() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def plots_once() -> Iterator[None]:
+    """The same figures are the same plots."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("training_plots", "quality_plot"):
             module = import_module(f"pipeline.stages.report.{name}")
