@@ -356,7 +356,9 @@ def main() -> None:
     places, tests = ROOMS[given.room]
     git = ["git", "-C", str(PROJECT)]
     files = subprocess.check_output([*git, "ls-files", "-coz", "--exclude-standard"], text=True).split("\0")
-    commit = subprocess.check_output([*git, "describe", "--always", "--dirty"], text=True).strip()
+    commit = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"], text=True).strip()
+    if subprocess.check_output([*git, "status", "--porcelain", "pipeline", "tests"]):
+        commit += "-dirty"
     with tempfile.TemporaryDirectory() as folder:
         for file in filter(None, files):
             if (PROJECT / file).is_file():

@@ -136,6 +136,7 @@ def test_what_parity_warns_of_is_for_the_gate_to_judge() -> None:
     [
         ({"figure": 0.746}, "auto", "fail"),
         ({"figure": 0.746}, 0.8, "pass"),
+        ({"figure": 0.3}, "auto", "fail"),
         ({"figure": 0.1}, "auto", "pass"),
         ({"figure": 0.1}, 0.1, "pass"),
         ({"figure": 0.1}, 0.05, "fail"),

@@ -106,6 +106,10 @@ def test_what_is_served_must_be_what_was_trained(rule: str, changed: dict[str, A
     assert words in finding(verdict, rule).sentence
 
 
+def test_what_always_has_the_same_first_choice_passes() -> None:
+    assert judge(parity=parity_with("outputs_served", figures={"same_top": 1.0})).verdict == "pass"
+
+
 @pytest.mark.parametrize(
     ("changed", "rule"),
     [
@@ -175,10 +179,37 @@ def test_what_is_refused_or_too_large_is_not_recommended() -> None:
     large = recommended(evaluations(), memory_gb=0.1)
     assert large.model is None
     assert "does not fit in 0.1 GB" in large.reason
+    assert "smaller base" in large.warnings[0]
     verdicts = {"adapter": judge()}
     assert headline(adapter_inputs.parity(), large, verdicts) == "The model does not fit"
     broken = {"adapter": Judgment("adapter", (Check("Parity checks", "fail", ""),))}
     assert headline(adapter_inputs.parity(), refused, broken) == "Ship nothing: the gate refuses the adapter"
+
+
+@pytest.mark.parametrize(
+    ("adapter", "base", "below", "beats"),
+    [
+        (0.75, 0.8, False, False),
+        (0.74, 0.8, True, False),
+        (0.8, 0.8, False, False),
+        (0.805, 0.8, False, True),
+    ],
+)
+def test_an_adapter_worse_than_its_base_by_more_than_the_drop_is_below_the_standard(
+    adapter: float, base: float, below: bool, beats: bool
+) -> None:
+    scores = {"adapter": adapter, "base": base}
+    answered = {
+        model: [{"id": str(row), "score": score} for row in range(64)] for model, score in scores.items()
+    }
+    advice = recommended(evaluations(), answered=answered)
+    assert (advice.model, advice.below_standard, advice.gains[0].beats) == ("adapter", below, beats)
+
+
+def test_without_a_score_the_adapter_is_recommended_without_one() -> None:
+    found = evaluations(task=None)
+    found["base"]["task"] = None
+    assert "there is no task score to judge by" in recommended(found, answered={}).reason
 
 
 def recovered(factor: float) -> dict[str, Any]:
@@ -205,6 +236,15 @@ def test_an_adapter_that_recovers_says_how_much_and_need_not_beat_the_base() -> 
     worse = recommended(recovered(1.5), answered=same)
     assert worse.below_standard
     assert any("The adapter adds 50 % to the damage" in warning for warning in worse.warnings)
+    mixed, uncertain = recovered(0.2), recovered(0.2)
+    mixed["adapter"]["by_row"]["all_tokens"] = recovered(1.5)["adapter"]["by_row"]["assistant"]
+    found = recommended(mixed, answered=same)
+    assert (found.below_standard, len(found.warnings)) == (False, 1)  # all tokens warn, the assistant's judge
+    noisy = mixed["base"]["by_row"]["assistant"]
+    noisy = noisy | {"kld": [kld * (0.1 if row % 2 else 1.9) for row, kld in enumerate(noisy["kld"])]}
+    uncertain["adapter"]["by_row"]["assistant"] = noisy
+    found = recommended(uncertain, answered=same)
+    assert (found.below_standard, len(found.warnings)) == (True, 1)
 
 
 def test_one_judgment_for_report_and_ship(tmp_path: Any) -> None:

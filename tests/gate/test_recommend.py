@@ -126,6 +126,15 @@ def test_a_measured_peak_replaces_the_tenth_where_it_is_of_this_context() -> Non
     assert words().endswith("+ 10 % = 1.32 GB")
 
 
+def test_layers_that_are_auto_are_those_that_were_measured() -> None:
+    serving = {"ctx_size": 4096, "parallel": 1, "n_gpu_layers": 7, "gpu_memory_bytes": 1400 * MB}
+    models = {"F16": model(1000, 0.75, serving=serving)}
+    for layers, measured in (("auto", True), (7, True), (8, False)):
+        serve = SERVE.model_copy(update={"n_gpu_layers": layers})
+        advice = recommend(models, memory_gb=8, max_task_drop=5, serve=serve)
+        assert ("(measured)" in advice.arithmetic["F16"]) == measured
+
+
 def test_a_gb_of_memory_is_2_to_the_30_as_quench_plan_has_it() -> None:
     models = {"F16": model(1, 0.75, bytes=7_700_000_000)}  # 8.47·10⁹ bytes with buffers, 7.89 · 2³⁰
     assert choose(memory_gb=8, **models).model == "F16"
@@ -234,6 +243,7 @@ def test_nothing_fits_is_said() -> None:
     assert advice.model is None
     assert advice.reason == "No level fits in 0.1 GB: Q4, the smallest, needs 0.12 GB."
     assert "report.memory_gb" in advice.warnings[0]
+    assert "smaller level" in advice.warnings[0]
 
 
 def test_none_good_enough_gives_the_best_score_and_a_warning() -> None:
@@ -283,6 +293,18 @@ def test_without_a_score_the_base_is_compared_by_perplexity() -> None:
         choose(**models).warnings[0]
         == "F16's held-out perplexity is not below the untuned base's (6.00 against 5.00)."
     )
+    for after, beats in ((4.0, True), (5.0, False), (None, None)):
+        found = choose(base_F16=model(270, perplexity=5.0), F16=model(270, perplexity=after)).gains[0]
+        assert (found.points, found.beats) == (None, beats)
+    found = choose(base_F16=model(270), F16=model(270, 0.5, perplexity=4.0)).gains[0]
+    assert (found.points, found.beats) == (None, None)
+
+
+def test_without_the_answers_of_both_the_intervals_say_what_is_apart() -> None:
+    models = {"base-F16": model(270, 0.5), "F16": model(270, 0.6234)}
+    answers = {"F16": [{"id": 1, "score": 0.1}]}
+    found = recommend(models, memory_gb=8, max_task_drop=5, serve=SERVE, answers=answers).gains[0]
+    assert (found.points, found.beats) == (12.3, True)
 
 
 def test_rows_too_few_for_the_drop_are_pointed_out() -> None:
@@ -290,6 +312,8 @@ def test_rows_too_few_for_the_drop_are_pointed_out() -> None:
         "raise evaluate.task_rows" in warning for warning in choose(F16=F16, Q4=model(105, 0.75)).warnings
     )
     assert choose(F16=model(270, 0.75, 0.02), Q4=model(105, 0.75, 0.02)).warnings == ()
+    exact = {"F16": model(270, 0.75, 0.0625), "Q4": model(105, 0.75, 0.0625)}
+    assert choose(max_task_drop=6.25, **exact).warnings == ()
 
 
 SCORES = st.floats(0, 1)
