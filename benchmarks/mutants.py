@@ -226,6 +226,7 @@ class Session:
         from _pytest.runner import runtestprotocol
 
         sys.setprofile(None)
+        gc.unfreeze()  # what is frozen is not listed
         at_import, reaching, cost = set(self.reached), {}, {}
         items = [item for item in session.items if not item.name.startswith(LEFT_OUT)]
         caches = [one for one in gc.get_objects() if isinstance(one, functools._lru_cache_wrapper)]
