@@ -29,13 +29,8 @@ def test_trained_scales_are_what_is_served_and_the_bare_base_is_not(project: Pat
     assert OF_TUNED.keys() <= found.keys()  # what the gate asks for
     assert found["outputs_served"]["figure"] <= found["outputs_served"]["limit"]
     text = Page((project / "reports/parity.html").read_text(encoding="utf-8")).text
-    for words in (
-        "that file with other scales in its blocks",
-        "trained to tuned GGUF: ✓ weights, ✓ outputs",
-        "tuned GGUF to served: ",
-        "the base in training to base GGUF: ✓ weights, ✓ outputs",
-    ):
-        assert words in text, words
+    assert "that file with other scales in its blocks" in text
+    assert text.count("✓ weights, ✓ outputs") == 2  # what is served, and the base
     assert not [words for words in ("LoRA", "Merged", "adapter") if words in text]
 
     # the base's bytes in the tuned file's place: what was trained has no effect
