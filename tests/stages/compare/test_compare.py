@@ -50,7 +50,6 @@ from pipeline.stages.compare import (
     nf4,
     projects,
     reference,
-    speed,
     tuned_scales,
 )
 from pipeline.stages.compare.projects import level_settings, open_project, sub_params
@@ -791,7 +790,7 @@ def in_this_process(root: Path, *words: str) -> None:
 def run_small(patch: pytest.MonkeyPatch, run_stage: Callable[..., None] = in_this_process) -> None:
     """Jobs measure little, and their stages run by `run_stage`."""
     for name, small in {"TIMED": 1, "PROMPT": 16, "TOKENS": 8}.items():
-        patch.setattr(speed, name, small)
+        patch.setattr(measure, name, small)
     patch.setattr(reference, "KLD_ROWS", 2)
     patch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
     for module in RUN_STAGES:
