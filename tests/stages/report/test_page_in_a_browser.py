@@ -338,7 +338,7 @@ def project(root: Path, models: tuple[str, ...], *, task: bool = True, odd: bool
         rows = answers(like)
         if not task:
             kept = ("model", "reference", "file", "sha256", "bytes", "kld_mean", "same_top", "perplexity")
-            kept += ("tensors", "fallback_tensors", "bits_per_weight")
+            kept += ("tensors", "fallback_tensors", "bits_per_weight", "all_tokens", "ctx_size")
             figures = {key: figures[key] for key in kept} | {"task": None}
         if odd:
             rows = [
