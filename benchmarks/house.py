@@ -14,7 +14,6 @@ import re
 import subprocess
 import tarfile
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -65,10 +64,10 @@ def measured(root: Path) -> dict[str, int]:
     names = {path: ".".join(path.relative_to(root).with_suffix("").parts) for path in pipeline}
     uses = list(imported(pipeline))
     # `from pipeline.stages.parity import text` imports a module
-    importers: Counter[str] = Counter()
-    for module in set(names.values()):
-        found = {path for path, source, name in uses if module in (source, f"{source}.{name}")}
-        importers[module] = len(found)
+    importers = {
+        module: len({path for path, source, name in uses if module in (source, f"{source}.{name}")})
+        for module in names.values()
+    }
     outside = {(source, name) for path, source, name in uses if room(names[path]) != room(source)}
     tested = {(source, name) for _, source, name in imported(tests)}
     functions = [parameters(node) for node in nodes(pipeline, ast.FunctionDef, ast.AsyncFunctionDef)]
@@ -91,7 +90,7 @@ def measured(root: Path) -> dict[str, int]:
             len(found) > MOST_PARAMETERS for found in functions
         ),
         "parameters that are dict[str, Any]": sum(
-            bool(argument.annotation) and ast.unparse(argument.annotation) == "dict[str, Any]"
+            ast.unparse(argument.annotation) == "dict[str, Any]"
             for found in functions
             for argument in found
             if argument.annotation
@@ -101,7 +100,7 @@ def measured(root: Path) -> dict[str, int]:
         "sentences that tests assert": sum(len(re.findall(r"\w+", text)) >= WORDS for text in texts),
         "lines of benchmarks": lines(benchmarks),
         "keys": sum(
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "key"
+            isinstance(node, ast.Call) and ast.unparse(node.func) == "key"
             for node in nodes(parsed(root / "pipeline/config/sections"), ast.Call)
         ),
         "lines of params.yaml": lines([root / "params.yaml"]),

@@ -329,17 +329,7 @@ def served(tiny_gguf_base: Path) -> Path:
     """A tiny project folder of the graph without a merge, in which every stage has run. Read only: copy it to
     change it.
     """
-    params = tiny.gguf_params(tiny_gguf_base)
-
-    def make(root: Path) -> None:
-        run_stages(Path(shutil.copytree(measured, root)), GGUF_STAGES[-1:])
-
-    measured = kept(
-        "measured",
-        lambda root: run_stages(tiny.write_project(root, params), GGUF_STAGES[:-1]),
-        GGUF_STAGES[:-1],
-    )
-    return kept("served", make, GGUF_STAGES)
+    return reported("served", tiny.gguf_params(tiny_gguf_base), GGUF_STAGES)
 
 
 @pytest.fixture(scope="session")
@@ -350,16 +340,19 @@ def tuned(tiny_gguf_base: Path) -> Path:
     params = tiny.gguf_params(tiny_gguf_base)
     params["train"] |= {"tuner": "scales", "learning_rate": 1.0e-2, "weight_decay": 0.0}
     params["evaluate"] |= {"models": ["source", "base", "tuned"]}
+    return reported("tuned", params, TUNED_STAGES)
 
-    def make(root: Path) -> None:
-        run_stages(Path(shutil.copytree(measured, root)), TUNED_STAGES[-1:])
 
+def reported(name: str, params: dict[str, Any], stages: tuple[str, ...]) -> Path:
+    """A kept project in which `stages` have run, the last of which is `report`: its code alone makes the page
+    alone again.
+    """
     measured = kept(
-        "measured-tuned",
-        lambda root: run_stages(tiny.write_project(root, params), TUNED_STAGES[:-1]),
-        TUNED_STAGES[:-1],
+        f"measured-{name}",
+        lambda root: run_stages(tiny.write_project(root, params), stages[:-1]),
+        stages[:-1],
     )
-    return kept("tuned", make, TUNED_STAGES)
+    return kept(name, lambda root: run_stages(Path(shutil.copytree(measured, root)), stages[-1:]), stages)
 
 
 def run_stages(root: Path, stages: tuple[str, ...]) -> Path:

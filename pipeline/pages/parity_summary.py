@@ -31,7 +31,6 @@ LORA = "+lora"  # behind one of the two latter: that GGUF of the base, with the 
 # where nothing is merged: the file that is trained on and served, and the same with the adapter's GGUF on it
 # or with trained scales
 BASE, SERVED, TUNED = "base GGUF", "base GGUF + LoRA", "tuned GGUF"
-UNMERGED = frozenset({BASE, SERVED, TUNED})
 
 
 def group_of(key: str) -> str:

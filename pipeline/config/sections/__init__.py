@@ -7,7 +7,7 @@ recipe.
 
 from pipeline.config.sections.base import Base
 from pipeline.config.sections.data import Curate, Preprocess
-from pipeline.config.sections.measuring import Compare, Evaluate, External, Judge, Parity
+from pipeline.config.sections.measuring import Compare, Depth, Evaluate, External, Judge, Parity
 from pipeline.config.sections.models import Convert, Distill, Imatrix, Lora, LoraType, Merge, Quantize
 from pipeline.config.sections.shipping import Gate, LlamaCpp, Report, Serve
 from pipeline.config.sections.training import Train, Training
@@ -41,6 +41,7 @@ __all__ = [
     "Compare",
     "Convert",
     "Curate",
+    "Depth",
     "Distill",
     "Evaluate",
     "External",

@@ -91,8 +91,11 @@ class Compare(Section):
     )
 
 
+Depth = Literal["quick", "standard", "full"]  # how much is measured, the least first
+
+
 class Parity(Section):
-    depth: Literal["quick", "standard", "full"] = key(
+    depth: Depth = key(
         "standard",
         "quick (text, tokens, weights) | standard (and what the models say and do) | full (and the "
         "adapter on the base's levels)",

@@ -5,17 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from pipeline.chat.tokens import Row, encodable
-from pipeline.config.sections import Evaluate, Parity
+from pipeline.config.sections import Depth, Evaluate, Parity
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError, ToolError
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.divergence import Prompt, spread
 
 CTX_SIZE = 2048  # tokens; parity's conversations are short
-Depth = Literal["quick", "standard", "full"]
 DEPTHS = get_args(Depth)
 ParityChecks = dict[str, Check]
 LEFT_OUT = "parity.depth is {}; `quench parity --depth {}` measures it"
