@@ -37,15 +37,12 @@ def gradients(model: Any) -> list[torch.Tensor]:
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.requires_grad]
 
 
-def distance(values: torch.Tensor, reference: torch.Tensor) -> float:
-    return float((values - reference).norm() / reference.norm())
-
-
 @pytest.mark.parametrize(
     ("changed", "share"),
     [
         ({}, 0.8),
-        ({"lora_dropout": 0.1}, 0.8),
+        # PEFT divides by 1 - p before A, here it is done after: with 0.5 neither rounds
+        ({"lora_dropout": 0.5}, 0.8),
         ({"quantization": "none"}, 1),
         ({"use_dora": True, "lora_dropout": 0.1}, 1),
     ],
@@ -66,8 +63,7 @@ def test_gradients_are_those_of_peft_and_less_is_kept(
     theirs = gradients(plain)
     assert len(ours) == len(theirs)
     for mine, peft in zip(ours, theirs, strict=True):
-        # with dropout PEFT divides by 1 - p before A, here it is done after
-        assert torch.equal(mine, peft) or (changed == {"lora_dropout": 0.1} and distance(mine, peft) < 1e-5)
+        assert torch.equal(mine, peft)
     kept, before = (kept_bytes(one, lambda one=one: hidden_states(one, TOKENS)) for one in (lean, plain))
     assert kept == before if share == 1 else kept < share * before
 
