@@ -54,10 +54,7 @@ def test_distillation_needs_both_against_the_source() -> None:
     # compared with the base
     assert distillation(both | {"adapter": adapter_inputs.figures("adapter")}, 1) == []
     nothing = {model: found | {"kld_mean": 0.0} for model, found in both.items()}
-    assert (
-        sentence(distillation(nothing, 1)[0])
-        == "Nothing was lost where the assistant speaks, so there is nothing to recover."
-    )
+    assert "nothing to recover" in sentence(distillation(nothing, 1)[0])
     tuned = distillation({"base": both["base"], TUNED: both["adapter"]}, 1)
     assert [(one.by, one.rows, one.top_before) for one in tuned] == [
         ("The tuned file", 8, both["base"]["same_top"]),
@@ -65,7 +62,7 @@ def test_distillation_needs_both_against_the_source() -> None:
     ]
     assert distillation({"adapter": both["adapter"]}, 1) == []
     lacking = both | {"base": both["base"] | {"all_tokens": {}}}
-    assert [one.where for one in distillation(lacking, 1)] == ["where the assistant speaks"]
+    assert [one.where for one in distillation(lacking, 1)] == [found[0].where]
 
 
 def test_each_verdict_has_words_of_its_own() -> None:
@@ -76,7 +73,7 @@ def test_each_verdict_has_words_of_its_own() -> None:
 def test_what_was_trained_to_recover_is_compared_with_the_source() -> None:
     assert is_distillation({"adapter": {"reference": "source"}})
     assert not is_distillation({"adapter": {"reference": "base"}})
-    assert not is_distillation({"F16": {"reference": "source"}})
+    assert not is_distillation({"F16": {"reference": "source"}})  # a level of a merged model
 
 
 @pytest.mark.parametrize(

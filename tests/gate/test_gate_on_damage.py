@@ -124,7 +124,6 @@ def test_zeroed_blocks_are_refused(bench: Any) -> None:
 def test_a_model_that_never_ends_its_answers_is_refused_for_just_that(bench: Any, endless: Path) -> None:
     verdict = judged(bench, "endless", bench.level(endless, LEVEL, "endless"), endless)
     assert refusing(verdict) == {"stopped"}  # its 16-bit model doesn't either, so divergence sees nothing
-    assert "the end of turn was not learned" in verdict.reasons[0]
 
 
 def test_a_level_of_another_model_is_refused(bench: Any, endless: Path) -> None:

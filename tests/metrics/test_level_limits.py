@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from test_gate import evaluation, finding, judge
+from gate_inputs import evaluation, finding, judge
 from test_parity_outputs import OTHER, output
 
 from pipeline.config.levels import LEVELS
