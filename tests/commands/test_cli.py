@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
+from benchmarks.suite import verbs
 from pipeline.cli import app
 from pipeline.commands import doctor
 from pipeline.commands.recipes import recipe_text
@@ -18,7 +18,6 @@ from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import TOOLS
 
-GROUPS = {"data", "remote"}
 HEAVY = ("torch", "transformers", "dvc", "matplotlib", "pydantic", "httpx")
 
 
@@ -27,7 +26,7 @@ def test_output_on_a_full_disk_is_one_sentence() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == MachineError.exit_code
-    assert done.stderr.startswith("quench: Q-CORE-012") and done.stderr.count("\n") == 1
+    assert "Q-CORE-012" in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("module", ["pipeline.cli", "pipeline"])
@@ -73,9 +72,8 @@ def test_a_root_that_is_no_folder_is_one_sentence(words: str, root: str, tmp_pat
     (tmp_path / "file").touch()
     shown = CliRunner().invoke(app, [*words.split(), "--root", str(tmp_path / root)])
     assert shown.exit_code == 2
-    assert (
-        shown.stderr.startswith(f"quench: Q-CORE-003: {tmp_path / root} ") and shown.stderr.count("\n") == 1
-    )
+    assert "Q-CORE-003" in shown.stderr and str(tmp_path / root) in shown.stderr
+    assert shown.stderr.count("\n") == 1
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -89,12 +87,12 @@ def test_help_is_instant() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
-    assert min(seconds() for _ in range(5)) < 0.7
+    assert min(seconds() for _ in range(5)) < 0.35
 
 
-@pytest.mark.parametrize("command", sorted(typer.main.get_command(app).commands.keys() - GROUPS))
+@pytest.mark.parametrize("command", [verb for verb, _ in verbs()])
 def test_help_of_every_command_shows_an_example(command: str) -> None:
-    shown = CliRunner().invoke(app, [command, "--help"])
+    shown = CliRunner().invoke(app, [*command.split(), "--help"])
     assert shown.exit_code == 0
     assert f"example: quench {command}" in shown.output
 
@@ -109,12 +107,12 @@ def test_the_line_for_the_shell_puts_these_programs_on_its_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "sentence"),
+    ("words", "code", "id"),
     [
         (["serve"], 2, "Q-CONFIG-001: "),
         (["chat"], 2, "Q-CONFIG-001: "),
         (["report"], 3, "Q-CORE-001: "),
-        (["serve", "--smoke", "-1"], 2, "--smoke': Input should be greater than or equal to 0"),
+        (["serve", "--smoke", "-1"], 2, "--smoke"),
         (["params", "training", "--params", "recipes/demo.yaml"], 2, "Q-COMMANDS-001: "),
         (["verify"], 2, "Q-COMMANDS-015: "),
         (["sweep", "space.yaml", "--name", "../x"], 2, "Q-SWEEP-010: "),
@@ -122,13 +120,11 @@ def test_the_line_for_the_shell_puts_these_programs_on_its_path() -> None:
         (["bake"], 2, "No such command"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_its_code(
-    tmp_path: Path, words: list[str], code: int, sentence: str
-) -> None:
+def test_a_mistake_is_one_sentence_and_its_code(tmp_path: Path, words: list[str], code: int, id: str) -> None:
     root = [] if words[0] in ("bake", "verify-bundle") else ["--root", str(tmp_path)]
     shown = CliRunner().invoke(app, [*words, *root])
     assert shown.exit_code == code
-    assert sentence in " ".join(shown.stderr.split())
+    assert id in " ".join(shown.stderr.split())
     assert "Traceback" not in shown.stderr
     assert not shown.stdout
 
@@ -159,15 +155,14 @@ def test_doctor_names_a_wrong_package_and_a_missing_toolchain(
     lock = (PROJECT / "requirements.lock").read_text()
     other = tmp_path / "requirements.lock"
     other.write_text(lock.replace("\npeft==", "\npeft==99."))
-    assert (
-        (found := doctor.packages(other)).verdict == "fail"
-        and "pinned 99." in found.sentence
-        and found.remedy == "run `make setup`"
-    )
+    found = doctor.packages(other)
+    assert found.verdict == "fail" and "peft" in found.sentence and "make setup" in found.remedy
     monkeypatch.setenv("LLAMA_CPP_HOME", str(tmp_path))
-    with pytest.raises(ToolError, match="Q-DOCTOR-001"):
+    with pytest.raises(ToolError) as failed:
         doctor.main(PROJECT)
-    assert f"fail          llama.cpp: no llama.cpp in {tmp_path}" in capsys.readouterr().out
+    assert failed.value.id == "Q-DOCTOR-001"
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fail")]
+    assert "llama.cpp" in line and str(tmp_path) in line
 
 
 @pytest.mark.parametrize(
@@ -218,4 +213,5 @@ def test_doctor_says_what_is_wrong_with_params_yaml(tmp_path: Path) -> None:
 
 
 def test_doctor_wants_a_repository(tmp_path: Path) -> None:
-    assert doctor.git(tmp_path).remedy == "run `git init`: DVC needs it"
+    check = doctor.git(tmp_path)
+    assert check.verdict != "pass" and "git init" in check.remedy

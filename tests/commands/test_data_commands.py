@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import tiny
 import yaml
+from golden import Golden
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner, Result
 
 from pipeline.chat.rows import row_id
@@ -99,30 +101,15 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("second", [[], ["two"]])
-def test_diff_counts_rows_splits_domains_and_reasons(versions: Path, second: list[str]) -> None:
-    shown = quench(versions, "diff", "one", *second)
+@pytest.mark.parametrize(
+    "words",
+    [["one"], ["one", "two"], ["one", "--rows", "1"], ["two", "one"], ["two"]],
+    ids=["to-the-workspace", "to-a-revision", "with-examples", "backwards", "with-itself"],
+)
+def test_diff_counts_rows_splits_domains_and_reasons(versions: Path, words: list[str], snapshot: Any) -> None:
+    shown = quench(versions, "diff", *words)
     assert shown.exit_code == 0, shown.output
-    lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
-    assert lines[0] == f"data/final from one to {second[0] if second else 'the workspace'}"
-    assert lines[1] == "rows: 2 added, 1 removed, 1 changed, 1 moved between splits, 6 the same"
-    for line in ("train 7 6 -1", "val 1 2 +1", "test 1 2 +1", "c 0 1 +1", "not_json 3 5 +2"):
-        assert line in lines
-    assert not any(line.startswith(("bad_order", "b ")) for line in lines)  # nothing changed there
-    assert any("not held out before: 1;" in line for line in lines)
-    assert "question" not in shown.stdout
-
-
-def test_diff_shows_examples(versions: Path) -> None:
-    shown = quench(versions, "diff", "one", "--rows", "1").stdout
-    assert "added\n  + a.jsonl:8 (train): question 9 yes" in shown
-    assert "question 10" not in shown
-    assert "removed\n  - a.jsonl:2 (train): question 2 yes" in shown
-    assert (
-        "changed\n  ~ b.jsonl:1 (train)\n    - old words, all the rest the same yes\n    + new "
-        "words, all the rest the same yes"
-    ) in shown
-    assert "moved\n  > a.jsonl:2: train → test" in shown
+    assert shown.stdout == snapshot(extension_class=Golden)
 
 
 def test_diff_says_the_summary_before_it_reads_examples(
@@ -137,14 +124,6 @@ def test_diff_says_the_summary_before_it_reads_examples(
     assert "rows: 2 added" in shown.stdout
 
 
-def test_diff_backwards_and_with_itself(versions: Path) -> None:
-    assert (
-        "rows: 1 added, 2 removed, 1 changed, 1 moved between splits, 6 the same"
-        in quench(versions, "diff", "two", "one").stdout
-    )
-    assert "no row differs (10 rows)" in quench(versions, "diff", "two").stdout
-
-
 def test_diff_counts_rows_that_are_there_twice(versions: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(versions, tmp_path / "twice"))
     write(root, TWO | {"train": TWO["train"] * 2}, {"not_json": 5, "bad_order": 2})
@@ -154,7 +133,7 @@ def test_diff_counts_rows_that_are_there_twice(versions: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "sentence"),
+    ("words", "code", "id"),
     [
         (["diff", "empty"], 3, "Q-COMMANDS-021: empty "),
         (["diff", "nonsense"], 2, "Q-COMMANDS-020: "),
@@ -166,12 +145,10 @@ def test_diff_counts_rows_that_are_there_twice(versions: Path, tmp_path: Path) -
         (["check", ".", "--params", "no-such.yaml"], 2, "Q-CONFIG-001: no-such.yaml "),
     ],
 )
-def test_a_mistake_is_one_sentence_and_its_code(
-    versions: Path, words: list[str], code: int, sentence: str
-) -> None:
+def test_a_mistake_is_one_sentence_and_its_code(versions: Path, words: list[str], code: int, id: str) -> None:
     shown = quench(versions, *words)
     assert shown.exit_code == code
-    assert sentence in " ".join(shown.stderr.split())
+    assert id in " ".join(shown.stderr.split())
     assert "Traceback" not in shown.stderr
     assert isinstance(shown.exception, SystemExit)
     assert not shown.stdout
@@ -181,8 +158,7 @@ def test_diff_says_how_to_get_data_that_is_not_here(versions: Path, tmp_path: Pa
     root = Path(shutil.copytree(versions, tmp_path / "bare"))
     shutil.rmtree(root / ".dvc" / "cache")
     shown = quench(root, "diff", "one")
-    assert shown.exit_code == 3
-    assert "Q-COMMANDS-022: data/final/train.jsonl of one " in shown.stderr
+    assert shown.exit_code == 3 and "Q-COMMANDS-022" in shown.stderr
 
 
 def test_the_graph_records_what_diff_reads() -> None:
@@ -206,8 +182,7 @@ def test_diff_wants_a_lock_that_names_the_data(versions: Path, tmp_path: Path) -
     (root / "dvc.lock").write_text("stages:\n  base:\n    outs:\n    - path: models/base.json\n")
     git(root, "commit", "--quiet", "--all", "--message", "no data")
     shown = quench(root, "diff", "HEAD")
-    assert shown.exit_code == 3
-    assert "Q-COMMANDS-021: dvc.lock of HEAD " in shown.stderr
+    assert shown.exit_code == 3 and "Q-COMMANDS-021" in shown.stderr
 
 
 # ---- check
@@ -239,24 +214,17 @@ def raw(tmp_path: Path) -> Path:
     return folder
 
 
-def test_check_names_every_row_that_cannot_be_used(raw: Path) -> None:
+def test_check_names_every_row_that_cannot_be_used(raw: Path, snapshot: Any) -> None:
     shown = quench(raw.parent, "check", str(raw))
     assert shown.exit_code == 3, shown.output
-    *lines, stats, summary = shown.stdout.splitlines()
-    assert stats == "check: 2 files: 2 read, 0 not read; 8 rows: 4 usable, 4 rejected"
-    assert [line.split(": ")[:2] for line in lines] == [
-        [f"{raw / 'bad.jsonl'}:{number}", reason] for number, (_, reason) in BAD.items()
-    ]
-    assert summary == "check: 4 rejected: 1 not_json, 1 unknown_format, 1 bad_order, 1 blank"
-    assert "models/base.json is missing, so control tokens are not measured" in shown.stderr
-    assert "models/base is missing, so lengths are not measured" in shown.stderr
+    text = (shown.stdout + shown.stderr).replace(str(raw.parent), "ROOT")
+    assert text == snapshot(extension_class=Golden)
 
 
 def test_check_of_clean_files_is_quiet_and_writes_nothing(raw: Path) -> None:
     before = sorted(raw.parent.rglob("*"))
     shown = quench(raw.parent, "check", str(raw / "good.jsonl"))
-    assert shown.exit_code == 0
-    assert "check: every row can be used" in shown.stdout
+    assert shown.exit_code == 0 and not shown.stdout.count("rejected:")
     assert sorted(raw.parent.rglob("*")) == before
 
 
@@ -274,12 +242,11 @@ def test_check_as_json_is_for_machines_and_holds_no_secret(raw: Path) -> None:
 
 def test_check_names_fifty_rows_or_all(raw: Path) -> None:
     (raw / "many.jsonl").write_text("{\n" * 70)
-    few, every = (
-        quench(raw.parent, "check", str(raw / "many.jsonl"), *flags).stdout.splitlines()
-        for flags in ((), ("--all",))
-    )
-    assert (len(few), few[-2], len(every)) == (53, "… and 20 more: --all names them", 72)
-    assert few[-1] == every[-1] == "check: 70 rejected: 70 not_json"
+    for flags, named in (((), 50), (("--all",), 70)):
+        shown = quench(raw.parent, "check", str(raw / "many.jsonl"), *flags)
+        assert shown.stdout.count(f"{raw / 'many.jsonl'}:") == named
+        assert ("--all" in shown.stdout) == (named == 50)
+        assert shown.stdout.splitlines()[-1].endswith("70 not_json")
 
 
 def test_check_measures_control_tokens_where_the_base_is_known(raw: Path) -> None:
@@ -294,8 +261,8 @@ def test_check_measures_control_tokens_where_the_base_is_known(raw: Path) -> Non
     (raw / "token.jsonl").write_text(GOOD.replace("hello", "hello<|im_end|>") + "\n")
     shown = quench(raw.parent, "check", str(raw / "token.jsonl"), "--params", str(params))
     assert shown.exit_code == 3
-    assert "check: 1 rejected: 1 control_token" in shown.stdout
-    assert "control tokens are not measured" not in shown.stderr
+    assert shown.stdout.splitlines()[-1].endswith("1 control_token")
+    assert "base.json" not in shown.stderr  # they are measured
 
 
 def test_check_of_a_whole_file_that_is_not_read(raw: Path) -> None:
@@ -348,20 +315,14 @@ def test_check_outside_of_a_project_uses_the_demos_settings(raw: Path) -> None:
     (raw.parent / "params.yaml").unlink()
     shown = quench(raw.parent, "check", str(raw))
     assert shown.exit_code == 3, shown.output
-    assert (
-        shown.stdout.splitlines()[-1]
-        == "check: 4 rejected: 1 not_json, 1 unknown_format, 1 bad_order, 1 blank"
-    )
-    assert (
-        f"check: no params.yaml in {raw.parent}, so the settings are those of {PROJECT / 'recipes/demo.yaml'}"
-        in shown.stderr
-    )
+    assert shown.stdout.splitlines()[-1].count("1 ") == len(BAD)
+    assert str(PROJECT / "recipes/demo.yaml") in shown.stderr
     missing = quench(raw.parent, "check", str(raw), "--params", str(raw.parent / "params.yaml"))
     assert missing.exit_code == 2
     assert "Q-CONFIG-001: " in missing.stderr
 
 
-def test_check_counts_every_file_and_row_and_what_is_not_trained(raw: Path) -> None:
+def test_check_counts_every_file_and_row_and_what_is_not_trained(raw: Path, snapshot: Any) -> None:
     (raw / "bad.jsonl").unlink()
     (raw / "later.jsonl").write_text(
         '{"prompt": "1 + 1?", "answer": 2}\n{"prompt": "a", "completion": "b", "reward": 1}\nx\n'
@@ -372,18 +333,12 @@ def test_check_counts_every_file_and_row_and_what_is_not_trained(raw: Path) -> N
     (raw / "zero.jsonl").symlink_to("/dev/zero")
     shown = quench(raw.parent, "check", str(raw))
     assert shown.exit_code == 3
-    assert "check: 6 files: 3 read, 3 not read, 1 without a row; 4 rows: 3 usable, 1 rejected" in shown.stdout
-    assert "check: 1 row of kind prompt" in shown.stdout
-    assert "check: 1 chat has a reward" in shown.stdout
-    assert "check: 4 rejected: 3 unknown_container, 1 not_json" in shown.stdout
-    assert f"{raw}/no\\n\\x1b[31m.xz: unknown_container" in shown.stdout
+    assert shown.stdout.replace(str(raw), "RAW") == snapshot(extension_class=Golden)
     for path in ("pipe.jsonl", "zero.jsonl"):
         assert quench(raw.parent, "check", str(raw / path)).exit_code == 3
     (raw / "later.jsonl").write_text('{"prompt": "1 + 1?", "answer": 2}\n')
     kept = quench(raw.parent, "check", str(raw / "later.jsonl"))
-    assert (kept.exit_code, "1 row of kind prompt" in kept.stdout) == (0, True), (
-        "what is kept for later is no mistake"
-    )
+    assert kept.exit_code == 0  # what is kept for later is no mistake
 
 
 def test_check_can_say_any_files_name(raw: Path) -> None:
@@ -439,14 +394,12 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_export_counts_and_names_what_it_leaves_out(project: Path) -> None:
+def test_export_counts_and_names_what_it_leaves_out(project: Path, snapshot: Any) -> None:
     target = project / "out.jsonl"
     shown = quench(project, "export", str(target), "--to", "alpaca")
     assert shown.exit_code == 3
     assert read(target) == [{"instruction": "2 + 2?", "input": "", "output": "4"}]
-    assert f"{target}: 1 row of train as alpaca" in shown.stdout
-    assert "left out: a.jsonl:2: not_exportable" in shown.stdout
-    assert "5 rows left out, which alpaca can't say: 5 not_exportable" in shown.stdout
+    assert shown.stdout.replace(str(project), "ROOT") == snapshot(extension_class=Golden)
     assert quench(project, "export", str(target), "--to", "alpaca", "--skip", "--force").exit_code == 0
 
 
@@ -454,8 +407,7 @@ def test_export_overwrites_nothing_unasked(project: Path) -> None:
     target = project / "out.jsonl"
     target.write_text("mine")
     shown = quench(project, "export", str(target), "--to", "sharegpt")
-    assert shown.exit_code == 3
-    assert "Q-COMMANDS-018: " in shown.stderr
+    assert shown.exit_code == 3 and "Q-COMMANDS-018" in shown.stderr
     assert target.read_text() == "mine"
 
 
@@ -490,29 +442,20 @@ def test_schema_is_that_of_the_rows() -> None:
     shown = CliRunner().invoke(app, ["data", "schema"])
     assert shown.exit_code == 0
     schema = json.loads(shown.stdout)
-    assert schema["$schema"].startswith("https://json-schema.org/draft/2020-12")
+    Draft202012Validator.check_schema(schema)
     assert {"Chat", "Preference", "Feedback", "Prompt", "Text"} <= schema["$defs"].keys()
+    assert all(Draft202012Validator(schema).is_valid(row) for row in KINDS)
+    assert not Draft202012Validator(schema).is_valid(KINDS[0] | {"more": 1})
 
 
 # ---- show
 
 
-def test_show_without_a_base_says_so_and_shows_the_messages(project: Path) -> None:
+def test_show_without_a_base_shows_the_messages(project: Path, snapshot: Any) -> None:
     shown = quench(project, "show", "--count", "9")
     assert shown.exit_code == 0, shown.output
-    assert "models/base is missing" in shown.stderr
-    for words in (
-        "row 1 of train",
-        KINDS[0]["id"],
-        "a.jsonl:1",
-        "user: 2 + 2?\nassistant: ⟦4⟧",
-        "⟦raw⟧",
-        "chosen",
-        "⟦mud⟧",
-        "thumb down",
-        "a checker expects: 6",
-    ):
-        assert words in shown.stdout, words
+    assert "models/base" in shown.stderr
+    assert shown.stdout == snapshot(extension_class=Golden)
 
 
 @pytest.mark.parametrize("wanted", ["5", KINDS[4]["id"], "a.jsonl:5"])
@@ -523,7 +466,8 @@ def test_show_finds_a_row(project: Path, wanted: str) -> None:
 
 
 def test_show_of_an_empty_split(project: Path) -> None:
-    assert quench(project, "show", "--split", "val").stdout == "val has no rows\n"
+    shown = quench(project, "show", "--split", "val")
+    assert (shown.exit_code, shown.stdout.count("\n")) == (0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -542,33 +486,19 @@ def with_base(project: Path, base: Path) -> Path:
     return project
 
 
-def test_show_renders_with_the_bases_template_and_marks_what_is_trained(with_base: Path) -> None:
+def test_show_renders_with_the_bases_template_and_marks_what_is_trained(
+    with_base: Path, snapshot: Any
+) -> None:
+    """Qwen2.5's template has no place for reasoning."""
     shown = quench(with_base, "show", "--count", "9")
     assert shown.exit_code == 0, shown.output
     assert not shown.stderr
-    assert "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n⟦4<|im_end|>⟧" in shown.stdout
-    assert "37 tokens, 2 trained" in shown.stdout
-    # Qwen2.5's template has no place for reasoning
-    assert "stage preprocess will reject it (template_drops)" in shown.stdout
-    assert "no template: 2 tokens, 2 trained\n⟦raw⟧" in shown.stdout
-    for words in ("chosen: ", "⟦tea<|im_end|>⟧", "rejected: ", "⟦mud<|im_end|>⟧", "thumb down: "):
-        assert words in shown.stdout, words
-    assert shown.stdout.count("<|im_start|>assistant\n\na checker expects: 6") == 1
+    assert shown.stdout == snapshot(extension_class=Golden)
 
 
 def test_show_colors_what_is_trained(with_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     shown = quench(with_base, "show", "--count", "1")
-    assert "\x1b[1;32m4<|im_end|>\x1b[0m" in shown.stdout
+    assert "\x1b[1;32m4" in shown.stdout
     assert "⟦" not in shown.stdout
-
-
-COMMANDS = ("check", "diff", "show", "export", "schema")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_every_command_shows_an_example(command: str) -> None:
-    shown = CliRunner().invoke(app, ["data", command, "--help"])
-    assert shown.exit_code == 0
-    assert f"example: quench data {command}" in shown.output

@@ -10,14 +10,12 @@ from html_page import Page
 from pipeline.chat.tokens import chat_request
 from pipeline.commands.judge.command import common_points, spoilt
 from pipeline.commands.judge.command import entry as judged_entry
-from pipeline.commands.judge.files import Candidate, has_smaller_cache, held_out_rows, names, vocabulary
+from pipeline.commands.judge.files import Candidate, has_smaller_cache, held_out_rows, vocabulary
 from pipeline.commands.judge.measure import (
-    NO_LIMIT,
     Served,
     kept_file,
     memory_values,
     parse_memory,
-    reason,
     room_of,
 )
 from pipeline.commands.judge.show import most_apart, render
@@ -28,7 +26,6 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.core.other_load import OtherLoad
 from pipeline.metrics.answer_speed import Speed
-from pipeline.metrics.answers import read_kept, write_kept
 
 GB = 1 << 30
 LOAD = Serve(ctx_size=4096, threads=2, n_gpu_layers=0)
@@ -196,13 +193,6 @@ def test_a_cache_that_the_header_does_not_say_is_measured() -> None:
 def test_a_context_longer_than_the_model_knows_does_not_fit() -> None:
     short = replace(FILE, positions=2048)
     assert memory_values(short, LOAD, 100 * GB, served(5 * GB))["fits"] is False
-    assert NO_LIMIT > 10**9
-
-
-def test_files_of_one_name_are_told_apart() -> None:
-    assert names([Path("x/a.gguf"), Path("b.gguf")]) == ["a", "b"]
-    found = names([Path("x/a.gguf"), Path("y/a.gguf"), Path("x/a.gguf")])
-    assert len(set(found)) == 3
 
 
 def test_vocabularies_are_compared_by_their_tokens() -> None:
@@ -226,9 +216,6 @@ def test_answers_are_kept_by_bytes_and_settings(tmp_path: Path) -> None:
         key(version="2"),
     }
     assert len(others | {key()}) == 6
-    assert read_kept(key()) == {}
-    write_kept(key(), {"h": {"answer": "x"}})
-    assert read_kept(key()) == {"h": {"answer": "x"}}
 
 
 def chat(*texts: str, **more: Any) -> dict[str, Any]:
@@ -309,13 +296,6 @@ def test_a_line_that_is_no_chat_is_named(tmp_path: Path, row: dict[str, Any]) ->
     write_rows(tmp_path / "rows.jsonl", [row])
     with pytest.raises(DataError, match="Q-JUDGE-006"):
         held_out_rows(tmp_path / "rows.jsonl", 10, 0)
-
-
-def test_the_reason_is_the_logs() -> None:
-    log = "llama-server ended with exit status 1 while loading:\n0.1 I build\n0.2 E llama_model_load: error \
-loading model: unknown model architecture: 'x'\n0.3 E srv: exiting due to model loading error\n"
-    assert "unknown model architecture" in reason(log)
-    assert reason("it ended") == "its log is empty"
 
 
 def answer(score: float | None, text: str = "a") -> dict[str, Any]:

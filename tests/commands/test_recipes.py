@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from pipeline.commands.params import recipe_of, settings
-from pipeline.commands.recipes import RECIPES, recipe_names, recipe_text, unified_diff, use
+from pipeline.commands.recipes import RECIPES, recipe_names, recipe_text, use
 from pipeline.config.params import Params, load_params, read_params
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.config.text import as_yaml, left_out
@@ -44,10 +44,6 @@ def keys_with_comments(text: str) -> dict[str, str]:
     return found
 
 
-def test_the_four_recipes_are_there():
-    assert {"demo", "qwen2.5-0.5b", "qwen2.5-7b-8gb", "qwen2.5-7b-a100"} <= set(recipe_names())
-
-
 def test_a_fresh_clone_holds_the_demo():
     assert (PROJECT / "params.yaml").read_text(encoding="utf-8") == recipe_text("demo")
 
@@ -65,9 +61,12 @@ def test_a_recipe_is_short_says_what_for_and_changes_every_key_that_it_names(pat
 
 
 @pytest.mark.parametrize("path", QWEN, ids=lambda path: path.stem)
-def test_a_qwen_recipe_names_licence_template_thinking_and_a_commit_that_was_seen(path):
+def test_a_qwen_recipe_names_its_licence_a_commit_that_was_seen_and_a_level_with_a_matrix(path):
     assert re.search(r"^base:  # Apache-2\.0; ChatML.+thin?k", path.read_text(encoding="utf-8"), re.MULTILINE)
-    base = load_params(path).base
+    params = load_params(path)
+    base = params.base
+    if base.quantization != "gguf":
+        assert {"Q4_K_M", "Q4_K_M-imatrix"} <= {*params.quantize.levels} & {*params.evaluate.models}
     if base.source != "hub":
         return  # the user's own file
     assert re.fullmatch("[0-9a-f]{40}", base.revision)
@@ -76,13 +75,6 @@ def test_a_qwen_recipe_names_licence_template_thinking_and_a_commit_that_was_see
     if base.file:
         (sha256,) = re.findall(r" \| ([0-9a-f]{64}) \| ", seen[0])
         assert base.sha256 == (None if "-of-" in base.file else sha256)  # of a joined file nobody names one
-
-
-@pytest.mark.parametrize("path", QWEN, ids=lambda path: path.stem)
-def test_a_recipe_that_merges_makes_the_level_with_and_without_an_importance_matrix(path):
-    params = load_params(path)
-    if params.base.quantization != "gguf":
-        assert {"Q4_K_M", "Q4_K_M-imatrix"} <= {*params.quantize.levels} & {*params.evaluate.models}
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
@@ -133,61 +125,12 @@ def test_a_value_is_written_as_every_reader_of_yaml_takes_it(tmp_path, value, te
     assert read_strict(tmp_path / "x.yaml")[0] == {"a": value}
 
 
-def test_the_8_gb_recipe_is_the_production_run_value_by_value():
-    params = load_params(RECIPES / "qwen2.5-7b-8gb.yaml")
-    train, serve = params.train, params.serve
-    assert (params.base.source, params.base.model) == ("hub", "Qwen/Qwen2.5-7B-Instruct")
-    assert (params.base.quantization, train.bnb_4bit_use_double_quant, train.bnb_4bit_compute_dtype) == (
-        "nf4",
-        True,
-        "bfloat16",
-    )
-    assert (train.r, train.lora_alpha, train.dropout) == (16, 32, 0.05)
-    assert train.target_modules == [
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    ]
-    assert (
-        train.num_train_epochs,
-        train.max_steps,
-        train.per_device_train_batch_size,
-        train.gradient_accumulation_steps,
-    ) == (3.0, -1, 1, 8)
-    assert (train.learning_rate, train.warmup_ratio, train.lr_scheduler_type, train.weight_decay) == (
-        2e-4,
-        0.1,
-        "cosine",
-        0.01,
-    )
-    assert (train.optim, train.gradient_checkpointing, train.loss) == ("paged_adamw_8bit", True, "liger")
-    assert (train.save_steps, train.save_total_limit, params.preprocess.max_length) == (100, 3, 1024)
-    assert params.quantize.levels == ["Q4_K_M", "Q4_K_M-imatrix", "Q5_K_M"]
-    assert (serve.port, serve.ctx_size, serve.n_gpu_layers, serve.threads, serve.flash_attn) == (
-        8081,
-        4096,
-        "auto",
-        6,
-        "on",
-    )
-    large = load_params(RECIPES / "qwen2.5-7b-a100.yaml")
-    assert (
-        large.train.per_device_train_batch_size,
-        large.train.gradient_accumulation_steps,
-        large.preprocess.max_length,
-    ) == (4, 4, 4096)
-
-
 def test_use_installs_into_an_empty_folder_and_over_another_recipe(tmp_path, capsys):
     assert use("demo", tmp_path)
     changes = use("qwen2.5-0.5b", tmp_path)
     assert (tmp_path / "params.yaml").read_bytes() == recipe_text("qwen2.5-0.5b").encode()
-    assert "-  file: qwen2.5-coder-0.5b-instruct-q4_k_m.gguf\n" in changes
-    assert "+  file: null\n" in changes
+    signs = [line[0] for line in changes.splitlines() if line[1:].startswith("  file: ")]
+    assert signs == ["-", "+"]
     assert changes in capsys.readouterr().out
     assert use("qwen2.5-0.5b", tmp_path) == ""
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
@@ -198,9 +141,11 @@ def test_use_keeps_edits_unless_forced(tmp_path, edit):
     target = tmp_path / "params.yaml"
     mine = recipe_text("demo").encode() + edit
     target.write_bytes(mine)
-    with pytest.raises(ConfigError, match=r"(?s)Q-COMMANDS-003: .*\n\+  model: Qwen/Qwen2") as raised:
+    with pytest.raises(ConfigError) as raised:
         use("qwen2.5-0.5b", tmp_path)
-    assert raised.value.exit_code == 2
+    assert (raised.value.id, raised.value.exit_code) == ("Q-COMMANDS-003", 2)
+    assert "\n+  model: Qwen" in raised.value.sentence
+    assert ("\n\\ No newline" in raised.value.sentence) == (not edit.endswith(b"\n"))
     assert target.read_bytes() == mine
     assert use("qwen2.5-0.5b", tmp_path, force=True)
     assert target.read_bytes() == recipe_text("qwen2.5-0.5b").encode()
@@ -210,10 +155,10 @@ def test_use_keeps_edits_unless_forced(tmp_path, edit):
     ("asked", "meant"), [("qwen2.5-7b-8GB", "qwen2.5-7b-8gb"), ("dmo", "demo"), ("qwen-0.5b", "qwen2.5-0.5b")]
 )
 def test_an_unknown_recipe_lists_the_known_with_the_nearest(tmp_path, asked, meant):
-    with pytest.raises(
-        ConfigError, match=rf"Q-COMMANDS-002: .*{re.escape(asked)}'.* {meant}\?.*{', '.join(recipe_names())}"
-    ):
+    with pytest.raises(ConfigError) as raised:
         use(asked, tmp_path)
+    assert raised.value.id == "Q-COMMANDS-002" and f" {meant}?" in raised.value.sentence
+    assert all(name in raised.value.sentence for name in recipe_names())
     assert not (tmp_path / "params.yaml").exists()
 
 
@@ -227,14 +172,6 @@ def test_a_params_file_that_is_a_folder_is_one_sentence(tmp_path):
     (tmp_path / "params.yaml").mkdir()
     with pytest.raises(MachineError, match="Q-COMMANDS-004"):
         use("demo", tmp_path, force=True)
-
-
-def test_the_diff_of_texts_without_a_last_newline_stays_readable():
-    assert unified_diff(b"a\nb", b"a\nc\n", "old", "new").splitlines()[-3:] == [
-        "-b",
-        "\\ No newline at end of file",
-        "+c",
-    ]
 
 
 def params_command(*words):

@@ -15,11 +15,8 @@ import pytest
 import yaml
 
 from pipeline.commands.sweep import command, job
-from pipeline.commands.sweep.command import left, publish, start
 from pipeline.commands.sweep.job import failure
-from pipeline.commands.sweep.show import render
-from pipeline.commands.sweep.space import read_space
-from pipeline.commands.sweep.study import SEARCH, Sweep, open_study, repair, trials_of
+from pipeline.commands.sweep.study import Sweep
 from pipeline.commands.sweep.verdict import compared, decide
 from pipeline.config.params import load_params
 from pipeline.config.sections import Train
@@ -43,6 +40,7 @@ SPACE = {
 }
 
 
+NAN = "the loss is NaN"
 PAIRS = [(3, 7), (3, 9), (7, 9)]
 
 
@@ -105,8 +103,10 @@ def in_process(sweep: Sweep, jobs: list[str], words: object) -> None:
         job.main(one, sweep.folder)
 
 
-def swept(root: Path, monkeypatch: pytest.MonkeyPatch, **changed: Any) -> dict[str, Any]:
-    monkeypatch.setattr(command, "run_jobs", in_process)
+def swept(
+    root: Path, monkeypatch: pytest.MonkeyPatch, runs: Callable[..., None] = in_process, **changed: Any
+) -> dict[str, Any]:
+    monkeypatch.setattr(command, "run_jobs", runs)
     command.main(root, write_space(root, **changed), "space", [], as_json=True)
     found: dict[str, Any] = json.loads((root / "reports/sweep/space.json").read_text())
     return found
@@ -200,7 +200,7 @@ def test_what_diverges_counts_as_bad_and_what_can_not_be_trained_as_failed(
     def bad(project: Path, worse: Callable[[], bool]) -> bool:
         train = settings_of(project)
         if train.learning_rate > 1e-2:
-            raise GateError("Q-TRAIN-009", "the loss is NaN")
+            raise GateError("Q-TRAIN-009", NAN)
         if train.optim == "sgd":
             raise ConfigError("Q-TRAIN-017", "no")
         return formula(project, worse)
@@ -208,7 +208,7 @@ def test_what_diverges_counts_as_bad_and_what_can_not_be_trained_as_failed(
     monkeypatch.setattr(job, "run", bad)
     report = swept(root, monkeypatch)
     states = {one["state"]: one["reason"] for one in report["trials"] if one["reason"]}
-    assert states["fail"] == "no" and states["pruned"] == "the loss is NaN"
+    assert states["fail"] == "no" and states["pruned"] == NAN
     assert report["verdict"]
 
 
@@ -241,7 +241,7 @@ def diverging(*projects: str) -> Callable[[Path, Callable[[], bool]], bool]:
 
     def train(project: Path, worse: Callable[[], bool]) -> bool:
         if project.name.startswith(projects):
-            raise GateError("Q-TRAIN-009", "the loss is NaN")
+            raise GateError("Q-TRAIN-009", NAN)
         return formula(project, worse)
 
     return train
@@ -253,10 +253,10 @@ def test_a_finalist_with_a_training_that_failed_is_left_out(
     monkeypatch.setattr(job, "run", diverging("seed-0-44"))
     report = swept(root, monkeypatch, keys={"train.r": [8, 16, 32]}, pruner="none", finalists=3)
     failed = {one["trial"]: one["failed"] for one in report["finalists"]}
-    assert failed.pop(0) == {"44": "the loss is NaN"} and not any(failed.values())
+    assert failed.pop(0) == {"44": NAN} and not any(failed.values())
     assert report["verdict"]["winner"] in failed and set(report["verdict"]["means"]) == set(map(str, failed))
-    assert "models/.sweep/space/seed-0-44/train.log" in report["sentence"]
-    assert report["sentence"] in (root / "reports/sweep/space.html").read_text()
+    assert "seed-0-44" in report["sentence"]
+    assert report["sentence"] in (root / "reports" / "sweep" / "space.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -342,11 +342,18 @@ def test_a_sweep_on_another_disk_finds_its_project(
     disk = tmp_path_factory.mktemp("disk") / "models"
     shutil.move(root / "models", disk)
     (root / "models").symlink_to(disk)
-    sweep = Sweep.named(root, "space")
-    start(sweep, root / "space.yaml", begun=False)
-    job.main("trial-0", sweep.folder.resolve())  # a job sees the folder that it works in
-    shared = sweep.folder / "trial-0/data/tokens"
-    assert shared.resolve() == (root / "data/tokens").resolve()
+    inputs: set[Path] = set()
+
+    def train(project: Path, worse: Callable[[], bool]) -> bool:
+        inputs.add((project / "data/tokens").resolve())
+        return formula(project, worse)
+
+    def as_a_job(sweep: Sweep, jobs: list[str], words: object) -> None:
+        in_process(Sweep(sweep.root, sweep.folder.resolve()), jobs, words)
+
+    monkeypatch.setattr(job, "run", train)
+    swept(root, monkeypatch, trials=1, runs=as_a_job)
+    assert inputs == {(root / "data/tokens").resolve()}
 
 
 def test_a_training_is_looked_at_only_when_it_said_more(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,14 +367,12 @@ def test_a_training_is_looked_at_only_when_it_said_more(root: Path, monkeypatch:
     def patient(project: Path, worse: Callable[[], bool]) -> bool:
         return any(worse() for _ in range(50)) or formula(project, worse)
 
-    sweep = Sweep.named(root, "space")
-    start(sweep, root / "space.yaml", begun=False)
     monkeypatch.setattr(job, "MetricsLog", Watched)
     monkeypatch.setattr(job, "run", patient)
-    job.main("trial-0", sweep.folder)
-    assert len(reads) <= 1 + 10 + 1  # at first, after each evaluation, at the end
-    trial = trials_of(open_study(sweep, SEARCH, read_space(sweep.space)))["trial-0"]
-    assert len(trial.intermediate_values) == 10
+    (trial,) = swept(root, monkeypatch, trials=1)["trials"]
+    assert len(trial["evaluations"]) == 10
+    # at first, after each evaluation, at the end; the trial and three seeds
+    assert len(reads) <= 4 * (1 + 10 + 1)
 
 
 def test_what_snakemake_makes_first_ends_with_the_sweep(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,27 +393,12 @@ def test_a_training_ends_with_what_it_said_itself(tmp_path: Path) -> None:
     log.write_text("train: Q-TRAIN-029: inputs changed\n", encoding="utf-8")
     before = log.stat().st_size
 
-    def said(*lines: str) -> QuenchError:
+    for lines, id in (
+        (["the end of a traceback"], "Q-SWEEP-006"),  # not the attempt's before it
+        (["train: Q-TRAIN-037: process 1 is gone"], "Q-TRAIN-037"),
+        (["train: Q-TRAIN-009: NaN", "train: Q-TRAIN-037: process 0 is gone"], "Q-TRAIN-009"),
+    ):
         with log.open("a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
         found = failure(code, log, before)
-        assert isinstance(found, QuenchError)
-        return found
-
-    assert said("a traceback's end").id == "Q-SWEEP-006"  # not the attempt's before it
-    assert said("train: Q-TRAIN-037: process 1 is gone").id == "Q-TRAIN-037"
-    assert said("train: Q-TRAIN-009: NaN", "train: Q-TRAIN-037: process 0 is gone").id == "Q-TRAIN-009"
-
-
-def test_a_torn_line_of_the_journal_is_cut(root: Path) -> None:
-    sweep, space = Sweep.named(root, "space"), read_space(root / "space.yaml")
-    start(sweep, root / "space.yaml", begun=False)
-    job.main("trial-0", sweep.folder)
-    whole = sweep.journal.read_bytes()
-    sweep.journal.write_bytes(whole + b'{"op_code":4,"wor')
-    repair(sweep)
-    assert sweep.journal.read_bytes() == whole
-    assert list(trials_of(open_study(sweep, SEARCH, space))) == ["trial-0"]
-    assert left(sweep, space)[0] == "trial-1"
-    page = render(publish(sweep, space, "space"))
-    assert "No winner yet" in page
+        assert isinstance(found, QuenchError) and found.id == id
