@@ -1,6 +1,4 @@
-"""The levels on the terminal: a table of at most 80 columns, the recommendation, the gate, where the page
-is.
-"""
+"""The levels on the terminal: a whole table, the recommendation, the gate, where the page is."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +13,8 @@ from pipeline.stages.report.level_table import across
 
 if TYPE_CHECKING:
     from pipeline.gate.judgment import Judgment
+
+ANY_WIDTH = 1000  # columns: more than the table ever takes
 
 
 def show(
@@ -46,9 +46,10 @@ def show(
             points((found.get("task") or {}).get("score")),
             style="bold" if model == advice.model else None,
         )
-    # a narrower terminal wraps the table rather than losing figures
     output = console(highlight=False, width=max(80, console().width))
-    output.print(table)
+    # a terminal that is too narrow wraps the table rather than losing figures
+    whole = console(width=ANY_WIDTH).measure(table).maximum
+    console(highlight=False, width=max(output.width, whole)).print(table)
     if afar and served_of(evaluations):
         pairs = [f"{model} against {evaluations[model]['reference']}" for model in afar]
         output.print(f"* {', '.join(pairs)}.")
