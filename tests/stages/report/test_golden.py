@@ -1,5 +1,5 @@
 """All that the report says of four projects, as text: page, terminal, card, Modelfile, serve.txt. They are
-the recorded ones with scores and figures of the demo's size.
+the recorded ones with scores and figures of the demo's size. A graph without a merge has no word of one.
 """
 
 from collections.abc import Callable
@@ -25,6 +25,11 @@ PROJECTS: dict[str, tuple[Callable[..., Params], Callable[..., Path], dict[str, 
     "recovered": (adapter_inputs.params, adapter_inputs.write_reports, {"distill": True}),
     "tuned": (tuned_inputs.params, tuned_inputs.write_reports, {}),
 }
+# words of another graph
+MERGED = ("16-bit model", "QLoRA", "every level", "Which level", "pipeline merge", "None")
+BESIDE = (*MERGED, "untuned base at the same level", "NF4", "merged into")
+LORA = ("its LoRA", "LoRA GGUF", "adapter's GGUF", "this adapter", "--lora", "pipeline lora", "lora_bytes")
+FORBIDDEN = {"merged": ("None",), "adapter": BESIDE, "recovered": BESIDE, "tuned": (*MERGED, *LORA)}
 
 
 @pytest.mark.parametrize("name", PROJECTS)
@@ -39,3 +44,18 @@ def test_what_a_reader_is_told(
     printed = capsys.readouterr().out.replace(str(tmp_path), "ROOT")
     beside = [f"--- {file}\n{(reports / file).read_text(encoding='utf-8')}" for file in FILES]
     assert "".join([printed, *beside]) == snapshot(name="beside", extension_class=Golden)
+    assert not [words for words in FORBIDDEN[name] if words in "".join([page, *beside])]
+
+
+@pytest.mark.parametrize(
+    ("name", "distill"), [("adapter", False), ("adapter", True), ("tuned", False)], ids=str
+)
+def test_without_the_base_much_is_not_measured_and_nothing_ships(
+    name: str, distill: bool, tmp_path: Path, snapshot: Any
+) -> None:
+    params, write, _ = PROJECTS[name]
+    stage.main(params((name,), distill=distill), write(tmp_path, distill=distill))
+    title, *lines = lines_of((tmp_path / "reports/index.html").read_text(encoding="utf-8")).splitlines()
+    open_ = [line for line in lines if line.startswith("○") or "which refuses" in line]
+    assert "".join(f"{line}\n" for line in [title, *open_]) == snapshot(extension_class=Golden)
+    assert "None" not in " ".join(lines)

@@ -1,0 +1,205 @@
+"""What the report says otherwise where a project is otherwise: for each case the lines of the page, of the
+terminal and of the files beside it that are new, of the recorded project with that change.
+"""
+
+import contextlib
+import io
+import json
+import shutil
+from collections.abc import Callable
+from difflib import unified_diff
+from pathlib import Path
+from typing import Any
+
+import pytest
+import report_inputs
+from golden import Golden
+from html_page import lines_of
+from parity_inputs import failed_report
+from recording import read
+from report_inputs import MODELS, change, demo_params, put
+
+from pipeline.config.params import Params
+from pipeline.core.hashing import json_hash
+from pipeline.stages.report import stage
+
+pytestmark = pytest.mark.usefixtures("plots_once")
+
+FILES = ("card.md", "Modelfile", "serve.txt")
+Change = Callable[[Path], None]
+
+
+def said(params: Params, root: Path) -> list[str]:
+    """All that the report says, a line for each."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        stage.main(params, root)
+    page = lines_of((root / "reports/index.html").read_text(encoding="utf-8"))
+    beside = [(root / "reports" / name).read_text(encoding="utf-8") for name in FILES]
+    return "".join([page, printed.getvalue().replace(str(root), "ROOT"), *beside]).splitlines()
+
+
+def new(before: list[str], after: list[str]) -> str:
+    """The lines that only `after` has."""
+    lines = unified_diff(before, after, n=0, lineterm="")
+    return "".join(f"{line[1:]}\n" for line in lines if line.startswith("+") and line != "+++ ")
+
+
+def evaluations(**changed: Any) -> Change:
+    """The same changes in each model's report; without `task` there are no answers."""
+
+    def apply(root: Path) -> None:
+        for model in MODELS:
+            change(root / f"reports/eval/{model}.json", **changed)
+            if changed.get("task", "kept") is None:
+                (root / f"reports/eval/{model}.answers.jsonl").unlink()
+
+    return apply
+
+
+def report(name: str, **changed: Any) -> Change:
+    return lambda root: change(root / name, **changed)
+
+
+def check_of_the_base(root: Path, weights: str | None = None) -> None:
+    """reports/quantization-check.json, a check failed and one open; of another base: `weights`."""
+    line = {"title": "Scale of the NF4 weights", "what": "of a linear", "figure": 0.0057, "limit": 0.02}
+    line |= {"unit": "", "verdict": "pass", "detail": "14"}
+    failed = line | {"title": "Blocks <of> it", "figure": 1.59, "limit": 0.5, "verdict": "fail"}
+    open_ = line | {"title": "Two adapters", "figure": None, "limit": None, "verdict": "not measured"}
+    files = read("merged", "models/base.json")["files"]
+    found = {
+        "verdict": "fail",
+        "base_weights_sha256": weights or json_hash({"model.safetensors": files["model.safetensors"]}),
+        "lines": {"nf4_scale": line, "nf4_blocks": failed, "adapter_swap": open_},
+        "memory_check": {"sentence": "Here NF4 keeps 5.0 MB, so at 7B 6.04 GB."},
+    }
+    put(root / "reports/quantization-check.json", found)
+
+
+def little_recorded(root: Path) -> None:
+    """What a training of an older release left."""
+    (root / "reports/train.jsonl").unlink()
+    rows = "1,1.5,0.001,nan\n2,1.2,0.0009,0\n3,nan,0.0008,nan\n"
+    (root / "reports/train.csv").write_text(f"step,loss,learning_rate,grad_norm\n{rows}")
+    put(root / "reports/train.json", {"steps": 2, "loss_first": 1.5, "loss_last": 1.2})
+
+
+def nothing_recorded(root: Path) -> None:
+    little_recorded(root)
+    (root / "reports/train.csv").write_text("step,loss\n")
+
+
+def failed_rule(root: Path) -> None:
+    failed = {"level": "fail", "rule": "finite loss", "step": 7, "text": "the loss is <nan>"}
+    unknown = {"level": "PASS", "rule": "speed", "step": None, "text": "", "cause": ""}
+    change(
+        root / "reports/train.json",
+        monitoring=[failed | {"cause": "a forward fault"}, unknown],
+        planned_steps=80,
+        adapter_step=25,
+        resumed_from="checkpoint-20",
+    )
+
+
+def many_samples(root: Path) -> None:
+    """31 evaluations of nine samples: six are shown, of four."""
+    asked = [{"prompt": f"p{number}", "reference": "r"} for number in range(9)]
+    rows: list[dict[str, Any]] = [
+        {"kind": "eval", "step": step, "eval_loss": 0.1}
+        | {"samples": [one | {"answer": f"at {step}"} for one in asked]}
+        for step in range(10, 310, 10)
+    ]
+    rows.append({"kind": "eval", "step": 400, "eval_loss": 0.1, "samples": []})
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (root / "reports/train.jsonl").write_text(text)
+
+
+def no_better(root: Path) -> None:
+    """The untuned base answers as Q4_K_M does."""
+    folder = root / "reports/eval"
+    tuned = json.loads((folder / "Q4_K_M.json").read_text(encoding="utf-8"))
+    change(folder / "base-F16.json", task=tuned["task"])
+    shutil.copy(folder / "Q4_K_M.answers.jsonl", folder / "base-F16.answers.jsonl")
+
+
+def few_marks(*models: str, few: int) -> Change:
+    """As by a judge whose marks can be read for the first few answers only."""
+
+    def apply(root: Path) -> None:
+        for model in models:
+            file = root / f"reports/eval/{model}.json"
+            task = json.loads(file.read_text(encoding="utf-8"))["task"]
+            task["scores"]["json_fields"]["measured"] = few
+            change(file, task=task)
+            answers = file.with_suffix(".answers.jsonl")
+            rows = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
+            for row in rows[few:]:
+                row["score"] = None
+            answers.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+    return apply
+
+
+def no_score(root: Path) -> None:
+    file = root / "reports/eval/Q5_K_M.json"
+    task = json.loads(file.read_text(encoding="utf-8"))["task"]
+    change(file, task=task | dict.fromkeys(("score", "score_low", "score_high")))
+
+
+def another_template(root: Path) -> None:
+    (root / "models/adapter/chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+
+
+def spoilt_speed(root: Path) -> None:
+    file = root / "reports/eval/Q4_K_M.json"
+    speed = json.loads(file.read_text(encoding="utf-8"))["speed"]
+    change(file, speed=speed | {"other_load": 0.41, "disturbed": True})
+
+
+TIED = {"kept": "output.weight", "kept_type": "Q8_0", "dropped": "token_embd.weight", "dropped_type": "Q5_0"}
+CHANGES: dict[str, Change] = {
+    "quantization check": check_of_the_base,
+    "of another base": lambda root: check_of_the_base(root, "0" * 64),
+    "little recorded": little_recorded,
+    "nothing recorded": nothing_recorded,
+    "failed rule": failed_rule,
+    "gaps in the record": report(
+        "reports/train.json", run={"git": None, "hardware": {"gpus": None, "cpu": None}}
+    ),
+    "hardly a record": report("reports/train.json", run={"os": "Linux"}),
+    "many samples": many_samples,
+    "tied head": report("models/base.json", tied=TIED | {"farthest_row": 0.0608}),
+    "parity failed": lambda root: put(root / "reports/parity.json", failed_report()),
+    "no better": no_better,
+    "few marks": few_marks("Q4_K_M", few=3),
+    "no score": no_score,
+    "no scorer": evaluations(task=None, kv_cache_bytes=None),
+    "another template": another_template,
+    "refused": report("reports/eval/Q4_K_M.json", kld_mean=0.93),
+    "harness": report(
+        "reports/eval/F16.json", harness={"arc_local": {"acc": 0.4312, "acc_stderr": 0.021, "n": 60}}
+    ),
+    "spoilt speed": spoilt_speed,
+    "base on the hub": report("models/base.json", source="hub", model="Qwen/Qwen2.5-7B-Instruct"),
+    "no usage": lambda root: shutil.rmtree(root / ".quench/usage"),
+    "nothing fits": lambda root: None,
+}
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What is said of the project as it is."""
+    root = report_inputs.write_inputs(tmp_path_factory.mktemp("usual"))
+    return said(demo_params(), root)
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_what_is_said_otherwise(case: str, usual: list[str], tmp_path: Path, snapshot: Any) -> None:
+    CHANGES[case](report_inputs.write_inputs(tmp_path))
+    params = demo_params()
+    if case == "nothing fits":
+        params.report.__dict__["memory_gb"] = 0.01
+    found = said(params, tmp_path)
+    assert "None" not in " ".join(found).replace("None: every", "")
+    assert new(usual, found) == snapshot(extension_class=Golden)
