@@ -147,6 +147,27 @@ def no_score(root: Path) -> None:
     change(file, task=task | dict.fromkeys(("score", "score_low", "score_high")))
 
 
+def forgot(questions: int) -> Change:
+    """Q4_K_M answers that many of the questions wrong that the base answers right."""
+
+    def apply(root: Path) -> None:
+        base, file = (root / f"reports/eval/{model}.json" for model in ("base-F16", "Q4_K_M"))
+        right = json.loads(base.read_text(encoding="utf-8"))["general"]["right"]
+        lost = [number for number, one in enumerate(right) if one][:questions]
+        general = json.loads(file.read_text(encoding="utf-8"))["general"]
+        now = [0 if number in lost else one for number, one in enumerate(right)]
+        change(file, general=general | {"right": now})
+
+    return apply
+
+
+def little_known_of_the_merge(root: Path) -> None:
+    """As PEFT's own merge leaves it."""
+    file = root / "reports/merge.json"
+    found = json.loads(file.read_text(encoding="utf-8"))
+    put(file, {key: value for key, value in found.items() if key not in ("adapters", "candidates")})
+
+
 def another_template(root: Path) -> None:
     (root / "models/adapter/chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
 
@@ -175,6 +196,9 @@ CHANGES: dict[str, Change] = {
     "few marks": few_marks("Q4_K_M", few=3),
     "no score": no_score,
     "no scorer": evaluations(task=None, kv_cache_bytes=None),
+    "forgot 2": forgot(2),
+    "forgot 20": forgot(20),
+    "PEFT's merge": little_known_of_the_merge,
     "another template": another_template,
     "refused": report("reports/eval/Q4_K_M.json", kld_mean=0.93),
     "harness": report(
