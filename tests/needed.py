@@ -46,8 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the table and keep which tests are in it."""
     skipped = list(_unmeasured(terminalreporter))
-    if config.cache:
-        config.cache.set(KEPT, sorted({test for test, _ in skipped}))
+    if cache := getattr(config, "cache", None):  # there is none under `-p no:cacheprovider`
+        cache.set(KEPT, sorted({test for test, _ in skipped}))
     if skipped:
         terminalreporter.section("not measured")
         for what, count in sorted(Counter(what for _, what in skipped).items()):
