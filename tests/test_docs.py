@@ -163,19 +163,6 @@ def test_pytests_files_and_tests_exist(page: Path) -> None:
         assert [part for part in wanted if not any(part in name for name in names)] == [], words
 
 
-def test_a_wrong_command_would_be_found() -> None:
-    for line in (
-        "serv",
-        "serve --smok 8",
-        "ship",
-        "plan --vram much",
-        "data chek x",
-        "data export x --to csv",
-    ):
-        with pytest.raises(MistakenUse):
-            parse(line.split(), complete=True)
-
-
 def test_the_workflow_tools_commands_parse(capsys: pytest.CaptureFixture[str]) -> None:
     from dvc.cli import DvcParserError
     from dvc.cli.parser import get_main_parser
@@ -237,14 +224,13 @@ def test_the_pages_name_every_stage_recipe_scorer_and_tool() -> None:
 
 def test_troubleshooting_is_made_from_the_catalog_of_errors() -> None:
     page = (PROJECT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    assert page == troubleshooting(), "run `quench explain --write docs/troubleshooting.md`"
+    assert page == troubleshooting(), "quench explain --write"
 
 
 def test_the_table_of_methods_is_made_from_what_is_enforced() -> None:
     page = (PROJECT / "docs" / "methods.md").read_text(encoding="utf-8")
     shown = page.partition("<!-- quench methods --markdown -->\n")[2].partition("<!-- end -->")[0]
-    assert shown == markdown(), "put what `quench methods --markdown` prints there"
-    assert "–" in shown, "something is refused"
+    assert shown == markdown(), "quench methods --markdown"
 
 
 def test_ci_does_the_two_commands_of_the_readme() -> None:

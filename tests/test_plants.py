@@ -46,7 +46,7 @@ def test_a_plant_applies_and_names_a_test(name: str) -> None:
     text, tests = PLANTS[name].read_text(encoding="utf-8"), named_by(name)
     assert len(text.splitlines()) <= MOST_LINES and tests
     applied = git("apply", "--check", str(PLANTS[name]), where=PROJECT)
-    assert applied.returncode == 0, f"{applied.stderr}: move the diff with the code"
+    assert applied.returncode == 0, applied.stderr
     assert not re.search(r"^\+\+\+ b/tests/", text, re.MULTILINE)
     for file, _, test in (one.partition("::") for one in tests):
         tree = ast.parse((PROJECT / file).read_text(encoding="utf-8"))
@@ -120,4 +120,4 @@ def test_a_plant_is_found(name: str, planted: Path, untouched: Results) -> None:
         assert before and set(before) == {"passed"}, f"{test} without the plant: {before}"
         after = results(planted, [test])
         found = [words for kind, words in after.values() if kind == "failure" and FOUND.match(words)]
-        assert found, f"{test} doesn't find it: {after}"
+        assert found, f"{test}: {after}"

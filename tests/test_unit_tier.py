@@ -2,6 +2,7 @@
 does it; the rest runs.
 """
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,24 +54,13 @@ def test_torch_and_processes_leave_the_unit_tier(tmp_path: Path) -> None:
         "test_file.py": "import torch\n\ndef test_any():\n    pass\n",
     }.items():
         (tmp_path / name).write_text(text)
-    options = [
-        "-rs",
-        "-v",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:hydra_pytest",
-        "-c",
-        "/dev/null",
-        f"--rootdir={tmp_path}",
-    ]
+    options = ["-rs", "-v", "-p", "no:cacheprovider", "-p", "no:hydra_pytest", "-c", "/dev/null"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(tmp_path)],
+        [sys.executable, "-m", "pytest", *options, f"--rootdir={tmp_path}", str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,
         cwd=tmp_path,
     )
-    assert "1 passed, 8 skipped" in done.stdout, done.stdout
-    assert "test_plain PASSED" in done.stdout
-    assert done.stdout.count("it imports torch") >= 2 and "it starts a process (os.fork)" in done.stdout
+    assert re.findall(r"::(\w+) PASSED", done.stdout) == ["test_plain"], done.stdout
+    assert "imports torch" in done.stdout and "os.fork" in done.stdout

@@ -1,18 +1,68 @@
-"""A finished tiny project as a user has it: made by `quench new`, its results recorded and committed."""
+"""Projects as users have them: a finished tiny one, made by `quench new`, its results recorded and committed;
+and a clone of this repository.
+"""
 
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+import tiny
 import yaml
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from pipeline.cli import app
+from pipeline.core.places import PROJECT
+from pipeline.llamacpp.tools import DEFAULT_HOME
 
 RESULTS = ("data", "models", "reports")
+BIN = Path(sys.executable).parent
+
+
+def run(root: Path, *command: str) -> str:
+    """What a command prints, with this environment's programs on PATH. Fails the test if it fails."""
+    path = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    home = {"LLAMA_CPP_HOME": os.environ.get("LLAMA_CPP_HOME") or str(DEFAULT_HOME)}
+    environment = os.environ | path | home
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout + done.stderr
+
+
+def quench(root: Path, *words: str) -> Result:
+    """What `quench` does in this process, on the project `root`."""
+    return CliRunner().invoke(app, [*words, "--root", str(root)])
+
+
+def nothing_to_do(said: str) -> bool:
+    """Whether Snakemake says so."""
+    return "Nothing to be done" in said
+
+
+def copy_tracked(root: Path) -> Path:
+    """A copy of this working tree's tracked files; `root`."""
+    for name in run(PROJECT, "git", "ls-files", "-z").split("\0"):
+        if name and (PROJECT / name).is_file():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(PROJECT / name, root / name)
+    return root
+
+
+def clone(tiny_qwen2: Path, root: Path) -> Path:
+    """The working tree in a repository of its own, with a tiny recipe and forty chats."""
+    copy_tracked(root)
+    params = tiny.tiny_params(tiny_qwen2)
+    # more of them are more of the same
+    params["quantize"]["levels"], params["evaluate"]["models"] = ["Q4_K_M"], ["F16", "Q4_K_M"]
+    tiny.write_project(root, params)
+    for words in ("git init --quiet", "dvc add --quiet data/raw", "git add --all"):
+        run(root, *words.split())
+    run(root, "git", "commit", "--quiet", "--message", "start")
+    return root
 
 
 def user_project(root: Path, finished: Path, **sections: Mapping[str, Any]) -> Path:

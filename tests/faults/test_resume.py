@@ -7,24 +7,23 @@ inside a save, at one of the save's own file operations or after some millisecon
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from deaths import Death, arm, copy, rows_for, same_as
 from killed import FORKED, SECONDS, on_one_core, written_to
 
 from pipeline.config.params import load_params
 from pipeline.core.hashing import tree_hash
 from pipeline.core.jsonl import write_rows
-from pipeline.core.metrics_log import MEASURED, MetricsLog
 from pipeline.stages.preprocess.stage import main as preprocess
 from pipeline.stages.train.checkpoints import MARKER, checkpoints_in, defect, read_notes, step_of
 
@@ -55,18 +54,6 @@ GRPO = {
 }
 
 
-@dataclass(frozen=True)
-class Death:
-    """Where a run dies: after its `count`th micro-step, or in its `count`th save, at the `event`th file
-    operation or after `delay` seconds.
-    """
-
-    place: str  # step | save | delay: SIGKILL; loaded | signal | logged | evaluation: SIGTERM
-    count: int
-    event: int = 0
-    delay: float = 0.0
-
-
 def planned(seed: int, micro_steps: int) -> Death:
     """Death number `seed` of a run of so many micro-steps: three in five after a micro-step, two in five
     inside a save.
@@ -91,7 +78,7 @@ def run(
     child = FORKED.Process(target=train_and_die, args=(root, death, dictated, words))
     child.start()
     child.join(SECONDS)
-    assert child.exitcode is not None, "still running after 5 minutes"
+    assert child.exitcode is not None, "still running"
     return child.exitcode
 
 
@@ -110,57 +97,6 @@ def train_and_die(
     if death is not None:
         arm(death)
     sys.exit(main(["train", "--root", str(root), *words]))
-
-
-def arm(death: Death) -> None:
-    """Have this process kill itself (or send itself a signal) at `death`'s place."""
-    from pipeline.stages.train.trainer import QuenchTrainer
-
-    kill = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-    term = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-    calls = 0
-
-    def counted(method: str, act: Any, *, before: bool) -> None:
-        real = getattr(QuenchTrainer, method)
-
-        def wrapped(self: Any, *arguments: Any, **more: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if before and calls == death.count:
-                act()
-            result = real(self, *arguments, **more)
-            if not before and calls == death.count:
-                act()
-            return result
-
-        setattr(QuenchTrainer, method, wrapped)
-
-    if death.place == "loaded":
-        from pipeline.stages.train import assembly
-
-        check_head = assembly.check_head
-        assembly.check_head = lambda model: (term(), check_head(model))  # type: ignore[assignment,return-value]
-    elif death.place == "step":
-        counted("training_step", kill, before=False)
-    elif death.place == "signal":
-        counted("compute_loss", term, before=True)
-    elif death.place == "logged":
-        counted("log", term, before=True)
-    elif death.place == "evaluation":
-        counted("held_out_metrics", term, before=True)
-    elif death.place == "delay":
-        counted("_save_checkpoint", lambda: threading.Timer(death.delay, kill).start(), before=True)
-    else:
-        events = 0
-
-        def hook(event: str, arguments: Any) -> None:
-            nonlocal events
-            if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"):
-                events += 1
-                if events == death.event:
-                    kill()
-
-        counted("_save_checkpoint", lambda: sys.addaudithook(hook), before=True)
 
 
 @pytest.fixture(scope="module")
@@ -182,34 +118,8 @@ def unbroken(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def copy(project: Path, parent: Path) -> Path:
-    folder = parent / "project"
-    shutil.copytree(project, folder)
-    return folder
-
-
 def micro_steps(unbroken: Path) -> int:
     return ACCUMULATION * json.loads((unbroken / "reports/train.json").read_text())["steps"]
-
-
-def same_as(unbroken: Path, root: Path) -> None:
-    """Adapter, curves, metrics log, optimizer, schedule and random state are those of the unbroken run, bit
-    for bit.
-    """
-    assert tree_hash(root / "models/adapter") == tree_hash(unbroken / "models/adapter")
-    assert (root / "reports/train.csv").read_bytes() == (unbroken / "reports/train.csv").read_bytes()
-    output = [
-        [
-            {key: value for key, value in row.items() if key not in MEASURED}
-            for row in MetricsLog(folder / "reports/train.jsonl").rows()
-        ]
-        for folder in (root, unbroken)
-    ]
-    assert output[0] == output[1]
-    last = [checkpoints_in(folder / "models/checkpoints")[-1] for folder in (root, unbroken)]
-    assert last[0].name == last[1].name
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
-        assert (last[0] / name).read_bytes() == (last[1] / name).read_bytes(), name
 
 
 def deaths() -> Iterator[Any]:
@@ -230,24 +140,6 @@ def test_killed_anywhere(seed: int, project: Path, unbroken: Path, tmp_path: Pat
     assert not (root / "models/adapter").exists()
     assert run(root) == 0, (root / "out.log").read_text()[-2000:]
     same_as(unbroken, root)
-
-
-def rows_for(method: str) -> list[dict[str, Any]]:
-    """Rows that the method learns from, sft by their rewards."""
-    said = ["Yes.", "It is four, of course.", "No, never", "The sea is blue", "Ask me later"]
-    turn = lambda role, text: {"role": role, "content": text}  # noqa: E731
-    rows: list[dict[str, Any]] = []
-    for number in range(12):
-        asked, good, bad = turn("user", f"Question {number}?"), said[number % 5], said[(number + 2) % 5]
-        if method == "sft":
-            turns = [asked, turn("assistant", good)]
-            rows.append({"kind": "chat", "messages": turns, "reward": number / 12})
-        elif method == "grpo":
-            rows.append({"kind": "prompt", "messages": [asked], "answer": good})
-        else:
-            answers = {"chosen": [turn("assistant", good)], "rejected": [turn("assistant", bad)]}
-            rows.append({"kind": "preference", "messages": [asked], **answers})
-    return rows
 
 
 # of one trainer: ipo's only difference from dpo is its loss, simpo's from orpo too
@@ -276,19 +168,9 @@ def test_other_methods_survive_a_kill(method: str, project: Path, tmp_path: Path
     unbroken, root = copy(begun, tmp_path / "unbroken"), copy(begun, tmp_path / "killed")
     assert run(unbroken) == 0, (unbroken / "out.log").read_text()[-2000:]
     assert run(root, Death("step", 5)) == -signal.SIGKILL
-    assert checkpoints_in(root / "models/checkpoints"), "it had got so far"
+    assert checkpoints_in(root / "models/checkpoints")
     assert run(root) == 0, (root / "out.log").read_text()[-2000:]
     same_as(unbroken, root)
-
-
-def test_the_plan_has_late_epochs_and_saves(unbroken: Path) -> None:
-    steps = micro_steps(unbroken)
-    deaths = [planned(seed, steps) for seed in range(KILLS)]
-    late = [death for death in deaths if death.place == "step" and death.count > steps / EPOCHS]
-    assert len(late) >= 10
-    assert sum(death.place in ("save", "delay") for death in deaths) >= 5
-    assert {death.place for death in deaths[:QUICK]} == {"step", "save"}
-    assert {death.place for death in deaths[:OFTEN]} == {"step", "save", "delay"}
 
 
 @pytest.mark.slow
@@ -320,10 +202,7 @@ def test_a_signal_leaves_a_whole_checkpoint(
     newest = checkpoints_in(root / "models/checkpoints")[-1]
     assert step_of(newest) == done
     assert defect(newest) is None
-    assert (
-        f"checkpoint-{done} is complete, and the same command goes on from it"
-        in (root / "out.log").read_text()
-    )
+    assert newest.name in (root / "out.log").read_text()
     assert run(root) == 0
     same_as(unbroken, root)
 
@@ -362,7 +241,7 @@ def test_a_torn_checkpoint_is_set_aside(project: Path, unbroken: Path, tmp_path:
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
     assert run(root) == 0
     output = (root / "out.log").read_text()
-    assert f"{newest.name} is torn (adapter_model.safetensors is not what was written)" in output
+    assert re.search(rf"{newest.name} is torn.*{weights.name}", output)
     assert f"going on from {whole}" in output
     same_as(unbroken, root)
 
@@ -380,7 +259,6 @@ def test_a_chosen_checkpoint_is_gone_on_from(project: Path, unbroken: Path, tmp_
     assert defect(root / "models/checkpoints/later" / newest.name) is None
     assert run(root) == 0, (root / "out.log").read_text()[-2000:]
     output = (root / "out.log").read_text()
-    assert f"newer than {chosen.name}, so not used any more: {newest.name}; kept in" in output
     assert output.count(f"going on from {chosen}") == 2
     assert json.loads((root / "reports/train.json").read_text())["resumed_from"] == chosen.name
     same_as(unbroken, root)
@@ -393,10 +271,7 @@ def test_another_configuration_is_refused_and_nothing_is_lost(project: Path, tmp
     params = (root / "params.yaml").read_text()
     (root / "params.yaml").write_text(params.replace("lora_alpha: 8", "lora_alpha: 16"))
     assert run(root) == 2
-    assert (
-        "train.lora_alpha (8 → 16) changed: put that back to go on with it, or start again"
-        in (root / "out.log").read_text()
-    )
+    assert "train.lora_alpha (8 → 16)" in (root / "out.log").read_text()
     template = root / "models/base/chat_template.jinja"
     (root / "params.yaml").write_text(params)
     kept = template.read_text()
@@ -418,7 +293,7 @@ def test_killed_for_real(project: Path, unbroken: Path, tmp_path: Path) -> None:
     marker = root / "models/checkpoints" / f"checkpoint-{SAVE_STEPS}" / MARKER
     end = time.monotonic() + 300
     while not marker.exists():
-        assert process.poll() is None, "training ended before its first checkpoint"
+        assert process.poll() is None
         assert time.monotonic() < end
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGTERM)
@@ -428,7 +303,7 @@ def test_killed_for_real(project: Path, unbroken: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(command, start_new_session=True, preexec_fn=on_one_core)
     newest = step_of(checkpoints_in(root / "models/checkpoints")[-1])
     while step_of(checkpoints_in(root / "models/checkpoints")[-1]) == newest:
-        assert process.poll() is None, "training ended before its next checkpoint"
+        assert process.poll() is None
         assert time.monotonic() < end
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)

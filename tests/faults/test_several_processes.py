@@ -20,8 +20,8 @@ import psutil
 import pytest
 import yaml
 from conftest import run_stages
+from deaths import Death, arm, copy, rows_for, same_as
 from killed import FORKED, on_one_core, written_to
-from test_resume import Death, arm, copy, rows_for, same_as
 from tiny import tiny_gguf, tiny_params, write_project
 
 from pipeline.config.params import load_params
@@ -55,7 +55,7 @@ def run(root: Path, count: int, deaths: dict[int, Death] | None = None, *, slurm
         rank.start()
     for rank in ranks:
         rank.join(240)
-        assert rank.exitcode is not None, "still running after 4 minutes"
+        assert rank.exitcode is not None, "still running"
     return [rank.exitcode or 0 for rank in ranks]
 
 
@@ -110,7 +110,7 @@ def test_two_processes_train_as_one(project: Path, alone: Path, tmp_path: Path) 
     root = copy(project, tmp_path)
     assert run(root, 2) == [0, 0], log(root)[-2000:] + log(root, 1)[-2000:]
     same_as(alone, root)
-    assert not log(root, 1), "the second says nothing"
+    assert not log(root, 1)
 
 
 @pytest.mark.parametrize(
