@@ -5,10 +5,10 @@ from typing import Any, get_args
 
 import pytest
 
-from pipeline.commands.recipes import RECIPES
 from pipeline.config.conditions import CONDITIONS, idle
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections.values import keys_of
+from pipeline.core.places import PROJECT
 
 ADAPTER = {"base": {"quantization": "gguf"}, "evaluate": {"models": ["base", "adapter"]}}
 SCALES = {
@@ -28,7 +28,7 @@ def params(*parts: dict[str, dict[str, Any]]) -> Params:
     return Params.model_validate(values)
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((PROJECT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_no_recipe_sets_what_does_nothing(path):
     assert list(map(str, idle(load_params(path)))) == []
 

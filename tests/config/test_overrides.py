@@ -1,13 +1,15 @@
 """Settings from a command line end in params.yaml, whose other text stays."""
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from pipeline.commands.recipes import recipe_names, recipe_text
 from pipeline.config.overrides import from_sections, from_words, override
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError
+from pipeline.core.places import PROJECT
 
 
 @pytest.fixture
@@ -52,25 +54,25 @@ def test_the_file_has_it_and_keeps_its_text(file: Path) -> None:
         "train.target_modules=[q_proj]",
         "report.gate.max_kld=0.1",
     ]
-    changes = override(file, from_words(words))
-    assert changes[0] == "train.learning_rate: 2.0e-4 → 1.0e-4"
+    (first, *_) = override(file, from_words(words))
+    assert re.findall(r"[\d.]+e-4", first) == ["2.0e-4", "1.0e-4"]
     params, text = load_params(file), file.read_text()
     assert (params.train.learning_rate, params.train.r, params.train.target_modules) == (1e-4, 8, ["q_proj"])
     assert params.report.gate.max_kld == 0.1
-    assert text.startswith("# mine\ntrain:\n  # small\n  learning_rate: ") and "# peak" in text
+    assert [line.strip() for line in text.splitlines() if line.strip().startswith("#")] == [
+        "# mine",
+        "# small",
+    ]
+    assert "# peak" in text
     assert '  name: "demo"\n' in text
 
 
-def test_a_recipe_changes_in_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "params.yaml"
-    for recipe in recipe_names():
-        path.write_text(recipe_text(recipe))
-        before = path.read_text().splitlines()
-        override(path, {("curate", "near_threshold"): 0.86})
-        after = path.read_text().splitlines()
-        assert [new for old, new in zip(before, after, strict=True) if old != new] == [
-            "  near_threshold: 0.86"
-        ]
+def test_a_whole_file_changes_in_one_line(tmp_path: Path) -> None:
+    path = Path(shutil.copy(PROJECT / "params.yaml", tmp_path))
+    before = path.read_text().splitlines()
+    override(path, {("curate", "near_threshold"): 0.86})
+    after = path.read_text().splitlines()
+    assert [new for old, new in zip(before, after, strict=True) if old != new] == ["  near_threshold: 0.86"]
 
 
 def test_what_is_so_already_leaves_the_file_alone(file: Path) -> None:

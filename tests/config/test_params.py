@@ -170,6 +170,7 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
             "quantize.levels",
             "unknown level Q9_Z: llama.cpp has",
         ),
+        ({"quantize": {"levels": ["F16"]}}, "quantize.levels", "unknown level F16"),
         ({"quantize": {"levels": ["Q4_K_M", "q4_k_m"]}}, "quantize.levels", "twice"),
         (
             {"quantize": {"levels": ["IQ1_S"]}, "evaluate": {"models": ["F16"]}},

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from make import script
 
 from pipeline.core.errors import ToolError
 from pipeline.core.hardware import Accelerator, accelerator
@@ -43,14 +44,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def tool(folder: Path, name: str, script: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-    (folder / name).chmod(0o755)
-
-
 def says(folder: Path, name: str, text: str) -> None:
     (folder / f"{name}.txt").write_text(text)
-    tool(folder, name, 'exec /bin/cat "$0.txt"')
+    script(folder / name, 'exec /bin/cat "$0.txt"')
 
 
 def test_a_machine_without_a_gpu(path: Path) -> None:
@@ -68,9 +64,8 @@ def test_a_card_that_shares_the_machines_memory_says_no_size(path: Path) -> None
 
 
 def test_an_old_driver_that_does_not_know_the_compute_capability_is_asked_without_it(path: Path) -> None:
-    tool(
-        path,
-        "nvidia-smi",
+    script(
+        path / "nvidia-smi",
         'case "$*" in *compute_cap*) echo Field "compute_cap" is not valid; exit 2;; esac\n'
         'echo "Tesla T4, 15360, 470.82"',
     )
@@ -83,7 +78,7 @@ def test_an_old_driver_that_does_not_know_the_compute_capability_is_asked_withou
 def test_the_card_is_the_first_that_is_visible(
     path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, asked: str | None
 ) -> None:
-    tool(path, "nvidia-smi", f'echo "$@" > "$0.asked"; echo "{RTX}"')
+    script(path / "nvidia-smi", f'echo "$@" > "$0.asked"; echo "{RTX}"')
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert (accelerator() is None) == (asked is None)
     if asked:
@@ -91,7 +86,7 @@ def test_the_card_is_the_first_that_is_visible(
 
 
 def test_a_driver_that_fails_is_not_a_machine_without_a_gpu(path: Path) -> None:
-    tool(path, "nvidia-smi", "echo NVIDIA-SMI has failed; exit 9")
+    script(path / "nvidia-smi", "echo NVIDIA-SMI has failed; exit 9")
     with pytest.raises(ToolError, match="Q-PLANNING-003"):
         accelerator()
 
@@ -101,5 +96,5 @@ def test_an_amd_card_is_not_the_cpu_that_rocminfo_lists_too(path: Path) -> None:
     assert accelerator() == Accelerator(
         "rocm", "AMD Radeon RX 7900 XTX", 25149440 << 10, capability="gfx1100"
     )
-    tool(path, "rocminfo", "exit 1")
+    script(path / "rocminfo", "exit 1")
     assert accelerator() is None

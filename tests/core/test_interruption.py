@@ -42,7 +42,7 @@ def test_so_is_one_that_comes_while_the_first_ends_the_work() -> None:
 def test_what_another_process_heard_is_the_first_signal() -> None:
     with Interruption() as interruption, interruption.deferred():
         interruption.hear(signal.SIGTERM)
-        assert Interruption.stopping, "else a run that is gone would cut the checkpoint short"
+        assert Interruption.stopping  # else a run that is gone would cut the checkpoint short
         os.kill(os.getpid(), signal.SIGINT)  # this process's own, in the same moment
         interruption.hear(signal.SIGINT)
         assert interruption.received == signal.SIGTERM

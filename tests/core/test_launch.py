@@ -11,7 +11,8 @@ from pipeline.__main__ import main
 from pipeline.core import launch as launcher
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, Stopped
 from pipeline.core.launch import exit_code, launch
-from pipeline.core.ranks import CARDS, FOREIGN, LAUNCHED
+
+CARDS = "CUDA_VISIBLE_DEVICES"
 
 STAND_IN = """
 import os, signal, sys, time
@@ -117,10 +118,13 @@ def test_who_says_why_it_ended(
     def fail(*_: Any) -> None:
         raise error
 
-    names = dict.fromkeys(FOREIGN, "2") | {"RANK": str(number), "LOCAL_RANK": str(number)}
+    names = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
+    names |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(number))
     names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", CARDS: "", "GLOO_SOCKET_IFNAME": "lo"}
     names |= {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-    for name, value in (names | {"QUENCH_REMOTE": "1"} | ({LAUNCHED: "1"} if launched else {})).items():
+    for name, value in (
+        names | {"QUENCH_REMOTE": "1"} | ({"QUENCH_LAUNCHED": "1"} if launched else {})
+    ).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("pipeline.stages.train.stage.run_rank", fail)
     (tmp_path / ".dvc").mkdir()

@@ -6,9 +6,15 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import ConfigError
-from pipeline.core.ranks import CARDS, FOREIGN, LAUNCHED, STORE_FD, Rank, take_rank, wanted_processes
+from pipeline.core.ranks import Rank, take_rank, wanted_processes
+
+CARDS, LAUNCHED, STORE_FD = "CUDA_VISIBLE_DEVICES", "QUENCH_LAUNCHED", "QUENCH_STORE_FD"
+# Accelerate and transformers take a process with one of these for one of several
+FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
 
 TORCHRUN = {
+    "GROUP_RANK": "1",
+    "ROLE_RANK": "3",
     "RANK": "3",
     "LOCAL_RANK": "1",
     "WORLD_SIZE": "4",
@@ -60,7 +66,7 @@ def test_a_process_alone_is_no_rank(told: Any) -> None:
 def test_ranks_of_torchrun_and_srun(told: Any) -> None:
     told(**TORCHRUN)
     assert take_rank() == Rank(3, 4, 1, 2, "node1", 29500, hosted=True)
-    assert not [name for name in FOREIGN if name in os.environ], "else Accelerate splits the rows again"
+    assert not {*FOREIGN} & {*os.environ}
     told(**SRUN, **HOME, TORCHELASTIC_USE_AGENT_STORE="")
     assert take_rank() == Rank(3, 4, 1, 2, "node1", 29500, run="123456.0.0")
 
@@ -68,13 +74,13 @@ def test_ranks_of_torchrun_and_srun(told: Any) -> None:
 def test_a_rank_of_our_own_launcher(told: Any) -> None:
     told(**TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": ""}, **{LAUNCHED: "1", STORE_FD: "5"})
     assert take_rank() == Rank(3, 4, 1, 2, "node1", 29500, listening=5, launched=True)
-    assert not {LAUNCHED, STORE_FD} & {*os.environ}, "what it starts is not launched by it"
+    assert not {LAUNCHED, STORE_FD} & {*os.environ}
 
 
 def test_srun_on_one_machine_needs_no_address(told: Any) -> None:
     told(**SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "4", "MASTER_ADDR": "node1"})
-    rank = take_rank()  # which meets at the loopback whatever is named: nobody else has to reach it
-    assert rank == Rank(3, 4, 1, 4, "127.0.0.1", 23456, run="123456.0.0")
+    rank, loopback = take_rank(), "127.0.0.1"  # whatever is named: nobody else has to reach it
+    assert rank == Rank(3, 4, 1, 4, loopback, 23456, run="123456.0.0")
     assert not rank.leads
 
 
@@ -164,7 +170,7 @@ def test_a_number_that_is_none_names_where_it_stands(monkeypatch: pytest.MonkeyP
 def test_how_many_processes_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUENCH_PROCESSES", "3")
     assert [wanted_processes("train", given) for given in (None, "2")] == [3, 2]
-    assert wanted_processes("merge", None) == 1, "the variable is about train"
+    assert wanted_processes("merge", None) == 1
     for stage, given in (("train", "0"), ("train", "two"), ("train", "-1"), ("merge", "2")):
         with pytest.raises(ConfigError) as error:
             wanted_processes(stage, given)

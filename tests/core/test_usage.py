@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.usage import Figures, noted, usage_file, usages
+from pipeline.core.usage import Figures, noted, usages
 
 PLAN = Figures(3 << 30, 60.0, 5000)
 
@@ -30,7 +30,9 @@ def test_a_stage_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"planned": {}}', "null"])
 def test_a_record_of_another_version_is_not_measured(tmp_path: Path, text: str) -> None:
-    usage_file("merge", tmp_path).write_text(text, encoding="utf-8")
+    with noted("merge", tmp_path, lambda: 1, lambda: PLAN):
+        pass
+    (tmp_path / ".quench/usage/merge.json").write_text(text, encoding="utf-8")
     assert usages(tmp_path) == {}
 
 

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from make import script
 from shaped_gguf import LAYERS, shaped, written
 
 from pipeline.core.errors import ConfigError
 from pipeline.gguf.file import kv_cache_bytes
-from pipeline.llamacpp.devices import SPARE, Device, devices, fitting, gpu_layers, placement
+from pipeline.llamacpp.devices import Device, devices, fitting, gpu_layers, placement
 from pipeline.llamacpp.tools import Toolchain
 
 NONE = "  (none)"
@@ -22,8 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(folder: Path, *lines: str) -> Toolchain:
     """A llama.cpp that lists these devices."""
     text = "\n".join(["Available devices:", *lines])
-    (folder / "llama-server").write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
-    (folder / "llama-server").chmod(0o755)
+    script(folder / "llama-server", f"cat <<'END'\n{text}\nEND")
     return Toolchain(folder, folder)
 
 
@@ -43,7 +43,6 @@ def test_auto_takes_all_layers_that_fit_and_none_without_a_gpu(tmp_path: Path, m
     full = "  CUDA0: NVIDIA GeForce RTX 4060 (8188 MiB, 900 MiB free)"
     assert gpu_layers(build(tmp_path, full), model, "auto", tokens=512) == 0
     assert gpu_layers(build(tmp_path, full, CARD), model, "auto", tokens=512) == 99
-    assert SPARE == 1 << 30
 
 
 def test_layers_are_counted_with_their_part_of_the_cache(model: Path) -> None:

@@ -26,7 +26,7 @@ def test_three_levels_agree_with_llama_perplexity_within_two_per_cent(
         model = BENCHMARK["requantized"](f16, level, tmp_path, tools)
         theirs, before = side.theirs(model), BENCHMARK["written"]()
         ours = side.ours(model, f16)
-        assert BENCHMARK["written"]() - before < 10_000, "divergence stores nothing of vocabulary × tokens"
+        assert BENCHMARK["written"]() - before < 10_000  # nothing of vocabulary × tokens is stored
         assert ours["perplexity_tokens"] == CHUNKS * 127
         apart = BENCHMARK["distances"](ours, theirs)
         assert max(apart.values()) <= 0.02, f"{level}: {apart}"

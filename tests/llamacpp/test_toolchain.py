@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from make import script
 from needed import need
 
 from pipeline.core import progress
@@ -23,13 +24,6 @@ from pipeline.llamacpp import cache, compiler, stamp, tools
 from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, run_tool
 
 OTHER = 12345  # a user and a group that this one is not
-
-
-def executable(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
 
 
 def with_source(home: Path) -> Path:
@@ -52,14 +46,12 @@ def fake_tools(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder they are in.
     """
     folder = home.parent / "bin"
-    executable(folder / "c++", "#!/bin/sh\n")
-    executable(
+    script(folder / "c++", "")
+    script(
         folder / "cmake",
-        f'#!/bin/sh\necho configured >> {home}/ran\n[ -z "$FAIL" ] || {{ echo "no such generator"; exit 1; '
-        f"}}\n",
+        f'echo configured >> {home}/ran\n[ -z "$FAIL" ] || {{ echo "no such generator"; exit 1; }}',
     )
-    ninja = f"""#!/bin/sh
-[ -z "$FAIL_BUILD" ] || {{ echo "[1/2] x.cpp"; echo "x.cpp:1: error: expected ;"; exit 1; }}
+    ninja = f"""[ -z "$FAIL_BUILD" ] || {{ echo "[1/2] x.cpp"; echo "x.cpp:1: error: expected ;"; exit 1; }}
 while [ "${{1#llama-}}" = "$1" ]; do shift; done
 n=0
 for tool in "$@"; do
@@ -67,7 +59,7 @@ for tool in "$@"; do
   mkdir -p {home}/build/bin && echo "#!/bin/sh" > {home}/build/bin/$tool && chmod +x {home}/build/bin/$tool
 done
 """
-    executable(folder / "ninja", ninja)
+    script(folder / "ninja", ninja)
     monkeypatch.setattr(toolchain.sys, "executable", str(folder / "python"))  # its folder comes first on PATH
     return folder
 
@@ -77,7 +69,7 @@ def test_builds_stamps_and_reuses(
 ) -> None:
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     toolchain.build(home)
-    assert "building llama.cpp: 100% after" in capsys.readouterr().err
+    assert "100%" in capsys.readouterr().err
     assert toolchain.is_built(home)
     assert (home / "ran").read_text() == "configured\n"
     assert "llama-quantize" in (home / "build.log").read_text()
@@ -190,7 +182,7 @@ def test_another_checkout_takes_the_build_from_the_cache(
         lambda kept, patch: patch.setenv("QUENCH_CACHE", str(kept.parent / "elsewhere")),
         lambda kept, patch: patch.setenv("CXXFLAGS", "-O1"),
         lambda kept, patch: patch.setenv(
-            "CXX", str(executable(kept.parents[3] / "bin" / "c++", "#!/bin/sh\necho another version\n"))
+            "CXX", str(script(kept.parents[3] / "bin" / "c++", "echo another version"))
         ),
         lambda kept, patch: patch.setattr(stamp, "instructions", lambda: {"sse2"}),
         lambda kept, patch: (kept / "build" / "bin" / TOOLS[1]).write_text("torn"),
@@ -256,7 +248,7 @@ def test_what_belongs_to_others_is_not_the_very_build(
 def test_nothing_of_a_build_that_others_can_change_runs(
     home: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executable(kept / "build" / "bin" / "llama-server", f"#!/bin/sh\ntouch {home}/ran-it\n").chmod(0o777)
+    script(kept / "build" / "bin" / "llama-server", f"touch {home}/ran-it").chmod(0o777)
     write_json(kept / "stamp.json", stamp.read_stamp(kept) | {"tree_sha256": cache.tree_hash(kept / "build")})
     (home / "stamp.json").unlink()
     toolchain.build(home)
@@ -272,7 +264,7 @@ def test_an_installed_llama_cpp_that_others_can_change_is_refused(
     for module in (tools, toolchain):
         monkeypatch.setattr(module, "DEFAULT_HOME", home)
     monkeypatch.setattr(tools, "IS_CHECKOUT", False)
-    executable(home / "source/vendor/llama.cpp/convert_hf_to_gguf.py", "")
+    script(home / "source/vendor/llama.cpp/convert_hf_to_gguf.py", "")
     monkeypatch.delenv("LLAMA_CPP_HOME", raising=False)
     assert tools.find_toolchain().bin == home / "build" / "bin"
     (home / "source").chmod(0o777)
@@ -364,7 +356,7 @@ def test_set_ups_at_once_share_the_cache(home: Path, kept: Path, fake_tools: Pat
 
 def test_a_busy_machine_costs_no_build(home: Path, fake_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toolchain.build(home)
-    executable(home / "build" / "bin" / "llama-server", "#!/bin/sh\nexec sleep 9\n")
+    script(home / "build" / "bin" / "llama-server", "exec sleep 9")
     monkeypatch.setattr(stamp, "SECONDS_TO_START", 0.1)
     assert toolchain.is_built(home)
 
@@ -373,7 +365,7 @@ def test_a_busy_machine_costs_no_build(home: Path, fake_tools: Path, monkeypatch
     "strange",
     [
         lambda home: write_json(home / "stamp.json", stamp.stamp() | {"instructions": ["avx1024"]}),
-        lambda home: executable(home / "build" / "bin" / "llama-server", "#!/bin/sh\nexit 127\n"),
+        lambda home: script(home / "build" / "bin" / "llama-server", "exit 127"),
         lambda home: (home / "build" / "bin" / "llama-server").write_bytes(b"\x7fELF of another machine"),
     ],
     ids=["CPU lacks an instruction", "a library is missing", "another architecture"],
@@ -426,7 +418,7 @@ def test_missing_compiler_is_one_sentence_with_the_remedy(
     monkeypatch.setenv("CXX", "/nowhere/clang++ -O1")
     with pytest.raises(ToolError):
         compiler.find_compiler()
-    mine = executable(home / "mine", "#!/bin/sh\n")
+    mine = script(home / "mine", "")
     monkeypatch.setenv("CXX", f"{mine} -O1")
     assert compiler.find_compiler() == f"{mine} -O1"
 
@@ -437,10 +429,8 @@ def test_a_compiler_that_makes_wrong_code_for_amx_is_found(
     """GCC 12.2 drops the tiles' configuration when it optimizes (PR114098), and llama.cpp dies of it at the
     first quantized matrix.
     """
-    wrong = executable(
-        tmp_path / "wrong", "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done; cp /bin/false $1\n"
-    )
-    right = executable(tmp_path / "right", "#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done; cp /bin/true $1\n")
+    wrong = script(tmp_path / "wrong", "while [ $# -gt 1 ]; do shift; done; cp /bin/false $1")
+    right = script(tmp_path / "right", "while [ $# -gt 1 ]; do shift; done; cp /bin/true $1")
     assert [compiler.compiles_amx(str(one)) for one in (right, wrong, tmp_path / "none")] == [
         True,
         False,
@@ -456,9 +446,9 @@ def test_a_compiler_that_makes_wrong_code_for_amx_is_found(
 
 @pytest.mark.skipif("amx_tile" not in compiler.instructions(), reason=need("a CPU with AMX"))
 def test_what_checks_amx_passes_where_the_compiler_is_right(tmp_path: Path) -> None:
-    plain = executable(
+    plain = script(
         tmp_path / "plain",
-        '#!/bin/sh\nfor one; do shift; [ "$one" = -O3 ] || set -- "$@" "$one"; done\nexec c++ -O0 "$@"\n',
+        'for one; do shift; [ "$one" = -O3 ] || set -- "$@" "$one"; done\nexec c++ -O0 "$@"',
     )
     assert compiler.compiles_amx(str(plain))
 
@@ -482,7 +472,7 @@ def test_check_compiler_before_anything_is_installed(tmp_path: Path, built: bool
         assert (done.returncode, done.stderr) == (0, "")
     elif not built:
         assert done.returncode == 4
-        assert done.stderr == f"setup: Q-LLAMACPP-007: {compiler.NO_COMPILER}\n"
+        assert "Q-LLAMACPP-007" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_this_projects_toolchain_is_stamped() -> None:
@@ -506,7 +496,7 @@ def test_a_home_without_what_is_looked_for_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LLAMA_CPP_HOME", raising=False)
-    server = executable(tmp_path / "build/bin/llama-server", "")
+    server = script(tmp_path / "build/bin/llama-server", "")
     with pytest.raises(ToolError, match="Q-LLAMACPP-018"):
         tools.find_toolchain(str(tmp_path))
     (tmp_path / "convert_hf_to_gguf.py").touch()

@@ -1,29 +1,28 @@
 """Jobs that SLURM still has of a killed run, and what the profile asks SLURM for."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
+from make import script
 
-from pipeline.commands.new import SNAKEFILE
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.workflow import cluster
-from pipeline.workflow.cluster import SUBMITTED, jobs_at_work, wait_for_jobs
+from pipeline.workflow.cluster import wait_for_jobs
 from pipeline.workflow.shards import PHASES
 from pipeline.workflow.stages import table
 
+SUBMITTED = ".snakemake/slurm_logs"  # Snakemake makes it before it submits a job
 RUN = "0b9c2f0e-6f1e-4c1d-9a43-6f1f0f6f3a11"  # how the plugin names the jobs of one run
 
 
-def answer(root: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+def answer(root: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Have `squeue` be this shell script, for a project that has submitted jobs."""
     (root / SUBMITTED).mkdir(parents=True, exist_ok=True)
-    squeue = root / "bin" / "squeue"
-    squeue.parent.mkdir(exist_ok=True)
-    squeue.write_text(f"#!/bin/sh\n{script}\n")
-    squeue.chmod(0o755)
+    squeue = script(root / "bin" / "squeue", text)
     monkeypatch.setenv("PATH", f"{squeue.parent}:/usr/bin:/bin")
 
 
@@ -40,15 +39,12 @@ def test_jobs_are_told_by_their_folder(tmp_path: Path, monkeypatch: pytest.Monke
         f"20|PENDING|(null)|{RUN}|{tmp_path}",  # a group of rules
     )
     answer(tmp_path, monkeypatch, "\n".join(f"echo '{line}'" for line in lines))
-    assert jobs_at_work(tmp_path) == ["train (SLURM job 17, running)", "(null) (SLURM job 20, pending)"]
-
-
-def test_a_project_that_submitted_nothing_asks_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(tmp_path, monkeypatch, "exit 1")
-    (tmp_path / SUBMITTED).rmdir()
-    assert jobs_at_work(tmp_path) == []
+    with pytest.raises(MachineError) as waiting:
+        wait_for_jobs(tmp_path, is_dry_run=True)
+    assert waiting.value.id == "Q-WORKFLOW-011" and "train" in waiting.value.sentence
+    assert re.findall(r"job (\d+), (\w+)", waiting.value.sentence) == [("17", "running"), ("20", "pending")]
+    (tmp_path / SUBMITTED).rmdir()  # who submitted nothing asks nobody
+    wait_for_jobs(tmp_path, is_dry_run=True)
 
 
 def test_no_answer_is_not_taken_for_no_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,12 +53,12 @@ def test_no_answer_is_not_taken_for_no_jobs(tmp_path: Path, monkeypatch: pytest.
         wait_for_jobs(tmp_path, is_dry_run=False)
 
 
-def test_a_run_waits_and_a_dry_run_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_waits_until_it_is_interrupted_or_they_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.01)
     job = f"echo '17|RUNNING|rule_train|{RUN}|{tmp_path}'"
     answer(tmp_path, monkeypatch, job)
-    with pytest.raises(MachineError, match=r"Q-WORKFLOW-011.*train \(SLURM job 17"):
-        wait_for_jobs(tmp_path, is_dry_run=True)
     with monkeypatch.context() as patch:
         patch.setattr(cluster, "time", SimpleNamespace(sleep=interrupt))  # not the one that subprocess uses
         with pytest.raises(SystemExit) as end:
@@ -72,13 +68,6 @@ def test_a_run_waits_and_a_dry_run_does_not(tmp_path: Path, monkeypatch: pytest.
     answer(tmp_path, monkeypatch, f"echo >> {tmp_path}/asked; [ $(wc -l < {tmp_path}/asked) -gt 2 ] || {job}")
     wait_for_jobs(tmp_path, is_dry_run=False)
     assert len((tmp_path / "asked").read_text()) == 3
-
-
-@pytest.mark.parametrize("text", [(PROJECT / "Snakefile").read_text(), SNAKEFILE], ids=["here", "projects"])
-def test_every_main_snakefile_records_what_jobs_finished(text: str) -> None:
-    """Snakemake takes these two from the main file alone, not from one that it includes."""
-    assert "onsuccess:\n    finish_workflow(failed=False)\n" in text
-    assert "onerror:\n    finish_workflow(failed=True)\n" in text
 
 
 def test_the_profile_gives_a_gpu_to_what_trains_and_keeps_what_the_default_one_says() -> None:
