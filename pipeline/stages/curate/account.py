@@ -381,7 +381,7 @@ def cluster_samples(rows: Rows, clusters: Clusters) -> list[dict[str, Any]]:
     """The kept row of some clusters beside rows that nearly repeat it: those that differ most, for they tell
     whether the threshold is right.
     """
-    near = np.flatnonzero((clusters.similarity < 1) & (clusters.cluster != clusters.first))
+    near = np.flatnonzero(clusters.similarity < 1)
     order = near[np.argsort(clusters.similarity[near], kind="stable")]
     shown: dict[int, list[int]] = {}
     for row in order[:LOOKED_AT].tolist():

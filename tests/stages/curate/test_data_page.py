@@ -1,255 +1,106 @@
-"""pipeline.stages.curate.page: the page read back as a browser sees it."""
+"""The data page that the stage writes and what it prints: whole, as a reader sees them, of a project in which
+every rule finds something; and what a page is whatever it shows.
+"""
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from html_page import Page
+from curating import Project, Row, chat, lines, of_rows, sentence
+from golden import Golden
+from html_page import Page, lines_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizer_folders import smollm_folder
 
+from pipeline.config.params import Params
 from pipeline.core.text import percent
 from pipeline.pages.differences import clipped, marked
 from pipeline.pages.drawings import Step, bars, flow
-from pipeline.stages.curate.page import complete, render_data_page
-from pipeline.stages.curate.page_words import RULES, title, verdict, warnings
+from pipeline.stages.curate import page as data_page
+from pipeline.stages.curate.stage import main
 
-# rule → rows in, rows out, rejected, changed
-WORK = {
-    "read": (8000, 7996, 4, 0),
-    "format": (7996, 7989, 7, 0),
-    "normalize": (7989, 7989, 0, 212),
-    "turns": (7989, 7941, 48, 15),
-    "refusals": (7941, 7935, 6, 0),
-    "control_tokens": (7935, 7935, 0, 3),
-    "secrets": (7935, 7935, 0, 31),
-    "personal": (7935, 7935, 0, 64),
-    "length": (7935, 7951, 2, 9),
-    "exact_duplicates": (7951, 7830, 121, 0),
-    "near_duplicates": (7830, 7318, 512, 0),
-    "contamination": (7318, 7312, 6, 0),
-    "balance": (7312, 7312, 0, 0),
-}
-REJECTED = {
-    "near_duplicate": ("near_duplicates", 512),
-    "duplicate": ("exact_duplicates", 121),
-    "bad_order": ("turns", 31),
-    "empty_turn": ("turns", 17),
-    "unknown_format": ("format", 7),
-    "refusal": ("refusals", 6),
-    "overlap": ("contamination", 6),
-    "not_json": ("read", 3),
-    "lone_surrogate": ("read", 1),
-    "too_long": ("length", 2),
+EXAM = "The quick brown fox, having jumped over the lazy dog, <i>sat down</i> to rest in the shade of a tree."
+SETTINGS = {
+    "val_fraction": 0.1,
+    "test_fraction": 0.2,
+    "max_tokens": 200,
+    "max_line_bytes": 5000,
+    "decontaminate": ["exam.txt"],
+    "pairs": "rewards",
+    "max_domain_share": 0.45,
 }
 
 
-def stats() -> dict[str, Any]:
-    rules = [
-        {"rule": rule, "rows_in": i, "rows_out": o, "rejected": r, "changed": c}
-        for rule, (i, o, r, c) in WORK.items()
-    ]
-    return {
-        "seed": 42,
-        "rows_read": 8000,
-        "rows_accepted": 7933,
-        "rows_rejected": 67,
-        "rows_dropped": 639,
-        "parts_added": 18,
-        "rows_kept": 7312,
-        "rules": rules,
-        "rejected": {reason: rows for reason, (_, rows) in REJECTED.items()},
-        "files_found": 4,
-        "files_rejected": {"not_jsonl": 1},
-        "files_unread": {"notes.xz": "only some files are read"},
-        "changed": {"normalize": 240, "turns": 15, "control_tokens": 3, "secrets": 33, "personal": 71},
-        "redactions": {
-            "email": 58,
-            "ip_address": 13,
-            "aws_access_key": 9,
-            "github_token": 4,
-            "private_key": 1,
-        },
-        "splits": {"train": 6210, "val": 219, "test": 883},
-        "kinds": {"chat": 7290, "text": 22},
-        "not_measured": ["languages", "garbage"],
-        "domains": {
-            "nl2bash": {"read": 6400, "train": 4890, "val": 172, "test": 700},
-            "support": {"read": 1200, "train": 1020, "val": 36, "test": 141},
-            "wiki/én": {"read": 400, "train": 300, "val": 11, "test": 42},
-        },
-        "formats": {"alpaca": 6400, "sharegpt": 1171, "messages": 418},
-        "balance": {"nl2bash": {"before": 4890, "after": 4890}, "support": {"before": 1020, "after": 1020}},
-        "files": {
-            "nl2bash.jsonl": {
-                "rows": 6400,
-                "kept": 5762,
-                "rejected": 638,
-                "sha256": "3fa9" * 16,
-                "formats": {"alpaca": 6400},
-                "notes": {},
-            },
-            "export/chats.jsonl.gz": {
-                "rows": 1200,
-                "kept": 1197,
-                "rejected": 21,
-                "sha256": "11ce" * 16,
-                "formats": {"sharegpt": 1171, "messages": 18},
-                "notes": {"bom": 1, "crlf": 1200},
-            },
-            "wiki.csv": {
-                "rows": 400,
-                "kept": 353,
-                "rejected": 47,
-                "sha256": "9b07" * 16,
-                "formats": {"messages": 400},
-                "notes": {},
-            },
-        },
-        "duplicates": {
-            "exact_rows": 121,
-            "near_rows": 512,
-            "clusters": 431,
-            "largest_cluster": 19,
-            "threshold": 0.8,
-            "histogram": {"2": 371, "3": 41, "4-7": 14, "8-15": 4, "16+": 1},
-        },
-        "groups": {
-            "groups": 603,
-            "rows_in_groups": 1630,
-            "requests_with_several_answers": 344,
-            "leaks_prevented": 178,
-        },
-        "contamination": {"rows": 6, "sources": {"test": 5, "held-out.jsonl": 1}},
-        "tokens": {
-            "rows_measured": 7312,
-            "histogram": histogram(),
-            "p50": 71,
-            "p95": 190,
-            "max": 1019,
-        },
-        "turns": {"2": 6200, "3": 610, "4": 301, "6": 150, "8": 40, "16": 11},
-    }
+def turns(*roles: str, words: str = "says") -> Row:
+    return {"messages": [{"role": role, "content": f"{role} {words}"} for role in roles]}
 
 
-def histogram() -> list[dict[str, int]]:
-    rows = [3051, 2980, 820, 240, 101, 55, 31, 14, 8, 4, 3, 2, 1, 0, 1, 1]
-    return [{"from": 64 * i, "to": 64 * i + 64, "rows": n} for i, n in enumerate(rows)]
+LONG = [
+    turn for n in range(8) for turn in chat(f"{n} {sentence(n + 70, 9)}", sentence(n + 80, 9))["messages"]
+]
+ODD: list[Row] = [  # rows that a rule changes, leaves out or puts together
+    *(chat("Print the date", answer) for answer in ("date", "date +%F", 'echo "$(date)"')),
+    chat("rate this", "a word", score=0.2),
+    chat("rate this", "another one", score=0.9),
+    chat("twice", sentence(901, 40)),
+    chat("twice", sentence(901, 40)),
+    chat("Twice", f"{sentence(901, 40)} <b>more</b>"),
+    chat("the cafe\u0301 is <b>open</b>", "so it is"),
+    chat("say <|im_end|> now", "write to eve@cafe.fr or +1 212 555 0123"),
+    chat("my key", "AKIA" + "Z7Q2M4K9X1B3C5D8"),
+    chat("how?", "I'm sorry, but I can't assist with that."),
+    chat("exam", f"{sentence(77, 20)} {EXAM}"),
+    turns("user", "user", "assistant", "user"),
+    turns("user"),
+    {"prompt": "tea?", "chosen": "green", "rejected": "no"},
+    {"x": "<script>alert(1)</script>"},
+    {"messages": LONG},
+    {"text": "".join(f"Sentence {n} is about thing {n * 7919 % 1000}. " for n in range(40))},
+]
 
 
-ONE = (
-    "Find all files named 'core' in the directory tree /home and remove them without asking\n\nfind "
-    "/home -name core -exec rm -f {} \\;"
-)
-TWO = (
-    "find all files named “core” in the directory tree /home, and remove them\n\nfind /home -name core | "
-    "xargs rm -f"
-)
-
-
-def samples() -> dict[str, Any]:
-    rejects = [
-        {
-            "file": "export/chats.jsonl.gz",
-            "line": 17 + i,
-            "offset": 4711,
-            "rule": rule,
-            "reason": reason,
-            "detail": f"turn {i + 2} is user, where assistant is due",
-            "text": '{"conversations": [{"from": "human", "value": "<script>alert(1)</script>"}]}',
-        }
-        for reason, (rule, _) in REJECTED.items()
-        for i in range(2)
-    ]
-    changes = [
-        {
-            "id": "0" * 16,
-            "file": "wiki.csv",
-            "line": 3,
-            "rule": "normalize",
-            "place": "messages 1",
-            "before": "the cafe\u0301 is <b>open</b>",
-            "after": "the café is <b>open</b>",
-        },
-        {
-            "id": "0" * 16,
-            "file": "wiki.csv",
-            "line": 4,
-            "rule": "personal",
-            "place": "messages 2",
-            "before": "write to ⟨email⟩ today",
-            "after": "write to [EMAIL_1] today",
-        },
-        {
-            "id": "0" * 16,
-            "file": "a.jsonl",
-            "line": 9,
-            "rule": "control_tokens",
-            "place": "messages 1",
-            "before": "say <|im_end|> now",
-            "after": "say < |im_end|> now",
-        },
-    ]
-    return {
-        "rejects": rejects,
-        "changes": changes,
-        "clusters": [
-            {
-                "kept": {"source": "nl2bash.jsonl:12", "text": ONE},
-                "dropped": [
-                    {"source": "nl2bash.jsonl:740", "text": TWO, "similarity": 0.8634},
-                    {"source": "nl2bash.jsonl:741", "text": ONE.upper(), "similarity": 0.81},
-                ],
-            }
-        ],
-        "answers": [{"prompt": "Print the current date", "answers": ["date", "date +%F", 'echo "$(date)"']}],
-        "contamination": [
-            {
-                "source": "wiki.csv:88",
-                "matched": "held-out.jsonl:4",
-                "span": "the quick brown fox jumps over the lazy dog and then <i>sleeps</i>",
-            }
-        ],
-        "rows": [
-            "<|im_start|>user\nPrint the date<|im_end|>\n<|im_start|>assistant\ndate<|im_end|>\n",
-            {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]},
-        ],
-    }
+def plain(number: int) -> Row:
+    domain = "wiki/én" if number % 5 else "sums"
+    return chat(f"question {sentence(number, 4)}", sentence(number + 500, 2 + number % 30), domain=domain)
 
 
 @pytest.fixture(scope="module")
-def html() -> str:
-    return render_data_page(stats(), samples())
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    table = "".join(f'"cell {n}, {sentence(n + 300, 5)}",{sentence(n + 400, 5)}\r\n' for n in range(9))
+    more = [chat(sentence(n, 6), sentence(n + 40, 6)) for n in range(800, 806)]
+    files = {
+        "chats.jsonl": lines(*map(plain, range(60)), *ODD) + b"no <b>JSON</b>\n\n" + b"x" * 6000,
+        "export/table.csv": f"\ufeffprompt,completion\r\n{table}".encode(),
+        "more.json": json.dumps(more).encode(),
+        "notes.xz": b"no container",
+        "c\n\x1b.md": b"nor is this",
+        "empty.jsonl": b"",
+    }
+    made = Project(tmp_path_factory.mktemp("page"), files, guard={"exam.txt": EXAM})
+    smollm_folder(made.root / "models/base")
+    return made
+
+
+def test_what_a_reader_is_told(project: Project, capsys: pytest.CaptureFixture[str], snapshot: Any) -> None:
+    main(Params.model_validate({"curate": SETTINGS}), project.root)
+    html = project.outputs()["reports/data.html"].decode()
+    assert lines_of(html) == snapshot(name="page", extension_class=Golden)
+    printed = capsys.readouterr().out.replace(str(project.root), "ROOT")
+    assert printed == snapshot(name="printed", extension_class=Golden)
+
+
+@pytest.fixture(scope="module")
+def html(project: Project) -> str:
+    project.run(**SETTINGS)
+    return project.outputs()["reports/data.html"].decode()
 
 
 @pytest.fixture(scope="module")
 def page(html: str) -> Page:
     return Page(html)
-
-
-def section(html: str, heading: str) -> str:
-    """The text of one section."""
-    parts = [part for part in html.split("<section ") if f">{heading}</h2>" in part]
-    assert len(parts) == 1, heading
-    return " ".join(re.sub(r"<[^>]+>", " ", parts[0]).split())
-
-
-SECTIONS = (
-    "In, rule by rule, out",
-    "Length and turns",
-    "Domains",
-    "Near duplicates",
-    "One request, several answers",
-    "Leaks prevented by the split",
-    "Contamination",
-    "Redactions",
-    "Control tokens",
-    "Changes",
-    "Rows as the model will see them",
-    "Rejected lines",
-    "Files",
-)
 
 
 def test_the_page_is_one_small_file_that_loads_nothing(html: str, page: Page) -> None:
@@ -260,24 +111,17 @@ def test_the_page_is_one_small_file_that_loads_nothing(html: str, page: Page) ->
 
 
 def test_what_users_wrote_is_text_not_markup(page: Page) -> None:
-    assert "<script>alert(1)</script>" in page.text  # a rejected line
-    assert "<i>sleeps</i>" in page.text  # a span
-    assert "<b>open</b>" in page.text  # a change
+    for words in ("<script>alert(1)</script>", "<i>sat", "<b>open</b>", "<b>more</b>", "no <b>JSON</b>"):
+        assert words in page.text
     assert not {"script", "i"} & {tag for tag, _ in page.tags}
 
 
 def test_the_page_is_accessible(page: Page) -> None:
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    named = [
-        name for _, attributes in page.tags for name in (attributes.get("aria-labelledby") or "").split()
-    ]
-    inside = [
-        (attributes.get("href") or "#")[1:]
-        for _, attributes in page.tags
-        if (attributes.get("href") or "").startswith("#")
-    ]
-    assert set(named + inside) <= set(ids)
+    named = [one for _, each in page.tags for one in (each.get("aria-labelledby") or "").split()]
+    links = [each.get("href") or "" for _, each in page.tags]
+    assert {*named, *(link[1:] for link in links if link.startswith("#"))} <= set(ids)
     drawings = [attributes for tag, attributes in page.tags if tag == "svg"]
     assert len(drawings) == 4
     assert all(drawing["role"] == "img" for drawing in drawings)
@@ -287,145 +131,78 @@ def test_the_page_is_accessible(page: Page) -> None:
     assert all(attributes.get("scope") for tag, attributes in page.tags if tag == "th")
 
 
-@pytest.mark.parametrize(
-    ("heading", "words"),
-    [
-        (
-            "In, rule by rule, out",
-            (
-                "8,000 read",
-                "− 512 near duplicates",
-                "bad order 31, empty turn 17; 15 rows changed",
-                "+ 18 rows: parts of long ones",
-                "7,312 kept",
-                "nothing to do: balance",
-                "switched off: garbage, languages",
-                "7,830 512 0 7,318",
-                "Kept 706",
-            ),
-        ),
-        (
-            "Length and turns",
-            (
-                "7,312 rows measured",
-                "half have at most 71 tokens",
-                "the longest 1,019",
-                "3,051",
-                "13+",
-                "alpaca 6,400",
-            ),
-        ),
-        ("Domains", ("nl2bash 6,400 4,890 172 700 78.7 %", "Nothing was balanced")),
-        (
-            "Near duplicates",
-            (
-                "121 rows are the same",
-                "512 more are nearly the same",
-                "similarity 0.8 or more",
-                "431 clusters, the largest of 19 rows",
-                "633 rows were taken out",
-                "4–7",
-                "0.86 alike",
-            ),
-        ),
-        ("One request, several answers", ("344 requests have more than one answer", "date +%F")),
-        (
-            "Leaks prevented by the split",
-            ("1,630 rows are in 603 groups", "178 val and test rows with a near twin in train"),
-        ),
-        ("Contamination", ("test 5", "held-out.jsonl:4", "the quick brown fox")),
-        ("Redactions", ("aws access key 9", "[EMAIL_1]")),
-        ("Control tokens", ("3 rows were changed and 0 rows rejected",)),
-        ("Changes", ("normalize 240", "Normalize: 1 sample")),
-        ("Rows as the model will see them", ("&lt;|im_start|&gt;user", "2 + 2?")),
-        (
-            "Rejected lines",
-            ("512 near duplicate rule near duplicates", "export/chats.jsonl.gz:17", "1 lone surrogate"),
-        ),
-        (
-            "Files",
-            (
-                "nl2bash.jsonl 6,400 5,762 638 alpaca 6,400",
-                "crlf 1,200, bom 1",
-                "11ce11ce11ce",
-                "1 not read",
-                "notes.xz only some files",
-            ),
-        ),
-    ],
-)
-def test_every_section_tells_its_numbers(html: str, heading: str, words: tuple[str, ...]) -> None:
-    found = section(html, heading)
-    for expected in words:
-        assert expected in found, expected
-
-
-def test_the_sections_stand_in_the_order_of_the_story(html: str) -> None:
-    assert tuple(re.findall(r"<h2[^>]*>([^<]+)</h2>", html)) == SECTIONS
-
-
-def test_the_headline_says_what_was_lost_and_why() -> None:
-    full = complete(stats())
-    assert title(full) == "7,312 of 8,000 rows kept"
-    assert verdict(full).startswith(
-        "Left out: 512 near duplicates, 121 exact duplicates, 48 rows with turns out of order and 25 for "
-        "other reasons."
-    )
-    assert "Splitting long rows added 18 rows. 6,210 are for training" in verdict(full)
-
-
 @pytest.mark.parametrize("given", [{}, {"rows_read": 0, "rules": [], "tokens": None}, {"duplicates": {}}])
-def test_an_empty_account_makes_a_page_that_found_nothing(given: dict[str, Any]) -> None:
-    html = render_data_page(given, {})
-    assert Page(html).text.count("None found.") == len(SECTIONS)
-    assert "No rows were read" in html
+def test_an_empty_account_makes_a_page_that_found_nothing(given: Row) -> None:
+    page = Page(data_page.render_data_page(given, {}))
+    assert page.text.count("None found.") == [tag for tag, _ in page.tags].count("h2") >= 13
 
 
-def test_what_was_not_measured_is_not_shown_as_none_found() -> None:
-    off = ["near_duplicates", "contamination", "control_tokens", "secrets", "personal"]
-    html = render_data_page({"rows_read": 3, "rows_kept": 3, "not_measured": off}, {})
-    for heading in (
+def section(html: str, heading: str) -> str:
+    """The text of one section."""
+    return lines_of(html).partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+def test_a_near_duplicate_is_shown_beside_the_row_that_is_kept_wherever_it_stands(tmp_path: Path) -> None:
+    project = of_rows(tmp_path, [chat("ask", sentence(1)), chat("ask", sentence(1) + " and more")])
+    project.run()
+    shown = section(project.outputs()["reports/data.html"].decode(), "Near duplicates")
+    assert re.search(r"a\.jsonl:2\b.*a\.jsonl:1\b", shown, re.S)
+
+
+def test_what_was_not_measured_is_not_shown_as_none_found(tmp_path: Path) -> None:
+    off = {"secrets": "keep", "personal": [], "drop_duplicates": "none"}
+    project = of_rows(tmp_path, [chat("a question")])
+    found = {}
+    for name, changes in (("on", {}), ("off", off)):
+        project.run(**changes)
+        html = project.outputs()["reports/data.html"].decode()
+        found[name] = {
+            heading
+            for heading in re.findall(r"<h2[^>]*>([^<]+)</h2>", html)
+            if "Not measured" in section(html, heading) and "None found" not in section(html, heading)
+        }
+    assert found["off"] - found["on"] == {
         "Near duplicates",
+        "One request, several answers",
         "Leaks prevented by the split",
-        "Contamination",
-        "Control tokens",
         "Redactions",
-    ):
-        assert "Not measured" in section(html, heading), heading
-        assert "None found" not in section(html, heading)
-    assert "None found" in section(html, "Domains")
-
-
-def test_huge_and_many_numbers_stay_readable() -> None:
-    big = stats() | {
-        "rows_read": 10**12,
-        "rejected": {f"reason_{i}": 10**9 - i for i in range(500)},
-        "domains": {
-            f"domain {i}": {"read": 10**9, "train": 10**9 - i, "val": 0, "test": 0} for i in range(3000)
-        },
-        "files": {f"{i}.jsonl": {"rows": 10**9 - i} for i in range(3000)},
-        "turns": {str(n): 10**9 for n in range(1, 2000)},
     }
-    html = render_data_page(big, samples())
-    Page(html)
-    assert len(html) < 300_000
-    assert "The first 40 of 3,000" in section(html, "Domains")
-    assert "The first 40 of 500" in section(html, "Rejected lines")
-    assert "1,000,000,000,000 read" in html
+
+
+def test_huge_and_many_numbers_stay_readable(project: Project, html: str) -> None:
+    names = [f"{n}" for n in range(3000)]
+    big = json.loads(project.outputs()["reports/data.json"]) | {
+        "rows_read": 10**12,
+        "rejected": {f"reason_{n}": 10**9 - int(n) for n in names[:500]},
+        "domains": {n: {"read": 10**9, "train": 10**9 - int(n), "val": 0, "test": 0} for n in names},
+        "files": {f"{n}.jsonl": {"rows": 10**9 - int(n)} for n in names},
+        "turns": dict.fromkeys(names[1:2000], 10**9),
+    }
+    drawn = data_page.render_data_page(big, {})
+    Page(drawn)
+    assert len(drawn) < 300_000
+    for heading, of in (("Domains", "3,000"), ("Rejected lines", "500")):
+        assert re.search(rf"\b40 of {of}\b", section(drawn, heading))
+    assert f"{10**12:,} read" in drawn
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("bad", "changes", "about"),
     [
-        ({"rows_rejected": 1601}, "20.0 % of the lines were rejected"),
-        ({"splits": {"train": 9, "val": 1, "test": 0}}, "no row is held out"),
-        ({"files_rejected": {"not_jsonl": 2}}, "2 whole files were rejected"),
+        ({"a.jsonl": lines(*map(plain, range(20)))}, {"test_fraction": 0.2}, None),
+        ({"a.jsonl": lines(*map(plain, range(20)))}, {}, "curate.test_fraction"),
+        ({"a.jsonl": lines(*map(plain, range(20))) + b"x\n" * 6}, {"test_fraction": 0.2}, r"23\.1 %"),
+        ({"a.jsonl": lines(*map(plain, range(20))), "x.xz": b""}, {"test_fraction": 0.2}, "1 whole file"),
     ],
 )
-def test_warnings_come_when_they_should(change: dict[str, Any], sentence: str) -> None:
-    calm = stats() | {"files_rejected": {}}
-    assert warnings(complete(calm)) == []
-    assert [words for words in warnings(complete(calm | change)) if sentence in words]
+def test_warnings_come_when_they_should(
+    bad: dict[str, bytes], changes: Row, about: str | None, tmp_path: Path
+) -> None:
+    project = Project(tmp_path, bad)
+    project.run(**changes)
+    html = project.outputs()["reports/data.html"].decode()
+    found = re.findall(r"<li><b>Beware:</b> (.*?)</li>", html)
+    assert len(found) == bool(about) and (not about or re.search(about, found[0]))
 
 
 @pytest.mark.parametrize(
@@ -437,14 +214,11 @@ def test_a_share_is_never_rounded_to_none_or_all(share: float | None, shown: str
 
 
 def test_differences_are_marked_and_escaped() -> None:
-    assert (
-        str(marked("rm all files", "rm <all> files now"))
-        == "rm<del> all</del><ins> &lt;all&gt;</ins> files<ins> now</ins>"
-    )
-    assert str(marked("same <text>", "same <text>")) == "same &lt;text&gt;"
+    assert str(marked("a b c", "a <b> c d")) == "a<del> b</del><ins> &lt;b&gt;</ins> c<ins> d</ins>"
+    assert str(marked("same <a>", "same <a>")) == "same &lt;a&gt;"
     long = "word " * 300
     assert len(marked(long + "one", long + "two")) < 200
-    assert clipped("x" * 2500).endswith("x… (500 more characters)")
+    assert len(clipped("x" * 2500)) < 2050
 
 
 TEXT = st.text(st.sampled_from("ab <>&\n_.é"), max_size=60)
@@ -498,13 +272,5 @@ def test_bars_are_as_high_as_they_count() -> None:
     assert heights[0] == pytest.approx(2 * heights[1], abs=0.1)
     assert heights[2] == 0  # nothing is drawn for nothing
     assert heights[3] > 1  # and one row among a hundred can be seen
-    assert "&lt;c&gt;: 0" in drawn
+    assert "<title>&lt;c&gt;: 0</title>" in drawn
     assert bars("x", "title", "description", []) == ""
-
-
-def test_every_rule_of_an_account_has_a_name() -> None:
-    assert set(WORK) <= set(RULES)
-
-
-def test_the_account_is_json_as_stage_curate_writes_it() -> None:
-    assert json.loads(json.dumps(stats())) == stats()
