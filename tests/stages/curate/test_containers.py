@@ -21,6 +21,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
+from curating import Project, chat, lines
 from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -599,3 +600,40 @@ def test_all_containers_give_the_same_rows(
         for packing, pack in PACK.items():
             items = read_bytes(folder, name + packing, pack(data), max_line_bytes=1000)
             assert [json.loads(row) for _, _, row in items] == rows
+
+
+HOSTILE: dict[str, bytes] = {
+    "deep.jsonl": b"[" * 200_000,
+    "deep closed.json": b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    "a long number.jsonl": b'{"prompt": 1' + b"0" * 100_000 + b', "completion": "b"}',
+    "half a pair.jsonl": b'{"prompt": "\\ud800", "completion": "b"}',
+    "a key twice.jsonl": b'{"prompt": "a", "prompt": "b", "completion": "c"}',
+    "roles that are none.jsonl": b'{"messages": [{"role": {}, "content": []}, [], null, 1e999]}',
+    "UTF-16.jsonl": '{"prompt": "a", "completion": "b"}'.encode("utf-16"),
+    "zeros.jsonl": bytes(100_000),
+    "a pickle.jsonl": b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
+    "a program.json": b"\x7fELF" + bytes(100),
+    "an archive.json": b"PK\x03\x04" + bytes(100),
+    "a bomb.jsonl.gz": gzip.compress(bytes(32 << 20)),
+    "cut.jsonl.gz": gzip.compress(lines(chat("a good row")))[:-9],
+    "nothing of it.jsonl.zst": b"no",
+    "cut.parquet": b"PAR1",
+    "a formula.csv": b'prompt,completion\n=cmd|calc,"@SUM(1)"\n',
+    "\x1b[2Jall is well.jsonl": b"no",
+    "--force.jsonl": b"no",
+    "$(touch made).jsonl": b"no",
+    "\u202elnosj.jsonl": b"no",
+}
+
+
+def test_hostile_files_cost_their_rows_and_nothing_else(tmp_path: Path) -> None:
+    files = HOSTILE | {f"{name}.json": data for name, (data, _) in LINES.items()}
+    files |= {f"{name}.csv": data for name, (data, _) in CSV.items()}
+    project = Project(tmp_path, files | {"good.jsonl": lines(chat("a good row"))})
+    report = project.run()
+    assert report["files_found"] == len(report["files"]) == len(files) + 1 > 60
+    assert "good.jsonl:1" in [row["source"] for row in project.rows()]
+    unaccounted = {
+        name for name, file in report["files"].items() if file["rows"] != file["kept"] + file["rejected"]
+    }
+    assert not unaccounted

@@ -2,18 +2,16 @@
 the same bytes every time.
 """
 
-import gzip
 import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-import test_containers
+from curating import SPLITS, Project, chat, lines, of_rows, sentence
 from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,73 +19,15 @@ from tokenizer_folders import smollm_folder
 
 import pipeline.stages.curate.phases.clean
 import pipeline.stages.curate.phases.sketch
-from pipeline.chat.rows import check_row, row_id
+from pipeline.chat.rows import row_id
 from pipeline.config.params import load_params
-from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError, DataError, MachineError
-from pipeline.core.jsonl import read_rows
 from pipeline.core.places import PROJECT
-from pipeline.stages.curate.account import count_lines
-from pipeline.stages.curate.comparing.decide import SPLITS
-from pipeline.stages.curate.stage import curate, main
+from pipeline.stages.curate.stage import main
 
-REPO = PROJECT
-DOCS = REPO / "docs/data-formats.md"
-TOKENS = ["<|im_start|>", "<|im_end|>", "  "]  # some tokenizers add runs of spaces: harmless in text
-ASK = {"role": "user", "content": "2 + 2?"}
-ANSWER = {"role": "assistant", "content": "4"}
-RECIPE = load_params(REPO / "recipes/demo.yaml").model_dump(mode="json")["curate"]
-
-
-class Project:
-    """A folder with data/raw and models/base.json on which the stage runs."""
-
-    def __init__(self, root: Path, files: dict[str, bytes], tokens: Sequence[str] = TOKENS) -> None:
-        self.root = root
-        self.raw = root / "data/raw"
-        self.raw.mkdir(parents=True)
-        for name, content in files.items():
-            (self.raw / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.raw / name).write_bytes(content)
-        (root / "models").mkdir()
-        (root / "models/base.json").write_text(json.dumps({"added_tokens": tokens}))
-
-    def run(self, processes: int = 1, **changes: Any) -> dict[str, Any]:
-        return curate(
-            self.root,
-            Curate.model_validate(RECIPE | {"val_fraction": 0.0, "test_fraction": 0.0} | changes),
-            processes,
-        )
-
-    def rows(self, split: str = "train") -> list[dict[str, Any]]:
-        return list(read_rows(self.root / f"data/final/{split}.jsonl"))
-
-    def rejects(self) -> list[dict[str, Any]]:
-        return list(read_rows(self.root / "data/rejects.jsonl"))
-
-    def changes(self) -> list[dict[str, Any]]:
-        return list(read_rows(self.root / "data/changes.jsonl"))
-
-    def outputs(self) -> dict[str, bytes]:
-        found = [
-            *(self.root / "data/final").glob("*"),
-            *(self.root / "data").glob("*.jsonl"),
-            *(self.root / "reports").glob("data.*"),
-        ]
-        return {path.name: path.read_bytes() for path in found}
-
-
-def lines(*rows: Any) -> bytes:
-    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
-
-
-def chat(question: str, answer: str = "4") -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
-
-
+DOCS = PROJECT / "docs/data-formats.md"
+ASK, ANSWER = chat("2 + 2?")["messages"]
 GOOD = chat("a good row")
-LONG = chat("a long row " + "x " * 600, "y " * 600)
-
 # a line, changed settings, the rule and the reason
 REJECTED: list[tuple[bytes, dict[str, Any], str, str]] = [
     (b"", {}, "read", "blank"),
@@ -150,8 +90,8 @@ def test_the_docs_list_exactly_the_reasons_there_are() -> None:
         flags=re.MULTILINE,
     )
     sources = [
-        REPO / "pipeline/core/jsonl.py",
-        *(path for path in (REPO / "pipeline/stages/curate").rglob("*.py") if path.name != "export.py"),
+        PROJECT / "pipeline/core/jsonl.py",
+        *(path for path in (PROJECT / "pipeline/stages/curate").rglob("*.py") if path.name != "export.py"),
     ]
     code = "".join(path.read_text() for path in sources)
     reasons = set(re.findall(r"Bad(?:Row|Line)\(\s*\"(\w+)\"", code)) | set(
@@ -180,36 +120,18 @@ def test_no_secret_reaches_an_output(tmp_path: Path) -> None:
     assert not [name for name, content in project.outputs().items() if secret.encode() in content]
 
 
-def test_a_near_duplicate_says_what_it_is_like_and_the_fuller_row_stays(tmp_path: Path) -> None:
-    words = " ".join(f"word{i}" for i in range(60))
-    project = Project(
-        tmp_path,
-        {
-            "b.jsonl": lines(chat("ask", words)),
-            "a/z.jsonl": lines(chat("other"), chat("ask", words + " and more")),
-        },
-    )
-    project.run()
-    assert [row["source"] for row in project.rows()] == ["a/z.jsonl:1", "a/z.jsonl:2"]
-    (reject,) = project.rejects()
-    assert (reject["file"], reject["line"], reject["reason"]) == ("b.jsonl", 1, "near_duplicate")
-    assert re.fullmatch(r"nearly the same \(Jaccard 0\.\d\d\) as a/z\.jsonl:2", reject["detail"])
-    (cluster,) = read_rows(tmp_path / "data/clusters.jsonl")
-    assert (sorted(cluster["rows"]), cluster["best"]) == (["a/z.jsonl:2", "b.jsonl:1"], "a/z.jsonl:2")
-    project.run(drop_duplicates="none")
-    assert len(project.rows()) == 3
-
-
-def test_only_exact_duplicates_go_where_that_is_asked_for(tmp_path: Path) -> None:
-    words = " ".join(f"word{i}" for i in range(60))
-    project = Project(
-        tmp_path,
-        {"a.jsonl": lines(chat("ask", words + " end"), chat("ask", words), chat("Ask", words + "  "))},
-    )
-    project.run(drop_duplicates="exact")
-    assert [(reject["line"], reject["detail"]) for reject in project.rejects()] == [
-        (3, "the same conversation as a.jsonl:2")
-    ]
+def test_what_is_said_of_duplicates_and_which_go(tmp_path: Path) -> None:
+    words = sentence(1)
+    rows = [chat("ask", words + " and more"), chat("ask", words), chat("Ask", words + "  "), chat("other")]
+    project = Project(tmp_path, {"b.jsonl": lines(*rows[:3]), "a/z.jsonl": lines(rows[3])})
+    for kept, which, twins in (
+        ("a/z.jsonl:1 b.jsonl:1", "near", ["near_duplicate b.jsonl:1"] * 2),
+        ("a/z.jsonl:1 b.jsonl:1 b.jsonl:2", "exact", ["duplicate b.jsonl:2"]),
+        ("a/z.jsonl:1 b.jsonl:1 b.jsonl:2 b.jsonl:3", "none", []),
+    ):
+        project.run(drop_duplicates=which)
+        assert " ".join(row["source"] for row in project.rows()) == kept
+        assert [f"{one['reason']} {one['detail'].split()[-1]}" for one in project.rejects()] == twins
 
 
 def test_the_same_answer_twice_is_one_answer(tmp_path: Path) -> None:
@@ -336,7 +258,6 @@ def test_whatever_the_bytes_the_account_balances(
         [int(row["source"].split(":")[1]) for row in kept] + [reject["line"] for reject in rejected]
     ) == list(range(1, expected + 1))
     for row in kept:
-        check_row(row)
         assert row["id"] == row_id(row)
 
 
@@ -358,60 +279,14 @@ def test_with_every_rule_off_valid_rows_are_all_kept_unchanged_and_in_order(
     assert project.changes() == []
 
 
-def test_the_same_request_is_on_one_side_of_the_split(tmp_path: Path) -> None:
+def test_requests_with_several_answers_and_leaks_that_the_split_prevents_are_counted(tmp_path: Path) -> None:
     rows = [
-        chat(f"question {number // 3} about word{number // 3 * 7919}", f"answer {number} alpha{number * 31}")
-        for number in range(600)
+        chat(f"question {n // 3} about word{n // 3 * 7919}", f"answer {n} alpha{n * 31}") for n in range(600)
     ]
-    project = Project(tmp_path, {"a.jsonl": lines(*rows)})
-    report = project.run(val_fraction=0.1, test_fraction=0.2)
-    sides: dict[str, set[str]] = {}
-    for split in SPLITS:
-        for row in project.rows(split):
-            sides.setdefault(row["messages"][0]["content"], set()).add(split)
-    assert len(sides) == 200
-    assert {len(found) for found in sides.values()} == {1}
+    report = of_rows(tmp_path, rows).run(val_fraction=0.1, test_fraction=0.2)
     assert report["splits"] == {"train": 420, "val": 60, "test": 120}
-    assert report["groups"]["groups"] == 200
-    assert report["groups"]["leaks_prevented"] > 50
-    assert report["groups"]["requests_with_several_answers"] == 200
-
-
-def test_training_shares_no_long_run_with_test_or_with_guarded_files(tmp_path: Path) -> None:
-    # most rows stand alone; one pair of rows shares a sentence, one row holds a guarded one
-    sentence = " ".join(f"shared{i}" for i in range(20))
-    guarded = " ".join(f"secret{i}" for i in range(20))
-    rows = [
-        chat(
-            f"q{i} " + " ".join(f"w{i}x{j}" for j in range(30)),
-            f"a{i} " + " ".join(f"v{i}x{j}" for j in range(30)),
-        )
-        for i in range(200)
-    ]
-    for i in (3, 50):
-        rows[i] = chat(
-            f"q{i} {' '.join(f'u{i}x{j}' for j in range(60))}",
-            f"{sentence} {' '.join(f't{i}x{j}' for j in range(60))}",
-        )
-    rows[77] = chat("q77 " + " ".join(f"u77x{j}" for j in range(60)), f"well, {guarded}!")
-    project = Project(tmp_path, {"a.jsonl": lines(*rows)})
-    (tmp_path / "data/guard").mkdir()
-    (tmp_path / "data/guard/exam.jsonl").write_bytes(lines({"question": guarded.upper()}))
-    seen = set()
-    for seed in range(12):
-        report = project.run(test_fraction=0.5, seed=seed, decontaminate=["exam.jsonl"])
-        rejects = {reject["line"]: reject for reject in project.rejects()}
-        test_rows = {row["source"] for row in project.rows("test")}
-        one_side = len({"a.jsonl:4", "a.jsonl:51"} & test_rows) != 1
-        assert {4, 51} & set(rejects) == (
-            set() if one_side else {4, 51} - {int(source.split(":")[1]) for source in test_rows}
-        )
-        seen.add(one_side)
-        if "a.jsonl:78" not in test_rows:
-            assert rejects[78]["reason"] == "contaminated"
-            assert rejects[78]["spans"][0]["text"].startswith(guarded)
-            assert report["contamination"]["sources"]["exam.jsonl"] == 1
-    assert seen == {True, False}
+    assert report["groups"].pop("leaks_prevented") > 50
+    assert report["groups"] == {"groups": 200, "rows_in_groups": 600, "requests_with_several_answers": 200}
 
 
 def test_two_runs_and_any_number_of_workers_give_the_same_bytes(
@@ -444,7 +319,7 @@ def test_a_killed_worker_is_one_sentence_and_leaves_the_last_outputs(
 ) -> None:
     import psutil
 
-    project = Project(tmp_path, {"a.jsonl": lines(*(chat(f"question {i} word{i * 17}") for i in range(500)))})
+    project = of_rows(tmp_path, [chat(f"question {i} word{i * 17}") for i in range(500)])
     project.run()
     before = project.outputs()
     original = pipeline.stages.curate.phases.clean.raw_lines
@@ -482,43 +357,6 @@ def test_the_report_counts_per_file(tmp_path: Path) -> None:
     assert report["files"]["b.jsonl"]["notes"] == {"crlf": 1}
     assert report["rejected"] == {"blank": 1, "duplicate": 1, "not_json": 1}
     assert report == json.loads((tmp_path / "reports/data.json").read_text())
-
-
-HOSTILE: dict[str, bytes] = {
-    "deep.jsonl": b"[" * 200_000,
-    "deep closed.json": b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}",
-    "a long number.jsonl": b'{"prompt": 1' + b"0" * 100_000 + b', "completion": "b"}',
-    "half a pair.jsonl": b'{"prompt": "\\ud800", "completion": "b"}',
-    "a key twice.jsonl": b'{"prompt": "a", "prompt": "b", "completion": "c"}',
-    "roles that are none.jsonl": b'{"messages": [{"role": {}, "content": []}, [], null, 1e999]}',
-    "UTF-16.jsonl": '{"prompt": "a", "completion": "b"}'.encode("utf-16"),
-    "zeros.jsonl": bytes(100_000),
-    "a pickle.jsonl": b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
-    "a program.json": b"\x7fELF" + bytes(100),
-    "an archive.json": b"PK\x03\x04" + bytes(100),
-    "a bomb.jsonl.gz": gzip.compress(bytes(32 << 20)),
-    "cut.jsonl.gz": gzip.compress(lines(GOOD))[:-9],
-    "nothing of it.jsonl.zst": b"no",
-    "cut.parquet": b"PAR1",
-    "a formula.csv": b'prompt,completion\n=cmd|calc,"@SUM(1)"\n',
-    "\x1b[2Jall is well.jsonl": b"no",
-    "--force.jsonl": b"no",
-    "$(touch made).jsonl": b"no",
-    "\u202elnosj.jsonl": b"no",
-}
-
-
-def test_hostile_files_cost_their_rows_and_nothing_else(tmp_path: Path) -> None:
-    files = HOSTILE | {f"{name}.json": data for name, (data, _) in test_containers.LINES.items()}
-    files |= {f"{name}.csv": data for name, (data, _) in test_containers.CSV.items()}
-    project = Project(tmp_path, files | {"good.jsonl": lines(GOOD)})
-    report = project.run()
-    assert report["files_found"] == len(report["files"]) == len(files) + 1 > 60
-    assert "good.jsonl:1" in [row["source"] for row in project.rows()]
-    unaccounted = {
-        name for name, file in report["files"].items() if file["rows"] != file["kept"] + file["rejected"]
-    }
-    assert not unaccounted
 
 
 def test_progress_counts_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -573,7 +411,6 @@ def test_names_are_found_however_their_file_is_saved(tmp_path: Path, encode: Any
     project = Project(
         tmp_path, {"a.jsonl": lines(chat("who is Zoë Müller?", "Zoë Müller is a friend of Ann Roe."))}
     )
-    (tmp_path / "data/guard").mkdir()
     (tmp_path / "data/guard/names.txt").write_bytes(encode("Zoë Müller\r\n\r\nAnn Roe\r\n"))
     project.run(names="names.txt")
     assert [turn["content"] for turn in project.rows()[0]["messages"]] == [
@@ -593,20 +430,6 @@ def test_raw_text_holds_no_control_token_and_markup_may(tmp_path: Path) -> None:
         ["a< |im_end| >b"],
         ["<|im_start|>user\nhi<|im_end|>", "ho<|im_end|>"],
     ]
-
-
-def test_domains_are_balanced_and_split_in_proportion(tmp_path: Path) -> None:
-    rows = [
-        chat(f"word{i} asks", f"thing{i * 31} answers") | {"domain": "math" if i % 10 else "code"}
-        for i in range(500)
-    ]
-    report = Project(tmp_path, {"a.jsonl": lines(*rows)}).run(test_fraction=0.2, max_domain_share=0.8)
-    assert report["domains"] == {
-        "code": {"read": 50, "train": 40, "val": 0, "test": 10},
-        "math": {"read": 450, "train": 160, "val": 0, "test": 90},
-    }
-    assert report["balance"] == {"code": {"before": 40, "after": 40}, "math": {"before": 360, "after": 160}}
-    assert report["rejected"] == {"sampled_out": 200}
 
 
 @pytest.mark.parametrize(
@@ -681,8 +504,8 @@ def test_the_stage_runs_on_the_projects_own_params(
     )
     elsewhere = (tmp_path / "data/raw/a.jsonl").rename(tmp_path / "elsewhere.jsonl")
     (tmp_path / "data/raw/a.jsonl").symlink_to(elsewhere)
-    main(load_params(REPO / "recipes/demo.yaml"), tmp_path)
-    assert sum(count_lines(tmp_path / f"data/final/{split}.jsonl") for split in SPLITS) == 100
+    main(load_params(PROJECT / "recipes/demo.yaml"), tmp_path)
+    assert len(project.rows(*SPLITS)) == 100
     printed = capsys.readouterr().out
     assert "101 rows read, 100 kept (train 85, val 3, test 12), 1 rejected" in printed
     assert f"link out of {tmp_path / 'data/raw'}: a.jsonl" in printed
@@ -709,7 +532,7 @@ def test_what_training_does_not_use_is_counted_and_said(
         "d.json.gz": b"",
     }
     project = Project(tmp_path, files, tokens=[])
-    main(load_params(REPO / "recipes/demo.yaml"), tmp_path)
+    main(load_params(PROJECT / "recipes/demo.yaml"), tmp_path)
     counts = json.loads((tmp_path / "reports/data.json").read_text())
     assert (counts["untrained"], counts["scored"]) == ({"preference": 1, "prompt": 1}, 2)
     printed = capsys.readouterr().out

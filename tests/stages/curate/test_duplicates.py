@@ -1,61 +1,227 @@
-"""Clusters of duplicates and groups of one request: found, the same in any order, and never a whole
-template.
+"""Clusters of duplicates and groups of one request, as the stage publishes them: those that a comparison of
+all pairs finds, the same in any order, and never a whole template.
 """
 
 import importlib.util
-import os
 import random
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
-from canonical import ROWS
-from draws import draws
-from hypothesis import given, settings
+from curating import Project, Row, chat, lines, of_rows, sentence, with_system
+from hypothesis import given
 from hypothesis import strategies as st
 
-import pipeline.stages.curate.comparing.features
+from pipeline.core.jsonl import read_rows
 from pipeline.core.places import PROJECT
-from pipeline.stages.curate.comparing.duplicates import Clusters, best_of, first_rows, joined
-from pipeline.stages.curate.comparing.duplicates import clusters as product
-from pipeline.stages.curate.comparing.features import (
-    COMMON_ROWS,
-    FOUND,
-    OWN,
-    PERMUTATIONS,
-    Boilerplate,
-    bands_for,
-    boilerplate,
-    features,
-    signatures,
-    similarity,
-    sketch,
-)
-from pipeline.stages.curate.comparing.row_parts import content_key, parts, quality, worth
-from pipeline.stages.curate.comparing.shingles import shingles, tokenize
-from pipeline.stages.curate.comparing.sketched import Sketched, Sketches, labels, unite
-from pipeline.stages.curate.comparing.spill import Spill
+from pipeline.stages.curate.comparing.sketched import labels, unite
 
-NOTHING = np.zeros(0, np.uint64)
-PLAIN = Boilerplate(NOTHING, NOTHING, NOTHING, NOTHING)
-WORDS = [
-    f"{a}{b}{c}"
-    for a in ("ka", "lo", "mi", "ru")
-    for b in ("ta", "ne", "so", "vi")
-    for c in ("n", "x", "la", "do", "")
+ASKED, OUTPUTS = sentence(1, 30), sentence(2)
+# of a pair of rows: whether they are exact duplicates, near duplicates, or make one request
+EXACT, NEAR, RELATED, STRANGERS = "exact near related strangers".split()  # noqa: SIM905
+
+
+def groups(report: Row) -> tuple[int, int]:
+    """Groups of two kept rows or more, and the rows in them."""
+    return report["groups"]["groups"], report["groups"]["rows_in_groups"]
+
+
+# the second row of a pair, given the request and the answer of the first, and other words
+PAIRS: list[tuple[Callable[[str, str, Callable[..., str]], Row], str]] = [
+    (lambda ask, out, _: chat(ask, out), EXACT),
+    (lambda ask, out, _: chat(ask.upper(), f"  {out}\n"), EXACT),
+    (lambda ask, out, _: with_system("Be brief.", chat(ask, out)), NEAR),
+    (lambda ask, out, other: with_system(other(200), chat(ask, out)), NEAR),
+    (lambda ask, out, _: chat(ask, out + " And so on."), NEAR),
+    (lambda ask, out, _: chat("Hello! " + ask, out), NEAR),
+    (lambda ask, out, _: chat(ask, out.replace(out.split()[20], "other")), NEAR),
+    (lambda _, out, other: chat(other(10), out), NEAR),  # 60 of 90 words
+    (lambda ask, _, other: chat(ask, other(60)), RELATED),
+    (lambda ask, _, other: chat(ask + " please", other(60)), RELATED),
+    (lambda ask, out, _: chat(ask, out, label=False), RELATED),
+    (lambda ask, _, other: {"prompt": ask, "answer": other(60)}, RELATED),
+    (lambda ask, out, _: {"prompt": ask, "chosen": out, "rejected": "no"}, RELATED),
+    (lambda _, out, other: chat(other(60), other(50)), STRANGERS),
+    (
+        lambda ask, out, _: {"messages": [*chat("So:", ask)["messages"], *chat(out, "Well.")["messages"]]},
+        NEAR,
+    ),
 ]
-EDGES = st.integers(2, 12).flatmap(
-    lambda n: st.tuples(
-        st.just(n),
-        st.lists(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=8), max_size=4),
+
+
+def test_what_is_a_duplicate_and_what_a_relative(tmp_path: Path) -> None:
+    rows = []
+    for number, (other, _) in enumerate(PAIRS):
+        ask, out = sentence(1000 + number, 30), sentence(2000 + number)
+        rows += [chat(ask, out), other(ask, out, lambda words, n=number: sentence(3000 + n + words, words))]
+    project = of_rows(tmp_path, rows)
+    project.run(near_threshold=0.5)
+    pairs = {number: kind for number, (_, kind) in enumerate(PAIRS, start=1)}
+    alike = {number for number, kind in pairs.items() if kind in (EXACT, NEAR)}
+    assert project.clusters() == {frozenset({2 * number - 1, 2 * number}) for number in alike}
+    assert len(project.rejects()) == len(alike)
+    reasons = {reject["line"] + 1 >> 1: reject["reason"] for reject in project.rejects()}
+    assert reasons == {n: {EXACT: "duplicate", NEAR: "near_duplicate"}[pairs[n]] for n in alike}
+    related = sum(kind != STRANGERS for kind in pairs.values())
+    assert groups(project.run(near_threshold=0.5, drop_duplicates="none")) == (related, 2 * related)
+
+
+def test_relatives_need_not_be_duplicates(tmp_path: Path) -> None:
+    """Rows that are alike, but less than the threshold for dropping them, stay on one side of the split."""
+    project = of_rows(tmp_path, [chat(sentence(8, 9), OUTPUTS), chat(sentence(9, 9), OUTPUTS)])
+    assert project.run(near_threshold=0.6)["rows_kept"] == 1
+    report = project.run(near_threshold=0.9)
+    assert (report["rows_kept"], groups(report)) == (2, (1, 2))
+
+
+def test_two_thumbs_are_two_rows(tmp_path: Path) -> None:
+    """The same conversation with a thumb up and one with a thumb down."""
+    project = of_rows(tmp_path, [chat(ASKED, OUTPUTS, label=label) for label in (True, False, True)])
+    assert groups(project.run()) == (1, 2)
+    assert (project.lines(), project.clusters()) == ([1, 2], {frozenset({1, 3})})
+
+
+def test_names_that_look_like_parts_of_a_conversation_group_nothing(tmp_path: Path) -> None:
+    files = {
+        f"a:{n}#1.jsonl": lines(*(chat(sentence(n + i), sentence(n + i + 5)) for i in (10, 20)))
+        for n in (1, 2)
+    }
+    assert groups(Project(tmp_path, files).run()) == (0, 0)
+
+
+def plain_shingles(row: Row) -> set[tuple[str, ...]]:
+    words = " ".join(turn["content"] for turn in row["messages"] if turn["role"] != "system").lower().split()
+    return {tuple(words[i : i + 3]) for i in range(len(words) - 2)}
+
+
+def edited(dice: random.Random, row: Row) -> Row:
+    """A row that is like this one, more or less."""
+    ask, out = (turn["content"] for turn in row["messages"])
+    words = out.split()
+    for _ in range(dice.choice([0, 1, 2, 8, 20])):
+        words[dice.randrange(len(words))] = dice.choice(["other", "else", "thing"]) + str(dice.random())
+    return dice.choice(
+        [
+            chat(ask, " ".join(words)),
+            chat(ask.upper(), " ".join(words) + "\n"),
+            chat(f"Hi {ask}", " ".join(words)),
+            with_system("Be kind.", chat(ask, " ".join(words))),
+            chat(ask, sentence(dice.randrange(10**9), 50)),
+            chat(sentence(dice.randrange(10**9), 12), " ".join(words)),
+        ]
     )
-)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_duplicates_and_relatives_are_those_of_a_comparison_of_all_pairs(seed: int, tmp_path: Path) -> None:
+    """But for pairs so near a threshold that an estimate may err, which are left out."""
+    dice, threshold, margin = random.Random(seed), 0.8, 0.15  # noqa: S311
+    bases = [
+        chat(sentence(dice.randrange(10**9), 20), sentence(dice.randrange(10**9), 50)) for _ in range(25)
+    ]
+    rows = [*bases, *(edited(dice, dice.choice(bases)) for _ in range(75))]
+    dice.shuffle(rows)
+    shingles = [plain_shingles(row) for row in rows]
+    alike = {
+        (a, b): len(shingles[a - 1] & shingles[b - 1]) / len(shingles[a - 1] | shingles[b - 1])
+        for a, b in combinations(range(1, 101), 2)
+    }
+    request = [row["messages"][-2]["content"].casefold() for row in rows]
+    project = of_rows(tmp_path, rows)
+    project.run(near_threshold=threshold)
+    kept, sources = set(project.lines()), list(read_rows(tmp_path / "data/clusters.jsonl"))
+    assert not [pair for pair, share in alike.items() if share > threshold + margin and set(pair) <= kept]
+    for cluster in sources:
+        best, *others = sorted(
+            (int(one.partition(":")[2]) for one in cluster["rows"]), key=lambda n: n not in kept
+        )
+        assert best in kept and not kept & set(others) and cluster["best"] == f"a.jsonl:{best}"
+        for other in others:
+            share = alike[min(best, other), max(best, other)]
+            assert share > threshold - margin
+            assert cluster["similarity"] <= share + margin
+            assert len(rows[best - 1]["messages"][-1]["content"]) >= len(
+                rows[other - 1]["messages"][-1]["content"]
+            )
+    assert kept | frozenset().union(*project.clusters()) == set(range(1, 101))
+    together = [pair for pair, share in alike.items() if share > 0.7 + margin]
+    together += [(a, b) for a, b in alike if request[a - 1] == request[b - 1]]
+    strangers = {n: n for n in range(1, 101)}
+    for a, b in [pair for pair, share in alike.items() if share > 0.7 - margin] + together:
+        one, other = strangers[a], strangers[b]
+        strangers = {n: min(one, other) if root in (one, other) else root for n, root in strangers.items()}
+    sides: dict[int, str] = dict.fromkeys(strangers, "")
+    for draw in range(4):
+        report = project.run(drop_duplicates="none", test_fraction=0.4, val_fraction=0.3, seed=draw)
+        assert report["groups"]["groups"] <= len(set(strangers.values()))
+        for split in ("train", "val", "test"):
+            for line in project.lines(split):
+                sides[line] += split[:2]
+    contaminated = {n for n in sides if len(sides[n]) < 8}  # left out of one of the runs
+    assert not [
+        pair for pair in together if sides[pair[0]] != sides[pair[1]] and not contaminated & set(pair)
+    ]
+    assert len(set(sides.values())) > 10
+
+
+def test_the_order_of_the_rows_does_not_matter(tmp_path: Path) -> None:
+    dice = random.Random(7)  # noqa: S311
+    bases = [
+        chat(sentence(dice.randrange(10**6), 20), sentence(dice.randrange(10**6), 40)) for _ in range(20)
+    ]
+    rows = [edited(dice, base) for base in bases * 3]
+    order = dice.sample(range(60), 60)
+    straight, shuffled = of_rows(tmp_path / "one", rows), of_rows(tmp_path / "two", [rows[i] for i in order])
+    assert straight.run(near_threshold=0.7)["groups"] == shuffled.run(near_threshold=0.7)["groups"]
+    assert straight.clusters() == {frozenset(order[n - 1] + 1 for n in each) for each in shuffled.clusters()}
+
+
+# rows of one cluster, and the place of the one that is kept: of two thirds of the words and an ending
+BEST: list[tuple[list[tuple[str, float | None]], int]] = [
+    ([("", None), ("mail bob@acme.de", None), ("Everybody says", None), ("everybody says", None)], 2),
+    ([("write to bob@acme.de now", None), ("write to somebody, now", None)], 1),  # [EMAIL_1] is as long
+    ([("mail ann@acme.de", None), ("mail the sales!", None)], 1),
+    ([("Everybody says", -2.0), ("", -1.5), ("Everybody says it", None)], 1),  # no reward comes last
+    ([("", 0.0), ("Everybody says", -0.0)], 1),
+    (
+        [("Everybody", 1e300), ("", 2e300), ("Everybody says", 1e300)],
+        2,
+    ),  # equal, as float32 they are the most
+    ([("a", -1e300), ("a longer one", None), ("", -5.0)], 2),
+    ([("", -1e-30), ("a", 1e-30), ("a longer", -1.0)], 1),
+    ([("", 3.0), ("a", 2.5), ("a longer", 2.0), ("a longer one", -3.0)], 0),
+    ([("a longer one", 0.0), ("", 1e-45), ("a", -1e-45)], 1),
+]
+
+
+def test_the_best_row_of_a_cluster_is_kept(tmp_path: Path) -> None:
+    """The best rewarded, of equals that with the longest answer, the fewest placeholders, the first."""
+    rows, expected, clusters = [], [], set()
+    for number, (endings, best) in enumerate(BEST):
+        expected.append(len(rows) + best + 1)
+        clusters.add(frozenset(range(len(rows) + 1, len(rows) + len(endings) + 1)))
+        rows += [
+            chat(sentence(number + 100, 60), f"{sentence(number + 200, 90)} {ending}".strip())
+            | ({} if reward is None else {"reward": reward})
+            for ending, reward in endings
+        ]
+    project = of_rows(tmp_path, rows)
+    project.run(near_threshold=0.7)
+    assert (project.lines(), project.clusters()) == (expected, clusters)
+
+
+def test_what_is_not_trained_makes_no_row_better(tmp_path: Path) -> None:
+    long = chat(ASKED, OUTPUTS)
+    long["messages"] += [
+        {"role": "user", "content": "So?"},
+        {"role": "assistant", "content": "Yes.", "train": False},
+    ]
+    project = of_rows(tmp_path, [long, chat(ASKED, OUTPUTS + "!")])
+    project.run(near_threshold=0.7)
+    assert project.lines() == [2]
 
 
 def load_chats() -> Any:
@@ -67,342 +233,142 @@ def load_chats() -> Any:
     return module
 
 
-def sentence(seed: int, words: int = 60) -> str:
-    """Some words with nothing in common with those of another seed."""
-    dice = random.Random(seed)  # noqa: S311
-    return " ".join(
-        dice.choice(WORDS) + str(seed) if dice.random() < 0.3 else dice.choice(WORDS) for _ in range(words)
-    )
-
-
-def chat(
-    *turns: str, system: str | None = None, kind: str = "chat", source: str = "a.jsonl:1", **more: Any
-) -> dict[str, Any]:
-    """A row of turns that begin with the user's."""
-    messages = [{"role": "system", "content": system}] if system else []
-    messages += [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(turns)]
-    return {"id": "0" * 16, "source": source, "kind": kind, "domain": "a", "messages": messages, **more}
-
-
-def clusters(
-    rows: Sequence[dict[str, Any]], threshold: float = 0.7, block: int = 64, look: bool = False
-) -> Clusters:
-    """The product's answer, for rows in blocks of any size; `look`: after looking for boilerplate."""
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        common = boilerplate(rows, folder, ngram=13) if look else PLAIN
-        exact = Spill(folder)
-        exact.add(np.array(list(map(content_key, rows)), np.uint64), np.arange(len(rows), dtype=np.uint32))
-        first = first_rows(exact, len(rows))
-        sketches = Sketches(folder, 0)
-        for at in range(0, len(rows), block):
-            sketches.add(features(rows[at : at + block], common, threshold=threshold, ngram=13))
-        sketches.finish()
-        sketched = Sketched([folder], [0, len(rows)])
-        edges = joined(sketched, first, threshold, range(256))
-        return product(sketched, first, edges, threshold)
-
-
-def sets(label: np.ndarray) -> set[frozenset[int]]:
-    """The rows of every label."""
-    return {frozenset(np.flatnonzero(label == one).tolist()) for one in np.unique(label).tolist()}
-
-
-ASKED, OUTPUTS = sentence(1, 30), sentence(2)
-
-
-@pytest.mark.parametrize(
-    ("other", "exact", "near", "grouped"),
-    [
-        (chat(ASKED, OUTPUTS), True, True, True),
-        (chat(ASKED.upper(), f"  {OUTPUTS}\n"), True, True, True),
-        (chat(ASKED, OUTPUTS, system="Be brief."), False, True, True),
-        (chat(ASKED, OUTPUTS, system=sentence(7, 200)), False, True, True),
-        (chat(ASKED, OUTPUTS + " And so on."), False, True, True),
-        (chat("Hello! " + ASKED, OUTPUTS), False, True, True),
-        (chat(ASKED, OUTPUTS.replace(OUTPUTS.split()[20], "other")), False, True, True),
-        (chat(ASKED, sentence(3)), False, False, True),
-        (chat(ASKED + " please", sentence(3)), False, False, True),
-        (chat(sentence(4, 10), OUTPUTS), False, True, True),  # 60 of 90 words
-        (chat(sentence(4), sentence(5)), False, False, False),
-        (chat(ASKED, OUTPUTS, kind="feedback", label=False), False, False, True),
-        (chat(ASKED, kind="prompt", answer=sentence(3)), False, False, True),
-        (
-            {
-                **chat(ASKED, kind="preference"),
-                "chosen": [{"role": "assistant", "content": OUTPUTS}],
-                "rejected": [{"role": "assistant", "content": "no"}],
-            },
-            False,
-            False,
-            True,
-        ),
-        (chat(sentence(6), source="a.jsonl:7#2"), False, False, False),
-    ],
-)
-def test_what_is_a_duplicate_and_what_a_relative(
-    other: dict[str, Any], exact: bool, near: bool, grouped: bool
-) -> None:
-    found = clusters([chat(ASKED, OUTPUTS), other], 0.5)
-    assert (found.exact.tolist(), len(sets(found.cluster)) == 1, len(sets(found.group)) == 1) == (
-        [False, exact],
-        near,
-        grouped,
-    )
-    assert found.keep.sum() == (1 if near else 2)
-
-
-def test_relatives_need_not_be_duplicates() -> None:
-    """Rows that are alike, but less than the threshold for dropping them, stay on one side of the split."""
-    rows = [chat(sentence(8, 9), OUTPUTS), chat(sentence(9, 9), OUTPUTS)]
-    assert (clusters(rows, 0.6).cluster.tolist(), clusters(rows, 0.9).cluster.tolist()) == ([0, 0], [0, 1])
-    assert clusters(rows, 0.9).group.tolist() == [0, 0]
-
-
-def test_two_thumbs_are_two_rows() -> None:
-    """The same conversation with a thumb up and one with a thumb down."""
-    found = clusters([chat(ASKED, OUTPUTS, kind="feedback", label=label) for label in (True, False, True)])
-    assert found.cluster.tolist() == [0, 1, 0]
-    assert sets(found.group) == {frozenset({0, 1, 2})}
-
-
-def test_parts_of_one_conversation_stay_together() -> None:
-    rows = [
-        chat(sentence(i), sentence(i + 10), source=source)
-        for i, source in enumerate(
-            [
-                "a.jsonl:3#1",
-                "a.jsonl:4#1",
-                "a.jsonl:3#2",
-                "b.jsonl:3#2",
-                "a:3#1.jsonl:5",
-                "a:3#1.jsonl:6",
-                "a:3#1.jsonl:7#1",
-            ]
-        )
-    ]
-    assert clusters(rows).group.tolist() == [0, 1, 0, 3, 4, 5, 6]
-
-
-def test_long_rows_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sizes: list[int] = []
-    read = pipeline.stages.curate.comparing.features._read
-
-    def counted(rows: Sequence[dict[str, Any]]) -> Any:
-        sizes.append(len(rows))
-        return read(rows)
-
-    monkeypatch.setattr("pipeline.stages.curate.comparing.features._read", counted)
-    boilerplate(
-        [chat(ASKED, OUTPUTS)] * 600 + [chat("word " * 150_000, OUTPUTS)] * 3 + [chat(ASKED, OUTPUTS)],
-        tmp_path,
-        ngram=13,
-    )
-    assert sizes == [256, 256, 88 + 1, 1, 1 + 1]
-
-
-def test_the_request_is_what_the_user_says_before_the_last_answer() -> None:
-    row = chat("one", "two", "three", "four", "thanks", system="Be kind.")
-    assert [(part.place, part.text) for part in parts(row) if part.asked] == [
-        ("messages 2", "one"),
-        ("messages 4", "three"),
-    ]
-    assert [
-        part.text for part in parts(chat("one", "two", "three", kind="prompt", answer="4")) if part.asked
-    ] == ["one", "three"]
-
-
-def test_the_best_row_of_a_cluster_is_kept() -> None:
-    rows = [
-        chat(ASKED, OUTPUTS),
-        *(chat(ASKED, f"{who} says {OUTPUTS}") for who in ("[EMAIL_1]", "Everybody", "everybody")),
-    ]
-    found = clusters(rows)
-    assert found.cluster.tolist() == [0, 0, 0, 0]
-    assert found.keep.tolist() == [False, False, True, False]  # the longest answer, the first of two
-    assert found.similarity[2:].tolist() == [1, 1]
-    assert 0.7 <= found.similarity[0] < 1
-    assert quality(chat("", "write to [EMAIL_1] now")) < quality(chat("", "write to somebody, now"))
-    assert quality(chat("", "x" * 9)) == quality(
-        {"messages": [*chat("", "x" * 9)["messages"], {"role": "assistant", "content": "y", "train": False}]}
-    )
-
-
-def test_of_rows_with_rewards_the_best_rewarded_is_kept() -> None:
-    long = f"Everybody says {OUTPUTS}"
-    scored = [chat(ASKED, long, reward=-2.0), chat(ASKED, OUTPUTS, reward=-1.5), chat(ASKED, long)]
-    assert clusters(scored).keep.tolist() == [False, True, False]  # what has no reward comes last
-    equal = [chat(ASKED, OUTPUTS, reward=0.0), chat(ASKED, long, reward=-0.0)]
-    assert clusters(equal).keep.tolist() == [False, True]  # the longest answer
-
-
-@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=2, max_size=8))
-def test_worth_has_the_order_of_rewards(rewards: list[float]) -> None:
-    row = chat(ASKED, OUTPUTS)
-    found = {reward: worth(row | {"reward": reward}) for reward in rewards}
-    assert sorted(found, key=lambda reward: found[reward]) == sorted(found)
-    assert worth(row) == quality(row) < min(found.values())
-    assert worth(row | {"reward": 1e300}) > max(found.values()) <= 2**64 - 1
-
-
-def test_planted_duplicates_are_found() -> None:
+def test_planted_duplicates_are_found(tmp_path: Path) -> None:
     generator = load_chats()
-    rows, truth = [], []
+    truth, rows = [], []
     for cluster, turns in generator.chats(1500, seed=3):
         truth.append(cluster)
-        rows.append(chat(*turns))
-    found = clusters(rows, 0.7, look=True)
-    assert generator.pairwise_f1(np.array(truth), found.cluster) > 0.95
-    assert 0.15 < 1 - found.keep.mean() < 0.25
+        rows.append(
+            {
+                "messages": [
+                    {"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)
+                ]
+            }
+        )
+    project = of_rows(tmp_path, rows)
+    report = project.run(near_threshold=0.7)
+    found = np.arange(1500)
+    for cluster in project.clusters():
+        found[[n - 1 for n in cluster]] = min(cluster) - 1
+    assert generator.pairwise_f1(np.array(truth), found) > 0.95
+    assert 0.15 < report["rows_dropped"] / 1500 < 0.25
 
 
-def template(rows: int) -> list[dict[str, Any]]:
-    """Rows of one long template that differ in a word or two, and three copies of one of them with another
-    end.
+def test_similarity_is_estimated_without_bias(tmp_path: Path) -> None:
+    """No worse than by 128 coin tosses; and nearly all pairs above the threshold are found."""
+    rows, exact = [], []
+    for i in range(250):
+        ask, words, other = (
+            sentence(i, 8),
+            sentence(i + 1000, 30 + i % 150).split(),
+            sentence(i + 3000, 200).split(),
+        )
+        cut = len(words) * (i % 10) // 40
+        pair = chat(ask, " ".join(words)), chat(ask, " ".join(words[cut:] + other[:cut]))
+        one, two = map(plain_shingles, pair)
+        rows += pair
+        exact.append(len(one & two) / len(one | two))
+    project = of_rows(tmp_path, rows)
+    project.run(near_threshold=0.5)
+    found = {
+        int(one["rows"][0].partition(":")[2]) // 2: one["similarity"]
+        for one in read_rows(tmp_path / "data/clusters.jsonl")
+    }
+    error = np.array([similarity - exact[pair] for pair, similarity in found.items() if exact[pair] > 0.62])
+    assert len(error) >= 0.98 * sum(share > 0.62 for share in exact) > 150
+    assert abs(error.mean()) < 0.01
+    assert np.sqrt((error**2).mean()) < np.sqrt(0.25 / 128)
+
+
+def family(*, of: Callable[[int], Row], rows: int = 30) -> list[Row]:
+    return [of(i) for i in range(rows)]
+
+
+FAMILIES: dict[str, tuple[list[Row], int, tuple[int, int]]] = {
+    "answer": (family(of=lambda i: chat(ASKED, f"{OUTPUTS} item{i}x")), 1, (0, 0)),
+    "request": (family(of=lambda i: chat(f"{ASKED} nr{i}z", OUTPUTS)), 1, (0, 0)),
+    "both": (family(of=lambda i: chat(f"Nr{i}z: {ASKED}", f"{OUTPUTS} item{i}x")), 1, (0, 0)),
+    "with copies": (
+        family(of=lambda i: chat(ASKED, f"{OUTPUTS} item{i}x")) + [chat(ASKED, OUTPUTS)] * 5,
+        1,
+        (0, 0),
+    ),
+    "one request": (family(of=lambda i: chat(ASKED, sentence(i))), 30, (1, 30)),
+    "one short request": (family(of=lambda i: chat("Write a story.", sentence(i))), 30, (0, 0)),
+    "template": (
+        family(of=lambda i: chat(f"{sentence(9, 300)} {sentence(i, 15)}", sentence(i + 50, 5))),
+        30,
+        (0, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_of_a_tenth_of_the_rows(name: str, tmp_path: Path) -> None:
+    """What so many rows share is boilerplate, but they are near-duplicates of each other all the same."""
+    rows, kept, related = FAMILIES[name]
+    others = [chat(sentence(i, 20), sentence(i + 5000, 30)) for i in range(1000, 1270)]
+    project = of_rows(tmp_path, [*others, *rows])
+    report = project.run(near_threshold=0.8)
+    assert (report["rows_kept"], groups(report)) == (270 + kept, related)
+    assert project.lines()[:270] == [*range(1, 271)]
+
+
+def test_a_template_is_not_one_cluster(tmp_path: Path) -> None:
+    """Rows of one long instruction that differ in a word or two, and copies of one that end otherwise; what a
+    tenth of them has besides is theirs, not the template's.
     """
     instruction = sentence(99, 80)
-    made = [
+    rows = [
         chat(
             f"{instruction}\n\nName: {sentence(i, 6)}",
             f'{{"name": "{sentence(i, 4)}", "kind": "function", "public": true}}',
         )
-        for i in range(rows)
+        for i in range(270)
     ]
-    return [
-        *made,
-        *(
-            chat(made[0]["messages"][0]["content"], made[0]["messages"][1]["content"] + end)
-            for end in (" .", " !", " ?")
-        ),
-    ]
-
-
-def test_a_template_is_not_one_cluster() -> None:
-    rows = template(300)
-    found = clusters(rows, 0.7, look=True)
-    assert sets(found.cluster) == {frozenset({0, 300, 301, 302}), *(frozenset({i}) for i in range(1, 300))}
-    assert sets(found.group) == sets(found.cluster)
-    # what it would be without looking for boilerplate
-    assert max(map(len, sets(clusters(rows, 0.7).cluster))) > 250
-
-
-def unrelated(rows: int) -> list[dict[str, Any]]:
-    """Rows with nothing in common."""
-    return [chat(sentence(i, 20), sentence(i + 5000, 30)) for i in range(1000, 1000 + rows)]
-
-
-@pytest.mark.parametrize(
-    ("family", "kept", "groups"),
-    [
-        ([chat(ASKED, f"{OUTPUTS} item{i}x") for i in range(30)], 1, 1),
-        ([chat(f"{ASKED} nr{i}z", OUTPUTS) for i in range(30)], 1, 1),
-        ([chat(f"Nr{i}z: {ASKED}", f"{OUTPUTS} item{i}x") for i in range(30)], 1, 1),
-        ([chat(ASKED, f"{OUTPUTS} item{i}x") for i in range(30)] + [chat(ASKED, OUTPUTS)] * 5, 1, 1),
-        ([chat(ASKED, sentence(i)) for i in range(30)], 30, 1),
-        ([chat("Write a story.", sentence(i)) for i in range(30)], 30, 30),
-        ([chat(f"{sentence(9, 300)} {sentence(i, 15)}", sentence(i + 50, 5)) for i in range(30)], 30, 30),
-    ],
-    ids=["answer", "request", "both", "with copies", "one request", "one short request", "template"],
-)
-def test_a_family_of_a_tenth_of_the_rows(family: list[dict[str, Any]], kept: int, groups: int) -> None:
-    """What so many rows share is boilerplate, but they are near-duplicates of each other all the same."""
-    found = clusters([*unrelated(270), *family], 0.8, look=True)
-    assert (found.keep[270:].sum(), len(set(found.group[270:].tolist()))) == (kept, groups)
-    assert found.keep[:270].all()
-    assert len(set(found.group[:270].tolist())) == 270
-
-
-def test_a_family_inside_a_template() -> None:
-    """Every row has the instruction; what a tenth of the rows has besides is theirs, not the template's."""
-    instruction = sentence(99, 80)
-    rows = [chat(f"{instruction} {sentence(i, 6)}", sentence(i + 500, 4)) for i in range(270)]
+    first = rows[0]["messages"]
+    rows += [chat(first[0]["content"], first[1]["content"] + end) for end in (" .", " !", " ?")]
     rows += [chat(f"{instruction} {ASKED}", f"{OUTPUTS} item{i}x") for i in range(30)]
-    found = clusters(rows, 0.8, look=True)
-    assert sets(found.cluster) == {frozenset({i}) for i in range(270)} | {frozenset(range(270, 300))}
+    project = of_rows(tmp_path, rows)
+    report = project.run(near_threshold=0.8)
+    assert project.clusters() == {frozenset({1, 271, 272, 273}), frozenset(range(274, 304))}
+    assert (report["rows_kept"], groups(report)) == (271, (0, 0))
 
 
-def plain_shingles(row: dict[str, Any]) -> set[tuple[str, ...]]:
-    words = " ".join(turn["content"] for turn in row["messages"]).split()
-    return {tuple(words[i : i + 3]) for i in range(len(words) - 2)}
-
-
-def test_who_is_alike_is_on_one_side_but_for_templates() -> None:
-    """Against all pairs: those over the threshold are in one group, or each of the two has `OWN` shingles or
-    more of its own.
-    """
-    rows = unrelated(150)
-    rows += [chat(sentence(1, 30), f"{sentence(2, 40)} {sentence(i, i % 9)}") for i in range(40)]
-    rows += [chat(f"{sentence(3, 120)} {sentence(i, 8)}", sentence(i + 100, 2)) for i in range(40)]
-    rows += [chat(f"{sentence(i, 25)} {sentence(i + 1, 2)}", sentence(i // 4, 40)) for i in range(200, 240)]
-    grams = [plain_shingles(row) for row in rows]
-    often = Counter(gram for own in grams for gram in own)
-    own = [sum(often[gram] < COMMON_ROWS for gram in each) for each in grams]
-    group = clusters(rows, 0.8, look=True).group.tolist()
-    apart, together = 0, 0
-    for a, b in combinations(range(len(rows)), 2):
-        if len(grams[a] & grams[b]) >= 0.8 * len(grams[a] | grams[b]):
-            apart += group[a] != group[b]
-            together += group[a] == group[b]
-            assert group[a] == group[b] or max(own[a], own[b]) >= OWN
-    assert apart > 500
-    assert together > 200
-
-
-def test_a_request_that_everybody_makes_groups_nobody() -> None:
-    for request in ("Write a story.", ASKED):
+def test_a_request_of_half_the_rows_groups_nothing(tmp_path: Path) -> None:
+    for number, request in enumerate(("Write a story.", ASKED)):
         rows = [chat(request, sentence(i)) for i in range(100)]
-        assert len(sets(clusters(rows, look=True).group)) == 100
-    assert len(sets(clusters(rows[:10], look=True).group)) == 1
+        assert groups(of_rows(tmp_path / f"{number}", rows).run()) == (0, 0)
+        assert groups(of_rows(tmp_path / f"{number} few", rows[:10]).run()) == (1, 10)
 
 
-def test_a_request_made_of_boilerplate_is_still_a_request() -> None:
+def test_a_request_made_of_boilerplate_is_still_a_request(tmp_path: Path) -> None:
     common = sentence(5, 20)
-    rows = [chat(f"{common} {sentence(i, 3)}", sentence(i)) for i in range(100, 140)] + [
-        chat(common, sentence(i)) for i in (1, 2)
-    ]
-    assert {len(members) for members in sets(clusters(rows, look=True).group)} == {1, 2}
+    rows = [chat(f"{common} {sentence(i, 3)}", sentence(i)) for i in range(100, 140)]
+    rows += [chat(common, sentence(i)) for i in (1, 2)]
+    assert groups(of_rows(tmp_path, rows).run()) == (1, 2)
 
 
-@settings(max_examples=draws(15))
-@given(st.integers(0, 2**32), st.integers(1, 40))
-def test_neither_the_order_nor_the_blocks_matter(seed: int, block: int) -> None:
-    dice = random.Random(seed)  # noqa: S311
-    bases = [[sentence(dice.randrange(10**6), 20), sentence(dice.randrange(10**6), 40)] for _ in range(12)]
-    rows = [
-        chat(
-            asked,
-            output + (" end" * dice.randrange(12))
-            if dice.random() < 0.5
-            else sentence(dice.randrange(10**6)),
-        )
-        for asked, output in bases * 3
-    ]
-    order = dice.sample(range(len(rows)), len(rows))
-    straight, shuffled = clusters(rows), clusters([rows[i] for i in order], block=block)
-    for one, other in (
-        (straight.cluster, shuffled.cluster),
-        (straight.group, shuffled.group),
-        (straight.first, shuffled.first),
-    ):
-        assert sets(one) == {frozenset(order[i] for i in members) for members in sets(other)}
-    for found in (straight, shuffled):
-        assert found.cluster.tolist() == [
-            min(next(members for members in sets(found.cluster) if i in members)) for i in range(len(rows))
-        ]
-        assert found.keep.sum() == len(sets(found.cluster))
-        assert not found.exact[found.keep].any() or (found.similarity[found.exact] > 0).all()
+def test_a_chain_is_cut_where_rows_are_no_longer_alike_the_kept_one(tmp_path: Path) -> None:
+    """Neighbors are alike, the ends share nothing; all are related, so they are on one side of the split."""
+    words = [f"w{i}" for i in range(400)]
+    project = of_rows(tmp_path, [chat("ask", " ".join(words[i * 6 : i * 6 + 100])) for i in range(40)])
+    report = project.run(near_threshold=0.8)
+    assert 5 < report["rows_kept"] < 40
+    assert all(one["similarity"] >= 0.8 for one in read_rows(tmp_path / "data/clusters.jsonl"))
+    assert sum(map(len, project.clusters())) == 40 - len(
+        set(project.lines()) - frozenset().union(*project.clusters())
+    )
+    assert groups(report) == (1, report["rows_kept"])
+    assert groups(project.run(near_threshold=0.8, drop_duplicates="none")) == (1, 40)
 
 
-@settings(max_examples=draws(60))
-@given(st.lists(ROWS, max_size=8), st.integers(1, 8))
-def test_any_canonical_row_has_features(rows: list[dict[str, Any]], block: int) -> None:
-    found, split = clusters(rows), clusters(rows, block=block)
-    assert found.cluster.tolist() == split.cluster.tolist()
-    assert found.group.tolist() == split.group.tolist()
-    for a in range(len(rows)):
-        for b in range(a):
-            if rows[a] == rows[b]:
-                assert found.first[a] == found.first[b]
+EDGES = st.integers(2, 12).flatmap(
+    lambda n: st.tuples(
+        st.just(n),
+        st.lists(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=8), max_size=4),
+    )
+)
 
 
 @given(EDGES)
@@ -423,67 +389,3 @@ def test_a_long_chain_is_united_quickly() -> None:
     parent = np.arange(200_000, dtype=np.int32)
     unite(parent, parent[:-1].copy(), parent[1:].copy())
     assert not labels(parent).any()
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=30))
-def test_the_best_of_each_cluster(rows: list[tuple[int, int]]) -> None:
-    firsts = [next(i for i, (other, _) in enumerate(rows) if other == label) for label, _ in rows]
-    best = best_of(np.array(firsts, np.int32), np.array([score for _, score in rows], np.uint32)).tolist()
-    for i, first in enumerate(firsts):
-        members = [j for j, other in enumerate(firsts) if other == first]
-        assert best[i] == max(members, key=lambda j: (rows[j][1], -j))
-
-
-def test_signatures_are_read_a_page_at_a_time(tmp_path: Path) -> None:
-    """Of two shards of 300 and 700 rows."""
-    rng = np.random.default_rng(0)
-    written = rng.integers(256, size=(1000, PERMUTATIONS), dtype=np.uint8)
-    folders = [tmp_path / "one", tmp_path / "two"]
-    for folder, some in zip(folders, np.split(written, [300]), strict=True):
-        folder.mkdir()
-        (folder / "entire.column").write_bytes(some.tobytes())
-    sketched = Sketched(folders, [0, 300, 1000])
-    rows = rng.integers(1000, size=500).astype(np.int32)
-    with patch("os.pread", wraps=os.pread) as read:
-        assert (sketched.signatures("entire", rows) == written[rows]).all()
-    assert read.call_count == 2 + 3
-    assert sketched.signatures("entire", rows[:0]).shape == (0, PERMUTATIONS)
-
-
-def jaccards() -> Iterator[tuple[str, str]]:
-    """Pairs of texts of all degrees of similarity, short and long."""
-    for i in range(400):
-        words = sentence(i, 20 + i % 150).split()
-        cut = len(words) * (i % 10) // 30
-        yield " ".join(words), " ".join(words[cut:] + sentence(i + 1000, cut).split())
-
-
-def test_similarity_is_estimated_without_bias() -> None:
-    tokens = tokenize([text for pair in jaccards() for text in pair])
-    grams, offsets = shingles(tokens.hashes, tokens.offsets, 3)
-    members = [set(grams[a:b].tolist()) for a, b in pairwise(offsets.tolist())]
-    exact = np.array([len(a & b) / len(a | b) for a, b in zip(members[::2], members[1::2], strict=True)])
-    low = sketch(signatures(grams, offsets), offsets, np.zeros(800, np.uint64), (25, 5)).signatures
-    error = similarity(low[::2], low[1::2]) - exact
-    assert abs(error.mean()) < 0.01
-    assert np.sqrt((error**2).mean()) < np.sqrt(0.25 / PERMUTATIONS)  # no more than that of 128 coin tosses
-
-
-@pytest.mark.parametrize("threshold", [0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
-def test_bands_find_what_is_at_the_threshold(threshold: float) -> None:
-    count, width = bands_for(threshold)
-    assert count * width <= PERMUTATIONS
-    assert 1 - (1 - threshold**width) ** count >= FOUND
-
-
-def test_a_chain_is_cut_where_rows_are_no_longer_alike_the_kept_one() -> None:
-    words = [f"w{i}" for i in range(400)]
-    # neighbors are alike, the ends share nothing
-    rows = [chat("ask", " ".join(words[i * 6 : i * 6 + 100])) for i in range(40)]
-    found = clusters(rows, threshold=0.8)
-    assert (found.similarity >= 0.8).all()
-    assert len(sets(found.group)) == 1  # related all the same: on one side of the split
-    kept = np.flatnonzero(found.keep)
-    assert 5 < len(kept) < 40
-    assert {int(found.cluster[i]) for i in kept} == set(found.cluster.tolist())
-    assert (found.cluster <= np.arange(40)).all() and (found.cluster[found.cluster] == found.cluster).all()

@@ -9,18 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_curate import Project, lines
+from curating import Project, Row, chat, lines, of_rows
 
-from pipeline.chat.rows import check_row
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import read_rows
 
-Row = dict[str, Any]
-
 
 def scored(question: str, answer: str, reward: float | None = None, **more: Any) -> Row:
-    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return {"messages": turns} | ({} if reward is None else {"reward": reward}) | more
+    return chat(question, answer) | ({} if reward is None else {"reward": reward}) | more
 
 
 def pairs_of(rows: list[Row]) -> list[tuple[str, str]]:
@@ -38,7 +34,6 @@ def test_the_better_answer_is_chosen_and_both_chats_stay(tmp_path: Path) -> None
     project, counts = run(tmp_path, scored("2 + 2?", "five", 0.0), scored("2 + 2?", "four", 1.0))
     *chats, pair = project.rows()
     assert [chat["kind"] for chat in chats] == ["chat", "chat"]
-    check_row(pair)
     assert pair["source"] == "chats.jsonl:2 > chats.jsonl:1"
     assert pair["messages"] == [{"role": "user", "content": "2 + 2?"}]
     assert pairs_of([pair]) == [("four", "five")]
@@ -129,7 +124,6 @@ def test_earlier_turns_tools_and_calls_go_into_the_pair(tmp_path: Path) -> None:
     project, counts = run(tmp_path, good, bad)
     assert counts["pairs"]["made"] == 1
     pair = project.rows()[-1]
-    check_row(pair)
     assert (len(pair["messages"]), pair["tools"][0]["function"]["name"]) == (3, "add")
     assert pair["chosen"][0]["tool_calls"][0]["function"]["arguments"] == {"a": 2}
     assert all("train" not in turn for turn in pair["messages"])
@@ -148,12 +142,11 @@ def test_near_duplicates_are_a_pair_though_one_is_no_chat_any_more(tmp_path: Pat
 def test_a_near_duplicate_that_overlaps_what_is_guarded_is_in_no_pair(tmp_path: Path) -> None:
     guarded = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
     long = " ".join(str(n * 7919) for n in range(400))
-    (tmp_path / "data/guard").mkdir(parents=True)
-    (tmp_path / "data/guard/exam.txt").write_text(guarded)
     longer = "Nothing of it stands in there, as far as I can see, nor will it ever do so, I am afraid."
-    project, counts = run(
-        tmp_path, scored(long, longer, 0.8), scored(long, guarded, 0.2), decontaminate=["exam.txt"]
+    project = of_rows(
+        tmp_path, [scored(long, longer, 0.8), scored(long, guarded, 0.2)], guard={"exam.txt": guarded}
     )
+    counts = project.run(pairs="rewards", decontaminate=["exam.txt"])
     assert counts["duplicates"]["near_rows"] == 1
     assert [row["messages"][1]["content"] for row in project.rows()] == [longer]
     assert counts["contamination"]["rows"] == 1

@@ -4,17 +4,15 @@ import ast
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from curating import RECIPE, Project
 
-from pipeline.config.params import load_params
 from pipeline.core.jsonl import read_rows
 from pipeline.core.places import PROJECT
-from pipeline.stages.curate.stage import curate
 
 SCRIPT = PROJECT / "examples/pydoc.py"
 ENOUGH = 1500
@@ -137,13 +135,7 @@ def test_curate_keeps_nearly_every_row(made: Path, tmp_path: Path) -> None:
     """All of them are usable; what goes are variants of one function, and training rows that share a sentence
     with a test row.
     """
-    (tmp_path / "data/raw").mkdir(parents=True)
-    shutil.copy(made, tmp_path / "data/raw")
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models/base.json").write_text(
-        json.dumps({"added_tokens": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]})
-    )
-    report = curate(tmp_path, load_params(PROJECT / "recipes/demo.yaml").curate)
+    report = Project(tmp_path, {"pydoc.jsonl": made.read_bytes()}).run(**RECIPE)
     assert report["rows_rejected"] == 0
     assert set(report["rejected"]) <= {"near_duplicate", "contaminated"}
     assert report["rows_kept"] >= 0.95 * report["rows_read"] >= 0.95 * ENOUGH

@@ -16,33 +16,23 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from curating import Project, chat, lines
+from curating import given as settings_with
 from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import smollm_folder
 
-from pipeline.config.params import load_params
 from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.jsonl import BadLine
-from pipeline.core.places import PROJECT
 from pipeline.stages.curate import account, shard
 from pipeline.stages.curate.phases import clean, plan, work
 from pipeline.stages.curate.reading.containers import raw_lines
-from pipeline.stages.curate.stage import curate, publish_shards
+from pipeline.stages.curate.stage import publish_shards
 from pipeline.workflow.shards import FOLDER, PHASES, drop_stale, parse_item
 
-RECIPE = load_params(PROJECT / "recipes/demo.yaml").model_dump(mode="json")["curate"]
 EXAM = " ".join(f"secret{number}" for number in range(20))
-
-
-def lines(*rows: Any) -> bytes:
-    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
-
-
-def chat(question: str, answer: str, **more: Any) -> dict[str, Any]:
-    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return {"messages": turns, **more}
 
 
 def words(seed: int, count: int = 40) -> str:
@@ -99,47 +89,30 @@ def nasty_files() -> dict[str, bytes]:
     }
 
 
-def make_project(root: Path, files: dict[str, bytes]) -> Path:
-    for name, content in files.items():
-        (root / "data/raw" / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / "data/raw" / name).write_bytes(content)
-    (root / "data/guard").mkdir(parents=True)
-    (root / "data/guard/exam.txt").write_text(f"{EXAM}\n\n{words(500)}\n", encoding="utf-8")
-    (root / "models").mkdir()
-    (root / "models/base.json").write_text(json.dumps({"added_tokens": ["<|im_start|>", "<|im_end|>"]}))
-    return root
+def make_project(root: Path, files: dict[str, bytes]) -> Project:
+    return Project(root, files, guard={"exam.txt": f"{EXAM}\n\n{words(500)}\n"})
 
 
-def outputs(root: Path) -> dict[str, bytes]:
-    """All that the stage has published."""
-    files = [
-        *(root / "data/final").glob("*"),
-        *(root / "data").glob("*.jsonl"),
-        *(root / "reports").glob("*"),
-    ]
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
-
-
-def run_jobs(root: Path, given: Curate, shards: int, phases: tuple[str, ...] = tuple(PHASES)) -> None:
+def run_jobs(project: Project, asked: Curate, shards: int, phases: tuple[str, ...] = tuple(PHASES)) -> None:
     """The jobs of these phases, as Snakemake runs them but in this process."""
     for phase in phases:
         items = [f"{number}-of-{shards}" for number in range(1, shards + 1)]
         for item in reversed(items) if PHASES[phase][0] else [f"of-{shards}"]:
-            shard.run(phase, item, root, given)
+            shard.run(phase, item, project.root, asked)
 
 
-def sharded(root: Path, given: Curate, shards: int) -> dict[str, bytes]:
-    run_jobs(root, given, shards)
-    publish_shards(root, given, shards)
-    return outputs(root)
+def sharded(project: Project, asked: Curate, shards: int) -> dict[str, bytes]:
+    run_jobs(project, asked, shards)
+    publish_shards(project.root, asked, shards)
+    return project.outputs()
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """Nasty files, and a base whose tokenizer counts tokens."""
-    root = make_project(tmp_path_factory.mktemp("shards"), nasty_files())
-    smollm_folder(root / "models/base")
-    return root
+    made = make_project(tmp_path_factory.mktemp("shards"), nasty_files())
+    smollm_folder(made.root / "models/base")
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -174,15 +147,15 @@ MANY_RULES: dict[str, Any] = {
     ],
 )
 def test_any_number_of_shards_gives_the_same_bytes(
-    project: Path, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    project: Project, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(account, "MOST_DOMAINS", 6)  # so that there are more of them
     monkeypatch.setattr(clean, "BLOCK_BYTES", 3000)
-    given = Curate.model_validate(RECIPE | changed)
-    if changed is not MANY_RULES and (project / "models/base").is_dir():
-        shutil.rmtree(project / "models/base")  # each shard would read the tokenizer again
-    counts = curate(project, given, 1)
-    expected = outputs(project)
+    asked = settings_with(**changed)
+    if changed is not MANY_RULES and (project.root / "models/base").is_dir():
+        shutil.rmtree(project.root / "models/base")  # each shard would read the tokenizer again
+    counts = project.run(**changed)
+    expected = project.outputs()
     assert len(expected) == 8 and counts["duplicates"]["clusters"] > 50
     assert "(other)" in counts["domains"]
     if changed is MANY_RULES:  # nothing that is to be compared is missing
@@ -198,37 +171,37 @@ def test_any_number_of_shards_gives_the_same_bytes(
         assert counts["pairs"]["made"] > 1 and counts["parts_added"] > 2 and all(counts["splits"].values())
         assert counts["contamination"]["sources"].keys() == {"exam.txt", "test"}
     for shards in (7,) if changed is MANY_RULES else (2, 5):
-        assert sharded(project, given, shards) == expected, shards
-        assert sum(map(len, read_plan(project, given, shards).shards)) > len(counts["files"])  # some were cut
+        assert sharded(project, asked, shards) == expected, shards
+        assert sum(map(len, read_plan(project, asked, shards).shards)) > len(counts["files"])  # some were cut
 
 
-def read_plan(root: Path, given: Curate, shards: int) -> plan.Plan:
-    return plan.read_plan(shard.work_of(root, given, shards))
+def read_plan(project: Project, asked: Curate, shards: int) -> plan.Plan:
+    return plan.read_plan(shard.work_of(project.root, asked, shards))
 
 
 @pytest.mark.parametrize("shards", [3, 20])
 def test_more_shards_than_rows(tmp_path: Path, shards: int) -> None:
     files = {"a.jsonl": lines(chat("one", "row")), "b.jsonl": b"", "c.jsonl": lines(chat("another", "line"))}
-    root = make_project(tmp_path, files)
-    given = Curate.model_validate(RECIPE | {"val_fraction": 0.0, "test_fraction": 0.0})
-    curate(root, given, 1)
-    expected = outputs(root)
-    assert sharded(root, given, shards) == expected
-    assert [] in read_plan(root, given, shards).shards
+    project = make_project(tmp_path, files)
+    project.run()
+    expected = project.outputs()
+    assert sharded(project, settings_with(), shards) == expected
+    assert [] in read_plan(project, settings_with(), shards).shards
 
 
 def test_no_file_that_can_be_read_is_the_same_sentence_for_any_number_of_shards(tmp_path: Path) -> None:
-    root = make_project(tmp_path, {})
-    (root / "data/raw").mkdir()
-    (root / "data/raw/link.jsonl").symlink_to(tmp_path)
+    project = make_project(tmp_path, {})
+    (project.raw / "link.jsonl").symlink_to(tmp_path)
     said = []
-    for use in (lambda: curate(root, SMALL, 1), lambda: sharded(root, SMALL, 3)):
+    for use in (project.run, lambda: sharded(project, SMALL, 3)):
         with pytest.raises(DataError, match="Q-CURATE-013") as caught:
             use()
         said.append(str(caught.value))
-    assert said[0] == said[1] and outputs(root) == {}
+    assert said[0] == said[1] and project.outputs() == {}
 
 
+SHARES = {"val_fraction": 0.03, "test_fraction": 0.12}
+SMALL = settings_with(**SHARES)
 PIECES = st.lists(
     st.sampled_from(
         [b"", b"\n", b"\r\n", b"{}\n", b'{"a": 1}\n', "\ufeff".encode(), b"x" * 40, b"x" * 90 + b"\n"]
@@ -242,11 +215,11 @@ PIECES = st.lists(
 def test_shards_read_every_line_once_under_its_number(
     tmp_path_factory: pytest.TempPathFactory, files: list[bytes], shards: int
 ) -> None:
-    root = make_project(tmp_path_factory.mktemp("cut"), {f"{i}.jsonl": data for i, data in enumerate(files)})
-    given = Curate.model_validate(RECIPE | {"max_line_bytes": 1024})
+    names = {f"{i}.jsonl": data for i, data in enumerate(files)}
+    root = make_project(tmp_path_factory.mktemp("cut"), names).root
     with patch("pipeline.stages.curate.reading.containers.SNIFFED", 64):
         made = work.Work(root / "work", shards)
-        plan.make_plan(root, given, made)
+        plan.make_plan(root, settings_with(max_line_bytes=1024), made)
         planned = plan.read_plan(made)
 
         def read(name: str, part: Any = None) -> list[Any]:
@@ -266,10 +239,11 @@ def test_shards_read_every_line_once_under_its_number(
 
 
 def test_a_shards_bytes_are_nearly_equal(tmp_path: Path) -> None:
-    root = make_project(tmp_path, {"a.jsonl": lines(*chats(0, 300)), "b.jsonl": lines(*chats(0, 500))})
+    files = {"a.jsonl": lines(*chats(0, 300)), "b.jsonl": lines(*chats(0, 500))}
+    root = make_project(tmp_path, files).root
     total = sum(path.stat().st_size for path in (root / "data/raw").iterdir())
     made = work.Work(root / "work", 5)
-    plan.make_plan(root, Curate.model_validate(RECIPE), made)
+    plan.make_plan(root, SMALL, made)
     for one in plan.read_plan(made).shards:
         read = sum(
             part.stop - part.start if part else (root / "data/raw" / name).stat().st_size
@@ -279,58 +253,60 @@ def test_a_shards_bytes_are_nearly_equal(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Path:
+def small(tmp_path: Path) -> Project:
     return make_project(tmp_path, {"a.jsonl": lines(*chats(0, 90))})
 
 
-SMALL = Curate.model_validate(RECIPE)
-
-
-def test_a_job_whose_inputs_are_missing_says_what_makes_them(small: Path) -> None:
+def test_a_job_whose_inputs_are_missing_says_what_makes_them(small: Project) -> None:
     run_jobs(small, SMALL, 2, ("plan",))
-    shard.run("clean", "2-of-2", small, SMALL)
+    shard.run("clean", "2-of-2", small.root, SMALL)
     with pytest.raises(DataError, match="Q-CURATE-016"):
-        shard.run("sample", "of-2", small, SMALL)
+        shard.run("sample", "of-2", small.root, SMALL)
     with pytest.raises(DataError, match="Q-CURATE-016"):
-        publish_shards(small, SMALL, 2)
-    assert outputs(small) == {}
+        publish_shards(small.root, SMALL, 2)
+    assert small.outputs() == {}
 
 
 @pytest.mark.parametrize("changed", ["settings", "raw", "guard", "base"])
-def test_what_was_made_of_other_inputs_is_not_used_and_goes(small: Path, changed: str) -> None:
+def test_what_was_made_of_other_inputs_is_not_used_and_goes(small: Project, changed: str) -> None:
     run_jobs(small, SMALL, 2)
     run_jobs(small, SMALL, 3, ("plan",))
-    drop_stale(small, SMALL)
-    assert (small / FOLDER / "write-2-of-2").is_dir() and (small / FOLDER / "plan-of-3").is_dir()
+    drop_stale(small.root, SMALL)
+    assert (small.root / FOLDER / "write-2-of-2").is_dir() and (small.root / FOLDER / "plan-of-3").is_dir()
     now = SMALL
     if changed == "settings":
         now = SMALL.model_copy(update={"seed": 7})
     elif changed == "base":
-        (small / "models/base.json").write_text('{"added_tokens": ["<x>"]}')
+        (small.root / "models/base.json").write_text('{"added_tokens": ["<x>"]}')
     else:
-        with (small / "data" / changed / {"raw": "a.jsonl", "guard": "exam.txt"}[changed]).open("ab") as file:
+        with (small.root / "data" / changed / {"raw": "a.jsonl", "guard": "exam.txt"}[changed]).open(
+            "ab"
+        ) as file:
             file.write(b"\n")
-    for use in (lambda: shard.run("write", "1-of-2", small, now), lambda: publish_shards(small, now, 2)):
+    for use in (
+        lambda: shard.run("write", "1-of-2", small.root, now),
+        lambda: publish_shards(small.root, now, 2),
+    ):
         with pytest.raises(MachineError, match="Q-CURATE-017"):
             use()
-    assert outputs(small) == {}
-    drop_stale(small, now)
-    assert not list((small / FOLDER).iterdir())
-    curate(small, now, 1)
-    expected = outputs(small)
+    assert small.outputs() == {}
+    drop_stale(small.root, now)
+    assert not list((small.root / FOLDER).iterdir())
+    small.run(**SHARES, seed=now.seed)
+    expected = small.outputs()
     assert sharded(small, now, 2) == expected
 
 
-def test_whichever_job_is_killed_the_same_command_goes_on_to_the_same_bytes(small: Path) -> None:
-    curate(small, SMALL, 1)
-    expected = outputs(small)
+def test_whichever_job_is_killed_the_same_command_goes_on_to_the_same_bytes(small: Project) -> None:
+    small.run(**SHARES)
+    expected = small.outputs()
     for phase, (scattered, _) in PHASES.items():
         for item in ("2-of-2", "1-of-2") if scattered else ("of-2",):
             for when in ("at any moment", "before it is published"):
-                _killed(phase, item, small, when)
-            shard.run(phase, item, small, SMALL)
-    publish_shards(small, SMALL, 2)
-    assert outputs(small) == expected
+                _killed(phase, item, small.root, when)
+            shard.run(phase, item, small.root, SMALL)
+    publish_shards(small.root, SMALL, 2)
+    assert small.outputs() == expected
 
 
 def _killed(phase: str, item: str, root: Path, when: str) -> None:

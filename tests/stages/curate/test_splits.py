@@ -1,98 +1,172 @@
-"""Splits: groups stay whole, shares hold in every domain, rows mostly stay where they are."""
+"""Splits and balance: groups stay whole, shares hold in every domain, rows mostly stay where they are, and
+which rows are left out does not depend on their order.
+"""
 
-import numpy as np
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from curating import SPLITS, Project, Row, chat, lines, of_rows
 
-from pipeline.stages.curate.comparing.decide import TEST, TRAIN, VAL, apportion, assign_splits, draws
-
-
-def keys_of(count: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 2**63, count).astype(np.uint64)
+from pipeline.core.errors import DataError
 
 
-def split(
-    group: list[int],
-    domain: list[int] | None = None,
-    keep: list[bool] | None = None,
-    keys: np.ndarray | None = None,
-    **options,
-) -> np.ndarray:
-    count = len(group)
-    return assign_splits(
-        np.array(group, np.int32),
-        np.array(domain or [0] * count, np.int32),
-        np.array([True] * count if keep is None else keep, bool),
-        keys_of(count) if keys is None else keys,
-        **{"seed": 1, "val_fraction": 0.1, "test_fraction": 0.2} | options,
-    )
+def plain(number: int, domain: str = "a") -> Row:
+    """A row that is like no other."""
+    return chat(f"word{number} asks", f"thing{number * 31} answers", domain=domain)
 
 
-def test_shares_are_exact_in_every_domain():
-    domain = [0] * 500 + [1] * 300 + [2] * 20
-    found = split(list(range(820)), domain)
-    for number, rows in ((0, 500), (1, 300), (2, 20)):
-        mine = found[np.array(domain) == number]
-        assert (mine == TEST).sum() == round(rows * 0.2)
-        assert (mine == VAL).sum() == round(rows * 0.1)
+def numbered(count: int, domains: dict[str, int] | None = None) -> list[Row]:
+    names = [name for name, rows in (domains or {"a": count}).items() for _ in range(rows)]
+    return [plain(number, name) for number, name in enumerate(names)]
 
 
-@settings(deadline=None)
-@given(st.data())
-def test_a_group_is_never_torn_and_quotas_are_never_passed(data: st.DataObject):
-    count = data.draw(st.integers(1, 120))
-    group = [data.draw(st.integers(0, i)) for i in range(count)]
-    group = [group[g] if group[g] == g else i for i, g in enumerate(group)]  # a group's name is its first row
-    keep = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
-    domain = data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
-    found = split(group, domain, keep, val_fraction=0.25, test_fraction=0.3)
-    for name in set(group):
-        assert len({int(found[i]) for i in range(count) if group[i] == name}) == 1
-    kept = np.array(keep, bool)
-    assert (found[kept] == TEST).sum() <= max(1, round(kept.sum() * 0.3))
-    assert (found[kept] == VAL).sum() <= max(1, round(kept.sum() * 0.25))
+def ids(project: Project, *splits: str) -> set[str]:
+    return {row["id"] for row in project.rows(*splits)}
 
 
-def test_test_does_not_change_with_the_share_of_val():
-    group = list(range(200))
-    assert ((split(group, val_fraction=0.0) == TEST) == (split(group, val_fraction=0.4) == TEST)).all()
-
-
-def test_most_rows_stay_when_others_come():
-    keys = keys_of(2000)
-    before, after = split(list(range(1500)), keys=keys[:1500]), split(list(range(2000)), keys=keys)
-    assert (before == after[:1500]).mean() > 0.95
-
-
-def test_the_order_of_the_rows_does_not_matter():
-    keys, order = keys_of(300), np.random.default_rng(5).permutation(300)
-    assert (split(list(range(300)), keys=keys)[order] == split(list(range(300)), keys=keys[order])).all()
-
-
-def test_a_group_too_large_for_the_test_split_is_trained():
-    group = [0] * 90 + list(range(90, 100))
-    found = split(group, test_fraction=0.1, val_fraction=0.0)
-    assert (found[:90] == TRAIN).all() and (found == TEST).sum() == 10
-
-
-APPORTIONED = [
-    ([10, 10], 0.1, [1, 1]),
-    ([1] * 10, 0.1, [1] + [0] * 9),
-    ([5, 0, 95], 0.12, [1, 0, 11]),
-    ([7], 0.0, [0]),
-    ([1], 0.5, [0]),
-    ([3], 0.1, [1]),
+# rows of domains, the share of test and of val, and how many of each domain go there
+SHARES: list[tuple[dict[str, int], float, float, dict[str, tuple[int, int]]]] = [
+    ({"a": 500, "b": 300, "c": 20}, 0.2, 0.1, {"a": (100, 50), "b": (60, 30), "c": (4, 2)}),
+    ({"a": 10, "b": 10}, 0.1, 0.0, {"a": (1, 0), "b": (1, 0)}),
+    ({"a": 5, "b": 95}, 0.12, 0.0, {"a": (1, 0), "b": (11, 0)}),
+    ({"a": 3}, 0.1, 0.0, {"a": (1, 0)}),  # at least one of two rows or more
+    ({"a": 1}, 0.0, 0.0, {"a": (0, 0)}),
 ]
 
 
-@pytest.mark.parametrize(("rows", "fraction", "expected"), APPORTIONED)
-def test_apportion(rows: list[int], fraction: float, expected: list[int]):
-    assert apportion(np.array(rows, np.int64), fraction, 1).tolist() == expected
+@pytest.mark.parametrize(("domains", "test", "val", "expected"), SHARES)
+def test_shares_are_exact_in_every_domain(
+    domains: dict[str, int], test: float, val: float, expected: dict[str, tuple[int, int]], tmp_path: Path
+) -> None:
+    report = of_rows(tmp_path, numbered(0, domains)).run(test_fraction=test, val_fraction=val)
+    assert report["domains"] == {
+        name: {"read": rows, "train": rows - sum(expected[name])}
+        | dict(zip(("test", "val"), expected[name], strict=True))
+        for name, rows in domains.items()
+    }
 
 
-def test_another_seed_gives_another_split_and_draws_are_uniform():
-    group = list(range(1000))
-    assert (split(group, seed=1) != split(group, seed=2)).any()
-    uniform = draws(np.arange(100_000, dtype=np.uint64), "split", 3) / 2**64
-    assert abs(uniform.mean() - 0.5) < 0.01 and abs((uniform < 0.1).mean() - 0.1) < 0.01
+def test_of_many_domains_of_one_row_one_gives_the_test(tmp_path: Path) -> None:
+    report = of_rows(tmp_path, numbered(0, {f"d{n}": 1 for n in range(10)})).run(test_fraction=0.1)
+    assert report["splits"] == {"train": 9, "val": 0, "test": 1}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_group_is_never_torn_and_quotas_are_never_passed(seed: int, tmp_path: Path) -> None:
+    """Groups of one request, over domains; repeated rows are dropped, and count for no quota."""
+    dice = random.Random(seed)  # noqa: S311
+    rows = [
+        chat(
+            f"question {group} about word{group * 7919}",
+            f"answer {dice.randrange(4)} alpha{group * 31}",
+            domain=dice.choice("abc"),
+        )
+        for group in (dice.randrange(40) for _ in range(160))
+    ]
+    project = of_rows(tmp_path, rows)
+    report = project.run(val_fraction=0.25, test_fraction=0.3, seed=seed)
+    sides = {split: {row["messages"][0]["content"] for row in project.rows(split)} for split in SPLITS}
+    assert not sides["train"] & sides["test"] | sides["train"] & sides["val"] | sides["val"] & sides["test"]
+    kept = report["rows_kept"]
+    assert 0.2 * kept < report["splits"]["test"] <= round(0.3 * kept)
+    assert 0.15 * kept < report["splits"]["val"] <= round(0.25 * kept)
+
+
+def test_test_does_not_change_with_the_share_of_val(tmp_path: Path) -> None:
+    project, found = of_rows(tmp_path, numbered(200)), []
+    for share in (0.0, 0.4):
+        project.run(test_fraction=0.2, val_fraction=share)
+        found.append(ids(project, "test"))
+    assert found[0] == found[1] and len(found[0]) == 40
+
+
+def test_most_rows_stay_when_others_come_or_their_order_changes(tmp_path: Path) -> None:
+    """Of several files as of one."""
+    rows, shares = numbered(2000), {"val_fraction": 0.1, "test_fraction": 0.2}
+    before, after = of_rows(tmp_path / "1", rows[:1500]), of_rows(tmp_path / "2", rows)
+    for project in (before, after):
+        project.run(**shares)
+    stayed = [ids(before, split) & ids(after, split) for split in SPLITS]
+    assert sum(map(len, stayed)) > 0.95 * 1500
+    order = random.Random(5).sample(rows, 2000)  # noqa: S311
+    shuffled = of_rows(tmp_path / "3", order)
+    shuffled.run(**shares)
+    assert [ids(shuffled, split) for split in SPLITS] == [ids(after, split) for split in SPLITS]
+    after.run(**shares, seed=7)
+    assert ids(after, "test") != ids(shuffled, "test")
+
+
+def test_a_group_too_large_for_the_test_split_is_trained(tmp_path: Path) -> None:
+    rows = [chat("one question of many", f"word{n} alpha{n * 31}") for n in range(15)]
+    project = of_rows(tmp_path, rows + numbered(10))
+    project.run(test_fraction=0.4)
+    assert project.lines("train") == [*range(1, 16)]
+
+
+def balanced(root: Path, domains: dict[str, int], **changes: Any) -> Counter[str]:
+    """How many training rows of each domain stay."""
+    project = of_rows(root, numbered(0, domains))
+    report = project.run(**changes)
+    found = Counter(row["domain"] for row in project.rows())
+    assert report["rejected"].get("sampled_out", 0) == sum(domains.values()) - found.total()
+    assert {name: one["after"] for name, one in report["balance"].items()} == found
+    assert {name: one["before"] for name, one in report["balance"].items()} == domains
+    return found
+
+
+@pytest.mark.parametrize(
+    ("temperature", "expected"), [(1.0, [810, 90, 9]), (0.0, [9, 9, 9]), (0.5, [86, 29, 9])]
+)
+def test_temperature_brings_domains_together(temperature: float, expected: list[int], tmp_path: Path) -> None:
+    domains = {"a": 810, "b": 90, "c": 9}
+    assert [*balanced(tmp_path, domains, temperature=temperature).values()] == expected
+
+
+CAPPED = [
+    ({"a": 90, "b": 8, "c": 6}, 0.5, [14, 8, 6]),
+    ({"a": 90, "b": 80, "c": 60}, 0.34, [63, 63, 60]),
+    ({"a": 9, "b": 1}, 0.5, [1, 1]),
+    ({"a": 40, "b": 20, "c": 20}, 0.5, [40, 20, 20]),
+    ({"a": 100, "b": 30, "c": 5, "d": 1}, 0.4, [12, 12, 5, 1]),
+]
+
+
+@pytest.mark.parametrize(("domains", "share", "expected"), CAPPED)
+def test_no_domain_has_more_than_its_share(
+    domains: dict[str, int], share: float, expected: list[int], tmp_path: Path
+) -> None:
+    """And as many rows stay as can."""
+    kept = [*balanced(tmp_path, domains, max_domain_share=share).values()]
+    assert kept == expected
+    assert max(kept) <= share * sum(kept)
+
+
+def test_a_share_that_can_not_be_met_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="Q-CURATE-012"):
+        balanced(tmp_path, {"a": 5, "b": 5}, max_domain_share=0.3)
+
+
+def test_weights_and_caps_count_per_source(tmp_path: Path) -> None:
+    """Held-out rows count for neither."""
+    rows = numbered(300)
+    files = {
+        name: lines(*rows[at : at + 100]) for name, at in (("a.jsonl", 0), ("b.jsonl", 100), ("c.jsonl", 200))
+    }
+    project, weights = Project(tmp_path, files), {"b.*": 0.5, "c.jsonl": 0.0}
+    project.run(source_weights=weights, max_rows_per_source=60)
+    assert Counter(row["source"][0] for row in project.rows()) == {"a": 60, "b": 50}
+    project.run(source_weights=weights, max_rows_per_source=60, test_fraction=0.1)
+    assert Counter(row["source"][0] for row in project.rows())["b"] < 50
+    assert len(project.rows("test")) == 30 and any(row["source"][0] == "c" for row in project.rows("test"))
+
+
+def test_which_rows_stay_does_not_depend_on_their_order(tmp_path: Path) -> None:
+    rows, found = numbered(0, {"a": 300, "b": 100}), []
+    for name, some in (("one", rows), ("two", random.Random(2).sample(rows, 400))):  # noqa: S311
+        project = of_rows(tmp_path / name, some)
+        project.run(temperature=0.2)
+        found.append(ids(project))
+    assert found[0] == found[1] and len(found[0]) < 400
