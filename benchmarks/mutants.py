@@ -52,10 +52,14 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         [f"pipeline/metrics/{name}.py" for name in ("paired", "score", "scorers", "text", "level_limits")],
         ["tests/metrics"],
     ),
-    "reading": ([f"{CURATE}/reading"], [f"tests/{CURATE[9:]}"]),
+    "reading": (
+        [f"{CURATE}/reading"],
+        [f"tests/{CURATE[9:]}/test_{name}.py" for name in ("containers", "formats", "contamination")],
+    ),
     "redaction": (
-        [f"{CURATE}/rules/{name}.py" for name in ("redaction", "secrets", "personal", "turn_order")],
-        [f"tests/{CURATE[9:]}"],
+        [f"{CURATE}/rules/{name}.py" for name in ("redaction", "secrets", "personal", "shape")],
+        [f"tests/{CURATE[9:]}/test_{name}.py" for name in ("redaction", "secrets", "personal", "cleaning")]
+        + [f"tests/{CURATE[9:]}/test_reasoning.py"],
     ),
     "planning": (["pipeline/planning"], ["tests/planning"]),
     "monitoring": ([f"{TRAIN}/monitoring"], [f"tests/{TRAIN[9:]}"]),

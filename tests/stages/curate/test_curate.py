@@ -20,10 +20,8 @@ from tokenizer_folders import smollm_folder
 import pipeline.stages.curate.phases.clean
 import pipeline.stages.curate.phases.sketch
 from pipeline.chat.rows import row_id
-from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.places import PROJECT
-from pipeline.stages.curate.stage import main
 
 DOCS = PROJECT / "docs/data-formats.md"
 ASK, ANSWER = chat("2 + 2?")["messages"]
@@ -299,6 +297,7 @@ def test_two_runs_and_any_number_of_workers_give_the_same_bytes(
         chat(
             f"question {i % 190} of thing{i % 190 * 31}",
             f"answer {i} mail{i % 50}@firm{i % 50}.com " + "word " * (i % 40),
+            **({} if i % 4 else {"reward": i / 800}),
         )
         for i in range(800)
     ]
@@ -307,9 +306,9 @@ def test_two_runs_and_any_number_of_workers_give_the_same_bytes(
     for name, processes in (("one", 1), ("two", 2), ("three", 3)):
         project = Project(tmp_path / name, dict(reversed(files.items())) if name == "two" else files)
         for _ in range(2 if name == "one" else 1):
-            project.run(processes, val_fraction=0.1, test_fraction=0.2)
+            report = project.run(processes, val_fraction=0.1, test_fraction=0.2, pairs="rewards")
             outputs.append(project.outputs())
-    assert len(outputs[0]) == 8
+    assert len(outputs[0]) == 8 and report["pairs"]["made"] > 10
     assert not [name for output in outputs for name in output if output[name] != outputs[0][name]]
     assert b"\r" not in b"".join(outputs[0].values())
 
@@ -472,6 +471,7 @@ def test_a_failed_run_leaves_the_last_one(tmp_path: Path) -> None:
         project.run()
     assert project.outputs() == before
     assert {path.name for path in (tmp_path / "data").iterdir()} == {
+        "guard",
         "raw",
         "final",
         "rejects.jsonl",
@@ -488,61 +488,6 @@ def test_a_missing_or_odd_base_record_is_one_sentence(tmp_path: Path, base: str 
         (tmp_path / "models/base.json").write_text(base)
     with pytest.raises(DataError, match="Q-CURATE-003"):
         project.run()
-
-
-def test_the_stage_runs_on_the_projects_own_params(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    project = Project(
-        tmp_path,
-        {
-            "a.jsonl": lines(
-                *(chat(f"word{number} question", f"reply{number}") for number in range(100)), {"x": 1}
-            )
-        },
-        tokens=[],
-    )
-    elsewhere = (tmp_path / "data/raw/a.jsonl").rename(tmp_path / "elsewhere.jsonl")
-    (tmp_path / "data/raw/a.jsonl").symlink_to(elsewhere)
-    main(load_params(PROJECT / "recipes/demo.yaml"), tmp_path)
-    assert len(project.rows(*SPLITS)) == 100
-    printed = capsys.readouterr().out
-    assert "101 rows read, 100 kept (train 85, val 3, test 12), 1 rejected" in printed
-    assert f"link out of {tmp_path / 'data/raw'}: a.jsonl" in printed
-    assert len(project.rejects()) == 1
-    assert b"100 of 101 rows kept" in project.outputs()["data.html"]
-
-
-PREFERENCE = {"prompt": "best tea?", "chosen": "green", "rejected": "none"}
-OPEN = {"prompt": "how many legs has a spider?", "answer": 8}
-
-
-def test_what_training_does_not_use_is_counted_and_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chats = [chat(f"question {number} of many", f"reply {number * 7919}") for number in range(60)]
-    scored = [
-        chat("rate this one", "badly done") | {"score": -1},
-        chat("and another one", "well done then") | {"reward": 0.5},
-    ]
-    files = {
-        "a.jsonl": lines(*chats, *scored, PREFERENCE, PREFERENCE, OPEN),
-        "b.txt": b"x",
-        "c\n\x1b.md": b"x",
-        "d.json.gz": b"",
-    }
-    project = Project(tmp_path, files, tokens=[])
-    main(load_params(PROJECT / "recipes/demo.yaml"), tmp_path)
-    counts = json.loads((tmp_path / "reports/data.json").read_text())
-    assert (counts["untrained"], counts["scored"]) == ({"preference": 1, "prompt": 1}, 2)
-    printed = capsys.readouterr().out
-    assert "4 files, of which 2 were not read: b.txt, c\\n\\x1b.md" in printed
-    assert "1 file holds no row: d.json.gz" in printed
-    assert "1 row of kind preference: trained by train.method dpo, ipo, kto, orpo or simpo" in printed
-    assert "2 chats have a reward" in printed
-    page = project.outputs()["data.html"].decode()
-    for words in ("1 row of kind preference", "2 chats have a reward", "4 files found: 2 read, 2 not read"):
-        assert words in page
 
 
 def test_a_long_text_becomes_parts_that_stay_together(tmp_path: Path) -> None:

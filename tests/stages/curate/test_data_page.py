@@ -56,6 +56,7 @@ ODD: list[Row] = [  # rows that a rule changes, leaves out or puts together
     turns("user", "user", "assistant", "user"),
     turns("user"),
     {"prompt": "tea?", "chosen": "green", "rejected": "no"},
+    {"prompt": "how many legs has a spider?", "answer": 8},
     {"x": "<script>alert(1)</script>"},
     {"messages": LONG},
     {"text": "".join(f"Sentence {n} is about thing {n * 7919 % 1000}. " for n in range(40))},
@@ -74,12 +75,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     files = {
         "chats.jsonl": lines(*map(plain, range(60)), *ODD) + b"no <b>JSON</b>\n\n" + b"x" * 6000,
         "export/table.csv": f"\ufeffprompt,completion\r\n{table}".encode(),
-        "more.json": json.dumps(more).encode(),
         "notes.xz": b"no container",
         "c\n\x1b.md": b"nor is this",
         "empty.jsonl": b"",
     }
     made = Project(tmp_path_factory.mktemp("page"), files, guard={"exam.txt": EXAM})
+    (made.root / "elsewhere").write_text(json.dumps(more))
+    (made.raw / "link.json").symlink_to(made.root / "elsewhere")
     smollm_folder(made.root / "models/base")
     return made
 

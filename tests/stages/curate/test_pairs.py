@@ -203,15 +203,6 @@ def test_a_source_that_is_not_trained_gives_no_pairs(tmp_path: Path) -> None:
     assert not [source for source in made if "b.jsonl" in source]
 
 
-def test_the_outputs_are_the_same_bytes_with_any_number_of_workers(tmp_path: Path) -> None:
-    outputs = []
-    for processes in (1, 2):
-        project = Project(tmp_path / str(processes), {"chats.jsonl": lines(*many(40))})
-        project.run(processes, pairs="rewards", test_fraction=0.2)
-        outputs.append(project.outputs())
-    assert outputs[0] == outputs[1]
-
-
 def test_pairs_are_read_again_as_they_were_written(tmp_path: Path) -> None:
     """Who moves the pairs into data/raw gets the same rows."""
     project, _ = run(tmp_path / "one", *many(5))
