@@ -17,6 +17,7 @@ from pipeline.metrics.answers import answer_row, check_references, score_answers
 from pipeline.metrics.score import Score, Scorer
 
 REFERENCE = json.dumps({"a": 1, "b": 2})
+REFUSAL = "I'm sorry, but I can't assist with that."
 
 
 def answers(*texts: str, reference: str = REFERENCE) -> list[dict[str, Any]]:
@@ -166,9 +167,7 @@ def test_a_row_is_asked_and_described() -> None:
         return {
             "choices": [
                 {
-                    "message": {
-                        "content": None if len(sent) > 1 else "I'm sorry, but I can't assist with that."
-                    },
+                    "message": {"content": None if len(sent) > 1 else REFUSAL},
                     "finish_reason": "stop",
                 }
             ]
@@ -183,7 +182,7 @@ def test_a_row_is_asked_and_described() -> None:
         "domain": "sums",
         "prompt": "1+1?",
         "reference": "2",
-        "answer": "I'm sorry, but I can't assist with that.",
+        "answer": REFUSAL,
         "stopped": True,
         "refused": True,
     }
@@ -205,8 +204,9 @@ def test_the_users_scorer_is_found_below_the_project(tmp_path: Path) -> None:
     (tmp_path / "data/evaluation/mine.py").write_text(
         "def by_domain(reference, answer, row):\n    return row['domain'] == 'odd'\n"
     )
-    task = score_answers(answers("a", "b"), ["python:mine.py:by_domain"], seed=0, root=tmp_path)
-    assert (task["scorer"], task["score"]) == ("python:mine.py:by_domain", 0.5)
+    scorer = "python:mine.py:by_domain"
+    task = score_answers(answers("a", "b"), [scorer], seed=0, root=tmp_path)
+    assert (task["scorer"], task["score"]) == (scorer, 0.5)
 
 
 def test_an_external_scorer_gives_the_points_of_each_answer(tmp_path: Path) -> None:

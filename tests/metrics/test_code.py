@@ -10,8 +10,7 @@ import pytest
 from needed import need
 
 from pipeline.metrics import code
-from pipeline.metrics.code import asserts_in, code_in, passes
-from pipeline.metrics.score import Score
+from pipeline.metrics.scorers import parse
 
 FENCED = """Here you are:
 
@@ -37,6 +36,7 @@ LISTED = """1. Write it:
 2. Use it.
 """
 ADD = "def add(a, b):\n    return a + b"
+LESS, INTS = ADD.replace("+", "-"), "add = int.__add__\nx = total = seen = None"
 
 
 @pytest.fixture(autouse=True)
@@ -57,55 +57,80 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "run_tests", run_here)
 
 
-def score(reference: str, answer: str, prompt: str = "?") -> Score:
-    return passes(reference, answer, {"id": "r1", "prompt": prompt})
+RIGHT, WRONG, UNREADABLE = (1.0, True), (0.0, True), (0.0, False)
 
 
-def test_the_code_of_an_answer() -> None:
-    assert code_in(FENCED).startswith("import math") and "print" not in code_in(FENCED)
-    assert code_in("```\nx = 1\n```\n```py\ny = 2\n```") == "y = 2\n"
-    assert code_in("```\nx = 1\n```") == "x = 1\n"
-    assert code_in("~~~python\nx = '```'\n~~~") == "x = '```'\n"
-    assert code_in("```python\nx = 1") == "x = 1"  # cut off by the limit of tokens
-    assert code_in("x = 1") == "x = 1"
+def score(reference: str, answer: str, prompt: str = "?") -> tuple[float | None, bool]:
+    """Points, and whether the answer could be read."""
+    found = parse("code").measure(reference, answer, {"id": "r1", "prompt": prompt})
+    return found.points, found.valid
 
 
-def test_the_code_of_an_answer_however_it_is_fenced() -> None:
-    assert code_in(FENCED.replace("\n", "\r\n")) == code_in(FENCED)
-    assert code_in(LISTED) == "def f(x):\n    return x\n"
-    assert (
-        code_in("- ```python\n  x = 1\n    \n\n  if x:\n      x = 2\n  ```")
-        == "x = 1\n  \n\nif x:\n    x = 2\n"
-    )
-    assert code_in("  ```python\nx = 1\n  ```") == "x = 1\n"
-    assert code_in("\t```python\n\tx = 1\n\t```\nEnd") == "x = 1\n"
+@pytest.mark.parametrize(
+    ("tests", "answer", "expected"),
+    [
+        ("assert area(1) > 3", FENCED, RIGHT),
+        ("assert area(1) > 3", FENCED.replace("\n", "\r\n"), RIGHT),
+        ("assert f(1) == 1", LISTED, RIGHT),
+        (
+            "assert 'y' in vars(solution) and 'x' not in vars(solution)",
+            "```\nx = 1\n```\n```py\ny = 2\n```",
+            RIGHT,
+        ),
+        ("assert solution.x == 1", "```\nx = 1\n```", RIGHT),
+        ("assert solution.x == '```'", "~~~python\nx = '```'\n~~~", RIGHT),
+        ("assert solution.x == 1", "```python\nx = 1", RIGHT),  # cut off by the limit of tokens
+        ("assert solution.x == 1", "x = 1", RIGHT),
+        ("assert solution.x == 2", "- ```python\n  x = 1\n    \n\n  if x:\n      x = 2\n  ```", RIGHT),
+        ("assert solution.x == 1", "  ```python\nx = 1\n  ```", RIGHT),
+        ("assert solution.x == 1", "\t```python\n\tx = 1\n\t```\nEnd", RIGHT),
+        ("assert solution.x == 1", "It is x.", UNREADABLE),
+    ],
+)
+@pytest.mark.usefixtures("_here")
+def test_the_code_of_an_answer_is_found_however_it_is_fenced(
+    tests: str, answer: str, expected: tuple[float, bool]
+) -> None:
+    assert score(f"import solution\n{tests}", answer) == expected
 
 
-def test_the_tests_of_a_row() -> None:
-    blocks = (
-        "import math\ndef f(x): return x\ny = 3\nassert f(1) == 1\ndef test_f():\n    assert f(2) == 2\ndef "
-        "test_with(fixture): pass",
-        "assert f(3) == 3",
-    )
-    found = asserts_in("\n".join(f"```python\n{block}\n```" for block in blocks))
-    assert (
-        found
-        == "import math\nassert f(1) == 1\ndef test_f():\n    assert f(2) == 2\nassert f(3) == 3\ntest_f()"
-    )
-    assert asserts_in("assert f(1)") == "assert f(1)"
-    assert (
-        asserts_in("def f(): pass")
-        == ""
-        == asserts_in("no Python")
-        == asserts_in("```python\nassert (\n```")
-        == asserts_in("")
-    )
-    assert asserts_in("```js\nassert (x)\n```") == ""
-    assert asserts_in("assert " + "(" * 50 + "1" + ")" * 50) == "assert 1"
-    assert asserts_in("assert " + "+".join("1" * 50_000)) in (
-        "",
-        "assert " + " + ".join("1" * 50_000),
-    )  # deeper than Python goes
+BLOCKS = """
+```python
+import math
+def f(x): return x
+y = 3
+assert f(1) == 1
+def test_f():
+    assert f(2) == 2
+def test_with(fixture): pass
+```
+```python
+assert f(3) == 3
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("def f(x): return x", RIGHT),
+        ("def f(x): return 1", WRONG),
+        ("def f(x): return min(x, 2)", WRONG),
+        ("def f(x): return x if x != 2 else 1", WRONG),
+    ],
+)
+@pytest.mark.usefixtures("_here")
+def test_all_tests_of_a_row_must_hold(answer: str, expected: tuple[float, bool]) -> None:
+    assert score(BLOCKS, answer) == expected
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["def f(): pass", "no Python", "```python\nassert (\n```", "", "```js\nassert (x)\n```"],
+)
+def test_a_row_without_a_test_is_refused(reference: str) -> None:
+    with pytest.raises(ValueError, match="neither"):
+        score(reference, "x = 1")
 
 
 @pytest.mark.parametrize(
@@ -132,28 +157,26 @@ def test_right_answers_pass_and_wrong_ones_fail(tests: str) -> None:
     helped = f"WIDE = 2\ndef wide(x): return add(x, WIDE)\n{tests}\nassert wide(1) == 3"
     # tests alone, with a solution, with a helper
     for reference in (tests, f"```python\n{ADD}\n```\n\n```python\n{tests}\n```", helped):
-        assert score(reference, f"```python\n{ADD}\n```") == Score(1.0, True)
-        assert score(reference, "add = int.__add__\nx = total = seen = None") in (
-            Score(1.0, True),
-            Score(0.0, True),
-        )
-        assert score(reference, "def add(a, b): return a - b") == Score(0.0, True)
-        assert score(reference, "def sum_of(a, b): return a + b") == Score(0.0, True)
-        assert score(reference, "Sure!") == Score(0.0, False)
-        assert score(reference, " ") == Score(0.0, False)
+        assert score(reference, f"```python\n{ADD}\n```") == RIGHT
+        assert score(reference, INTS) in (RIGHT, WRONG)
+        assert score(reference, LESS) == WRONG
+        assert score(reference, ADD.replace("add", "sum_of")) == WRONG
+        assert score(reference, "Sure!") == UNREADABLE
+        assert score(reference, " ") == UNREADABLE
 
 
 @pytest.mark.usefixtures("_here")
 def test_the_references_own_values_stay_out_of_the_answers_way() -> None:
     reference = "memo = {}\ndef f(n):\n    memo[n] = n\n    return n\nassert f(1) == 1"
-    assert score(reference, "memo = []\ndef f(n):\n    memo.append(n)\n    return n") == Score(1.0, True)
+    answer = "memo = []\ndef f(n):\n    memo.append(n)\n    return n"
+    assert score(reference, answer) == RIGHT
 
 
 @pytest.mark.usefixtures("_here")
 def test_what_a_reference_does_beside_its_tests_does_not_run() -> None:
     reference = "STEP = 1\ndef f(n): return n + STEP\nn = int(input())\nprint(f(n))\nassert f(1) == 2"
-    assert score(reference, "def f(n): return n + 1") == Score(1.0, True)
-    assert asserts_in(reference) == "assert f(1) == 2"
+    answer = "def f(n): return n + 1"
+    assert score(reference, answer) == RIGHT
 
 
 @pytest.mark.usefixtures("_here")
@@ -161,30 +184,32 @@ def test_what_a_reference_does_beside_its_tests_does_not_run() -> None:
     "deep", ["+".join("1" * 950), "(" * 150 + "1" + ")" * 150, "[" * 90 + "]" * 90, "not " * 900 + "1"]
 )
 def test_a_reference_of_any_depth_is_scored_or_a_value_error(deep: str) -> None:
+    same = "def f(n): return n"
     for reference in (
         f"x = {deep}\nassert f(1) == 2",
         f"def f(n):\n    x = {deep}\n    return n\nassert f(1) == 1",
         "nonlocal x\nassert f()",
     ):
         with contextlib.suppress(ValueError):
-            assert score(reference, "def f(n): return n") in (Score(1.0, True), Score(0.0, True))
+            assert score(reference, same) in (RIGHT, WRONG)
 
 
 @pytest.mark.usefixtures("_here")
 def test_names_may_come_from_a_star() -> None:
     reference = f"from math import *\n{ADD}\nassert floor(add(1.5, 2)) == 3"
-    assert score(reference, ADD) == Score(1.0, True)
-    assert score(reference, "def add(a, b): return a - b") == Score(0.0, True)
+    assert score(reference, ADD) == RIGHT
+    assert score(reference, LESS) == WRONG
 
 
 @pytest.mark.usefixtures("_here")
 def test_the_question_may_hold_the_tests() -> None:
     question = "Write f.\n```python\ndef f(x):\n    ...\n\nassert f(2) == 4\n```"
-    for reference in ("It doubles x.", "def f(x): return 2 * x"):
-        assert score(reference, "def f(x): return 2 * x", question) == Score(1.0, True)
-        assert score(reference, "def f(x): return x", question) == Score(0.0, True)
-    with pytest.raises(ValueError, match="the reference's own code fails its tests"):
-        score("def f(x): return x", "def f(x): return 2 * x", question)
+    doubles, same = "def f(x): return 2 * x", "def f(x): return x"
+    for reference in ("It doubles x.", doubles):
+        assert score(reference, doubles, question) == RIGHT
+        assert score(reference, same, question) == WRONG
+    with pytest.raises(ValueError, match="own code fails"):
+        score(same, doubles, question)
 
 
 @pytest.mark.usefixtures("_here")
@@ -212,16 +237,17 @@ def test_a_rows_tests_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         code, "run_tests", lambda answer, tests: asked.append((answer, tests)) or run_here(answer, tests)
     )
-    for _ in range(3):
-        assert score(f"{ADD}\nassert add(1, 2) == 3", ADD) == Score(1.0, True)
     tests = "assert add(1, 2) == 3"
+    for _ in range(3):
+        assert score(f"{ADD}\n{tests}", ADD) == RIGHT
     assert asked == [("", tests), (ADD, tests)] + 3 * [(ADD, tests)]
 
 
 def test_an_answer_runs_in_the_sandbox() -> None:
     from pipeline.core.errors import ToolError
 
+    tests = "from solution import add\nassert add(1, 2) == 3"
     try:
-        assert score("from solution import add\nassert add(1, 2) == 3", ADD) == Score(1.0, True)
+        assert score(tests, ADD) == RIGHT
     except ToolError as error:
         pytest.skip(need(f"a sandbox ({error.id})"))

@@ -11,15 +11,11 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.config.sections import Judge
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.llamacpp.server import free_port
 from pipeline.metrics import judging
-from pipeline.metrics.judging import mark_in
-from pipeline.metrics.score import Score
 from pipeline.metrics.scorers import parse
 
 ROW = {"id": "r1", "prompt": "What is 6 × 7?"}
@@ -74,19 +70,24 @@ def fake(request: pytest.FixtureRequest) -> Iterator[Any]:
         server.server_close()
 
 
-def judged(url: str, answer: str, root: Path = Path(), key_file: str | None = None) -> Score:
-    return parse("judge", Judge(url=url, model="m", key_file=key_file), root).measure("42", answer, ROW)
+def judged(
+    url: str, answer: str, root: Path = Path(), key_file: str | None = None
+) -> tuple[float | None, bool]:
+    """Points, and whether the answer could be read."""
+    judge = Judge(url=url, model="m", key_file=key_file)
+    found = parse("judge", judge, root).measure("42", answer, ROW)
+    return found.points, found.valid
 
 
 def test_a_mark_becomes_points_and_the_request_is_what_it_should_be(fake: Any, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("sk-test\n")
     server = fake((200, "It is right.\nMark: 9"))
-    assert judged(server.url, "It is 42.", tmp_path, "key") == Score(0.9, True)
+    assert judged(server.url, "It is 42.", tmp_path, "key") == (0.9, True)
     path, headers, body = server.asked[0]
     assert (path, headers["Authorization"]) == ("/v1/chat/completions", "Bearer sk-test")
     assert (body["model"], body["temperature"]) == ("m", 0)
     assert json.loads(body["messages"][1]["content"]) == {
-        "question": "What is 6 × 7?",
+        "question": ROW["prompt"],
         "reference": "42",
         "answer": "It is 42.",
     }
@@ -117,24 +118,17 @@ def test_a_mark_becomes_points_and_the_request_is_what_it_should_be(fake: Any, t
         ("The answer says\n**MARK:** 10\nwhich is cheek.\nMark: 2", None),
         ("Mark: 5\nand so on", None),
         ("", None),
+        ("\0\ud7ff ٧ Mark: ٧", None),
     ],
 )
-def test_a_mark_is_read_strictly(reply: str, mark: int | None) -> None:
-    assert mark_in(reply) == mark
-
-
-@given(st.text())
-def test_any_reply_is_a_mark_or_none(reply: str) -> None:
-    assert mark_in(reply) in {None, *range(11)}
-
-
-def test_a_mark_that_cannot_be_read_is_not_measured(fake: Any) -> None:
-    assert judged(fake((200, "Well, hard to say.")).url, "x") == Score(None, True)
+def test_a_mark_is_read_strictly(fake: Any, reply: str, mark: int | None) -> None:
+    """One that cannot be read is not measured."""
+    assert judged(fake((200, reply)).url, "x") == (mark if mark is None else mark / 10, True)
 
 
 def test_a_busy_judge_is_asked_again(fake: Any) -> None:
     server = fake((429, "slow down"), (503, "loading"), (200, "Mark: 4"))
-    assert judged(server.url, "x").points == 0.4
+    assert judged(server.url, "x")[0] == 0.4
     with pytest.raises(ToolError, match="Q-METRICS-005"):
         judged(fake((429, "slow down")).url, "x")
 

@@ -75,7 +75,7 @@ def test_every_level_has_a_limit_that_refuses_a_model_of_other_words(level: str)
         found = level_limit(level, parameters)
         assert 0 < found.kld <= max(0.5, 1.51 * PUBLISHED_KLD.get(level, 0))
         assert 0 <= found.same_top < 1
-    assert ("no figure is published" in found.source) == (level not in PUBLISHED_KLD)
+    assert ("no figure" in found.source) == (level not in PUBLISHED_KLD)
 
 
 def test_first_choices_that_go_with_a_divergence() -> None:
@@ -93,7 +93,7 @@ def test_the_gate_holds_each_level_to_its_own_limit_and_says_whose_it_is() -> No
         "same_top",
     ]
     assert finding(refused, "kld").limit == level_limit("Q5_K_M", SEVEN).kld
-    assert "published for Llama-3-8B at Q5_K_M" in finding(refused, "kld").sentence
+    assert "at Q5_K_M" in finding(refused, "kld").sentence
     small = evaluation(kld_mean=0.08, same_top=0.88, parameters=SMOL)
     assert (
         judge(small, AUTO, model="Q5_K_M", evaluations={"Q5_K_M": small}, answers={"Q5_K_M": []})
@@ -141,7 +141,7 @@ def test_no_recipe_loosens_a_limit_of_rounding(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", sorted(file.stem for file in RECIPES.glob("qwen*.yaml")))
 def test_recipes_of_real_models_can_recommend_a_level(recipe: str) -> None:
     params = load_params(RECIPES / f"{recipe}.yaml")
-    assert params.evaluate.scorers, "the recommendation needs a score"
+    assert params.evaluate.scorers  # the recommendation needs a score
     assert params.graph == "adapter" or params.merge.base == "auto"
 
 
