@@ -53,11 +53,14 @@ def test_an_epoch_number_that_was_rounded_up_is_of_its_own_epoch() -> None:
 
 def test_a_metrics_log_with_a_gap_or_a_doubled_step_is_named() -> None:
     rows = run(TWO_EPOCHS, 2)
-    assert epochs_complete(rows, 4) == []
-    assert epochs_complete([rows[0], *rows[2:]], 4) == [
-        "the metrics log, step 2: skipped",
-        "epoch 1, packed row 2, 3: skipped",
-    ]
-    assert epochs_complete([rows[0], *rows], 4)[0] == "the metrics log, step 1: repeated"
-    assert epochs_complete([*rows[2:], *rows[:2]], 4) == ["the metrics log: its steps are out of order"]
-    assert epochs_complete([], 4) == []
+    assert epochs_complete(rows, 4) == [] == epochs_complete([], 4)
+    gap = ["the metrics log, step 2: skipped", "epoch 1, packed row 2, 3: skipped"]
+    doubled, swapped = ["the metrics log, step 1: repeated"], ["the metrics log: its steps are out of order"]
+    assert epochs_complete([rows[0], *rows[2:]], 4) == gap
+    assert epochs_complete([rows[0], *rows], 4)[:1] == doubled
+    assert epochs_complete([*rows[2:], *rows[:2]], 4) == swapped
+
+
+def test_five_numbers_are_named_and_the_rest_is_counted() -> None:
+    (five,), (seven,) = (epochs_complete(run([[0]], 1), packed) for packed in (6, 8))
+    assert "1, 2, 3, 4, 5: skipped" in five and "5 and 2 more" in seven
