@@ -10,9 +10,11 @@ import psutil
 import pytest
 
 from pipeline.core.errors import DataError, QuenchError
-from pipeline.core.ranks import HERE, Rank
+from pipeline.core.ranks import Rank
 from pipeline.stages.train.several import group as module
 from pipeline.stages.train.several.group import Group, open_group
+
+HERE = "127.0.0.1"
 
 
 def parting(rank: Rank, body: Callable[[Group], Any]) -> tuple[Any, float]:
@@ -44,7 +46,7 @@ def test_nothing_to_do_is_heard_by_one_that_comes_late(two: Any) -> None:
 
     first, second = (future.result(20) for future in two(lambda group: "done", late))
     assert (first[0], second[0]) == ("done", None)
-    assert first[1] > second[1] - module.LOOK_SECONDS, "the store ends with rank 0"
+    assert first[1] > second[1] - module.LOOK_SECONDS  # the store ends with rank 0
 
 
 def test_who_never_comes_is_not_waited_for_long(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:

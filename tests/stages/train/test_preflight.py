@@ -60,7 +60,8 @@ def tokens(tmp_path: Path) -> Path:
 
 
 def test_data_as_the_manifest_counts_it_is_ok(tokens: Path) -> None:
-    assert str(checks.data(tokens)) == "pass          data: train 2 rows of 12 tokens, val 1 rows of 6 tokens"
+    found = checks.data(tokens)
+    assert found.verdict == "pass" and "2 rows of" in found.sentence
 
 
 def test_what_preprocess_wrote_is_ok(prepared: Path) -> None:
@@ -100,7 +101,7 @@ def test_no_row_to_train_on_fails(tokens: Path) -> None:
     stats = json.loads((tokens / "manifest.json").read_text())
     stats["splits"]["train"] |= {"packed_rows": 0, "tokens": 0}
     (tokens / "manifest.json").write_text(json.dumps(stats))
-    assert checks.data(tokens).sentence == "there is no row to train on"
+    assert (checks.data(tokens).verdict, checks.data(tokens).id) == ("fail", "Q-TRAIN-001")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_a_type_that_the_cpu_has_no_instructions_for(
     monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
     check = probes.arithmetic(Card("here", 8 << 30, device), settings(bnb_4bit_compute_dtype=chosen))
     assert check.verdict == state and chosen in check.sentence
-    assert check.remedy == ("set it to auto" if state == "warn" else "")
+    assert ("auto" in check.remedy) == (state == "warn")
 
 
 @pytest.mark.parametrize(("known", "state"), [((7, 5), "warn"), ((8, 0), "pass"), ((12, 0), "pass")])
@@ -231,7 +232,7 @@ def test_a_gpu_without_units_for_bfloat16_is_warned_of(
 ) -> None:
     monkeypatch.setattr(probes, "capability", lambda: known)
     check = probes.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="bfloat16"))
-    assert check.verdict == state and ("compute capability 7.5" in check.sentence) == (state == "warn")
+    assert check.verdict == state and ("capability 7.5" in check.sentence) == (state == "warn")
     assert (
         probes.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="float16")).verdict
         == "pass"
@@ -240,7 +241,7 @@ def test_a_gpu_without_units_for_bfloat16_is_warned_of(
 
 def test_nf4_round_trips_here() -> None:
     check = probes.bitsandbytes_works(settings())
-    assert check.verdict == "pass" and "errs by 0.15" in check.sentence
+    assert check.verdict == "pass" and "0.15" in check.sentence
     assert probes.bitsandbytes_works(settings(quantization="none")).sentence.startswith("not used")
 
 
@@ -312,15 +313,8 @@ def test_a_preflight_on_a_cpu(tiny_qwen2: Path, tokens: Path, tmp_path: Path) ->
     found = checks.preflight(
         tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=settings(), max_length=128, levels=["Q4_K_M"]
     )
-    assert [check.name for check in found] == [
-        "data",
-        "base",
-        "arithmetic",
-        "bitsandbytes",
-        "Triton",
-        "memory plan",
-        "disk",
-    ]
+    names = ["data", "base", "arithmetic", "bitsandbytes", "Triton", "memory plan", "disk"]
+    assert [check.name for check in found] == names
     refuse(found)
 
 
@@ -404,7 +398,7 @@ def test_what_failed_first_is_raised_as_its_own_kind() -> None:
     ]
     with pytest.raises(MachineError) as caught:
         refuse([good, *failed])
-    assert str(caught.value) == "Q-TRAIN-006: disk: full: make room (data failed too)"
+    assert caught.value.id == "Q-TRAIN-006" and "(data failed too)" in caught.value.sentence
 
 
 @pytest.mark.parametrize(

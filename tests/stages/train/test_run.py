@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_checkpoints import make as publish
 
-from pipeline.commands.recipes import recipe_file
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
-from pipeline.stages.train.record import ELSEWHERE, device_name, differences, run_id
+from pipeline.core.places import PROJECT
+from pipeline.stages.train.checkpoints import publish_checkpoint
+from pipeline.stages.train.record import device_name, run_id
 from pipeline.stages.train.run import RUN, find_start, finish
 
 RECORD: dict[str, Any] = {
@@ -26,7 +26,13 @@ RECORD: dict[str, Any] = {
 
 def make(folder: Path, step: int, best: int | None = None) -> Path:
     """A checkpoint of the run of `RECORD`."""
-    return publish(folder, step, best, run=run_id(RECORD))
+    written, checkpoint = folder / ".writing" / f"checkpoint-{step}", folder / f"checkpoint-{step}"
+    written.mkdir(parents=True)
+    (written / "weights").write_bytes(bytes([step]) * 1000)
+    if best:
+        (written / "trainer_state.json").write_text(json.dumps({"best_global_step": best}))
+    publish_checkpoint(written, checkpoint, {"step": step, "run": run_id(RECORD)})
+    return checkpoint
 
 
 def begun(folder: Path) -> Path:
@@ -46,12 +52,12 @@ def test_a_gpu_says_that_nf4_was_made_in_main_memory(monkeypatch: pytest.MonkeyP
     """Where the base is shared out; another device in the record is told, and the run goes on."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda number: "a card")
-    settings = load_params(recipe_file("qwen2.5-7b-8gb")).training
+    settings = load_params(PROJECT / "recipes/qwen2.5-7b-8gb.yaml").training
     shared = settings.model_copy(update={"shard_base": True})
     assert (
         device_name(settings) == device_name(shared.model_copy(update={"quantization": "gguf"})) == "a card"
     )
-    assert device_name(shared) == f"a card{ELSEWHERE}"
+    assert device_name(shared) != "a card" and str(device_name(shared)).startswith("a card, ")
 
 
 def test_checkpoints_of_nobody_are_neither_gone_on_from_nor_deleted(tmp_path: Path) -> None:
@@ -71,37 +77,34 @@ def test_the_same_run_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"tokens_sha256": "x"}, "the training rows (data/tokens)"),
-        ({"base": {"weights_sha256": "x"}}, "the base's weights"),
-        ({"base": {"template_sha256": "x"}}, "the base's chat template"),
-        ({"settings": {"r": 8}}, "train.r (16 → 8)"),
-        ({"versions": {"torch": "2.14.0"}}, "library torch (2.13.0 → 2.14.0)"),
+        ({"tokens_sha256": "x"}, ["(data/tokens)"]),
+        ({"base": {"weights_sha256": "x"}}, ["base's weights"]),
+        ({"base": {"template_sha256": "x"}}, ["chat template"]),
+        ({"settings": {"r": 8}}, ["train.r (16 → 8)"]),
+        ({"versions": {"torch": "2.14.0"}}, ["torch (2.13.0 → 2.14.0)"]),
+        (
+            {"tokens_sha256": "x", "settings": {"r": 8, "learning_rate": 0.1}},
+            ["learning_rate (0.0001 → 0.1)", "train.r (16 → 8)", "(data/tokens)"],
+        ),
     ],
 )
 def test_another_one_is_refused_by_name_and_nothing_is_touched(
-    tmp_path: Path, values: dict[str, Any], words: str
+    tmp_path: Path, values: dict[str, Any], words: list[str]
 ) -> None:
     begun(tmp_path)
     before = tree_hash(tmp_path)
     with pytest.raises(ConfigError) as refused:
         find_start(tmp_path, changed(**values), resume=True)
-    assert f"an unfinished run (step 7), and since then {words} changed: put that back" in str(refused.value)
-    assert "--no-resume" in str(refused.value)
+    assert refused.value.id == "Q-TRAIN-029"
+    assert all(one in refused.value.sentence for one in (*words, "(step 7)", "--no-resume"))
+    assert refused.value.sentence.count(" → ") == sum(one.count(" → ") for one in words)
     assert tree_hash(tmp_path) == before
-
-
-def test_every_change_is_named(tmp_path: Path) -> None:
-    begun(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"learning_rate \(0.0001 → 0.1\); train.r \(16 → 8\); the training rows"
-    ):
-        find_start(tmp_path, changed(tokens_sha256="x", settings={"r": 8, "learning_rate": 0.1}), resume=True)
 
 
 def test_another_machine_may_go_on_but_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = begun(tmp_path)
     assert find_start(tmp_path, changed(threads=4), resume=True) == checkpoint
-    assert "threads (2 → 4) changed: the run goes on, but not to the very bytes" in capsys.readouterr().err
+    assert "threads (2 → 4)" in capsys.readouterr().err
 
 
 def test_no_resume_starts_again(tmp_path: Path) -> None:
@@ -159,9 +162,8 @@ def test_a_choice_that_is_none_is_one_sentence_and_moves_nothing(
         marker = tmp_path / "checkpoint-7/complete.json"
         marker.write_text(json.dumps(json.loads(marker.read_text()) | {"run": "another"}))
     before = tree_hash(tmp_path)
-    with pytest.raises(error, match=words) as raised:
+    with pytest.raises(error, match=words):
         find_start(tmp_path, record, resume=tmp_path / given)
-    assert "\n" not in str(raised.value)
     assert tree_hash(tmp_path) == before
 
 
@@ -200,7 +202,3 @@ def test_a_damaged_record_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / RUN).write_text("{")
     with pytest.raises(DataError, match="Q-TRAIN-033"):
         find_start(tmp_path, RECORD, resume=True)
-
-
-def test_no_difference_between_equals() -> None:
-    assert list(differences(RECORD, changed())) == []
