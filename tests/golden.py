@@ -3,6 +3,8 @@
 `pytest --snapshot-update TEST_FILE` writes them again: read the difference as a user would read the page.
 """
 
+from difflib import unified_diff
+
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
 
@@ -11,3 +13,9 @@ class Golden(SingleFileSnapshotExtension):
 
     file_extension = "txt"
     _write_mode = WriteMode.TEXT
+
+
+def new_lines(before: str, after: str) -> str:
+    """The lines that only `after` has, to hold what a change makes of a text against a file."""
+    lines = unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
+    return "".join(f"{line[1:]}\n" for line in lines if line.startswith("+") and line != "+++ ")

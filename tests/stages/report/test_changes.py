@@ -7,13 +7,12 @@ import io
 import json
 import shutil
 from collections.abc import Callable
-from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
 import pytest
 import report_inputs
-from golden import Golden
+from golden import Golden, new_lines
 from html_page import lines_of
 from parity_inputs import failed_report
 from recording import read
@@ -29,20 +28,14 @@ FILES = ("card.md", "Modelfile", "serve.txt")
 Change = Callable[[Path], None]
 
 
-def said(params: Params, root: Path) -> list[str]:
+def said(params: Params, root: Path) -> str:
     """All that the report says, a line for each."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         stage.main(params, root)
     page = lines_of((root / "reports/index.html").read_text(encoding="utf-8"))
     beside = [(root / "reports" / name).read_text(encoding="utf-8") for name in FILES]
-    return "".join([page, printed.getvalue().replace(str(root), "ROOT"), *beside]).splitlines()
-
-
-def new(before: list[str], after: list[str]) -> str:
-    """The lines that only `after` has."""
-    lines = unified_diff(before, after, n=0, lineterm="")
-    return "".join(f"{line[1:]}\n" for line in lines if line.startswith("+") and line != "+++ ")
+    return "".join([page, printed.getvalue().replace(str(root), "ROOT"), *beside])
 
 
 def evaluations(**changed: Any) -> Change:
@@ -212,18 +205,18 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def usual(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What is said of the project as it is."""
     root = report_inputs.write_inputs(tmp_path_factory.mktemp("usual"))
     return said(demo_params(), root)
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_what_is_said_otherwise(case: str, usual: list[str], tmp_path: Path, snapshot: Any) -> None:
+def test_what_is_said_otherwise(case: str, usual: str, tmp_path: Path, snapshot: Any) -> None:
     CHANGES[case](report_inputs.write_inputs(tmp_path))
     params = demo_params()
     if case == "nothing fits":
         params.report.__dict__["memory_gb"] = 0.01
     found = said(params, tmp_path)
-    assert "None" not in " ".join(found).replace("None: every", "")
-    assert new(usual, found) == snapshot(extension_class=Golden)
+    assert "None" not in found.replace("None: every", "")
+    assert new_lines(usual, found) == snapshot(extension_class=Golden)
