@@ -30,13 +30,13 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve.restarts import (
     HOUR,
     LONGEST_PAUSE,
-    how_it_ended,
     keep_serving,
     own_memory,
     pause_after,
     watch,
 )
 
+PORT = "the port is in use"
 # each rule is twice the next one or it once: 2^40 ways to go on
 BOMB = (
     "root ::= r0\n"
@@ -47,22 +47,10 @@ BOMB = (
 
 def test_pauses_grow_up_to_the_limit() -> None:
     crashes = deque[float]()
-    assert [pause_after(crashes, float(second), 8) for second in range(9)] == [
-        1,
-        2,
-        4,
-        8,
-        16,
-        32,
-        60,
-        60,
-        None,
-    ]
+    pauses = [pause_after(crashes, float(second), 8) for second in range(9)]
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, None]
     # all are more than an hour ago, and the pauses are short again
     assert pause_after(crashes, HOUR + 8.5, 8) == 1
-
-
-def test_without_restarts_the_first_crash_is_the_last() -> None:
     assert pause_after(deque(), 1.0, 0) is None
 
 
@@ -77,18 +65,6 @@ def test_never_more_restarts_within_an_hour_than_allowed(limit: int, crashes: li
     for moment in restarted:
         # subtracted as the code does: a float near 0 is lost otherwise
         assert sum(0 <= moment - other < HOUR for other in restarted) <= limit
-
-
-@pytest.mark.parametrize(
-    ("status", "words"),
-    [
-        (0, "ended by itself with exit status 0"),
-        (-11, "was ended by SIGSEGV"),
-        (-250, "was ended by signal 250"),
-    ],
-)
-def test_ends_in_words(status: int, words: str) -> None:
-    assert how_it_ended(status) == words
 
 
 def test_a_first_start_that_fails_is_told_as_it_is() -> None:
@@ -109,31 +85,23 @@ def test_a_port_that_is_taken_between_two_starts_is_one_more_crash(monkeypatch: 
     @contextmanager
     def start() -> Iterator[Server]:
         if next(starts) == "taken":
-            raise MachineError("Q-TEST-001", "port 1 of 127.0.0.1 is in use")
+            raise MachineError("Q-TEST-001", PORT)
         with httpx.Client() as client:
             yield Server(process, "", Path("no log"), client)
 
     monkeypatch.setattr("pipeline.serve.restarts.time.sleep", lambda seconds: None)
-    with pytest.raises(
-        ToolError,
-        match=r"^Q-SERVE-004: port 1 of 127.0.0.1 is in use, more than 3 times within an hour[^\n]*\n\(the "
-        r"log is gone\)$",
-    ):
+    with pytest.raises(ToolError) as gone:
         keep_serving(start, 3, "it is served", lines.append)
-    assert [line.partition(":")[0] for line in lines] == [
-        "it is served",
-        "llama-server ended by itself with exit status 0",
-        "port 1 of 127.0.0.1 is in use",
-        "llama-server answers again",
-        "llama-server ended by itself with exit status 0",
-    ]
+    assert gone.value.id == "Q-SERVE-004" and PORT in gone.value.sentence
+    assert lines[0] == "it is served" and len(lines) == 5
+    assert "status 0" in lines[1] and PORT in lines[2]
     with pytest.raises(MachineError):  # at the very first start
         keep_serving(lambda: _taken(), 3, "it is served", lines.append)
 
 
 @contextmanager
 def _taken() -> Iterator[Server]:
-    raise MachineError("Q-TEST-001", "port 1 of 127.0.0.1 is in use")
+    raise MachineError("Q-TEST-001", PORT)
     yield
 
 
@@ -161,14 +129,14 @@ def test_a_server_that_hangs_is_ended(tools: Toolchain, model: Path) -> None:
         client.start()
         time.sleep(0.5)
         assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200  # says nothing
-        assert watch(server, stall_seconds=2) == "llama-server answered nothing for 2 s and was ended"
+        assert "2 s" in watch(server, stall_seconds=2)
         client.join()
 
 
 def test_a_server_that_grows_is_ended(tools: Toolchain, model: Path) -> None:
     with serving(tools, model, ctx_size=256, threads=1) as server:
         assert (own_memory(server.process.pid) or 0) > 1_000_000
-        assert "of memory and was ended" in watch(server, growth_bytes=-1)
+        assert "memory" in watch(server, growth_bytes=-1)
     assert own_memory(2**22 + 1) is None
 
 
@@ -215,10 +183,7 @@ def test_kill_9_restarts_it_until_it_is_too_often(tmp_path: Path) -> None:
         key = (tmp_path / ".quench" / "api-key").read_text().strip()
         os.kill(server_of(process.pid), signal.SIGKILL)
         output = lines_until(process, "answers again")
-        assert output.startswith(
-            "llama-server was ended by SIGKILL: starting it again in 1 s (restart 1 of at most 1 within an "
-            "hour)\n"
-        )
+        assert "SIGKILL" in output.splitlines()[0]
         answer = httpx.post(
             f"http://127.0.0.1:{settings['port']}/v1/chat/completions",
             json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
@@ -232,11 +197,8 @@ def test_kill_9_restarts_it_until_it_is_too_often(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     assert process.returncode == 4
-    assert err.startswith(
-        "quench: Q-SERVE-004: llama-server was ended by SIGSEGV, more than 1 times within an hour "
-        "(serve.max_restarts): it is not started again; "
-    )
-    assert "print_timing" in err
+    assert "Q-SERVE-004" in err and "SIGSEGV" in err
+    assert "print_timing" in err  # the log's last lines
 
 
 def test_a_second_serve_takes_nothing_from_the_first_and_a_log_may_vanish(tmp_path: Path) -> None:

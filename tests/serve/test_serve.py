@@ -4,6 +4,7 @@ once or without end.
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -23,9 +24,11 @@ import numpy as np
 import pytest
 import tiny
 import yaml
+from golden import Golden
 
 from pipeline.commands import chat as chatting
 from pipeline.commands.serve import choose_model, chosen_adapters, how_to_call, model_file, need_port, serve
+from pipeline.commands.ship import shippable
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, ToolError
@@ -34,7 +37,7 @@ from pipeline.llamacpp.server import Server, connect, free_port
 from pipeline.llamacpp.server_command import server_command
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve.key import KEY_FILE, new_key, read_key
-from pipeline.serve.smoke import Reply, held_out_prompts, judge, smoke
+from pipeline.serve.smoke import Reply, held_out_prompts, judge
 from pipeline.serve.stream import Piece, parse_line
 
 HE, END, TOKENS, HIDDEN = 256, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
@@ -157,20 +160,6 @@ def test_command_is_hardened_and_carries_the_recipe(tools: Toolchain, tmp_path: 
     assert (given["--flash-attn"], given["--n-predict"], given["--alias"]) == ("on", "7", "x-Q4")
 
 
-def test_smoke_tells_a_model_that_stops_from_one_that_does_not(served: Open, root: Path) -> None:
-    prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", 2)
-    assert prompts == [{"messages": QUESTION}] * 2
-    with served("Q4_K_M") as running:
-        replies = smoke(running, prompts)
-        assert [(reply.text, reply.finish_reason) for reply in replies] == [("he", "stop")] * 2
-        assert judge(replies, 0.9).startswith("2 of 2 answers stopped by themselves, 4 tokens, ")
-    with served("Q5_K_M") as running:
-        replies = smoke(running, prompts)
-        assert [(reply.finish_reason, reply.tokens) for reply in replies] == [("length", 16)] * 2
-        with pytest.raises(GateError, match="Q-SERVE-005"):
-            judge(replies, 0.9)
-
-
 @pytest.mark.parametrize(
     ("stopped", "asked", "limit", "passes"),
     [
@@ -193,8 +182,9 @@ def test_a_handful_of_answers_refuses_only_what_the_gate_would(
     if passes:
         assert ("cut off" in judge(replies, limit)) == (stopped < asked)
     else:
-        with pytest.raises(GateError, match=f"Q-SERVE-005: {stopped} of {asked} "):
+        with pytest.raises(GateError) as refused:
             judge(replies, limit)
+        assert refused.value.id == "Q-SERVE-005"
 
 
 def test_an_empty_answer_fails_the_smoke_test() -> None:
@@ -225,7 +215,7 @@ def test_chat_says_that_the_context_is_full_and_goes_on(server: Server, root: Pa
 
     with connect(server.url, read_key(root / KEY_FILE)) as client:
         chatting.converse(client, ask, recorded.append)
-    assert "exceeds the available context size" in "".join(recorded)
+    assert "context" in "".join(recorded)  # llama-server says so
     assert "".join(recorded).count("he\n[2 tokens, ") == 1
 
 
@@ -369,8 +359,7 @@ def test_chat_goes_on_after_a_foreign_answer(line: bytes) -> None:
     lines = iter(["hi", "/quit"])
     with foreign((401, b""), (200, line)) as (url, _), connect(url, "secret") as client:
         chatting.converse(client, lambda: next(lines), recorded.append)
-    assert "the server broke off" in "".join(recorded)
-    assert "\x1b" not in "".join(recorded)
+    assert not [*lines] and "\x1b" not in "".join(recorded)
 
 
 def test_ctrl_c_at_the_prompt_keeps_the_conversation_and_twice_ends_it() -> None:
@@ -504,20 +493,11 @@ def test_the_printed_command_asks(server: Server, root: Path) -> None:
     assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "he"
 
 
-def test_what_is_printed_about_adapters(tmp_path: Path) -> None:
-    def printed(*adapters: str) -> str:
-        return how_to_call("adapter", "http://127.0.0.1:1", tmp_path / "key", tmp_path / "log", adapters)
-
-    assert "adapters" not in printed()
-    one, two = printed("own"), printed("own", "a tone")
-    assert "quench adapters own=0 (off), own=0.5 (half)\n" in one
-    # what is kept of one adapter's prompts isn't cleared by a request's own scales
-    assert '"lora"' not in one
-    assert "quench adapters own=0 (off), 'a tone=0.5' (half)\n" in two
-    assert (
-        '"lora": [{"id": 0, "scale": 0.5}] in its JSON, the others are off in it (0 own, 1 a tone)\n '
-        " OpenAI clients"
-    ) in two
+@pytest.mark.parametrize("adapters", [[], ["own"], ["own", "a tone"]], ids=["none", "one", "two"])
+def test_what_is_printed_of_a_server(adapters: list[str], snapshot: Any) -> None:
+    """What is kept of one adapter's prompts isn't cleared by a request's own scales, so one has no `lora`."""
+    printed = how_to_call("adapter", "http://127.0.0.1:1", Path("/key"), Path("/log"), adapters)
+    assert printed == snapshot(extension_class=Golden)
 
 
 def test_the_command_names_its_adapters_and_keeps_no_prompts_of_several(
@@ -527,13 +507,9 @@ def test_the_command_names_its_adapters_and_keeps_no_prompts_of_several(
         words = server_command(tools, tmp_path / "x.gguf", Serve(), tmp_path / "key", lora, **more)
         return dict(zip(words, [*words[1:], ""], strict=True))
 
-    one = command((Path("a,b.gguf"), 1))
-    assert (one["--lora"], one["--alias"], one["--cache-ram"], "--no-cache-prompt" in one) == (
-        '"a,b.gguf"',
-        "x+a_b",
-        "0",
-        False,
-    )
+    one = command((Path('a,"b".gguf'), 1))  # a row of CSV
+    assert one["--lora"] == '"a,""b"".gguf"' and one["--alias"] == 'x+a_"b"'
+    assert one["--cache-ram"] == "0" and "--no-cache-prompt" not in one
     two = command((Path("a.gguf"), 0), (Path("b.gguf"), 1), alias="named")
     assert (two["--lora-scaled"], two["--lora"], two["--alias"], "--no-cache-prompt" in two) == (
         "a.gguf:0.000000",
@@ -541,6 +517,10 @@ def test_the_command_names_its_adapters_and_keeps_no_prompts_of_several(
         "named",
         True,
     )
+    assert command((Path("c:d.gguf"), 1))["--lora"] == "c:d.gguf"
+    with pytest.raises(ConfigError) as refused:  # with a scale llama.cpp splits at colons
+        command((Path("c:d.gguf"), 0.5))
+    assert refused.value.id == "Q-LLAMACPP-011"
 
 
 def test_port_in_use_is_one_sentence(served: Open, params: Params) -> None:
@@ -588,6 +568,14 @@ def test_unknown_model_and_missing_file(params: Params, tmp_path: Path) -> None:
         held_out_prompts(tmp_path / "test.jsonl", 1)
 
 
+def test_a_distilled_level_is_served_and_shipped_by_its_name(tmp_path: Path) -> None:
+    distilled = load_params(PROJECT / "recipes/demo-level-distill.yaml")
+    assert choose_model(distilled, tmp_path, "q4_0-DISTILLED") == "Q4_0-distilled"
+    assert shippable(distilled, "Q4_0-Distilled") == "Q4_0-distilled"
+    with pytest.raises(DataError, match="distill@Q4_0"):
+        model_file(distilled, tmp_path, "Q4_0-distilled")
+
+
 @pytest.mark.parametrize("recipe", ["demo-gguf", "demo-scales"])
 def test_a_base_of_its_own_is_served_alone_or_with_what_was_trained(tmp_path: Path, recipe: str) -> None:
     found = load_params(PROJECT / "recipes" / f"{recipe}.yaml")
@@ -621,7 +609,8 @@ def test_the_command_serves_until_it_is_told_to_stop(
         quench(root, "serve"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT
     )
     assert process.stdout is not None
-    assert process.stdout.readline().startswith(f"Q4_K_M is served on http://127.0.0.1:{params.serve.port}")
+    first = process.stdout.readline()
+    assert first.startswith("Q4_K_M ") and f"http://127.0.0.1:{params.serve.port}" in first
     os.kill(process.pid, number)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, "")
@@ -637,10 +626,12 @@ def test_the_command_serves_until_it_is_told_to_stop(
 
 
 @pytest.mark.parametrize(
-    ("model", "code", "words"),
-    [("Q4_K_M", 0, "2 of 2 answers stopped"), ("Q5_K_M", 5, "0 of 2 answers stopped")],
+    ("model", "code", "figures"),
+    [("Q4_K_M", 0, r"2 of 2 .* 4 tokens"), ("Q5_K_M", 5, r"Q-SERVE-005: 0 of 2 .* 32 tokens")],
 )
-def test_the_command_smoke(root: Path, model: str, code: int, words: str) -> None:
+def test_smoke_tells_a_model_that_stops_from_one_that_does_not(
+    root: Path, model: str, code: int, figures: str
+) -> None:
     done = subprocess.run(
         quench(root, "serve", model, "--smoke", "2"),
         capture_output=True,
@@ -650,7 +641,7 @@ def test_the_command_smoke(root: Path, model: str, code: int, words: str) -> Non
         check=False,
     )
     assert done.returncode == code, done.stderr
-    assert words in (done.stderr if code else done.stdout)
+    assert re.search(figures, done.stderr if code else done.stdout)
 
 
 def test_lines_that_go_on() -> None:
@@ -661,27 +652,6 @@ def test_lines_that_go_on() -> None:
     assert stated("one") == "one"
     assert stated("one\\", "two\\", "three", "four") == "one\ntwo\nthree"
     assert stated('"""', "a\\", "", "b", '"""', "c") == "a\\\n\nb"
-
-
-def test_reasoning_is_dimmed_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces = [
-        Piece(reasoning="h"),
-        Piece(reasoning="m"),
-        Piece(text="yes"),
-        Piece(timings={"predicted_n": 3, "predicted_per_second": 2.0}),
-    ]
-    asked: list[Any] = []
-
-    def answer(client: httpx.Client, messages: list[Any]) -> Iterator[Piece]:
-        asked.append(messages)
-        yield from pieces
-
-    monkeypatch.setattr(chatting, "stream", answer)
-    recorded: list[str] = []
-    lines = iter(["a", "b", "/quit"])
-    chatting.converse(httpx.Client(), lambda: next(lines), recorded.append)
-    assert "".join(recorded) == "\033[2mhm\033[0m\nyes\n[3 tokens, 2.0 tokens/s]\n" * 2
-    assert [message["content"] for message in asked[1]] == ["a", "yes", "b"]
 
 
 def test_ctrl_c_breaks_the_answer_off_and_frees_its_slot(served: Open, params: Params, root: Path) -> None:
@@ -737,7 +707,7 @@ def test_a_log_that_can_not_be_written_is_one_sentence(root: Path, tmp_path: Pat
         check=False,
     )
     assert done.returncode == 6
-    assert done.stderr.count("\n") == 1 and "serve-Q4_K_M.log can't be written" in done.stderr
+    assert done.stderr.count("\n") == 1 and "serve-Q4_K_M.log" in done.stderr
 
 
 def test_every_slot_has_the_whole_context(tools: Toolchain, params: Params, root: Path) -> None:
