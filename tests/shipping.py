@@ -3,6 +3,9 @@ provenance records.
 """
 
 import json
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ from report_inputs import change, put, write_inputs
 from pipeline.config.params import Params, load_params
 from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fields
+from pipeline.ship.bundle import SUMS
+from pipeline.ship.verification import bundle_faults
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo-small.yaml"
 LEVELS = ["Q4_K_M", "Q5_K_M"]
@@ -92,3 +97,28 @@ def trained_again(root: Path) -> None:
     run = json.loads((root / "reports/train.json").read_text(encoding="utf-8"))["run"]
     hashes = run["hashes"] | {"adapter": tree_hash(root / "models/adapter")}
     change(root / "reports/train.json", run=run | {"hashes": hashes})
+
+
+def sum_again(folder: Path) -> None:
+    """What a forger does after a change: checksums that agree with it."""
+    names = [
+        path.relative_to(folder).as_posix()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in (SUMS, "model.sig")
+    ]
+    (folder / SUMS).write_text("".join(f"{file_hash(folder / name)}  {name}\n" for name in names))
+
+
+def faults_of(bundle: Path, damages: dict[str, Callable[[Path], object]], scratch: Path) -> str:
+    """What is found in a copy of the bundle after each damage, a line for each."""
+    lines = []
+    for case, damage in damages.items():
+        folder = Path(shutil.copytree(bundle, scratch / "damaged"))
+        damage(folder)
+        faults = bundle_faults(folder)
+        assert faults, case
+        text = re.sub(r"'[0-9a-f]{12}'…", "SHA", " / ".join(faults))
+        text = re.sub(r"(JSON can't be read) \(.*\)", r"\1", text)  # Python's own words
+        lines.append(f"{case}: {text}\n")
+        shutil.rmtree(folder)
+    return "".join(lines)

@@ -1,0 +1,192 @@
+"""`quench ship` of files and reports of different runs, and of what the gate refuses, in each graph: nothing
+is shipped, and each reason is a line.
+"""
+
+import contextlib
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import adapter_inputs
+import pytest
+import shipping
+import tiny
+import tuned_inputs
+from golden import Golden
+from shipping import change, trained_again
+from tiny_lora import tiny_lora
+
+from pipeline.commands import ship as command
+from pipeline.config.params import Params
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.base_files import SCALES_FILE
+from pipeline.gguf.provenance import BASE_FILE, adapter_fields
+
+LEVEL, BASE, LORA = "models/gguf/demo-Q4_K_M.gguf", "models/base/model.gguf", "models/gguf/demo-lora.gguf"
+Spoil = Callable[[Path], object]
+
+
+def other_byte(name: str) -> Spoil:
+    """The file is another one than its reports are about."""
+
+    def spoil(root: Path) -> None:
+        with (root / name).open("r+b") as file:
+            file.seek(-1, 2)
+            file.write(b"\1")
+
+    return spoil
+
+
+def trained_since(name: str) -> Spoil:
+    """What was trained is another one than the GGUF is of."""
+
+    def spoil(root: Path) -> None:
+        (root / "models/adapter" / name).write_bytes(b"trained since")
+        trained_again(root)
+
+    return spoil
+
+
+def other_text(name: str, old: str, new: str) -> Spoil:
+    """Answers under this name that were not counted."""
+
+    def spoil(root: Path) -> None:
+        text = (root / name).read_text(encoding="utf-8")
+        (root / name).write_text(text.replace(old, new, 1), encoding="utf-8")
+
+    return spoil
+
+
+def changed(name: str, **values: Any) -> Spoil:
+    return lambda root: change(root / name, **values)
+
+
+def missing(name: str) -> Spoil:
+    return lambda root: (root / name).unlink()
+
+
+def other_model(root: Path) -> None:
+    """Another model's level under this one's name, with reports made for it."""
+    file = tiny.tiny_gguf(root / LEVEL, general__file_type=15, quench__adapter__sha256="00" * 32)
+    change(root / "reports/eval/Q4_K_M.json", sha256=file_hash(file), bytes=file.stat().st_size)
+    files = {path.name: file_hash(path) for path in (root / "models/gguf").iterdir()}
+    change(root / "reports/parity.json", files=files)
+
+
+def other_lora(root: Path) -> None:
+    """An adapter's GGUF of another base, with reports made for it."""
+    fields = adapter_fields(root / "models/adapter") | {BASE_FILE: "00" * 32, "quench.base.source": "package"}
+    file = tiny_lora(root / LORA, **{key.replace(".", "__"): value for key, value in fields.items()})
+    report = root / "reports/eval/adapter.json"
+    lora = {"file": file.name, "sha256": file_hash(file), "bytes": file.stat().st_size}
+    change(report, lora=lora, bytes=json.loads(report.read_text())["bytes"])
+    files = json.loads((root / "reports/parity.json").read_text())["files"]
+    change(root / "reports/parity.json", files=files | {file.name: file_hash(file)})
+
+
+def other_reports(root: Path) -> None:
+    change(root / "reports/eval/tuned.json", sha256="0a" * 32)
+    change(root / "reports/parity.json", files={})
+
+
+def as_it_is(root: Path) -> None:
+    """The gate is stricter."""
+
+
+WEIGHTS = "adapter_model.safetensors"
+MERGED: dict[str, Spoil] = {
+    "other level": other_byte(LEVEL),
+    "other adapter": trained_since(WEIGHTS),
+    "other merge": changed("models/merged/merge.json", merge_base="16-bit"),
+    "other model": other_model,
+    "other answers": other_text("reports/eval/Q4_K_M.answers.jsonl", "{", "{ "),
+    "other base": changed("reports/eval/base-F16.json", sha256="00" * 32),
+    "no reference": missing("models/gguf/demo-F16.gguf"),
+    "strict gate": as_it_is,
+}
+ADAPTER: dict[str, Spoil] = {
+    "other base": other_byte(BASE),
+    "other adapter": trained_since(WEIGHTS),
+    "other LoRA": other_lora,
+    "other answers": other_text("reports/eval/base.answers.jsonl", "Describe", "Explain"),
+    "not proven": changed("reports/parity.json", files={}),
+    "no LoRA": missing(LORA),
+    "strict gate": as_it_is,
+}
+TUNED: dict[str, Spoil] = {
+    "other scales": trained_since(SCALES_FILE),
+    "other base": lambda root: tiny.tiny_gguf(root / BASE, general__name="another"),
+    "other reports": other_reports,
+}
+WAYS: dict[str, tuple[str, Callable[..., Path], Callable[..., Params], dict[str, Spoil]]] = {
+    "merged": ("Q4_K_M", shipping.write_project, shipping.params, MERGED),
+    "adapter": ("adapter", adapter_inputs.write_project, adapter_inputs.params, ADAPTER),
+    "tuned": ("tuned", tuned_inputs.write_project, tuned_inputs.params, TUNED),
+}
+
+
+def printed(root: Path, params: Params, model: str) -> tuple[int, str]:
+    """Exit code and what stands on standard error."""
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+        code = command.main(params, root, model, None, None)
+    return code, errors.getvalue().replace(str(root), "ROOT")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_reports_about_other_files_are_refused(way: str, tmp_path: Path, snapshot: Any) -> None:
+    model, write, params, spoils = WAYS[way]
+    said = []
+    for case, spoil in spoils.items():
+        root = write(tmp_path / case.replace(" ", "-"))
+        spoil(root)
+        strict = {"max_kld": 0.001, "min_same_top": 0.99} if spoil is as_it_is else {}
+        code, text = printed(root, params(**strict), model)
+        assert code == 5, case
+        assert not (root / "models/bundle").exists()
+        said.append(f"--- {case}\n{text}")
+    assert "".join(said) == snapshot(extension_class=Golden)
+
+
+@pytest.mark.parametrize(
+    ("way", "model"),
+    [
+        *(("merged", model) for model in ("base-Q4_K_M", "Q2_K")),
+        *(("adapter", model) for model in ("base", "Q4_K_M", "source")),
+        *(("tuned", model) for model in ("adapter", "base", "Q4_0")),
+    ],
+)
+def test_what_can_not_be_shipped_is_refused(way: str, model: str, tmp_path: Path) -> None:
+    _, write, params, _ = WAYS[way]
+    with pytest.raises(ConfigError, match="Q-SHIP-011"):
+        command.main(params(), write(tmp_path / "project"), model, None, None)
+
+
+def test_what_was_not_measured_or_is_gone_is_refused(tmp_path: Path) -> None:
+    root, params = shipping.write_project(tmp_path / "merged"), shipping.params()
+    models = params.evaluate.model_copy(update={"models": ["F16", "Q5_K_M"]})
+    with pytest.raises(ConfigError, match="Q-SHIP-012"):
+        command.main(params.model_copy(update={"evaluate": models}), root, "Q4_K_M", None, None)
+    (root / LEVEL).unlink()
+    with pytest.raises(DataError, match="Q-SERVE-002"):
+        command.main(params, root, "Q4_K_M", None, None)
+    root = tuned_inputs.write_project(tmp_path / "tuned")
+    (root / "models/adapter" / SCALES_FILE).unlink()
+    with pytest.raises(DataError, match=rf"Q-SHIP-004: .*{SCALES_FILE}"):
+        command.main(tuned_inputs.params(), root, "tuned", None, None)
+
+
+def test_without_the_base_here_its_record_says_whether_a_tuned_file_is_of_it(tmp_path: Path) -> None:
+    root = tuned_inputs.write_project(tmp_path)
+    (root / BASE).unlink()
+    params = tuned_inputs.params(("tuned",))
+
+    def reasons() -> str:
+        return " ".join(command.prepare(params, root, "tuned", root / "models/gguf/demo-tuned.gguf")[1])
+
+    assert "model.gguf" not in reasons()
+    change(root / "models/base.json", files={"model.gguf": "0b" * 32})
+    assert "model.gguf" in reasons()

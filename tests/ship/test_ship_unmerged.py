@@ -1,0 +1,189 @@
+"""`quench ship` and `quench verify-bundle` without a merge: base and adapter leave together, a file with
+trained scales alone.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import adapter_inputs
+import pytest
+import tiny
+import tuned_inputs
+from golden import Golden
+from shipping import change, faults_of, sum_again
+
+from pipeline.commands import ship as command
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.provenance import BASE_FILE, provenance
+from pipeline.ship.bundle import BILL, CARD, EVALUATION, SCRIPT, SUMS
+from pipeline.ship.card import claimed
+from pipeline.ship.verification import bundle_faults
+
+BASE, LORA, TUNED = "model.gguf", "demo-lora.gguf", tuned_inputs.FILE
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with its bundle. Read only: copy it to change it."""
+    root = adapter_inputs.write_project(tmp_path_factory.mktemp("ship"))
+    assert command.main(adapter_inputs.params(), root, "Adapter", None, None) == 0
+    return root
+
+
+@pytest.fixture
+def bundle(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made / "models/bundle/demo-adapter", tmp_path / "bundle"))
+
+
+def test_the_bundle_holds_both_files_and_verifies(bundle: Path, made: Path) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    assert bundle_faults(bundle) == []
+    assert file_hash(bundle / BASE) == file_hash(made / "models/base/model.gguf")
+    assert file_hash(bundle / LORA) == file_hash(made / "models/gguf" / LORA)
+    done = subprocess.run(
+        ["sha256sum", "--check", "--strict", SUMS], cwd=bundle, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    modelfile = (bundle / "Modelfile").read_text()
+    assert f"FROM ./{BASE}\n" in modelfile and f"ADAPTER ./{LORA}\n" in modelfile
+    card, bill = (bundle / CARD).read_text(encoding="utf-8"), (bundle / BILL).read_text(encoding="utf-8")
+    assert claimed(card) == provenance(bundle / LORA)
+    assert claimed(card)[BASE_FILE] == file_hash(bundle / BASE)
+    for name in (BASE, LORA):
+        assert f"| {name} | `{file_hash(bundle / name)}` |" in card
+    subject = json.loads(bill)["metadata"]["component"]
+    assert subject["hashes"][0]["content"] == file_hash(bundle / LORA)
+    assert [(part["name"], part["hashes"][0]["content"]) for part in subject["components"]] == [
+        (BASE, file_hash(bundle / BASE))
+    ]
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill) is None
+
+
+@pytest.mark.parametrize("folder", ["plain", "a place, with commas", 'a "quoted" place'])
+def test_the_serve_script_puts_the_adapter_on_its_base(bundle: Path, tmp_path: Path, folder: str) -> None:
+    place = bundle.rename(tmp_path / folder)
+    server = tmp_path / "llama-server"
+    server.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    server.chmod(0o755)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "LLAMA_SERVER": str(server),
+        "STATE_DIRECTORY": str(tmp_path / "state"),
+    }
+    words = subprocess.run(
+        [place / SCRIPT], env=environment, capture_output=True, text=True, check=True, cwd="/"
+    ).stdout.splitlines()
+    assert words[words.index("--model") + 1] == str(place / BASE)
+    as_csv = str(place / LORA).replace('"', '""')
+    assert words[words.index("--lora") + 1] == f'"{as_csv}"'  # llama-server reads a row of CSV
+
+
+@pytest.mark.parametrize("folder", ["plain", "a place, with commas"])
+def test_the_real_server_finds_both_files(bundle: Path, tmp_path: Path, tools: Any, folder: str) -> None:
+    """It listens only when base and adapter are loaded."""
+    from pipeline.llamacpp.server import free_port
+
+    place = bundle.rename(tmp_path / folder)
+    script = (place / SCRIPT).read_text().replace("--port 8081", f"--port {free_port()}")
+    (place / SCRIPT).write_text(script)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "LLAMA_SERVER": str(tools.tool("llama-server")),
+        "STATE_DIRECTORY": str(tmp_path / "state"),
+    }
+    with subprocess.Popen(
+        [place / SCRIPT], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as server:
+        output = ""
+        try:
+            for line in server.stdout or ():
+                output += line
+                if "listening" in line or "error" in line.lower():
+                    break
+        finally:
+            server.kill()
+    assert "listening" in output, output[-2000:]
+
+
+# ---- a bundle of somebody else's
+
+
+def another_base(folder: Path) -> None:
+    import numpy as np
+
+    (folder / BASE).unlink()
+    tiny.tiny_gguf(folder / BASE, tensors={"padding.weight": np.zeros((1, 32), np.float32)})
+
+
+def forged_all_but_the_provenance(folder: Path) -> None:
+    """Another base, with every text changed to speak of it: the adapter's own GGUF still names the one it was
+    trained on.
+    """
+    before = file_hash(folder / BASE)
+    size = (folder / BASE).stat().st_size
+    another_base(folder)
+    after = file_hash(folder / BASE)
+    whole = json.loads((folder / EVALUATION).read_text())["bytes"]
+    change(folder / EVALUATION, bytes=whole - size + (folder / BASE).stat().st_size)
+    for path in folder.rglob("*"):
+        if path.is_file() and path.suffix in (".json", ".md"):
+            path.write_text(path.read_text(encoding="utf-8").replace(before, after), encoding="utf-8")
+
+
+def other_byte(folder: Path) -> None:
+    data = bytearray((folder / BASE).read_bytes())
+    data[-1] ^= 1
+    (folder / BASE).write_bytes(bytes(data))
+
+
+def summed_again(damage: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda folder: (damage(folder), sum_again(folder))
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "another base": summed_again(another_base),
+    "forged": summed_again(forged_all_but_the_provenance),
+    "no LoRA": summed_again(lambda folder: (folder / LORA).unlink()),
+    "three GGUFs": summed_again(lambda folder: shutil.copy(folder / LORA, folder / "second-lora.gguf")),
+    "changed after the sums": other_byte,
+}
+
+
+def test_a_bundle_whose_files_do_not_belong_together_does_not_verify(
+    bundle: Path, tmp_path: Path, snapshot: Any
+) -> None:
+    assert faults_of(bundle, DAMAGES, tmp_path) == snapshot(extension_class=Golden)
+
+
+# ---- trained scales: one file leaves
+
+
+@pytest.mark.parametrize(
+    "of_the_base",
+    # a base may be a file that Quench made of another one: what it says of itself is no fault
+    [{}, {"quench__merge__sha256": "5e" * 32}],
+    ids=["plain", "made"],
+)
+def test_the_bundle_of_a_tuned_file_holds_one_file_and_verifies(
+    tmp_path: Path, of_the_base: dict[str, str]
+) -> None:
+    root = tuned_inputs.write_project(tmp_path / "project", **of_the_base)
+    assert command.main(tuned_inputs.params(), root, "Tuned", None, None) == 0
+    bundle = root / "models/bundle/demo-tuned"
+    assert bundle_faults(bundle) == []
+    assert [path.name for path in bundle.glob("*.gguf")] == [TUNED]
+    assert file_hash(bundle / TUNED) == file_hash(root / "models/gguf" / TUNED)
+    modelfile, script = ((bundle / name).read_text() for name in ("Modelfile", SCRIPT))
+    assert f"./{TUNED}" in modelfile and "ADAPTER" not in modelfile
+    assert TUNED in script and "--lora" not in script
+    card = (bundle / CARD).read_text(encoding="utf-8")
+    assert claimed(card) == provenance(bundle / TUNED)
+    assert claimed(card)[BASE_FILE] == file_hash(root / "models/base/model.gguf")
+    assert TUNED in card and "LoRA" not in card and "None" not in card
