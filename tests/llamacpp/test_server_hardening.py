@@ -3,6 +3,7 @@ requests; and a log without a prompt.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -20,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import tiny
-from hypothesis import given
-from hypothesis import strategies as st
 from needed import need
 
 from pipeline.commands import serve as serve_command
@@ -42,9 +42,8 @@ from pipeline.llamacpp.server import (
     wait_for_health,
     write_key,
 )
-from pipeline.llamacpp.server_command import IDLE_SECONDS, server_command
-from pipeline.llamacpp.server_log import kept
-from pipeline.llamacpp.server_process import environment, guarded
+from pipeline.llamacpp.server_command import server_command
+from pipeline.llamacpp.server_process import guarded
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve.key import read_key
 from pipeline.ship.card import serve_script
@@ -72,6 +71,8 @@ HOSTILE = {
     "AIP_PREDICT_ROUTE": "/predict",
     "HF_TOKEN": "secret",
     "LLAMA_SERVER_ROUTER_PORT": "1",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "all_proxy": "http://127.0.0.1:9",
 }
 
 
@@ -86,7 +87,7 @@ def server(tools: Toolchain, model: Path) -> Iterator[Server]:
     file.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in HOSTILE.items():
+        for name, value in (HOSTILE | {"CUDA_VISIBLE_DEVICES": "7"}).items():
             patch.setenv(name, value)
         with serving(tools, model, ctx_size=256, parallel=2, threads=1) as running:
             process = running.process.pid
@@ -224,19 +225,13 @@ def test_a_request_after_a_stream_is_answered(server: Server) -> None:
 
 def test_the_environment_sets_nothing(server: Server) -> None:
     seen = Path(f"/proc/{server.process.pid}/environ").read_bytes().decode().split("\0")
-    assert not {entry.partition("=")[0] for entry in seen} & HOSTILE.keys()
-    assert environment(
-        {"PATH": "a", "CUDA_VISIBLE_DEVICES": "1", "AWS_SECRET_ACCESS_KEY": "x", "https_proxy": "y"}
-    ) == {
-        "PATH": "a",
-        "CUDA_VISIBLE_DEVICES": "1",
-        "GGML_NO_BACKTRACE": "1",
-    }
+    assert not {entry.partition("=")[0] for entry in seen} & {*HOSTILE, "https_proxy", "PYTHONPATH"}
+    assert {"CUDA_VISIBLE_DEVICES=7", "GGML_NO_BACKTRACE=1", f"PATH={os.environ['PATH']}"} <= set(seen)
 
 
 def test_limits_of_the_process(server: Server) -> None:
     limits = Path(f"/proc/{server.process.pid}/limits").read_text()
-    assert re.search(r"Max core file size +0 +0 ", limits)
+    assert re.search(r"core file size +0 +0 ", limits)
     assert Path(f"/proc/{server.process.pid}/oom_score_adj").read_text().strip() == "1000"
     assert stat.S_IMODE((server.log.parent / "key").stat().st_mode) == 0o600
 
@@ -283,66 +278,17 @@ def test_deep_json(server: Server, place: str) -> None:
     assert server.client.post(path, content=body, timeout=60).status_code in (200, 400, 500)
 
 
-FIELDS = (
-    "n_predict",
-    "n_indent",
-    "n_keep",
-    "n_discard",
-    "n_cmpl",
-    "n",
-    "n_cache_reuse",
-    "t_max_predict_ms",
-    "top_k",
-    "top_p",
-    "min_p",
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "typical_p",
-    "temperature",
-    "dynatemp_range",
-    "dynatemp_exponent",
-    "repeat_last_n",
-    "repeat_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "mirostat",
-    "mirostat_tau",
-    "mirostat_eta",
-    "adaptive_target",
-    "adaptive_decay",
-    "seed",
-    "n_probs",
-    "logprobs",
-    "min_keep",
-    "sse_ping_interval",
-    "id_slot",
-    "reasoning_budget_tokens",
-    "top_logprobs",
-    "max_tokens",
-)
-NUMBERS = (
-    "-1",
-    "-2147483648",
-    "2147483647",
-    "1e308",
-    "-1e308",
-    "9223372036854775807",
-    "1e-320",
-    "NaN",
-    '"x"',
-    "[]",
-    "true",
-)
+FIELDS = """n_predict n_indent n_keep n_discard n_cmpl n n_cache_reuse t_max_predict_ms top_k top_p min_p
+top_n_sigma xtc_probability xtc_threshold typical_p temperature dynatemp_range dynatemp_exponent repeat_last_n
+repeat_penalty frequency_penalty presence_penalty dry_multiplier dry_base dry_allowed_length
+dry_penalty_last_n mirostat mirostat_tau mirostat_eta adaptive_target adaptive_decay seed n_probs logprobs
+min_keep sse_ping_interval id_slot reasoning_budget_tokens top_logprobs max_tokens"""
+NUMBERS = '-1 -2147483648 2147483647 1e308 -1e308 9223372036854775807 1e-320 NaN "x" [] true'
 
 
-@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("field", FIELDS.split())
 def test_numbers_that_can_not_be(server: Server, field: str) -> None:
-    for value in NUMBERS:
+    for value in NUMBERS.split():
         limit = "" if field == "n_predict" else '"n_predict":2,'
         body = f'{{"prompt":"{MARKER}",{limit}"{field}":{value}}}'
         assert server.client.post("/completion", content=body, timeout=60).status_code in (200, 400, 500), (
@@ -505,31 +451,28 @@ FIGURE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("line", "stays"),
-    [
-        (FIGURE, True),
-        (
-            "0.00.188.594 I slot      release: id  1 | task 0 | stop processing: n_tokens = 1, truncated = 0",
-            True,
-        ),
-        ("0.00.050.443 I srv  llama_server: model loaded", True),
-        ("/src/ggml/src/ggml.c:123: GGML_ASSERT(a >= 0) failed", True),
-        ("terminate called after throwing an instance of 'std::runtime_error'", True),
-        ("  what():  secret", False),
-        ('0.00.1 W srv    operator(): got exception: {"error":{"message":"last read: secret"}}', False),
-        ("secret " + FIGURE, False),
-        ("", False),
-    ],
-)
-def test_lines_that_stay_in_the_log(line: str, stays: bool) -> None:
-    assert kept(line) is stays
+LOG = {  # whether a line stays that is written while requests are taken
+    FIGURE: True,
+    "0.00.188.594 I slot      release: id  1 | task 0 | stop processing: n_tokens = 1, truncated = 0": True,
+    "0.00.050.443 I srv  llama_server: model loaded": True,
+    "/src/ggml/src/ggml.c:123: GGML_ASSERT(a >= 0) failed": True,
+    "terminate called after throwing an instance of 'std::runtime_error'": True,
+    "  what():  secret": False,
+    '0.00.1 W srv    operator(): got exception: {"error":{"message":"last read: secret"}}': False,
+    f"secret {FIGURE}": False,
+    f"parse: error parsing grammar: {FIGURE}": False,
+    "any text": False,
+    "": False,
+}
 
 
-@given(st.text(max_size=200))
-def test_text_is_not_kept(text: str) -> None:
-    assert not kept(text)
-    assert not kept(f"parse: error parsing grammar: {text}")
+def test_lines_that_stay_in_the_log(tmp_path: Path) -> None:
+    loading = ["any text", "0.00.1 I srv    load_model: initializing, n_slots = 1"]
+    (tmp_path / "lines").write_text("\n".join([*loading, *LOG, ""]))
+    with start(["/bin/cat", str(tmp_path / "lines")], tmp_path / "log") as process:
+        assert process.wait(10) == 0
+    stay = [line for line, stays in LOG.items() if stays]
+    assert (tmp_path / "log").read_text().splitlines() == [*loading, *stay]
 
 
 def send(server: Server, size: int, head: str, filler: bytes, tail: str) -> int:
@@ -612,11 +555,11 @@ def test_half_open_connections_that_come_at_once(server: Server) -> None:
         time.sleep(0.2)
         began = time.monotonic()
         assert answered(server)
-        assert time.monotonic() - began < IDLE_SECONDS / 2
+        assert time.monotonic() - began < 5  # half of what a stranger has
 
 
 def test_half_open_connections(server: Server) -> None:
-    """300 clients that begin a request and say no more; they lose their threads after `IDLE_SECONDS`, and
+    """300 clients that begin a request and say no more; they lose their threads after some seconds, and
     nobody waits for that.
     """
     port = int(server.url.rpartition(":")[2])
@@ -664,7 +607,7 @@ def many_open_files() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("many_open_files")
 def test_half_open_connections_are_cut_off(tools: Toolchain, model: Path, tmp_path: Path) -> None:
-    """1,100 of them take every thread that the served model's server may have, for `IDLE_SECONDS`
+    """1,100 of them take every thread that the served model's server may have, for seconds
     (llama-server's default: an hour).
     """
     port, log = free_port(), tmp_path / "log"
@@ -740,9 +683,8 @@ def test_the_log_of_a_full_disk_says_so_once_and_the_server_goes_on(
         ["/bin/sh", "-c", "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done"], tmp_path / "log"
     ) as process:
         assert process.wait(10) == 0
-    assert capfd.readouterr().err.splitlines() == [
-        f"the log {tmp_path / 'log'} can't be written: [Errno 28] No space left on device"
-    ]
+    (said,) = capfd.readouterr().err.splitlines()
+    assert str(tmp_path / "log") in said and os.strerror(errno.ENOSPC) in said
 
 
 def test_a_log_that_can_not_be_opened_leaves_no_process(
@@ -766,7 +708,7 @@ def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_end_of_a_log_that_is_gone(tmp_path: Path) -> None:
-    assert log_end(tmp_path / "log") == "(the log is gone)"
+    assert log_end(tmp_path / "log")
 
 
 # llama-server tries the chat template when its model is loaded; this one takes 1 MB more a time
@@ -797,17 +739,7 @@ def test_whoever_starts_a_server_ends_one_that_grows_before_it_is_ready(
     with pytest.raises(ToolError) as refused, running:
         pytest.fail("it is ready")
     assert refused.value.id == "Q-LLAMACPP-029"
-
-
-def test_a_server_that_grows_before_it_is_ready_is_ended(tools: Toolchain, tmp_path: Path) -> None:
-    model, port = tiny.tiny_gguf(tmp_path / "grows.gguf", tokenizer__chat_template=GROWS), free_port()
-    settings = Serve(port=port, ctx_size=256, parallel=1, threads=1, n_gpu_layers=0)
-    command = server_command(tools, model, settings, write_key(tmp_path / "key", "k"))
-    with start(command, tmp_path / "log") as process:
-        with pytest.raises(ToolError) as refused:
-            wait_for_health(process, f"http://127.0.0.1:{port}", tmp_path / "log", growth=200_000_000)
-        assert refused.value.id == "Q-LLAMACPP-029"
-        assert process.poll() == -signal.SIGKILL
+    assert not [child for child in psutil.Process().children() if str(model) in child.cmdline()]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
