@@ -20,23 +20,23 @@ from typing import Any
 import pytest
 from forked import Forked
 from report_inputs import demo_params, write_inputs
+from user_project import BIN
 
-from pipeline.commands.recipes import recipe_text
+from pipeline.__main__ import main
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params, load_params
-from pipeline.core.errors import MachineError
 from pipeline.core.places import PACKAGE, PROJECT
-from pipeline.workflow.code_keys import CODE, FOLDER, key_file, stage_module, write_keys
-from pipeline.workflow.definitions import BODY
+from pipeline.workflow.code_keys import CODE, stage_module
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.package import Package
-from pipeline.workflow.sources import MEMORY, read_source, read_sources
+from pipeline.workflow.sources import read_source
 from pipeline.workflow.stages import USERS, code_of_stages, stages_in
 
-BIN = Path(sys.executable).parent
+IGNORED = shutil.ignore_patterns("__pycache__")
 STARTS = code_of_stages()
 EVERY = set(STARTS)
-SOURCES = read_sources(PACKAGE, MEMORY)
+SOURCES = Package().sources
+KEYS = ".quench/code"
 BEFORE = {name: Package(SOURCES).key(*starts) for name, starts in STARTS.items()}
 MEASURING = {stage for stage in EVERY if stage.startswith(("compare_measure", "compare_unquantized"))}
 ALL_SECTIONS = set(Params.model_fields)
@@ -49,51 +49,45 @@ def digest(text: str) -> str:
     return read_source(text.encode(), is_python=True).digest
 
 
-CODE_TEXT = (
-    '"""Doc."""\nimport os\n\n\ndef f(a, *, b=None):\n    """Doc."""\n    return [a, {"k": -1.5}]  '
-    "# a "
-    "comment\n"
-)
+CODE_TEXT = """
+import os
+
+
+def f(a, *, b=None):
+    'Doc.'
+    return [a, {"k": -1.5}]  # a comment
+"""
 
 
 @pytest.mark.parametrize(
     "same",
     [
         '"""Other."""\nimport os\ndef f(a, *, b=None):\n    return [a, {"k": -1.5}]\n',
-        "import os\n\ndef f(\n    a,\n    *,\n    b=None,\n):\n    # why\n    return [\n        a, {'k': "
-        "-1.5},\n    ]\n",
+        CODE_TEXT.replace("(a, *, b=None)", "(\n    a,\n    *,\n    b=None,\n)").replace(
+            "[a,", "[\n        a,"
+        ),
     ],
 )
 def test_comments_docstrings_and_layout_mean_nothing(same: str) -> None:
     assert digest(same) == digest(CODE_TEXT)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("-1.5", "-1.25"),
-        ('"k"', '"K"'),
-        ("b=None", "b=0"),
-        ("*, b", "b"),
-        ("import os", "import os.path"),
-        ("return", "yield"),
-        ("def f", "async def f"),
-        ("f(a", "g(a"),
-        ("return [a", '"text"\n    return [a'),
-    ],
-)
-def test_everything_else_means_something(old: str, new: str) -> None:
-    text = CODE_TEXT.replace(old, new, 1)
-    assert text != CODE_TEXT
-    assert digest(text) != digest(CODE_TEXT)
+CHANGED = [
+    *[("-1.5", other) for other in ("-1.25", "True", "1", "1.0", "'1'", "b'1'")],
+    *[("def f", other) for other in ("async def f", "def g", "def f(:", "def g(:")],  # two are no Python yet
+    ('"k"', '"K"'),
+    ("b=None", "b=0"),
+    ("*, b", "b"),
+    ("import os", "import os.path"),
+    ("import os", "'Doc.'\n'A text after it.'\nimport os"),
+    ("return", "yield"),
+    ("return [a", '"text"\n    return [a'),
+]
 
 
-def test_one_is_not_true_and_no_float() -> None:
-    assert len({digest(f"x = {value}") for value in ("1", "True", "1.0", "'1'", "b'1'")}) == 5
-
-
-def test_a_text_after_the_docstring_is_code() -> None:
-    assert digest('"""Doc."""\n"""Text."""\n') != digest('"""Doc."""\n')
+def test_everything_else_means_something() -> None:
+    texts = [CODE_TEXT, *(CODE_TEXT.replace(old, new, 1) for old, new in CHANGED)]
+    assert len({*texts}) == len({digest(text) for text in texts}) == len(texts)
 
 
 def test_only_the_comment_of_a_key_of_params_yaml_is_no_code() -> None:
@@ -102,10 +96,6 @@ def test_only_the_comment_of_a_key_of_params_yaml_is_no_code() -> None:
     assert digest(ours.format("a port")) != digest(ours.replace("8081", "8082").format("a port"))
     other = "from elsewhere import key\nport = key(8081, '{}')\n"
     assert digest(other.format("a")) != digest(other.format("b"))
-
-
-def test_what_is_not_python_yet_is_a_change_and_no_crash() -> None:
-    assert digest("def f(:\n") != digest("def g(:\n")
 
 
 def test_imports_are_absolute_and_by_name_for_keys_follow_no_others() -> None:
@@ -153,10 +143,11 @@ def run_of(stage: str, params: Params, root: Path) -> set[tuple[str, str]]:
             importing[0] += {"call": 1, "return": -1}.get(event, 0)
         elif event == "call" and not importing[0] and code.co_filename.startswith(f"{PACKAGE}/"):
             path = Path(code.co_filename).relative_to(PACKAGE).as_posix()
-            names = code.co_qualname.split(".") if path.endswith(".py") else [BODY]  # a template has no parts
+            names = code.co_qualname.split(".")
             name = ".".join(names[:2]) if ".".join(names[:2]) in parts[path] else names[0]
-            # a class's body, and a lambda in a table, have no name of their own
-            if code.co_flags & inspect.CO_OPTIMIZED and not name.startswith("<"):
+            # a template has no parts; a class's body, and a lambda in a table, have no name of their own
+            is_named = path.endswith(".py") and not name.startswith("<")
+            if code.co_flags & inspect.CO_OPTIMIZED and is_named:
                 ran.add((path, name))
 
     sys.setprofile(see)
@@ -176,14 +167,6 @@ def test_code_that_is_imported_by_a_name_put_together_starts_a_key_of_its_own() 
     }
     assert calls == {"__main__.py", "stages/train/learner.py"}
     assert {f"train.{method}" for method in METHODS} < EVERY
-
-
-def test_classes_of_settings_alone_are_divided_into_their_members() -> None:
-    """That of all settings, and the sections with groups; objects of others go where no annotation says
-    so.
-    """
-    parted = {part.partition(".")[0] for source in SOURCES.values() for part in source.parts if "." in part}
-    assert parted == {"Params", "Train", "Compare", "Report"}
 
 
 @pytest.mark.parametrize(
@@ -401,8 +384,7 @@ def changed(package: Package) -> set[str]:
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package that may be edited."""
     folder = tmp_path_factory.mktemp("keys") / "pipeline"
-    shutil.copytree(PACKAGE, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
+    return Path(shutil.copytree(PACKAGE, folder, ignore=IGNORED))
 
 
 @pytest.mark.parametrize(
@@ -416,23 +398,26 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_file_that_comes_is_code_unless_an_editor_left_it(
-    package: Path, file: str, expected: set[str]
+    package: Path, monkeypatch: pytest.MonkeyPatch, file: str, expected: set[str]
 ) -> None:
     path = package / file
     if path.suffix == ".py":
-        path.symlink_to(package / "nowhere.py")
+        path.symlink_to("nowhere.py")
     else:
         path.write_text("text")
-    after = changed(Package(read_sources(package, MEMORY)))
+    monkeypatch.setattr("pipeline.workflow.package.PACKAGE", package)
+    after = changed(Package())
     path.unlink()
     assert after == expected
 
 
-def test_keys_that_can_not_be_written_are_the_machines_fault(tmp_path: Path) -> None:
+def test_keys_that_can_not_be_written_are_the_machines_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / ".quench").mkdir()
-    (tmp_path / FOLDER).write_text("a file where the folder belongs")
-    with pytest.raises(MachineError, match="Q-WORKFLOW-001"):
-        write_keys(tmp_path, STARTS)
+    (tmp_path / KEYS).write_text("a file where the folder belongs")
+    assert main([CODE, "--root", str(tmp_path)]) == 6
+    assert "Q-WORKFLOW-001" in capsys.readouterr().err
 
 
 def test_a_module_that_is_imported_from_now_on_is_in_the_key() -> None:
@@ -446,14 +431,15 @@ def test_a_module_that_is_imported_from_now_on_is_in_the_key() -> None:
 
 
 def test_keys_are_written_where_they_differ_and_those_of_no_stage_go(tmp_path: Path) -> None:
-    assert set(write_keys(tmp_path, STARTS)) == EVERY
-    file = tmp_path / key_file("train")
-    os.utime(file, (1, 1))
-    (tmp_path / key_file("curate")).write_text("of other code\n")
-    (tmp_path / FOLDER / "gone.key").touch()
-    assert write_keys(tmp_path, STARTS) == ["curate"]
-    assert file.stat().st_mtime == 1
-    assert {path.name.removesuffix(".key") for path in (tmp_path / FOLDER).iterdir()} == EVERY
+    assert main([CODE, "--root", str(tmp_path)]) == 0
+    train, curate = (tmp_path / KEYS / f"{stage}.key" for stage in ("train", "curate"))
+    right = curate.read_text()
+    os.utime(train, (1, 1))
+    curate.write_text("of other code\n")
+    (tmp_path / KEYS / "gone.key").touch()
+    assert main([CODE, "--root", str(tmp_path)]) == 0
+    assert train.stat().st_mtime == 1 and curate.read_text() == right
+    assert {path.name.removesuffix(".key") for path in (tmp_path / KEYS).iterdir()} == EVERY
 
 
 # ---- both tools go by them
@@ -502,15 +488,13 @@ class Project:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     from dvc.repo import Repo
 
-    from pipeline.workflow.locked import stages_of
-
     root = tmp_path_factory.mktemp("edits") / "project"
-    shutil.copytree(PROJECT / "pipeline", root / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PROJECT / "pipeline", root / "pipeline", ignore=IGNORED)
     for folder in ("graphs", "profiles"):
         shutil.copytree(PROJECT / folder, root / folder)
     for name in ("Snakefile", ".dvcignore"):
         shutil.copy(PROJECT / name, root)
-    settings = recipe_text("demo")
+    settings = (PROJECT / "params.yaml").read_text(encoding="utf-8")
     # compare, distill and budget have jobs
     jobs = {"seeds": "42", "distilled": "merged_distilled", "distill": "Q4_K_M", "budgets": "4.6bpw"}
     for key, value in jobs.items():
@@ -518,24 +502,17 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         settings = settings.replace(f" {key}: []", f" {key}: [{value}]")
     (root / "params.yaml").write_text(settings, encoding="utf-8")
     (root / "dvc.yaml").write_text(dvc_text("merged"))
-    folders = {
-        path.rstrip("/")
-        for stage in stages_in("merged").values()
-        for path in stage.written
-        if path.endswith("/")
-    }
-    made = {path for stage in stages_of(root).values() for path in stage.outs} - {FOLDER}
-    folders |= {
-        *USERS,
-        *(path for path in made if path.startswith("models/compare/")),
-    }
+    written = {path for stage in stages_in("merged").values() for path in stage.written}
+    folders = {path.rstrip("/") for path in written if path.endswith("/")} | {*USERS}
+    Repo.init(str(root), no_scm=True).close()
+    found = Project(root)
+    made = found.dvc(lambda repo: {out.def_path for out in repo.index.outs}) - {KEYS}
     for path in made | set(USERS):
-        file = root / path / "file" if path in folders else root / path
+        is_folder = path in folders or path.startswith("models/compare/")
+        file = root / path / "file" if is_folder else root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{path}\n")
-    found = Project(root)
     found.run(sys.executable, "-m", "pipeline", CODE)
-    Repo.init(str(root), no_scm=True).close()
     found.dvc(lambda repo: repo.add("data/raw"))
     found.dvc(lambda repo: repo.commit(force=True))
     yield found

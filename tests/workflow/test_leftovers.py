@@ -120,4 +120,4 @@ def test_what_can_not_be_removed_is_named(
 
     monkeypatch.setattr(leftovers, "remove", busy)
     remove_leftovers(tmp_path, asked())
-    assert "nf4-1 can't be removed" in capsys.readouterr().err
+    assert "models/.compare/nf4-1" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 upgrade has said what would run again.
 """
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,17 +11,15 @@ from typing import Any
 import pytest
 import yaml
 from typer.testing import CliRunner
+from user_project import BIN, quench
 
+from pipeline.__main__ import main
 from pipeline.cli import app
-from pipeline.commands.upgrade import changes, followers
 from pipeline.config.params import read_params
 from pipeline.config.text import left_out
-from pipeline.core.errors import ConfigError
 from pipeline.core.locks import RUN, lock_file, take
-from pipeline.workflow import project
-from pipeline.workflow.code_keys import FOLDER, key_file
-from pipeline.workflow.project import changed_code, is_project, refresh_keys, take_over
-from pipeline.workflow.stages import code_of_stages, stages_in
+from pipeline.core.places import PROJECT
+from pipeline.workflow.stages import stages_in
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +46,10 @@ def test_a_new_project_has_settings_a_graph_git_and_dvc_and_no_code(made: Path) 
         ["git", "ls-files"], cwd=made, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert {"params.yaml", "dvc.yaml", "Snakefile", ".dvc/config", ".dvcignore", ".gitignore"} <= set(staged)
-    assert {key_file(stage) for stage in code_of_stages()} <= set(staged)  # a clone of it has them too
+    # a clone of it has the keys of the code too
+    assert {f".quench/code/{stage}.key" for stage in stages_in("merged")} <= set(staged)
     assert not list(made.rglob("*.py"))
     assert "code" not in yaml.safe_load((made / "dvc.yaml").read_text())["stages"]
-    assert is_project(made) and refresh_keys(made) == []
     assert (made / "data/raw").is_dir()
     # every key is in the file, as DVC needs it
     assert not left_out(read_params(made / "params.yaml").values)
@@ -99,58 +98,64 @@ def test_the_folder_one_is_in_is_not_replaced(tmp_path: Path, monkeypatch: pytes
     assert "Q-COMMANDS-035" in invoke("new", ".").output
 
 
-def test_other_code_runs_nothing_before_an_upgrade(root: Path) -> None:
-    key = root / key_file("merge")
+def again(root: Path, *words: str) -> dict[str, str]:
+    """{stage that has run: why `quench upgrade` would run it again}."""
+    done = quench(root, "upgrade", *words)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.partition("again:\n")[2].splitlines()
+    return dict(line.split(maxsplit=1) for line in lines if line.startswith("  "))
+
+
+def have_run(root: Path, *stages: str) -> None:
+    (root / "dvc.lock").write_text(yaml.safe_dump({"stages": {stage: {} for stage in stages}}))
+
+
+def test_other_code_runs_nothing_before_an_upgrade(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused() -> bool:
+        code, said = main(["code", "--root", str(root)]), capsys.readouterr().err
+        assert (code, "Q-WORKFLOW-023" in said) in ((0, False), (2, True))
+        return code == 2
+
+    assert not refused()
+    have_run(root, *stages_in("merged"))
+    key = root / ".quench/code/merge.key"
     first, *others = key.read_text().splitlines()
     key.write_text("\n".join([f"0{first[1:]}", *others, ""]))
-    with pytest.raises(ConfigError, match="Q-WORKFLOW-023"):
-        refresh_keys(root)
-    assert list(changed_code(root)) == ["merge"]
-    done = invoke("upgrade", "--root", root)
-    assert done.exit_code == 0 and "merge" in done.output
-    with pytest.raises(ConfigError, match="Q-WORKFLOW-023"):  # it has only been asked
-        refresh_keys(root)
-    done = invoke("upgrade", "--yes", "--root", root)
-    assert done.exit_code == 0, done.output
-    assert refresh_keys(root) == []
+    assert refused()
+    found = again(root)
+    assert next(iter(found)) == "merge" and first.split()[-1] in found["merge"]
+    # at any distance, and nothing before it
+    assert {"convert", "imatrix", "quantize", "parity", "evaluate", "report"} <= found.keys() and not {
+        "train",
+        "base",
+    } & found.keys()
+    assert refused()  # it has only been asked
+    again(root, "--yes")
+    assert not refused() and again(root) == {}
 
 
 def test_an_upgrade_names_what_has_run_and_what_follows_it(root: Path) -> None:
-    (root / key_file("train")).unlink()
-    (root / "dvc.lock").write_text(yaml.safe_dump({"stages": {"train": {}, "merge": {}, "curate": {}}}))
-    lines = invoke("upgrade", "--root", root).output.splitlines()
-    said = lines[lines.index("Would run again:") + 1 :]
-    assert [line.split()[0] for line in said if line.startswith("  ")] == ["train", "merge"]
+    (root / ".quench/code/train.key").unlink()
+    have_run(root, "train", "merge", "curate")
+    assert list(again(root)) == ["train", "merge"]
 
 
 def test_an_upgrade_sees_new_settings_and_an_edited_graph(root: Path) -> None:
+    have_run(root, *stages_in("merged"))
     settings = yaml.safe_load((root / "params.yaml").read_text())
     del settings["merge"]["dtype"], settings["train"]["r"]
     (root / "params.yaml").write_text(yaml.safe_dump(settings))
     graph = yaml.safe_load((root / "dvc.yaml").read_text())
     graph["stages"]["imatrix"]["deps"].pop()
     (root / "dvc.yaml").write_text(yaml.safe_dump(graph))
-    found = changes(root, read_params(root / "params.yaml"))
+    found = again(root, "--yes")
     assert "merge.dtype" in found["merge"] and "train.r" in found["train"]
     assert "dvc.yaml" in found["imatrix"] and "curate" not in found
-    assert invoke("upgrade", "--yes", "--root", root).exit_code == 0
-    assert "imatrix" not in changes(root, read_params(root / "params.yaml"))
-
-
-def test_followers_are_found_at_any_distance() -> None:
-    from pipeline.config.params import load_params
-    from pipeline.core.places import PROJECT
-
-    values = load_params(PROJECT / "recipes/demo.yaml").model_dump(mode="json")
-    graph = stages_in("merged")
-    found = followers(graph, values, {"quantize"})
-    assert {"parity", "evaluate", "report"} <= found.keys() and "convert" not in found
-    assert set(followers(graph, values, {"base"})) >= {"curate", "train", "report"}
-    assert followers(graph, values, {"report"}) == {}
+    assert "dvc.yaml" not in again(root).get("imatrix", "")
 
 
 def test_an_older_quench_doesnt_tell_one_to_remove_newer_settings(root: Path) -> None:
-    (root / FOLDER / "version").write_text("9.9\n")
+    (root / ".quench/code/version").write_text("9.9\n")
     with (root / "params.yaml").open("a") as file:
         file.write("novelty: {}\n")
     done = invoke("upgrade", "--root", root)
@@ -158,7 +163,7 @@ def test_an_older_quench_doesnt_tell_one_to_remove_newer_settings(root: Path) ->
 
 
 def test_a_key_that_cannot_be_read_is_named(root: Path) -> None:
-    (root / key_file("train")).write_bytes(b"\xff")
+    (root / ".quench/code/train.key").write_bytes(b"\xff")
     done = invoke("upgrade", "--root", root)
     assert done.exit_code == 3 and "Q-WORKFLOW-024" in done.output
 
@@ -170,12 +175,32 @@ def test_a_checkout_is_not_upgraded_and_needs_no_quench_setup(tmp_path: Path) ->
     assert done.exit_code == 2 and "Q-COMMANDS-037" in done.output
 
 
-def test_a_damaged_key_of_code_is_not_written_over_in_a_project_but_in_a_checkout(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (root / key_file("train")).write_text("0 stages/train/stage.py\n")
-    monkeypatch.setattr(project, "is_project", lambda root: False)
-    assert refresh_keys(root) == ["train"]
-    monkeypatch.undo()
-    take_over(root)
-    assert not changed_code(root) and (root / FOLDER / "version").is_file()
+def test_a_checkout_takes_its_keys_from_the_code_at_every_start(root: Path) -> None:
+    whole = (root / ".quench/code/train.key").read_text()
+    (root / ".quench/code/train.key").write_text("0 stages/train/stage.py\n")
+    (root / ".quench/code/version").unlink()  # which makes it a project
+    assert main(["code", "--root", str(root)]) == 0
+    assert (root / ".quench/code/train.key").read_text() == whole
+
+
+@pytest.mark.slow
+def test_what_jobs_on_other_machines_left_is_taken_at_the_end(root: Path, tiny_qwen2: Path) -> None:
+    """Of a project's own Snakefile, which alone has the words for it: Snakemake asks no included one."""
+
+    def base_of(model: Path) -> "subprocess.CompletedProcess[str]":
+        settings = yaml.safe_load((root / "params.yaml").read_text())
+        none = dict.fromkeys(("revision", "file", "sha256")) | {"places": []}
+        settings["base"] |= {"source": "path", "model": str(model)} | none
+        (root / "params.yaml").write_text(yaml.safe_dump(settings))
+        environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "QUENCH_REMOTE": "1"}
+        environment |= {"PYTHONPATH": str(PROJECT)}
+        command = [BIN / "snakemake", "base"]
+        return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+
+    (root / "data/raw/chats.jsonl").write_text("{}\n")
+    failed = base_of(root / "nowhere")
+    assert failed.returncode == 3, failed.stderr  # the stage's, where Snakemake's own is 1
+    done = base_of(tiny_qwen2)
+    assert done.returncode == 0, done.stderr
+    assert "  base:" in (root / "dvc.lock").read_text()
+    assert not list((root / ".quench/finished").iterdir())
