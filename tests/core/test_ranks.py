@@ -79,7 +79,7 @@ def test_a_rank_of_our_own_launcher(told: Any) -> None:
 
 def test_srun_on_one_machine_needs_no_address(told: Any) -> None:
     told(**SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "4", "MASTER_ADDR": "node1"})
-    rank, loopback = take_rank(), "127.0.0.1"  # whatever is named: nobody else has to reach it
+    rank, loopback = take_rank(), "127.0.0.1"  # whatever address is named
     assert rank == Rank(3, 4, 1, 4, loopback, 23456, run="123456.0.0")
     assert not rank.leads
 

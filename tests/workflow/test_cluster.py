@@ -43,7 +43,7 @@ def test_jobs_are_told_by_their_folder(tmp_path: Path, monkeypatch: pytest.Monke
         wait_for_jobs(tmp_path, is_dry_run=True)
     assert waiting.value.id == "Q-WORKFLOW-011" and "train" in waiting.value.sentence
     assert re.findall(r"job (\d+), (\w+)", waiting.value.sentence) == [("17", "running"), ("20", "pending")]
-    (tmp_path / SUBMITTED).rmdir()  # who submitted nothing asks nobody
+    (tmp_path / SUBMITTED).rmdir()  # without submitted jobs SLURM is not asked
     wait_for_jobs(tmp_path, is_dry_run=True)
 
 

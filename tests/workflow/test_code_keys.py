@@ -505,19 +505,19 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     written = {path for stage in stages_in("merged").values() for path in stage.written}
     folders = {path.rstrip("/") for path in written if path.endswith("/")} | {*USERS}
     Repo.init(str(root), no_scm=True).close()
-    found = Project(root)
-    made = found.dvc(lambda repo: {out.def_path for out in repo.index.outs}) - {KEYS}
-    for path in made | set(USERS):
+    edits = Project(root)
+    outputs = edits.dvc(lambda repo: {out.def_path for out in repo.index.outs}) - {KEYS}
+    for path in outputs | set(USERS):
         is_folder = path in folders or path.startswith("models/compare/")
         file = root / path / "file" if is_folder else root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{path}\n")
-    found.run(sys.executable, "-m", "pipeline", CODE)
-    found.dvc(lambda repo: repo.add("data/raw"))
-    found.dvc(lambda repo: repo.commit(force=True))
-    yield found
-    if found.forked:
-        found.forked.close()
+    edits.run(sys.executable, "-m", "pipeline", CODE)
+    edits.dvc(lambda repo: repo.add("data/raw"))
+    edits.dvc(lambda repo: repo.commit(force=True))
+    yield edits
+    if edits.forked:
+        edits.forked.close()
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_a_recipe_brings_its_graph_and_a_stage_refuses_any_other(
         do(root, "graph")
         assert (root / "dvc.yaml").read_text() == dvc_text(name)
     (root / "dvc.yaml").unlink()
-    assert refusal(root, "curate", capsys) == ""  # a folder without a graph is nobody's concern
+    assert refusal(root, "curate", capsys) == ""  # a folder without a graph has no wrong one
 
 
 def test_an_edited_graph_is_written_again_and_a_dvc_yaml_in_a_subfolder_stays(root: Path) -> None:

@@ -122,13 +122,13 @@ def test_other_code_runs_nothing_before_an_upgrade(root: Path, capsys: pytest.Ca
     first, *others = key.read_text().splitlines()
     key.write_text("\n".join([f"0{first[1:]}", *others, ""]))
     assert refused()
-    found = again(root)
-    assert next(iter(found)) == "merge" and first.split()[-1] in found["merge"]
+    reasons = again(root)
+    assert next(iter(reasons)) == "merge" and first.split()[-1] in reasons["merge"]
     # at any distance, and nothing before it
-    assert {"convert", "imatrix", "quantize", "parity", "evaluate", "report"} <= found.keys() and not {
+    assert {"convert", "imatrix", "quantize", "parity", "evaluate", "report"} <= reasons.keys() and not {
         "train",
         "base",
-    } & found.keys()
+    } & reasons.keys()
     assert refused()  # it has only been asked
     again(root, "--yes")
     assert not refused() and again(root) == {}
@@ -148,9 +148,9 @@ def test_an_upgrade_sees_new_settings_and_an_edited_graph(root: Path) -> None:
     graph = yaml.safe_load((root / "dvc.yaml").read_text())
     graph["stages"]["imatrix"]["deps"].pop()
     (root / "dvc.yaml").write_text(yaml.safe_dump(graph))
-    found = again(root, "--yes")
-    assert "merge.dtype" in found["merge"] and "train.r" in found["train"]
-    assert "dvc.yaml" in found["imatrix"] and "curate" not in found
+    reasons = again(root, "--yes")
+    assert "merge.dtype" in reasons["merge"] and "train.r" in reasons["train"]
+    assert "dvc.yaml" in reasons["imatrix"] and "curate" not in reasons
     assert "dvc.yaml" not in again(root).get("imatrix", "")
 
 

@@ -106,7 +106,7 @@ def test_a_kill_while_an_artifact_was_replaced_is_undone(
     assert (f"{parent}/.{name}.old" if whole else artifact) in capsys.readouterr().err
 
 
-def test_a_lock_that_cannot_be_had_sweeps_nothing_and_stops_nobody(tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_had_sweeps_nothing_and_stops_no_stage(tmp_path: Path) -> None:
     write(tmp_path, SCRAPS)
     (tmp_path / ".quench/work.lock").mkdir(parents=True)  # in its way: for root, rights are none
     with running("merge", tmp_path):
