@@ -47,7 +47,7 @@ CURATE, TRAIN = "pipeline/stages/curate", "pipeline/stages/train"
 ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that judge them
     "gate": (["pipeline/gate"], ["tests/gate", "tests/metrics/test_level_limits.py"]),
     "jsonl": (["pipeline/core/jsonl.py"], ["tests/core/test_jsonl.py"]),
-    "chat": (["pipeline/chat/rows.py"], ["tests/chat", f"tests/{CURATE[9:]}/test_formats.py"]),
+    "chat": (["pipeline/chat/rows.py"], ["tests/chat/test_rows.py"]),
     "metrics": (
         [f"pipeline/metrics/{name}.py" for name in ("paired", "score", "scorers", "text", "level_limits")],
         ["tests/metrics"],

@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 from pipeline.chat.rows import BadRow, Row, edit_texts, texts
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.curate.rules.changes import Changes
 from pipeline.stages.curate.rules.control_tokens import ControlTokens
 from pipeline.stages.curate.rules.template import ChatTemplate
 
@@ -144,13 +143,13 @@ def test_no_control_token_survives_more_than_600_injections(base: Base) -> None:
     rule, tried = ControlTokens(base.tokens, "neutralize"), 0
     for token, name, text in injections(base.tokens):
         if name in ("plain", "twice", "nested", "in a word"):
-            assert base.control(text) == [token] * (1 + (name == "twice")), "the injection itself must work"
+            assert base.control(text) == [token] * (1 + (name == "twice"))
         for place, cleaned in texts(rule(everywhere(text), [])):
             assert rule.find(cleaned) is None, (name, place, cleaned)
         cleaned = rule.neutralize(text)
         assert not base.any_control(cleaned), (name, text, cleaned)
         assert rule.neutralize(cleaned) == cleaned
-        assert f"{token[0]} {token[1:-1]} {token[-1]}" in cleaned, "it is broken up for all to see"
+        assert f"{token[0]} {token[1:-1]} {token[-1]}" in cleaned
         tried += 1
     assert tried >= 600, tried
 
@@ -303,7 +302,7 @@ def test_tokens_without_end_are_rejected() -> None:
 
 
 def test_changes_are_noted_and_other_rows_are_the_same_object() -> None:
-    changes: Changes = []
+    changes = list[Any]()
     row = RULE(
         {
             "kind": "chat",

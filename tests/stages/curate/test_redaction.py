@@ -5,6 +5,7 @@ import pickle
 import re
 import runpy
 import time
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 
 from pipeline.chat.rows import BadRow, texts
 from pipeline.core.places import PROJECT
-from pipeline.stages.curate.rules.changes import EXCERPT, Change
 from pipeline.stages.curate.rules.personal import KINDS
 from pipeline.stages.curate.rules.redaction import PASSES, Redactor
 from pipeline.stages.curate.rules.secrets import FORMATS
@@ -25,10 +25,6 @@ KEY = "hf_" + "aZ3kQ9xW7bN2vR5tY8uL1pM4cD6fG0hJ"
 PEOPLE = "bob@acme.dev, eve@acme.dev, +49 30 901820, 93.184.216.34, DE89370400440532013000, 4111111111111111"
 
 
-def redacted(*contents: str, **settings) -> list[str]:
-    return [text for _, text in texts(Redactor(**settings).rule(chat(*contents), []))]
-
-
 def test_a_clean_row_is_the_same_object():
     row, changes = chat("How do I list files?", "With `ls -la`, see https://man7.org."), []
     redactor = Redactor(names=("Bob",))
@@ -36,12 +32,53 @@ def test_a_clean_row_is_the_same_object():
     assert not changes and not redactor.counts
 
 
-def test_the_same_value_has_one_placeholder_and_numbers_count_in_order():
-    first, second = redacted(
-        "Mail eve@acme.dev and bob@acme.dev.", "I wrote to BOB@acme.dev and eve@acme.dev from 93.184.216.34."
-    )
-    assert first == "Mail [EMAIL_1] and [EMAIL_2]."
-    assert second == "I wrote to [EMAIL_2] and [EMAIL_1] from [IP_1]."
+REDACTED: list[tuple[list[str], dict[str, Any], list[str]]] = [
+    (  # one placeholder for the same value, and numbers in order
+        ["Mail eve@acme.dev and bob@acme.dev.", "To BOB@acme.dev and eve@acme.dev from 93.184.216.34."],
+        {},
+        ["Mail [EMAIL_1] and [EMAIL_2].", "To [EMAIL_2] and [EMAIL_1] from [IP_1]."],
+    ),
+    (  # a password told once is hidden everywhere
+        ["export DB_PASSWORD=hunter2x", "I put hunter2x into the vault.", "whunter2xy"],
+        {},
+        ["export DB_PASSWORD=[PASSWORD_1]", "I put [PASSWORD_1] into the vault.", "whunter2xy"],
+    ),
+    # numbers go on after those that are there
+    (["I am [EMAIL_3].", "Mail bob@acme.dev."], {}, ["I am [EMAIL_3].", "Mail [EMAIL_4]."]),
+    (  # secrets come before personal data
+        ["postgres://app:s3cr3tpw@db.acme.dev:5432/main"],
+        {},
+        ["postgres://app:[URL_PASSWORD_1]@db.acme.dev:5432/main"],
+    ),
+    ([f'api_key = "{KEY}"'], {}, ['api_key = "[HUGGINGFACE_TOKEN_1]"']),
+    (  # an escape is no letter before a key
+        [f'print("a\\n{KEY}\\tb\\n93.184.216.34")'],
+        {},
+        ['print("a\\n[HUGGINGFACE_TOKEN_1]\\tb\\n[IP_1]")'],
+    ),
+    (  # names are whole words, as written or in capitals
+        ["Ann Lee met ANN LEE, ann lee and Joann Leeds. 张伟说你好. Ann_Lee"],
+        {"names": ("Ann Lee", "张伟", " ")},
+        ["[NAME_1] met [NAME_1], ann lee and Joann Leeds. [NAME_2]说你好. Ann_Lee"],
+    ),
+    (
+        [f"{KEY} bob@acme.dev 93.184.216.34"],
+        {"secrets": "keep", "personal": ("ip",)},
+        [f"{KEY} bob@acme.dev [IP_1]"],
+    ),
+    ([f"{KEY} {PEOPLE}"], {"personal": ()}, [f"[HUGGINGFACE_TOKEN_1] {PEOPLE}"]),
+    (  # a password that looks like a placeholder breaks none
+        ["password=TOKEN_1", f"[HUGGINGFACE_TOKEN_1] TOKEN_1 {KEY}"],
+        {},
+        ["password=[PASSWORD_1]", "[HUGGINGFACE_TOKEN_1] [PASSWORD_1] [HUGGINGFACE_TOKEN_2]"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("contents", "settings", "expected"), REDACTED)
+def test_redacted(contents: list[str], settings: dict[str, Any], expected: list[str]):
+    found = Redactor(**settings).rule(chat(*contents), [])
+    assert [text for _, text in texts(found)] == expected
 
 
 def test_every_place_of_a_row_is_reached():
@@ -57,7 +94,7 @@ def test_every_place_of_a_row_is_reached():
         "segments": [{"text": "bob@acme.dev", "train": True}],
         "answer": KEY,
     }
-    changes: list[Change] = []
+    changes: list[Any] = []
     new = Redactor().rule(row, changes)
     assert new["messages"][0]["content"] == "Use [HUGGINGFACE_TOKEN_1]."
     assert new["chosen"][0]["reasoning_content"] == "[EMAIL_1]?"
@@ -66,7 +103,7 @@ def test_every_place_of_a_row_is_reached():
         "headers": [{"x": "[HUGGINGFACE_TOKEN_1]"}],
         "password": "[PASSWORD_1]",
     }
-    assert new["rejected"][0]["content"] == "The password [PASSWORD_1] works."
+    assert new["rejected"][0]["content"].split()[2] == "[PASSWORD_1]"
     assert new["segments"][0]["text"] == "[EMAIL_1]"
     assert new["tools"][0]["function"]["description"] == "as [EMAIL_2]"
     assert new["answer"] == "[HUGGINGFACE_TOKEN_1]"
@@ -79,57 +116,17 @@ def test_every_place_of_a_row_is_reached():
     }
 
 
-def test_a_password_told_once_is_hidden_everywhere():
-    assert redacted("export DB_PASSWORD=hunter2x", "I put hunter2x into the vault.", "whunter2xy") == [
-        "export DB_PASSWORD=[PASSWORD_1]",
-        "I put [PASSWORD_1] into the vault.",
-        "whunter2xy",
-    ]
-
-
-def test_numbers_go_on_after_those_that_are_there():
-    assert redacted("I am [EMAIL_3].", "Mail bob@acme.dev.") == ["I am [EMAIL_3].", "Mail [EMAIL_4]."]
-
-
-def test_secrets_come_before_personal_data():
-    assert redacted("postgres://app:s3cr3tpw@db.acme.dev:5432/main") == [
-        "postgres://app:[URL_PASSWORD_1]@db.acme.dev:5432/main"
-    ]
-    assert redacted('api_key = "' + KEY + '"') == ['api_key = "[HUGGINGFACE_TOKEN_1]"']
-
-
-def test_an_escape_is_no_letter_before_a_key():
-    assert redacted(f'print("a\\n{KEY}\\tb\\n93.184.216.34")') == [
-        'print("a\\n[HUGGINGFACE_TOKEN_1]\\tb\\n[IP_1]")'
-    ]
-
-
-def test_names_are_whole_words_as_written_or_in_capitals():
-    text = "Ann Lee met ANN LEE, ann lee and Joann Leeds. 张伟说你好. Ann_Lee"
-    assert redacted(text, names=("Ann Lee", "张伟", " ")) == [
-        "[NAME_1] met [NAME_1], ann lee and Joann Leeds. [NAME_2]说你好. Ann_Lee"
-    ]
-
-
-def test_keep_leaves_secrets_and_the_kinds_not_named():
-    assert redacted(f"{KEY} bob@acme.dev 93.184.216.34", secrets="keep", personal=("ip",)) == [
-        f"{KEY} bob@acme.dev [IP_1]"
-    ]
-    assert redacted(f"{KEY} {PEOPLE}", personal=()) == [f"[HUGGINGFACE_TOKEN_1] {PEOPLE}"]
-
-
 def test_reject_names_the_place_and_the_kind_alone():
     redactor = Redactor(secrets="reject")
     with pytest.raises(BadRow) as error:
         redactor.rule(chat("bob@acme.dev", f"Here: {KEY}"), [])
-    assert (error.value.code, str(error.value)) == (
-        "secret",
-        "messages 2 holds a secret of kind huggingface_token",
-    )
+    assert error.value.code == "secret"
+    assert {"messages", "2", "huggingface_token"} <= {*str(error.value).split()}
+    assert KEY not in str(error.value)
     assert not redactor.counts
     call = {"type": "function", "function": {"name": "login", "arguments": {"password": "tr0ub4dor"}}}
     row = {**chat("Log in."), "chosen": [{"role": "assistant", "content": "", "tool_calls": [call]}]}
-    with pytest.raises(BadRow, match=r"^tool_calls holds a secret of kind password$"):
+    with pytest.raises(BadRow, match=r"^tool_calls .* password$"):
         redactor.rule(row, [])
     assert redactor.rule(chat("bob@acme.dev"), [])["messages"][0]["content"] == "[EMAIL_1]"
 
@@ -143,26 +140,29 @@ def test_counts_are_occurrences_and_begin_again():
 
 
 def test_a_change_tells_kinds_and_lengths_per_rule():
-    changes: list[Change] = []
+    changes: list[Any] = []
     Redactor().rule(chat("hello", f"bob@acme.dev {KEY} eve@acme.dev"), changes)
-    assert changes == [
-        Change("secrets", "messages 2", "‹huggingface_token, 35 characters›", "[HUGGINGFACE_TOKEN_1]"),
-        Change(
-            "personal", "messages 2", "‹email, 12 characters›, ‹email, 12 characters›", "[EMAIL_1], [EMAIL_2]"
-        ),
+    assert [(change.rule, change.place, change.after) for change in changes] == [
+        ("secrets", "messages 2", "[HUGGINGFACE_TOKEN_1]"),
+        ("personal", "messages 2", "[EMAIL_1], [EMAIL_2]"),
+    ]
+    assert [re.findall(r"(\w+), (\d+)", change.before) for change in changes] == [
+        [("huggingface_token", "35")],
+        [("email", "12")] * 2,
     ]
 
 
 def test_a_change_of_many_finds_stays_short():
-    changes: list[Change] = []
+    changes: list[Any] = []
     Redactor().rule(chat(" ".join(f"p{i}@acme.dev" for i in range(40))), changes)
-    assert changes[0].after == "[EMAIL_1], [EMAIL_2], [EMAIL_3], [EMAIL_4], [EMAIL_5] and 35 more"
-    assert len(changes[0].before) <= EXCERPT
+    shown = re.findall(r"\[EMAIL_(\d+)\]", changes[0].after)
+    assert shown == ["1", "2", "3", "4", "5"] and str(40 - len(shown)) in changes[0].after
+    assert len(changes[0].before) <= 160
 
 
 def test_nothing_secret_is_said_anywhere():
     for _, secret, text in BENCHMARK["planted"](200, seed=11):
-        changes: list[Change] = []
+        changes: list[Any] = []
         redactor = Redactor(names=("Ann Lee",))
         redactor.rule(chat(text, PEOPLE, "Ann Lee"), changes)
         with pytest.raises(BadRow) as error:
@@ -180,7 +180,8 @@ def test_a_redactor_travels_to_a_worker_as_its_settings():
     redactor.rule(chat("bob@acme.dev"), [])
     copy = pickle.loads(pickle.dumps(redactor))  # noqa: S301
     assert not copy.counts
-    assert copy.scrub("Ann Lee bob@acme.dev 93.184.216.34") == "[NAME] [EMAIL] 93.184.216.34"
+    assert copy.scrub("Ann Lee") + copy.scrub("bob@acme.dev") == "[NAME][EMAIL]"
+    assert copy.scrub("93.184.216.34") == "93.184.216.34"
 
 
 PIECES = [text for _, _, text in BENCHMARK["planted"](180, seed=3)] + PEOPLE.split(", ")
@@ -213,7 +214,7 @@ def test_a_redacted_row_has_nothing_left_to_redact(contents: list[str]):
     except BadRow as error:
         assert error.code == "unredactable"
         return
-    changes: list[Change] = []
+    changes: list[Any] = []
     assert redactor.rule(once, changes) is once
     assert not changes
 
@@ -225,13 +226,6 @@ def test_what_lays_bare_ever_more_is_refused():
     assert error.value.code == "unredactable"
     assert "555" not in str(error.value)
     assert Redactor().scrub(text) == "[REDACTED]"
-
-
-def test_a_password_that_looks_like_a_placeholder_breaks_none():
-    assert redacted("password=TOKEN_1", f"[HUGGINGFACE_TOKEN_1] TOKEN_1 {KEY}") == [
-        "password=[PASSWORD_1]",
-        "[HUGGINGFACE_TOKEN_1] [PASSWORD_1] [HUGGINGFACE_TOKEN_2]",
-    ]
 
 
 @pytest.mark.parametrize(

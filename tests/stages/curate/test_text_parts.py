@@ -15,7 +15,6 @@ from tokenizer_folders import smollm_folder
 
 from pipeline.chat.rows import BadRow, Row, check_row, row_id
 from pipeline.chat.tokens import IGNORED, encode, load_tokenizer
-from pipeline.stages.curate.rules.changes import Changes
 from pipeline.stages.curate.rules.length import Length
 from pipeline.stages.curate.rules.text_parts import Unbreakable, text_parts
 
@@ -96,7 +95,6 @@ def test_joined_parts_are_the_text_and_each_is_within_the_budget(rule: Length, t
         parts = rule.parts(row, changes)
     except BadRow as why:
         assert why.code == "over_budget"
-        assert "no place to cut" in str(why)
         return
     assert joined(parts) == text
     assert all(rule.counter.count_row(part) <= most for part in parts)
@@ -165,7 +163,7 @@ def test_no_sentence_that_fits_is_torn() -> None:
     assert "".join(parts) == text
     assert all(part.rstrip().endswith("end.") for part in parts)
     assert all(len(part) <= 120 for part in parts)
-    assert sum(map(len, parts)) / len(parts) > 60, "parts are not tiny"
+    assert sum(map(len, parts)) / len(parts) > 60
 
 
 def test_only_the_last_part_learns_the_end_of_text(rule: Length, folder: Path) -> None:
@@ -180,7 +178,7 @@ def test_only_the_last_part_learns_the_end_of_text(rule: Length, folder: Path) -
 
 
 def test_a_split_text_is_noted(rule: Length) -> None:
-    changes: Changes = []
+    changes = list[Any]()
     parts = rule.parts(text_row(ENGLISH * 4), changes)
     (change,) = changes
     assert (change.rule, change.place) == ("length", "segments 1")

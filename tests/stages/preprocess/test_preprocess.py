@@ -1,21 +1,23 @@
 """preprocess: nothing cut, nothing lost, packed rows hold the same tokens, the same bytes in every run."""
 
+import json
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pyarrow.parquet as parquet
 import pytest
 import tiny
+from html_page import Page
 
 from pipeline.chat.rendering import Unrenderable
 from pipeline.chat.rows import TRAINED, Kind
 from pipeline.chat.tokens import IGNORED, NOT_LEARNED, encode, load_tokenizer
+from pipeline.config.params import Params
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.jsonl import write_rows
-from pipeline.stages.preprocess.page import render_labels_page
-from pipeline.stages.preprocess.stage import preprocess, summary
+from pipeline.stages.preprocess.stage import main, preprocess
 
 
 def run(root: Path, target: Path, **changes: object) -> dict:
@@ -69,11 +71,45 @@ def test_rows_that_are_too_long_are_counted_and_never_cut(prepared: Path, tmp_pa
     assert not (tmp_path / "tokens").exists()
 
 
-def test_text_is_trained_and_what_is_no_use_is_counted(prepared: Path, tmp_path: Path) -> None:
-    chat = {
-        "kind": "chat",
-        "messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}],
-    }
+CHAT: dict[str, Any] = {
+    "kind": "chat",
+    "messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}],
+}
+
+
+def whole(
+    root: Path, prepared: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> tuple[dict[str, Any], str, str]:
+    """The stage on these rows: its account, what it prints, and its page as a browser shows it."""
+    for split, some in {"train": rows, "val": [CHAT]}.items():
+        write_rows(root / f"data/final/{split}.jsonl", some)
+    (root / "models").mkdir()
+    (root / "models/base").symlink_to(prepared / "models/base")
+    main(Params.model_validate({"preprocess": {"packing": False}}), root)
+    page = Page((root / "reports/labels.html").read_text(encoding="utf-8")).text
+    return json.loads((root / "reports/labels.json").read_bytes()), capsys.readouterr().out, page
+
+
+def test_what_rewards_are_worth_is_counted_and_said(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [*(CHAT | {"reward": reward} for reward in (0.0, 1.0, 1.0)), CHAT]
+    stats, printed, _ = whole(tmp_path / "few", prepared, rows, capsys)
+    found = stats["splits"]["train"]["rewards"]
+    assert (found["sequences"], found["without"], found["weightless"]) == (3, 1, 1)
+    assert sum(one["rows"] for one in found["weights"]) == 3
+    lonely = [*[CHAT | {"reward": 0.0}] * 50, CHAT | {"reward": 1.0}]
+    stats, more, _ = whole(tmp_path / "lonely", prepared, lonely, capsys)
+    assert stats["splits"]["train"]["rewards"]["largest_weight"] > 20
+    assert len(more.splitlines()) == len(printed.splitlines()) + 1  # one row stands for all
+    _, none, _ = whole(tmp_path / "none", prepared, [CHAT], capsys)
+    assert len(none.splitlines()) == len(printed.splitlines()) - 1
+
+
+def test_text_is_trained_and_what_is_no_use_is_counted(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = CHAT
     others = [
         {
             "kind": "text",
@@ -92,26 +128,19 @@ def test_text_is_trained_and_what_is_no_use_is_counted(prepared: Path, tmp_path:
         {"messages": [chat["messages"][0], {"role": "assistant", "content": "<|im_end|>4"}]},
         {"messages": [chat["messages"][0], {"role": "assistant", "content": "4", "reasoning_content": "hm"}]},
     ]
-    root = tmp_path / "project"
-    for split, rows in {"train": [chat, *others], "val": [chat]}.items():
-        write_rows(root / f"data/final/{split}.jsonl", rows)
-    (root / "models").mkdir()
-    (root / "models/base").symlink_to(prepared / "models/base")
-    stats = run(root, tmp_path / "tokens", packing=False)
+    stats, printed, page = whole(tmp_path, prepared, [chat, *others], capsys)
     counted = stats["splits"]["train"]
     assert counted["rejected"] == {"control_token": 1, "not_learned": 2, "template_drops": 1}
     assert counted["rows"] == 4
     assert (counted["untrained"], counted["rewards"]["sequences"]) == ({"feedback": 1, "prompt": 1}, 1)
-    _, left_out, untrained, rewarded = summary(stats)
-    assert left_out == "4 rows left out: 2 not_learned, 1 control_token, 1 template_drops"
-    assert "2 rows won't be trained (1 feedback and 1 prompt)" in untrained
-    assert "reward -1" in rewarded
-    page = render_labels_page(stats, [])
-    assert "2 rows won&#39;t be trained" in page
-    assert "reward -1" in page
-    _, text, _, part = parquet.read_table(tmp_path / "tokens/train.parquet").to_pylist()
+    for words in ("1 feedback and 1 prompt", "reward -1"):
+        assert words in printed and words in page
+    for reason, rows in counted["rejected"].items():
+        assert f"{rows} {reason}" in printed
+    assert counted["rejects"]["control_token"][0]["row"] == "train.jsonl:7"  # for it has no id
+    _, text, _, part = parquet.read_table(tmp_path / "data/tokens/train.parquet").to_pylist()
     assert part["labels"] == part["input_ids"]
-    assert part["input_ids"][-1] != tiny.END, "no end of text is learned where the text goes on"
+    assert part["input_ids"][-1] != tiny.END  # for the text goes on
     assert [label for label in text["labels"] if label != IGNORED] == text["input_ids"][-3:]
     assert text["input_ids"][-1] == tiny.END  # <|im_end|>, for it is learned to its end
 

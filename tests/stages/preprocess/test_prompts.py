@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_proof import chat
 from tiny import WORDS
 from tokenizer_folders import qwen3_folder, smollm_folder, with_config
 
@@ -27,6 +26,11 @@ def bases(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         "qwen3": with_config(qwen3_folder(place / "qwen3", tools, WORDS)),
     }
     return {name: load_base(folder, load_tokenizer(folder)) for name, folder in folders.items()}
+
+
+def chat(*output: str) -> dict[str, Any]:
+    turns = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(output)]
+    return {"id": f"{abs(hash(output)):016x}"[:16], "kind": "chat", "messages": turns}
 
 
 TEXT = {

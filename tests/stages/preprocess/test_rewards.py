@@ -6,7 +6,7 @@ from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.stages.preprocess.rewards import account, sentences, weighting
+from pipeline.stages.preprocess.rewards import weighting
 
 NONE = float("nan")
 
@@ -20,7 +20,7 @@ def weights(
 
 def test_the_rules_by_hand() -> None:
     assert weights("min_max", [-1.0, 0.0, 1.0]) == [0.0, 1.0, 2.0]
-    assert weights("min_max", [0.0, 1.0], tokens=[3, 1]) == [0.0, 4.0], "the mean is over tokens"
+    assert weights("min_max", [0.0, 1.0], tokens=[3, 1]) == [0.0, 4.0]  # the mean is over tokens
     z = np.array([1 - 1.5**0.5, 1.0, 1 + 1.5**0.5]).clip(0)
     assert weights("z_score", [1.0, 2.0, 3.0]) == pytest.approx((z / z.mean()).tolist())
     raw = np.exp(np.array([-2.0, -1.0, 0.0]) / 0.5)
@@ -55,17 +55,3 @@ def test_the_mean_is_one_and_a_better_chat_never_weighs_less(
 def test_rows_for_monitoring_are_weighed_as_training_is() -> None:
     found = weighting("min_max", 1.0, np.array([0.0, 1.0]), np.array([1, 1]))
     assert found.weights(np.array([0.5, 5.0, -5.0, NONE])).tolist() == [1.0, 2.0, 0.0, 1.0]
-
-
-def test_the_account_says_what_rewards_are_worth() -> None:
-    rewards = np.array([0.0, 1.0, 1.0, NONE])
-    found = weighting("min_max", 1.0, rewards, np.array([10, 10, 10, 10]))
-    told = account(found, rewards, found.weights(rewards))
-    assert (told["sequences"], told["without"], told["weightless"]) == (3, 1, 1)
-    assert sum(one["rows"] for one in told["weights"]) == 3
-    assert len(sentences(told)) == 1
-    lonely = np.array([0.0] * 50 + [1.0])
-    steep = weighting("min_max", 1.0, lonely, np.ones(51))
-    assert len(sentences(account(steep, lonely, steep.weights(lonely)))) == 2, "one row stands for all"
-    none = weighting("none", 1.0, np.array([NONE]), np.array([1]))
-    assert sentences(account(none, np.array([NONE]), np.array([1.0]))) == []

@@ -1,4 +1,4 @@
-"""tally: every row is counted once, and rows of each kind are kept for the eye."""
+"""What became of the rows: every row is counted once, and rows of each kind are kept for the eye."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.stages.preprocess.stats import BINS, FIRST_BIN, SplitStats, histogram, kind_of, row_name
+from pipeline.stages.preprocess.stats import SplitStats
 
 USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
@@ -20,25 +20,32 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
         ({"messages": [USER, ANSWER | {"reasoning_content": "hm"}]}, "reasoning"),
         ({"messages": [USER, ANSWER | {"tool_calls": []}]}, "tools"),
         ({"messages": [USER, ANSWER], "tools": [{}]}, "tools"),
+        ({"messages": [USER, ANSWER], "kind": "feedback", "label": True}, "feedback"),
+        ({"messages": [USER], "kind": "preference"}, "preference"),
         ({"messages": [], "kind": "text", "segments": []}, "text"),
         ({"kind": "text", "segments": []}, "text"),
     ],
 )
 def test_kinds(row: dict[str, Any], kind: str) -> None:
-    assert kind_of(row, unfolded=False) == kind
-    assert kind_of(row, unfolded=True) == "unfolded"
+    found = SplitStats()
+    found.keep(row, ["a"])
+    assert found.kinds == {kind: 1}
+    if kind != "text":
+        found.keep(row, ["a#1", "a#2"])
+        assert found.kinds[kind if kind in ("feedback", "preference") else "unfolded"] > 0
+        assert found.kinds[kind] == 1 + (kind in ("feedback", "preference"))
 
 
 def test_rows_are_counted_and_a_few_remembered() -> None:
-    split_stats = SplitStats()
+    found = SplitStats()
     for number in range(5):
-        split_stats.keep({"messages": [USER, ANSWER]}, [f"a{number}"])
-        split_stats.keep(
+        found.keep({"messages": [USER, ANSWER]}, [f"a{number}"])
+        found.keep(
             {"messages": [{"role": "system", "content": "s"}, USER, ANSWER, USER, ANSWER]},
             [f"b{number}#1", f"b{number}#2"],
         )
-        split_stats.reject({"kind": "chat"}, f"c{number}", "too_long", f"{number} tokens")
-    stats = split_stats.stats([3, 20])
+        found.reject({"kind": "chat"}, f"c{number}", "too_long", f"{number} tokens")
+    stats = found.stats([3, 20])
     assert stats["rows_read"] == 15
     assert stats["kinds"] == {"one exchange": 5, "unfolded": 5}
     assert stats["rejected"] == {"too_long": 5}
@@ -46,18 +53,13 @@ def test_rows_are_counted_and_a_few_remembered() -> None:
         "too_long": [{"row": "c0", "why": "0 tokens"}, {"row": "c1", "why": "1 tokens"}]
     }
     assert stats["rows_without_system"] == 5
-    assert split_stats.examples == {"one exchange": ["a0", "a1"], "unfolded": ["b0#1", "b0#2"]}
+    assert found.examples == {"one exchange": ["a0", "a1"], "unfolded": ["b0#1", "b0#2"]}
 
 
 @given(lengths=st.lists(st.integers(1, 100_000)))
-@example(lengths=[FIRST_BIN * BINS])
+@example(lengths=[16 * 32])
 def test_the_histogram_counts_every_length_once(lengths: list[int]) -> None:
-    bins = histogram(lengths)
-    assert len(bins) <= BINS
+    bins = SplitStats().stats(lengths)["lengths"]
+    assert len(bins) <= 32
     assert sum(one["rows"] for one in bins) == len(lengths)
     assert all(one["rows"] == sum(one["from"] <= length < one["to"] for length in lengths) for one in bins)
-
-
-def test_a_row_without_an_id_is_named_by_its_place() -> None:
-    assert row_name({"id": "x"}, "train.jsonl", 3) == "x"
-    assert row_name({}, "train.jsonl", 3) == "train.jsonl:3"
