@@ -78,6 +78,7 @@ def score(reference: str, answer: str, prompt: str = "?") -> tuple[float | None,
             RIGHT,
         ),
         ("assert solution.x == 1", "```\nx = 1\n```", RIGHT),
+        ("assert solution.y == 2", "```js\nx = 1\n```\n```python\ny = 2\n```", RIGHT),
         ("assert solution.x == '```'", "~~~python\nx = '```'\n~~~", RIGHT),
         ("assert solution.x == 1", "```python\nx = 1", RIGHT),  # cut off by the limit of tokens
         ("assert solution.x == 1", "x = 1", RIGHT),
