@@ -79,7 +79,7 @@ def test_no_gradient_is_asked_for_below_the_first_layer_that_learns(base: Path, 
     for layer in layers:
         layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].requires_grad))
     chunked_loss(model.get_base_model(), {"input_ids": ids, "labels": ids}).backward()
-    # what is kept, to the byte: tests/planning/test_frozen_plan.py
+    # what is kept, to the byte: tests/planning/test_bytes.py
     assert seen[:LAYERS] == [checkpointing, False, False, True]
 
 

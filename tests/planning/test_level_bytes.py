@@ -5,16 +5,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from plans import QWEN_7B, SMOLLM2
 from shaped_gguf import VOCABULARY, mixture, shaped, written
 
 from pipeline.config.levels import LEVELS
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.planning.level_bytes import HEADER_PER_TOKEN, LOW, TYPES, level_bytes, tensor_type
-from pipeline.planning.published import published_shape
 from pipeline.planning.shape import Shape
 
-SMOLLM2 = published_shape("smollm2-135m")
-QWEN_7B = published_shape("Qwen/Qwen2.5-7B-Instruct")
 # without a matrix llama-quantize gives IQ3_XXS, which is never made without one, other types; it can't pack
 # rows of 64 weights as Q1_0
 COMPARED = LEVELS - {"IQ3_XXS", "Q1_0"}

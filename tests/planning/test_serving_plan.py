@@ -10,20 +10,16 @@ import pytest
 import shipping
 import tiny
 import yaml
+from golden import Golden
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from plans import plan_json, run_plan, write_gguf_params, write_params
 
-from pipeline.cli import app
-from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError
-from pipeline.core.places import PROJECT
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.llamacpp.server_command import PROMPT_CACHE_MIB
 from pipeline.planning.card import Card
-from pipeline.planning.published import published_shape
 from pipeline.planning.serving import (
-    GB,
     ServingMemory,
     best_that_fits,
     cache_per_token,
@@ -33,15 +29,6 @@ from pipeline.planning.serving import (
 from pipeline.planning.shape import read_shape
 
 EIGHT = ("--recipe", "qwen2.5-7b-8gb", "--vram", "8")
-
-
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.commands.plan.first_gpu", lambda: None)
-
-
-def plan(*words: str | Path) -> Any:
-    return CliRunner().invoke(app, ["plan", "--serve", *map(str, words)])
 
 
 def level(weights: int = 1000, per_token: int | None = 2, *, room: int | None = 5000, **changed: Any) -> Any:
@@ -57,21 +44,6 @@ def test_weights_cache_and_buffers_are_summed() -> None:
     assert ServingMemory(1000, None).total == 1100
     # the peak is that of a first conversation
     assert ServingMemory(1000, 200, peak=1250, prompt_cache=500).total == 1750
-
-
-def test_the_sum_says_what_it_does_not_know() -> None:
-    def words(kv_cache: int | None, peak: int | None = None, kept: int = 0) -> str:
-        return str(ServingMemory(GB, kv_cache, 4096, peak, kept))
-
-    assert words(GB // 2) == "1.00 GB weights + 0.50 GB KV cache of 4,096 tokens + 10 % = 1.65 GB"
-    assert words(GB // 2, 2 * GB, GB // 2).endswith(
-        " + 0.50 GB buffers (measured) + 0.50 GB prompt cache = 2.50 GB"
-    )
-    assert words(None) == "1.00 GB weights + KV cache not measured + 10 % = at least 1.10 GB"
-    assert (
-        words(None, 2 * GB)
-        == "1.00 GB weights + 1.00 GB KV cache of 4,096 tokens and buffers (measured) = 2.00 GB"
-    )
 
 
 def test_the_longest_context_is_the_last_that_fits() -> None:
@@ -146,12 +118,6 @@ def test_the_cache_of_a_config_is_that_of_its_gguf(tmp_path: Path) -> None:
     )
 
 
-def test_qwen_7b_is_what_its_header_says() -> None:
-    shape = published_shape("Qwen/Qwen2.5-7B-Instruct")
-    assert shape
-    assert cache_per_token(shape) == 28 * 4 * (128 + 128) * 2  # 57,344 bytes; 0.235 GB at 4,096 tokens
-
-
 def test_the_best_is_the_one_with_the_most_bits_that_fits() -> None:
     plans = {
         name: plan_level(name, size, 1, context=1, parallel=1, positions=9, room=250)
@@ -161,63 +127,57 @@ def test_the_best_is_the_one_with_the_most_bits_that_fits() -> None:
     assert best_that_fits({"C": plans["C"]}) is None
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(EIGHT, 0), ((*EIGHT[:3], "4"), 6), (EIGHT[:2], 0)],
+    ids=["a-card", "nothing-fits", "no-card"],
+)
+def test_what_a_reader_is_shown(tmp_path: Path, words: tuple[str, ...], code: int, snapshot: Any) -> None:
+    shown = run_plan("--serve", *words, "--root", tmp_path)
+    assert shown.exit_code == code
+    assert shown.stdout + shown.stderr == snapshot(extension_class=Golden)
+
+
 def test_before_a_model_is_made_it_is_computed(tmp_path: Path) -> None:
-    shown = plan(*EIGHT, "--root", tmp_path)
-    assert shown.exit_code == 0
-    words = " ".join(shown.stdout.split())
-    assert "served with 4,096 tokens on a card of 8 GB level" in words
-    assert "Q4_K_M 4.361 * 0.219 0.458 * 5.038" in words
-    assert "Q5_K_M has the most bits of what fits; how good it is, only `snakemake` measures." in words
-    assert "5.07 GB weights + 0.22 GB KV cache of 4,096 tokens + 10 % = 5.82 GB" in words
-    assert "1 GB of memory is 2³⁰ bytes" in words
-    found = json.loads(plan(*EIGHT, "--json", "--root", tmp_path).stdout)
+    found = plan_json("--serve", *EIGHT, "--root", tmp_path)
     assert found["best"] == "Q5_K_M"
     assert found["levels"]["F16"]["fits"] is False
-    assert found["levels"]["Q4_K_M"]["weights_from"] == "computed"
+    q4 = found["levels"]["Q4_K_M"]
+    assert q4["weights_from"] == "computed"
+    assert q4["weights_bytes"] == pytest.approx(4_683_073_536, rel=0.001)
+    assert q4["kv_cache_bytes"] == 4096 * 28 * 4 * (128 + 128) * 2
 
 
-def test_where_nothing_fits_it_exits_with_6_and_says_what_would(tmp_path: Path) -> None:
-    shown = plan("--recipe", "qwen2.5-7b-8gb", "--vram", "4", "--root", tmp_path)
-    assert shown.exit_code == 6
-    assert "Q-COMMANDS-008: no level fits a card of 4 GB: Q4_K_M, the smallest, needs 5.04 GB" in shown.stderr
-    barely = plan("--recipe", "qwen2.5-7b-8gb", "--vram", "4.9", "--root", tmp_path)
-    assert barely.exit_code == 6
-    assert "serve at most 1,7" in barely.stderr
+def test_where_nothing_fits_it_exits_with_6(tmp_path: Path) -> None:
+    shown = run_plan("--serve", "--recipe", "qwen2.5-7b-8gb", "--vram", "4.9", "--root", tmp_path, "--json")
+    assert shown.exit_code == 6 and "Q-COMMANDS-008" in shown.stderr
+    assert 1_700 <= json.loads(shown.stdout)["levels"]["Q4_K_M"]["longest_context"] < 1_800
 
 
 def test_narrow_rows_fall_back_tensor_by_tensor(tmp_path: Path) -> None:
     """The demo's Q4_K_M is 105.5 MB; as if all its tensors were the widest, it was 143 MB and did not fit."""
-    shown = plan("--recipe", "demo-small", "--vram", "0.22", "--json", "--root", tmp_path)
-    assert shown.exit_code == 0
-    levels = json.loads(shown.stdout)["levels"]
-    assert levels["Q4_K_M"]["fits"] is True
-    assert levels["Q5_K_M"]["weights_bytes"] == pytest.approx(112_104_352, rel=0.001)
+    found = plan_json("--serve", "--recipe", "demo-small", "--vram", "0.22", "--root", tmp_path)
+    assert found["levels"]["Q4_K_M"]["fits"] is True
 
 
 def test_a_context_that_the_model_does_not_know_is_refused(tmp_path: Path) -> None:
-    params = load_params(PROJECT / "recipes" / "demo-small.yaml").model_dump(mode="json")
-    params["serve"]["ctx_size"] = 16_384
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
-    shown = plan("--vram", "8", "--root", tmp_path)
+    write_params(tmp_path, "demo-small", serve={"ctx_size": 16_384})
+    shown = run_plan("--serve", "--vram", "8", "--root", tmp_path)
     assert shown.exit_code == ConfigError.exit_code
-    assert "Q-COMMANDS-007: serve.ctx_size is 16,384 and the model has 8,192 positions" in shown.stderr
+    assert "Q-COMMANDS-007" in shown.stderr
 
 
-def test_without_a_card_nothing_is_said_to_fit(tmp_path: Path) -> None:
-    shown = plan("--recipe", "qwen2.5-7b-8gb", "--root", tmp_path)
-    assert shown.exit_code == 0
-    assert "Whether a level fits is not measured" in shown.stdout
-    shown = plan("--recipe", "demo-small", "--root", tmp_path)  # it is served on the CPU
-    assert "main memory" in shown.stdout
-    assert "0.50 GB prompt cache" in shown.stdout
-
-
-def test_the_detected_card_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.commands.plan.first_gpu", lambda: Card("NVIDIA RTX 4060", 8 << 30, "cuda"))
-    assert "NVIDIA RTX 4060 of 8.00 GB" in plan("--recipe", "qwen2.5-7b-8gb", "--root", tmp_path).stdout
-    shown = plan("--recipe", "demo-small", "--root", tmp_path).stdout
-    assert "LLAMA=auto" in shown  # the tests' llama.cpp is built for the CPU
-    assert "LLAMA=auto" not in plan("--recipe", "demo-small", "--vram", "8", "--root", tmp_path).stdout
+def test_the_card_is_the_machines_and_of_the_demo_main_memory(tmp_path: Path) -> None:
+    demo, large = (("--serve", "--recipe", name, "--root", tmp_path) for name in ("demo-small", "qwen3-4b"))
+    rtx = Card("NVIDIA RTX 4060", 8 << 30, "cuda")
+    assert json.loads(run_plan(*large, "--json", gpu=rtx).stdout)["card"]["name"] == rtx.name
+    assert {level["fits"] for level in plan_json(*large)["levels"].values()} == {None}
+    found = plan_json(*demo)  # it is served on the CPU
+    assert found["card"]["name"] == "main memory"
+    assert found["levels"]["F16"]["prompt_cache_bytes"] == PROMPT_CACHE_MIB << 20
+    # the tests' llama.cpp is built for the CPU
+    assert "LLAMA=auto" in run_plan(*demo, gpu=rtx).stdout
+    assert "LLAMA=auto" not in run_plan(*demo, "--vram", "8", gpu=rtx).stdout
 
 
 def project(root: Path) -> Path:
@@ -226,105 +186,79 @@ def project(root: Path) -> Path:
     return made
 
 
-def test_after_it_is_made_files_and_reports_are_taken(tmp_path: Path) -> None:
+SERVING = {"ctx_size": 4096, "parallel": 1, "n_gpu_layers": 0, "peak_memory_bytes": 3_000_000} | {
+    "gpu_memory_bytes": None,
+    "load_seconds": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("report", "words", "best", "q4"),
+    [
+        (
+            {"serving": SERVING},
+            (),
+            "Q4_K_M",
+            {"buffers_from": "measured", "total_bytes": 3_000_000 + (PROMPT_CACHE_MIB << 20)},
+        ),
+        # what was measured in main memory is not the card's
+        (
+            {"serving": SERVING},
+            ("--vram", "8"),
+            "Q4_K_M",
+            {"buffers_from": "assumed", "prompt_cache_bytes": 0},
+        ),
+        # the gate refuses it
+        ({"kld_mean": 3.0}, ("--vram", "8"), "Q5_K_M", {"buffers_from": "assumed"}),
+        # of an older file
+        ({"serving": SERVING, "bytes": 1}, (), None, {"buffers_from": "assumed"}),
+    ],
+    ids=["measured", "on-a-card", "refused", "older"],
+)
+def test_after_it_is_made_files_and_reports_are_taken(
+    tmp_path: Path, report: dict[str, Any], words: tuple[str, ...], best: str | None, q4: dict[str, Any]
+) -> None:
     root = project(tmp_path)
-    file = root / "models/gguf/demo-Q4_K_M.gguf"
-    serving = {
-        "ctx_size": 4096,
-        "parallel": 1,
-        "n_gpu_layers": 0,
-        "peak_memory_bytes": 3_000_000,
-        "gpu_memory_bytes": None,
-        "load_seconds": 1.0,
-    }
-    shipping.change(root / "reports/eval/Q4_K_M.json", serving=serving)
-    found = json.loads(plan("--json", "--root", root).stdout)
-    q4 = found["levels"]["Q4_K_M"]
-    assert q4["weights_bytes"] == file.stat().st_size
-    assert (q4["weights_from"], q4["buffers_from"]) == ("file", "measured")
-    assert q4["total_bytes"] == 3_000_000 + (PROMPT_CACHE_MIB << 20)
+    shipping.change(root / "reports/eval/Q4_K_M.json", **report)
+    found = plan_json("--serve", *words, "--root", root)
+    size = (root / "models/gguf/demo-Q4_K_M.gguf").stat().st_size
+    expected = q4 | {"weights_bytes": size, "weights_from": "file"}
+    assert {key: found["levels"]["Q4_K_M"][key] for key in expected} == expected
     assert found["levels"]["Q5_K_M"]["buffers_from"] == "assumed"
-    assert found["best"] == "Q4_K_M"
-    assert found["reason"].startswith("Of 3 tuned models, Q4_K_M is the smallest that fits in ")
-
-
-def test_what_was_measured_in_main_memory_is_not_the_cards(tmp_path: Path) -> None:
-    root = project(tmp_path)
-    serving = {
-        "ctx_size": 4096,
-        "parallel": 1,
-        "n_gpu_layers": 0,
-        "peak_memory_bytes": 3_000_000,
-        "gpu_memory_bytes": None,
-    }
-    shipping.change(root / "reports/eval/Q4_K_M.json", serving=serving)
-    found = json.loads(plan("--json", "--vram", "8", "--root", root).stdout)
-    q4 = found["levels"]["Q4_K_M"]
-    assert (q4["buffers_from"], q4["prompt_cache_bytes"]) == ("assumed", 0)
-    assert found["reason"].startswith("Of 3 tuned models, Q4_K_M is the smallest that fits in 8 GB")
-
-
-def test_a_level_that_the_gate_refuses_is_not_the_best(tmp_path: Path) -> None:
-    root = project(tmp_path)
-    shipping.change(root / "reports/eval/Q4_K_M.json", kld_mean=3.0)
-    found = json.loads(plan("--json", "--vram", "8", "--root", root).stdout)
-    assert found["best"] == "Q5_K_M"
-    assert "The gate refuses Q4_K_M" in plan("--vram", "8", "--root", root).stdout
-
-
-def test_a_report_of_an_older_file_is_not_believed(tmp_path: Path) -> None:
-    root = project(tmp_path)
-    serving = {"ctx_size": 4096, "parallel": 1, "n_gpu_layers": 0, "peak_memory_bytes": 3_000_000}
-    shipping.change(root / "reports/eval/Q4_K_M.json", serving=serving, bytes=1)
-    assert json.loads(plan("--json", "--root", root).stdout)["levels"]["Q4_K_M"]["buffers_from"] == "assumed"
+    assert best in (None, found["best"])
+    assert (found["reason"] is None) == (best is None)
 
 
 def test_a_level_with_a_matrix_is_as_large_as_without(tmp_path: Path) -> None:
-    params = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").model_dump(mode="json")
-    params["quantize"]["levels"] = ["Q4_K_M", "Q4_K_M-imatrix"]
-    params["imatrix"]["tokens"] = 1000
-    params["evaluate"]["models"] = ["F16", "Q4_K_M", "Q4_K_M-imatrix"]
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
-    levels = json.loads(plan("--vram", "8", "--json", "--root", tmp_path).stdout)["levels"]
-    assert levels["Q4_K_M-imatrix"]["weights_bytes"] == levels["Q4_K_M"]["weights_bytes"]
-
-
-def test_a_base_with_its_adapter_is_served_as_the_two_files(tmp_path: Path) -> None:
-    params = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").model_dump(mode="json")
-    params["base"] |= {
-        "model": "Qwen/Qwen2.5-7B-Instruct-GGUF",
-        "file": "qwen2.5-7b-instruct-q4_k_m.gguf",
-        "quantization": "gguf",
-    }
-    params["evaluate"]["models"] = ["base", "adapter"]
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
-    found = json.loads(plan("--vram", "8", "--json", "--root", tmp_path).stdout)
-    assert found["best"] == "adapter" and list(found["levels"]) == ["adapter"]
-    computed = found["levels"]["adapter"]
-    assert (
-        computed["weights_bytes"] == pytest.approx(4_683_073_536 + 2 * 40_370_176, rel=0.001)
-        and computed["weights_from"] == "computed"
+    levels = ["Q4_K_M", "Q4_K_M-imatrix"]
+    write_params(
+        tmp_path,
+        quantize={"levels": levels},
+        imatrix={"tokens": 1000},
+        evaluate={"models": ["F16", *levels]},
     )
-    for folder, name, data in (
-        ("base", "model.gguf", tiny.tiny_gguf(tmp_path / "x.gguf").read_bytes()),
-        ("gguf", "qwen2.5-7b-lora.gguf", b"x" * 9),
-    ):
-        (tmp_path / "models" / folder).mkdir(parents=True)
-        (tmp_path / "models" / folder / name).write_bytes(data)
-    made = json.loads(plan("--vram", "8", "--json", "--root", tmp_path).stdout)["levels"]["adapter"]
-    assert (made["weights_bytes"], made["weights_from"]) == ((tmp_path / "x.gguf").stat().st_size + 9, "file")
+    found = plan_json("--serve", "--vram", "8", "--root", tmp_path)["levels"]
+    assert found["Q4_K_M-imatrix"]["weights_bytes"] == found["Q4_K_M"]["weights_bytes"]
 
 
-def test_a_tuned_file_is_served_as_one_of_its_base_size(tmp_path: Path) -> None:
-    params = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").model_dump(mode="json")
-    params["base"] |= {
-        "model": "Qwen/Qwen2.5-7B-Instruct-GGUF",
-        "file": "qwen2.5-7b-instruct-q4_k_m.gguf",
-        "quantization": "gguf",
-    }
-    params["train"]["tuner"] = "scales"
-    params["evaluate"]["models"] = ["base", "tuned"]
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
-    found = json.loads(plan("--vram", "8", "--json", "--root", tmp_path).stdout)
-    assert found["best"] == "tuned" and list(found["levels"]) == ["tuned"]
-    assert found["levels"]["tuned"]["weights_bytes"] == pytest.approx(4_683_073_536, rel=0.001)
+@pytest.mark.parametrize(
+    ("train", "name", "more"), [({}, "adapter", 2 * 40_370_176), ({"tuner": "scales"}, "tuned", 0)]
+)
+def test_a_base_as_a_gguf_is_served_with_what_was_trained(
+    tmp_path: Path, train: dict[str, Any], name: str, more: int
+) -> None:
+    write_gguf_params(tmp_path, **train)
+    words = ("--serve", "--vram", "8", "--root", tmp_path)
+    found = plan_json(*words)
+    assert found["best"] == name and list(found["levels"]) == [name]
+    computed = found["levels"][name]
+    assert computed["weights_bytes"] == pytest.approx(4_683_073_536 + more, rel=0.001)
+    assert computed["weights_from"] == "computed"
+    if name == "adapter":
+        base, lora = tmp_path / "models/base/model.gguf", tmp_path / "models/gguf/qwen2.5-7b-lora.gguf"
+        for file in (base, lora):
+            file.parent.mkdir(parents=True)
+        tiny.tiny_gguf(base)
+        lora.write_bytes(b"x" * 9)
+        made = plan_json(*words)["levels"][name]
+        assert (made["weights_bytes"], made["weights_from"]) == (base.stat().st_size + 9, "file")

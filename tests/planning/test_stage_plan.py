@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from plans import plan_json
 
-from pipeline.cli import app
 from pipeline.config.params import load_params
 from pipeline.core.places import PROJECT
 from pipeline.metrics import divergence
@@ -41,10 +40,8 @@ def test_so_many_positions_are_planned_as_are_compared() -> None:
 
 def test_times_are_planned_where_they_were_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def shown() -> dict[str, Any]:
-        words = ["plan", "--recipe", "demo", "--json", "--root", str(tmp_path)]
-        return dict(json.loads(CliRunner().invoke(app, words).stdout)["stages"])
+        return dict(plan_json("--recipe", "demo", "--root", tmp_path)["stages"])
 
-    monkeypatch.setattr("pipeline.commands.plan.first_gpu", lambda: None)
     monkeypatch.setattr(stages, "usable_cores", lambda: 4)
     monkeypatch.setattr(stages, "multiplies_bfloat16", lambda: True)
     four = shown()

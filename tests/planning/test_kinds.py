@@ -1,0 +1,370 @@
+"""Every planner over every kind of base and training: the figures as text, and what they are by hand."""
+
+from typing import Any
+
+import pytest
+from golden import Golden
+from hypothesis import given
+from hypothesis import settings as drawn
+from hypothesis import strategies as st
+from plans import GIB, MIXTURE, QWEN_7B, SMOLLM2, demo_training, parts, plan_of, published, training
+
+from pipeline.config.sections.grpo import Grpo
+from pipeline.core.errors import ConfigError
+from pipeline.planning.disk import BASE, CACHE, own_bytes
+from pipeline.planning.level_bytes import level_bytes
+from pipeline.planning.offload import PCIE
+from pipeline.planning.plan import Plan
+from pipeline.planning.quantized import quantized_level
+
+GGUF = {"quantization": "gguf", "keep_quantized": True}
+LEVELS = ["Q4_K_M", "Q5_K_M", "4.5bpw"]
+EXPERTS = {"r": 16, "target_modules": ["q_proj"], "target_experts": ["gate_proj", "up_proj", "down_proj"]}
+
+
+def grpo(**changed: Any) -> Any:
+    return training(method="grpo", grpo=Grpo(**changed))
+
+
+# name: what `plan_of` is given. Each key that a plan reads has another value than the default in one of them
+KINDS: dict[str, dict[str, Any]] = {
+    "nf4": {"room": 8 * GIB, "levels": LEVELS},
+    "not-recomputed": {
+        "train": training(gradient_checkpointing=False, per_device_train_batch_size=2, lora_dropout=0.05),
+        "room": 7 * GIB,
+    },
+    "float32-plain-loss": {
+        "train": training(quantization="none", bnb_4bit_compute_dtype="float32", loss="plain").model_copy(
+            update={"optim": "lion_8bit", "bnb_4bit_use_double_quant": False}
+        ),
+        "shape": published("qwen3-4b"),
+        "room": 24 * GIB,
+        "untuned": False,
+    },
+    "dora-norms-half-frozen": {
+        "train": training(
+            use_dora=True,
+            modules_to_save=["norm", "q_norm", "input_layernorm"],
+            freeze_layers=14,
+            loss="chunked",
+            lora_dropout=0.1,
+            gradient_checkpointing=False,
+            rank_pattern={"q_proj": 4},
+        ),
+        "shape": published("qwen3-1.7b"),
+    },
+    "every-second-recomputed": {"train": training(checkpoint_every=2, embeddings_on_cpu=True), "length": 777},
+    "gguf": {"train": training(**GGUF), "level": "Q4_K_M", "room": 5 * GIB, "length": 4096, "lora": "F32"},
+    "gguf-of-rare-types": {"train": training(**GGUF), "level": "IQ4_XS", "shape": published("llama-3.2-1b")},
+    "gguf-dense": {"train": training(quantization="gguf", keep_quantized=False), "level": "Q4_K_M"},
+    "scales": {"train": training(**GGUF, tuner="scales"), "level": "Q5_K_M", "room": 12 * GIB},
+    "scales-on-a-cpu": {
+        "train": demo_training(**GGUF, tuner="scales"),
+        "shape": SMOLLM2,
+        "level": "Q4_K_M",
+        "device": "cpu",
+    },
+    "mixture": {"train": training(**EXPERTS, loss="auto"), "shape": MIXTURE, "room": 16 * GIB},
+    "mixture-trains-its-router": {
+        "train": training(**EXPERTS, loss="chunked", router="train", lora_dropout=0.05),
+        "shape": published("qwen1.5-moe-a2.7b-chat"),
+    },
+    "cpu": {"train": demo_training(), "shape": SMOLLM2, "device": "cpu", "levels": ["Q4_K_M"]},
+    "cpu-with-dropout": {
+        "train": demo_training(lora_dropout=0.05, quantization="none"),
+        "shape": published("qwen3-0.6b"),
+        "device": "cpu",
+        "room": 3 * GIB,
+    },
+    "preferences": {"train": training(method="dpo", num_train_epochs=2.0)},
+    "grpo": {"train": grpo(n_gpu_layers=7, parallel=3, kl_beta=0.1), "room": 24 * GIB},
+    "grpo-on-a-gguf": {"train": training(**GGUF, method="grpo"), "level": "Q4_K_M", "device": "cpu"}
+    | {"train": demo_training(**GGUF, method="grpo", grpo=Grpo())},
+    "offloaded": {"train": training(offload_layers=14, freeze_layers=7), "tflops": 20.0},
+    "four-processes": {"train": training(shard_base=True), "processes": 4, "room": 4 * GIB},
+    "four-processes-advised": {"processes": 4, "room": 4 * GIB},
+}
+
+
+def page(plan: Plan) -> str:
+    memory = plan.memory
+    lines = [f"{memory.tokens} tokens, loss {memory.loss} on {memory.device}, fits {plan.fits}"]
+    lines += [f"{part.bytes:>14,} {'  '[part.at_peak :]}{part.name}: {part.source}" for part in memory.parts]
+    lines += [f"{getattr(memory, name):>14,} {name}" for name in ("total", "allocated", "loading", "peak")]
+    lines += [f"longest row {plan.longest_row}, {plan.flops_per_token:.0f} operations a token"]
+    rate = plan.tokens_per_second if memory.device == "cuda" else "this machine's"
+    lines += [f"{plan.copied_per_token:.0f} bytes copied a token, {rate} tokens/s"]
+    lines += [f"{one.change} saves {one.saves:,}, enough {one.enough}" for one in plan.reductions]
+    lines += [f"remedy: {plan.remedy}"] if plan.reductions else []
+    return "\n".join([*lines, *(f"{size:>14,} on disk: {name}" for name, size in plan.disk.items())]) + "\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_plan(kind: str, snapshot: Any) -> None:
+    assert page(plan_of(**KINDS[kind])) == snapshot(extension_class=Golden)
+
+
+# --- by hand ------------------------------------------------------------------------------------------------
+
+
+def test_the_8_gb_recipe_has_the_known_figures() -> None:
+    plan = plan_of(room=8 * GIB, levels=["Q4_K_M", "Q5_K_M"])
+    found = parts(plan)
+    assert plan.shape.parameters == 7_615_616_512
+    assert found["LoRA"] == 4 * 40_370_176
+    assert found["linears in NF4"] * 8 / QWEN_7B.linear_weights == pytest.approx(4.127, abs=1e-3)
+    weights = found["linears in NF4"] + found["embeddings and head"]
+    assert weights / 1e9 == pytest.approx(5.55, abs=0.005)
+    assert found["optimizer"] / 40_370_176 == pytest.approx(2 + 8 / 256, rel=1e-3)
+    assert plan.memory.total / 1e9 == pytest.approx(7.3, rel=0.02)
+    assert plan_of(training(loss="plain")).memory.total / 1e9 == pytest.approx(9.4, rel=0.03)
+    assert plan.flops_per_token / 1e9 == pytest.approx(42.5, abs=0.05)
+    assert plan.longest_row is not None and plan.longest_row >= 2972
+    assert plan.disk["F16 GGUF"] / 1e9 == pytest.approx(15.2, abs=0.05)
+    assert plan.disk["Q4_K_M GGUF"] / 1e9 == pytest.approx(4.68, rel=0.01)
+    assert plan.disk["checkpoints"] == pytest.approx(4 * 40_370_176 * (4 + 2 + 8 / 256), rel=0.01)
+    assert plan.disk[BASE] == 2 * 7_615_616_512
+    # DVC copies what is made and the base, but no checkpoint
+    assert plan.disk[CACHE] == own_bytes(plan.disk) - plan.disk["checkpoints"] + plan.disk[BASE]
+
+
+def test_a_mixture_is_planned_by_what_its_experts_take() -> None:
+    """Figures of Qwen3-30B-A3B, at rank 16: 128 experts, 8 of them for a token."""
+    expert, attention = 3 * 2048 * 768, 2048 * (4096 + 2 * 512) + 4096 * 2048
+    assert MIXTURE.linear_weights == 48 * (128 * expert + attention)
+    assert MIXTURE.used_weights == 48 * (8 * expert + attention)
+    all_of_them, attention_alone = (
+        plan_of(training(**EXPERTS | changed, loss="chunked"), MIXTURE)
+        for changed in ({}, {"target_experts": []})
+    )
+    in_experts = 48 * 128 * 3 * 16 * (2048 + 768)
+    assert parts(attention_alone)["LoRA"] == 4 * 48 * 16 * (2048 + 4096)
+    assert parts(all_of_them)["LoRA"] - parts(attention_alone)["LoRA"] == 4 * in_experts
+    # recomputed: the adapter's products a fourth time
+    more = all_of_them.flops_per_token - attention_alone.flops_per_token
+    assert more == in_experts * 8 // 128 * 8
+
+
+def test_qwen_7b_on_q4_k_m() -> None:
+    base = quantized_level(QWEN_7B, "Q4_K_M")
+    assert base.embeddings == 152_064 * 3584 // 256 * 144  # Q4_K
+    assert base.head == 152_064 * 3584 // 256 * 210  # Q6_K
+    found = parts(plan_of(training(**GGUF), quantized=base))
+    both = found["quantized linears"] + found["embeddings and head"]
+    assert both == pytest.approx(4_683_073_536, rel=0.002)  # of the published file
+    block = 32 * 2**20 // 18_944 * 18_944  # down_proj: whole rows in at most 32 Mi weights
+    # Triton's kernels take nothing beside
+    assert found["workspace"] == 8_519_680 + max(block, 32 * 2**20 // 3584 * 3584) * 2
+    states = 1024 * 3584
+    # the adapter's 16-bit copies too
+    assert found["loss"] == 2 * states * 2 + 8 * 2**20 * (2 + 12) + states * (4 + 2) + 40_370_176 * 2
+    nf4 = parts(plan_of())
+    same = ("LoRA", "gradients", "optimizer", "layer inputs kept", "one layer recomputed", "norms and biases")
+    assert {name: found[name] for name in same} == {name: nf4[name] for name in same}
+
+
+def test_dense_is_what_16_bit_takes() -> None:
+    base = quantized_level(QWEN_7B, "Q4_K_M")
+    dense, sixteen = (
+        plan_of(training(**changed), quantized=base).memory
+        for changed in ({"quantization": "gguf", "keep_quantized": False}, {"quantization": "none"})
+    )
+    assert dense == sixteen and dense.total > 2 * QWEN_7B.parameters
+
+
+def test_embeddings_in_main_memory_save_their_bytes_unless_the_head_is_the_same_table() -> None:
+    for shape, saved in ((QWEN_7B, 152_064 * 3584 * 2), (published("qwen2.5-0.5b"), 0)):
+        here, away = (plan_of(training(embeddings_on_cpu=on), shape).memory for on in (False, True))
+        assert here.allocated - away.allocated == saved
+
+
+def test_half_of_the_layers_frozen_save_activations_and_the_backward() -> None:
+    train = training(gradient_checkpointing=False)
+    every, half = (plan_of(train.model_copy(update={"freeze_layers": frozen})) for frozen in (0, 14))
+    assert parts(half)["activations kept"] < 0.55 * parts(every)["activations kept"]
+    assert parts(half)["LoRA"] == parts(every)["LoRA"] / 2
+    assert 0.65 < half.flops_per_token / every.flops_per_token < 0.8
+
+
+@pytest.mark.parametrize("level", [None, "Q4_K_M"])
+def test_offloading_takes_all_but_one_of_the_layers_off_a_card(level: str | None) -> None:
+    kind = GGUF if level else {}
+    plain, half = (plan_of(training(**kind, offload_layers=count), level=level) for count in (0, 14))
+    linears = next(name for name in parts(plain) if "linears" in name)
+    away = parts(plain)[linears] - parts(half)[linears]
+    assert plain.memory.allocated - half.memory.allocated == away - parts(half)["offloaded layer"] > 1.4e9
+    if level:
+        assert half.memory.loading == 0  # a GGUF's are never there
+    else:  # others are there until they are moved
+        every = plan_of(training(offload_layers=28), length=64).memory
+        assert every.total == every.loading > every.allocated
+
+
+def test_copies_of_offloaded_layers_take_time() -> None:
+    def plan(**changed: Any) -> Plan:
+        return plan_of(training(offload_layers=14, **changed), tflops=20.0)
+
+    half = parts(plan_of())["linears in NF4"] - parts(plan())["linears in NF4"]
+    assert plan().copied_per_token == 2 * half / 1024  # a forward and its backward
+    assert 1 / plan().tokens_per_second - 1 / plan_of(tflops=20.0).tokens_per_second == pytest.approx(
+        2 * half / PCIE / 1024
+    )
+    assert plan(freeze_layers=14).copied_per_token == half / 1024  # no backward goes there
+    grpo_plan = plan(freeze_layers=14, method="grpo", grpo=Grpo(kl_beta=0.1))
+    assert grpo_plan.copied_per_token == 3 * half / 1024  # two forwards more
+
+
+@pytest.mark.parametrize("level", [None, "Q4_K_M"])
+def test_a_card_has_its_part_of_a_base_that_is_shared_out(level: str | None) -> None:
+    kind = GGUF if level else {}
+    linears = sum(
+        size for name, size in parts(plan_of(training(**kind), level=level)).items() if "linears" in name
+    )
+    each, shared = (
+        plan_of(training(**kind, shard_base=on), level=level, processes=4) for on in (False, True)
+    )
+    gathered = parts(shared)["gathered layers"]
+    saved = each.memory.allocated - shared.memory.allocated
+    # of NF4's linears the scales stay on every card
+    assert 0.7 * linears - gathered < saved <= 0.75 * linears - gathered
+    assert shared.memory.loading == 0  # it is loaded in main memory
+    alone = [plan_of(training(**kind, shard_base=on), level=level).memory for on in (False, True)]
+    assert alone[0] == alone[1]
+    trained = parts(each)["gradients"]
+    assert parts(each)["exchanged gradients"] == 2 * trained + trained // 4
+
+
+def test_grpos_server_is_where_its_layers_are() -> None:
+    f16, cache = level_bytes(QWEN_7B, "F16"), 28 * 2 * 512 * 2 * (1024 + 256 + 8)
+
+    def server(device: str, **changed: Any) -> int | None:
+        train = grpo(**changed).model_copy(update={"optim": "adamw_torch"})
+        return parts(plan_of(train, device=device)).get("llama-server")
+
+    assert server("cpu") == round((f16 + cache) * 1.1) and server("cuda") == 0
+    assert server("cpu", n_gpu_layers=99) == 0 and server("cuda", n_gpu_layers=99) == server("cpu")
+    assert server("cuda", n_gpu_layers=7) == round((f16 + cache) * 1.1 / 4)
+    assert server("cpu", parallel=3) == round((f16 + 3 * cache) * 1.1)
+    assert server("cpu", rollouts="in-process") is None
+    plain, drawn_with = (plan_of(train).disk for train in (training(), grpo()))
+    assert own_bytes(drawn_with) - own_bytes(plain) == f16 and drawn_with[CACHE] == plain[CACHE]
+
+
+def test_a_reference_and_other_answers_cost_forwards() -> None:
+    cost = {
+        method: plan_of(training(method=method, num_train_epochs=2.0)).flops_per_token
+        for method in ("sft", "simpo", "dpo", "kto")
+    }
+    forward = 2 * (QWEN_7B.used_weights + QWEN_7B.table_weights) + 28 * 4 * QWEN_7B.queries * 512
+    assert cost["simpo"] == cost["sft"]
+    assert cost["dpo"] - cost["sft"] == pytest.approx(forward / 2, rel=1e-9)
+    assert cost["kto"] - cost["dpo"] == pytest.approx(forward * 1.5, rel=1e-9)
+
+
+# --- what fits ----------------------------------------------------------------------------------------------
+
+
+@drawn(deadline=None)  # the first draw imports, and the machine may be busy
+@given(
+    room=st.integers(2 * GIB, 80 * GIB),
+    batch=st.integers(1, 8),
+    checkpointing=st.booleans(),
+    length=st.integers(64, 8192),
+    level=st.sampled_from([None, "Q4_K_M"]),
+    packed=st.booleans(),
+)
+def test_the_longest_rows_fit_and_reductions_tell_the_truth(
+    room: int, batch: int, checkpointing: bool, length: int, level: str | None, packed: bool
+) -> None:
+    train = training(per_device_train_batch_size=batch, gradient_checkpointing=checkpointing)
+    if level:
+        train = train.model_copy(update={"quantization": "gguf", "keep_quantized": packed})
+    plan = plan_of(train, length=length, level=level, room=room)
+    longest, total = plan.longest_row, plan.memory.total
+
+    def needed(tokens: int) -> int:
+        return plan_of(train, length=tokens, level=level).memory.total
+
+    assert longest is not None
+    assert longest == 0 or needed(longest) <= room
+    assert longest == QWEN_7B.positions or needed(longest + 1) > room
+    assert total > room or not plan.reductions
+    for number, reduction in enumerate(plan.reductions, 1):
+        assert reduction.saves > 0 and reduction.total == total - reduction.saves
+        assert reduction.enough == (reduction.total <= room)
+        assert not reduction.enough or number == len(plan.reductions)
+        assert level is None or "embeddings_on_cpu" not in reduction.change  # a GGUF's aren't moved
+        total = reduction.total
+
+
+TWO = {"per_device_train_batch_size": 2, "gradient_checkpointing": False}
+FROM_CHEAPEST: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    (
+        TWO,
+        {"room": 5 * GIB},
+        [
+            "train.per_device_train_batch_size: 1 and gradient_accumulation_steps: 16",
+            "train.gradient_checkpointing: true",
+            "train.embeddings_on_cpu: true",
+            "preprocess.max_length: 512",  # what is then left is the weights, all of which are loaded first
+        ],
+    ),
+    ({}, {"room": 8 * GIB}, ["preprocess.max_length: 3392"]),
+    ({"keep_quantized": False}, {"level": "Q4_K_M", "room": 12 * GIB}, ["train.keep_quantized: true"]),
+    (
+        {"keep_quantized": False},
+        {"level": "Q4_K_M", "room": 5 * GIB},
+        ["train.keep_quantized: true", "preprocess.max_length: 512", "train.r: 8", "train.offload_layers: 5"],
+    ),
+    ({}, {"length": 1024, "room": 4 * GIB, "processes": 4}, ["train.shard_base: true"]),
+]
+
+
+@pytest.mark.parametrize(("changed", "given_", "changes"), FROM_CHEAPEST)
+def test_changes_are_advised_from_the_cheapest_on(
+    changed: dict[str, Any], given_: dict[str, Any], changes: list[str]
+) -> None:
+    kind = {"quantization": "gguf"} if "level" in given_ else {}
+    plan = plan_of(training(**kind, **changed), **{"length": 4096} | given_)
+    assert [one.change for one in plan.reductions][-len(changes) :] == changes
+
+
+def test_as_few_layers_are_offloaded_as_fit() -> None:
+    train = training(**GGUF, r=8)
+    plan = plan_of(train, length=512, level="Q4_K_M", room=5 * GIB)
+    (advice,) = plan.reductions
+    count = int(advice.change.removeprefix("train.offload_layers: "))
+    assert advice.enough and 0 < count < 28
+    for layers, fits in ((count, True), (count - 1, False)):
+        changed = train.model_copy(update={"offload_layers": layers})
+        assert plan_of(changed, length=512, level="Q4_K_M", room=5 * GIB).fits is fits
+    dora = plan_of(training(**GGUF, r=8, use_dora=True), length=512, level="Q4_K_M", room=2 * GIB)
+    assert "offload" not in dora.remedy
+
+
+# --- what can't be planned ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "given_", "id"),
+    [
+        ({"target_modules": ["q_proj", "c_attn"]}, {}, "Q-PLANNING-007"),
+        ({"freeze_layers": 28}, {}, "Q-PLANNING-007"),
+        ({"modules_to_save": ["q_norm"]}, {}, "Q-PLANNING-007"),
+        ({"offload_layers": 1}, {"device": "cpu"}, "Q-PLANNING-008"),
+        ({"target_experts": ["down_proj"]}, {}, "Q-MODELS-034"),
+        ({"target_experts": []}, {}, "Q-MODELS-034"),
+        ({"tuner": "scales"}, {"shape": MIXTURE}, "Q-MODELS-034"),
+        ({"loss": "liger"}, {"shape": MIXTURE}, "Q-MODELS-034"),
+        ({"method": "distill"}, {"shape": MIXTURE}, "Q-MODELS-034"),
+    ],
+)
+def test_what_cant_be_planned_is_refused(changed: dict[str, Any], given_: dict[str, Any], id: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plan_of(training(**{"loss": "chunked"} | changed), **given_)
+    assert refused.value.id == id
+
+
+def test_quantized_bytes_have_to_be_known() -> None:
+    with pytest.raises(AssertionError):
+        plan_of(training(**GGUF))

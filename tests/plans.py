@@ -1,0 +1,104 @@
+"""Plans for tests to look into: training and models with changes, the parts of a plan in bytes, and the
+command on a machine without a GPU.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from pipeline.cli import app
+from pipeline.config.params import Params, load_params
+from pipeline.config.sections import Training
+from pipeline.core.places import PROJECT
+from pipeline.planning.card import Card
+from pipeline.planning.plan import Plan, make_plan
+from pipeline.planning.published import published_shape
+from pipeline.planning.quantized import quantized_level
+from pipeline.planning.shape import Shape
+
+GIB = 1 << 30
+RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml")
+
+
+def published(name: str) -> Shape:
+    """The shape of a model that the planner knows."""
+    shape = published_shape(name)
+    assert shape, name
+    return shape
+
+
+QWEN_7B = published("Qwen/Qwen2.5-7B-Instruct")
+MIXTURE = published("qwen3-30b-a3b")
+SMOLLM2 = published("smollm2-135m")
+
+
+def training(**changed: Any) -> Training:
+    """The training of the 8 GB recipe, on a GPU, with changes."""
+    return RECIPE.training_on("cuda").model_copy(update=changed)
+
+
+def demo_training(**changed: Any) -> Training:
+    """The training of the small demo at rank 4, on a CPU that multiplies bfloat16, with changes."""
+    demo = load_params(PROJECT / "recipes" / "demo-small.yaml").training_on("cpu")
+    return demo.model_copy(update={"r": 4, "bnb_4bit_compute_dtype": "bfloat16", **changed})
+
+
+def plan_of(
+    train: Training | None = None, shape: Shape = QWEN_7B, *, length: int = 1024, **given: Any
+) -> Plan:
+    """The plan of training (the 8 GB recipe's) with rows of `length` tokens.
+
+    Beside what `make_plan` takes: `level` is the GGUF level that is trained on, `room` the bytes of a GPU,
+    `device` "cpu" a CPU of as many.
+    """
+    level, room, device = given.pop("level", None), given.pop("room", None), given.pop("device", "cuda")
+    if level:
+        given["quantized"] = quantized_level(shape, level)
+    if room or device == "cpu":
+        given["card"] = Card("a device", room or 8 * GIB, device)
+    return make_plan(shape, train or training(), length, given.pop("levels", []), **{"card": None} | given)
+
+
+def parts(plan: Plan) -> dict[str, int]:
+    """Bytes of each part of a plan's memory."""
+    return {part.name: part.bytes for part in plan.memory.parts}
+
+
+def run_plan(*words: object, gpu: Card | None = None) -> Any:
+    """`quench plan` with these words, on a machine that has this GPU."""
+    with pytest.MonkeyPatch.context() as machine:
+        machine.setattr("pipeline.commands.plan.first_gpu", lambda: gpu)
+        return CliRunner().invoke(app, ["plan", *map(str, words)])
+
+
+def plan_json(*words: object) -> dict[str, Any]:
+    """The figures of `quench plan --json`, which fits."""
+    shown = run_plan(*words, "--json")
+    assert shown.exit_code == 0, shown.stderr
+    return dict(json.loads(shown.stdout))
+
+
+def write_params(root: Path, recipe: str = "qwen2.5-7b-8gb", **sections: Any) -> Params:
+    """A recipe with other values, {section: {key: value}}, as the project's params.yaml."""
+    values = load_params(PROJECT / "recipes" / f"{recipe}.yaml").model_dump(mode="json")
+    for section, changed in sections.items():
+        values[section] |= changed
+    file = root / "params.yaml"
+    file.write_text(yaml.safe_dump(values, allow_unicode=True))
+    return load_params(file)
+
+
+def write_gguf_params(root: Path, *, base: dict[str, Any] | None = None, **train: Any) -> Params:
+    """The 8 GB recipe on a GGUF, a published one unless `base` names another."""
+    hub = {"model": "Qwen/Qwen2.5-7B-Instruct-GGUF", "file": "qwen2.5-7b-instruct-q4_k_m.gguf"}
+    tuned = "tuned" if train.get("tuner") == "scales" else "adapter"
+    return write_params(
+        root,
+        base={**(base or hub), "quantization": "gguf"},
+        train=train,
+        evaluate={"models": ["base", tuned]},
+    )
