@@ -171,23 +171,22 @@ def test_a_file_that_can_not_be_written_is_refused_before_anything_is_asked(
     assert not (root / "reports").exists()
 
 
-def test_answers_that_a_scorer_can_not_tell_apart_are_no_file(root: Path) -> None:
+def test_without_a_scorer_rows_or_scores_that_differ_there_is_no_file(root: Path) -> None:
+    evaluate = PARAMS.evaluate.model_copy(update={"scorers": []})
+    without = PARAMS.model_copy(update={"evaluate": evaluate})
+
+    def refused(params: Params = PARAMS) -> str:
+        asked = Asked(answers=2, rows=1, seed=1)
+        with pytest.raises(QuenchError) as error:
+            make(params, root, root / "data/raw/own.jsonl", "F16", asked)
+        assert not list((root / "data/raw").iterdir())
+        return error.value.id
+
+    assert refused(without) == "Q-PAIRS-005"
     (root / "data/evaluation/mine.py").write_text(SHORT.replace("1 / (1 + len(answer))", "0.5"))
-    with pytest.raises(QuenchError) as error:
-        run(root, asked=Asked(answers=2, rows=1, seed=1))
-    assert error.value.id == "Q-PAIRS-004"
-    assert not list((root / "data/raw").iterdir())
-
-
-def test_without_a_scorer_or_rows_nothing_is_asked(root: Path) -> None:
-    none = PARAMS.model_copy(update={"evaluate": PARAMS.evaluate.model_copy(update={"scorers": []})})
-    with pytest.raises(QuenchError) as error:
-        make(none, root, root / "data/raw/own.jsonl", "F16", ASKED)
-    assert error.value.id == "Q-PAIRS-005"
+    assert refused() == "Q-PAIRS-004"
     write_rows(root / "data/final/train.jsonl", [])
-    with pytest.raises(QuenchError) as error:
-        run(root)
-    assert error.value.id == "Q-PAIRS-003"
+    assert refused() == "Q-PAIRS-003"
 
 
 def test_each_request_is_asked_once_by_its_best_chat_and_prompts_are_asked_too(tmp_path: Path) -> None:

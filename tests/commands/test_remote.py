@@ -325,11 +325,11 @@ def test_another_torch_or_a_missing_package_or_python_is_refused(card: Card, pro
     fake = other / "python"
     fake.write_text(f'#!/bin/sh\nPYTHONPATH={other} exec {PYTHON} "$@"\n')
     fake.chmod(0o755)
-    assert "has torch 1.2.3 instead of " in refused(
-        project, "Q-REMOTE-010", "card", config=card.config, python=str(fake)
-    )
+    sentence = refused(project, "Q-REMOTE-010", "card", config=card.config, python=str(fake))
+    assert "torch 1.2.3" in sentence
     fake.write_text(f'#!/bin/sh\nexec {PYTHON} -I -S "$@"\n')
-    assert "lacks " in refused(project, "Q-REMOTE-010", "card", config=card.config, python=str(fake))
+    sentence = refused(project, "Q-REMOTE-010", "card", config=card.config, python=str(fake))
+    assert "1.2.3" not in sentence and "torch" in sentence
     refused(project, "Q-REMOTE-005", "card", config=card.config, python=str(other / "none"))
     assert nothing_left(card)
 
@@ -348,16 +348,17 @@ def test_without_rsync_there_or_here_nothing_is_sent(
     refused(project, "Q-REMOTE-002", "card", config=card.config)
 
 
-@pytest.mark.parametrize("name", ["-oProxyCommand=true", "a b", "a;b", "user@-x", ""])
-def test_a_host_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="Q-REMOTE-001"):
-        Line(name, "python3", None)
-
-
-@pytest.mark.parametrize("python", ["-c", "python3;reboot", "$(reboot)", "a b"])
-def test_a_python_that_is_none_is_refused(python: str) -> None:
-    with pytest.raises(ConfigError, match="Q-REMOTE-001"):
-        Line("card", python, None)
+@pytest.mark.parametrize(
+    ("name", "python"),
+    [
+        *((name, "python3") for name in ("-oProxyCommand=true", "a b", "a;b", "user@-x", "")),
+        *(("card", python) for python in ("-c", "python3;reboot", "$(reboot)", "a b")),
+    ],
+)
+def test_a_host_or_python_that_a_shell_would_read_otherwise_is_refused(name: str, python: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Line(name, python, None)
+    assert refused.value.id == "Q-REMOTE-001"
 
 
 @pytest.mark.parametrize("changed", [{"method": "grpo", "lora_dropout": None}, {"shard_base": True}])
@@ -379,5 +380,6 @@ def test_without_resume_a_recorded_training_is_done_again(
     monkeypatch.setattr(train, "need_host", reached)
     card = Line("card", PYTHON, None)
     train.main(card, project)
-    with pytest.raises(ToolError, match="it would train"):
+    with pytest.raises(ToolError) as trains:
         train.main(card, project, resume=False)
+    assert trains.value.id == "Q-REMOTE-003"

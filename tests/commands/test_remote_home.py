@@ -110,31 +110,31 @@ def watched(line: Here, root: Path, *, resume: bool = True) -> int:
     return watch.watched(Mirror(line, root, RUN), Parcel(), Params(), resume)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("code", ["", "143"], ids=["dead", "stopped"])
-def test_a_host_that_is_behind_goes_on_from_what_is_here(line: Here, tmp_path: Path, code: str) -> None:
-    left_there(line, 100, code)
-    home = trained(tmp_path / "home", 200)
+@pytest.mark.parametrize(
+    ("there", "here", "torn", "code", "goes_on_from"),
+    [
+        (100, 200, False, "", 200),
+        (100, 200, False, "143", 200),
+        (200, 100, False, "", 200),  # what is ahead there comes home first
+        (100, 200, True, "", 100),  # what is torn here is not ahead
+    ],
+    ids=["behind-dead", "behind-stopped", "ahead", "torn-here"],
+)
+def test_a_host_goes_on_from_the_newest_whole_checkpoint(
+    line: Here, tmp_path: Path, there: int, here: int, torn: bool, code: str, goes_on_from: int
+) -> None:
+    left_there(line, there, code)
+    home = trained(tmp_path / "home", here)
+    if torn:
+        (home / CHECKPOINTS / f"checkpoint-{here}" / "weights").write_text("torn")
     before = tree_hash(home / CHECKPOINTS)
     assert watched(line, home) == 1
-    assert line.began == [(["train"], ["checkpoint-200"])]
-    assert tree_hash(home / CHECKPOINTS) == before
-
-
-def test_a_host_that_is_ahead_comes_home_first(line: Here, tmp_path: Path) -> None:
-    left_there(line, 200)
-    home = trained(tmp_path / "home", 100)
-    assert watched(line, home) == 1
-    assert line.began == [(["train"], ["checkpoint-200"])]
-    assert [path.name for path in (home / CHECKPOINTS).glob("checkpoint-*")] == ["checkpoint-200"]
-    assert len((home / JOURNAL).read_text().splitlines()) == 200
-
-
-def test_a_torn_checkpoint_here_is_not_ahead(line: Here, tmp_path: Path) -> None:
-    left_there(line, 100)
-    home = trained(tmp_path / "home", 200)
-    (home / CHECKPOINTS / "checkpoint-200/weights").write_text("torn")
-    assert watched(line, home) == 1
-    assert line.began == [(["train"], ["checkpoint-100"])]
+    assert line.began == [(["train"], [f"checkpoint-{goes_on_from}"])]
+    if goes_on_from == here:
+        assert tree_hash(home / CHECKPOINTS) == before
+    elif not torn:
+        assert [one.name for one in (home / CHECKPOINTS).glob("checkpoint-*")] == [f"checkpoint-{there}"]
+        assert len((home / JOURNAL).read_text().splitlines()) == there
 
 
 def test_a_torn_checkpoint_there_does_not_come_home_and_costs_none(line: Here, tmp_path: Path) -> None:
