@@ -3,6 +3,7 @@ tokenized.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,7 @@ def test_the_users_own_file_is_read_before_stage_base_has_run(
     shape = find_shape(params, tmp_path)
     found = find_quantized(params, shape, tmp_path)
     # what is trained on is packed, so the shape is that of the file
-    assert found and shape == expected
+    assert found and shape == replace(expected, positions=256)
     assert bytes_of(found) == bytes_of(quantized_level(shape, level))
     assert (found.file, found.made_from, found.head == 0) == (file.stat().st_size, 0, shape.tied)
     sizes = {
