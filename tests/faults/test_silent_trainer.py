@@ -1,8 +1,8 @@
 """Failures of training that nobody sees in the loss, planted one at a time; each is caught by the stage
 itself, by name.
 
-The rules on a run's curves have their own file, test_silent_training.py; this one mutates the trainer, its
-libraries and its model.
+The rules on a run's curves and rows are judged in tests/stages/train/test_monitor.py and test_epochs.py; this
+file mutates the trainer, its libraries and its model.
 """
 
 import json
