@@ -25,41 +25,20 @@ import psutil
 import pytest
 import yaml
 from forked import SERVER, Forked
+from user_project import BIN, nothing_to_do
 
-from pipeline.commands.recipes import recipe_text
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Graph
 from pipeline.core.locks import stages_at_work
 from pipeline.core.owner import RUN
 from pipeline.core.places import PROJECT
-from pipeline.workflow.code_keys import CODE, key_file, stage_module
+from pipeline.workflow.code_keys import CODE
 from pipeline.workflow.dvc_yaml import dvc_text
-from pipeline.workflow.package import Package
-from pipeline.workflow.prepare import FORCED
+from pipeline.workflow.prepare import prepare
 from pipeline.workflow.settle import REUSE, reuse, settle
-from pipeline.workflow.stage_command import STAGES
-from pipeline.workflow.stages import WORDS, code_of_stages, table
-from pipeline.workflow.syntax import ROOT
+from pipeline.workflow.stages import stages_in, table
 
 TOY = PROJECT / "tests/toy"
-COMPARE = (
-    "compare_nf4",
-    "compare_level",
-    "compare_scales",
-    "compare_distilled",
-    "compare_unquantized",
-    "compare_measure",
-    "compare_measure_level",
-    "compare_measure_scales",
-    "compare_measure_distilled",
-)  # a job for each seed
-NONE = ("budget", "distill", *COMPARE)  # none as a rule
-# stages that are in one graph alone
-ONLY_IN = {"lora": "adapter", "tuned": "tuned"} | dict.fromkeys(
-    ("merge", "convert", "imatrix", "quantize", *NONE, "compare"), "merged"
-)
-PER_ITEM = ("quantize", "evaluate", *NONE)  # these take an item: quantize@LEVEL, evaluate@MODEL
-BIN = Path(sys.executable).parent
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are
 IGNORED = [
@@ -96,22 +75,13 @@ def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """
     name, _, compared = request.param.partition(", ")
     file = tmp_path_factory.mktemp("recipe") / f"{name}.yaml"
-    values = yaml.safe_load(recipe_text(name))
+    values = load_params(PROJECT / f"recipes/{name}.yaml").model_dump(mode="json")
     if compared:
         values["quantize"] |= {"distill": ["Q4_K_M"], "budgets": ["4.6bpw"]}
         values["compare"] |= {"seeds": [42, 43], "levels": ["Q4_K_M", "Q6_K"]}
         values["compare"]["strategies"] |= {"distilled": ["distilled_scales", "merged_distilled"]}
     file.write_text(yaml.safe_dump(values), encoding="utf-8")
     return file
-
-
-@pytest.fixture(scope="module")
-def stages(recipe: Path, graph: Graph) -> set[str]:
-    """The stages that have jobs."""
-    compared = load_params(recipe).compare.seeds
-    return {
-        stage for stage in STAGES if ONLY_IN.get(stage, graph) == graph and (compared or stage not in NONE)
-    }
 
 
 @pytest.fixture(scope="module")
@@ -215,30 +185,21 @@ def _edges(graph: dict[str, Stage]) -> set[tuple[str, str]]:
 
 
 def test_dvc_yaml_is_what_the_table_of_stages_says() -> None:
-    assert (PROJECT / "dvc.yaml").read_text() == dvc_text("merged"), (
-        "edit graphs/stages.yaml, then run `quench graph`"
-    )
-
-
-def test_the_graph_is_short_enough_to_read() -> None:
-    lines = {
-        path: len(path.read_text().splitlines())
-        for path in (PROJECT / "Snakefile", *(PROJECT / "graphs").iterdir())
-    }
-    generated = [len(dvc_text(graph).splitlines()) for graph in WORDS]
-    assert lines[PROJECT / "Snakefile"] <= 220 and max(generated) <= 220
-    assert sum(lines.values()) + sum(generated) <= 700
+    assert (PROJECT / "dvc.yaml").read_text() == dvc_text("merged"), "run `quench graph`"
 
 
 def test_both_tools_know_the_same_stages(
-    stages: set[str], dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]
+    recipe: Path, graph: Graph, dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]
 ) -> None:
     assert dvc_graph.keys() == snakemake_graph.keys()
-    assert {name.partition("@")[0] for name in dvc_graph} == stages
+    is_compared = bool(load_params(recipe).compare.seeds)
+    off = () if is_compared else ("budget", "distill", "compare_")  # which have no job then
+    wanted = {stage for stage in stages_in(graph) if not stage.startswith(off or "none")}
+    assert {name.partition("@")[0] for name in dvc_graph} == wanted
     for name, stage in dvc_graph.items():
         assert stage.command == snakemake_graph[name].command == f"python -m pipeline {name}"
         assert stage.outputs == snakemake_graph[name].outputs, name
-        assert ("@" in name) == (name.partition("@")[0] in PER_ITEM)
+        assert ("@" in name) == bool(table().stages[name.partition("@")[0]].each)
 
 
 def test_both_tools_know_the_same_edges(
@@ -294,17 +255,10 @@ def test_a_stage_depends_on_the_keys_of_its_code_and_on_no_module(
 ) -> None:
     for graph in (dvc_graph, snakemake_graph):
         for name, stage in graph.items():
-            code = {path for path in stage.inputs if path.startswith((f"{ROOT}/", ".quench/"))}
+            code = {path for path in stage.inputs if path.startswith(("pipeline/", ".quench/"))}
             mine = name.partition("@")[0]
             keys = [mine, *(f"train.{method}" for method in table().stages[mine].methods)]
-            assert code == {key_file(key.replace("${train.method}", "sft")) for key in keys}, name
-
-
-def test_the_stages_that_a_stage_starts_are_in_its_key() -> None:
-    """Their code is run in processes of their own, so no import leads there."""
-    modules = code_of_stages()["compare_nf4"]
-    assert modules == [stage_module("compare_nf4"), stage_module("train")]
-    assert {"stages/train/stage.py", "stages/compare/nf4.py"} <= Package().closure(*modules).keys()
+            assert code == {f".quench/code/{key.replace('${train.method}', 'sft')}.key" for key in keys}, name
 
 
 # ---- the toy: two tools, one project
@@ -338,7 +292,7 @@ class Toy:
         counts = dict(
             re.findall(r"^(\w+) +(\d+)$", (done.stdout + done.stderr).partition("Reasons:")[0], re.M)
         )
-        assert counts or "Nothing to be done" in done.stdout + done.stderr
+        assert counts or nothing_to_do(done.stdout + done.stderr)
         return sorted(
             name for name, count in counts.items() if name not in ("all", "total") for _ in range(int(count))
         )
@@ -412,7 +366,7 @@ def fresh_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("toy") / "toy"
     shutil.copytree(TOY, root, ignore=shutil.ignore_patterns("__pycache__"))
-    settings = recipe_text("demo")
+    settings = (PROJECT / "params.yaml").read_text(encoding="utf-8")
     (root / "params.yaml").write_text(re.sub(r"base-Q\w+, |, base-Q\w+", "", settings))
     shutil.copytree(PROJECT / "profiles", root / "profiles")
     (root / "data/raw").mkdir(parents=True)
@@ -512,7 +466,7 @@ def test_clone_without_artifacts_is_told_of_the_pull(clone: Toy, built_toy: Path
     assert "Q-WORKFLOW-013" in done.stderr and "`dvc pull`" in done.stderr
     shutil.copytree(built_toy / "data/raw", clone.root / "data/raw")
     assert clone.plan() == sorted(ALL)
-    assert "`dvc pull` would bring 7 artifacts that dvc.lock names" in clone.snakemake("-n").stderr
+    assert re.search(r"`dvc pull`.* 7 artifacts ", clone.snakemake("-n").stderr)
 
 
 def test_base_fetched_again_runs_only_what_is_stale(clone: Toy) -> None:
@@ -675,7 +629,6 @@ def test_a_killed_run_takes_its_jobs_along(toy: Toy, victim: list[str]) -> None:
     (scrap / "half").write_bytes(b"x" * 2000)
     done = toy.snakemake()
     assert done.returncode == 0, done.stderr
-    assert "models/.merging (2.0 kB)" in done.stderr
     assert not scrap.exists()
     assert toy.ran()[len(ALL) :] == ["report", "report"]
     toy.agree()
@@ -695,7 +648,7 @@ def test_a_run_waits_for_a_stage_that_is_at_work(toy: Toy) -> None:
         scrap.mkdir()
         done = toy.snakemake("-n")
         assert (done.returncode, scrap.exists()) == (6, True)
-        assert f"report is already running as process {stage.pid} in" in done.stderr
+        assert re.search(rf"Q-WORKFLOW-011: report .*{stage.pid}\b", done.stderr)
         again = subprocess.run(
             [sys.executable, "run.py", "curate"], cwd=toy.root, check=True, capture_output=True, text=True
         )
@@ -710,7 +663,7 @@ def test_a_run_waits_for_a_stage_that_is_at_work(toy: Toy) -> None:
 def _until(happened: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "not in time"
         time.sleep(0.05)
 
 
@@ -750,7 +703,7 @@ def test_many_starts_at_once(toy: Toy, starts: int) -> None:
     winner = runs[codes.index(0)].pid
     for code, log in zip(codes, logs, strict=True):
         log.seek(0)
-        assert code == 0 or f"is in use by process {winner}: wait" in log.read()
+        assert code == 0 or re.search(rf"Q-WORKFLOW-009: .*{winner}\b", log.read())
         log.close()
     assert toy.ran()[len(ALL) :] == ["report"]
 
@@ -837,8 +790,17 @@ def test_who_asks_for_a_run_gets_one(toy: Toy, monkeypatch: pytest.MonkeyPatch) 
         ("--forcerun=train", True),
     ],
 )
-def test_flags_that_force(line: str, forced: bool) -> None:
-    assert any(FORCED.fullmatch(word) for word in line.split()) == forced
+def test_flags_that_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, forced: bool) -> None:
+    """Then no stage may have its outputs back instead of a run."""
+    for name in ("params.yaml", "dvc.yaml"):
+        shutil.copy(PROJECT / name, tmp_path)
+    (tmp_path / "data/raw").mkdir(parents=True)
+    (tmp_path / "data/raw/a.jsonl").touch()
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr("pipeline.workflow.prepare._held", [])
+    monkeypatch.setattr(sys, "argv", ["snakemake", *line.split()])
+    prepare(root=tmp_path)
+    assert (REUSE in os.environ) == (not forced)
 
 
 def test_a_full_disk_is_one_sentence(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -912,15 +874,9 @@ def test_damage_is_planned_around_and_recovered(toy: Toy) -> None:
         [sys.executable, "run.py", "merge"], cwd=toy.root, capture_output=True, text=True, check=False
     )
     assert alone.returncode == 3
-    assert (
-        "models/adapter (a.txt) changed on disk since train wrote it: `dvc checkout --force models/adapter`"
-        in alone.stderr
-    )
+    assert re.search(r"models/adapter \(a\.txt\).*`dvc checkout --force models/adapter`", alone.stderr)
     done = toy.snakemake()
-    assert (
-        "though the date did not, so it is not used: models/adapter/a.txt, models/demo-Q5_K_M.gguf"
-        in done.stderr
-    )
+    assert "models/adapter/a.txt, models/demo-Q5_K_M.gguf" in done.stderr
     assert spared(done) == ["merge", "quantize", "report", "train"]
     assert toy.ran()[len(ALL) :] == ["quantize"]
     assert toy.bytes() == before
@@ -943,8 +899,8 @@ def _flip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "code", "words"),
     [
-        ("params.yaml", "base: 3\n", 2, "params.yaml has"),
-        ("params.yaml", "seed: 2020-99-99\n", 2, "line 1, column 7"),
+        ("params.yaml", "base: 3\n", 2, "Q-CONFIG-003"),
+        ("params.yaml", "seed: 2020-99-99\n", 2, "Q-CONFIG-002"),
         ("data/raw", None, 3, "Q-WORKFLOW-013"),
         ("dvc.yaml", "stages: [\n", 4, "Q-WORKFLOW-016"),
     ],

@@ -19,8 +19,8 @@ import pytest
 import yaml
 from forked import Forked
 from s3_server import KEY, S3, Accident
+from user_project import BIN, nothing_to_do
 
-from pipeline.commands.recipes import graph
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import DEFAULT_HOME
 from pipeline.workflow.dvc_yaml import dvc_text
@@ -29,7 +29,6 @@ pytestmark = pytest.mark.slow
 BUCKET = "team"
 EXAMPLES = {"example": "s3://my-team", "server": "https://s3.example.org", "folder": "/mnt/disk/quench-store"}
 NEEDED = ("Snakefile", "graphs", "pipeline", "profiles", ".dvcignore", ".gitignore")
-BIN = Path(sys.executable).parent
 QUENCH = str(BIN / "quench")
 PATH = f"{BIN}{os.pathsep}{os.environ['PATH']}"
 
@@ -186,8 +185,8 @@ def test_a_pull_that_is_interrupted_goes_on_to_the_same_bytes(pulled: Project, p
 def test_a_pulled_clone_has_nothing_to_do(pulled: Project) -> None:
     """But for the base's weights, which DVC doesn't keep: nobody fetches them before a stage needs them."""
     pull, plan, verify = page("A clone")
-    assert "Everything is up to date" in pulled.need(*pull.split())
-    assert "Nothing to be done" in pulled.need(*plan.split())
+    assert "up to date" in pulled.need(*pull.split())
+    assert nothing_to_do(pulled.need(*plan.split()))
     status = json.loads(pulled.need("dvc", "status", "--json"))
     assert status.pop("base") == [{"changed outs": {"models/base": "deleted"}}]
     assert all(found == [{"changed deps": {"models/base": "deleted"}}] for found in status.values())
@@ -202,7 +201,7 @@ def test_what_a_killed_checkout_left_stops_nobody(pulled: Project) -> None:
     (adapter / "adapter_config.json").unlink()
     pulled.need("dvc", "pull")
     assert (adapter / "adapter_config.json").read_bytes() == whole
-    assert "Nothing to be done" in pulled.need("snakemake", "-n")
+    assert nothing_to_do(pulled.need("snakemake", "-n"))
     assert list(adapter.glob(".*")) == []
 
 
@@ -241,12 +240,12 @@ def test_a_remote_that_lacks_something_is_named_and_it_is_built(
     done = clone.run("dvc", "pull")
     assert done.returncode == 1 and "reports/index.html" in done.stderr
     said = clone.need("snakemake")
-    assert "`dvc pull` would bring 1 artifact that dvc.lock names" in said
+    assert re.search(r"`dvc pull`.* 1 artifact ", said)
     assert re.search(r"^report +1$", said, re.M) and re.search(r"^total +2$", said, re.M)
     assert clone.artifacts().keys() == {
         name for name in pushed.artifacts() if not name.startswith("models/base/")
     }
-    assert "Nothing to be done" in clone.need("snakemake", "-n")
+    assert nothing_to_do(clone.need("snakemake", "-n"))
 
 
 MISTAKES = {
@@ -294,13 +293,13 @@ def test_a_clone_whose_base_is_kept_pulls_everything(cached: Project, s3: S3, tm
     clone.need("dvc", "pull")
     assert clone.artifacts() == cached.artifacts()
     assert "up to date" in clone.need("dvc", "status")
-    assert "Nothing to be done" in clone.need("snakemake", "-n")
+    assert nothing_to_do(clone.need("snakemake", "-n"))
     assert "Running stage" not in clone.need("dvc", "repro")
     shutil.rmtree(clone.root / "models/base")
-    assert "restored from DVC's cache: models/base" in clone.need("snakemake", "-n")
+    assert "models/base" in clone.need("snakemake", "-n")
     assert clone.artifacts() == cached.artifacts()
-    graph(clone.root, cache_base=False)
-    assert "Nothing to be done" in clone.need("snakemake", "-n")
+    clone.need("quench", "graph", "--no-cache-base")
+    assert nothing_to_do(clone.need("snakemake", "-n"))
     assert (clone.root / "dvc.yaml").read_bytes() == dvc_text("adapter").encode()
 
 
@@ -311,7 +310,7 @@ def test_a_base_that_is_not_kept_is_fetched_again_and_nothing_else_runs(
     assert re.findall(r"Running stage '(.*?)'", said) == ["base"]
     assert pulled.artifacts() == pushed.artifacts()
     assert "up to date" in pulled.need("dvc", "status")
-    assert "Nothing to be done" in pulled.need("snakemake", "-n")
+    assert nothing_to_do(pulled.need("snakemake", "-n"))
 
 
 def test_a_folder_does_too(pushed: Project, tmp_path: Path) -> None:
