@@ -30,9 +30,7 @@ from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchErr
 from pipeline.gguf.header import NotGguf, read_header
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.gguf.tied import one_matrix
-from pipeline.llamacpp.tools import run_tool
-from pipeline.models.base_header import checked_header
-from pipeline.stages.base.gguf_import import unpack_gguf
+from pipeline.llamacpp.tools import load_binding, run_tool
 from pipeline.stages.base.hf_folder import read_license
 from pipeline.stages.base.stage import base
 
@@ -47,7 +45,7 @@ def gguf_file(tmp_path_factory):
 def llama_folder(gguf_file, tools, tmp_path_factory):
     """The same model as a Hugging Face folder of 40 KB."""
     folder = tmp_path_factory.mktemp("llama") / "hf"
-    unpack_gguf(gguf_file, checked_header(gguf_file), folder, tools)
+    base(Base(source="gguf", model=str(gguf_file)), target=folder, record=folder.with_suffix(".json"))
     return folder
 
 
@@ -108,7 +106,7 @@ def test_a_folder_is_copied_file_by_file_and_recorded(whole_qwen2, bring, tmp_pa
     )
     with (tmp_path / "models" / "base" / "config.json").open("a") as file:
         file.write(" ")
-    assert facts["files"] == digests(whole_qwen2), "a write into models/base reached the user's own folder"
+    assert facts["files"] == digests(whole_qwen2)  # which a write into models/base did not reach
 
 
 def test_nothing_that_runs_or_is_pickled_is_copied(folder, bring):
@@ -195,8 +193,6 @@ def test_a_gguf_becomes_a_folder_whose_logits_are_llama_cpps(gguf_file, bring, t
 
 
 def llama_cpp_logits(file, ids, tools):
-    from pipeline.llamacpp.tools import load_binding
-
     llama = load_binding(tools).Llama(str(file), n_ctx=64, logits_all=True, verbose=False)
     llama.eval(ids)
     return llama.scores[len(ids) - 1]
@@ -377,7 +373,7 @@ def test_a_broken_download_goes_on_where_it_stopped(hub, bring, llama_folder, tm
     hub.broken.clear()
     hub.served.clear()
     assert bring("hub", REPO, revision=COMMIT)["files"] == digests(llama_folder)
-    assert hub.served == [("model.safetensors", 20_480)], "only the rest was fetched"
+    assert hub.served == [("model.safetensors", 20_480)]  # the rest
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
@@ -406,6 +402,13 @@ def test_a_refusing_hub_is_one_sentence(hub, bring, refusal, error, code, words)
         bring("hub", REPO, revision=COMMIT)
     assert raised.value.exit_code == code
     assert "\n" not in str(raised.value)
+
+
+def test_a_gguf_in_a_subfolder_is_not_fetched(hub, bring):
+    hub.files["Q4/tiny.gguf"] = hub.listed["Q4/tiny.gguf"] = b"GGUF"
+    with pytest.raises(DataError, match="Q-BASE-008"):
+        bring("hub", REPO, revision=COMMIT, file="Q4/tiny.gguf", quantization="gguf")
+    assert hub.served == []
 
 
 def test_a_hub_out_of_reach_is_the_environments_fault(hub, bring):
@@ -646,30 +649,3 @@ def test_the_header_is_what_the_gguf_package_reads(gguf_file):
     assert header.tensors == {
         tensor.name: (tuple(tensor.shape.tolist()), int(tensor.tensor_type)) for tensor in reader.tensors
     }
-
-
-# --- the tiny Qwen2 itself ---
-
-
-def test_the_tiny_qwen2_converts_to_a_gguf_of_architecture_qwen2_with_every_row_of_the_vocabulary(
-    whole_qwen2, tools, tmp_path
-):
-    from pipeline.llamacpp.tools import run_converter
-
-    target = tmp_path / "tiny-F16.gguf"
-    run_converter(tools, "convert_hf_to_gguf.py", [whole_qwen2, "--outfile", target, "--outtype", "f16"])
-    header = read_header(target)
-    field = {
-        name: header.fields[name]
-        for name in ("general.architecture", "tokenizer.ggml.pre", "tokenizer.ggml.eos_token_id")
-    }
-    assert field == {
-        "general.architecture": "qwen2",
-        "tokenizer.ggml.pre": "qwen2",
-        "tokenizer.ggml.eos_token_id": 151_645,
-    }
-    words = header.fields["tokenizer.ggml.tokens"]
-    assert len(words) == 151_936
-    assert words[151_643:151_646] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    assert header.tensors["token_embd.weight"][0] == (256, 151_936)
-    assert "output.weight" not in header.tensors

