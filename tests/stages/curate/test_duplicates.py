@@ -330,6 +330,12 @@ def test_a_template_is_not_one_cluster(tmp_path: Path) -> None:
     assert (report["rows_kept"], groups(report)) == (271, (0, 0))
 
 
+def test_what_says_nothing_but_the_template_is_compared_by_it(tmp_path: Path) -> None:
+    rows = [with_system(f"Be {sentence(i, 3)}.", chat(ASKED, OUTPUTS)) for i in range(30)]
+    rows += [chat(sentence(i, 20), sentence(i + 50, 30)) for i in range(100, 110)]
+    assert of_rows(tmp_path, rows).run()["rows_kept"] == 11
+
+
 def test_a_request_of_half_the_rows_groups_nothing(tmp_path: Path) -> None:
     for number, request in enumerate(("Write a story.", ASKED)):
         rows = [chat(request, sentence(i)) for i in range(100)]
