@@ -167,11 +167,12 @@ def test_what_many_rows_say_is_a_leak_of_a_named_file_only(tmp_path: Path) -> No
     for others, counts in ((575, True), (400, False), (5, False)):
         rows = [chat(words(i), f"{words(i + 5000)} {LEAKED}") for i in range(25)]
         rows += [chat(words(i), words(i + 5000)) for i in range(25, 25 + others)]
-        project = of_rows(tmp_path / str(others), rows, guard={"exam.txt": LEAKED})
-        found = leaks(project, test_fraction=0.1, seed=1)
-        tested = [line for line in project.lines("test") if line <= 25]
-        assert tested
-        assert set(found) == (set(range(1, 26)) - set(tested) if counts else set())
+        project = of_rows(tmp_path / str(others), rows, guard={"exam.txt": LEAKED, "other.txt": words(9999)})
+        for files in ([], ["other.txt"]):
+            found = leaks(project, decontaminate=files, test_fraction=0.1, seed=1)
+            tested = [line for line in project.lines("test") if line <= 25]
+            assert tested
+            assert set(found) == (set(range(1, 26)) - set(tested) if counts else set())
         found = leaks(project, decontaminate=["exam.txt"], test_fraction=0.1, seed=1)
         assert set(found) == set(range(1, 26)) - set(tested)
 

@@ -75,12 +75,13 @@ def test_a_group_is_never_torn_and_quotas_are_never_passed(seed: int, tmp_path: 
     assert 0.15 * kept < report["splits"]["val"] <= round(0.25 * kept)
 
 
-def test_test_does_not_change_with_the_share_of_val(tmp_path: Path) -> None:
+def test_test_does_not_change_with_the_share_of_val_nor_val_with_that_of_test(tmp_path: Path) -> None:
     project, found = of_rows(tmp_path, numbered(200)), []
-    for share in (0.0, 0.4):
-        project.run(test_fraction=0.2, val_fraction=share)
-        found.append(ids(project, "test"))
-    assert found[0] == found[1] and len(found[0]) == 40
+    for test, val in ((0.2, 0.1), (0.2, 0.4), (0.4, 0.1)):
+        project.run(test_fraction=test, val_fraction=val)
+        found.append((ids(project, "test"), ids(project, "val")))
+    assert found[0][0] == found[1][0] and len(found[0][0]) == 40
+    assert found[0][1] == found[2][1] and len(found[0][1]) == 20
 
 
 def test_most_rows_stay_when_others_come_or_their_order_changes(tmp_path: Path) -> None:
@@ -104,6 +105,9 @@ def test_a_group_too_large_for_the_test_split_is_trained(tmp_path: Path) -> None
     project = of_rows(tmp_path, rows + numbered(10))
     project.run(test_fraction=0.4)
     assert project.lines("train") == [*range(1, 16)]
+    # what is left for val is not taken from test
+    report = project.run(test_fraction=0.2, val_fraction=0.3)
+    assert report["splits"] == {"train": 15, "val": 5, "test": 5}
 
 
 def balanced(root: Path, domains: dict[str, int], **changes: Any) -> Counter[str]:
@@ -117,11 +121,21 @@ def balanced(root: Path, domains: dict[str, int], **changes: Any) -> Counter[str
     return found
 
 
+THREE = {"a": 810, "b": 90, "c": 9}
+
+
 @pytest.mark.parametrize(
-    ("temperature", "expected"), [(1.0, [810, 90, 9]), (0.0, [9, 9, 9]), (0.5, [86, 29, 9])]
+    ("domains", "temperature", "expected"),
+    [
+        (THREE, 1.0, [810, 90, 9]),
+        (THREE, 0.0, [9, 9, 9]),
+        (THREE, 0.5, [86, 29, 9]),
+        ({"a": 25, "b": 7}, 0.0, [7, 7]),  # 25 * (7 / 25) is more than 7
+    ],
 )
-def test_temperature_brings_domains_together(temperature: float, expected: list[int], tmp_path: Path) -> None:
-    domains = {"a": 810, "b": 90, "c": 9}
+def test_temperature_brings_domains_together(
+    domains: dict[str, int], temperature: float, expected: list[int], tmp_path: Path
+) -> None:
     assert [*balanced(tmp_path, domains, temperature=temperature).values()] == expected
 
 
@@ -165,8 +179,9 @@ def test_weights_and_caps_count_per_source(tmp_path: Path) -> None:
 
 def test_which_rows_stay_does_not_depend_on_their_order(tmp_path: Path) -> None:
     rows, found = numbered(0, {"a": 300, "b": 100}), []
-    for name, some in (("one", rows), ("two", random.Random(2).sample(rows, 400))):  # noqa: S311
+    shuffled = random.Random(2).sample(rows, 400)  # noqa: S311
+    for name, some, seed in (("one", rows, 1), ("two", shuffled, 1), ("three", rows, 2)):
         project = of_rows(tmp_path / name, some)
-        project.run(temperature=0.2)
+        project.run(temperature=0.2, seed=seed)
         found.append(ids(project))
-    assert found[0] == found[1] and len(found[0]) < 400
+    assert found[0] == found[1] != found[2] and len(found[0]) == len(found[2]) < 400
