@@ -263,6 +263,11 @@ def test_what_should_have_been_measured_and_was_not_refuses(lacking: dict[str, A
     assert "`python -m pipeline evaluate@Q4_K_M`" in found.sentence
 
 
+def test_a_task_without_its_stops_refuses_though_the_reference_has_no_task() -> None:
+    level = evaluation(task={"rows": ROWS, "score": 0.7})
+    assert "stopped" in failed(judge(level, evaluations={"F16": evaluation(None)}))
+
+
 @pytest.mark.parametrize(
     ("lacking", "again"),
     [({"F16": evaluation(None)}, "F16"), ({"base-F16": evaluation(right=None)}, "base-F16")],

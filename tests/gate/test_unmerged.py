@@ -96,6 +96,7 @@ def test_what_is_good_passes_by_paritys_figures(way: Way) -> None:
     rules = ("parity", "kld", "same_top", "task_drop", "stopped", "forgetting")
     assert [(one.key, one.verdict) for one in verdict.checks] == [(rule, "pass") for rule in rules]
     assert [finding(verdict, rule).figure for rule in ("kld", "same_top")] == [0.00234, 0.9775]
+    assert finding(verdict, "stopped").figure == 1.0  # of the task's answers, not of parity's questions
     always = parity_with(way, "outputs_served", figures={"same_top": 1.0})
     assert judge(way, parity=always).verdict == "pass"
 

@@ -26,6 +26,7 @@ from pipeline.stages.parity.behavior import (
 )
 
 HE, START, END, TOKENS, HIDDEN = 256, 259, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
+F16, LEVEL = "model-F16.gguf", "model-Q4_0.gguf"
 ROWS = [{"messages": [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "he"}]}] * 3
 
 
@@ -49,7 +50,7 @@ def rigged(file: Path, says: int = HE, *, stops: bool = True, weight: float = 1)
 def measure(tools: Toolchain, tmp_path: Path) -> Callable[..., dict[str, Check]]:
     """The parity checks of a 16-bit model that ends and of one more."""
     tokenizer = load_tokenizer(byte_folder(tmp_path / "folder"))
-    f16 = rigged(tmp_path / "model-F16.gguf")
+    f16 = rigged(tmp_path / F16)
 
     def run(*others: Path, first: Path = f16) -> dict[str, Check]:
         settings = {"prompts": 2, "ctx_size": 256, "threads": 1, "n_gpu_layers": 0}
@@ -61,15 +62,15 @@ def measure(tools: Toolchain, tmp_path: Path) -> Callable[..., dict[str, Check]]
 def test_a_good_model_passes(measure: Callable[..., dict[str, Check]]) -> None:
     checks = measure()
     assert {check.verdict for check in checks.values()} == {"pass"}
-    assert checks["behavior_answers_end"].figures == {"model-F16.gguf ended": 2.0}
+    assert checks["behavior_answers_end"].figures == {f"{F16} ended": 2.0}
 
 
 def test_a_level_that_never_ends_is_caught(measure: Callable[..., dict[str, Check]], tmp_path: Path) -> None:
-    never = rigged(tmp_path / "model-Q4_0.gguf", stops=False)
+    never = rigged(tmp_path / LEVEL, stops=False)
     check = measure(never)["behavior_answers_end"]
     assert (check.verdict, check.figure) == ("fail", 1.0)
-    assert check.remedy.startswith("model-Q4_0.gguf never ends an answer: ")
-    assert "model-Q4_0.gguf: 0 of 2 ended by themselves" in check.sentence
+    assert check.remedy.startswith(f"{LEVEL} never ends")
+    assert f"{LEVEL}: 0 of 2" in check.sentence
     alone = measure(never, first=never)["behavior_answers_end"]
     assert (alone.verdict, alone.figure) == ("not measured", None)
     assert "trained too little" in alone.sentence
@@ -79,9 +80,9 @@ def test_a_control_token_inside_an_answer_is_caught(
     measure: Callable[..., dict[str, Check]], tmp_path: Path
 ) -> None:
     """Which the text itself does not show: llama-server leaves control tokens out of it."""
-    check = measure(rigged(tmp_path / "model-Q4_0.gguf", START))["behavior_no_markers"]
+    check = measure(rigged(tmp_path / LEVEL, START))["behavior_no_markers"]
     assert (check.verdict, check.figure) == ("fail", 2.0)
-    assert check.remedy.startswith("model-Q4_0.gguf writes <|im_start|> in ''")
+    assert check.remedy.startswith(f"{LEVEL} writes <|im_start|>")
 
 
 def test_a_spelled_marker_is_one_too(tmp_path: Path) -> None:

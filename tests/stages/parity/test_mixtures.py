@@ -147,9 +147,10 @@ def test_experts_shifted_by_one_in_the_merged_models_file_are_caught(
     file = tmp_path / "tiny-F16.gguf"
     shutil.copyfile(project / "models/gguf/tiny-F16.gguf", file)
     assert gguf_weights(project / "models/merged", file).verdict == "pass"
-    change_rows(file, "blk.1.ffn_up_exps.weight", shifted)
+    tensor = "blk.1.ffn_up_exps.weight"
+    change_rows(file, tensor, shifted)
     check = gguf_weights(project / "models/merged", file)
-    assert check.verdict == "fail" and "blk.1.ffn_up_exps.weight" in check.sentence
+    assert check.verdict == "fail" and tensor in check.sentence
 
 
 @pytest.mark.parametrize("half", "ab")
@@ -160,9 +161,10 @@ def test_experts_shifted_by_one_in_the_adapters_file_are_caught(
     base, adapter, file = project / "models/base", project / "models/adapter", tmp_path / "lora.gguf"
     shutil.copyfile(project / "models/gguf/tiny-lora.gguf", file)
     assert lora_weights(base, adapter, file).verdict == "pass"
-    change_rows(file, f"blk.0.ffn_down_exps.weight.lora_{half}", shifted)
+    tensor = f"blk.0.ffn_down_exps.weight.lora_{half}"
+    change_rows(file, tensor, shifted)
     check = lora_weights(base, adapter, file)
-    assert check.verdict == "fail" and f"blk.0.ffn_down_exps.weight.lora_{half}" in check.sentence
+    assert check.verdict == "fail" and tensor in check.sentence
 
 
 # --- resume -------------------------------------------------------------------------------------------------

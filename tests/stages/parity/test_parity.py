@@ -63,7 +63,7 @@ def test_a_quick_parity_names_what_it_did_not_measure(project: Path) -> None:
         "behavior_answers_end",
         "behavior_no_markers",
     }
-    assert "`quench parity --depth standard` measures it" in checks["outputs_q4_k_m"]["detail"]
+    assert "--depth standard`" in checks["outputs_q4_k_m"]["detail"]
     assert not list((project / "models").glob(".*"))
 
 
@@ -94,11 +94,11 @@ def test_where_only_llama_cpp_fails_it_is_its_own_error(
     from pipeline.core.errors import ToolError
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise ToolError("Q-TEST-001", "llama-server did not finish loading")
+        raise ToolError("Q-TEST-001", "it did not load")
 
     monkeypatch.setattr("pipeline.stages.parity.text.served_texts", refuse)
     assert main(["parity", "--root", str(project)]) == 4
-    assert "did not finish loading" in capsys.readouterr().err
+    assert "Q-TEST-001" in capsys.readouterr().err
 
 
 def test_a_zeroed_block_of_a_level_is_named(project: Path) -> None:
@@ -115,17 +115,16 @@ def test_a_zeroed_block_of_a_level_is_named(project: Path) -> None:
 
 
 def test_the_first_difference_shows_both_sides() -> None:
-    assert first_difference("abcdef", "abXdef") == "at 2 training has 'cdef', llama-server 'Xdef'"
-    assert first_difference([1, 2], [1, 2, 3]) == "at 2 training has [], llama-server [3]"
+    for one, other, sides in (
+        ("abcdef", "abXdef", ["at 2 ", "'cdef'", "'Xdef'"]),
+        ([1], [1, 3], ["at 1 ", "[]", "[3]"]),
+    ):
+        assert all(side in first_difference(one, other) for side in sides)
 
 
 def test_a_check_that_compared_nothing_has_not_passed() -> None:
     assert count_check("X", "x", 0, 0, "").verdict == "not measured"
     assert count_check("X", "x", 0, 1, "", "why").remedy == ""
     failed = count_check("X", "x", 2, 3, "here", "why")
-    assert (failed.verdict, failed.figure, failed.sentence, failed.remedy) == (
-        "fail",
-        2.0,
-        "3 compared; first difference: here",
-        "why",
-    )
+    assert "here" in failed.sentence
+    assert (failed.verdict, failed.figure, failed.remedy) == ("fail", 2.0, "why")

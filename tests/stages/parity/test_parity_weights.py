@@ -275,7 +275,8 @@ def test_experts_are_found_in_one_tensor(tmp_path: Path, fused: bool) -> None:
     folder, file = write_pair(tmp_path, MOE, stored, written)
     assert gguf_weights(folder, file).verdict == "pass"
     change_rows(file, "blk.0.ffn_up_exps.weight", both_ends_swapped)
-    assert "blk.0.ffn_up_exps.weight: 2 of 72 rows differ" in gguf_weights(folder, file).sentence
+    found = gguf_weights(folder, file).sentence
+    assert "ffn_up_exps" in found and "2 of 72" in found
 
 
 def test_a_value_too_large_for_f16_is_named(tmp_path: Path) -> None:
@@ -398,15 +399,12 @@ def reversed_contents(tensors: Any) -> Any:
 
 def test_another_level_under_a_levels_name_is_named(light: Path, tmp_path: Path) -> None:
     check, _ = measured(light, light / "tiny-Q5_K_M.gguf")
-    assert (check.verdict, check.sentence) == ("fail", "general.file_type is Q5_K_M")
+    assert check.verdict == "fail" and check.sentence.endswith("Q5_K_M")
     forged = copied(
         light / "tiny-Q5_K_M.gguf", tmp_path, lambda file: change_fields(file, {"general.file_type": 15})
     )
     check, _ = measured(light, forged)
-    assert (check.verdict, check.sentence.split(",")[0]) == (
-        "fail",
-        "no query or feed-forward tensor is Q4_K: Q5_K",
-    )
+    assert check.verdict == "fail" and "is Q4_K: Q5_K" in check.sentence
 
 
 MOE_TYPES = {
@@ -471,11 +469,9 @@ def test_types_given_by_name_are_no_other_level(
 def test_a_level_from_before_its_tensors_types_were_given_is_named(light: Path) -> None:
     level = light / "tiny-Q4_K_M.gguf"
     check, _ = level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", 1.5, {"blk.1.ffn_up": "Q6_K"})
-    assert (check.verdict, check.figure, check.sentence) == ("fail", 1.0, f"{UP} is Q4_K, not Q6_K")
-    assert (
-        "before quantize.tensor_types asked for Q6_K: run `snakemake --force models/gguf/tiny-Q4_K_M.gguf`"
-        in check.remedy
-    )
+    assert (check.verdict, check.figure) == ("fail", 1.0)
+    assert check.sentence.startswith(UP) and "not Q6_K" in check.sentence
+    assert f"{level.name}`" in check.remedy
     with pytest.raises(ConfigError, match="in no tensor name"):
         level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", 1.5, {"ffn_upp": "Q6_K"})
 

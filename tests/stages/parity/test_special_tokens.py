@@ -120,13 +120,11 @@ def test_a_template_that_was_changed_after_training_is_named(merged: Path, tmp_p
     f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=tiny.CHATML + " ")
     check = chat_template(tokenizer, merged, f16)
     assert (check.verdict, check.figure) == ("fail", 1.0)
-    assert check.remedy == (
-        "The template of model-F16.gguf is not the one of training: run the stages merge and convert again."
-    )
+    assert f16.name in check.remedy
     (merged / "chat_template.jinja").unlink()
     check = chat_template(tokenizer, merged, f16)
     assert check.figure == 2.0
-    assert "merged has no template" in check.sentence
+    assert "merged has no" in check.sentence
     in_file("tokenizer_config.json", chat_template=tiny.CHATML)(merged)
     assert chat_template(tokenizer, merged, f16).figure == 1.0
 
@@ -140,10 +138,8 @@ def test_a_level_with_another_vocabulary_is_named(merged: Path, tmp_path: Path) 
     less = with_provenance(tmp_path / "less-Q4_K_M.gguf", merged, tokenizer__ggml__merges=None)
     check = vocabularies_and_provenance(merged, f16, [f16, other, less])
     assert (check.verdict, check.figure) == ("fail", 2.0)
-    assert (
-        "other-Q4_K_M.gguf: tokenizer.ggml.tokens; less-Q4_K_M.gguf: tokenizer.ggml.merges is missing"
-        in check.sentence
-    )
+    assert f"{other.name}: tokenizer.ggml.tokens" in check.sentence
+    assert f"{less.name}: tokenizer.ggml.merges" in check.sentence
 
 
 @pytest.mark.parametrize(
@@ -166,10 +162,7 @@ def test_a_level_of_an_older_merge_is_named(
     assert (check.verdict, check.figure) == ("fail", 1.0)
     assert check.sentence.endswith(f"first difference: {detail}")
     key = detail.split()[1]
-    assert check.remedy == (
-        f"old-Q4_K_M.gguf was quantized from another run's 16-bit GGUF ({key}): run `snakemake --force "
-        "models/gguf/old-Q4_K_M.gguf`."
-    )
+    assert f"({key})" in check.remedy and f"{old.name}`" in check.remedy
 
 
 @pytest.mark.parametrize(
@@ -188,10 +181,7 @@ def test_a_gguf_of_an_older_merge_is_named(
     in_file("merge.json", **record)(merged)
     check = vocabularies_and_provenance(merged, f16, [f16])
     assert check.verdict == "fail"
-    assert check.remedy == (
-        f"model-F16.gguf was made from another merge or another adapter ({key}): run `snakemake "
-        "--force convert`."
-    )
+    assert f"({key})" in check.remedy and "--force convert`" in check.remedy
 
 
 def test_a_table_without_a_row_for_every_token_is_named(merged: Path, tmp_path: Path) -> None:
@@ -201,7 +191,7 @@ def test_a_table_without_a_row_for_every_token_is_named(merged: Path, tmp_path: 
     )
     check = vocabularies_and_provenance(merged, f16, [])
     assert (check.verdict, check.figure) == ("fail", 1.0)
-    assert "model-F16.gguf: 261 tokens, 260 rows in output.weight" in check.remedy
+    assert "261 tokens, 260 rows" in check.remedy
 
 
 @pytest.mark.parametrize(

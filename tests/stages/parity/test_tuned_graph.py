@@ -1,6 +1,4 @@
-"""The graph of trained scales on a tiny model, from the base to parity: what is trained is what is served,
-and the page says so.
-"""
+"""The graph of trained scales on a tiny model, from the base to parity: what is trained is what is served."""
 
 import json
 import shutil
@@ -8,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from html_page import Page
 
 from pipeline.__main__ import run
 from pipeline.core.errors import GateError
@@ -28,10 +25,6 @@ def test_trained_scales_are_what_is_served_and_the_bare_base_is_not(project: Pat
     assert {check["verdict"] for key, check in found.items() if not key.startswith("behavior")} == {"pass"}
     assert OF_TUNED.keys() <= found.keys()  # what the gate asks for
     assert found["outputs_served"]["figure"] <= found["outputs_served"]["limit"]
-    text = Page((project / "reports/parity.html").read_text(encoding="utf-8")).text
-    assert "that file with other scales in its blocks" in text
-    assert text.count("✓ weights, ✓ outputs") == 2  # what is served, and the base
-    assert not [words for words in ("LoRA", "Merged", "adapter") if words in text]
 
     # the base's bytes in the tuned file's place: what was trained has no effect
     shutil.copy(project / "models/base/model.gguf", project / "models/gguf/tiny-tuned.gguf")
