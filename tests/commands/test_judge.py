@@ -103,15 +103,18 @@ def test_a_broken_file_loses_and_answers_are_kept(
     assert again["pairs"] == found["pairs"]
 
 
-def test_the_same_bytes_under_two_names_are_not_distinguishable(model: Path, root: Path) -> None:
-    twin = Path(shutil.copy(model, root / "twin.gguf"))
+def test_the_same_bytes_are_not_distinguishable_nor_are_files_of_one_name_mixed_up(
+    model: Path, root: Path
+) -> None:
+    (root / "more").mkdir()
+    twin = Path(shutil.copy(model, root / "more" / model.name))
     found = judge(PARAMS, root, [model, twin], Asked())
-    assert found["verdict"]["alike"] == ("sound", "twin")
-    assert found["files"]["twin"]["same_bytes_as"] == "sound"
+    assert set(found["verdict"]["alike"]) == set(found["files"]) and len(found["files"]) == 2
+    first, second = found["files"].values()
+    assert (first["same_bytes_as"], second["same_bytes_as"]) == (None, next(iter(found["files"])))
     kept = sorted((root / "reports/judge").glob("*.answers.jsonl"))
     assert len(kept) == 2  # each answered for itself
-    first, second = (list(read_rows(file)) for file in kept)
-    assert first == second
+    assert list(read_rows(kept[0])) == list(read_rows(kept[1]))
 
 
 def judge_writing(root: Path, *files: Path) -> None:
@@ -190,6 +193,7 @@ def test_a_damaged_file_is_refused_by_its_id(model: Path, root: Path, damage: An
         judge(PARAMS, root, [model, bad], Asked())
     assert error.value.id == id
     assert "bad.gguf" in error.value.sentence
+    assert damage is not strange or "'lxama'" in error.value.sentence  # what the server's log says
 
 
 def refused(model: Path, root: Path, other: Path, asked: Asked, params: Params = PARAMS) -> str:
@@ -210,7 +214,7 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_asked(model: Path, 
     assert refused(model, root, model, Asked(memory="much")) == "Q-JUDGE-008"
     assert refused(model, root, model, Asked(scorers=("json_fields",))) == "Q-METRICS-001"
     assert refused(model, root, model, Asked(ctx_size=32)) == "Q-JUDGE-009"
-    assert refused(model, root, picky, Asked()) in ("Q-JUDGE-010", "Q-JUDGE-011")
+    assert refused(model, root, picky, Asked()) == "Q-JUDGE-010"
     assert not (root / "reports/judge").exists()
 
 

@@ -22,13 +22,10 @@ from typer.testing import CliRunner
 from pipeline.cli import app
 from pipeline.commands.quantization_check.adapters import put_adapter, random_adapter, saved_adapters
 from pipeline.commands.quantization_check.checks import (
-    PARTS,
     compare_logits,
-    largest_kld,
     measure_training,
     memory_check,
     memory_line,
-    memory_table,
     output_lines,
     planned_training,
     swap_line,
@@ -49,6 +46,7 @@ from pipeline.models.tuners import put_tuner
 from pipeline.planning.shape import load_shape
 from pipeline.stages.train.checkpoints import publish_checkpoint
 
+DOWN = "model.layers.1.mlp.down_proj"
 ROWS = [[1, 5, 9, 200, 7, 30, 2], [3, 4, 5, 6, 7]]
 PLAIN = load_params(PROJECT / "recipes" / "demo.yaml").training
 NF4 = PLAIN.model_copy(update={"r": 4, "lora_dropout": 0.0})
@@ -83,7 +81,6 @@ def test_a_sound_model_is_counted(base: Path) -> None:
         "quantized_tensors_finite": 0,
         "adapter_matrices_finite": 28,
     }
-    assert next(iter(nf4_linears(model))) == "model.layers.0.self_attn.q_proj"
     with outputs_watched(model) as seen, torch.no_grad():
         model(torch.tensor([ROWS[0]]), use_cache=False)
     assert seen == [14]
@@ -91,9 +88,10 @@ def test_a_sound_model_is_counted(base: Path) -> None:
 
 def test_a_scale_that_is_no_number_names_its_linear(base: Path) -> None:
     model = adapted(base)
-    nf4_linears(model)["model.layers.1.mlp.down_proj"].weight.quant_state.state2.absmax[0] = float("nan")
-    with pytest.raises(GateError, match=r"Q-MODELS-008: model\.layers\.1\.mlp\.down_proj "):
+    nf4_linears(model)[DOWN].weight.quant_state.state2.absmax[0] = float("nan")
+    with pytest.raises(GateError) as refused:
         finite_record(model)
+    assert refused.value.id == "Q-MODELS-008" and DOWN in refused.value.sentence
 
 
 @pytest.mark.parametrize("matrix", ["lora_A", "lora_B"])
@@ -101,22 +99,18 @@ def test_a_matrix_that_is_not_finite_is_named(base: Path, matrix: str) -> None:
     model = adapted(base)
     layer = model.get_base_model().model.layers[1].self_attn.v_proj
     getattr(layer, matrix)["default"].weight.data[0, 0] = float("inf")
-    with pytest.raises(
-        GateError, match=rf"layers\.1\.self_attn\.v_proj\.{matrix}\.default\.weight is not finite"
-    ):
+    with pytest.raises(GateError) as refused:
         adapter_is_finite(model)
+    assert f"layers.1.self_attn.v_proj.{matrix}" in refused.value.sentence
 
 
 def test_an_output_that_is_not_finite_is_named(base: Path) -> None:
     model = adapted(base)
     # finite itself
     model.get_base_model().model.layers[1].self_attn.k_proj.lora_B["default"].weight.data[:] = 3e38
-    with (
-        pytest.raises(GateError, match=r"layers\.1\.self_attn\.k_proj gives numbers that are not finite"),
-        outputs_watched(model),
-        torch.no_grad(),
-    ):
+    with pytest.raises(GateError) as refused, outputs_watched(model), torch.no_grad():
         model(torch.tensor([ROWS[0]]), use_cache=False)
+    assert "layers.1.self_attn.k_proj" in refused.value.sentence
 
 
 # --- outputs ------------------------------------------------------------------------------------------------
@@ -177,11 +171,12 @@ def test_the_limit_is_what_is_published_for_the_size(parameters: int, kld: float
 def test_where_nothing_is_published_nothing_is_judged(parameters: int | None) -> None:
     line = output_lines(FIGURES | {"kld": 1.3}, "4 prompts", parameters)["output_divergence"]
     assert (line.verdict, line.limit, line.figure) == ("not measured", None, 1.3)
-    assert "not calibrated" in line.sentence
 
 
 def test_a_larger_model_must_be_closer() -> None:
-    limits = [largest_kld(size) or 0.0 for size in (494_032_768, 0.6e9, 1e9, 1.6e9, SEVEN, 8.03e9, 70e9)]
+    sizes = (494_032_768, 600_000_000, 10**9, 1_600_000_000, SEVEN, 8_030_000_000, 70 * 10**9)
+    lines = [output_lines(FIGURES | {"kld": 0.1}, "", size)["output_divergence"] for size in sizes]
+    limits = [line.limit or 0.0 for line in lines]
     assert limits == sorted(limits, reverse=True)
     assert limits[0] == pytest.approx(2.1 * limits[-1])
     assert limits[-1] == pytest.approx(3 * PUBLISHED_KLD["Q4_0"])
@@ -202,11 +197,10 @@ def test_weights_are_compared_with_the_file(base: Path, tmp_path: Path) -> None:
     lines = weight_lines(model, base)
     assert {line.verdict for line in lines.values()} == {"pass"}
     assert lines["nf4_weights"].figure == pytest.approx(0.009, abs=0.004)  # NF4's own error on normal weights
-    nf4_linears(model)["model.layers.1.mlp.up_proj"].weight.data[:200] = 0
-    broken = weight_lines(model, base)
-    assert {
-        (line.verdict, "worst model.layers.1.mlp.up_proj" in line.sentence) for line in broken.values()
-    } == {("fail", True)}
+    nf4_linears(model)[DOWN].weight.data[:200] = 0
+    assert {(line.verdict, DOWN in line.sentence) for line in weight_lines(model, base).values()} == {
+        ("fail", True)
+    }
     assert {line.verdict for line in weight_lines(model, tmp_path).values()} == {"not measured"}
     dense = load_quantized(base, NF4.model_copy(update={"quantization": "none"}))
     assert {line.verdict for line in weight_lines(dense, base).values()} == {"not measured"}
@@ -238,9 +232,9 @@ def blocks_swapped(linear: Any) -> None:
 )
 def test_what_is_damaged_in_one_linear_is_refused(base: Path, damage: Any, refuses: str) -> None:
     model = load_quantized(base, NF4)
-    damage(nf4_linears(model)["model.layers.1.mlp.down_proj"])
+    damage(nf4_linears(model)[DOWN])
     line = weight_lines(model, base)[refuses]
-    assert (line.verdict, "worst model.layers.1.mlp.down_proj" in line.sentence) == ("fail", True)
+    assert (line.verdict, DOWN in line.sentence) == ("fail", True)
     assert nf4_check(model, base).verdict == "fail"  # what parity asks
 
 
@@ -260,17 +254,6 @@ def test_measured_bytes_are_the_planners(base: Path, in_4bit: bool, double_quant
     assert memory_line(measured, None, train).verdict == "not measured"
 
 
-def test_seven_billion_by_formula() -> None:
-    parts = dict.fromkeys(PARTS, 1)
-    table = memory_table(
-        {"NF4 QLoRA": parts}, load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").training
-    )
-    assert table["NF4 QLoRA"] == parts | {"total": 4}
-    assert table["Qwen2.5-7B, unquantized LoRA"]["weights"] == pytest.approx(2 * 7_615_616_512, rel=1e-4)
-    assert table["Qwen2.5-7B, NF4 QLoRA"]["weights"] == pytest.approx(5.55e9, rel=0.01)
-    assert table["Qwen2.5-7B, NF4 QLoRA"]["adapter"] == 4 * 40_370_176
-
-
 def test_what_is_measured_here_says_what_7b_keeps(base: Path) -> None:
     nf4 = NF4.model_copy(update={"bnb_4bit_compute_dtype": "bfloat16"})  # on every processor
     plain = nf4.model_copy(update={"quantization": "none"})
@@ -278,7 +261,6 @@ def test_what_is_measured_here_says_what_7b_keeps(base: Path) -> None:
     measured = {"unquantized LoRA": planned_training(shape, plain), "NF4 QLoRA": planned_training(shape, nf4)}
     found = memory_check(measured, shape, nf4)
     assert found["ratio"] == 1.0 and found["share_at_7b"] < found["share"] < 1
-    assert "1.000 times what the planner's formulas give; so at Qwen2.5-7B it keeps 5." in found["sentence"]
     half = memory_check(
         measured | {"NF4 QLoRA": {part: size // 2 for part, size in measured["NF4 QLoRA"].items()}},
         shape,
@@ -299,7 +281,6 @@ def test_a_tensor_that_is_there_twice_counts_once() -> None:
 def test_adapters_can_be_switched(base: Path) -> None:
     line = swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS)
     assert (line.verdict, line.figure) == ("pass", 0.0)
-    assert line.sentence.startswith("4 compared; two random adapters, for no two saved ones are here")
 
 
 def saved(base: Path, folder: Path, seed: int, **changed: Any) -> Path:
@@ -326,14 +307,15 @@ def test_saved_adapters_are_switched_where_two_are_there(base: Path, tmp_path: P
     )  # the newest complete one that differs
     line = swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS, found)
     assert (line.verdict, line.figure) == ("pass", 0.0)
-    assert line.sentence == "4 compared; models/adapter and checkpoints/checkpoint-10"
+    assert "checkpoint-10" in line.sentence
     twice = swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
     assert twice.verdict == "not measured"
     assert saved_adapters(tmp_path, [adapter, tmp_path / "older"]) == (adapter, tmp_path / "older")
-    with pytest.raises(ConfigError, match="Q-COMMANDS-028"):
+    with pytest.raises(ConfigError) as alone:
         saved_adapters(tmp_path, [adapter])
-    with pytest.raises(DataError, match=r"Q-COMMANDS-029: .*models/base "):
+    with pytest.raises(DataError) as other:
         saved_adapters(tmp_path, [adapter, tmp_path / "models/base"])
+    assert (alone.value.id, other.value.id) == ("Q-COMMANDS-028", "Q-COMMANDS-029")
 
 
 def test_an_adapter_of_another_base_is_one_sentence(base: Path, tmp_path: Path) -> None:
@@ -341,10 +323,11 @@ def test_an_adapter_of_another_base_is_one_sentence(base: Path, tmp_path: Path) 
     settings = json.loads((adapter / "adapter_config.json").read_text())
     # the saved matrices have another shape
     (adapter / "adapter_config.json").write_text(json.dumps(settings | {"r": 3}))
-    with pytest.raises(DataError, match=r"Q-COMMANDS-029: .*adapter .*with --adapter"):
+    with pytest.raises(DataError) as swapped:
         swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
-    with pytest.raises(DataError, match=r"Q-COMMANDS-027: .*adapter .*: run `snakemake --force train`"):
+    with pytest.raises(DataError) as trained:
         put_adapter(load_quantized(base, NF4), adapter, lora_config(NF4), "default", 0, trained=True)
+    assert (swapped.value.id, trained.value.id) == ("Q-COMMANDS-029", "Q-COMMANDS-027")
 
 
 def test_a_pattern_that_takes_for_ever_never_reaches_peft(
@@ -376,7 +359,6 @@ def test_a_switch_that_does_nothing_is_seen(base: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(PeftModel, "set_adapter", lambda self, name: None)
     line = swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS)
     assert (line.verdict, line.figure) == ("fail", 1.0)
-    assert "switch 2" in line.sentence
 
 
 # --- the command --------------------------------------------------------------------------------------------
@@ -400,30 +382,17 @@ def test_the_command_measures_everything_on_a_sound_base(root: Path) -> None:
     assert result.exit_code == 0, result.output
     report = json.loads((root / "reports/quantization-check.json").read_text())
     assert report["verdict"] == "pass"
-    assert {key: line["verdict"] for key, line in report["lines"].items()} == dict.fromkeys(
-        (
-            "nf4_before_lora",
-            "dequantization_finite",
-            "lora_finite",
-            "nf4_weights",
-            "nf4_scale",
-            "nf4_blocks",
-            "memory",
-            "adapter_swap",
-        ),
-        "pass",
-    ) | {"output_divergence": "not measured"}  # nothing is published of so small a model
-    assert "a fresh random adapter" in report["lines"]["output_divergence"]["detail"]
-    assert list(report["memory"]) == [
-        "NF4 QLoRA",
-        "Qwen2.5-7B, NF4 QLoRA",
-        "Qwen2.5-7B, unquantized LoRA",
-        "unquantized LoRA",
-    ]
+    # nothing is published of so small a model
+    others = {key: line["verdict"] for key, line in report["lines"].items() if line["verdict"] != "pass"}
+    assert others == {"output_divergence": "not measured"} and len(report["lines"]) == 9
+    seven = {name: parts for name, parts in report["memory"].items() if "7B" in name}
+    (plain,) = (parts for name, parts in seven.items() if "unquantized" in name)
+    (nf4,) = (parts for name, parts in seven.items() if "NF4" in name)
+    assert plain["weights"] > max(2 * 7_615_616_512, 2 * nf4["weights"])
+    assert nf4["total"] == sum(nf4[part] for part in nf4 if part != "total")
     assert report["memory_check"]["sentence"] in result.output
-    assert report["base_weights_sha256"] == json_hash(
-        {"model.safetensors": file_hash(root / "models/base/model.safetensors")}
-    )
+    weights = {"model.safetensors": file_hash(root / "models/base" / "model.safetensors")}
+    assert report["base_weights_sha256"] == json_hash(weights)
 
 
 def test_a_failed_check_ends_with_5_and_leaves_its_report(
@@ -432,16 +401,14 @@ def test_a_failed_check_ends_with_5_and_leaves_its_report(
     monkeypatch.setattr("pipeline.commands.quantization_check.checks.largest_kld", lambda _: 1e-12)
     result = quench(root, "--json")
     assert result.exit_code == 5
-    assert "Q-COMMANDS-026: " in result.stderr and "NF4 base with adapter failed" in result.stderr
-    assert json.loads(result.stdout) == json.loads((root / "reports/quantization-check.json").read_text())
-    assert json.loads(result.stdout)["verdict"] == "fail"
+    assert "Q-COMMANDS-026: " in result.stderr
+    report = json.loads(result.stdout)
+    assert report == json.loads((root / "reports" / "quantization-check.json").read_text())
+    assert (report["verdict"], report["lines"]["output_divergence"]["verdict"]) == ("fail", "fail")
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("model.safetensors", "model.safetensors cut short"), ("tokenizer.json", "tokenizer.json missing")],
-)
-def test_a_damaged_base_is_one_sentence(root: Path, tiny_qwen2: Path, name: str, words: str) -> None:
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_damaged_base_is_one_sentence(root: Path, tiny_qwen2: Path, name: str) -> None:
     base = root / "models/base"
     base.unlink()
     shutil.copytree(tiny_qwen2, base)
@@ -451,7 +418,7 @@ def test_a_damaged_base_is_one_sentence(root: Path, tiny_qwen2: Path, name: str,
         os.truncate(base / name, 1_000_000)
     result = quench(root)
     assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
-    assert words in result.stderr and "run `snakemake --force base`" in result.stderr
+    assert name in result.stderr
 
 
 def test_nothing_to_compare_is_one_sentence(root: Path, tiny_params: dict[str, Any]) -> None:
