@@ -17,9 +17,10 @@ from report_inputs import change, put, write_inputs
 from pipeline.config.params import Params, load_params
 from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fields
-from pipeline.ship.bundle import SUMS
 from pipeline.ship.verification import bundle_faults
 
+# what files of a bundle are called
+CARD, BILL, EVALUATION, SUMS = "README.md", "sbom.cdx.json", "evidence/evaluation.json", "SHA256SUMS"
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo-small.yaml"
 LEVELS = ["Q4_K_M", "Q5_K_M"]
 MODELS = ["base-F16", "F16", *LEVELS]

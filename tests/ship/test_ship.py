@@ -21,7 +21,7 @@ from draws import draws
 from golden import Golden
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shipping import faults_of, sum_again
+from shipping import BILL, CARD, EVALUATION, SUMS, faults_of, sum_again
 from typer.testing import CliRunner
 
 from pipeline.cli import app
@@ -31,7 +31,7 @@ from pipeline.core.hashing import file_hash
 from pipeline.gguf.provenance import provenance
 from pipeline.llamacpp.server_process import STACK_BYTES, environment
 from pipeline.ship import signature
-from pipeline.ship.bundle import BILL, CARD, EVALUATION, SCRIPT, SUMS, UNIT
+from pipeline.ship.bundle import SCRIPT, UNIT
 from pipeline.ship.card import claimed, front_matter
 from pipeline.ship.verification import bundle_faults
 

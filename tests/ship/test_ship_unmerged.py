@@ -15,12 +15,12 @@ import pytest
 import tiny
 import tuned_inputs
 from golden import Golden
-from shipping import change, faults_of, sum_again
+from shipping import BILL, CARD, EVALUATION, SUMS, change, faults_of, sum_again
 
 from pipeline.commands import ship as command
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.provenance import BASE_FILE, provenance
-from pipeline.ship.bundle import BILL, CARD, EVALUATION, SCRIPT, SUMS
+from pipeline.ship.bundle import SCRIPT
 from pipeline.ship.card import claimed
 from pipeline.ship.verification import bundle_faults
 
