@@ -3,6 +3,7 @@
 import gc
 import io
 import json
+import os
 import pickle
 import time
 from collections.abc import Callable
@@ -256,7 +257,7 @@ def test_plain_lines_need_no_second_parser(line: bytes, monkeypatch: pytest.Monk
 def test_a_long_line_leaves_the_garbage_collector_as_it_was(enabled: bool) -> None:
     (gc.enable if enabled else gc.disable)()
     try:
-        parse_value(b"[" + b"1," * (1 << 18) + b"1]")
+        assert parse_value(b"[" + b"1," * (1 << 18) + b"2]") == [1] * (1 << 18) + [2]
         assert gc.isenabled() == enabled
     finally:
         gc.enable()
@@ -352,6 +353,7 @@ def test_the_longest_line_takes_seconds_not_hours(line: bytes) -> None:
         (b"1" * 40 + b"\nx", [(1, 0, None), (2, 41, b"x")]),
         (b"1" * 40, [(1, 0, None)]),
         (b"\xef\xbb\xbf{}\n\xef\xbb\xbf{}", [(1, 0, b"{}"), (2, 6, b"\xef\xbb\xbf{}")]),
+        (b"XX\nXX", [(1, 0, b"XX"), (2, 3, b"XX")]),
     ],
 )
 def test_lines_end_at_newline_bytes_and_over_long_ones_are_told(
@@ -395,6 +397,12 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path: Path, damage: bytes) ->
     path.write_bytes(b'{"a": "\\u0000"}\n' + damage)
     with pytest.raises(DataError, match=r"Q-CORE-006: .*train\.jsonl, line 2: "):
         list(read_rows(path))
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.jsonl")
+    with pytest.raises(DataError, match="Q-CORE-008"):
+        next(read_rows(tmp_path / "train.jsonl"))
 
 
 def test_what_json_cannot_say_is_not_written(tmp_path: Path) -> None:
