@@ -26,11 +26,11 @@ run:
 	snakemake
 
 demo-small: setup  ## the same with a model of 135M, on a machine with little memory or a slow line
-	quench use demo-small
+	quench config use demo-small
 	$(MAKE) run
 
 demo-gguf: setup  ## the short way: train on a GGUF as it is and serve that file; nothing is merged
-	quench use demo-gguf
+	quench config use demo-gguf
 	$(MAKE) run
 
 # what `python benchmarks/suite.py durations` reads; the suite's name is the commit

@@ -1,5 +1,5 @@
-"""Measures the planner: wall time of `quench plan` against Python's own start, and its figures against real
-tensors and memory.
+"""Measures the planner: wall time of `quench config plan` against Python's own start, and its figures against
+real tensors and memory.
 
     python benchmarks/planner.py [--base FOLDER] [--tokens 1024] [--starts 10]
 
@@ -44,7 +44,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 def starts(count: int) -> None:
     """Print the median wall time of both commands over `count` starts each, and their ratio."""
     plan = [sys.executable, "-m", "pipeline.cli", "plan", "--recipe", "qwen2.5-7b-8gb", "--vram", "8"]
-    commands = {"quench plan": plan, "python -c pass": [sys.executable, "-c", "pass"]}
+    commands = {"quench config plan": plan, "python -c pass": [sys.executable, "-c", "pass"]}
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(count):
         for name, command in commands.items():

@@ -114,11 +114,12 @@ def counts_by_name() -> dict[str, dict[str, int]]:
 def verbs() -> Iterator[tuple[str, list[set[str]]]]:
     """Each verb of `quench` with what names it; one of a group also by texts that a test puts together."""
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-        inner = getattr(command, "commands", {})
+        commands = getattr(command, "commands", {})
+        inner = [verb for verb, each in commands.items() if not each.hidden]
         yield from (
             (f"{name} {verb}", [{f"quench {name} {verb}"}, {f"quench {name}", verb}]) for verb in inner
         )
-        if not inner:
+        if len(inner) < len(commands) or not inner:  # a hidden one is what the verb itself does
             yield name, [{f"quench {name}"}]
 
 

@@ -6,28 +6,63 @@ The command lines are in `pipeline.commands.topics`. Each imports what it needs 
 """
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import typer
-from typer.core import TyperGroup
 
 from pipeline.commands import data, remote
-from pipeline.commands.topics import checking, configuring, projects, serving, sharing
-from pipeline.core.errors import QuenchError
+from pipeline.commands.topics import config, doctor, model, running, serving
+from pipeline.commands.topics.options import WholeLines
+from pipeline.core.errors import ConfigError, QuenchError
 from pipeline.core.publish import printing
 from pipeline.core.text import screen
 from pipeline.models.runtime import silence_libraries
 
+FORMER = {  # names until 0.1, which say what they are called now
+    "adapter-norms": "model norms",
+    "adapters": "serve --scale NAME=SCALE",
+    "apply": "model apply",
+    "diff": "model patch",
+    "env": "doctor env",
+    "explain": "doctor explain",
+    "graph": "config graph",
+    "methods": "config methods",
+    "pairs": "data pairs",
+    "params": "config show",
+    "parity": "model parity",
+    "plan": "config plan",
+    "quantization-check": "model nf4",
+    "report": "status",
+    "setup": "doctor setup",
+    "sweep": "run sweep",
+    "upgrade": "doctor upgrade",
+    "use": "config use",
+    "verify": "model verify",
+    "verify-bundle": "ship --check DIR",
+}
 
-class Sentences(TyperGroup):
+
+class Sentences(WholeLines):
     """A `QuenchError` is its id and sentence on stderr and its exit code; any other exception is a bug and
     keeps its traceback.
     """
+
+    sections: ClassVar = {
+        "A project": ("new", "run", "status", "config", "data"),
+        "Its model": ("model", "judge", "serve", "chat", "ship"),
+        "Machines": ("remote", "doctor"),
+    }
 
     def main(self, *given: Any, **named: Any) -> Any:
         """Parse the command line and run it (called by Typer)."""
         with screen():
             return super().main(*given, **named)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """The verb `name` (called by Typer). Raises `ConfigError` for one that has another name now."""
+        if name in FORMER:
+            raise ConfigError("Q-COMMANDS-039", f"`quench {name}` is called `quench {FORMER[name]}` now")
+        return super().get_command(ctx, name)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command (called by Typer)."""
@@ -50,10 +85,10 @@ app = typer.Typer(
     epilog="The pipeline itself is run by `snakemake` (all of it), `snakemake train` (up to a stage) or "
     "`dvc repro`.",
 )
-for topic in (projects, configuring, serving, checking, sharing):
-    app.add_typer(topic.app)
-app.add_typer(data.app, name="data")
-app.add_typer(remote.app, name="remote")
+for verbs in (running, serving):
+    app.add_typer(verbs.app)
+for group in (config, data, doctor, model, remote):
+    app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
 
 if __name__ == "__main__":
     app()

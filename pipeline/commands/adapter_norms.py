@@ -4,7 +4,7 @@ Reads a PEFT folder or an adapter's GGUF, of anybody; with --base also the weigh
 change relative to them. What else an adapter changes (magnitudes, biases, whole tensors) is named and not
 counted. Writes nothing, needs no params.yaml and no PyTorch.
 
-    quench adapter-norms models/adapter --base models/base
+    quench model norms models/adapter --base models/base
 """
 
 import json

@@ -117,7 +117,7 @@ def configuration(root: Path) -> tuple[Check, str | None]:
             "params.yaml",
             "warn",
             f"not in {root.resolve()}",
-            "run `quench use demo`, or name the project's folder with --root",
+            "run `quench config use demo`, or name the project's folder with --root",
         ), None
     try:
         params = load_params(file)
@@ -152,7 +152,7 @@ def llama_cpp(home: str | None) -> Check:
     seen = ", ".join(f"{one.name} {one.description}" for one in devices(tools)) or "no GPU"
     finding = f"{version} in {tools.bin}{f' ({chosen})' if chosen else ''}; it sees {seen}"
     if seen == "no GPU" and accelerator_name():
-        build = "make setup LLAMA=auto" if IS_CHECKOUT else "quench setup --llama auto"
+        build = "make setup LLAMA=auto" if IS_CHECKOUT else "quench doctor setup --llama auto"
         return Check("llama.cpp", "warn", finding, f"`{build}` says what is missing")
     return Check("llama.cpp", "pass", finding)
 
@@ -186,7 +186,7 @@ def gpu() -> Check:
     found = f"{card.name} of {memory_gb(card.memory)}" if card.memory else card.name
     found += f", driver {card.driver}" if card.driver else ""
     if "+cpu" in (_version("torch") or ""):
-        remedy = "run `make setup TORCH=auto`" if IS_CHECKOUT else "run `quench setup --torch auto`"
+        remedy = "run `make setup TORCH=auto`" if IS_CHECKOUT else "run `quench doctor setup --torch auto`"
         return Check("GPU", "warn", f"{found}, but torch is a CPU build", remedy)
     return Check("GPU", "pass", found)
 

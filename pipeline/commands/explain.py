@@ -1,7 +1,7 @@
 """Explain errors by their ids, and write the page that lists them all: docs/troubleshooting.md.
 
-    quench explain Q-CONFIG-001
-    quench explain --write docs/troubleshooting.md
+    quench doctor explain Q-CONFIG-001
+    quench doctor explain --write docs/troubleshooting.md
 
 The page's beginning, what no single error covers, is `pipeline/core/catalog/troubleshooting.md`.
 """
@@ -30,7 +30,7 @@ def main(wanted: str | None, page: Path | None) -> None:
         near = difflib.get_close_matches(
             name, [*catalog(), *(problem.area for problem in catalog().values())], n=1
         )
-        hint = f"did you mean {near[0]}?" if near else "`quench explain` lists all"
+        hint = f"did you mean {near[0]}?" if near else "`quench doctor explain` lists all"
         raise ConfigError("Q-COMMANDS-033", f"no error or area is called {wanted!r}: {hint}")
     if len(shown) > 1:
         print(*(f"{problem.id}  {problem.when}" for problem in shown), sep="\n")

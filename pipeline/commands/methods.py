@@ -3,7 +3,7 @@
 A base is supported if the settings that name it are accepted; what refuses them is the reason. A second table
 has the settings that only some methods use: under the others any value but the default is refused.
 
-    quench methods [--markdown | --json]
+    quench config methods [--markdown | --json]
 """
 
 import json

@@ -26,7 +26,7 @@ from pipeline.workflow.project import take_over
 from pipeline.workflow.stages import USERS
 
 SNAKEFILE = """\
-# The stages are those of the installed Quench: `quench graph` writes them into dvc.yaml too.
+# The stages are those of the installed Quench: `quench config graph` writes them into dvc.yaml too.
 #   snakemake            everything            snakemake -n         what it would do
 #   snakemake train      up to the adapter     snakemake -c2        with two cores
 from pipeline.core.places import IS_CHECKOUT, resource
@@ -54,10 +54,10 @@ README = """\
 
 Data, settings and results of a model; the code is that of an installed Quench.
 
-    eval "$(quench env)"      # once per shell: puts snakemake and dvc on PATH
+    eval "$(quench doctor env)"      # once per shell: puts snakemake and dvc on PATH
     dvc add data/raw          # after you have put your chats there
     snakemake                 # runs what is out of date
-    quench report --open
+    quench status --open
 
 `params.yaml` has the settings, a comment above every key.
 """
@@ -160,7 +160,8 @@ def _setup(recipe: str) -> list[str]:
         return []
     if IS_CHECKOUT:
         return ["make setup   # in the checkout of Quench"]
-    return [f"quench setup{' --demo' if needs_demo else ''}   # builds llama.cpp, once for all projects"]
+    options = " --demo" if needs_demo else ""
+    return [f"quench doctor setup{options}   # builds llama.cpp, once for all projects"]
 
 
 def _next_steps(folder: Path, recipe: str) -> list[str]:
@@ -169,7 +170,7 @@ def _next_steps(folder: Path, recipe: str) -> list[str]:
     return [
         f"cd {shlex.quote(str(folder.relative_to(here) if folder.is_relative_to(here) else folder))}",
         *_setup(recipe),
-        'eval "$(quench env)"   # puts snakemake and dvc on PATH, once per shell',
+        'eval "$(quench doctor env)"   # puts snakemake and dvc on PATH, once per shell',
         f"put your chats into data/raw{demo}",
         "dvc add data/raw",
         "snakemake",

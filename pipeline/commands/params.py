@@ -46,7 +46,7 @@ def main(file: Path, section: str | None, *, as_json: bool, complete: bool, only
     ]
     if not shown:
         raise ConfigError(
-            "Q-COMMANDS-001", f"no section or key is called {section!r}: `quench params` shows all"
+            "Q-COMMANDS-001", f"no section or key is called {section!r}: `quench config show` shows all"
         )
     if only_idle:
         names = {one.name for one in shown}
@@ -75,8 +75,8 @@ def settings(read: Read, recipe: str | None) -> list[Setting]:
 
 
 def recipe_of(file: Path) -> str | None:
-    """The recipe that a comment at the beginning of `file` names, as `quench use` writes it; None if there is
-    none.
+    """The recipe that a comment at the beginning of `file` names, as `quench config use` writes it; None if
+    there is none.
     """
     found = re.search(rf"^# {TITLE} ([\w.-]+):", file.read_text(encoding="utf-8")[:2000], re.MULTILINE)
     return found[1] if found and found[1] in recipe_names() else None

@@ -3,8 +3,8 @@ cause of what failed.
 
 Reads `reports/parity.json`. Writes nothing, unless it measures again: then the stage's reports.
 
-    quench parity
-    quench parity --depth full   # measure again
+    quench model parity
+    quench model parity --depth full   # measure again
 """
 
 import json

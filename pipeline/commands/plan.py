@@ -3,9 +3,9 @@ no weights.
 
 Reads `params.yaml` (or a recipe) and the base's config.json, and what `data/tokens` holds. Writes nothing.
 
-    quench plan --recipe qwen2.5-7b-8gb --vram 8
-    quench plan --vram 24 --processes 4              # one process a card
-    quench plan --serve --vram 8                     # what serving will need, level by level
+    quench config plan --recipe qwen2.5-7b-8gb --vram 8
+    quench config plan --vram 24 --processes 4              # one process a card
+    quench config plan --serve --vram 8                     # what serving will need, level by level
 """
 
 import json

@@ -5,7 +5,7 @@ Before a model is made, weights are computed from the base's config.json and the
 its tensors; after, they are the files'. Where every model is evaluated, the best is the recommended one that
 the gate lets pass. Writes nothing.
 
-    quench plan --serve --vram 8
+    quench config plan --serve --vram 8
 """
 
 import json

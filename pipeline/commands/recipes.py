@@ -1,5 +1,5 @@
 """Put a ready recipe in place as `params.yaml`, and its graph of stages as `dvc.yaml`, never over someone's
-edits: `quench use RECIPE`.
+edits: `quench config use RECIPE`.
 
 Reads `recipes/` (what each changes of the schema's defaults) and `graphs/`. Writes `params.yaml`, every key
 with its comment, and `dvc.yaml`. An edited file is one that is not, byte for byte, what these make.
@@ -21,7 +21,7 @@ TITLE = "Recipe"  # what the line begins with that names a written file's recipe
 
 
 def recipe_names() -> list[str]:
-    """The names that `quench use` knows."""
+    """The names that `quench config use` knows."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
@@ -36,8 +36,8 @@ def recipe_file(recipe: str) -> Path:
 
 
 def recipe_text(recipe: str) -> str:
-    """The `params.yaml` that `quench use` writes: the schema's defaults with what the recipe changes, a
-    comment above every key.
+    """The `params.yaml` that `quench config use` writes: the schema's defaults with what the recipe changes,
+    a comment above every key.
     """
     file = recipe_file(recipe)
     purpose = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
@@ -46,8 +46,8 @@ def recipe_text(recipe: str) -> str:
         [
             "Quench's one configuration: a section per stage, a comment above every key.",
             f"{TITLE} {recipe}: {purpose}",
-            "`quench use RECIPE` writes another one here; `quench params` shows what is in effect. A key "
-            "that is left out has its default.",
+            "`quench config use RECIPE` writes another one here; `quench config show` shows what is in "
+            "effect. A key that is left out has its default.",
         ],
     )
 
@@ -74,8 +74,8 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
     if old is not None and not force and old not in ours:
         raise ConfigError(
             "Q-COMMANDS-003",
-            f"{target} has edits that are in no recipe: keep a copy, then `quench use {recipe} --force` "
-            f"replaces it:\n{changes}",
+            f"{target} has edits that are in no recipe: keep a copy, then `quench config use {recipe} "
+            f"--force` replaces it:\n{changes}",
         )
     graph = load_params(file).graph
     changed = (root / "dvc.yaml").is_file() and put_graph(root, graph)

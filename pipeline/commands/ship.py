@@ -7,6 +7,7 @@ and the adapter's; if train.tuner is scales too, `tuned`: the base's GGUF with t
 
     quench ship Q4_K_M
     quench ship Q4_K_M --to /mnt/share --sign quench.key
+    quench ship --check models/bundle/demo-Q4_K_M
 """
 
 import shlex
@@ -19,10 +20,12 @@ from pipeline.config.sections import SERVED, TUNED, UNTUNED
 from pipeline.core.errors import ConfigError, GateError
 from pipeline.gate.advice import advise
 from pipeline.gate.records import load_inputs
-from pipeline.ship.bundle import Shipment, make_bundle
+from pipeline.ship.bundle import SCRIPT, UNIT, Shipment, make_bundle
 from pipeline.ship.evidence import mismatches
 from pipeline.ship.lineage import need_records
 from pipeline.ship.ollama import chat_template
+from pipeline.ship.signature import SIGNATURE
+from pipeline.ship.verification import bundle_faults
 from pipeline.stages.evaluate.files import model_files
 from pipeline.workflow.integrity import verify_outputs
 
@@ -57,7 +60,7 @@ def main(
     print(
         f"{level} is in {folder}{', signed' if key else ''}",
         f"serve:   {place}/serve.sh",
-        f"check:   quench verify-bundle {place}",
+        f"check:   quench ship --check {place}",
         f"publish: everything in {place} (README.md is the model card)",
         sep="\n  ",
     )
@@ -122,3 +125,24 @@ def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipmen
         *mismatches(level, gguf, lora, root, inputs.evaluations, inputs.parity),
         *verdicts[level].reasons,
     ]
+
+
+def check_bundle(folder: Path, key: Path | None) -> int:
+    """Check a bundle, signed by the public `key` if one is given, and print what was found; the exit code: 5
+    if it does not verify, else 0.
+    """
+    if faults := bundle_faults(folder, key):
+        print(f"{folder} does not verify:", *faults, sep="\n  ", file=sys.stderr)
+        return GateError.exit_code
+    print(
+        f"{folder} verifies: checksums, card, bill of materials and evidence agree with the "
+        f"GGUF{', and so does the signature' if key else ''}"
+    )
+    if not key:
+        signed = (folder / SIGNATURE).exists()
+        unchecked = "it is signed, but no --key tells by whom" if signed else "it is not signed"
+        print(
+            f"  But {unchecked}: whoever made it may have written {SCRIPT}, {UNIT} and Modelfile. Read them "
+            "before you run them."
+        )
+    return 0

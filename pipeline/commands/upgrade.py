@@ -1,4 +1,4 @@
-"""Take a project over to the installed version: `quench upgrade`.
+"""Take a project over to the installed version: `quench doctor upgrade`.
 
 Before anything is written it says which stages would run again, and why: their code differs, dvc.yaml gives
 them other inputs or settings, or they follow such a stage. Reads .quench/code, dvc.yaml, dvc.lock and
@@ -64,7 +64,7 @@ def _upgrade(root: Path, *, yes: bool) -> None:
         return
     _print(root, read, reasons)
     if not yes and not (sys.stdin.isatty() and typer.confirm("Upgrade?")):
-        print("Nothing is changed yet: `quench upgrade --yes` does it.")
+        print("Nothing is changed yet: `quench doctor upgrade --yes` does it.")
         return
     put_graph(root, read.params.graph)
     take_over(root)

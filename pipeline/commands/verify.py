@@ -3,7 +3,7 @@ every byte; changes no artifact.
 
 An object of the cache that is damaged is put aside (`.dvc/cache/rotten`), so that nothing brings it back.
 
-    quench verify
+    quench model verify
 """
 
 import re

@@ -2,8 +2,8 @@
 settings do nothing in a project by it.
 
 A default is never named, so that `params.yaml` may have all keys. Where a value can only be a mistake, it is
-refused; the others are said (`quench params --idle`, `quench plan`, the stages), for a project may go from
-one graph of stages to another and keep its settings of both.
+refused; the others are said (`quench config show --idle`, `quench config plan`, the stages), for a project
+may go from one graph of stages to another and keep its settings of both.
 """
 
 import json

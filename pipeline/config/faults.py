@@ -36,14 +36,14 @@ def _sentence(error: Any, known: Sequence[str]) -> str:
             return f"unknown key (value {given}): {nearest(_dotted(error), known)}"
         case "missing":
             section = ".".join(map(str, error["loc"][:-1]))
-            shown = f", as the comment of {section} shows (`quench params`)" if section else ""
+            shown = f", as the comment of {section} shows (`quench config show`)" if section else ""
             return f"missing: add it{shown}"
         case "value_error":
             return str(error["ctx"]["error"])
         case "model_type" if not error["loc"]:
             return f"holds {given}, and keys with values are needed"
         case "model_type":
-            return f"is {given}, and a section with keys is needed (`quench params` shows every key)"
+            return f"is {given}, and a section with keys is needed (`quench config show` shows every key)"
     return f"is {given}, {error['msg'][0].lower()}{error['msg'][1:]}"
 
 

@@ -95,7 +95,7 @@ def place_of(name: str) -> Key:
     if group_of(known[name]):
         raise ConfigError(
             "Q-CONFIG-005",
-            f"{name} is a section: name its keys, as in {name}.KEY=VALUE (`quench params {name}`)",
+            f"{name} is a section: name its keys, as in {name}.KEY=VALUE (`quench config show {name}`)",
         )
     return tuple(name.split("."))
 

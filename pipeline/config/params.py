@@ -222,7 +222,7 @@ def read_params(path: Path) -> Read:
     """`load_params`, with what the file itself holds."""
     values, lines = read_strict(path)
     if values is None:
-        raise ConfigError("Q-CONFIG-001", f"{path} is empty: `quench use demo` writes a recipe there")
+        raise ConfigError("Q-CONFIG-001", f"{path} is empty: `quench config use demo` writes a recipe there")
     return Read(checked(path, values, lines), values, lines)
 
 

@@ -1,7 +1,7 @@
 """What can go wrong for a user: one class per kind with its stable exit code, one id per problem.
 
 An error is raised with its id and one sentence (value, reason, remedy): `raise DataError("Q-TRAIN-004",
-f"...")`. The ids are in `pipeline/core/catalog/`, one file per area; `quench explain ID` and
+f"...")`. The ids are in `pipeline/core/catalog/`, one file per area; `quench doctor explain ID` and
 docs/troubleshooting.md are made from it. Anything else that is raised is a bug and keeps its traceback.
 """
 
@@ -14,7 +14,7 @@ IS_CHECKOUT = not (Path(__file__).resolve().parents[1] / "resources").is_dir()
 
 def of_this_installation(text: str) -> str:
     """`text` with the command that sets up this installation, where it names that of a checkout."""
-    return text if IS_CHECKOUT else text.replace("`make setup`", "`quench setup`")
+    return text if IS_CHECKOUT else text.replace("`make setup`", "`quench doctor setup`")
 
 
 class QuenchError(Exception):

@@ -55,7 +55,7 @@ class Inputs:
     base: Mapping[str, Any]
     evaluations: Mapping[str, Mapping[str, Any]]
     answers: Mapping[str, Sequence[Mapping[str, Any]]]
-    # what `quench quantization-check`, which is not a stage, measured of this very base
+    # what `quench model nf4`, which is not a stage, measured of this very base
     quantization_check: Mapping[str, Any] | None = None
     # how the types of each level made to measure were chosen
     budgets: Sequence[Mapping[str, Any]] = ()
@@ -172,7 +172,7 @@ def read_curve(root: Path) -> list[dict[str, Any]]:
 
 
 def read_quantization_check(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] | None:
-    """What `quench quantization-check` measured, if it is there and of the base's weights; None for another
+    """What `quench model nf4` measured, if it is there and of the base's weights; None for another
     base's.
     """
     if not path.is_file():
@@ -184,7 +184,7 @@ def read_quantization_check(path: Path, base_files: Mapping[str, str]) -> dict[s
     except (OSError, BadLine, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             "Q-GATE-003",
-            f"{path} is not what `quench quantization-check` wrote: run that again, or delete the file",
+            f"{path} is not what `quench model nf4` wrote: run that again, or delete the file",
         ) from error
     weights = {name: digest for name, digest in base_files.items() if name.endswith(".safetensors")}
     return dict(found) if found.get("base_weights_sha256") == json_hash(weights) else None

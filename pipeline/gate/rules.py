@@ -88,7 +88,7 @@ def _parity(parity: Mapping[str, Any], needed: Mapping[str, str]) -> Check:
     if failed:
         sentence = (
             f"{len(failed)} of {len(checks)} parity checks failed, none may: {', '.join(failed)} (`quench "
-            "parity` names the cause)."
+            "model parity` names the cause)."
         )
     elif parity["verdict"] != "pass":
         sentence = f"Parity's verdict is {parity['verdict']!r}, not pass: run `snakemake --force parity`."

@@ -100,12 +100,15 @@ def read_patch(patch: Path) -> Patch:
             details, names = file.metadata() or {}, list(file.keys())
             entries = {name: file.get_slice(name) for name in names}
             if not all(_is_ours(*one) for one in entries.items()):
-                raise DataError("Q-GGUF-018", f"{patch} is no patch that `quench diff` writes: make it again")
+                raise DataError(
+                    "Q-GGUF-018", f"{patch} is no patch that `quench model patch` writes: make it again"
+                )
             arrays = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise DataError(
             "Q-GGUF-018",
-            f"{patch} can't be read as a patch ({error}): fetch it again, or make it with `quench diff`",
+            f"{patch} can't be read as a patch ({error}): fetch it again, or make it with `quench model "
+            "patch`",
         ) from error
     if (
         details.get("format") != FORMAT
@@ -114,7 +117,7 @@ def read_patch(patch: Path) -> Patch:
         or not all(SHA256.fullmatch(details[key]) for key in ("base_sha256", "sha256"))
         or not SIZE.fullmatch(details["bytes"])
     ):
-        raise DataError("Q-GGUF-018", f"{patch} is no patch that `quench diff` writes: make it again")
+        raise DataError("Q-GGUF-018", f"{patch} is no patch that `quench model patch` writes: make it again")
     return {**details, "arrays": arrays}
 
 
@@ -238,11 +241,11 @@ def _prove(parts: Iterator[bytes], wanted: str, file: Path) -> None:
             digest.update(part)
     except (ValueError, KeyError, IndexError) as error:
         raise DataError(
-            "Q-GGUF-018", f"{file} does not fit its base ({error}): make it again with `quench diff`"
+            "Q-GGUF-018", f"{file} does not fit its base ({error}): make it again with `quench model patch`"
         ) from error
     if digest.hexdigest() != wanted:
         raise DataError(
             "Q-GGUF-019",
             f"{file}: the result has sha256 {digest.hexdigest()[:12]}…, {wanted[:12]}… was announced: make "
-            "the patch again with `quench diff`",
+            "the patch again with `quench model patch`",
         )

@@ -1,8 +1,8 @@
 """The one place that knows llama.cpp: where it is, which version, how its tools are called.
 
-Reads the build of `make setup` in `.tools/llama.cpp/VERSION/` (of `quench setup`: in the user's cache; see
-`pipeline.llamacpp.build`), or the one that `LLAMA_CPP_HOME` or `llamacpp.home` in `params.yaml` points at.
-One version for everything: converter, quantizer, server and the Python binding.
+Reads the build of `make setup` in `.tools/llama.cpp/VERSION/` (of `quench doctor setup`: in the user's cache;
+see `pipeline.llamacpp.build`), or the one that `LLAMA_CPP_HOME` or `llamacpp.home` in `params.yaml` points
+at. One version for everything: converter, quantizer, server and the Python binding.
 """
 
 import json
@@ -100,7 +100,7 @@ def need_safe_home() -> None:
             "Q-LLAMACPP-025",
             f"{path} belongs to another user, or others can write to it, so the llama.cpp in {DEFAULT_HOME} "
             "could be anybody's and is not run: set QUENCH_CACHE to a folder of your own, then run "
-            "`quench setup`",
+            "`quench doctor setup`",
         )
 
 

@@ -1,5 +1,5 @@
-"""The entire plan of a run: does it fit, what would fit, disk and time. `quench plan` and the preflight check
-share it.
+"""The entire plan of a run: does it fit, what would fit, disk and time. `quench config plan` and the
+preflight check share it.
 """
 
 from collections.abc import Sequence

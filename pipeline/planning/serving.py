@@ -1,7 +1,7 @@
 """What serving a level takes: weights + KV cache + buffers, the longest context that fits, and the best level
 that fits. Pure arithmetic.
 
-quench plan --serve --vram 8
+quench config plan --serve --vram 8
 """
 
 from collections.abc import Mapping

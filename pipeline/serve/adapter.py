@@ -28,7 +28,7 @@ class Adapter:
 
     @property
     def name(self) -> str:
-        """What it is called on the command line and by `quench adapters`."""
+        """What it is called on the command line and by `quench status`."""
         return self.file.stem
 
 

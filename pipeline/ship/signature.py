@@ -4,7 +4,7 @@ own: nothing leaves the machine.
     openssl ecparam -name prime256v1 -genkey -noout -out quench.key
     openssl ec -in quench.key -pubout -out quench.pub
     quench ship Q4_K_M --sign quench.key
-    quench verify-bundle models/bundle/NAME-Q4_K_M --key quench.pub
+    quench ship --check models/bundle/NAME-Q4_K_M --key quench.pub
 """
 
 from pathlib import Path

@@ -165,7 +165,7 @@ def shuffled(file: Path, seed: int, held: Container[str] = ()) -> list[tuple[int
     """(place, bytes of text) of the lines of `file`, in an order drawn by `seed`. Rows of kinds that no
     training uses, and those with one of the `marks` in `held`, are left out.
     """
-    import numpy as np  # `quench plan` does without
+    import numpy as np  # `quench config plan` does without
 
     found = [
         (place, text_bytes(row))

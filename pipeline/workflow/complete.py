@@ -32,7 +32,7 @@ def need_all_keys(root: Path, read: Read) -> None:
         raise ConfigError(
             "Q-WORKFLOW-002",
             f"{root / 'params.yaml'} leaves out {words(read)}, and DVC, which knows no default, would record "
-            "nothing of that: run `quench params --write`, which puts them there, then run again",
+            "nothing of that: run `quench config show --write`, which puts them there, then run again",
         )
     write(root / "params.yaml", read)
 
@@ -52,7 +52,7 @@ def write(file: Path, read: Read) -> None:
             raise ConfigError(
                 "Q-WORKFLOW-003",
                 f"{file} leaves out {words(read)}, and they can't be put into this text: add them (`quench "
-                "params` shows their values)",
+                "config show` shows their values)",
             )
     print(f"{file} left out {words(read)}: now there, with the defaults", file=sys.stderr)
 

@@ -13,13 +13,13 @@ from pipeline.workflow.stages import TABLE, WORDS, Stage, keys_of, stages_in, ta
 from pipeline.workflow.syntax import ROOT
 
 HEADER = """\
-# The graph of {graph} for DVC, written by `quench graph`: the stages are {of_code}
+# The graph of {graph} for DVC, written by `quench config graph`: the stages are {of_code}
 # It is made from these and params.yaml, and written again: your own stages belong in a subfolder's dvc.yaml.
 """
 OF_CHECKOUT = f"""in graphs/{TABLE.name}, as they are for Snakemake.
 # Stage {CODE} writes a key for the code of every stage, so that `dvc repro` alone sees an edit of it."""
 OF_PROJECT = """the installed version's, as they are for Snakemake.
-# The keys of their code are in .quench/code; `quench upgrade` writes them."""
+# The keys of their code are in .quench/code; `quench doctor upgrade` writes them."""
 
 
 @cache

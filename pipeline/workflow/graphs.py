@@ -1,9 +1,9 @@
 """Which stages there are: the graph of merged models, or the shorter ones of a base's own GGUF, which is
 served with an adapter or with trained scales.
 
-Snakemake asks `params.yaml` for the one it needs (`Snakefile`). DVC can't: `quench use` and `quench graph`
-write `dvc.yaml` from the table of stages (`pipeline.workflow.stages`), and every stage refuses it if it is
-another graph.
+Snakemake asks `params.yaml` for the one it needs (`Snakefile`). DVC can't: `quench config use` and `quench
+config graph` write `dvc.yaml` from the table of stages (`pipeline.workflow.stages`), and every stage refuses
+it if it is another graph.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ def need_graph(root: Path, graph: Graph) -> None:
         raise ConfigError(
             "Q-WORKFLOW-004",
             f"{file} is not the graph of {WORDS[graph]}, which base.quantization and train.tuner in "
-            "params.yaml ask for: run `quench graph`, which puts it there",
+            "params.yaml ask for: run `quench config graph`, which puts it there",
         )
 
 
@@ -54,7 +54,7 @@ def _graph_of(stages: dict[str, Any]) -> Graph | None:
 
 
 def _keeps_base(stages: dict[str, Any]) -> bool:
-    """Whether a dvc.yaml has DVC keep the base's weights, as `quench graph --cache-base` writes it."""
+    """Whether a dvc.yaml has DVC keep the base's weights, as `quench config graph --cache-base` writes it."""
     base = stages.get("base")
     outs = base.get("outs") if isinstance(base, dict) else None
     weights = [path.rstrip("/") for path in table().stages["base"].uncached]

@@ -1,8 +1,8 @@
 """A project: a folder of data and settings that holds no code; `quench new` makes it.
 
 Its stages are the installed Quench's. The keys of their code, and the version that wrote them, are in the
-project's Git: another version runs nothing there until `quench upgrade` has taken its keys over. A checkout
-of Quench's repository is no project in this sense: there, keys follow the code at every start.
+project's Git: another version runs nothing there until `quench doctor upgrade` has taken its keys over. A
+checkout of Quench's repository is no project in this sense: there, keys follow the code at every start.
 """
 
 from importlib.metadata import version
@@ -33,8 +33,8 @@ def refresh_keys(root: Path) -> list[str]:
         raise ConfigError(
             "Q-WORKFLOW-023",
             f"{root.resolve()} is of Quench {version_of(root)}, and the installed {installed_version()} has "
-            f"other code for {', '.join(changed)}: `quench upgrade` says what would run again before it "
-            "takes the project over",
+            f"other code for {', '.join(changed)}: `quench doctor upgrade` says what would run again before "
+            "it takes the project over",
         )
     return []
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.suite import verbs
-from pipeline.cli import app
+from pipeline.cli import FORMER, Sentences, app
 from pipeline.commands import doctor
 from pipeline.commands.recipes import recipe_text
 from pipeline.core.errors import MachineError, ToolError
@@ -22,7 +22,7 @@ HEAVY = ("torch", "transformers", "dvc", "matplotlib", "pydantic", "httpx")
 
 
 def test_output_on_a_full_disk_is_one_sentence() -> None:
-    command = [sys.executable, "-m", "pipeline.cli", "explain", "Q-BASE-001"]
+    command = [sys.executable, "-m", "pipeline.cli", "doctor", "explain", "Q-BASE-001"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == MachineError.exit_code
@@ -50,17 +50,18 @@ print("HEAVY", *(name for name in {HEAVY!r} if name in sys.modules))
 @pytest.mark.parametrize(
     "words",
     [
-        "use demo",
-        "graph",
+        "run",
+        "run sweep space.yaml",
+        "status",
+        "config use demo",
+        "config graph",
+        "config plan --recipe demo",
+        "config plan --serve",
         "serve",
-        "adapters",
         "chat",
-        "report",
         "doctor",
-        "plan --recipe demo",
-        "plan --serve",
-        "quantization-check",
-        "parity --depth quick",
+        "model nf4",
+        "model parity --depth quick",
         "ship F16",
         "data check x",
         "data diff HEAD",
@@ -98,7 +99,7 @@ def test_help_of_every_command_shows_an_example(command: str) -> None:
 
 
 def test_the_line_for_the_shell_puts_these_programs_on_its_path() -> None:
-    line = CliRunner().invoke(app, ["env"]).stdout
+    line = CliRunner().invoke(app, ["doctor", "env"]).stdout
     here = str(Path(sys.executable).parent)
     found = subprocess.check_output(
         ["sh", "-c", f'{line} echo "$PATH"'], env={"PATH": "/usr/bin:/bin"}, text=True
@@ -111,17 +112,20 @@ def test_the_line_for_the_shell_puts_these_programs_on_its_path() -> None:
     [
         (["serve"], 2, "Q-CONFIG-001: "),
         (["chat"], 2, "Q-CONFIG-001: "),
-        (["report"], 3, "Q-CORE-001: "),
+        (["status"], 2, "Q-CONFIG-001: "),
         (["serve", "--smoke", "-1"], 2, "--smoke"),
-        (["params", "training", "--params", "recipes/demo.yaml"], 2, "Q-COMMANDS-001: "),
-        (["verify"], 2, "Q-COMMANDS-015: "),
-        (["sweep", "space.yaml", "--name", "../x"], 2, "Q-SWEEP-010: "),
-        (["verify-bundle", "nowhere"], 3, "Q-SHIP-010: "),
+        (["config", "show", "training", "--params", "recipes/demo.yaml"], 2, "Q-COMMANDS-001: "),
+        (["model", "verify"], 2, "Q-COMMANDS-015: "),
+        (["run", "sweep", "space.yaml", "--name", "../x"], 2, "Q-SWEEP-010: "),
+        (["ship", "--check", "nowhere"], 3, "Q-SHIP-010: "),
+        (["ship"], 2, "--check DIR"),
+        (["ship", "F16", "--check", "nowhere"], 2, "--check DIR"),
+        (["plan", "--serve"], 2, "Q-COMMANDS-039: "),
         (["bake"], 2, "No such command"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_its_code(tmp_path: Path, words: list[str], code: int, id: str) -> None:
-    root = [] if words[0] in ("bake", "verify-bundle") else ["--root", str(tmp_path)]
+    root = [] if words[0] == "bake" else ["--root", str(tmp_path)]
     shown = CliRunner().invoke(app, [*words, *root])
     assert shown.exit_code == code
     assert id in " ".join(shown.stderr.split())
@@ -135,12 +139,31 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert isinstance(shown.exception, ZeroDivisionError)
 
 
-def test_report_prints_where_the_page_is(tmp_path: Path) -> None:
+def test_twelve_verbs_and_no_more() -> None:
+    first = {verb.split()[0] for verb, _ in verbs()}
+    listed = {verb for names in Sentences.sections.values() for verb in names}
+    assert len(first) == 12 and listed == first and not FORMER.keys() & first
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_former_name_says_what_it_is_called_now(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "x"])
+    assert shown.exit_code == 2 and shown.stderr.startswith("quench: Q-COMMANDS-039: ")
+    words = [word for word in FORMER[name].split() if word.islower() and not word.startswith("-")]
+    assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
+
+
+def test_status_prints_where_the_report_is_and_that_nothing_is_served(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text(recipe_text("demo"), encoding="utf-8")
+    missing = CliRunner().invoke(app, ["status", "--root", str(tmp_path)])
+    assert missing.exit_code == 0 and "nothing is served" in missing.stdout
+    opened = CliRunner().invoke(app, ["status", "--open", "--root", str(tmp_path)])
+    assert opened.exit_code == 3 and "Q-CORE-001" in opened.stderr
     page = tmp_path / "reports" / "index.html"
     page.parent.mkdir()
     page.write_text("<p>report</p>")
-    shown = CliRunner().invoke(app, ["report", "--root", str(tmp_path)])
-    assert (shown.exit_code, shown.stdout.strip()) == (0, str(page))
+    shown = CliRunner().invoke(app, ["status", "--root", str(tmp_path)])
+    assert (shown.exit_code, shown.stdout.splitlines()[0]) == (0, str(page))
 
 
 def test_doctor_finds_this_set_up_whole() -> None:

@@ -44,40 +44,40 @@ class Line(NamedTuple):
 
 
 LINES = {
-    "setup": Line("quench setup", "Q-COMMANDS-037", 2),  # of an installed Quench: test_wheel.py
-    "env": Line("quench env", "PATH="),
-    "upgrade": Line("quench upgrade --root {copy}", "Nothing would run again."),
-    "use": Line("quench use demo --force --root {copy}", "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"),
-    "params": Line("quench params train.r --json --root {project}", field=("train.r", "value", 4)),
-    "graph": Line("quench graph --root {copy}", "dvc.yaml"),
-    "methods": Line("quench methods --json", field=("methods", 0, "NF4", "yes")),
+    "doctor setup": Line("quench doctor setup", "Q-COMMANDS-037", 2),  # of an installed Quench: test_wheel.py
+    "doctor env": Line("quench doctor env", "PATH="),
+    "doctor upgrade": Line("quench doctor upgrade --root {copy}", "Nothing would run again."),
+    "config use": Line(
+        "quench config use demo --force --root {copy}", "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"
+    ),
+    "config show": Line("quench config show train.r --json --root {project}", field=("train.r", "value", 4)),
+    "config graph": Line("quench config graph --root {copy}", "dvc.yaml"),
+    "config methods": Line("quench config methods --json", field=("methods", 0, "NF4", "yes")),
     "doctor": Line("quench doctor --root {project}", "params.yaml: graph of merged models"),
-    "plan": Line("quench plan --json --root {project}", field=("tokens_per_forward", 160)),
-    "explain": Line("quench explain Q-BASE-001", "Q-BASE-001 (exit code 3)"),
-    "report": Line("quench report --root {project}", "/reports/index.html"),
-    "adapter-norms": Line(
-        "quench adapter-norms {project}/models/adapter --base {project}/models/base --json",
+    "config plan": Line("quench config plan --json --root {project}", field=("tokens_per_forward", 160)),
+    "doctor explain": Line("quench doctor explain Q-BASE-001", "Q-BASE-001 (exit code 3)"),
+    "status": Line("quench status --root {project}", "/reports/index.html"),
+    "model norms": Line(
+        "quench model norms {project}/models/adapter --base {project}/models/base --json",
         field=(0, "tensor", "model.layers.0.mlp.down_proj.weight"),
     ),
     "judge": Line(f"quench judge {LEVEL} {TUNED} --rows 2 --json --root {{whole}}", field=("rows", 2)),
-    "pairs": Line(
-        "quench pairs {whole}/data/raw/own.jsonl Q4_K_M -k 2 --rows 2 --root {whole}",
+    "data pairs": Line(
+        "quench data pairs {whole}/data/raw/own.jsonl Q4_K_M -k 2 --rows 2 --root {whole}",
         "0 pairs of 2 requests",
         3,
     ),
-    "quantization-check": Line(
-        "quench quantization-check --prompts 1 --json --root {project}", field=("verdict", "pass")
-    ),
-    "parity": Line("quench parity --json --root {project}", field=("verdict", "pass")),
-    "verify": Line("quench verify --root {project}", "none is damaged"),
-    "diff": Line(f"quench diff {BASE} {TUNED} {{out}}/patch", "proven by sha256"),
-    "apply": Line(
-        f"quench diff {BASE} {TUNED} {{out}}/patch && quench apply {BASE} {{out}}/patch {{out}}/same.gguf",
+    "model nf4": Line("quench model nf4 --prompts 1 --json --root {project}", field=("verdict", "pass")),
+    "model parity": Line("quench model parity --json --root {project}", field=("verdict", "pass")),
+    "model verify": Line("quench model verify --root {project}", "none is damaged"),
+    "model patch": Line(f"quench model patch {BASE} {TUNED} {{out}}/patch", "proven by sha256"),
+    "model apply": Line(
+        f"quench model patch {BASE} {TUNED} {{out}}/patch && "
+        f"quench model apply {BASE} {{out}}/patch {{out}}/same.gguf",
         "with the sha256",
     ),
-    "ship": Line("quench ship Q4_K_M --to {out} --root {project}", "tiny-Q4_K_M/serve.sh"),
-    "verify-bundle": Line(
-        "quench ship Q4_K_M --to {out} --root {project} && quench verify-bundle {out}/tiny-Q4_K_M", "verifies"
+    "ship": Line(
+        "quench ship Q4_K_M --to {out} --root {project} && quench ship --check {out}/tiny-Q4_K_M", "verifies"
     ),
     "data check": Line("quench data check {project}/data/raw", "40 usable"),
     "data demo": Line("quench data demo --kind chats --root {copy}", makes="{copy}/data/raw/pydoc.jsonl"),
@@ -97,9 +97,8 @@ ELSEWHERE = {
     "new": "commands/test_every_verb.py",
     "run": "commands/test_every_verb.py",
     "serve": "commands/test_every_verb.py",
-    "adapters": "commands/test_every_verb.py",
     "chat": "commands/test_every_verb.py",
-    "sweep": "commands/test_sweep_trains.py",
+    "run sweep": "commands/test_sweep_trains.py",
 }
 
 
@@ -124,7 +123,7 @@ def _free(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "verb",
     [
-        pytest.param(verb, marks=[pytest.mark.slow] if verb == "quantization-check" else [])  # 20 s
+        pytest.param(verb, marks=[pytest.mark.slow] if verb == "model nf4" else [])  # 20 s
         for verb in LINES
     ],
 )
@@ -191,10 +190,13 @@ def online(served: Path, tools: Toolchain, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_served_model_is_asked_and_its_adapter_weakened(online: Path) -> None:
-    listed = quench("adapters", "--root", online)
-    assert (listed.exit_code, listed.stdout.split()) == (0, ["tiny-lora", "1"])
-    changed = quench("adapters", "tiny-lora=0.5", "--root", online)
-    assert (changed.exit_code, changed.stdout.split()) == (0, ["tiny-lora", "0.5"])
+    listed = quench("status", "--root", online)
+    assert listed.exit_code == 0 and listed.stdout.splitlines()[1:] == [
+        "tiny-adapter is served",
+        "  tiny-lora  1",
+    ]
+    changed = quench("serve", "--scale", "tiny-lora=0.5", "--root", online)
+    assert (changed.exit_code, changed.stdout.split()[-2:]) == (0, ["tiny-lora", "0.5"])
     said = quench("chat", "--root", online, input="What is 2 plus 2?\n/quit\n")
     assert said.exit_code == 0 and "tiny-adapter" in said.stdout and "[4 tokens, " in said.stdout
 

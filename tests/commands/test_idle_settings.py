@@ -1,5 +1,5 @@
-"""What does nothing is said: by `quench params --idle`, by `quench plan`, before Snakemake plans, and by a
-stage that somebody runs.
+"""What does nothing is said: by `quench config show --idle`, by `quench config plan`, before Snakemake plans,
+and by a stage that somebody runs.
 """
 
 import json
@@ -47,10 +47,10 @@ def quench(*words: str | Path) -> Any:
 
 def test_params_lists_them_with_what_each_would_need(tmp_path: Path) -> None:
     root = project(tmp_path, merge={"rows": 8}, imatrix={"tokens": 100})
-    named = json.loads(quench("params", "--idle", "--json", "--root", root).stdout)
+    named = json.loads(quench("config", "show", "--idle", "--json", "--root", root).stdout)
     assert list(named) == ["merge.rows", "imatrix.tokens"]
-    assert quench("params", "merge", "--idle", "--root", root).stdout == f"{named['merge.rows']}\n"
-    assert json.loads(quench("params", "serve", "--idle", "--json", "--root", root).stdout) == {}
+    assert quench("config", "show", "merge", "--idle", "--root", root).stdout == f"{named['merge.rows']}\n"
+    assert json.loads(quench("config", "show", "serve", "--idle", "--json", "--root", root).stdout) == {}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_layers_that_llama_cpp_would_ignore_are_named(
     home = llama_cpp(tmp_path / "llama.cpp", devices)
     settings = {"evaluate": {"models": ["base", "adapter"], "n_gpu_layers": 99}, "serve": {"n_gpu_layers": 0}}
     root = project(tmp_path / "project", llamacpp={"home": str(home)}, **settings)
-    assert list(json.loads(quench("params", "--idle", "--json", "--root", root).stdout)) == named
+    assert list(json.loads(quench("config", "show", "--idle", "--json", "--root", root).stdout)) == named
 
 
 def test_the_plan_says_them_and_is_silent_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

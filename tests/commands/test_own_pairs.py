@@ -1,5 +1,5 @@
-"""quench pairs with a real llama-server: the same run gives the same bytes, a killed one goes on, no held-out
-row is asked, nothing is overwritten, and curate reads what was written.
+"""quench data pairs with a real llama-server: the same run gives the same bytes, a killed one goes on, no
+held-out row is asked, nothing is overwritten, and curate reads what was written.
 """
 
 import json
@@ -133,7 +133,7 @@ def test_the_command_asks_as_its_options_say(root: Path) -> None:
     function = SHORT.replace("return ", f"return 0.5 if row['prompt'] == {equal!r} else ")
     (root / "data/evaluation/mine.py").write_text(function)
     target = root / "data/raw/typed.jsonl"
-    done = CliRunner().invoke(app, ["pairs", str(target), "F16", *words, "--root", str(root)])
+    done = CliRunner().invoke(app, ["data", "pairs", str(target), "F16", *words, "--root", str(root)])
     assert done.exit_code == 0, done.output
     asked = Asked(answers=4, rows=3, seed=1, temperature=0.75, min_gap=0.001)
     written, account = run(root, asked=asked)

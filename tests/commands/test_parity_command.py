@@ -1,4 +1,4 @@
-"""quench parity: the last report as lines, its exit code, and a report that is not there."""
+"""quench model parity: the last report as lines, its exit code, and a report that is not there."""
 
 import json
 from pathlib import Path

@@ -374,7 +374,7 @@ def root(tiny_qwen2: Path, tiny_params: dict[str, Any], tmp_path: Path) -> Path:
 
 
 def quench(root: Path, *arguments: str) -> Any:
-    return CliRunner().invoke(app, ["quantization-check", "--root", str(root), "--prompts", "2", *arguments])
+    return CliRunner().invoke(app, ["model", "nf4", "--root", str(root), "--prompts", "2", *arguments])
 
 
 def test_the_command_measures_everything_on_a_sound_base(root: Path) -> None:

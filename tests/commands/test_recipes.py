@@ -176,7 +176,7 @@ def test_a_params_file_that_is_a_folder_is_one_sentence(tmp_path):
 
 def params_command(*words):
     return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli", "params", *map(str, words)],
+        [sys.executable, "-m", "pipeline.cli", "config", "show", *map(str, words)],
         capture_output=True,
         text=True,
         check=False,

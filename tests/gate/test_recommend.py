@@ -92,7 +92,7 @@ def test_the_base_is_never_recommended() -> None:
 
 def test_memory_counts_weights_cache_and_a_tenth() -> None:
     models = {"F16": model(3000, 0.75), "Q4": model(1000, 0.2)}
-    exact = 3300 * MB / GB  # 3.0 × 1.1, to the byte; a GB of memory has 2³⁰, as `quench plan` has it
+    exact = 3300 * MB / GB  # 3.0 × 1.1, to the byte; a GB of memory has 2³⁰, as `quench config plan` has it
     assert choose(memory_gb=exact, **models).model == "F16"
     assert choose(memory_gb=exact - 1e-6, **models).model == "Q4"
     cached = {"F16": model(3000, 0.75, kv_cache_bytes=500 * MB), "Q4": model(1000, 0.2, kv_cache_bytes=None)}

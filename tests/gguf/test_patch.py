@@ -215,7 +215,9 @@ def test_a_base_that_is_not_there_is_named(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["base.gguf/below", "x" * 300])
 def test_a_place_that_can_not_be_written_is_named(base: Path, tmp_path: Path, name: str) -> None:
     write_patch(base, write(tmp_path / "other.gguf", norm=zeroed), tmp_path / "patch")
-    done = CliRunner().invoke(app, ["apply", str(base), str(tmp_path / "patch"), str(tmp_path / name)])
+    done = CliRunner().invoke(
+        app, ["model", "apply", str(base), str(tmp_path / "patch"), str(tmp_path / name)]
+    )
     assert done.exit_code == 6 and "Q-CORE-005" in done.output
 
 
@@ -235,6 +237,6 @@ def test_the_commands(base: Path, tmp_path: Path) -> None:
         done = CliRunner().invoke(app, [str(word) for word in words])
         assert done.exit_code == 0, done.output
     assert made.read_bytes() == other.read_bytes() and list(gguf_tensors(made)[1]) == list(TYPES)
-    done = CliRunner().invoke(app, ["apply", str(base), str(patch), str(base)])
+    done = CliRunner().invoke(app, ["model", "apply", str(base), str(patch), str(base)])
     assert done.exit_code == 2 and "Q-COMMANDS-034" in done.output
     assert gguf_tensors(base)

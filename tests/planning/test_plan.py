@@ -1,4 +1,4 @@
-"""`quench plan`: what it prints, what its JSON says, its verdict as an exit code, and no torch."""
+"""`quench config plan`: what it prints, what its JSON says, its verdict as an exit code, and no torch."""
 
 import json
 import re
@@ -24,7 +24,7 @@ A100 = Card("NVIDIA A100-SXM4-80GB", 80 * GIB, "cuda")
 def test_it_imports_neither_torch_nor_transformers() -> None:
     code = f"""
 import runpy, sys
-sys.argv = ["quench", "plan", *{EIGHT!r}]
+sys.argv = ["quench", "config", "plan", *{EIGHT!r}]
 try:
     runpy.run_module("pipeline.cli", run_name="__main__")
 except SystemExit as end:

@@ -1,4 +1,4 @@
-"""`quench plan --serve`: the arithmetic, computed before a model is made, from files after; what fits, and
+"""`quench config plan --serve`: the arithmetic, computed before a model is made, from files after; what fits, and
 exit 6 where nothing does.
 """
 

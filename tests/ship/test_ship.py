@@ -1,4 +1,4 @@
-"""`quench ship` and `quench verify-bundle`: what is refused and why, what the bundle holds, and that a bundle
+"""`quench ship` and `quench ship --check`: what is refused and why, what the bundle holds, and that a bundle
 of somebody else's can do no harm.
 """
 
@@ -694,19 +694,19 @@ def test_the_commands_exit_with_5_and_a_line_per_reason(
     made: Path, bundle: Path, keys: tuple[Path, Path]
 ) -> None:
     runner = CliRunner()
-    good = runner.invoke(app, ["verify-bundle", str(bundle)])
+    good = runner.invoke(app, ["ship", "--check", str(bundle)])
     assert good.exit_code == 0
     assert "not signed" in good.output
     (bundle / SUMS).write_text(f"{'0' * 64}  \x1b[2J\x1b[Hall verified\n")
-    hostile = runner.invoke(app, ["verify-bundle", str(bundle)])
+    hostile = runner.invoke(app, ["ship", "--check", str(bundle)])
     assert hostile.exit_code == 5
     assert "\x1b" not in hostile.output
     shutil.copy(made / "models/bundle/demo-Q4_K_M" / SUMS, bundle / SUMS)
-    unsigned = runner.invoke(app, ["verify-bundle", str(bundle), "--key", str(keys[1])])
+    unsigned = runner.invoke(app, ["ship", "--check", str(bundle), "--key", str(keys[1])])
     assert unsigned.exit_code == 5
-    missing = runner.invoke(app, ["verify-bundle", str(bundle / "nowhere")])
+    missing = runner.invoke(app, ["ship", "--check", str(bundle / "nowhere")])
     assert missing.exit_code == 3
     (made / "params.yaml").write_text(yaml.safe_dump(shipping.params().model_dump(), allow_unicode=True))
     shipped = runner.invoke(app, ["ship", "Q4_K_M", "--root", str(made)])
     assert shipped.exit_code == 0, shipped.output
-    assert "quench verify-bundle" in shipped.output
+    assert "quench ship --check" in shipped.output

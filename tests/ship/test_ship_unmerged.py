@@ -1,4 +1,4 @@
-"""`quench ship` and `quench verify-bundle` without a merge: base and adapter leave together, a file with
+"""`quench ship` and `quench ship --check` without a merge: base and adapter leave together, a file with
 trained scales alone.
 """
 

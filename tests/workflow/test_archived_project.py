@@ -90,21 +90,21 @@ def test_it_names_no_folder_of_its_maker(project: Path) -> None:
 
 
 def test_its_settings_are_taken(project: Path) -> None:
-    done = quench(project, "params", "train.max_steps", "--json")
+    done = quench(project, "config", "show", "train.max_steps", "--json")
     assert done.exit_code == 0 and json.loads(done.stdout)["train.max_steps"]["value"] == 2
 
 
 def test_an_upgrade_says_what_would_run_again(project: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(project, tmp_path / "project"))
-    done = quench(root, "upgrade")
+    done = quench(root, "doctor", "upgrade")
     assert done.exit_code == 0 and "made this project" in done.stdout, done.output
-    assert quench(root, "upgrade", "--yes").exit_code == 0
-    assert "Nothing would" in quench(root, "upgrade").stdout
+    assert quench(root, "doctor", "upgrade", "--yes").exit_code == 0
+    assert "Nothing would" in quench(root, "doctor", "upgrade").stdout
 
 
 def test_its_record_is_read_and_what_is_here_is_undamaged(project: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(project, tmp_path / "project"))
-    done = quench(root, "verify")
+    done = quench(root, "model", "verify")
     assert done.exit_code == 0 and "none is damaged" in done.stdout, done.output
     changed = quench(root, "data", "diff", "HEAD")
     assert "Q-COMMANDS-022" in changed.stderr  # recorded, but its cache is not in the archive
@@ -119,7 +119,7 @@ def test_its_checkpoints_are_known(project: Path) -> None:
 
 def test_its_reports_are_judged(project: Path) -> None:
     params = load_params(project / "params.yaml")
-    parity = quench(project, "parity", "--json")
+    parity = quench(project, "model", "parity", "--json")
     assert parity.exit_code == 0 and json.loads(parity.stdout)["verdict"] == "pass"
     inputs = load_inputs(project, params.evaluate.models)
     _, verdicts = advise(inputs, params.report, params.serve, params.evaluate.seed)

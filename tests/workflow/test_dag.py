@@ -185,7 +185,7 @@ def _edges(graph: dict[str, Stage]) -> set[tuple[str, str]]:
 
 
 def test_dvc_yaml_is_what_the_table_of_stages_says() -> None:
-    assert (PROJECT / "dvc.yaml").read_text() == dvc_text("merged"), "run `quench graph`"
+    assert (PROJECT / "dvc.yaml").read_text() == dvc_text("merged"), "run `quench config graph`"
 
 
 def test_both_tools_know_the_same_stages(

@@ -219,7 +219,7 @@ def test_a_damaged_object_is_named_and_not_used(
     assert pushed.recorded().keys() - checked.objects().keys() == {name}
     trusting.need("dvc", "remote", "modify", "store", "verify", "false")
     trusting.need("dvc", "pull")
-    done = trusting.run("quench", "verify")
+    done = trusting.run("quench", "model", "verify")
     assert done.returncode == 3 and page_of_report in done.stderr
     assert re.search(r"^report +1$", trusting.need("snakemake", "-n"), re.M)
     s3.remove(BUCKET, name)
@@ -298,7 +298,7 @@ def test_a_clone_whose_base_is_kept_pulls_everything(cached: Project, s3: S3, tm
     shutil.rmtree(clone.root / "models/base")
     assert "models/base" in clone.need("snakemake", "-n")
     assert clone.artifacts() == cached.artifacts()
-    clone.need("quench", "graph", "--no-cache-base")
+    clone.need("quench", "config", "graph", "--no-cache-base")
     assert nothing_to_do(clone.need("snakemake", "-n"))
     assert (clone.root / "dvc.yaml").read_bytes() == dvc_text("adapter").encode()
 

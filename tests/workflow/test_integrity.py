@@ -1,5 +1,5 @@
-"""Bytes that differ from the record: every flipped bit is found before it is used or by `quench verify`, and
-the remedies recover.
+"""Bytes that differ from the record: every flipped bit is found before it is used or by `quench model
+verify`, and the remedies recover.
 
 On the real graph for DVC with small random files in the place of models.
 """
@@ -151,13 +151,13 @@ def md5_of(path: Path) -> str:
 
 
 def verify(root: Path) -> tuple[int, str]:
-    """Exit code and words of `quench verify`."""
-    done = quench(root, "verify")
+    """Exit code and words of `quench model verify`."""
+    done = quench(root, "model", "verify")
     return done.exit_code, done.stderr
 
 
 def damage_found(root: Path) -> str:
-    """What `quench verify` says of damage."""
+    """What `quench model verify` says of damage."""
     code, said = verify(root)
     assert code == DataError.exit_code, said
     return said
@@ -172,7 +172,7 @@ def dvc(root: Path, *words: str) -> int:
 
 def test_sixty_random_flips_are_all_found(project: Path) -> None:
     """Of artifacts before a stage reads them, and before Snakemake plans; of these, raw data and the cache by
-    `quench verify`.
+    `quench model verify`.
     """
     dice = random.Random(15)  # noqa: S311
     outputs = {

@@ -89,7 +89,7 @@ def test_without_git_nothing_is_left_of_a_new_project(
 
 def test_one_command_at_a_time_works_in_a_project(root: Path) -> None:
     with take(lock_file(RUN, root)):
-        shown = invoke("upgrade", "--root", root)
+        shown = invoke("doctor", "upgrade", "--root", root)
     assert shown.exit_code == 6 and "Q-WORKFLOW-009" in shown.stderr
 
 
@@ -99,8 +99,8 @@ def test_the_folder_one_is_in_is_not_replaced(tmp_path: Path, monkeypatch: pytes
 
 
 def again(root: Path, *words: str) -> dict[str, str]:
-    """{stage that has run: why `quench upgrade` would run it again}."""
-    done = quench(root, "upgrade", *words)
+    """{stage that has run: why `quench doctor upgrade` would run it again}."""
+    done = quench(root, "doctor", "upgrade", *words)
     assert done.exit_code == 0, done.output
     lines = done.stdout.partition("again:\n")[2].splitlines()
     return dict(line.split(maxsplit=1) for line in lines if line.startswith("  "))
@@ -158,20 +158,20 @@ def test_an_older_quench_doesnt_tell_one_to_remove_newer_settings(root: Path) ->
     (root / ".quench/code/version").write_text("9.9\n")
     with (root / "params.yaml").open("a") as file:
         file.write("novelty: {}\n")
-    done = invoke("upgrade", "--root", root)
+    done = invoke("doctor", "upgrade", "--root", root)
     assert done.exit_code == 2 and "Quench 9.9" in done.output
 
 
 def test_a_key_that_cannot_be_read_is_named(root: Path) -> None:
     (root / ".quench/code/train.key").write_bytes(b"\xff")
-    done = invoke("upgrade", "--root", root)
+    done = invoke("doctor", "upgrade", "--root", root)
     assert done.exit_code == 3 and "Q-WORKFLOW-024" in done.output
 
 
 def test_a_checkout_is_not_upgraded_and_needs_no_quench_setup(tmp_path: Path) -> None:
-    done = invoke("upgrade", "--root", tmp_path)
+    done = invoke("doctor", "upgrade", "--root", tmp_path)
     assert done.exit_code == 2 and "Q-WORKFLOW-025" in done.output
-    done = invoke("setup")
+    done = invoke("doctor", "setup")
     assert done.exit_code == 2 and "Q-COMMANDS-037" in done.output
 
 

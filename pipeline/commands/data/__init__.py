@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from pipeline.commands.topics.options import ParamsFile, Root, Split, topic
+from pipeline.commands.topics.options import Model, ParamsFile, Root, Split, load, topic, working
 from pipeline.core.errors import ToolError
 from pipeline.core.places import resource
 
-app = topic("Look at the data: check files, compare versions, see rows, export.")
+app = topic("Look at the data: check files, compare versions, see rows, export; make preferences.")
 
 
 @app.command(epilog="example: quench data check data/raw")
@@ -108,3 +108,41 @@ def schema() -> None:
     from pipeline.chat.rows import json_schema
 
     print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@app.command(epilog="example: quench data pairs data/raw/own.jsonl Q4_K_M -k 8 --rows 500")
+def pairs(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new .jsonl file below data/raw.")],
+    model: Model = None,
+    answers: Annotated[
+        int, typer.Option("-k", "--answers", metavar="K", min=2, max=1000, help="Answers to each request.")
+    ] = 8,
+    rows: Annotated[
+        int | None,
+        typer.Option("--rows", metavar="N", min=1, help="Requests to ask (default: evaluate.task_rows)."),
+    ] = None,
+    scorer: Annotated[
+        str | None,
+        typer.Option("--scorer", metavar="NAME", help="Default: the first of evaluate.scorers."),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option("--temperature", metavar="T", min=0.01, max=10, help="1: as the model has it.")
+    ] = 1.0,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", metavar="N", min=0, help="Of rows and answers (default: evaluate.seed)."),
+    ] = None,
+    min_gap: Annotated[
+        float, typer.Option("--min-gap", metavar="D", min=0, max=1, help="Least difference of the scores.")
+    ] = 0.0,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Make preferences of the model's own answers to training rows: the best and the worst of K, as a file
+    of data/raw.
+    """
+    from pipeline.commands.pairs.command import Asked, main
+
+    asked = Asked(answers, rows, seed, temperature, scorer, min_gap)
+    with working(root):
+        main(load(params, root), root, file, model, asked, file=params)

@@ -1,1 +1,1 @@
-"""`quench pairs`: preferences of the model's own answers."""
+"""`quench data pairs`: preferences of the model's own answers."""

@@ -4,7 +4,7 @@ a scorer judges the answers, and the best and the worst become a row of data/raw
 Reads `data/final/train.jsonl`, never a held-out row, and the model's GGUF. Writes FILE, which must not be
 there yet, its account `reports/pairs/FILE.json` and, below `reports/pairs/`, the answers.
 
-    quench pairs data/raw/own.jsonl Q4_K_M -k 8 --rows 500
+    quench data pairs data/raw/own.jsonl Q4_K_M -k 8 --rows 500
 """
 
 import os

@@ -1,1 +1,1 @@
-"""`quench quantization-check`: whether quantization is faithful on this machine."""
+"""`quench model nf4`: whether quantization is faithful on this machine."""

@@ -4,8 +4,8 @@ the NF4 one in memory by turns.
 Reads `models/base/`, and `models/adapter/`, `models/checkpoints/` and `data/final/test.jsonl` if they exist.
 Writes `reports/quantization-check.json`, which the report shows as long as it is of the same base.
 
-    quench quantization-check --prompts 8
-    quench quantization-check --adapter runs/one --adapter runs/other     # switch between these two
+    quench model nf4 --prompts 8
+    quench model nf4 --adapter runs/one --adapter runs/other     # switch between these two
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""`quench sweep`: which settings of training are best, found by trials that Optuna chooses and Snakemake
+"""`quench run sweep`: which settings of training are best, found by trials that Optuna chooses and Snakemake
 runs.
 
 The command (`command`) starts Snakemake on the Snakefile beside it, with one job for each trial; a job

@@ -1,8 +1,8 @@
-"""Search the best settings of training: `quench sweep space.yaml`.
+"""Search the best settings of training: `quench run sweep space.yaml`.
 
 Reads `data/tokens` and `models/base`, which Snakemake makes first. Works in `models/.sweep/NAME/` (the
 journal, a folder for each job) and writes `reports/sweep/NAME.json` and `NAME.html`. Everything that is given
-beside is Snakemake's: `quench sweep space.yaml --workflow-profile profiles/slurm`.
+beside is Snakemake's: `quench run sweep space.yaml --workflow-profile profiles/slurm`.
 """
 
 import json

@@ -114,7 +114,7 @@ def claimed(sweep: Sweep, space: Space, job: str) -> tuple["Study", "FrozenTrial
     """The job's study and its trial in it, begun if it has none yet."""
     words = WORDS.fullmatch(job)
     if words is None:
-        raise ConfigError("Q-SWEEP-007", f"{job} is no job of a sweep: `quench sweep` starts its jobs")
+        raise ConfigError("Q-SWEEP-007", f"{job} is no job of a sweep: `quench run sweep` starts its jobs")
     search = open_study(sweep, SEARCH, space)
     trials = trials_of(search)
     if words["trial"] is None:

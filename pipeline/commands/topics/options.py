@@ -1,9 +1,10 @@
 """Options that several commands share."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from pipeline.config.params import Params
@@ -11,9 +12,33 @@ if TYPE_CHECKING:
 JSON_HELP = "Print JSON."
 
 
-def topic(help: str | None = None) -> typer.Typer:
+class WholeLines(TyperGroup):
+    """A group whose help shows the first sentence of each command in full, by sections if it has some."""
+
+    sections: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands (called by Typer)."""
+        shown = tuple(name for name, command in self.commands.items() if not command.hidden)
+        for section, names in (self.sections or {"Commands": shown}).items():
+            with formatter.section(section):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in names])
+
+
+class WithDefault(WholeLines):
+    """A group whose first command takes every line that names none of the others: `run train`, `doctor`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line (called by Typer)."""
+        default, *others = self.commands
+        named = bool(args) and args[0] in (*others, "--help")
+        return super().parse_args(ctx, args if named else [default, *args])
+
+
+def topic(help: str | None = None, **more: Any) -> typer.Typer:
     """A group of commands, with plain help."""
-    return typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=help)
+    defaults: dict[str, Any] = {"cls": WholeLines, "no_args_is_help": True}
+    return typer.Typer(**defaults | more, rich_markup_mode=None, help=help)
 
 
 def load(file: Path | None, root: Path) -> "Params":

@@ -1,13 +1,70 @@
-"""Commands about the server: serve, adapters, chat."""
+"""Verbs of a model that is ready: judge, serve, chat, ship."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pipeline.commands.topics.options import Model, ParamsFile, Root, load, topic
+from pipeline.commands.topics.options import Json, Model, ParamsFile, Root, load, topic, working
 
 app = topic()
+
+
+@app.command(epilog='example: quench judge 14b-Q2_K.gguf 7b-Q4_K_M.gguf 4b-Q8_0.gguf --memory "8 GB"')
+def judge(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="GGUF files, anybody's.")],
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="FILE", help="Held-out chats (default: data/final/test.jsonl)."),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            "--rows", metavar="N", min=1, help="Rows that each file answers (default: compare.rows)."
+        ),
+    ] = None,
+    scorers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scorer",
+            metavar="NAME",
+            help="The first decides; may be given again (default: evaluate.scorers).",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="SIZE", help="Where it is to fit: '8 GB' (default: what there is)."),
+    ] = None,
+    ctx_size: Annotated[
+        int | None,
+        typer.Option("--ctx-size", metavar="N", min=32, help="Context, in tokens (default: serve.ctx_size)."),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            "--reference",
+            metavar="FILE",
+            help="Also measure the divergence from this GGUF, of one vocabulary.",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", metavar="N", min=1, help="CPU threads (default: evaluate.threads)."),
+    ] = None,
+    gpu_layers: Annotated[
+        int | None,
+        typer.Option("--gpu-layers", metavar="N", min=0, help="Default: evaluate.n_gpu_layers."),
+    ] = None,
+    as_json: Json = False,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Judge any GGUF files on your own held-out chats: which is best and fits; needs no params.yaml."""
+    from pipeline.commands.judge.command import Asked, main
+
+    asked = Asked(data, rows, tuple(scorers or ()), reference, memory, ctx_size, threads, gpu_layers)
+    with working(root):
+        main(params, root, files, asked, as_json=as_json)
 
 
 @app.command(epilog="example: quench serve Q4_K_M --smoke 8")
@@ -36,28 +93,26 @@ def serve(
             help="Apply this adapter's GGUF, at half its strength with =0.5; may be given again.",
         ),
     ] = None,
-    params: ParamsFile = None,
-    root: Root = Path(),
-) -> None:
-    """Serve a model on 127.0.0.1 behind a key until Ctrl-C; a crash restarts it."""
-    from pipeline.commands.serve import main
-
-    main(load(params, root), root, model, smoke, lora=lora, adapters=adapter or [], file=params)
-
-
-@app.command(epilog="example: quench adapters tone=0 facts=0.5")
-def adapters(
-    changes: Annotated[
+    scale: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME=SCALE]...", help="1 is what was trained, 0 is off."),
+        typer.Option(
+            "--scale",
+            metavar="NAME=SCALE",
+            help="Serve nothing, and give an adapter of the running server another scale (1: as trained, "
+            "0: off); may be given again.",
+        ),
     ] = None,
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Show the adapters of the running server, or give them other scales."""
-    from pipeline.commands.adapters import main
+    """Serve a model on 127.0.0.1 behind a key until Ctrl-C; a crash restarts it."""
+    if scale:
+        from pipeline.commands.status import change_scales
 
-    main(load(params, root), root, changes or [])
+        return change_scales(load(params, root), root, scale)
+    from pipeline.commands.serve import main
+
+    return main(load(params, root), root, model, smoke, lora=lora, adapters=adapter or [], file=params)
 
 
 @app.command(epilog="example: quench chat")
@@ -66,3 +121,53 @@ def chat(model: Model = None, params: ParamsFile = None, root: Root = Path()) ->
     from pipeline.commands.chat import main
 
     main(load(params, root), root, model)
+
+
+@app.command(epilog="example: quench ship Q4_K_M")
+def ship(
+    level: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="LEVEL",
+            help="Q4_K_M, F16, … in any case; with base.quantization gguf: adapter or tuned.",
+        ),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", metavar="DIR", help="Folder in which NAME-LEVEL is made (default: models/bundle)."
+        ),
+    ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option("--sign", metavar="KEY", help="Sign with this private elliptic key (PEM)."),
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            "--check",
+            metavar="DIR",
+            help="Instead: check this bundle: checksums, nothing missing or extra, card and bill against the "
+            "GGUF, signature.",
+        ),
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", metavar="PUB", help="--check: public key (PEM) that must have signed it."),
+    ] = None,
+    params: ParamsFile = None,
+    root: Root = Path(),
+) -> None:
+    """Make a level a bundle to give away, or check one; exit 5 with the reasons if the gate (report.gate)
+    does not pass the level, or the bundle does not verify.
+    """
+    from pipeline.commands.ship import check_bundle, main
+
+    if (level is None) == (check is None):
+        raise typer.BadParameter("give a LEVEL to ship, or --check DIR")
+    if check:
+        raise typer.Exit(check_bundle(check, key))
+    assert level is not None
+    with working(root):
+        code = main(load(params, root), root, level, to, sign, file=params)
+    raise typer.Exit(code)

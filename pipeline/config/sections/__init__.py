@@ -1,8 +1,8 @@
 """The sections of `params.yaml` as typed, frozen models, one per stage; `pipeline.config.params` reads the
 file.
 
-A key's default and its comment stand here and nowhere else: `quench use` writes `params.yaml` from them and a
-recipe.
+A key's default and its comment stand here and nowhere else: `quench config use` writes `params.yaml` from
+them and a recipe.
 """
 
 from pipeline.config.sections.base import Base

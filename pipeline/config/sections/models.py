@@ -63,7 +63,7 @@ class Convert(Section):
         True,
         "make the untuned base's 16-bit GGUF as well (15 GB at 7B): needed to measure what was forgotten "
         "and what fine-tuning changed (base-F16 in evaluate.models), by base-LEVEL in quantize.levels, by "
-        "compare.seeds and by `quench parity --depth full`; false: not made",
+        "compare.seeds and by `quench model parity --depth full`; false: not made",
     )
     type: Literal["F16", "BF16"] = key(
         "F16",

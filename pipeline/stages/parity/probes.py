@@ -17,7 +17,7 @@ from pipeline.metrics.divergence import Prompt, spread
 CTX_SIZE = 2048  # tokens; parity's conversations are short
 DEPTHS = get_args(Depth)
 ParityChecks = dict[str, Check]
-LEFT_OUT = "parity.depth is {}; `quench parity --depth {}` measures it"
+LEFT_OUT = "parity.depth is {}; `quench model parity --depth {}` measures it"
 
 
 @dataclass(frozen=True)

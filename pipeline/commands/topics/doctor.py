@@ -1,4 +1,4 @@
-"""Commands about projects and the installation: new, setup, env, upgrade."""
+"""`quench doctor …`: this machine and this installation."""
 
 import shlex
 import sys
@@ -7,28 +7,46 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.topics.options import Root, topic
+from pipeline.commands.topics.options import Root, WithDefault, topic
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import IS_CHECKOUT, resource
 
-app = topic()
+app = topic(
+    "Check compiler, packages, llama.cpp, disk, memory and GPU; exit 4 if something is missing. Its commands "
+    "explain errors, set this installation up and upgrade a project.",
+    cls=WithDefault,
+    no_args_is_help=False,
+    subcommand_metavar="[--root DIR] | COMMAND [ARGS]...",
+    epilog="example: quench doctor",
+)
 
 
-@app.command(epilog="example: quench new my-assistant --recipe qwen2.5-7b-8gb")
-def new(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to make.")],
-    recipe: Annotated[
-        str,
-        typer.Option("--recipe", metavar="NAME", help="Recipe to begin with; `quench use` takes another."),
-    ] = "demo",
+@app.command(hidden=True)
+def check(root: Root = Path()) -> None:
+    """Check compiler, packages, llama.cpp, disk, memory and GPU; exit 4 if something is missing."""
+    from pipeline.commands.doctor import main
+
+    main(root)
+
+
+@app.command(epilog="example: quench doctor explain Q-CONFIG-001")
+def explain(
+    id: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="The id of an error, or of an area (TRAIN); default: list all."),
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", metavar="FILE", help="Write docs/troubleshooting.md: all errors, by area."),
+    ] = None,
 ) -> None:
-    """Make a project: a folder for data, settings and results, with Git and DVC, and no code in it."""
-    from pipeline.commands.new import main
+    """Explain an error: when it comes, what to do, its exit code."""
+    from pipeline.commands.explain import main
 
-    main(folder, recipe)
+    main(id, write)
 
 
-@app.command(epilog="example: quench setup --demo")
+@app.command(epilog="example: quench doctor setup --demo")
 def setup(
     demo: Annotated[
         bool, typer.Option("--demo", help="Install SmolLM2 too, the base of the small demos.")
@@ -73,13 +91,13 @@ def setup(
         print(f"{pins.sentence}: {remedy}", file=sys.stderr)
 
 
-@app.command(epilog='example: quench env; in a shell: eval "$(quench env)"')
+@app.command(epilog='example: quench doctor env; in a shell: eval "$(quench doctor env)"')
 def env() -> None:
     """Print the line that puts this installation's snakemake, dvc and python on your shell's PATH."""
     print(f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"')
 
 
-@app.command(epilog="example: quench upgrade --yes")
+@app.command(epilog="example: quench doctor upgrade --yes")
 def upgrade(
     yes: Annotated[bool, typer.Option("--yes", help="Do it, without a question.")] = False,
     root: Root = Path(),

@@ -1,9 +1,10 @@
-"""Show the adapters of the running server (`quench serve` in another terminal), or give them other scales.
+"""Where a project's report is, and what its server serves: which model, with which adapters, at which scales.
 
 Reads `.quench/api-key` and section `serve`. Asks 127.0.0.1 only. New scales hold for all requests from then
 on that say none themselves, until the server is started again.
 
-    quench adapters [NAME=SCALE ...]
+    quench status
+    quench serve --scale NAME=SCALE
 """
 
 from collections.abc import Sequence
@@ -11,11 +12,13 @@ from pathlib import Path
 
 from pipeline.commands.chat import served_model
 from pipeline.config.params import Params
-from pipeline.core.errors import ConfigError
+from pipeline.core.errors import ConfigError, ToolError
 from pipeline.llamacpp.server import connect
 from pipeline.serve.adapter import parse_scale
 from pipeline.serve.key import KEY_FILE, read_key
 from pipeline.serve.switching import loaded_adapters, set_scales
+
+NOTHING_SERVED = "Q-SERVE-013"
 
 
 def parse_changes(words: Sequence[str]) -> dict[str, float]:
@@ -36,16 +39,29 @@ def parse_changes(words: Sequence[str]) -> dict[str, float]:
     return changes
 
 
-def main(params: Params, root: Path, words: Sequence[str]) -> None:
-    """Set the scales that `words` say and print all. `ToolError` if no server of this project answers,
-    `ConfigError` for a name it lacks.
+def main(params: Params, root: Path) -> Path | None:
+    """Print the status; the report's page, None if there is none yet."""
+    page = (root / "reports" / "index.html").resolve()
+    print(page if page.exists() else f"{page} is missing: run `snakemake`, whose stage report makes it")
+    try:
+        change_scales(params, root, [])
+    except ToolError as error:
+        if error.id != NOTHING_SERVED:
+            raise
+        print("nothing is served: `quench serve` does")
+    return page if page.exists() else None
+
+
+def change_scales(params: Params, root: Path, words: Sequence[str]) -> None:
+    """Give the running server's adapters the scales that `words` say; print the model and all adapters.
+
+    Raises `ToolError` if no server of this project answers, `ConfigError` for an adapter that it lacks.
     """
     changes = parse_changes(words)
     with connect(f"http://127.0.0.1:{params.serve.port}", read_key(root / KEY_FILE)) as client:
         served = served_model(client)
         adapters = set_scales(client, changes) if changes else loaded_adapters(client)
-    if not adapters:
-        print(f"{served} is served without an adapter: stop it, then `quench serve --adapter FILE`")
+    print(f"{served} is served{'' if adapters else ' without an adapter'}")
     width = max((len(adapter.name) for adapter in adapters), default=0)
     for adapter in adapters:
-        print(f"{adapter.name:<{width}}  {adapter.scale:g}{'' if adapter.scale else ' (off)'}")
+        print(f"  {adapter.name:<{width}}  {adapter.scale:g}{'' if adapter.scale else ' (off)'}")
