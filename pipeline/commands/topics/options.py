@@ -28,11 +28,14 @@ class WholeLines(TyperGroup):
 class WithDefault(WholeLines):
     """A group whose first command takes every line that names none of the others: `run train`, `doctor`."""
 
+    def in_full(self, args: list[str]) -> list[str]:
+        """The command line `args` with the name of its command."""
+        default, *others = self.commands
+        return args if args and args[0] in (*others, "--help") else [default, *args]
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line (called by Typer)."""
-        default, *others = self.commands
-        named = bool(args) and args[0] in (*others, "--help")
-        return super().parse_args(ctx, args if named else [default, *args])
+        return super().parse_args(ctx, self.in_full(args))
 
 
 def topic(help: str | None = None, **more: Any) -> typer.Typer:
