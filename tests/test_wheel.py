@@ -1,5 +1,5 @@
-"""The wheel, installed in an environment of its own, and projects without code: two at once, and an upgrade
-that changes one stage.
+"""The wheel, installed in an environment of its own, and projects without code: two at once, either tool goes
+on where the other stopped, and an upgrade that changes one stage.
 
 The environment gets Quench from the wheel alone; the packages that it needs are those of this environment
 (tests/test_installed.py installs them).
@@ -19,9 +19,8 @@ from typing import Any
 import pytest
 import tiny
 import yaml
-from user_project import nothing_to_do
 
-from pipeline.core.hashing import tree_hash
+from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import DEFAULT_HOME
 
@@ -78,7 +77,7 @@ def test_what_the_page_says_makes_a_project(programs: Path, tmp_path: Path) -> N
     (block,) = re.findall(r"^## Make a project\n\n```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert block.endswith("\nsnakemake\n")  # which is the demo: planned here
     said = run(programs, tmp_path, "bash", "-ec", block.rstrip() + " -n\nquench upgrade\n")
-    assert re.search(r"^train +1$", said, re.MULTILINE) and "\nNothing would" in said
+    assert re.search(r"^train +1$", said, re.MULTILINE) and "Nothing would run again." in said
     assert (tmp_path / "my-assistant/data/raw/pydoc.jsonl").is_file()
 
 
@@ -96,36 +95,79 @@ def test_projects_without_code(programs: Path, tiny_qwen2: Path, tmp_path: Path)
 
     # both at once: one is run to the end, the other is trained
     training = start(programs, two, "snakemake", "train")
-    run(programs, one, "dvc", "add", "--quiet", "data/raw")
-    run(programs, one, "snakemake")
-    assert (one / "reports/index.html").is_file()
+    run_in_turns(programs, one)
     assert training.wait() == 0, training.communicate()[0][-4000:]
     for root, rank in ((one, 4), (two, 8)):
         assert json.loads((root / "models/adapter/adapter_config.json").read_text())["r"] == rank
-    assert nothing_to_do(run(programs, one, "snakemake", "-n"))
-    assert "up to date" in run(programs, one, "dvc", "status")
     assert "didn't change" in run(programs, one, "dvc", "repro")
     assert not [path for path in one.rglob("*.py") if ".dvc" not in path.parts]
-    gguf = (one / "models/gguf/tiny-Q4_K_M.gguf").read_bytes()
-    adapter = tree_hash(one / "models/adapter")
 
-    # another version, in which one stage is another: nothing runs before the upgrade
+    upgrade_one_stage(programs, one)
+    change_the_chats(programs, one)
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def run_in_turns(programs: Path, root: Path) -> None:
+    """Run a project to its report, each tool going on where the other stopped."""
+    run(programs, root, "git", "init", "--quiet")
+    run(programs, root, "dvc", "add", "--quiet", "data/raw")
+    run(programs, root, "git", "add", "--all")
+    run(programs, root, "git", "commit", "--quiet", "--message", "start")
+    log = run(programs, root, "dvc", "repro", "preprocess")
+    assert all(f"Running stage '{stage}'" in log for stage in ("base", "curate", "preprocess"))
+    log = run(programs, root, "snakemake", "train")
+    assert "1 of 1 steps" in log and not (root / "models/merged").exists()
+    trained = tree_hash(root / "models/adapter")
+    log = run(programs, root, "dvc", "repro")
+    assert "Running stage 'merge'" in log and "Running stage 'train'" not in log
+    assert "Nothing to be done" in run(programs, root, "snakemake", "-n")
+    assert "up to date" in run(programs, root, "dvc", "status")
+    assert (root / "reports/index.html").is_file()
+    changed = {line[3:] for line in run(programs, root, "git", "status", "--porcelain").splitlines()}
+    assert changed <= {"dvc.lock", "data/raw.dvc"}
+    run(programs, root, "dvc", "repro", "--force", "--single-item", "train")
+    assert tree_hash(root / "models/adapter") == trained  # by either tool
+
+
+def upgrade_one_stage(programs: Path, root: Path) -> None:
+    """Another version, in which one stage is another: nothing runs before the upgrade, then that stage."""
+    gguf, adapter = file_hash(root / "models/gguf/tiny-Q4_K_M.gguf"), tree_hash(root / "models/adapter")
     package = next(programs.parent.rglob("pipeline/stages/quantize"))
     with (package / "stage.py").open("a") as file:
         file.write("\nANOTHER_VERSION = True\n")
     for words in (("snakemake", "-n"), ("python", "-m", "pipeline", "report"), ("quench", "run")):
-        assert "Q-WORKFLOW-023" in run(programs, one, *words, code=2)
-    said = run(programs, one, "quench", "doctor", "upgrade")
+        assert "Q-WORKFLOW-023" in run(programs, root, *words, code=2)
+    said = run(programs, root, "quench", "doctor", "upgrade")
     assert [line.split()[0] for line in said.partition("Would run again:\n")[2].splitlines()][:2] == [
         "quantize",
         "parity",
     ]
-    run(programs, one, "quench", "doctor", "upgrade", "--yes")
-    before = recorded(one)
-    run(programs, one, "snakemake")
-    after = recorded(one)
+    run(programs, root, "quench", "doctor", "upgrade", "--yes")
+    before = recorded(root)
+    run(programs, root, "snakemake")
+    after = recorded(root)
     assert [stage for stage in before if after[stage] != before[stage]] == ["quantize@Q4_K_M"]
-    assert (one / "models/gguf/tiny-Q4_K_M.gguf").read_bytes() == gguf
-    assert tree_hash(one / "models/adapter") == adapter
-    assert "up to date" in run(programs, one, "dvc", "status")
-    shutil.rmtree(tmp_path, ignore_errors=True)
+    assert file_hash(root / "models/gguf/tiny-Q4_K_M.gguf") == gguf
+    assert tree_hash(root / "models/adapter") == adapter
+    assert "up to date" in run(programs, root, "dvc", "status")
+
+
+def change_the_chats(programs: Path, root: Path) -> None:
+    """A new raw file without a new training row runs curation and report alone; with new rows it trains."""
+    trained = tree_hash(root / "models/adapter")
+    chats = (root / "data/raw/chats.jsonl").read_text(encoding="utf-8")
+    (root / "data/raw/more.jsonl").write_text(chats, encoding="utf-8")
+    log = run(programs, root, "snakemake")
+    assert "80 rows read, 40 kept" in log
+    for stage in ("preprocess", "train", "merge", "convert", "parity"):
+        restored = f"{stage}: nothing it depends on has changed: its outputs are back from DVC's cache"
+        assert restored in log
+    assert "up to date" in run(programs, root, "dvc", "status")
+    assert tree_hash(root / "models/adapter") == trained
+
+    rows = chats.replace("plus", "and then also").replace("Antwort", "réponse")
+    (root / "data/raw/more.jsonl").write_text(rows, encoding="utf-8")
+    log = run(programs, root, "snakemake", "train")
+    assert "80 rows read, 80 kept" in log
+    assert "train: nothing it depends on" not in log
+    assert tree_hash(root / "models/adapter") != trained
