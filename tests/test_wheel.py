@@ -76,7 +76,7 @@ def test_what_the_page_says_makes_a_project(programs: Path, tmp_path: Path) -> N
     page = (PROJECT / "docs/projects.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^## Make a project\n\n```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert block.endswith("\nsnakemake\n")  # which is the demo: planned here
-    said = run(programs, tmp_path, "bash", "-ec", block.rstrip() + " -n\nquench upgrade\n")
+    said = run(programs, tmp_path, "bash", "-ec", block.rstrip() + " -n\nquench doctor upgrade\n")
     assert re.search(r"^train +1$", said, re.MULTILINE) and "Nothing would run again." in said
     assert (tmp_path / "my-assistant/data/raw/pydoc.jsonl").is_file()
 
