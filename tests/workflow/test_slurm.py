@@ -179,7 +179,7 @@ def test_a_sweep_whose_trial_is_preempted(trials: int, cluster: Slurm, project: 
     resumed = json.loads((folder / trial / "reports/train.json").read_text())["resumed_from"]
     assert 2 < int(resumed.removeprefix("checkpoint-")) < STEPS
 
-    here = cluster.start(project, [str(BIN / "quench"), *shown[:2], "--name", "here"])
+    here = cluster.start(project, [str(BIN / "quench"), *shown[:3], "--name", "here"])
     assert here.wait() == 0, here.log()
     figures = []
     for name in ("space", "here"):
