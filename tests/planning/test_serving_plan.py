@@ -1,5 +1,5 @@
-"""`quench config plan --serve`: the arithmetic, computed before a model is made, from files after; what fits, and
-exit 6 where nothing does.
+"""`quench config plan --serve`: the arithmetic, computed before a model is made, from files after; what fits,
+and exit 6 where nothing does.
 """
 
 import json
