@@ -1,6 +1,7 @@
 """How much house there is: lines, statements and modules, what freezes the inside, what a user reads.
 
     python benchmarks/house.py [COMMIT …]
+    python benchmarks/house.py --check          exit 1 where tests weigh more than `CEILINGS` (`make lint`)
 
 A column for each commit, and one for the working tree. A function's parameters count without `self` and
 `cls`; a symbol is inner if tests import it and no module of another room does; a room is a folder of
@@ -12,6 +13,7 @@ import ast
 import io
 import re
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -20,6 +22,12 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 SHORT, MOST_PARAMETERS, WORDS = 60, 6, 4
 Trees = dict[Path, ast.Module]
+# what tests may weigh and how much of the inside they may freeze: lower a number where it fell
+CEILINGS = {
+    "lines of tests": 59_900,
+    "inner symbols that tests use": 596,
+    "sentences that tests assert": 289,
+}
 
 
 def parsed(folder: Path) -> Trees:
@@ -120,16 +128,29 @@ def at(commit: str) -> dict[str, int]:
         return measured(Path(folder))
 
 
-def main() -> None:
-    """Print a line for each figure."""
+def check(figures: dict[str, int]) -> int:
+    """Print each figure above its ceiling; the exit code."""
+    over = {name: most for name, most in CEILINGS.items() if figures[name] > most}
+    for name, most in over.items():
+        print(f"{name}: {figures[name]:,}, and {most:,} are allowed (benchmarks/house.py, CEILINGS)")
+    return 1 if over else 0
+
+
+def main() -> int:
+    """Print a line for each figure; the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("commits", nargs="*", metavar="COMMIT")
-    commits = parser.parse_args().commits
+    parser.add_argument("--check", action="store_true", help="only whether tests keep to their ceilings")
+    asked = parser.parse_args()
+    if asked.check:
+        return check(measured(PROJECT))
+    commits = asked.commits
     columns = [at(commit) for commit in commits] + [measured(PROJECT)]
     print(f"{'':48}" + "".join(f"{name[:9]:>10}" for name in [*commits, "now"]))
     for figure in columns[-1]:
         print(f"{figure:48}" + "".join(f"{column[figure]:>10,}" for column in columns))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
