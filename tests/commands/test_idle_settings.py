@@ -68,7 +68,7 @@ def test_layers_that_llama_cpp_would_ignore_are_named(
 
 def test_the_plan_says_them_and_is_silent_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.commands.plan.first_gpu", lambda: None)
-    words = ["plan", "--vram", "8", "--root", project(tmp_path, merge={"rows": 8})]
+    words = ["config", "plan", "--vram", "8", "--root", project(tmp_path, merge={"rows": 8})]
     (sentence,) = json.loads(quench(*words, "--json").stdout)["idle"].values()
     assert sentence in quench(*words).stdout
     project(tmp_path)

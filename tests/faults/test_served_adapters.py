@@ -18,8 +18,8 @@ import tiny
 import yaml
 from tiny_lora import tiny_lora
 
-from pipeline.commands import adapters as command
 from pipeline.commands.serve import choose_model, chosen_adapters, model_file, serve
+from pipeline.commands.status import change_scales
 from pipeline.config.params import Params, load_params
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.hashing import file_hash
@@ -144,8 +144,8 @@ def test_switching_one_adapter_by_the_command(
             (["demo-lora=0.5"], 0.5, "0.5"),
             (["demo-lora=1"], 1, "1"),
         ):
-            command.main(params, root, words)
-            assert capsys.readouterr().out == f"demo-lora  {shown}\n"
+            change_scales(params, root, words)
+            assert capsys.readouterr().out.splitlines()[1:] == [f"  demo-lora  {shown}"]
             assert [output(server, id_slot=slot) for slot in (0, 1, 0)] == [truth[scale, 0]] * 3
 
 
@@ -158,12 +158,12 @@ def test_switching_several_leaves_the_others(
 ) -> None:
     with served(own=1, tone=0) as server:
         output(server)
-        command.main(params, root, ["tone=1"])
-        assert capsys.readouterr().out == "demo-lora  1\ntone       1\n"
+        change_scales(params, root, ["tone=1"])
+        assert capsys.readouterr().out.splitlines()[1:] == ["  demo-lora  1", "  tone       1"]
         assert output(server) == truth[1, 1]
-        command.main(params, root, ["demo-lora=0"])
+        change_scales(params, root, ["demo-lora=0"])
         assert output(server) == truth[0, 1]
-        command.main(params, root, ["demo-lora=0.5", "tone=0"])
+        change_scales(params, root, ["demo-lora=0.5", "tone=0"])
         assert output(server) == truth[0.5, 0]
 
 
@@ -183,7 +183,7 @@ def test_without_our_guards_llama_server_goes_on_from_another_adapters_keys(
     monkeypatch.setattr(switching, "forget_prompts", lambda client: None)
     with served(own=1) if adapters == 1 else served(own=1, tone=0) as server:
         assert output(server) == truth[1, 0]
-        command.main(params, root, ["demo-lora=0"])
+        change_scales(params, root, ["demo-lora=0"])
         assert output(server) != truth[0, 0]
         assert output(server, cache_prompt=False) == truth[0, 0]
 
@@ -216,17 +216,17 @@ def test_words_that_the_command_refuses(
     with served(own=1) as server:
         for word, words in refused.items():
             with pytest.raises(ConfigError, match=words):
-                command.main(params, root, [word])
+                change_scales(params, root, [word])
         with pytest.raises(ConfigError, match="Q-COMMANDS-009: x is given"):
-            command.main(params, root, ["x=1", "x=2"])
+            change_scales(params, root, ["x=1", "x=2"])
         assert output(server) == truth[1, 0]
     with served():
-        command.main(params, root, [])
+        change_scales(params, root, [])
         assert "is served without an adapter" in capsys.readouterr().out
         with pytest.raises(ConfigError, match="Q-SERVE-018"):
-            command.main(params, root, ["demo-lora=0"])
+            change_scales(params, root, ["demo-lora=0"])
     with pytest.raises(ToolError, match="Q-SERVE-013"):
-        command.main(params, root, [])
+        change_scales(params, root, [])
 
 
 def test_what_a_project_with_a_gguf_base_serves(params: Params, root: Path, tmp_path: Path) -> None:

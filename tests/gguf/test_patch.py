@@ -233,7 +233,7 @@ def test_the_commands(base: Path, tmp_path: Path) -> None:
         tmp_path / "patch",
         tmp_path / "made.gguf",
     )
-    for words in (["diff", base, other, patch], ["apply", base, patch, made]):
+    for words in (["model", "patch", base, other, patch], ["model", "apply", base, patch, made]):
         done = CliRunner().invoke(app, [str(word) for word in words])
         assert done.exit_code == 0, done.output
     assert made.read_bytes() == other.read_bytes() and list(gguf_tensors(made)[1]) == list(TYPES)

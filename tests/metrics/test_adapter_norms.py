@@ -224,7 +224,7 @@ def test_the_command_prints_tables_or_json_and_loads_no_torch(tmp_path: Path) ->
 
     def told(*words: str) -> str:
         return subprocess.run(
-            [sys.executable, "-c", code, "adapter-norms", str(tmp_path / "adapter"), *words],
+            [sys.executable, "-c", code, "model", "norms", str(tmp_path / "adapter"), *words],
             capture_output=True,
             text=True,
             check=True,

@@ -43,7 +43,7 @@ def do(root: Path, *words: str) -> None:
 def test_a_recipe_brings_its_graph_and_a_stage_refuses_any_other(
     root: Path, recipe: str, name: Graph, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    do(root, "use", recipe)
+    do(root, "config", "use", recipe)
     assert (root / "dvc.yaml").read_text() == dvc_text(name)
     others: dict[Graph, str] = {"merged": "merge", "adapter": "lora", "tuned": "tuned"}
     del others[name]
@@ -51,7 +51,7 @@ def test_a_recipe_brings_its_graph_and_a_stage_refuses_any_other(
         assert refusal(root, stage, capsys) == "Q-WORKFLOW-021"
         (root / "dvc.yaml").write_text(dvc_text(other))
         assert refusal(root, "curate", capsys) == "Q-WORKFLOW-004"
-        do(root, "graph")
+        do(root, "config", "graph")
         assert (root / "dvc.yaml").read_text() == dvc_text(name)
     (root / "dvc.yaml").unlink()
     assert refusal(root, "curate", capsys) == ""  # a folder without a graph has no wrong one
@@ -63,10 +63,10 @@ def test_an_edited_graph_is_written_again_and_a_dvc_yaml_in_a_subfolder_stays(ro
     (root / "plots/dvc.yaml").write_bytes(mine)
     for edited in (wanted + b"# mine\n", b"vars:\n  - mine.yaml\n" + wanted, wanted[:-9], mine):
         (root / "dvc.yaml").write_bytes(edited)
-        do(root, "graph")
+        do(root, "config", "graph")
         assert (root / "dvc.yaml").read_bytes() == wanted
     (root / "dvc.yaml").write_bytes(mine)
-    do(root, "use", "demo-gguf")
+    do(root, "config", "use", "demo-gguf")
     assert (root / "dvc.yaml").read_text() == dvc_text("adapter")
     assert (root / "plots/dvc.yaml").read_bytes() == mine
 
@@ -75,18 +75,18 @@ def test_whether_dvc_keeps_the_base_is_written_in_the_graph_and_stays(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     uncached = yaml.safe_load((root / "dvc.yaml").read_text())
-    do(root, "graph", "--cache-base")
+    do(root, "config", "graph", "--cache-base")
     cached = yaml.safe_load((root / "dvc.yaml").read_text())
     assert cached["stages"]["base"].pop("outs") == ["models/base", "models/base.json"]
     assert uncached["stages"]["base"].pop("outs") == [{"models/base": {"cache": False}}, "models/base.json"]
     assert cached == uncached  # so no stage runs for it
     graphs: dict[str, Graph] = {"demo-gguf": "adapter", "demo-scales": "tuned", "demo": "merged"}
     for recipe, name in graphs.items():
-        do(root, "use", recipe)
-        do(root, "graph")
+        do(root, "config", "use", recipe)
+        do(root, "config", "graph")
         assert (root / "dvc.yaml").read_text() == dvc_text(name, cache_base=True)
         assert refusal(root, "curate", capsys) == ""
-    do(root, "graph", "--no-cache-base")
+    do(root, "config", "graph", "--no-cache-base")
     assert (root / "dvc.yaml").read_bytes() == (PROJECT / "dvc.yaml").read_bytes()
 
 

@@ -25,7 +25,7 @@ from user_project import quench
 
 import pipeline.workflow.hashes
 from pipeline.__main__ import main as run_stage
-from pipeline.core.errors import DataError, MachineError
+from pipeline.core.errors import DataError, MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.core.publish import remove
 from pipeline.workflow.code_keys import CODE, FOLDER
@@ -376,7 +376,8 @@ def test_settings_that_leave_keys_out_switch_no_check_off(project: Path) -> None
     del values["convert"]["type"], values["serve"]
     (project / "params.yaml").write_text(yaml.safe_dump(values))
     flip(project / "models/gguf/tiny-Q4_K_M.gguf", random.Random(0))  # noqa: S311
-    need_refusal(project, "serve", "models/gguf/tiny-Q4_K_M.gguf")
+    refused = quench(project, "serve", "Q4_K_M")  # the damage is found, and DVC is to say what wrote it
+    assert refused.exit_code == ToolError.exit_code and "Q-WORKFLOW-016" in refused.stderr
 
 
 def test_a_bundle_is_not_made_beside_damage(project: Path) -> None:

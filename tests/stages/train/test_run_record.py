@@ -73,7 +73,7 @@ def test_versions_are_those_of_everything_that_is_pinned() -> None:
 
 
 COMMANDS = [
-    (["/usr/bin/quench", "use", "demo"], ["quench", "config", "use", "demo"]),
+    (["/usr/bin/quench", "config", "use", "demo"], ["quench", "config", "use", "demo"]),
     (["x/__main__.py", "evaluate@Q4_K_M"], ["python", "-m", "pipeline", "evaluate@Q4_K_M"]),
     (["q", "--root=/home/me/p q/r", "a=b/c", "/r"], ["q", "--root=…/r", "a=b/c", "…/r"]),
     (["q", "data/raw", "../other"], ["q", "data/raw", "../other"]),
