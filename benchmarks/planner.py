@@ -43,7 +43,8 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 
 def starts(count: int) -> None:
     """Print the median wall time of both commands over `count` starts each, and their ratio."""
-    plan = [sys.executable, "-m", "pipeline.cli", "plan", "--recipe", "qwen2.5-7b-8gb", "--vram", "8"]
+    words = ["config", "plan", "--recipe", "qwen2.5-7b-8gb", "--vram", "8"]
+    plan = [sys.executable, "-m", "pipeline.cli", *words]
     commands = {"quench config plan": plan, "python -c pass": [sys.executable, "-c", "pass"]}
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(count):

@@ -1,5 +1,5 @@
-"""The command `quench`: everything beside the stages, which `snakemake`, `dvc repro` or `python -m pipeline
-STAGE` run.
+"""The command `quench`: its twelve verbs. Stages are run by `quench run`, `snakemake`, `dvc repro` or `python
+-m pipeline STAGE`.
 
 The command lines are in `pipeline.commands.topics`. Each imports what it needs when it is run, so `quench
 --help` is instant.
@@ -18,9 +18,9 @@ from pipeline.core.publish import printing
 from pipeline.core.text import screen
 from pipeline.models.runtime import silence_libraries
 
-FORMER = {  # names until 0.1, which say what they are called now
+FORMER = {  # verbs of 0.1.0
     "adapter-norms": "model norms",
-    "adapters": "serve --scale NAME=SCALE",
+    "adapters": "status` or `quench serve --scale NAME=SCALE",
     "apply": "model apply",
     "diff": "model patch",
     "env": "doctor env",
@@ -82,8 +82,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help and one-line errors, in half the time
     pretty_exceptions_enable=False,
     help="From a folder of chat logs to a local model one can trust.",
-    epilog="The pipeline itself is run by `snakemake` (all of it), `snakemake train` (up to a stage) or "
-    "`dvc repro`.",
+    epilog="`quench run` is Snakemake with settings; `snakemake train` and `dvc repro` do the same work.",
 )
 for verbs in (running, serving):
     app.add_typer(verbs.app)

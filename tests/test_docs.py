@@ -19,7 +19,6 @@ from pipeline.__main__ import main as run_stage
 from pipeline.cli import app
 from pipeline.commands.explain import troubleshooting
 from pipeline.commands.methods import markdown
-from pipeline.commands.topics.options import WithDefault
 from pipeline.config.params import Params
 from pipeline.config.scorers import SPELLINGS
 from pipeline.core.places import PROJECT
@@ -132,9 +131,7 @@ def parse(words: list[str], *, complete: bool) -> None:
     command: Any = typer.main.get_command(app)
     context = command.context_class(command, info_name="quench")
     while isinstance(command, TyperGroup):
-        if isinstance(command, WithDefault):
-            words = command.in_full(words)
-        if not words and not complete:
+        if not words and (not complete or command.invoke_without_command):
             return
         name, command, words = command.resolve_command(context, words)
         context = command.context_class(command, info_name=name, parent=context, **command.context_settings)

@@ -61,7 +61,9 @@ def served_model(client: httpx.Client) -> str:
                 "`quench serve`",
             )
         return str(answer.json()["data"][0]["id"])
-    except (httpx.ConnectError, httpx.TimeoutException):
+    except httpx.TimeoutException:
+        raise ToolError("Q-SERVE-015", f"{what} does not answer: {remedy}") from None
+    except httpx.ConnectError:
         raise ToolError(
             "Q-SERVE-013",
             f"nothing answers on {client.base_url}: start the server with `quench serve` in another terminal",

@@ -55,8 +55,8 @@ README = """\
 Data, settings and results of a model; the code is that of an installed Quench.
 
     eval "$(quench doctor env)"      # once per shell: puts snakemake and dvc on PATH
-    dvc add data/raw          # after you have put your chats there
-    snakemake                 # runs what is out of date
+    dvc add data/raw                 # after you have put your chats there
+    snakemake                        # runs what is out of date
     quench status --open
 
 `params.yaml` has the settings, a comment above every key.

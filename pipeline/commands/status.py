@@ -1,4 +1,4 @@
-"""Where a project's report is, and what its server serves: which model, with which adapters, at which scales.
+"""What a project's server serves: which model, with which adapters, at which scales.
 
 Reads `.quench/api-key` and section `serve`. Asks 127.0.0.1 only. New scales hold for all requests from then
 on that say none themselves, until the server is started again.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.commands.chat import served_model
 from pipeline.config.params import Params
-from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.errors import ConfigError, QuenchError
 from pipeline.llamacpp.server import connect
 from pipeline.serve.adapter import parse_scale
 from pipeline.serve.key import KEY_FILE, read_key
@@ -39,17 +39,12 @@ def parse_changes(words: Sequence[str]) -> dict[str, float]:
     return changes
 
 
-def main(params: Params, root: Path) -> Path | None:
-    """Print the status; the report's page, None if there is none yet."""
-    page = (root / "reports" / "index.html").resolve()
-    print(page if page.exists() else f"{page} is missing: run `snakemake`, whose stage report makes it")
+def print_server(params: Params, root: Path) -> None:
+    """Print which model this project's server serves, with which adapters; or why that can't be told."""
     try:
         change_scales(params, root, [])
-    except ToolError as error:
-        if error.id != NOTHING_SERVED:
-            raise
-        print("nothing is served: `quench serve` does")
-    return page if page.exists() else None
+    except QuenchError as error:
+        print("nothing is served: `quench serve` does" if error.id == NOTHING_SERVED else f"server: {error}")
 
 
 def change_scales(params: Params, root: Path, words: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ def how_to_switch(adapters: Sequence[str]) -> str:
     if not adapters:
         return ""
     off, strong = (shlex.quote(f"{name}={scale}") for name, scale in ((adapters[0], 0), (adapters[-1], 0.5)))
-    change = f"quench serve --scale {off} (off), {strong} (half)"
+    change = f"quench serve --scale {off} (off) or --scale {strong} (half)"
     lines = f"  adapters:          quench status (shows them); {change}\n"
     if len(adapters) == 1:
         # prompts are kept then, which a request's own scales don't clear

@@ -112,7 +112,6 @@ def test_the_line_for_the_shell_puts_these_programs_on_its_path() -> None:
     [
         (["serve"], 2, "Q-CONFIG-001: "),
         (["chat"], 2, "Q-CONFIG-001: "),
-        (["status"], 2, "Q-CONFIG-001: "),
         (["serve", "--smoke", "-1"], 2, "--smoke"),
         (["config", "show", "training", "--params", "recipes/demo.yaml"], 2, "Q-COMMANDS-001: "),
         (["model", "verify"], 2, "Q-COMMANDS-015: "),
@@ -120,6 +119,12 @@ def test_the_line_for_the_shell_puts_these_programs_on_its_path() -> None:
         (["ship", "--check", "nowhere"], 3, "Q-SHIP-010: "),
         (["ship"], 2, "--check DIR"),
         (["ship", "F16", "--check", "nowhere"], 2, "--check DIR"),
+        (["ship", "F16", "--key", "pub.pem"], 2, "--key is for --check DIR"),
+        (["ship", "--check", "nowhere", "--sign", "quench.key"], 2, "no --to, --sign or --params"),
+        (["serve", "Q4_K_M", "--scale", "a=0"], 2, "--scale starts no server"),
+        (["run", "sweep"], 2, "give one SPACE"),
+        (["run", "train", "--json"], 2, "run sweep SPACE"),
+        (["doctor", "explian"], 2, "No such command"),
         (["plan", "--serve"], 2, "Q-COMMANDS-039: "),
         (["bake"], 2, "No such command"),
     ],
@@ -149,21 +154,27 @@ def test_twelve_verbs_and_no_more() -> None:
 def test_a_former_name_says_what_it_is_called_now(name: str) -> None:
     shown = CliRunner().invoke(app, [name, "x"])
     assert shown.exit_code == 2 and shown.stderr.startswith("quench: Q-COMMANDS-039: ")
-    words = [word for word in FORMER[name].split() if word.islower() and not word.startswith("-")]
+    words = FORMER[name].partition("`")[0].partition(" --")[0].split()
     assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
 
 
-def test_status_prints_where_the_report_is_and_that_nothing_is_served(tmp_path: Path) -> None:
-    (tmp_path / "params.yaml").write_text(recipe_text("demo"), encoding="utf-8")
-    missing = CliRunner().invoke(app, ["status", "--root", str(tmp_path)])
-    assert missing.exit_code == 0 and "nothing is served" in missing.stdout
-    opened = CliRunner().invoke(app, ["status", "--open", "--root", str(tmp_path)])
-    assert opened.exit_code == 3 and "Q-CORE-001" in opened.stderr
+def test_status_prints_where_the_report_is_and_what_is_served(tmp_path: Path) -> None:
+    def status(*words: str, code: int = 0) -> list[str]:
+        shown = CliRunner().invoke(app, ["status", *words, "--root", str(tmp_path)])
+        assert shown.exit_code == code, shown.output
+        return shown.output.splitlines()
+
+    assert "Q-CORE-001" in status("--open", code=3)[0]
     page = tmp_path / "reports" / "index.html"
     page.parent.mkdir()
     page.write_text("<p>report</p>")
-    shown = CliRunner().invoke(app, ["status", "--root", str(tmp_path)])
-    assert (shown.exit_code, shown.stdout.splitlines()[0]) == (0, str(page))
+    shown = status(code=2)  # the page is named also where there are no settings
+    assert shown[0] == str(page) and "Q-CONFIG-001" in shown[1]
+    (tmp_path / "params.yaml").write_text(recipe_text("demo"), encoding="utf-8")
+    assert status() == [str(page), "nothing is served: `quench serve` does"]
+    (tmp_path / ".quench").mkdir()
+    (tmp_path / ".quench/api-key").write_text("short")
+    assert "Q-SERVE-014" in status()[1]
 
 
 def test_doctor_finds_this_set_up_whole() -> None:

@@ -98,7 +98,6 @@ ELSEWHERE = {
     "run": "commands/test_every_verb.py",
     "serve": "commands/test_every_verb.py",
     "chat": "commands/test_every_verb.py",
-    "run sweep": "commands/test_sweep_trains.py",
 }
 
 
@@ -204,5 +203,4 @@ def test_the_served_model_is_asked_and_its_adapter_weakened(online: Path) -> Non
 def test_every_verb_is_here() -> None:
     assert {*LINES, *ELSEWHERE} == {verb for verb, _ in verbs()}
     for verb, file in ELSEWHERE.items():
-        spoken = [" ".join(said) for said in named(PROJECT / "tests" / file)]
-        assert any(all(word in said for word in verb.split()) for said in spoken), verb
+        assert any(verb in " ".join(said) for said in named(PROJECT / "tests" / file)), verb

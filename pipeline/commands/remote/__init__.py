@@ -13,7 +13,7 @@ app = topic("Train on another machine that you reach by SSH: start or attach, st
 
 Host = Annotated[str, typer.Argument(metavar="HOST", help="A name of ~/.ssh/config, or USER@NAME.")]
 Run = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="One of those that status lists; default: the only one.")
+    str | None, typer.Argument(metavar="RUN", help="One of those that status lists; default: the only one.")
 ]
 Python = Annotated[
     str, typer.Option("--python", metavar="PATH", help="The Python there that has the packages.")

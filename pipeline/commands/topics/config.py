@@ -7,14 +7,14 @@ import typer
 
 from pipeline.commands.topics.options import Json, ParamsFile, Root, topic
 
-app = topic("Show, choose and plan the settings of params.yaml.")
+app = topic("Show and choose the settings of params.yaml; plan what they need.")
 
 
 @app.command(epilog="example: quench config show train")
 def show(
     section: Annotated[
         str | None,
-        typer.Argument(metavar="[SECTION]", help="Show this section, or this key (train.r), alone."),
+        typer.Argument(metavar="SECTION", help="Show this section, or this key (train.r), alone."),
     ] = None,
     write: Annotated[
         bool,

@@ -7,33 +7,32 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.topics.options import Root, WithDefault, topic
+from pipeline.commands.topics.options import Root, topic
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import IS_CHECKOUT, resource
 
 app = topic(
-    "Check compiler, packages, llama.cpp, disk, memory and GPU; exit 4 if something is missing. Its commands "
-    "explain errors, set this installation up and upgrade a project.",
-    cls=WithDefault,
+    "Check this machine, set up, explain errors, upgrade a project; exit 4 if something is missing.\n\n"
+    "Without a command: compiler, packages, llama.cpp, disk, memory and GPU are checked.",
     no_args_is_help=False,
-    subcommand_metavar="[--root DIR] | COMMAND [ARGS]...",
     epilog="example: quench doctor",
 )
 
 
-@app.command(hidden=True)
-def check(root: Root = Path()) -> None:
-    """Check compiler, packages, llama.cpp, disk, memory and GPU; exit 4 if something is missing."""
-    from pipeline.commands.doctor import main
+@app.callback(invoke_without_command=True)
+def doctor(context: typer.Context, root: Root = Path()) -> None:
+    """Check the machine, unless a command is given."""
+    if context.invoked_subcommand is None:
+        from pipeline.commands.doctor import main
 
-    main(root)
+        main(root)
 
 
 @app.command(epilog="example: quench doctor explain Q-CONFIG-001")
 def explain(
     id: Annotated[
         str | None,
-        typer.Argument(metavar="[ID]", help="The id of an error, or of an area (TRAIN); default: list all."),
+        typer.Argument(metavar="ID", help="The id of an error, or of an area (TRAIN); default: list all."),
     ] = None,
     write: Annotated[
         Path | None,

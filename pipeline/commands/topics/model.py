@@ -9,7 +9,7 @@ import typer
 from pipeline.commands.topics.options import Json, ParamsFile, Root, load, topic, working
 from pipeline.core.errors import ConfigError
 
-app = topic("Measure and verify models and files, patch GGUF files.")
+app = topic("Measure and verify models and files, and patch GGUF files.")
 
 
 @app.command(epilog="example: quench model parity --depth full")

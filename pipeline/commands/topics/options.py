@@ -25,23 +25,9 @@ class WholeLines(TyperGroup):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in names])
 
 
-class WithDefault(WholeLines):
-    """A group whose first command takes every line that names none of the others: `run train`, `doctor`."""
-
-    def in_full(self, args: list[str]) -> list[str]:
-        """The command line `args` with the name of its command."""
-        default, *others = self.commands
-        return args if args and args[0] in (*others, "--help") else [default, *args]
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line (called by Typer)."""
-        return super().parse_args(ctx, self.in_full(args))
-
-
 def topic(help: str | None = None, **more: Any) -> typer.Typer:
     """A group of commands, with plain help."""
-    defaults: dict[str, Any] = {"cls": WholeLines, "no_args_is_help": True}
-    return typer.Typer(**defaults | more, rich_markup_mode=None, help=help)
+    return typer.Typer(**{"no_args_is_help": True} | more, cls=WholeLines, rich_markup_mode=None, help=help)
 
 
 def load(file: Path | None, root: Path) -> "Params":

@@ -9,21 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.commands.topics.options import Json, ParamsFile, Root, WithDefault, load, topic
-from pipeline.core.errors import DataError
+from pipeline.commands.topics.options import ParamsFile, Root, load, topic
+from pipeline.core.errors import DataError, Stopped
 
 SETTING = re.compile(r"[a-z][\w]*(\.\w+)+=.*", re.DOTALL)  # train.r=8; an option begins with a dash
 
 app = topic()
-run = topic(
-    "Run the pipeline, up to a stage if one is named, with settings (SECTION.KEY=VALUE), which are written "
-    "into params.yaml. Everything else is given to Snakemake.",
-    cls=WithDefault,
-    no_args_is_help=False,
-    subcommand_metavar="[STAGE | SECTION.KEY=VALUE | SNAKEMAKE'S OPTION]... | sweep SPACE",
-    epilog="example: quench run train train.learning_rate=1e-4 -c2",
-)
-app.add_typer(run, name="run")
 
 
 @app.command(epilog="example: quench new my-assistant --recipe qwen2.5-7b-8gb")
@@ -42,53 +33,59 @@ def new(
     main(folder, recipe)
 
 
-@run.command(hidden=True, context_settings={"ignore_unknown_options": True})
-def stages(
+@app.command(
+    epilog="example: quench run train train.learning_rate=1e-4 -c2; quench run sweep space.yaml",
+    context_settings={"ignore_unknown_options": True},
+)
+def run(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STAGE | SECTION.KEY=VALUE | SNAKEMAKE'S OPTION] ...", help="Values are YAML."
+            metavar="STAGE | sweep SPACE | SECTION.KEY=VALUE | SNAKEMAKE'S OPTION",
+            help="Values are YAML; SPACE names the keys to search, and how (space.yaml).",
         ),
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="run sweep: the sweep's name (default: the file's)."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="run sweep: print JSON.")] = False,
     root: Root = Path(),
 ) -> None:
-    """Run the pipeline."""
+    """Run the pipeline, up to a stage if one is named, with settings (SECTION.KEY=VALUE), which are written
+    into params.yaml. Everything else is given to Snakemake.
+
+    `run sweep SPACE` searches the best settings of training: trials chosen by Optuna, each a job of
+    Snakemake's; the best few again with other seeds. The same command goes on where it was ended, and shows
+    the result.
+    """
     from pipeline.config.overrides import from_words, put
 
     settings = [word for word in words or [] if SETTING.fullmatch(word)]
     rest = [word for word in words or [] if not SETTING.fullmatch(word)]
+    first, *others = [word for word in rest if not word.startswith("-")] or [""]
+    if first == "sweep":
+        if not others or settings:
+            raise typer.BadParameter("give one SPACE and no settings: quench run sweep space.yaml")
+        options = [word for word in rest if word not in (first, others[0])]
+        _sweep(root, Path(others[0]), options, name, as_json)
+        return
+    if name or as_json:
+        raise typer.BadParameter("--name and --json are for quench run sweep SPACE")
     sections: dict[str, Any] = {}
     for place, value in from_words(settings).items():
         put(sections, place, value)
     if sections:  # the Snakefile's first lines write them into params.yaml
-        rest += ["--config", *(f"{name}={json.dumps(keys)}" for name, keys in sections.items())]
+        rest += ["--config", *(f"{section}={json.dumps(keys)}" for section, keys in sections.items())]
     os.chdir(root)
     os.execv(sys.executable, [sys.executable, "-m", "snakemake", *rest])  # noqa: S606 (no shell)
 
 
-@run.command(
-    epilog="example: quench run sweep space.yaml -c2",
-    context_settings={"ignore_unknown_options": True},
-)
-def sweep(
-    space: Annotated[Path, typer.Argument(metavar="SPACE", help="The keys to search, and how: space.yaml.")],
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[SNAKEMAKE'S OPTION] ...", help="Given to Snakemake.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="The sweep's name (default: the file's).")
-    ] = None,
-    as_json: Json = False,
-    root: Root = Path(),
-) -> None:
-    """Search the best settings of training: trials chosen by Optuna, each a job of Snakemake's; the best few
-    again with other seeds. The same command goes on where it was ended, and shows the result.
-    """
+def _sweep(root: Path, space: Path, options: list[str], name: str | None, as_json: bool) -> None:
     from pipeline.commands.sweep.command import main, name_of
-    from pipeline.core.errors import Stopped
 
     try:
-        main(root, space, name_of(space, name), words or [], as_json=as_json)
+        main(root, space, name_of(space, name), options, as_json=as_json)
     except Stopped as stopped:
         print(f"quench: {stopped}", file=sys.stderr)
         raise typer.Exit(stopped.exit_code) from None
@@ -101,10 +98,13 @@ def status(
     root: Root = Path(),
 ) -> None:
     """Print where the report is, and what is served with which adapters."""
-    from pipeline.commands.status import main
+    from pipeline.commands.status import print_server
 
-    page = main(load(params, root), root)
+    page = (root / "reports" / "index.html").resolve()
+    missing = f"{page} is missing: run `snakemake`, whose stage report makes it"
+    if in_browser and not page.exists():
+        raise DataError("Q-CORE-001", missing)
+    print(page if page.exists() else missing)
     if in_browser:
-        if page is None:
-            raise DataError("Q-CORE-001", f"{root} has no report: run `snakemake`, whose last stage makes it")
         typer.launch(str(page))
+    print_server(load(params, root), root)

@@ -107,6 +107,8 @@ def serve(
 ) -> None:
     """Serve a model on 127.0.0.1 behind a key until Ctrl-C; a crash restarts it."""
     if scale:
+        if model or smoke or lora or adapter:
+            raise typer.BadParameter("--scale starts no server: give no MODEL, --smoke, --lora or --adapter")
         from pipeline.commands.status import change_scales
 
         return change_scales(load(params, root), root, scale)
@@ -158,13 +160,18 @@ def ship(
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Make a level a bundle to give away, or check one; exit 5 with the reasons if the gate (report.gate)
-    does not pass the level, or the bundle does not verify.
+    """Make a level a bundle to give away, or check one; exit 5 with the reasons if it is refused.
+
+    A level is refused by the gate (report.gate), a bundle whose files, card or signature do not agree.
     """
     from pipeline.commands.ship import check_bundle, main
 
     if (level is None) == (check is None):
         raise typer.BadParameter("give a LEVEL to ship, or --check DIR")
+    if key and not check:
+        raise typer.BadParameter("--key is for --check DIR; --sign KEY signs")
+    if check and (to or sign or params):
+        raise typer.BadParameter("--check DIR goes with no --to, --sign or --params; --key PUB is who signed")
     if check:
         raise typer.Exit(check_bundle(check, key))
     assert level is not None
