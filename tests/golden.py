@@ -15,7 +15,9 @@ class Golden(SingleFileSnapshotExtension):
     _write_mode = WriteMode.TEXT
 
 
-def new_lines(before: str, after: str) -> str:
-    """The lines that only `after` has, to hold what a change makes of a text against a file."""
-    lines = unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
-    return "".join(f"{line[1:]}\n" for line in lines if line.startswith("+") and line != "+++ ")
+def changed_lines(before: str, after: str) -> str:
+    """The lines that only `before` (-) and only `after` (+) has, to hold what a change makes of a text
+    against a file.
+    """
+    lines = list(unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))[2:]
+    return "".join(f"{line}\n" for line in lines if line[:1] in ("+", "-"))

@@ -151,6 +151,18 @@ def test_quenchs_commands_parse(page: Path) -> None:
             pytest.fail(f"{shlex.join(words)}: {error}")
 
 
+def test_a_wrong_command_would_be_found() -> None:
+    for line in (
+        "serv",
+        "serve --smok 8",
+        "config plan --vram much",
+        "data chek x",
+        "data export x --to csv",
+    ):
+        with pytest.raises(MistakenUse):
+            parse(line.split(), complete=True)
+
+
 @pages
 def test_pytests_files_and_tests_exist(page: Path) -> None:
     for words, _ in commands(page, "pytest tests"):

@@ -40,3 +40,12 @@ def test_what_is_recorded_is_small_and_names_no_folder_of_its_maker() -> None:
     assert sum(len(text.encode()) for text in texts) <= MOST
     for words in (str(Path.home()), ".pytest_cache", str(RECORDED.parent.parent)):
         assert not [text for text in texts if words in text]
+
+
+def test_another_key_or_type_is_seen() -> None:
+    text = recorded("merged")["reports/parity.json"]
+    for old, new, line in (
+        ('"figure": 0.0,', '"figure": "0.0",', "checks.tokens_ids.figure: str"),
+        ('"tokens_ids"', '"token_ids"', "checks.token_ids.figure: float"),
+    ):
+        assert line in kinds("parity.json", text.replace(old, new)) - kinds("parity.json", text)

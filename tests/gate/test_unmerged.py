@@ -202,18 +202,16 @@ def recovered(factor: float) -> dict[str, Any]:
     """An adapter that was to recover, and left so much of the damage, a little more or less row by row."""
     found = {model: adapter_inputs.figures(model, distill=True) for model in ("source", "base", "adapter")}
     rows = found["base"]["by_row"]["assistant"]
-    left = rows | {"kld": [kld * factor * (1 + 0.2 * (row % 2)) for row, kld in enumerate(rows["kld"])]}
-    found["adapter"] |= {
-        "kld_mean": found["base"]["kld_mean"] * factor,
-        "by_row": {"assistant": left, "all_tokens": left},
-    }
+    left = rows | {"kld": [kld * factor * (0.9 + 0.2 * (row % 2)) for row, kld in enumerate(rows["kld"])]}
+    found["adapter"]["kld_mean"] = found["base"]["kld_mean"] * factor
+    found["adapter"]["by_row"]["assistant"] = left
     return found
 
 
 def test_what_is_said_of_what_is_not_merged(snapshot: Any) -> None:
     same = {model: output()["base"] for model in ("base", "adapter", "source")}
     tuned, unmeasured = evaluations(TUNED), parity_with(ADAPTER, "outputs_served", figure=None)
-    endless = parity_with(ADAPTER, "behavior_answers_end", verdict="not measured")
+    endless = parity_with(ADAPTER, "behavior_answers_end", verdict="not measured", detail="0 of 4 ended")
     said = {
         "adapter": [recommended(evaluations()).reason],
         "tuned": [recommended(tuned, answered=output(TUNED)).reason],

@@ -1,6 +1,6 @@
 """Every planner over every kind of base and training: the figures as text, and what they are by hand."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from golden import Golden
@@ -9,13 +9,16 @@ from hypothesis import settings as drawn
 from hypothesis import strategies as st
 from plans import GIB, MIXTURE, QWEN_7B, SMOLLM2, demo_training, parts, plan_of, published, training
 
+from pipeline.config.sections import Train
 from pipeline.config.sections.grpo import Grpo
 from pipeline.core.errors import ConfigError
+from pipeline.planning.card import wants_gpu
 from pipeline.planning.disk import BASE, CACHE, own_bytes
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.offload import PCIE
 from pipeline.planning.plan import Plan
 from pipeline.planning.quantized import quantized_level
+from pipeline.planning.weights import OPTIMIZERS
 
 GGUF = {"quantization": "gguf", "keep_quantized": True}
 LEVELS = ["Q4_K_M", "Q5_K_M", "4.5bpw"]
@@ -54,7 +57,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "shape": published("qwen3-1.7b"),
     },
     "every-second-recomputed": {"train": training(checkpoint_every=2, embeddings_on_cpu=True), "length": 777},
-    "gguf": {"train": training(**GGUF), "level": "Q4_K_M", "room": 5 * GIB, "length": 4096, "lora": "F32"},
+    "gguf": {"train": training(**GGUF), "level": "Q4_K_M", "room": 5 * GIB, "length": 4096, "lora": "F32"}
+    | {"levels": LEVELS},
     "gguf-of-rare-types": {"train": training(**GGUF), "level": "IQ4_XS", "shape": published("llama-3.2-1b")},
     "gguf-dense": {"train": training(quantization="gguf", keep_quantized=False), "level": "Q4_K_M"},
     "scales": {"train": training(**GGUF, tuner="scales"), "level": "Q5_K_M", "room": 12 * GIB},
@@ -102,6 +106,15 @@ def page(plan: Plan) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_plan(kind: str, snapshot: Any) -> None:
     assert page(plan_of(**KINDS[kind])) == snapshot(extension_class=Golden)
+
+
+def test_every_optimizer_that_can_be_set_can_be_planned() -> None:
+    assert set(get_args(Train.model_fields["optim"].annotation)) - {"auto"} == set(OPTIMIZERS)
+
+
+def test_layers_in_main_memory_want_a_gpu() -> None:
+    offloaded = training(offload_layers=1, loss="auto", optim="adamw_torch")
+    assert wants_gpu(offloaded) and not wants_gpu(offloaded.model_copy(update={"offload_layers": 0}))
 
 
 # --- by hand ------------------------------------------------------------------------------------------------

@@ -375,6 +375,7 @@ def test_settings_that_leave_keys_out_switch_no_check_off(project: Path) -> None
     values = yaml.safe_load((project / "params.yaml").read_text())
     del values["convert"]["type"], values["serve"]
     (project / "params.yaml").write_text(yaml.safe_dump(values))
+    assert "Q-WORKFLOW-016" not in quench(project, "ship", "Q4_K_M").stderr
     flip(project / "models/gguf/tiny-Q4_K_M.gguf", random.Random(0))  # noqa: S311
     refused = quench(project, "serve", "Q4_K_M")  # the damage is found, and DVC is to say what wrote it
     assert refused.exit_code == ToolError.exit_code and "Q-WORKFLOW-016" in refused.stderr

@@ -117,39 +117,39 @@ def test_where_a_leak_counts(tmp_path: Path) -> None:
         assert span["end"] - span["start"] > len(span["text"]) - 1 == 300
 
 
-def runs(row: Row) -> set[tuple[str, ...]]:
-    """Every run of `N` words of a row's turns but the system's."""
+def runs(row: Row, length: int) -> set[tuple[str, ...]]:
+    """Every run of so many words of a row's turns but the system's."""
     found = set()
     for turn in row["messages"]:
         said = re.findall(r"\w+", turn["content"].lower()) if turn["role"] != "system" else []
-        found |= {tuple(said[i : i + N]) for i in range(len(said) - N + 1)}
+        found |= {tuple(said[i : i + length]) for i in range(len(said) - length + 1)}
     return found
 
 
 def grams(run: tuple[str, ...]) -> list[tuple[str, ...]]:
     """The shorter runs in one, of which all are boilerplate if it is."""
-    return [run[i : i + 9] for i in range(5)]
+    return [run[i : i + len(run) - 4] for i in range(5)]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_leaks_are_those_of_a_comparison_of_all_rows(seed: int, tmp_path: Path) -> None:
-    """Rows that share runs of 8 to 18 words with one, three or thirty others: of the last the 9-grams are
-    boilerplate, and count for nothing.
+@pytest.mark.parametrize(("seed", "ngram"), [(0, N), (1, N), (2, 8), (3, 16)])
+def test_leaks_are_those_of_a_comparison_of_all_rows(seed: int, ngram: int, tmp_path: Path) -> None:
+    """Rows that share runs of 5 words less than `ngram` to 5 more with one, three or thirty others: of the
+    last the shorter runs are boilerplate, and count for nothing.
     """
     dice = random.Random(seed)  # noqa: S311
     rows = [[words(n, 40), words(n + 1000, 60)] for n in range(200)]
     for phrase in range(40):
-        text = " ".join(words(phrase + 5000, dice.randint(8, 18)).split())
+        text = " ".join(words(phrase + 5000, dice.randint(ngram - 5, ngram + 5)).split())
         for number in dice.sample(range(200), dice.choice([2, 4]) if phrase > 2 else 30):
             own = rows[number][side := dice.randrange(2)].split()
             place = dice.randrange(len(own))
             rows[number][side] = " ".join([*own[:place], dice.choice([text, text.upper()]), *own[place:]])
     chats = [chat(*texts) for texts in rows]
-    every = [runs(row) for row in chats]
+    every = [runs(row, ngram) for row in chats]
     often = Counter(gram for own in every for gram in {gram for run in own for gram in grams(run)})
     common = {gram for gram, count in often.items() if count >= 20}
     project = of_rows(tmp_path, chats)
-    found = leaks(project, test_fraction=0.4, seed=seed)
+    found = leaks(project, test_fraction=0.4, seed=seed, ngram=ngram)
     tested = set().union(*(every[line - 1] for line in project.lines("test")))
     counted = {run for run in tested if not common.issuperset(grams(run))}
     trained = set(range(1, 201)) - set(project.lines("test"))
@@ -175,6 +175,19 @@ def test_what_many_rows_say_is_a_leak_of_a_named_file_only(tmp_path: Path) -> No
             assert set(found) == (set(range(1, 26)) - set(tested) if counts else set())
         found = leaks(project, decontaminate=["exam.txt"], test_fraction=0.1, seed=1)
         assert set(found) == set(range(1, 26)) - set(tested)
+
+
+def test_a_phrase_is_no_boilerplate_for_being_repeated_in_one_row(tmp_path: Path) -> None:
+    rows = [chat(words(1), f"{words(2)} {LEAKED} " * 25), chat(words(3), f"{words(4)} {LEAKED}")]
+    rows += [chat(words(n), words(n + 500)) for n in range(10, 70)]
+    apart = set()
+    for seed in range(8):
+        project = of_rows(tmp_path / str(seed), rows)
+        leaked = {1, 2} & set(leaks(project, test_fraction=0.5, seed=seed))
+        tested = len({1, 2} & set(project.lines("test"))) == 1
+        assert bool(leaked) == tested
+        apart.add(tested)
+    assert apart == {True, False}
 
 
 def test_a_common_phrase_is_no_leak_beside_a_short_run(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ MANY_RULES: dict[str, Any] = {
     [
         MANY_RULES,
         {"drop_duplicates": "none", "val_fraction": 0.0, "test_fraction": 0.3},
-        {"drop_duplicates": "exact", "near_threshold": 0.6},
+        {"drop_duplicates": "exact", "near_threshold": 0.6, "val_fraction": 0.03, "test_fraction": 0.12},
     ],
 )
 def test_any_number_of_shards_gives_the_same_bytes(

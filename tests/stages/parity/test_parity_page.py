@@ -9,7 +9,7 @@ from typing import Any
 import adapter_inputs
 import pytest
 import tuned_inputs
-from golden import Golden, new_lines
+from golden import Golden, changed_lines
 from html_page import Page, lines_of
 from parity_inputs import check, failed_report, merge_report, outputs, parity_report
 
@@ -67,18 +67,22 @@ def with_check(report: dict[str, Any], key: str, **changed: Any) -> dict[str, An
 CAUSE = "The adapter's GGUF is of another run."
 SERVED = with_check(adapter_inputs.parity(), "outputs_served", verdict="fail", cause=CAUSE)
 CHANGED: dict[str, Callable[[], str]] = {
-    "quick": lambda: new_lines(lines(FULL), lines(parity_report("quick"))),
-    "failed": lambda: new_lines(lines(FULL), lines(failed_report())),
-    "odd verdict": lambda: new_lines(lines(FULL), lines(with_check(FULL, "text_template", verdict="PASS"))),
-    "warned": lambda: new_lines(
+    "quick": lambda: changed_lines(lines(FULL), lines(parity_report("quick"))),
+    "failed": lambda: changed_lines(lines(FULL), lines(failed_report())),
+    "odd verdict": lambda: changed_lines(
+        lines(FULL), lines(with_check(FULL, "text_template", verdict="PASS"))
+    ),
+    "warned": lambda: changed_lines(
         lines(FULL), lines(with_check(FULL, "outputs_q4_k_m", verdict="warn", figure=1.09))
     ),
-    "failed without a check": lambda: new_lines(lines(FULL), lines(FULL | {"verdict": "fail"})),
+    "failed without a check": lambda: changed_lines(lines(FULL), lines(FULL | {"verdict": "fail"})),
     "empty": lambda: lines(EMPTY),
     "one check": lambda: lines(
         {"verdict": "pass", "checks": {"weights_merged": FULL["checks"]["weights_merged"]}}
     ),
-    "adapter failed": lambda: new_lines(lines(adapter_inputs.parity()), lines(SERVED | {"verdict": "fail"})),
+    "adapter failed": lambda: changed_lines(
+        lines(adapter_inputs.parity()), lines(SERVED | {"verdict": "fail"})
+    ),
 }
 
 

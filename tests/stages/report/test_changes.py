@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import report_inputs
-from golden import Golden, new_lines
+from golden import Golden, changed_lines
 from html_page import lines_of
 from parity_inputs import failed_report
 from recording import read
@@ -24,7 +24,7 @@ from pipeline.stages.report import stage
 
 pytestmark = pytest.mark.usefixtures("plots_once")
 
-FILES = ("card.md", "Modelfile", "serve.txt")
+FILES = ("card.md", "Modelfile", "serve.txt", "quants.csv")
 Change = Callable[[Path], None]
 
 
@@ -35,6 +35,8 @@ def said(params: Params, root: Path) -> str:
         stage.main(params, root)
     page = lines_of((root / "reports/index.html").read_text(encoding="utf-8"))
     beside = [(root / "reports" / name).read_text(encoding="utf-8") for name in FILES]
+    figures = json.loads((root / "reports/quants.json").read_text(encoding="utf-8"))
+    beside.append(json.dumps(figures, indent=1) + "\n")
     return "".join([page, printed.getvalue().replace(str(root), "ROOT"), *beside])
 
 
@@ -189,7 +191,7 @@ CHANGES: dict[str, Change] = {
     "few marks": few_marks("Q4_K_M", few=3),
     "no score": no_score,
     "no scorer": evaluations(task=None, kv_cache_bytes=None),
-    "forgot 2": forgot(2),
+    "forgot 5": forgot(5),
     "forgot 20": forgot(20),
     "PEFT's merge": little_known_of_the_merge,
     "another template": another_template,
@@ -219,4 +221,4 @@ def test_what_is_said_otherwise(case: str, usual: str, tmp_path: Path, snapshot:
         params.report.__dict__["memory_gb"] = 0.01
     found = said(params, tmp_path)
     assert "None" not in found.replace("None: every", "")
-    assert new_lines(usual, found) == snapshot(extension_class=Golden)
+    assert changed_lines(usual, found) == snapshot(extension_class=Golden)
