@@ -24,9 +24,9 @@ SHORT, MOST_PARAMETERS, WORDS = 60, 6, 4
 Trees = dict[Path, ast.Module]
 # what tests may weigh and how much of the inside they may freeze: lower a number where it fell
 CEILINGS = {
-    "lines of tests": 59_900,
-    "inner symbols that tests use": 596,
-    "sentences that tests assert": 289,
+    "lines of tests": 59_600,
+    "inner symbols that tests use": 592,
+    "sentences that tests assert": 275,
 }
 
 
