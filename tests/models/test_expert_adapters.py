@@ -205,7 +205,8 @@ def compare_gradients(model: Any, train: Training, own: Any, ids: torch.Tensor) 
             if found is None:  # no token came here
                 assert is_routed(name) and not wanted.any()
             else:
-                assert (found - wanted).norm() <= 1e-4 * wanted.norm(), name
+                # sums in another order: 1.6e-4 on a CPU with AMX, for an expert that few tokens come to
+                assert (found - wanted).norm() <= 1e-3 * wanted.norm(), name
 
 
 @pytest.mark.parametrize(
