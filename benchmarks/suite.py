@@ -33,7 +33,8 @@ from pipeline.core.catalog import catalog
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = PROJECT / "benchmarks/results/durations.json"
 SLOWEST = 80
-GROUPS = "(?:config|data|doctor|model|remote)"  # verbs that have verbs
+VERBS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+GROUPS = "|".join(name for name, verb in VERBS.items() if hasattr(verb, "commands"))
 
 
 def durations(report: Path) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def words(node: ast.AST) -> set[str]:
         case ast.keyword(arg=str(name)):
             return {name}
         case ast.Constant(value=str(text)):
-            typed = re.findall(rf"\bquench ((?:{GROUPS} )?[a-z-]+)|^([a-z-]+) --", text)
+            typed = re.findall(rf"\bquench ((?:(?:{GROUPS}) )?[a-z-]+)|^([a-z-]+) --", text)
             verbs = {f"quench {inside or first}" for inside, first in typed}
             return {text, *(word.strip(".") for word in re.findall(r"[\w.-]+", text)), *verbs}
         case ast.List(elts=items) | ast.Tuple(elts=items) if len(items) > 1:
@@ -114,7 +115,7 @@ def counts_by_name() -> dict[str, dict[str, int]]:
 
 def verbs() -> Iterator[tuple[str, list[set[str]]]]:
     """Each verb of `quench` with what names it; one of a group also by texts that a test puts together."""
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in VERBS.items():
         inner = getattr(command, "commands", {})
         yield from (
             (f"{name} {verb}", [{f"quench {name} {verb}"}, {f"quench {name}", verb}]) for verb in inner

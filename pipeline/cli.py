@@ -20,7 +20,7 @@ from pipeline.models.runtime import silence_libraries
 
 FORMER = {  # verbs of 0.1.0
     "adapter-norms": "model norms",
-    "adapters": "status` or `quench serve --scale NAME=SCALE",
+    "adapters": "status or serve --scale NAME=SCALE",
     "apply": "model apply",
     "diff": "model patch",
     "env": "doctor env",
@@ -61,7 +61,8 @@ class Sentences(WholeLines):
     def get_command(self, ctx: Any, name: str) -> Any:
         """The verb `name` (called by Typer). Raises `ConfigError` for one that has another name now."""
         if name in FORMER:
-            raise ConfigError("Q-COMMANDS-039", f"`quench {name}` is called `quench {FORMER[name]}` now")
+            names = " or ".join(f"`quench {verb}`" for verb in FORMER[name].split(" or "))
+            raise ConfigError("Q-COMMANDS-039", f"`quench {name}` is called {names} now")
         return super().get_command(ctx, name)
 
     def invoke(self, ctx: Any) -> Any:

@@ -154,7 +154,7 @@ def test_twelve_verbs_and_no_more() -> None:
 def test_a_former_name_says_what_it_is_called_now(name: str) -> None:
     shown = CliRunner().invoke(app, [name, "x"])
     assert shown.exit_code == 2 and shown.stderr.startswith("quench: Q-COMMANDS-039: ")
-    words = FORMER[name].partition("`")[0].partition(" --")[0].split()
+    words = FORMER[name].partition(" or ")[0].partition(" --")[0].split()
     assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
 
 

@@ -63,12 +63,12 @@ def run(
 
     settings = [word for word in words or [] if SETTING.fullmatch(word)]
     rest = [word for word in words or [] if not SETTING.fullmatch(word)]
-    first, *others = [word for word in rest if not word.startswith("-")] or [""]
-    if first == "sweep":
-        if not others or settings:
+    targets = [word for word in rest if not word.startswith("-")]
+    if targets[:1] == ["sweep"]:
+        if len(targets) == 1 or settings:
             raise typer.BadParameter("give one SPACE and no settings: quench run sweep space.yaml")
-        options = [word for word in rest if word not in (first, others[0])]
-        _sweep(root, Path(others[0]), options, name, as_json)
+        space = targets[1]
+        _sweep(root, Path(space), [word for word in rest if word not in ("sweep", space)], name, as_json)
         return
     if name or as_json:
         raise typer.BadParameter("--name and --json are for quench run sweep SPACE")
