@@ -43,7 +43,7 @@ def measured(folder: Path, model: str) -> dict[str, Any]:
     stage(folder, f"evaluate@{model}")
     task = json.loads((folder / f"reports/eval/{model}.json").read_text(encoding="utf-8"))["task"]
     answers = list(read_rows(folder / f"reports/eval/{model}.answers.jsonl"))
-    right = {key: task[key] for key in ("score", "low", "high", "rows", "valid")}
+    right = {key: task[key] for key in ("score", "score_low", "score_high", "rows", "valid")}
     return right | {"answers": answers}
 
 
@@ -71,7 +71,9 @@ def main() -> None:
         write_rows(asked.out, found)
     for one in found:
         name = f"seed {one['seed']}" if "seed" in one else "base"
-        right = f"right {one['score']:.3f} ({one['low']:.3f} to {one['high']:.3f}) of {one['rows']}"
+        right = (
+            f"right {one['score']:.3f} ({one['score_low']:.3f} to {one['score_high']:.3f}) of {one['rows']}"
+        )
         print(f"{name:<8} {right}, with a number {one['valid']:.3f}")
 
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import tiny
@@ -17,7 +16,7 @@ import tiny
 from pipeline.commands import chat as chatting
 from pipeline.commands.pairs.answering import Sampling, sampled_answers
 from pipeline.config.params import Params
-from pipeline.llamacpp.server import Server, serving
+from pipeline.llamacpp.server import Server, connect, serving
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answers import answer_row
 from pipeline.serve.smoke import judge, smoke
@@ -142,12 +141,9 @@ def test_parity_reads_reasoning_and_answer(servers: dict[str, Server]) -> None:
 
 def test_the_chat_shows_reasoning_and_remembers_the_answer_alone(servers: dict[str, Server]) -> None:
     asked: list[Any] = []
-    with httpx.Client(
-        base_url=servers["reasons"].url,
-        headers=servers["reasons"].client.headers,
-        event_hooks={"request": [lambda request: asked.append(json.loads(request.read()))]},
-        timeout=60,
-    ) as client:
+    key = servers["reasons"].client.headers["Authorization"].removeprefix("Bearer ")
+    with connect(servers["reasons"].url, key) as client:
+        client.event_hooks = {"request": [lambda request: asked.append(json.loads(request.read()))]}
         shown: list[str] = []
         lines = iter(["Is it warm?", "And now?", "/quit"])
         chatting.converse(client, lambda: next(lines), shown.append)
