@@ -18,17 +18,31 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from pipeline.gate.scores import Evidence
+
 LEVEL = "Q4_K_M"
 CLEAN = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "IQ4_XS", "IQ4_NL")
 PASSED = {
     "verdict": "pass",
-    "checks": {f"weights_{name.lower()}": {"title": name, "verdict": "pass"} for name in (*CLEAN, "gguf")},
+    "checks": {
+        f"weights_{name.lower()}": {
+            "title": name,
+            "verdict": "pass",
+            "figure": 0.0,
+            "limit": 0.0,
+            "unit": "",
+            "detail": "",
+        }
+        for name in (*CLEAN, "gguf")
+    },
+    "files": {},
 }
 STEPS, ROWS_A_STEP, LEARNING_RATE, LONGEST = 12, 4, 2e-3, 192
 
@@ -137,7 +151,7 @@ class Bench:
         self, case: str, model: Path, reference: Path
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """`evaluate`'s figures and answers of `model`, measured once."""
-        from pipeline.stages.evaluate.files import ModelFiles
+        from pipeline.config.products import ModelFiles
         from pipeline.stages.evaluate.stage import evaluate
 
         kept = self.folder / f"{case}.json"
@@ -156,27 +170,33 @@ class Bench:
         found = json.loads(kept.read_text())
         return found["figures"], found["answers"]
 
+    def evidence(self, level: str, case: str, model: Path, sixteen_case: str, sixteen: Path) -> "Evidence":
+        """A level's evaluation, and that of the 16-bit model that it is compared with."""
+        from pipeline.gate.records import ANSWERS, Evaluation
+        from pipeline.gate.scores import Evidence
+
+        found = {
+            "F16": self.evaluated(sixteen_case, sixteen, sixteen),
+            level: self.evaluated(case, model, sixteen),
+        }
+        named = {name: figures | {"reference": "F16", "model": name} for name, (figures, _) in found.items()}
+        return Evidence(
+            {name: Evaluation.model_validate(figures) for name, figures in named.items()},
+            {name: ANSWERS.validate_python(answers) for name, (_, answers) in found.items()},
+            seed=0,
+        )
+
     def judge(self, case: str, level: str, model: Path, sixteen: Path, sixteen_case: str) -> None:
         """Print what the gate says of `model` as `level`, and what parity's parity check of its weights
         does.
         """
         from pipeline.config.levels import split_level
-        from pipeline.gate.rules import judge
+        from pipeline.gate.judge import judge
+        from pipeline.gate.records import Parity
         from pipeline.stages.parity.level_weights import level_weights
 
-        reference, level_found = (
-            self.evaluated(sixteen_case, sixteen, sixteen),
-            self.evaluated(case, model, sixteen),
-        )
-        evaluations = {"F16": reference[0], level: level_found[0] | {"reference": "F16"}}
-        verdict = judge(
-            level,
-            evaluations,
-            {"F16": reference[1], level: level_found[1]},
-            PASSED,
-            self.params.report.gate,
-            0,
-        )
+        evidence = self.evidence(level, case, model, sixteen_case, sixteen)
+        verdict = judge(level, evidence, Parity.model_validate(PASSED), self.params.report.gate)
         check, _ = level_weights(sixteen, model, split_level(level)[0], self.params.parity.rmse_slack, {})
         figures = ", ".join(
             f"{one.key} {one.figure:.4g}"

@@ -54,7 +54,7 @@ def imported(trees: Trees) -> Iterator[tuple[Path, str, str]]:
 
 
 def room(module: str) -> str:
-    """pipeline.gate of pipeline.gate.rules, pipeline.stages.merge of pipeline.stages.merge.stage."""
+    """pipeline.gate of pipeline.gate.judge, pipeline.stages.merge of pipeline.stages.merge.stage."""
     parts = module.split(".")
     return ".".join(parts[: 3 if parts[1:2] == ["stages"] else 2])
 

@@ -1,16 +1,55 @@
 """A level beside its 16-bit model and its base, as `evaluate` would report them, for the gate to judge."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from parity_inputs import parity_report
 
 from pipeline.config.sections import Gate
 from pipeline.core.checks import Check
-from pipeline.gate.judgment import Judgment
-from pipeline.gate.rules import judge as judge_model
+from pipeline.gate.judge import Judgment
+from pipeline.gate.judge import judge as judge_model
+from pipeline.gate.records import ANSWERS, Evaluation, Parity, Train
+from pipeline.gate.scores import Evidence
 
 LIMITS = Gate(max_kld=0.5, min_same_top=0.85, max_task_drop=10.0, min_stopped=0.9, max_forgetting=10.0)
 ROWS = 40
+PLAIN: dict[str, Any] = {  # of every report, where a test names nothing else
+    "bytes": 1,
+    "file": "model.gguf",
+    "sha256": "0" * 64,
+    "reference": "F16",
+    "tensors": 1,
+    "fallback_tensors": 0,
+    "bits_per_weight": 4.5,
+    "perplexity": None,
+    "kld_mean": None,
+    "same_top": None,
+    "all_tokens": {},
+    "ctx_size": 4096,
+    "task": None,
+}
+
+
+def evaluations_of(found: Mapping[str, dict[str, Any]]) -> dict[str, Evaluation]:
+    """Reports by model, with `PLAIN` for what is left out."""
+    return {model: evaluation_of(model, figures) for model, figures in found.items()}
+
+
+def evaluation_of(model: str, found: dict[str, Any]) -> Evaluation:
+    """One report. A score without an interval gets its own."""
+    record = PLAIN | {"model": model} | found
+    if record["task"] is not None:
+        score = record["task"].get("score")
+        interval = {"score": None, "score_low": score, "score_high": score}
+        record["task"] = {"rows": ROWS, "scorer": "exact_match", "stopped": None} | interval | record["task"]
+    return Evaluation.model_validate(record)
+
+
+def evidence_of(found: Mapping[str, dict[str, Any]], answers: Mapping[str, Any], seed: int = 0) -> Evidence:
+    """What the gate judges by: reports and answers by model."""
+    rows = {model: ANSWERS.validate_python(list(some)) for model, some in answers.items()}
+    return Evidence(evaluations_of(found), rows, seed)
 
 
 def evaluation(score: float | None = 0.75, *, right: int | None = 60, **more: Any) -> dict[str, Any]:
@@ -43,7 +82,23 @@ def judge(
         "Q4_K_M": level,
     } | others.get("evaluations", {})
     answers = {"F16": rows(0.75), "Q4_K_M": rows(0.75)} | others.get("answers", {})
-    return judge_model(model, evaluations, answers, parity or parity_report(), limits, 0, others.get("train"))
+    return judged(model, evaluations, answers, parity or parity_report(), limits, others.get("train"))
+
+
+def judged(
+    model: str,
+    evaluations: Mapping[str, dict[str, Any]],
+    answers: Mapping[str, Any],
+    parity: dict[str, Any],
+    limits: Gate,
+    train: dict[str, Any] | None = None,
+) -> Judgment:
+    """The gate on a model of these reports."""
+    losses = {"steps": 1, "loss_first": None, "loss_last": None}
+    report = None if train is None else Train.model_validate(losses | train)
+    return judge_model(
+        model, evidence_of(evaluations, answers), Parity.model_validate(parity), limits, report
+    )
 
 
 def finding(verdict: Judgment, rule: str) -> Check:

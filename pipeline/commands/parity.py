@@ -18,7 +18,7 @@ from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.core.checks import figure_text as figure
 from pipeline.core.errors import DataError, GateError
 from pipeline.core.jsonl import BadLine, parse_record
-from pipeline.gate.shapes import Parity
+from pipeline.gate.records import Parity
 from pipeline.pages.parity_summary import MARKS, counts, grouped, sentence, title
 
 COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not measured": "yellow"}

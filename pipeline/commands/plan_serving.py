@@ -17,17 +17,16 @@ from typing import Any
 
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import Params
-from pipeline.config.sections import BASE_WITH_ADAPTER, TUNED, Serve
+from pipeline.config.sections import Serve
 from pipeline.config.sections.values import ALL_LAYERS
 from pipeline.core.errors import ConfigError, DataError, MachineError
-from pipeline.core.publish import read_json
 from pipeline.core.units import MEMORY_GB, MEMORY_UNIT, memory_gb
-from pipeline.gate.recommend import Recommendation, memory_of
+from pipeline.gate.recommend import Recommendation, advise, memory_of
+from pipeline.gate.records import Evaluations, load_inputs, read_evaluation
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.planning.base import find_quantized
 from pipeline.planning.budget import file_bytes
 from pipeline.planning.card import Card
-from pipeline.planning.quantized import MODEL_FILE
 from pipeline.planning.serving import (
     LevelPlan,
     best_that_fits,
@@ -45,9 +44,10 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
     """Print the plan; `MachineError` if no level fits `card` (None: its memory is not known), `ConfigError`
     for too long a context.
     """
-    files = {model: root / "reports" / "eval" / f"{model}.json" for model in params.evaluate.models}
     reports = {
-        model: read_json(file, "run `snakemake evaluate`") for model, file in files.items() if file.is_file()
+        model: read_evaluation(root, model)
+        for model in params.evaluate.models
+        if (root / f"reports/eval/{model}.json").is_file()
     }
     plans = plan_levels(params, root, shape, card, reports)
     advice = measured_advice(params, root, card) if card and reports and params.graph == "merged" else None
@@ -82,7 +82,7 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
 
 
 def plan_levels(
-    params: Params, root: Path, shape: Shape, card: Card | None, reports: Mapping[str, Mapping[str, Any]]
+    params: Params, root: Path, shape: Shape, card: Card | None, reports: Evaluations
 ) -> dict[str, LevelPlan]:
     """The plan of each model that can be served, the smallest first."""
     serve = served_on(card, params.serve)
@@ -97,10 +97,9 @@ def plan_levels(
         made = all(file.is_file() for file in files)
         sizes = [file.stat().st_size for file in files] if made else []
         # an evaluation of another file says nothing about this one
-        report = reports.get(name, {})
-        peak = (
-            memory_of(report, serve).peak if made and report.get("bytes") in (sizes[0], sum(sizes)) else None
-        )
+        report = reports.get(name)
+        measured = made and report and report.bytes in (sizes[0], sum(sizes))
+        peak = memory_of(report, serve).peak if report and measured else None
         weights, per_token = (
             (sum(sizes), kv_cache_bytes(files[0], 1)) if made else (computed, cache_per_token(shape))
         )
@@ -116,16 +115,17 @@ def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Pat
     """(name, files, bytes as computed) of what can be served: the tuned levels and the 16-bit model, or the
     base's own GGUF with its adapter or with trained scales.
     """
-    name, ggufs = params.convert.name, root / "models" / "gguf"
+    product = params.product
+
+    def files(model: str) -> list[Path]:
+        return [*filter(None, params.files(root, model))]
+
     if quantized := find_quantized(params, shape, root):
-        if params.graph == "tuned":
-            return [(TUNED, [ggufs / f"{name}-{TUNED}.gguf"], quantized.file)]
-        files = [root / "models" / "base" / MODEL_FILE, ggufs / f"{name}-lora.gguf"]
-        return [
-            (BASE_WITH_ADAPTER, files, quantized.file + lora_bytes(shape, params.train, params.lora.type))
-        ]
+        served = str(product.served)
+        lora = lora_bytes(shape, params.train, params.lora.type) if product.with_lora else 0
+        return [(served, files(served), quantized.file + lora)]
     return [
-        (level, [ggufs / f"{name}-{level}.gguf"], file_bytes(shape, level, params.serve))
+        (level, files(level), file_bytes(shape, level, params.serve))
         for level in (*params.quantize.files, params.convert.type)
     ]
 
@@ -140,9 +140,6 @@ def served_on(card: Card | None, serve: Serve) -> Serve:
 
 def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | None:
     """The recommendation for `card` where everything is measured; None if something is not yet."""
-    from pipeline.gate.advice import advise
-    from pipeline.gate.records import load_inputs
-
     try:
         inputs = load_inputs(root, params.evaluate.models)
     except DataError:

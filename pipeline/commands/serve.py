@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pipeline.config.levels import distilled_from
 from pipeline.config.params import Params
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, SERVED, TUNED
+from pipeline.config.sections import BASE, TUNED
 from pipeline.config.sections import Serve as ServeSettings
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.llamacpp.devices import placement
@@ -31,7 +31,6 @@ from pipeline.serve.instructions import how_to_call
 from pipeline.serve.key import new_key, read_key
 from pipeline.serve.restarts import keep_serving
 from pipeline.serve.smoke import held_out_prompts, judge, smoke
-from pipeline.stages.evaluate.files import model_files
 from pipeline.workflow.integrity import verify_outputs
 
 STOPS = (
@@ -49,13 +48,13 @@ def choose_model(params: Params, root: Path, asked: str | None) -> str:
     "tuned" (that file with trained scales), and "base" (the file alone). Raises `ConfigError` for a name that
     the recipe doesn't make.
     """
-    if served := SERVED.get(params.graph):
+    if served := params.product.served:
         model = (asked or served).lower()
         if model not in (served, BASE):
             raise ConfigError(
                 "Q-SERVE-001",
                 f"no model is called {asked!r}: with base.quantization gguf there are {served} "
-                f"(the base with {'trained scales' if served == TUNED else 'its adapter'}) and {BASE}",
+                f"(the base with {params.product.beside}) and {BASE}",
             )
         return model
     untuned = [f"base-{params.convert.type}"] if params.convert.base else []
@@ -77,13 +76,13 @@ def choose_model(params: Params, root: Path, asked: str | None) -> str:
 def model_file(params: Params, root: Path, model: str) -> Path:
     """The GGUF of a model (without its adapter). If it is missing, the `DataError` names the stage that makes
     it."""
-    path = model_files(params, root, model).gguf
+    path = params.files(root, model).gguf
     if not path.exists():
         stage = f"{'budget' if model in params.quantize.budgets else 'quantize'}@{model}"
         stage = "convert" if model.endswith(params.convert.type) else stage
         if plain := distilled_from(model):
             stage = f"distill@{plain}"
-        if params.graph != "merged":
+        if params.product.served:
             stage = "tuned" if model == TUNED else "base"
         raise DataError(
             "Q-SERVE-002",
@@ -105,7 +104,7 @@ def chosen_adapters(
             "was trained, in one file; name another adapter's GGUF with --adapter to put that on it",
         )
     chosen = [*map(parse_adapter, given)]
-    if lora or (params.graph == "adapter" and model == BASE_WITH_ADAPTER):
+    if lora or params.files(root, model).lora:
         chosen.insert(0, Adapter(root / "models" / "gguf" / f"{params.convert.name}-lora.gguf"))
     return chosen
 
@@ -183,7 +182,7 @@ def main(
     verify_outputs([path, *(adapter.file for adapter in chosen)], root, params=file)
     applied = matching_adapters(path, chosen)
     # the model's name says its own already
-    named = applied[1:] if params.graph == "adapter" and model == BASE_WITH_ADAPTER else applied
+    named = applied[1:] if params.files(root, model).lora else applied
     alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])
     prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", smoke_count) if smoke_count else []
     log, tools = root / "logs" / f"serve-{model}.log", find_toolchain(params.llamacpp.home)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from pipeline.commands.serve import model_file
 from pipeline.config.params import Params
-from pipeline.config.sections import SERVED, TUNED, UNTUNED
+from pipeline.config.sections import UNTUNED
 from pipeline.core.errors import ConfigError, GateError
-from pipeline.gate.advice import advise
+from pipeline.gate.recommend import advise
 from pipeline.gate.records import load_inputs
 from pipeline.ship.bundle import SCRIPT, UNIT, Shipment, make_bundle
 from pipeline.ship.evidence import mismatches
@@ -26,7 +26,6 @@ from pipeline.ship.lineage import need_records
 from pipeline.ship.ollama import chat_template
 from pipeline.ship.signature import SIGNATURE
 from pipeline.ship.verification import bundle_faults
-from pipeline.stages.evaluate.files import model_files
 from pipeline.workflow.integrity import verify_outputs
 
 # what a bundle's texts are about
@@ -42,11 +41,12 @@ def main(
     `file` is what `params` were read from, if that was named.
     """
     level = shippable(params, asked)
-    gguf = model_file(params, root, level)
+    model_file(params, root, level)
     # what leaves, and what the bundle says about it, has to be what the stages recorded
-    verify_outputs(list(filter(None, model_files(params, root, level))), root, params=file)
+    files = params.files(root, level)
+    verify_outputs([*filter(None, files)], root, params=file)
     verify_outputs([root / place for place in DESCRIBED], root, again=False, params=file)
-    shipment, reasons = prepare(params, root, level, gguf)
+    shipment, reasons = prepare(params, root, level)
     if reasons:
         print(f"{level} is not shipped:", *reasons, sep="\n  ", file=sys.stderr)
         return GateError.exit_code
@@ -70,9 +70,9 @@ def main(
 def shippable(params: Params, asked: str) -> str:
     """The level as spelled in params.yaml. Raises `ConfigError` for one that is not made, not tuned or not
     evaluated."""
-    if served := SERVED.get(params.graph):
+    if served := params.product.served:
         if asked.lower() != served:
-            means = "trained scales" if served == TUNED else "the adapter's beside it"
+            means = "the adapter's beside it" if params.product.with_lora else params.product.beside
             raise ConfigError(
                 "Q-SHIP-011",
                 f"{asked} can't be shipped: with base.quantization gguf and train.tuner {params.train.tuner} "
@@ -102,14 +102,14 @@ def shippable(params: Params, asked: str) -> str:
     return level
 
 
-def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipment, list[str]]:
+def prepare(params: Params, root: Path, level: str) -> tuple[Shipment, list[str]]:
     """What the bundle would be made of, and the reasons why it may not be made."""
     inputs = load_inputs(root, params.evaluate.models)
     datasets = need_records(root, inputs, level)
     advice, verdicts = advise(inputs, params.report, params.serve, params.evaluate.seed)
-    lora = model_files(params, root, level).lora
+    files = params.files(root, level)
     shipment = Shipment(
-        gguf,
+        files.gguf,
         params.convert.name,
         level,
         inputs,
@@ -119,10 +119,10 @@ def prepare(params: Params, root: Path, level: str, gguf: Path) -> tuple[Shipmen
         chat_template(root / "models" / "adapter"),
         tuple(params.curate.languages),
         datasets,
-        lora,
+        files.lora,
     )
     return shipment, [
-        *mismatches(level, gguf, lora, root, inputs.evaluations, inputs.parity),
+        *mismatches(level, params.convert.name, root, inputs.evaluations, inputs.parity),
         *verdicts[level].reasons,
     ]
 

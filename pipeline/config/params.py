@@ -12,6 +12,7 @@ from pipeline.config import sections
 from pipeline.config.conditions import refused
 from pipeline.config.faults import report
 from pipeline.config.levels import split_level
+from pipeline.config.products import PRODUCTS, ModelFiles, Product
 from pipeline.config.sections.values import group, keys_of
 from pipeline.config.training_problems import training_problems
 from pipeline.core.cpu import Device, fast_dtype, training_device
@@ -73,6 +74,15 @@ class Params(sections.Section):
             return "merged"
         return "tuned" if self.train.tuner == "scales" else "adapter"
 
+    @property
+    def product(self) -> Product:
+        """What that graph makes to be served."""
+        return PRODUCTS[self.graph]
+
+    def files(self, root: Path, model: str) -> ModelFiles:
+        """The files of `model` below the project's folder `root`, whether they are there or not."""
+        return self.product.files(root, self.convert.name, model)
+
     def problems(self) -> Iterator[str]:
         """Sentences on settings of different sections that don't fit together."""
         if self.train.tuner == "scales" and self.graph != "tuned":
@@ -126,13 +136,12 @@ class Params(sections.Section):
             )
 
     def _of_models(self) -> Iterator[str]:
-        if served := sections.SERVED.get(self.graph):
+        if served := self.product.served:
             original = [sections.ORIGINAL] if self.base.level else []
             known = [sections.BASE, served, *original]
             needed, why = served, "which is what is served"
-            means = "with its adapter" if served == sections.BASE_WITH_ADAPTER else "with trained scales"
             made_by = (
-                f"({sections.BASE}: the GGUF alone, {served}: {means}, "
+                f"({sections.BASE}: the GGUF alone, {served}: with {self.product.beside}, "
                 f"{sections.ORIGINAL}: what base.level is made from)"
             )
         else:

@@ -67,7 +67,7 @@ STRATEGIES = {
     ),
 }
 FOLDER = Path("models/.compare")  # scratch of the jobs of `compare`: neither Snakemake nor DVC looks at it
-CHANCE = 0.05  # a difference whose p is not below it may be chance, as for `pipeline.gate.drops`
+CHANCE = 0.05  # a difference whose p is not below it may be chance
 
 
 def distills(strategies: Iterable[str]) -> bool:

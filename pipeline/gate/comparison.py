@@ -1,4 +1,4 @@
-"""What a model of each graph is compared with, and the figures of that: the data that `pipeline.gate.rules`
+"""What a model of each graph is compared with, and the figures of that: the data that `pipeline.gate.judge`
 judges.
 
 A level of a merged model is compared with the 16-bit model. It may lose by rounding, so its divergence is
@@ -7,37 +7,15 @@ loses nothing by rounding. Its divergence is that of llama.cpp's arithmetic from
 measures; its task score and general ability are compared with the base's file alone.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from pipeline.config.levels import level_key
-from pipeline.config.sections import (
-    BASE,
-    BASE_WITH_ADAPTER,
-    ORIGINAL,
-    UNTUNED,
-    reference_of,
-    served_of,
-)
+from pipeline.config.products import REFERENCES, SERVED_CHECK, Product, product_of
+from pipeline.config.sections import BASE, ORIGINAL, UNTUNED, reference_of
+from pipeline.gate.records import Evaluation, Evaluations, Parity, ParityCheck
 from pipeline.metrics.level_limits import LevelLimit, level_limit, served_limit
 
-REFERENCES = ("F16", "BF16")
 MERGED = "outputs_trained"  # parity compares the trained model with the merged one
-SERVED = "outputs_served"  # parity compares training's forward with llama.cpp's
-OF_ADAPTER = {
-    "weights_file": "which file the base is",
-    "weights_lora": "the weights of the adapter's GGUF",
-    SERVED: "what base and adapter say in llama.cpp",
-}
-OF_TUNED = {
-    "weights_file": "which file the base is",
-    "weights_scales": "the scales of the tuned file",
-    SERVED: "what the tuned file says in llama.cpp",
-}
-Evaluation = Mapping[str, Any]  # one reports/eval/MODEL.json
-Evaluations = Mapping[str, Evaluation]
 
 
 @dataclass(frozen=True)
@@ -64,7 +42,7 @@ class Comparison:
 
     `needed` has the parity checks that must have passed, by key, with what each measures. `fault` is a
     sentence if the model's report compares it with something else. `ends` is parity's check of how answers
-    end, for a model whose task is not scored. `trained` is there for a merged model.
+    end, which judges what is `served` if its task is not scored. `trained` is there for a merged model.
     """
 
     against: str
@@ -75,138 +53,120 @@ class Comparison:
     allowed: LevelLimit
     kld: Measured
     same_top: Measured
-    ends: Mapping[str, Any] | None = None
+    served: bool = False
+    ends: ParityCheck | None = None
     trained: FromTrained | None = None
 
 
-def comparison(model: str, evaluations: Evaluations, parity: Mapping[str, Any]) -> Comparison:
+def comparison(model: str, evaluations: Evaluations, parity: Parity) -> Comparison:
     """What `model` of `evaluations` is compared with, and how far it is from that."""
+    product = product_of(evaluations)
     return (
-        _served(model, evaluations[model], parity["checks"])
-        if model == served_of(evaluations)
-        else _level(model, evaluations, parity["checks"])
+        _served(product, evaluations[model], parity.checks)
+        if model == product.served
+        else _level(model, product, evaluations, parity.checks)
     )
 
 
-def _level(model: str, evaluations: Evaluations, checks: Mapping[str, Any]) -> Comparison:
-    found, stage = evaluations[model], f"evaluate@{model}"
-    named = found.get("reference")
+def _level(
+    model: str, product: Product, evaluations: Evaluations, checks: Mapping[str, ParityCheck]
+) -> Comparison:
+    evaluation, stage = evaluations[model], f"evaluate@{model}"
+    reported = evaluation.reference
     sixteen = next(
         (name for name in REFERENCES if name in evaluations),
-        str(named or REFERENCES[0]).removeprefix(UNTUNED),
+        (reported or REFERENCES[0]).removeprefix(UNTUNED),
     )
-    against = reference_of(model, sixteen)
-    parameters = figure_of(found, "parameters")
-    own = "weights_gguf" if model == sixteen else level_key("weights", model)
+    against, untuned = reference_of(model, sixteen), model.startswith(UNTUNED)
     fault = (
-        f"{model}'s report compares it with {named or 'nothing'}, not with {against}: run `python -m "
+        f"{model}'s report compares it with {reported or 'nothing'}, not with {against}: run `python -m "
         f"pipeline {stage}` again."
     )
     # the worse of the assistant's tokens and all: answers known by heart survive damage that the rest of the
     # text shows
-    klds, tops = (figures_of((found, found.get("all_tokens")), key) for key in ("kld_mean", "same_top"))
+    here, all_tokens = measured(evaluation.kld_mean), measured(evaluation.all_tokens.kld_mean)
     kld = Measured(None, f"{model}'s divergence from {against} is not in its report")
-    if klds:
-        where = f" over all tokens, {klds[0]:.4f} at the assistant's" if klds[1] > klds[0] else ""
-        kld = Measured(
-            max(klds), f"{model}'s mean KL divergence from {against} is {max(klds):.4f} nats{where}"
-        )
+    if here is not None and all_tokens is not None:
+        where = f" over all tokens, {here:.4f} at the assistant's" if all_tokens > here else ""
+        worse = max(here, all_tokens)
+        kld = Measured(worse, f"{model}'s mean KL divergence from {against} is {worse:.4f} nats{where}")
+    here, all_tokens = measured(evaluation.same_top), measured(evaluation.all_tokens.same_top)
     same_top = Measured(None, f"how often {model} ranks {against}'s token first is not in its report")
-    if tops and max(tops) <= 1:
+    if here is not None and all_tokens is not None and max(here, all_tokens) <= 1:
         where = (
-            f"all positions, {share_text(tops[0])} of the assistant's"
-            if tops[1] < tops[0]
-            else "the positions"
+            f"all positions, {share_text(here)} of the assistant's" if all_tokens < here else "the positions"
         )
-        same_top = Measured(
-            min(tops), f"{model} ranks {against}'s token first at {share_text(min(tops))} of {where}"
-        )
+        worse = min(here, all_tokens)
+        same_top = Measured(worse, f"{model} ranks {against}'s token first at {share_text(worse)} of {where}")
+    parameters = evaluation.parameters
     return Comparison(
         against,
         UNTUNED + sixteen,
-        {} if model.startswith(UNTUNED) else {own: f"the weights of {model}"},
-        "" if named == against else fault,
+        product.needed_checks(model, sixteen),
+        "" if reported == against else fault,
         stage,
         level_limit(model.removeprefix(UNTUNED), parameters),
         kld,
         same_top,
-        trained=None if model.startswith(UNTUNED) else _trained(checks.get(MERGED), parameters),
+        trained=None if untuned else _trained(checks.get(MERGED), parameters),
     )
 
 
-def _trained(found: Mapping[str, Any] | None, parameters: float | None) -> FromTrained | None:
+def _trained(check: ParityCheck | None, parameters: float | None) -> FromTrained | None:
     """What parity measured between the trained model and the merged one; None where nothing was merged."""
-    if found is None:
+    if check is None:
         return None
-    nats = figure_of(found, "figure") if found.get("unit") == "nats" else None
+    nats = nats_of(check)
     words = (
-        f"Parity has not measured how far the merged model is from the trained one ({found.get('detail')})"
+        f"Parity has not measured how far the merged model is from the trained one ({check.detail})"
         if nats is None
         else f"The merged model is {nats:.2g} nats (mean KL divergence) from the trained one"
     )
     return FromTrained(Measured(nats, words), level_limit("nf4", parameters))
 
 
-def _served(model: str, found: Evaluation, checks: Mapping[str, Any]) -> Comparison:
+def _served(product: Product, evaluation: Evaluation, checks: Mapping[str, ParityCheck]) -> Comparison:
     """What is compared with the base's file: that file with its adapter, or with trained scales."""
-    named, served, beside = found.get("reference"), checks.get(SERVED) or {}, model == BASE_WITH_ADAPTER
-    needed, what = (OF_ADAPTER, "base and adapter") if beside else (OF_TUNED, "the tuned file")
+    model, check, what = str(product.served), checks.get(SERVED_CHECK), product.subject
+    are, rank = ("are", "rank") if product.with_lora else ("is", "ranks")
     fault = (
-        f"The report of {model} compares it with {named or 'nothing'} or names "
-        f"{'no' if beside else 'an'} adapter's GGUF: run `python -m pipeline evaluate@{model}`."
+        f"The report of {model} compares it with {evaluation.reference or 'nothing'} or names "
+        f"{'no' if product.with_lora else 'an'} adapter's GGUF: run `python -m pipeline evaluate@{model}`."
     )
-    nats, top = (
-        figure_of(served, "figure") if served.get("unit") == "nats" else None,
-        figure_of(served.get("figures"), "same_top"),
-    )
-    kld = Measured(
-        None, f"how far {what} {'are' if beside else 'is'} from the trained model is not in parity's report"
-    )
+    nats, top = (nats_of(check), measured(check.figures.get("same_top"))) if check else (None, None)
+    kld = Measured(None, f"how far {what} {are} from the trained model is not in parity's report")
     if nats is not None:
-        kld = Measured(
-            nats,
-            f"{what.capitalize()} in llama.cpp {'are' if beside else 'is'} {nats:.2g} nats (mean KL "
-            "divergence) from the trained model",
-        )
+        words = f"{are} {nats:.2g} nats (mean KL divergence) from the trained model"
+        kld = Measured(nats, f"{what.capitalize()} in llama.cpp {words}")
     same_top = Measured(
         None, "how often llama.cpp ranks the trained model's token first is not in parity's report"
     )
     if top is not None and top <= 1:
-        same_top = Measured(
-            top,
-            f"{what.capitalize()} in llama.cpp {'rank' if beside else 'ranks'} the trained model's token "
-            f"first at {share_text(top)} of the positions",
-        )
+        words = f"{rank} the trained model's token first at {share_text(top)} of the positions"
+        same_top = Measured(top, f"{what.capitalize()} in llama.cpp {words}")
+    is_compared = evaluation.reference in (BASE, ORIGINAL) and bool(evaluation.lora) == product.with_lora
     return Comparison(
         BASE,
         BASE,
-        needed,
-        "" if named in (BASE, ORIGINAL) and bool(found.get("lora")) == beside else fault,
+        product.needed_checks(model, ""),
+        "" if is_compared else fault,
         "parity",
         served_limit(),
         kld,
         same_top,
-        ends=checks.get("behavior_answers_end") or {},
+        served=True,
+        ends=checks.get("behavior_answers_end"),
     )
 
 
-def figure_of(of: Mapping[str, Any] | None, key: str) -> float | None:
-    """A figure that measures something: finite and not negative; None if it is missing."""
-    value = (of or {}).get(key)
-    return (
-        float(value)
-        if isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and value >= 0
-        else None
-    )
+def nats_of(check: ParityCheck) -> float | None:
+    """A parity check's divergence; None where it counts something else, or nothing."""
+    return measured(check.figure) if check.unit == "nats" else None
 
 
-def figures_of(records: tuple[Mapping[str, Any] | None, ...], key: str) -> list[float]:
-    """One figure of each record; empty if one of them is missing."""
-    found = [figure_of(one, key) for one in records]
-    return [] if None in found else [figure for figure in found if figure is not None]
+def measured(figure: float | None) -> float | None:
+    """A figure that measures something, which is not negative; else None."""
+    return figure if figure is not None and figure >= 0 else None
 
 
 def share_text(share: float) -> str:

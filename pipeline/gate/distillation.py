@@ -6,16 +6,21 @@ The share recovered is 1 − KLD after ÷ KLD before. Its 95 % interval is a per
 row hard for both cancels out.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, served_of
-from pipeline.gate.comparison import Evaluations
+from pipeline.config.products import product_of
+from pipeline.config.sections import BASE, ORIGINAL
+from pipeline.gate.records import Evaluations, RowSums
 from pipeline.pages.formats import percent
 
 PLACES = {"assistant": "where the assistant speaks", "all_tokens": "over all tokens"}
 FEWEST = 5  # rows below which an interval would be too narrow
+WORDS = {
+    "better": "recovered, more than noise",
+    "worse": "made worse, more than noise",
+    "noise": "within the noise",
+    "unknown": f"no interval, which needs {FEWEST} rows",
+}
 
 
 @dataclass(frozen=True)
@@ -49,54 +54,50 @@ class Recovery:
     @property
     def words(self) -> str:
         """The verdict in a few words."""
-        found = {
-            "better": "recovered, more than noise",
-            "worse": "made worse, more than noise",
-            "noise": "within the noise",
-        }
-        return found.get(self.verdict, f"no interval, which needs {FEWEST} rows")
+        return WORDS[self.verdict]
 
 
 def is_distillation(evaluations: Evaluations) -> bool:
     """Whether what is served was trained by distillation: then `evaluate` compares it with that file."""
-    return (evaluations.get(served_of(evaluations) or "") or {}).get("reference") == ORIGINAL
+    served = evaluations.get(product_of(evaluations).served or "")
+    return served is not None and served.reference == ORIGINAL
 
 
 def distillation(evaluations: Evaluations, seed: int) -> list[Recovery]:
     """Before (the base) and after (with the adapter, or tuned), at the assistant's tokens and at all; empty
     if one was not compared with the source."""
-    served = served_of(evaluations) or ""
-    before, after = (evaluations.get(model) or {} for model in (BASE, served))
-    if not (before.get("reference") == after.get("reference") == ORIGINAL):
+    product = product_of(evaluations)
+    before, after = (evaluations.get(model or "") for model in (BASE, product.served))
+    if before is None or after is None or not (before.reference == after.reference == ORIGINAL):
         return []
-    found = []
+    recoveries = []
     for name, where in PLACES.items():
-        one, other = (of if name == "assistant" else of.get(name) or {} for of in (before, after))
-        if one.get("kld_mean") is not None and other.get("kld_mean") is not None:
-            by_row = [(of.get("by_row") or {}).get(name) for of in (before, after)]
-            rows, low, high = interval_of(by_row[0], by_row[1], seed)
-            tops = one.get("same_top"), other.get("same_top")
-            by = "The adapter" if served == BASE_WITH_ADAPTER else "The tuned file"
-            found.append(Recovery(where, one["kld_mean"], other["kld_mean"], *tops, rows, low, high, by))
-    return found
+        damaged, tuned = (of if name == "assistant" else of.all_tokens for of in (before, after))
+        if damaged.kld_mean is not None and tuned.kld_mean is not None:
+            sums, left = ((of.by_row or {}).get(name) for of in (before, after))
+            rows, low, high = interval_of(sums, left, seed)
+            klds, tops = (damaged.kld_mean, tuned.kld_mean), (damaged.same_top, tuned.same_top)
+            by = product.called.capitalize()
+            recoveries.append(Recovery(where, *klds, *tops, rows, low, high, by))
+    return recoveries
 
 
 def interval_of(
-    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, seed: int
+    before: RowSums | None, after: RowSums | None, seed: int
 ) -> tuple[int, float | None, float | None]:
     """How many rows both were measured on, and the 95 % interval of the share recovered; None without enough
     rows, or if they are other rows."""
-    if not before or not after or before["tokens"] != after["tokens"]:
+    if not before or not after or before.tokens != after.tokens:
         return 0, None, None
-    rows = len(before["kld"])
-    if rows < FEWEST or not any(before["kld"]):
+    rows = len(before.kld)
+    if rows < FEWEST or not any(before.kld):
         return rows, None, None
     import numpy as np
 
     from pipeline.metrics.intervals import resampled_means
 
     # one seed and as many rows: the same draws
-    damage, left = (resampled_means(of["kld"], seed) for of in (before, after))
+    damage, left = (resampled_means(of.kld, seed) for of in (before, after))
     shares = 1 - left[damage > 0] / damage[damage > 0]
     if not shares.size:
         return rows, None, None
@@ -104,17 +105,15 @@ def interval_of(
     return rows, float(low), float(high)
 
 
-def sentence(found: Recovery) -> str:
-    """The finding in a sentence."""
-    figures = f"mean KLD from {ORIGINAL} {found.before:.3g} before and {found.after:.3g} after"
-    if found.share is None:
-        return f"Nothing was lost {found.where}, so there is nothing to recover."
-    spans = found.low is not None and found.high is not None
-    interval = (
-        f", 95 % interval {percent(found.low, 0)} to {percent(found.high, 0)} on {found.rows} rows"
-        if spans
-        else ""
-    )
-    done = "recovers {} of" if found.share >= 0 else "adds {} to"
-    done = f"{found.by} {done.format(percent(abs(found.share), 0))} the damage"
-    return f"{done} {found.where} ({figures}{interval}): {found.words}."
+def sentence(recovery: Recovery) -> str:
+    """What was recovered, in a sentence."""
+    figures = f"mean KLD from {ORIGINAL} {recovery.before:.3g} before and {recovery.after:.3g} after"
+    if recovery.share is None:
+        return f"Nothing was lost {recovery.where}, so there is nothing to recover."
+    spans = recovery.low is not None and recovery.high is not None
+    ends = f"{percent(recovery.low, 0)} to {percent(recovery.high, 0)} on {recovery.rows} rows"
+    interval = f", 95 % interval {ends}" if spans else ""
+    share = percent(abs(recovery.share), 0)
+    verb = f"recovers {share} of" if recovery.share >= 0 else f"adds {share} to"
+    damage = f"{recovery.by} {verb} the damage {recovery.where}"
+    return f"{damage} ({figures}{interval}): {recovery.words}."

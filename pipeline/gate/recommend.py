@@ -1,4 +1,5 @@
-"""Which tuned model to serve, and why: pure arithmetic on what `evaluate` measured.
+"""The gate's judgment of every tuned model, and which of them to serve, and why: the same for report, ship
+and plan. Pure arithmetic on what `evaluate` measured.
 
 Of the tuned models that fit in memory and that the gate does not refuse:
 - levels of a merged model: the smallest whose task score is at most `max_task_drop` points below that of the
@@ -7,7 +8,7 @@ Of the tuned models that fit in memory and that the gate does not refuse:
 - an adapter beside its base, or the base with trained scales, is the only one. It is below the standard if it
   scores more than `max_task_drop` points below the base alone, or if it was trained to recover the base and
   recovers nothing.
-How scores are compared: `pipeline.gate.task_scores`.
+How scores are compared: `pipeline.gate.scores`.
 """
 
 import math
@@ -15,19 +16,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.levels import improved_from
-from pipeline.config.sections import AUTO, BASE, BASE_WITH_ADAPTER, ORIGINAL, TUNED, UNTUNED, Serve, served_of
-from pipeline.gate.comparison import REFERENCES, Evaluation, Evaluations
+from pipeline.config.products import REFERENCES, Product, is_base, product_of
+from pipeline.config.sections import AUTO, BASE, Report, Serve
 from pipeline.gate.distillation import distillation, is_distillation, sentence
-from pipeline.gate.drops import Answers
-from pipeline.gate.task_scores import Evidence, Gain, gain_over, scored_rows, task_score
+from pipeline.gate.judge import Judgment, judge
+from pipeline.gate.records import Evaluation, Evaluations, Inputs
+from pipeline.gate.scores import Evidence, Gain, gain_over
 from pipeline.planning.serving import GB, ServingMemory, prompt_cache
 
 MIN_SAME_TOP = 0.9  # share of positions, used if no task score was measured
 TOLERANCE = 1e-9  # points: 75.0 - 70.0 may come out as 5.000000000000004
-WHAT = {
-    BASE_WITH_ADAPTER: f"{BASE_WITH_ADAPTER}, the base GGUF with the adapter's GGUF on it,",
-    TUNED: f"{TUNED}, the base GGUF with trained scales,",
-}
 
 
 @dataclass(frozen=True)
@@ -46,91 +44,116 @@ class Recommendation:
     below_standard: bool = False
 
 
-def recommend(
-    evaluations: Evaluations,
-    *,
-    memory_gb: float,
-    max_task_drop: float,
-    serve: Serve,
-    refused: Mapping[str, str] | None = None,
-    answers: Answers | None = None,
-    seed: int = 0,
-) -> Recommendation:
-    """Choose among the tuned models; of a merged graph one of `REFERENCES` must be among them.
+@dataclass(frozen=True)
+class Room:
+    """What a model must fit into, and by how many points of 100 its score may drop: `memory_gb` is in GB as
+    cards are sold (2³⁰ bytes), `serve` says the context and how many are served at once."""
 
-    `memory_gb` is in GB as cards are sold (2³⁰ bytes), `max_task_drop` in points of 100; `serve` says the
-    context and how many are served at once. `refused` has the gate's reason for each model that it refuses.
-    `answers` (rows of MODEL.answers.jsonl by model) let scores be compared on the same questions.
-    """
-    refused, unmerged, room = refused or {}, served_of(evaluations), f"{memory_gb:g} GB"
-    evidence = Evidence(evaluations, answers or {}, seed)
-    memory = {name: memory_of(found, serve) for name, found in evaluations.items() if not is_base(name)}
-    gains = tuple(gain_over(name, evidence, untuned_name(evaluations)) for name in memory)
-    refusals = [f"The gate refuses {name}: {refused[name]}" for name in memory if name in refused]
-    fitting = [name for name in memory if memory[name].total <= memory_gb * GB]
-    allowed = {name: memory[name] for name in fitting if name not in refused}
+    memory_gb: float
+    max_task_drop: float
+    serve: Serve
+
+    def __str__(self) -> str:
+        return f"{self.memory_gb:g} GB"
+
+
+def advise(
+    inputs: Inputs, settings: Report, serve: Serve, seed: int, *, memory_gb: float | None = None
+) -> tuple[Recommendation, dict[str, Judgment]]:
+    """Judge and recommend for `memory_gb` (2³⁰ bytes each; default: report.memory_gb); `seed` draws the
+    bootstrap's samples."""
+    evidence = Evidence(inputs.evaluations, inputs.answers, seed)
+    judgments = {
+        model: judge(model, evidence, inputs.parity, settings.gate, inputs.train)
+        for model in inputs.evaluations
+        if not is_base(model)
+    }
+    refused = {
+        model: " ".join(judgment.reasons)
+        for model, judgment in judgments.items()
+        if judgment.verdict == "fail"
+    }
+    room = Room(memory_gb or settings.memory_gb, settings.max_task_drop, serve)
+    return recommend(evidence, room, refused), judgments
+
+
+def recommend(evidence: Evidence, room: Room, refused: Mapping[str, str]) -> Recommendation:
+    """Choose among the tuned models; of a merged graph one of `REFERENCES` must be among them. `refused` has
+    the gate's reason for each model that it refuses."""
+    product = product_of(evidence.evaluations)
+    memory = {
+        model: memory_of(evaluation, room.serve)
+        for model, evaluation in evidence.evaluations.items()
+        if not is_base(model)
+    }
+    gains = tuple(gain_over(model, evidence, product.untuned(evidence.evaluations)) for model in memory)
+    fitting = [model for model in memory if memory[model].total <= room.memory_gb * GB]
+    allowed = {model: memory[model] for model in fitting if model not in refused}
+    refusals = [f"The gate refuses {model}: {refused[model]}" for model in memory if model in refused]
     if not fitting:
-        chosen = _nothing_fits(memory, memory_gb, unmerged, refusals)
-    elif not allowed and unmerged:
-        reason = f"The gate refuses {WHAT[unmerged].removesuffix(',')}."
-        chosen = Recommendation(None, reason, (refused[unmerged],))
+        chosen = _nothing_fits(product, memory, room, refusals)
+    elif not allowed and product.served:
+        reason = f"The gate refuses {product.served}, {product.whole}."
+        chosen = Recommendation(None, reason, (refused[product.served],))
     elif not allowed:
         reason = f"The gate refuses every level that fits in {room}: {', '.join(fitting)}."
         chosen = Recommendation(None, reason, tuple(refusals))
     else:
-        if unmerged:
-            fits = f"{_fits(memory[unmerged])} in {room}"
-            chosen = _served(unmerged, evidence, fits, max_task_drop, gains[0])
-        else:
-            chosen = _level(evidence, allowed, room, max_task_drop)
+        chosen = (
+            _served(product, evidence, f"{_fits(*allowed.values())} in {room}", room.max_task_drop)
+            if product.served
+            else _level(product, evidence, allowed, room)
+        )
         beaten = [gain.sentence for gain in gains if gain.model == chosen.model and gain.beats is False]
         unknown = f"Whether {chosen.model} fits is not known: its KV cache was not measured."
         unsure = [] if memory[str(chosen.model)].known else [unknown]
         chosen = replace(chosen, warnings=(*beaten, *refusals, *unsure, *chosen.warnings))
-    return replace(chosen, arithmetic={name: str(needed) for name, needed in memory.items()}, gains=gains)
+    return replace(chosen, arithmetic={model: str(needed) for model, needed in memory.items()}, gains=gains)
 
 
 def _nothing_fits(
-    memory: Mapping[str, ServingMemory], memory_gb: float, unmerged: str | None, refusals: list[str]
+    product: Product, memory: Mapping[str, ServingMemory], room: Room, refusals: list[str]
 ) -> Recommendation:
     """No model, and what to do so that one fits."""
-    least = min(memory, key=lambda name: memory[name].total)
+    least = min(memory, key=lambda model: memory[model].total)
     needs = f"needs {memory[least].total / GB:.2f} GB."
     reason = (
-        f"{WHAT[unmerged]} does not fit in {memory_gb:g} GB: it {needs}"
-        if unmerged
-        else f"No level fits in {memory_gb:g} GB: {least}, the smallest, {needs}"
+        f"{least}, {product.whole}, does not fit in {room}: it {needs}"
+        if product.served
+        else f"No level fits in {room}: {least}, the smallest, {needs}"
     )
-    smaller = "Take a smaller base" if unmerged else "Make a smaller level"
-    return Recommendation(None, reason, (f"{smaller}, or raise report.memory_gb ({memory_gb:g}).", *refusals))
+    smaller = "Take a smaller base" if product.served else "Make a smaller level"
+    remedy = f"{smaller}, or raise report.memory_gb ({room.memory_gb:g})."
+    return Recommendation(None, reason, (remedy, *refusals))
 
 
 def _level(
-    evidence: Evidence, memory: Mapping[str, ServingMemory], room: str, max_task_drop: float
+    product: Product, evidence: Evidence, memory: Mapping[str, ServingMemory], room: Room
 ) -> Recommendation:
     """Of the models in `memory`, the smallest that is near enough to the 16-bit model, else the best."""
-    evaluations, name_16 = evidence.evaluations, reference_name(evidence.evaluations)
-    by_task = task_score(evaluations[name_16]) is not None
-    compared = {name: evidence.compare(name, name_16) for name in memory}
+    evaluations = evidence.evaluations
+    sixteen = product.reference(evaluations)
+    by_task = evaluations[sixteen].score is not None
+    compared = {model: evidence.compare(model, sixteen) for model in memory}
     if by_task:
-        standard = f"stays within {max_task_drop:g} points of {name_16}"
-        quality = {name: found.points if found else -math.inf for name, found in compared.items()}
-        good = [name for name in memory if -quality[name] <= max_task_drop + TOLERANCE]
+        standard = f"stays within {room.max_task_drop:g} points of {sixteen}"
+        quality = {model: standing.points if standing else -math.inf for model, standing in compared.items()}
+        good = [model for model in memory if -quality[model] <= room.max_task_drop + TOLERANCE]
     else:
-        standard = f"ranks the same token first as {name_16} at {MIN_SAME_TOP:.0%} of the positions"
-        tops = {name: evaluations[name].get("same_top") for name in memory}
-        quality = {name: -math.inf if top is None else top for name, top in tops.items()}
-        good = [name for name in memory if name in REFERENCES or quality[name] >= MIN_SAME_TOP]
-    warnings = _resolution(evaluations[name_16], max_task_drop)
+        standard = f"ranks the same token first as {sixteen} at {MIN_SAME_TOP:.0%} of the positions"
+        tops = {model: evaluations[model].same_top for model in memory}
+        quality = {model: -math.inf if top is None else top for model, top in tops.items()}
+        good = [model for model in memory if model in REFERENCES or quality[model] >= MIN_SAME_TOP]
+    warnings = _resolution(evaluations[sixteen], room.max_task_drop)
     if good:
-        chosen = min(good, key=lambda name: (*size_and_loss(name, evaluations), name))
-        fits, tuned = f"{_fits(memory[chosen])} in {room}", sum(not is_base(name) for name in evaluations)
+        chosen = min(good, key=lambda model: (*size_and_loss(model, evaluations), model))
+        fits, tuned = f"{_fits(memory[chosen])} in {room}", sum(not is_base(model) for model in evaluations)
         reason = f"Of {tuned} tuned models, {chosen} is the smallest that {fits} and {standard}"
         if chosen in REFERENCES:
             reason = f"{chosen} {fits}, and no smaller level {standard if tuned > 1 else 'was measured'}"
     else:
-        chosen = max(memory, key=lambda name: (quality[name], -evaluations[name]["bytes"]))
-        fits, virtue = _fits(memory[chosen]), "score" if by_task else f"divergence from {name_16}"
+        chosen = max(memory, key=lambda model: (quality[model], -evaluations[model].bytes))
+        fits, virtue = _fits(memory[chosen]), "score" if by_task else f"divergence from {sixteen}"
         reason = (
             f"{chosen} has the best {virtue} of what {fits} in {room}, though nothing that {fits} {standard}"
         )
@@ -149,27 +172,28 @@ def size_and_loss(model: str, evaluations: Evaluations) -> tuple[float, float]:
     matrix or distilled scales counts as large as the plain one if its tensors have the same types: only its
     header says more.
     """
-    found = evaluations[model]
-    plain = evaluations.get(improved_from(model) or "", found)
-    same = plain.get("tensor_types") == found.get("tensor_types")
-    divergence = found.get("kld_mean")
-    return (plain if same else found)["bytes"], math.inf if divergence is None else divergence
+    evaluation = evaluations[model]
+    plain = evaluations.get(improved_from(model) or "", evaluation)
+    same = plain.tensor_types == evaluation.tensor_types
+    divergence = evaluation.kld_mean
+    return (plain if same else evaluation).bytes, math.inf if divergence is None else divergence
 
 
-def _served(model: str, evidence: Evidence, fits: str, max_task_drop: float, gain: Gain) -> Recommendation:
+def _served(product: Product, evidence: Evidence, fits: str, max_task_drop: float) -> Recommendation:
     """The adapter on its base, or the base with trained scales, and whether it is worth serving."""
-    below = gain.points is not None and -gain.points > max_task_drop + TOLERANCE
-    compared, warnings = evidence.compare(model, BASE), []
+    model, warnings = str(product.served), []
+    compared = evidence.compare(model, BASE)
+    below = compared is not None and -round(compared.points, 1) > max_task_drop + TOLERANCE
     if compared:
         score = (
-            f"; on the task it has {compared.mine:.1f} points, {BASE} alone {compared.theirs:.1f} "
+            f"; on the task it has {compared.score:.1f} points, {BASE} alone {compared.other:.1f} "
             f"({compared.words})"
         )
-    elif task_score(evidence.evaluations[model]) is None:
+    elif evidence.evaluations[model].score is None:
         score = "; there is no task score to judge by"
     else:
         score = f"; its score can't be compared, since no question has one of {BASE} too"
-    reason = f"{WHAT[model]} {fits}, and the gate lets it pass{score}."
+    reason = f"{model}, {product.whole}, {fits}, and the gate lets it pass{score}."
     if is_distillation(evidence.evaluations):
         recovered = distillation(evidence.evaluations, evidence.seed)
         below = below or any(one.verdict in ("worse", "noise") for one in recovered[:1])
@@ -183,49 +207,35 @@ def _fits(memory: ServingMemory) -> str:
     return "fits" if memory.known else "may fit"
 
 
-def reference_name(evaluations: Evaluations) -> str:
-    """The model that the tuned ones are compared with: which of `REFERENCES` was evaluated, without a merge
-    the base's file alone."""
-    return BASE if served_of(evaluations) else next(name for name in REFERENCES if name in evaluations)
-
-
-def untuned_name(evaluations: Evaluations) -> str:
-    """The untuned model that what was forgotten is measured from."""
-    return BASE if served_of(evaluations) else UNTUNED + reference_name(evaluations)
-
-
-def is_base(model: str) -> bool:
-    """Whether a model of `evaluate.models` is untuned."""
-    return model.startswith(UNTUNED) or model in (BASE, ORIGINAL)
-
-
 def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
     """What serving a model takes at the context served, `serve.ctx_size` × `serve.parallel` tokens.
 
     It has the server's own peak (the GPU's with layers on it) if that was measured at this context with the
     same layers on the GPU.
     """
-    context, cache = serve.ctx_size * serve.parallel, evaluation.get("kv_cache_bytes")
-    measured, peak = evaluation.get("serving") or {}, None
+    context, cache, served = serve.ctx_size * serve.parallel, evaluation.kv_cache_bytes, evaluation.serving
     if cache is not None:
-        cache = round(cache * context / evaluation["ctx_size"])
-    layers = measured.get("n_gpu_layers")
-    if serve.n_gpu_layers == AUTO and layers is not None:  # it came to this
-        serve = serve.model_copy(update={"n_gpu_layers": layers})
-    if all(measured.get(key) == getattr(serve, key) for key in ("ctx_size", "parallel", "n_gpu_layers")):
-        peak = measured.get("gpu_memory_bytes" if serve.on_gpu else "peak_memory_bytes")
+        cache = round(cache * context / evaluation.ctx_size)
+    if served and serve.n_gpu_layers == AUTO and served.n_gpu_layers is not None:  # it came to this
+        serve = serve.model_copy(update={"n_gpu_layers": served.n_gpu_layers})
+    settings = (serve.ctx_size, serve.parallel, serve.n_gpu_layers)
+    peak = None
+    if served and settings == (served.ctx_size, served.parallel, served.n_gpu_layers):
+        peak = served.gpu_memory_bytes if serve.on_gpu else served.peak_memory_bytes
     # llama-server keeps nothing of an adapter's (`cache_arguments`)
-    kept = 0 if evaluation.get("lora") else prompt_cache(serve)
-    return ServingMemory(evaluation["bytes"], cache, context, peak, kept)
+    kept = 0 if evaluation.lora else prompt_cache(serve)
+    return ServingMemory(evaluation.bytes, cache, context, peak, kept)
 
 
 def _resolution(reference: Evaluation, max_task_drop: float) -> list[str]:
-    task = reference.get("task")
-    if not task or task_score(reference) is None:
+    """A warning where the score of the 16-bit model has an interval wider than the drop that is allowed."""
+    task = reference.task
+    if task is None or task.score is None:
         return []
-    half = (task["score_high"] - task["score_low"]) / 2 * 100
+    low, high = task.interval
+    half = (high - low) / 2 * 100
     coarse = (
-        f"{scored_rows(task)} rows measure a score to ± {half:.0f} points, coarser than the "
+        f"{task.scored_rows} rows measure a score to ± {half:.0f} points, coarser than the "
         f"{max_task_drop:g} allowed: raise evaluate.task_rows for a firmer choice."
     )
     return [coarse] if half > max_task_drop else []

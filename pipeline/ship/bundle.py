@@ -19,7 +19,7 @@ from pipeline.config.sections import AUTO, Serve
 from pipeline.core.errors import DataError, MachineError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, write_text
-from pipeline.gate.judgment import Judgment
+from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Inputs
 from pipeline.gguf.provenance import provenance
@@ -80,9 +80,8 @@ def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Pa
     with publishing(target, check=check_sums) as aside:
         aside.mkdir()
         measured = shipment.inputs.evaluations[shipment.level]
-        for file, sha256 in zip(
-            files, (measured["sha256"], (measured.get("lora") or {}).get("sha256")), strict=False
-        ):
+        sums = (measured.sha256, measured.lora.sha256 if measured.lora else None)
+        for file, sha256 in zip(files, sums, strict=False):
             copy = aside / file.name
             shutil.copyfile(file, copy)
             if file_hash(copy) != sha256:
@@ -92,8 +91,8 @@ def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Pa
                     "again",
                 )
         write_texts(shipment, aside)
-        sums = [f"{file_hash(aside / name)}  {name}\n" for name in sorted(plain_files(aside))]
-        (aside / SUMS).write_text("".join(sums), encoding="utf-8")
+        lines = [f"{file_hash(aside / name)}  {name}\n" for name in sorted(plain_files(aside))]
+        (aside / SUMS).write_text("".join(lines), encoding="utf-8")
         if key:
             sign(aside, key)
         set_modes(aside)
@@ -115,9 +114,9 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
 
     inputs, level, serve = shipment.inputs, shipment.level, shipment.serve
     gguf, lora, evaluation = shipment.gguf, shipment.lora, inputs.evaluations[level]
-    served = evaluation.get("serving") or {}
+    served = evaluation.serving
     own = lora or gguf  # what was made here, and names its sources
-    found, sha256 = provenance(folder / own.name), evaluation["sha256"]
+    found, sha256 = provenance(folder / own.name), evaluation.sha256
     values = text_values(
         inputs,
         shipment.advice,
@@ -132,7 +131,7 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
             "sha256": sha256,
             "claims": claims(found),
             "verdict": shipment.verdict,
-            "llama_version": evaluation.get("llama_cpp", "llama.cpp of unknown version"),
+            "llama_version": evaluation.llama_cpp or "llama.cpp of unknown version",
         },
     }
     texts = {
@@ -145,18 +144,18 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
             level=level,
             serve=serve,
             # auto is what it came to where the level was measured
-            on_gpu=serve.on_gpu or (serve.n_gpu_layers == AUTO and bool(served.get("n_gpu_layers"))),
+            on_gpu=serve.on_gpu or (serve.n_gpu_layers == AUTO and bool(served and served.n_gpu_layers)),
             folder=f"{INSTALLED}/{shipment.title}",
             server=SERVER,
         ),
         BILL: bill(
             name=shipment.title,
             file=own.name,
-            sha256=evaluation["lora"]["sha256"] if lora else sha256,
+            sha256=evaluation.lora.sha256 if lora and evaluation.lora else sha256,
             base=inputs.base,
             provenance=found,
             datasets=shipment.datasets,
-            versions=inputs.train.get("run", {}).get("versions", {}),
+            versions=inputs.train.run.versions if inputs.train.run else {},
             beside={gguf.name: sha256} if lora else None,
         ),
     }
@@ -168,7 +167,12 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
                 "template or params.yaml, then run again",
             )
         (folder / file).write_text(text, encoding="utf-8")
-    for file, value in ((EVALUATION, evaluation), (PARITY, inputs.parity), (GATE, shipment.verdict.record())):
+    records = {
+        EVALUATION: evaluation.written(),
+        PARITY: inputs.parity.written(),
+        GATE: shipment.verdict.record(),
+    }
+    for file, value in records.items():
         write_text(
             folder / file,
             escaped(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)) + "\n",

@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from pipeline import __version__
-from pipeline.config.sections import BASE_WITH_ADAPTER, ORIGINAL, TUNED, Serve, served_of
-from pipeline.gate.comparison import REFERENCES
-from pipeline.gate.recommend import Recommendation, reference_name
-from pipeline.gate.records import Inputs
+from pipeline.config.products import REFERENCES, product_of
+from pipeline.config.sections import BASE_WITH_ADAPTER, ORIGINAL, TUNED, Serve
+from pipeline.gate.recommend import Recommendation
+from pipeline.gate.records import Base, Inputs
 from pipeline.llamacpp.server_command import server_command
 from pipeline.llamacpp.server_process import KEPT, KEPT_PREFIXES, STACK_BYTES
 from pipeline.llamacpp.tools import Toolchain
@@ -55,8 +55,8 @@ def text_values(
 ) -> dict[str, Any]:
     """What card.md.jinja and Modelfile.jinja need; `name` is the GGUFs' name, `jinja` the base's chat
     template."""
-    system = default_system(jinja)
-    kinds = inputs.base["architecture"].get("architectures") or [inputs.base["architecture"]["model_type"]]
+    system, chosen = default_system(jinja), inputs.evaluations.get(level)
+    product, architecture = product_of(inputs.evaluations), inputs.base.architecture
     return {
         "inputs": inputs,
         "advice": advice,
@@ -66,27 +66,27 @@ def text_values(
         "ollama": None if system is None else {"template": CHATML, "system": system},
         "version": __version__,
         "front_matter": front_matter(inputs.base, level, languages),
-        "reference": reference_name(inputs.evaluations),
-        "chosen": inputs.evaluations.get(level),
-        "checks": [{"name": key, **check} for key, check in inputs.parity["checks"].items()],
-        "architecture": ", ".join(kinds),
+        "reference": product.reference(inputs.evaluations),
+        "chosen": chosen,
+        "checks": list(inputs.parity.checks.values()),
+        "architecture": ", ".join(architecture.architectures or [architecture.model_type]),
         "bundle": None,
-        "unmerged": served_of(inputs.evaluations) is not None,
+        "unmerged": product.served is not None,
         "scales": level == TUNED,
-        "lora": (inputs.evaluations.get(level) or {}).get("lora"),
+        "lora": chosen.lora if chosen else None,
         "ORIGINAL": ORIGINAL,
     }
 
 
-def front_matter(base: Mapping[str, Any], level: str = "", languages: Sequence[str] = ()) -> str:
+def front_matter(base: Base, level: str = "", languages: Sequence[str] = ()) -> str:
     """The Hugging Face model card's metadata as YAML (huggingface.co/docs/hub/model-cards); the base only if
     it is on the hub."""
-    values: dict[str, Any] = {"license": str(base.get("license") or "unknown").lower()}
+    values: dict[str, Any] = {"license": (base.license or "unknown").lower()}
     if languages:
         values["language"] = list(languages)
-    if base["source"] == "hub":
+    if base.source == "hub":
         values |= {
-            "base_model": base["model"],
+            "base_model": base.model,
             "base_model_relation": "adapter"
             if level == BASE_WITH_ADAPTER
             else "finetune"

@@ -11,39 +11,24 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, TUNED, UNTUNED
+from pipeline.config.products import product_of
+from pipeline.config.sections import BASE, UNTUNED
 from pipeline.core.hashing import file_hash
-from pipeline.gate.comparison import REFERENCES, Evaluations
-from pipeline.gate.records import read_record
-from pipeline.gate.shapes import Base
-from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.gate.records import Base, Evaluation, Evaluations, Parity, read_record
 from pipeline.gguf.provenance import BASE_FILE, OF_A_LEVEL, provenance
 from pipeline.ship.lineage import provenance_faults
 
 
-def mismatches(
-    model: str, gguf: Path, lora: Path | None, root: Path, evaluations: Evaluations, parity: Mapping[str, Any]
-) -> Iterator[str]:
+def mismatches(model: str, name: str, root: Path, evaluations: Evaluations, parity: Parity) -> Iterator[str]:
     """A sentence for each report below `root` that is about other files than those of `model`, or those that
-    it is compared with.
+    it is compared with; `name` is that of the GGUFs.
 
-    `lora` is the adapter's GGUF if `gguf` is its base's. Raises `DataError` if a GGUF is damaged, or
-    models/base.json cannot be read.
+    Raises `DataError` if a GGUF is damaged, or models/base.json cannot be read.
     """
-    sixteen = next((name for name in REFERENCES if name in evaluations), None)
-    base = gguf if lora else root / "models/base" / MODEL_FILE if model == TUNED else None
-    if lora:
-        made_of = {BASE_WITH_ADAPTER: [gguf, lora], BASE: [gguf]}
-    elif base:
-        made_of = {TUNED: [gguf], BASE: [base]}
-    else:
-        name = gguf.name.removesuffix(f"-{model}.gguf")
-        made_of = {
-            one: [gguf.with_name(f"{name}-{one}.gguf")]
-            for one in (model, sixteen, f"{UNTUNED}{sixteen}")
-            if one
-        }
-    made_of = {one: files for one, files in made_of.items() if one in evaluations}
+    product = product_of(evaluations)
+    reference, own = product.reference(evaluations), product.files(root, name, model)
+    compared = dict.fromkeys((model, reference, product.untuned(evaluations)))
+    made_of = {one: [*filter(None, product.files(root, name, one))] for one in compared if one in evaluations}
     hashes = {file: file_hash(file) for file in {*chain(*made_of.values())} if file.is_file()}
     for one, files in made_of.items():
         yield from _report_faults(one, files, hashes, root, evaluations[one])
@@ -52,25 +37,26 @@ def mismatches(
         hashes,
         parity,
     )
-    own = lora or gguf
-    if not {gguf, own} <= hashes.keys():
+    if not set(made_of[model]) <= hashes.keys():
         return
-    fields = provenance(own)
-    if base:
+    made = own.lora or own.gguf
+    fields, inherited = provenance(made), None
+    if product.served:
+        base = product.files(root, name, BASE).gguf
         there = hashes.get(base) or (file_hash(base) if base.is_file() else None)
-        yield from _base_faults(base, there, own, fields, root)
-    inherited = provenance(base) if base and base.is_file() and not lora else None
-    yield from provenance_faults(fields, own.name, root, merged=not base, inherited=inherited)
-    beside = made_of.get(sixteen or "", [own])[0]  # the 16-bit GGUF
-    if beside != own and beside in hashes and _common(fields) != _common(provenance(beside)):
+        yield from _base_faults(base, there, made, fields, root, product.made_by)
+        inherited = provenance(base) if there and not own.lora else None
+    yield from provenance_faults(fields, made.name, root, merged=not product.served, inherited=inherited)
+    beside = made if product.served else made_of[reference][0]  # the 16-bit GGUF
+    if beside != made and beside in hashes and _common(fields) != _common(provenance(beside)):
         yield (
-            f"{own.name} comes from another model than {beside.name} (their provenance records differ): "
+            f"{made.name} comes from another model than {beside.name} (their provenance records differ): "
             "run `snakemake --force quantize`."
         )
 
 
 def _report_faults(
-    model: str, files: list[Path], hashes: Mapping[Path, str], root: Path, found: Mapping[str, Any]
+    model: str, files: list[Path], hashes: Mapping[Path, str], root: Path, found: Evaluation
 ) -> Iterator[str]:
     """If a model's evaluation is of other files (a GGUF, and perhaps an adapter's on it), or sums up other
     answers."""
@@ -82,21 +68,21 @@ def _report_faults(
         )
         return
     measured = [
-        found.get("sha256") if found.get("file") == files[0].name else None,
-        (found.get("lora") or {}).get("sha256"),
+        found.sha256 if found.file == files[0].name else None,
+        found.lora.sha256 if found.lora else None,
     ]
     if other := [file.name for file, sha256 in zip(files, measured, strict=False) if sha256 != hashes[file]]:
         yield f"{report} is about another file than {' and '.join(other)}: {again}."
     answers = root / f"reports/eval/{model}.answers.jsonl"
-    if not answers.is_file() or found.get("answers_sha256") != file_hash(answers):
+    if not answers.is_file() or found.answers_sha256 != file_hash(answers):
         yield f"{answers.relative_to(root)} are not the answers that {report} sums up: {again}."
 
 
-def _parity_faults(files: list[Path], hashes: Mapping[Path, str], parity: Mapping[str, Any]) -> Iterator[str]:
+def _parity_faults(files: list[Path], hashes: Mapping[Path, str], parity: Parity) -> Iterator[str]:
     if other := [
         file.name
         for file in dict.fromkeys(files)
-        if file in hashes and parity["files"].get(file.name) != hashes[file]
+        if file in hashes and parity.files.get(file.name) != hashes[file]
     ]:
         yield (
             f"reports/parity.json is about another file than {' and '.join(other)}: run `snakemake --force "
@@ -105,15 +91,14 @@ def _parity_faults(files: list[Path], hashes: Mapping[Path, str], parity: Mappin
 
 
 def _base_faults(
-    gguf: Path, sha256: str | None, own: Path, fields: Mapping[str, Any], root: Path
+    gguf: Path, sha256: str | None, own: Path, fields: Mapping[str, Any], root: Path, stage: str
 ) -> Iterator[str]:
     """If the base's GGUF is not the one that models/base.json names, or that `own` (the adapter's GGUF, or
-    the tuned one) was made for."""
-    recorded = read_record(root, "models/base.json", Base, "base")["files"].get(gguf.name)
+    the tuned one, which `stage` makes) was made for."""
+    recorded = read_record(root, "models/base.json", Base, "base").files.get(gguf.name)
     if sha256 and recorded != sha256:
         yield f"models/base.json names another {gguf.name} than this one: run `snakemake --force base`."
     if fields.get(BASE_FILE) != (sha256 or recorded):
-        stage = "tuned" if own.name.endswith(f"-{TUNED}.gguf") else "lora"
         yield f"{own.name} was made for another file than {gguf.name}: run `snakemake --force {stage}`."
 
 

@@ -16,8 +16,7 @@ from pipeline.chat.manifest import NAME
 from pipeline.config.sections import TUNED
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, tree_hash
-from pipeline.gate.records import Inputs, read_record
-from pipeline.gate.shapes import Name, Number, Sha256, Shape
+from pipeline.gate.records import Inputs, Name, Number, Sha256, Shape, read_record
 from pipeline.gguf.base_files import ADAPTER_FILE, SCALES_FILE, trained_file
 from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fields
 
@@ -72,14 +71,14 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
         root,
         ADAPTER,
         "train",
-        inputs.train.get("run", {}).get("hashes", {}).get("adapter"),
+        inputs.train.run.hashes.get("adapter") if inputs.train.run else None,
         tree_hash(adapter),
         "reports/train.json",
     )
     if inputs.merge is not None:
         read_record(root, f"{MERGED}/merge.json", MergeRecord, "merge")
     manifest = read_record(root, f"{TOKENS}/{NAME}", TokensManifest, "preprocess")
-    _need(root, TOKENS, "preprocess", run["tokens_sha256"], tree_hash(root / TOKENS), f"{ADAPTER}/run.json")
+    _need(root, TOKENS, "preprocess", run.tokens_sha256, tree_hash(root / TOKENS), f"{ADAPTER}/run.json")
     found = {}
     for split, place in ROWS.items():
         if not (root / place).is_file():
@@ -90,11 +89,11 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
             root,
             ROWS[split],
             "curate",
-            manifest["rows"].get(f"{split}.jsonl"),
+            manifest.rows.get(f"{split}.jsonl"),
             found[split],
             f"{TOKENS}/{NAME}",
         )
-    measured = inputs.evaluations[model].get("rows_sha256")
+    measured = inputs.evaluations[model].rows_sha256
     if measured is None:
         raise DataError(
             "Q-SHIP-005",

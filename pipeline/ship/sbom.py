@@ -23,6 +23,7 @@ from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
 from pipeline import __version__
+from pipeline.gate.records import Base
 from pipeline.ship.listing import escaped
 
 # ours, for serial numbers that follow from the model's hash
@@ -35,7 +36,7 @@ def bill(
     name: str,
     file: str,
     sha256: str,
-    base: Mapping[str, Any],
+    base: Base,
     provenance: Mapping[str, Any],
     datasets: Mapping[str, str],
     versions: Mapping[str, Any],
@@ -90,13 +91,13 @@ def bill(
     return escaped(json.dumps(value, indent=2, ensure_ascii=False)) + "\n"
 
 
-def _base(base: Mapping[str, Any]) -> Component:
-    owner, purl, short, revision = None, None, Path(str(base["model"])).name, _text(base.get("revision"))
-    if base["source"] == "hub":
-        owner = str(base["model"]).rpartition("/")[0] or None
+def _base(base: Base) -> Component:
+    owner, purl, short, revision = None, None, Path(base.model).name, base.revision
+    if base.source == "hub":
+        owner = base.model.rpartition("/")[0] or None
         purl = PackageURL("huggingface", namespace=owner, name=short, version=revision)
     weights = {
-        file: digest for file, digest in base["files"].items() if file.endswith((".safetensors", ".gguf"))
+        file: digest for file, digest in base.files.items() if file.endswith((".safetensors", ".gguf"))
     }
     return Component(
         name=short,
@@ -118,10 +119,9 @@ def _hashed(digests: Mapping[str, str], kind: ComponentType, prefix: str) -> lis
     ]
 
 
-def _license(base: Mapping[str, Any]) -> list[License]:
+def _license(base: Base) -> list[License]:
     """The base's license, by SPDX id if it is one."""
-    named = base.get("license")
-    return [LicenseFactory().make_from_string(str(named))] if named else []
+    return [LicenseFactory().make_from_string(base.license)] if base.license else []
 
 
 def _hash(sha256: str) -> HashType:

@@ -13,8 +13,8 @@ import yaml
 
 from pipeline.config.params import load_params
 from pipeline.core.places import PROJECT
-from pipeline.gate.judgment import Judgment
-from pipeline.gate.rules import judge
+from pipeline.gate.judge import Judgment, judge
+from pipeline.gate.records import Parity
 from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.check import KEYS
@@ -92,15 +92,12 @@ def endless(bench: Any, tools: Toolchain) -> Path:
 
 def judged(bench: Any, case: str, model: Path, sixteen: Path) -> Judgment:
     """The gate on a level's own evaluation and on parity's parity check of its weights."""
-    reference, found = (
-        bench.evaluated(f"{sixteen.stem}-itself", sixteen, sixteen),
-        bench.evaluated(case, model, sixteen),
-    )
+    evidence = bench.evidence(LEVEL, case, model, f"{sixteen.stem}-itself", sixteen)
     params = load_params(bench.root / "params.yaml")
     check, _ = level_weights(sixteen, model, LEVEL, params.parity.rmse_slack, {})
-    evaluations = {"F16": reference[0], LEVEL: found[0] | {"reference": "F16"}}
-    parity = {"verdict": check.verdict, "checks": {f"weights_{LEVEL.lower()}": check.record(KEYS)}}
-    return judge(LEVEL, evaluations, {"F16": reference[1], LEVEL: found[1]}, parity, params.report.gate, 0)
+    checks = {f"weights_{LEVEL.lower()}": check.record(KEYS)}
+    parity = Parity.model_validate({"verdict": check.verdict, "checks": checks, "files": {}})
+    return judge(LEVEL, evidence, parity, params.report.gate)
 
 
 def refusing(verdict: Judgment) -> set[str]:

@@ -2,10 +2,12 @@
 support.
 """
 
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
 import pytest
+from gate_inputs import evidence_of
 from golden import Golden
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline.config.params import load_params
 from pipeline.config.sections import Serve
 from pipeline.core.places import PROJECT
-from pipeline.gate.recommend import Recommendation, recommend
+from pipeline.gate.recommend import Recommendation, Room, recommend
 from pipeline.planning.serving import GB
 
 MB = int(GB) // 1000
@@ -45,7 +47,7 @@ def model(megabytes: int, score: float | None = None, half: float = 0.06, **more
 
 def choose(memory_gb: float = 8.0, max_task_drop: float = 5.0, **models: dict[str, Any]) -> Recommendation:
     evaluations = {name.replace("base_", "base-"): found for name, found in models.items()}
-    return recommend(evaluations, memory_gb=memory_gb, max_task_drop=max_task_drop, serve=SERVE)
+    return recommend(evidence_of(evaluations, {}), Room(memory_gb, max_task_drop, SERVE), {})
 
 
 def served(**changed: int) -> Serve:
@@ -131,7 +133,7 @@ def test_a_measured_peak_replaces_the_tenth_where_it_is_of_this_context(
     found = {"kv_cache_bytes": 200 * MB, "serving": PEAK | {"n_gpu_layers": layers}}
     serve = SERVE.model_copy(update=changed)
     models = {"F16": model(1000, 0.75, **found)}
-    advice = recommend(models, memory_gb=8, max_task_drop=5, serve=serve)
+    advice = recommend(evidence_of(models, {}), Room(8, 5, serve), {})
     tokens = f" KV cache of {serve.ctx_size * serve.parallel:,} tokens"
     cache, *buffers, total = parts
     assert (
@@ -139,12 +141,14 @@ def test_a_measured_peak_replaces_the_tenth_where_it_is_of_this_context(
     )
 
 
+NOTHING: Mapping[str, str] = {}
+REFUSED_F16 = {"F16": "is refused"}
 REFUSED = {"base-F16": BASE, "F16": F16, "Q4": model(105, 0.75), "Q5": model(112, 0.75)}
 
 
 def advise(*refused: str, memory_gb: float = 8.0) -> Recommendation:
     reasons = {name: f"{name} is broken." for name in refused}
-    return recommend(REFUSED, memory_gb=memory_gb, max_task_drop=5, serve=SERVE, refused=reasons)
+    return recommend(evidence_of(REFUSED, {}), Room(memory_gb, 5, SERVE), reasons)
 
 
 def test_a_refused_level_is_never_recommended() -> None:
@@ -153,16 +157,21 @@ def test_a_refused_level_is_never_recommended() -> None:
     assert advise("Q4", "Q5", memory_gb=0.2).model is None
 
 
-def answered(scores: dict[str, list[float | None]], **models: dict[str, Any]) -> dict[str, Any]:
-    """What recommend() takes: evaluations, by default with each model's own mean, and the answers."""
+def answered(
+    scores: dict[str, list[float | None]],
+    max_task_drop: float = 5,
+    refused: Mapping[str, str] = NOTHING,
+    **models: dict[str, Any],
+) -> Recommendation:
+    """The advice by these answers; evaluations have, by default, each model's own mean."""
     sizes = {"F16": 270, "base-F16": 270, "Q4": 105, "Q5": 112}
     own = {name: [score for score in found if score is not None] for name, found in scores.items()}
     evaluations = {name: model(sizes[name], fmean(found), 0.01) for name, found in own.items()} | models
     answers = {
-        name: [{"id": number, "score": score} for number, score in enumerate(found)]
+        name: [{"id": str(number), "score": score} for number, score in enumerate(found)]
         for name, found in scores.items()
     }
-    return {"evaluations": evaluations, "answers": answers, "memory_gb": 8, "serve": SERVE}
+    return recommend(evidence_of(evaluations, answers), Room(8, max_task_drop, SERVE), refused)
 
 
 # 60 against 70, but on the same rows 100 against 70
@@ -173,13 +182,13 @@ OVERLAP = {"F16": F16, "Q4": model(105, 0.70)}
 
 
 def test_scores_are_compared_on_the_rows_that_both_have_a_score_for() -> None:
-    assert recommend(**answered(PARTLY), max_task_drop=5).model == "F16"
-    assert recommend(**answered(PARTLY), max_task_drop=31).model == "Q4"
-    two = answered(PARTLY | {"Q5": [0.1] * 20 + [0.8] * 20}) | {"refused": {"F16": "is refused"}}
-    assert recommend(**two, max_task_drop=5).model == "Q5"  # 15 below F16 on the same rows; the other 30
-    base = recommend(**answered({"base-F16": PARTLY["F16"], "F16": PARTLY["Q4"]}), max_task_drop=5).gains[0]
+    assert answered(PARTLY).model == "F16"
+    assert answered(PARTLY, 31).model == "Q4"
+    two = answered(PARTLY | {"Q5": [0.1] * 20 + [0.8] * 20}, refused=REFUSED_F16)
+    assert two.model == "Q5"  # 15 below F16 on the same rows; the other 30
+    base = answered({"base-F16": PARTLY["F16"], "F16": PARTLY["Q4"]}).gains[0]
     assert (base.points, base.beats) == (-30.0, False)
-    assert recommend(**answered(APART), max_task_drop=5).model == "F16"  # nothing can be compared
+    assert answered(APART).model == "F16"  # nothing can be compared
 
 
 def task(score: float | None, **more: Any) -> dict[str, Any]:
@@ -223,13 +232,10 @@ def test_whether_the_untuned_base_is_beaten(
     (gain,) = advice.gains
     assert (gain.points, gain.beats) == (points, beats)
     assert ([gain.sentence] == [*advice.warnings[:1]]) == (beats is False)  # the first warning
-    one_sided = recommend(
-        {"base-F16": base, "F16": tuned | {"same_top": 1.0}},
-        memory_gb=8,
-        max_task_drop=90,
-        serve=SERVE,
-        answers={"F16": [{"id": 1, "score": 0.1}]},  # without the base's the intervals say it too
-    )
+    evaluations = {"base-F16": base, "F16": tuned | {"same_top": 1.0}}
+    # without the base's answers the intervals say it too
+    evidence = evidence_of(evaluations, {"F16": [{"id": "1", "score": 0.1}]})
+    one_sided = recommend(evidence, Room(8, 90, SERVE), {})
     assert one_sided.gains == advice.gains
 
 
@@ -266,12 +272,10 @@ SAID = {
     ),
     "intervals overlap": lambda: choose(**OVERLAP),
     "intervals apart": lambda: choose(max_task_drop=20, F16=F16, Q4=model(105, 0.60)),
-    "paired": lambda: recommend(**answered(PAIRED, **OVERLAP), max_task_drop=5),
-    "the same answers": lambda: recommend(
-        **answered(PAIRED | {"Q4": PAIRED["F16"]}, **OVERLAP), max_task_drop=5
-    ),
-    "on the same rows": lambda: recommend(**answered(PARTLY), max_task_drop=31),
-    "no row in common": lambda: recommend(**answered(APART), max_task_drop=5, refused={"F16": "is refused"}),
+    "paired": lambda: answered(PAIRED, **OVERLAP),
+    "the same answers": lambda: answered(PAIRED | {"Q4": PAIRED["F16"]}, **OVERLAP),
+    "on the same rows": lambda: answered(PARTLY, 31),
+    "no row in common": lambda: answered(APART, refused=REFUSED_F16),
     "rows that were scored": lambda: choose(F16=F16, Q4=model(105, task=JUDGED)),
     "no score": lambda: choose(F16=model(270, same_top=1.0), Q4=model(105, same_top=0.9)),
     "worse than the base": lambda: choose(max_task_drop=90, base_F16=model(270, 0.5), F16=model(105, 0.2)),

@@ -17,6 +17,7 @@ from pipeline.core.hashing import json_hash
 from pipeline.gate.records import Inputs, load_inputs
 
 SHA = "0" * 64
+REPORTS = ("data", "labels", "train", "merge", "strategies", "parity")
 MOST = 10**18
 MAKERS = {
     "reports/data.json": "curate",
@@ -57,13 +58,15 @@ def change(root: Path, file: str, place: str, value: Any) -> None:
 
 def test_every_report_is_read(root: Path) -> None:
     found = load(root)
-    for name in ("data", "labels", "train", "merge", "strategies", "parity"):
-        assert getattr(found, name) == json.loads((root / f"reports/{name}.json").read_text())
-    assert found.base == json.loads((root / "models/base.json").read_text())
+    files = {f"reports/{name}.json": getattr(found, name) for name in REPORTS} | {BASE: found.base}
+    files |= {f"reports/eval/{model}.json": evaluation for model, evaluation in found.evaluations.items()}
+    for file, record in files.items():  # to the byte: a bundle has them as evidence
+        value = json.loads((root / file).read_text(encoding="utf-8"))
+        assert json.dumps(record.written(), sort_keys=True) == json.dumps(value, sort_keys=True)
     assert len(found.log) == 50
     assert found.metrics_log
     assert list(found.evaluations) == list(found.answers) == list(MODELS)
-    assert found.evaluations["Q4_K_M"]["model"] == "Q4_K_M"
+    assert found.evaluations["Q4_K_M"].model == "Q4_K_M"
     assert len(found.answers["Q4_K_M"]) == 64
     assert (found.budgets, found.quantization_check) == ([], None)
     for model in MODELS:
@@ -133,6 +136,8 @@ SUMS = {"tokens": [1], "kld": [0.1], "same": [0]}
         (LEVEL, "serving.ctx_size", [None, 0], [-1]),
         (LEVEL, "kv_cache_bytes", [None, 0], [-1]),
         (LEVEL, "all_tokens", [{"kld_mean": None}], [None, {"same_top": "1"}]),
+        (LEVEL, "kld_mean", [None, 0, -1.0], ["0.01", True, 1.1e18]),
+        (LEVEL, "reference", ["F16"], [None]),
         (
             LEVEL,
             "by_row.assistant",

@@ -2,64 +2,42 @@
 parity checks judge them, and task and ability against the base; missing refuses.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import adapter_inputs
 import pytest
 import tuned_inputs
-from gate_inputs import failed, finding
+from gate_inputs import evidence_of, failed, finding, judged
 from golden import Golden
-from report_inputs import answers, put
+from report_inputs import answers, change, put
 from report_inputs import general as asked
 
-from pipeline.config.params import Params
 from pipeline.config.sections import Gate
-from pipeline.gate.advice import advise
-from pipeline.gate.judgment import Judgment
-from pipeline.gate.recommend import Recommendation, recommend
+from pipeline.gate.judge import Judgment
+from pipeline.gate.recommend import Recommendation, Room, advise, recommend
 from pipeline.gate.records import load_inputs
-from pipeline.gate.rules import judge as judge_model
 
 LIMITS = Gate(max_kld=0.01, min_same_top=0.97, max_task_drop=10.0, min_stopped=0.9, max_forgetting=10.0)
 OFF = Gate(max_kld=None, min_same_top=None, max_task_drop=None, min_stopped=None, max_forgetting=None)
 
 
 class Way(NamedTuple):
-    """One graph: what its editors make."""
+    """One graph: what is served, the module whose editors make it, and parity's check of its weights."""
 
     served: str
-    figures: Callable[..., dict[str, Any]]
-    parity: Callable[[], dict[str, Any]]
-    params: Callable[..., Params]
-    write: Callable[..., Path]
-    weights: str  # parity's check of its weights
+    inputs: Any
+    weights: str
 
 
-ADAPTER = Way(
-    "adapter",
-    adapter_inputs.figures,
-    adapter_inputs.parity,
-    adapter_inputs.params,
-    adapter_inputs.write_reports,
-    "weights_lora",
-)
-TUNED = Way(
-    "tuned",
-    tuned_inputs.figures,
-    tuned_inputs.parity,
-    tuned_inputs.params,
-    tuned_inputs.write_reports,
-    "weights_scales",
-)
+ADAPTER = Way("adapter", adapter_inputs, "weights_lora")
+TUNED = Way("tuned", tuned_inputs, "weights_scales")
 WAYS = pytest.mark.parametrize("way", [ADAPTER, TUNED], ids=["adapter", "tuned"])
 
 
 def evaluations(way: Way = ADAPTER, **changed: Any) -> dict[str, Any]:
     """The reports of the base and of what is served; `changed` are other values of the latter's."""
-    return {"base": way.figures("base"), way.served: way.figures(way.served) | changed}
+    return {"base": way.inputs.figures("base"), way.served: way.inputs.figures(way.served) | changed}
 
 
 def unscored(way: Way = ADAPTER) -> dict[str, Any]:
@@ -78,13 +56,13 @@ def judge(
     found: dict[str, Any] | None = None,
     answered: dict[str, Any] | None = None,
 ) -> Judgment:
-    return judge_model(
-        way.served, found or evaluations(way), answered or output(way), parity or way.parity(), limits, 0
+    return judged(
+        way.served, found or evaluations(way), answered or output(way), parity or way.inputs.parity(), limits
     )
 
 
 def parity_with(way: Way, key: str, **changed: Any) -> dict[str, Any]:
-    report = way.parity()
+    report = way.inputs.parity()
     report["checks"][key] |= changed
     return report
 
@@ -106,7 +84,7 @@ def test_what_is_good_passes_by_paritys_figures(way: Way) -> None:
 def test_a_check_that_was_not_measured_refuses(way: Way, key: str) -> None:
     key = way.weights if key == "weights" else key
     open_ = parity_with(way, key, verdict="not measured", figure=None, figures={})
-    without = way.parity()
+    without = way.inputs.parity()
     del without["checks"][key]
     wrong = parity_with(way, "tokens_ids", verdict="fail", figure=1.0) | {"verdict": "fail"}
     for report in (open_, without, wrong):
@@ -120,7 +98,7 @@ def test_a_check_that_was_not_measured_refuses(way: Way, key: str) -> None:
         ("kld", {"figure": 0.02}),
         ("kld", {"figure": None}),
         ("kld", {"figure": 3.0, "unit": "positions"}),  # how many can't be compared, no divergence
-        ("kld", {"figure": float("nan")}),
+        ("kld", {"figure": -1.0}),
         ("same_top", {"figures": {"same_top": 0.9}}),
         ("same_top", {"figures": {}}),
         ("same_top", {"figures": {"same_top": 1.01}}),
@@ -155,7 +133,9 @@ def test_what_is_worse_than_the_base_or_missing_refuses(way: Way, changed: dict[
 def test_a_task_that_suffered_is_refused_and_one_that_was_not_compared_too(way: Way) -> None:
     swapped = {"base": output(way)[way.served], way.served: output(way)["base"]}
     assert failed(judge(way, answered=swapped)) == ["task_drop"]
-    alone = judge(way, found={way.served: way.figures(way.served)}, answered={way.served: answers("Q4_K_M")})
+    alone = judge(
+        way, found={way.served: way.inputs.figures(way.served)}, answered={way.served: answers("Q4_K_M")}
+    )
     assert failed(alone) == ["task_drop"]
     assert "evaluate@base" in alone.reasons[0]
     assert finding(alone, "forgetting").verdict == "not measured"
@@ -166,15 +146,11 @@ def test_a_task_that_suffered_is_refused_and_one_that_was_not_compared_too(way: 
 def test_where_no_task_is_scored_paritys_questions_say_whether_it_ends_its_answers(
     way: Way, verdict: str, passes: bool
 ) -> None:
-    report = way.parity()
-    report["checks"]["behavior_answers_end"] = {
-        "title": "Answers end",
-        "verdict": verdict,
-        "detail": "0 of 4",
-    }
-    judged = judge(way, parity=report, found=unscored(way))
-    assert ("stopped" in failed(judged)) == (not passes)
-    assert "0 of 4" in finding(judged, "stopped").sentence
+    report = way.inputs.parity()
+    report["checks"]["behavior_answers_end"] |= {"verdict": verdict, "detail": "0 of 4"}
+    found = judge(way, parity=report, found=unscored(way))
+    assert ("stopped" in failed(found)) == (not passes)
+    assert "0 of 4" in finding(found, "stopped").sentence
 
 
 # ---- the recommendation
@@ -187,15 +163,8 @@ def recommended(
     memory_gb: float = 8.0,
     answered: dict[str, Any] | None = None,
 ) -> Recommendation:
-    return recommend(
-        found,
-        memory_gb=memory_gb,
-        max_task_drop=5.0,
-        serve=adapter_inputs.params().serve,
-        refused=refused or {},
-        answers=output() if answered is None else answered,
-        seed=0,
-    )
+    room = Room(memory_gb, 5.0, adapter_inputs.params().serve)
+    return recommend(evidence_of(found, output() if answered is None else answered), room, refused or {})
 
 
 def recovered(factor: float) -> dict[str, Any]:
@@ -284,14 +253,15 @@ def test_an_adapter_that_recovers_need_not_beat_the_base() -> None:
 
 @WAYS
 def test_one_judgment_for_report_and_ship(way: Way, tmp_path: Path) -> None:
-    params, root = way.params(), way.write(tmp_path)
+    params, root = way.inputs.params(), way.inputs.write_reports(tmp_path)
     inputs = load_inputs(root, params.evaluate.models)
     assert inputs.merge is None
     advice, verdicts = advise(inputs, params.report, params.serve, 0)
     assert (list(verdicts), advice.model) == ([way.served], way.served)
     told = {"items": 30, "accuracy": 0.2, "low": 0.1, "high": 0.3}
-    disliked = replace(inputs, train={"method": "dpo", "preferences": told})
-    advice, verdicts = advise(disliked, params.report, params.serve, 0)
+    change(root / "reports/train.json", method="dpo", preferences=told)
+    inputs = load_inputs(root, params.evaluate.models)
+    advice, verdicts = advise(inputs, params.report, params.serve, 0)
     assert (advice.model, failed(verdicts[way.served])) == (None, ["preferences"])
     put(root / "reports/parity.json", parity_with(way, "outputs_served", verdict="not measured", figure=None))
     advice, verdicts = advise(load_inputs(root, params.evaluate.models), params.report, params.serve, 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from gate_inputs import evaluation, finding, judge
+from gate_inputs import evaluation, finding, judge, judged
 from test_parity_outputs import OTHER, output
 
 from pipeline.config.levels import LEVELS
@@ -16,7 +16,6 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Gate
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import PROJECT
-from pipeline.gate.rules import judge as judge_model
 from pipeline.metrics.level_limits import PUBLISHED_KLD, level_limit, other_top, served_limit
 from pipeline.stages.parity.hand_overs import level_bound, level_check
 
@@ -109,11 +108,14 @@ def test_an_adapter_on_its_file_has_the_limit_of_what_serves_it() -> None:
             "title": "",
             "verdict": "pass",
             "unit": "nats",
+            "limit": None,
+            "detail": "",
             "figure": kld,
             "figures": {"same_top": same_top},
         }
-        parity = {"verdict": "pass", "checks": {"outputs_served": check}}
-        found = judge_model("adapter", {"adapter": {"reference": "base", "lora": {}}}, {}, parity, AUTO, 0)
+        parity = {"verdict": "pass", "checks": {"outputs_served": check}, "files": {}}
+        lora = {"file": "lora.gguf", "sha256": "0" * 64, "bytes": 1}
+        found = judged("adapter", {"adapter": {"reference": "base", "lora": lora}}, {}, parity, AUTO)
         return [one.verdict for one in found.checks if one.key in ("kld", "same_top")]
 
     assert verdicts(0.01, 0.94) == ["pass", "pass"]

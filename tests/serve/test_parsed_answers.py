@@ -16,11 +16,11 @@ import tiny
 from pipeline.commands import chat as chatting
 from pipeline.commands.pairs.answering import Sampling, sampled_answers
 from pipeline.config.params import Params
+from pipeline.config.products import ModelFiles
 from pipeline.llamacpp.server import Server, connect, serving
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answers import answer_row
 from pipeline.serve.smoke import judge, smoke
-from pipeline.stages.evaluate.files import ModelFiles
 from pipeline.stages.parity.behavior import answer
 
 HIDDEN, NEWLINE, END, TOKENS = 32, "Ċ", 260, 261  # of tiny.tiny_gguf's vocabulary

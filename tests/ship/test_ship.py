@@ -21,6 +21,7 @@ from draws import draws
 from golden import Golden
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from recording import read
 from shipping import BILL, CARD, EVALUATION, SUMS, faults_of, sum_again
 from typer.testing import CliRunner
 
@@ -28,6 +29,7 @@ from pipeline.cli import app
 from pipeline.commands import ship as command
 from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
 from pipeline.core.hashing import file_hash
+from pipeline.gate.records import Base
 from pipeline.gguf.provenance import provenance
 from pipeline.llamacpp.server_process import STACK_BYTES, environment
 from pipeline.ship import signature
@@ -109,16 +111,14 @@ def test_the_card_is_one_that_hugging_face_reads(bundle: Path) -> None:
     assert "| Divergence | pass |" in body and "(this file)" in body
 
 
-def test_front_matter_names_the_base_and_what_the_model_is_of_it() -> None:
-    base = {"source": "hub", "model": "Qwen/Qwen2.5-0.5B-Instruct", "license": "Apache-2.0"}
-    level, whole = (
-        yaml.safe_load(front_matter(base, "Q4_K_M", ["en", "de"])),
-        yaml.safe_load(front_matter(base, "F16")),
-    )
-    assert level["base_model"] == "Qwen/Qwen2.5-0.5B-Instruct"
-    assert level["base_model_relation"] == "quantized"
-    assert level["language"] == ["en", "de"]
-    assert whole["base_model_relation"] == "finetune"
+@pytest.mark.parametrize(
+    ("level", "relation"), [("Q4_K_M", "quantized"), ("F16", "finetune"), ("adapter", "adapter")]
+)
+def test_front_matter_names_the_base_and_what_the_model_is_of_it(level: str, relation: str) -> None:
+    base = Base.model_validate(read("merged", "models/base.json") | {"source": "hub", "model": "Qwen/Q"})
+    found = yaml.safe_load(front_matter(base, level, ["en", "de"]))
+    assert (found["base_model"], found["base_model_relation"]) == ("Qwen/Q", relation)
+    assert found["language"] == ["en", "de"]
 
 
 def test_a_base_from_a_folder_does_not_tell_where_that_was(tmp_path: Path) -> None:

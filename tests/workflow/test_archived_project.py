@@ -22,7 +22,7 @@ from user_project import quench, user_project
 from pipeline.config.params import load_params
 from pipeline.core.jsonl import read_rows
 from pipeline.core.places import PROJECT
-from pipeline.gate.advice import advise
+from pipeline.gate.recommend import advise
 from pipeline.gate.records import load_inputs
 from pipeline.stages.train.checkpoints import checkpoints_in, read_notes
 from pipeline.stages.train.record import run_id

@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.chat.held_out import drawn, is_answerable
 from pipeline.chat.tokens import Row, chat_request
+from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Evaluate
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, json_hash
@@ -25,7 +26,6 @@ from pipeline.core.jsonl import read_rows
 from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answers import evaluated_server, kept_answers
-from pipeline.stages.evaluate.files import ModelFiles
 
 TRAINING = Path("data/final/train.jsonl")
 FOLDER = Path("reports/pairs")

@@ -25,7 +25,6 @@ from pipeline.core.text import most, plural, words
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.metrics.answers import check_references
 from pipeline.metrics.scorers import parse
-from pipeline.stages.evaluate.files import model_files
 from pipeline.workflow.integrity import verify_outputs
 
 
@@ -61,7 +60,7 @@ def make(
     parse(scorer, evaluate.judge, root, evaluate.external)
     name = choose_model(params, root, model)
     model_file(params, root, name)
-    files = model_files(params, root, name)
+    files = params.files(root, name)
     verify_outputs([one for one in files if one], root, params=file)
     sampling = Sampling(asked.answers, asked.temperature, evaluate.seed if asked.seed is None else asked.seed)
     rows = training_requests(root, asked.rows or evaluate.task_rows, sampling.seed)

@@ -16,7 +16,6 @@ from pipeline.config.sections.values import (
     BASE,
     BASE_WITH_ADAPTER,
     ORIGINAL,
-    SERVED,
     TUNED,
     UNTUNED,
     Format,
@@ -26,7 +25,6 @@ from pipeline.config.sections.values import (
     Section,
     ShareLimit,
     reference_of,
-    served_of,
 )
 
 __all__ = [
@@ -34,7 +32,6 @@ __all__ = [
     "BASE",
     "BASE_WITH_ADAPTER",
     "ORIGINAL",
-    "SERVED",
     "TUNED",
     "UNTUNED",
     "Base",
@@ -66,5 +63,4 @@ __all__ = [
     "Train",
     "Training",
     "reference_of",
-    "served_of",
 ]

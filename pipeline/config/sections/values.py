@@ -4,7 +4,7 @@ common.
 
 import math
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -72,7 +72,6 @@ UNTUNED = "base-"  # what the names of the untuned base's models begin with
 # trained scales, and the file that base.level was made from
 BASE, BASE_WITH_ADAPTER, TUNED, ORIGINAL = "base", "adapter", "tuned", "source"
 Graph = Literal["merged", "adapter", "tuned"]
-SERVED: Mapping[Graph, str] = {"adapter": BASE_WITH_ADAPTER, "tuned": TUNED}  # what is served without a merge
 NAME_PART = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}"  # of a path, not hidden
 INSIDE = rf"(?=.{{1,400}}\Z){NAME_PART}(/{NAME_PART})*"
 # a file below data/guard or data/evaluation, which the graph watches; so it can't lead out of there
@@ -93,13 +92,6 @@ def reference_of(model: str, sixteen: str) -> str:
     """
     untuned = f"{UNTUNED}{sixteen}"
     return untuned if model.startswith(UNTUNED) and model != untuned else sixteen
-
-
-def served_of(models: Container[str]) -> str | None:
-    """Which of `evaluate.models` is served if nothing is merged: "adapter" or "tuned"; None if models are
-    merged.
-    """
-    return next((model for model in SERVED.values() if model in models), None)
 
 
 def _check_limit(least: float, most: float, needed: str, value: Any) -> Any:

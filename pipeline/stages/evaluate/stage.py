@@ -18,7 +18,8 @@ from typing import Any
 from pipeline.chat.held_out import answerable_rows, encoded_rows
 from pipeline.chat.tokens import load_tokenizer, trained_positions
 from pipeline.config.params import Params
-from pipeline.config.sections import Evaluate, Serve
+from pipeline.config.products import ModelFiles
+from pipeline.config.sections import BASE, ORIGINAL, Evaluate, Serve, reference_of
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import write_rows
@@ -32,7 +33,6 @@ from pipeline.metrics.answers import answers_of, evaluated_server, score_answers
 from pipeline.metrics.general import ROWS, general_ability
 from pipeline.metrics.general_questions import load_questions
 from pipeline.stages.evaluate.divergence import Row, divergence_of
-from pipeline.stages.evaluate.files import ModelFiles, compared_with, model_files
 from pipeline.stages.evaluate.speed import room, serving_figures, speed
 
 
@@ -149,8 +149,8 @@ def main(params: Params, root: Path, model: str) -> None:
         )
     reference = compared_with(params, model)
     figures, answers = evaluate(
-        files=model_files(params, root, model),
-        reference=model_files(params, root, reference).gguf,
+        files=params.files(root, model),
+        reference=params.files(root, reference).gguf,
         tokenizer=root / "models/adapter",
         rows=root / "data/final/test.jsonl",
         root=root,
@@ -182,3 +182,15 @@ def main(params: Params, root: Path, model: str) -> None:
             f"{figures['speed']['other_load']:.0%} of the CPU time: once it has ended, run "
             f"`{measure_again([model])}`"
         )
+
+
+def compared_with(params: Params, model: str) -> str:
+    """The model from which the divergence of `model` is measured.
+
+    Without a merge: of the adapter or the trained scales the base alone (how far tuning moved it), but the
+    file that the base was made from if they are to recover it; of the base that file, without one itself.
+    """
+    if params.graph == "merged":
+        return reference_of(model, params.convert.type)
+    moved = model == params.product.served and params.train.method != "distill"
+    return BASE if moved or params.base.level is None else ORIGINAL

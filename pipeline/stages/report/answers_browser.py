@@ -6,16 +6,16 @@ as well.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from pipeline.gate.recommend import is_base
+from pipeline.config.products import is_base
+from pipeline.gate.records import Answer, Answers
 from pipeline.pages.differences import clipped
 
 BYTES = 3_000_000  # of embedded rows; the entire page stays below 5 MB
 LONGEST = 4000  # characters of an answer; prompts and references may have as many
 PLAIN_ROWS = 4  # shown without JavaScript
-Answers = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def browser_values(answers: Answers, room: int = BYTES) -> dict[str, Any] | None:
@@ -28,8 +28,8 @@ def browser_values(answers: Answers, room: int = BYTES) -> dict[str, Any] | None
         return None
     apart = differing(answers)
     rows = [
-        _row(asked) | {"apart": number in apart}
-        for number, asked in enumerate(zip(*answers.values(), strict=True))
+        _row(same) | {"apart": number in apart}
+        for number, same in enumerate(zip(*answers.values(), strict=True))
     ]
     lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows]
     kept = _within(room, [len(safe(line).encode()) for line in lines], first=apart)
@@ -57,10 +57,10 @@ def differing(answers: Answers) -> list[int]:
     return found or [number for number, row in enumerate(rows) if differ(row)]
 
 
-def differ(row: Sequence[Mapping[str, Any]]) -> bool:
+def differ(row: Sequence[Answer]) -> bool:
     """Whether some models' scores of one row differ; their answers, where one has no score."""
-    key = "score" if all(answer.get("score") is not None for answer in row) else "answer"
-    return len({answer.get(key) for answer in row}) > 1
+    scored = all(answer.score is not None for answer in row)
+    return len({answer.score if scored else answer.answer for answer in row}) > 1
 
 
 def safe(data: str) -> str:
@@ -70,19 +70,17 @@ def safe(data: str) -> str:
     return data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _row(asked: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _row(answers: Sequence[Answer]) -> dict[str, Any]:
     """One row for the page; `answers` in the order of the models: [text, score or null, stopped or null,
     refused or null].
     """
-    one = asked[0]
+    first = answers[0]
     return {
-        "id": str(one["id"]),
-        "domain": one.get("domain") or "",
-        "prompt": _text(one["prompt"]),
-        "reference": _text(one["reference"]),
-        "answers": [
-            [_text(row["answer"]), row.get("score"), row.get("stopped"), row.get("refused")] for row in asked
-        ],
+        "id": first.id,
+        "domain": first.domain or "",
+        "prompt": _text(first.prompt),
+        "reference": _text(first.reference),
+        "answers": [[_text(row.answer), row.score, row.stopped, row.refused] for row in answers],
     }
 
 

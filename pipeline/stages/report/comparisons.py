@@ -1,5 +1,5 @@
-"""Models against each other on the same rows or questions: the difference, its 95 % interval, p, and a
-drawing of them all.
+"""Models against each other on the same rows or questions, of the task and of general ability: the
+difference, its 95 % interval, p, and a drawing of them all.
 
 The test is `pipeline.metrics.paired.compare_scores`: paired, so that what makes a row hard for both models
 cancels out.
@@ -9,15 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.sections import BASE, ORIGINAL, SERVED, UNTUNED
-from pipeline.gate.drops import CHANCE
-from pipeline.gate.recommend import is_base
+from pipeline.config.products import is_base, product_of
+from pipeline.config.sections import BASE, ORIGINAL, UNTUNED
+from pipeline.config.strategies import CHANCE
+from pipeline.gate.records import Answers, Evaluations
 from pipeline.pages.formats import p_value, signed
 
 if TYPE_CHECKING:
     from pipeline.metrics.paired import Difference
 
-Answers = Mapping[str, Sequence[Mapping[str, Any]]]
+Scores = Mapping[str, Sequence[float | None]]  # from 0 to 1 by model, row by row
 
 
 @dataclass(frozen=True)
@@ -59,44 +60,30 @@ class Comparison:
         )
 
 
-def compare(
-    first: str, second: str, scores: Mapping[str, Sequence[float | None]], seed: int
-) -> Comparison | None:
+def compare(first: str, second: str, scores: Scores, seed: int) -> Comparison | None:
     """Both models' scores (0 to 1) row by row; None where no row has both."""
     from pipeline.metrics.paired import compare_scores
 
     if first not in scores or second not in scores or len(scores[first]) != len(scores[second]):
         return None
     pairs = [
-        (one, other)
-        for one, other in zip(scores[first], scores[second], strict=True)
-        if one is not None and other is not None
+        (before, after)
+        for before, after in zip(scores[first], scores[second], strict=True)
+        if before is not None and after is not None
     ]
     if not pairs:
         return None
-    return Comparison(
-        first,
-        second,
-        len(pairs),
-        compare_scores([one for one, _ in pairs], [other for _, other in pairs], seed),
-    )
+    before, after = zip(*pairs, strict=True)
+    return Comparison(first, second, len(pairs), compare_scores(before, after, seed))
 
 
 def task_scores(answers: Answers) -> dict[str, list[float | None]]:
     """Each model's score of each row, None where the row has none; models without any score are left out."""
-    scores = {model: [row.get("score") for row in rows] for model, rows in answers.items()}
-    return {model: found for model, found in scores.items() if any(score is not None for score in found)}
+    scores = {model: [row.score for row in rows] for model, rows in answers.items()}
+    return {model: points for model, points in scores.items() if any(score is not None for score in points)}
 
 
-def general_scores(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    """1 or 0 for each question of general ability, by model; models that were not asked are left out."""
-    asked = {model: (found.get("general") or {}).get("right") for model, found in evaluations.items()}
-    return {model: [float(one) for one in right] for model, right in asked.items() if right}
-
-
-def against_reference(
-    scores: Mapping[str, Sequence[float | None]], reference: str, seed: int
-) -> list[Comparison]:
+def against_reference(scores: Scores, reference: str, seed: int) -> list[Comparison]:
     """Each level against the 16-bit model that it is made from: tuned against tuned, base against base.
 
     Where nothing is merged (`reference` is the base's file): that file, alone and tuned, against the one that
@@ -112,27 +99,51 @@ def against_reference(
     )
 
 
-def against_base(scores: Mapping[str, Sequence[float | None]], seed: int) -> list[Comparison]:
+def against_base(scores: Scores, seed: int) -> list[Comparison]:
     """Each tuned model against the untuned base at the same level, where both were measured; the adapter
     or the tuned file against the base's file alone.
     """
-    return _each(
-        [
-            (BASE if model in SERVED.values() else UNTUNED + model, model)
-            for model in scores
-            if not is_base(model)
-        ],
-        scores,
-        seed,
-    )
+    alone = product_of(scores).served is not None
+    tuned = [model for model in scores if not is_base(model)]
+    return _each([(BASE if alone else UNTUNED + model, model) for model in tuned], scores, seed)
 
 
-def _each(
-    pairs: Sequence[tuple[str, str]], scores: Mapping[str, Sequence[float | None]], seed: int
-) -> list[Comparison]:
+def _each(pairs: Sequence[tuple[str, str]], scores: Scores, seed: int) -> list[Comparison]:
     """The comparisons of these pairs, where rows have both scores."""
-    found = (compare(first, second, scores, seed) for first, second in pairs if first != second)
-    return [one for one in found if one]
+    compared = (compare(first, second, scores, seed) for first, second in pairs if first != second)
+    return [comparison for comparison in compared if comparison]
+
+
+def forgetting_values(evaluations: Evaluations, seed: int) -> dict[str, Any] | None:
+    """What the section's template needs: every tuned model's general ability against the untuned base's (at
+    16 bit, or the file that was trained on), and by subject; None where no model was asked.
+    """
+    asked = {model: found.general for model, found in evaluations.items() if found.general}
+    if not asked:
+        return None
+    scores: Scores = {model: general.right for model, general in asked.items()}
+    base = product_of(evaluations).untuned(evaluations)
+    against = {model: compare(base, model, scores, seed) for model in asked if not is_base(model)}
+    subjects = dict.fromkeys(subject for general in asked.values() for subject in general.subjects or {})
+    return {
+        "asked": asked,
+        "base": base,
+        "against": against,
+        "measured": base in asked,
+        "subjects": [
+            (subject, {model: (general.subjects or {}).get(subject) for model, general in asked.items()})
+            for subject in subjects
+        ],
+        "warnings": {model: _lost(one) for model, one in against.items() if one and one.verdict == "worse"},
+        "file": next(iter(asked.values())).file,
+        "rows": max(general.rows or 0 for general in asked.values()),
+    }
+
+
+def _lost(one: Comparison) -> str:
+    """A loss of general ability that is more than noise, in a sentence."""
+    lost = f"{signed(one.difference.points)} points of general ability against {one.first}"
+    return f"{one.second} forgot: {lost} (95 % interval {one.interval}, {one.rows} questions)."
 
 
 def differences_plot(comparisons: Sequence[Comparison], name: str, title: str) -> str:

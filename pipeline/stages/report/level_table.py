@@ -1,21 +1,22 @@
-"""The table of levels, cell by cell: what is shown, what stands small below it, and the value that sorting
-goes by.
+"""The table of levels: on the page cell by cell, what is shown, what stands small below it and the value that
+sorting goes by; on the terminal with the recommendation, the gate, and where the page is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, TUNED
-from pipeline.core.text import count
-from pipeline.gate.comparison import REFERENCES
-from pipeline.gate.judgment import Judgment
-from pipeline.gate.recommend import Recommendation, is_base
-from pipeline.gate.task_scores import scored_rows
-from pipeline.metrics.answer_speed import is_disturbed
+from pipeline.config.products import REFERENCES, is_base, product_of
+from pipeline.config.sections import BASE, ORIGINAL
+from pipeline.core.text import console, count
+from pipeline.gate.judge import Judgment
+from pipeline.gate.recommend import Recommendation
+from pipeline.gate.records import Evaluation, Evaluations, Scored
+from pipeline.metrics.answer_speed import measure_again
 from pipeline.pages.formats import number, percent, points, size
 
-Found = Mapping[str, Any]
+ANY_WIDTH = 1000  # columns: more than the terminal's table ever takes
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Cell:
 
 
 DISTURBED = Cell(None, "disturbed")
+Read = Callable[[Evaluation], Cell]
 
 
 @dataclass(frozen=True)
@@ -35,96 +37,85 @@ class Column:
     """A column under a group's heading; `cell` reads it from a model's evaluation."""
 
     title: str
-    cell: Callable[[Found], Cell]
+    cell: Read
 
 
-def _cell(show: Callable[..., str], key: str, *digits: int, spread: str = "") -> Callable[[Found], Cell]:
+def _cell(show: Callable[..., str], key: str, *digits: int, spread: str = "") -> Read:
     """A column of the figure `key`, with ± the figure `spread` below it."""
 
-    def cell(found: Found) -> Cell:
-        value, error = found.get(key), found.get(spread)
+    def cell(evaluation: Evaluation) -> Cell:
+        value, error = getattr(evaluation, key), getattr(evaluation, spread) if spread else None
         return Cell(value, show(value, *digits), f"± {number(error, *digits)}" if error is not None else "")
 
     return cell
 
 
-def _speed(key: str) -> Callable[[Found], Cell]:
+def _speed(key: str) -> Read:
     """A column of speeds; a figure that other load spoilt is not shown as one."""
-    measured = _cell(number, key, 1, spread=f"{key}_spread")
-    return lambda found: DISTURBED if is_disturbed(found) else measured(found)
+    speed = _cell(number, key, 1, spread=f"{key}_spread")
+    return lambda evaluation: DISTURBED if evaluation.is_disturbed else speed(evaluation)
 
 
-def _size(found: Found) -> Cell:
-    lora = found.get("lora")
-    return Cell(
-        found.get("bytes"), size(found.get("bytes")), f"{size(lora['bytes'])} of it LoRA" if lora else ""
-    )
+def _size(evaluation: Evaluation) -> Cell:
+    lora = evaluation.lora
+    return Cell(evaluation.bytes, size(evaluation.bytes), f"{size(lora.bytes)} of it LoRA" if lora else "")
 
 
-def _fallback(found: Found) -> Cell:
-    return Cell(
-        found.get("fallback_tensors"),
-        count(found.get("fallback_tensors")),
-        f"of {count(found['tensors'])}" if found.get("tensors") else "",
-    )
+def _fallback(evaluation: Evaluation) -> Cell:
+    fallback, tensors = evaluation.fallback_tensors, evaluation.tensors
+    return Cell(fallback, count(fallback), f"of {count(tensors)}" if tensors else "")
 
 
-def _memory(found: Found) -> Cell:
-    serving = found.get("serving") or {}
-    main, card = serving.get("peak_memory_bytes"), serving.get("gpu_memory_bytes")
+def _memory(evaluation: Evaluation) -> Cell:
+    serving = evaluation.serving
+    main, card = (serving.peak_memory_bytes, serving.gpu_memory_bytes) if serving else (None, None)
     return Cell(main, size(main), f"GPU {size(card)}" if card else "")
 
 
-def _score(found: Found) -> Cell:
-    task = found.get("task") or {}
+def _score(evaluation: Evaluation) -> Cell:
+    task = evaluation.task
     cell = _scored(task)
-    few = (
-        f"{measured} of {task['rows']}"
-        if cell.small and (measured := scored_rows(task)) < task["rows"]
-        else ""
-    )
-    return replace(cell, small=", ".join(filter(None, (cell.small, few))))
+    if not task or not cell.small or task.scored_rows >= task.rows:
+        return cell
+    return replace(cell, small=f"{cell.small}, {task.scored_rows} of {task.rows}")
 
 
-def _of_task(key: str) -> Callable[[Found], Cell]:
-    def cell(found: Found) -> Cell:
-        value = (found.get("task") or {}).get(key)
+def _of_task(key: str) -> Read:
+    def cell(evaluation: Evaluation) -> Cell:
+        value = getattr(evaluation.task, key, None)
         return Cell(value, percent(value, 0))
 
     return cell
 
 
-def _scored(figures: Found) -> Cell:
-    low, high = figures.get("score_low"), figures.get("score_high")
-    return Cell(
-        figures.get("score"),
-        points(figures.get("score")),
-        "" if low is None or high is None else f"{points(low)} to {points(high)}",
-    )
+def _scored(figures: Scored | None) -> Cell:
+    if figures is None:
+        return Cell(None, points(None))
+    low, high = figures.score_low, figures.score_high
+    ends = "" if low is None or high is None else f"{points(low)} to {points(high)}"
+    return Cell(figures.score, points(figures.score), ends)
 
 
-def _divergence(show: Callable[..., str], key: str, *digits: int) -> Callable[[Found], Cell]:
+def _divergence(show: Callable[..., str], key: str, *digits: int) -> Read:
     """A column of divergence, with the reference below it where that is no model of the same kind."""
 
-    def cell(found: Found) -> Cell:
-        return Cell(
-            found.get(key),
-            show(found.get(key), *digits),
-            f"from {found['reference']}" if across(found) else "",
-        )
+    def cell(evaluation: Evaluation) -> Cell:
+        value, small = getattr(evaluation, key), f"from {evaluation.reference}"
+        return Cell(value, show(value, *digits), small if is_across(evaluation) else "")
 
     return cell
 
 
-def across(found: Found) -> bool:
+def is_across(evaluation: Evaluation) -> bool:
     """Whether an untuned model's divergence is from a tuned one: what fine-tuning changed, where its own
     levels' is what rounding did.
 
     Without a merge every divergence is from another kind of model, and which one is always said.
     """
-    if found.get("model") in (BASE_WITH_ADAPTER, TUNED, BASE):
-        return found.get("reference") not in (None, found["model"])
-    return is_base(found.get("model", "")) and "reference" in found and not is_base(found["reference"])
+    model, reference = evaluation.model, evaluation.reference
+    if model == BASE or product_of([model]).served:
+        return reference != model
+    return is_base(model) and not is_base(reference)
 
 
 GROUPS: Mapping[str, Sequence[Column]] = {
@@ -150,12 +141,12 @@ GROUPS: Mapping[str, Sequence[Column]] = {
         Column("stopped", _of_task("stopped")),
         Column("refused", _of_task("refused")),
     ),
-    "General": (Column("ability", lambda found: _scored(found.get("general") or {})),),
+    "General": (Column("ability", lambda evaluation: _scored(evaluation.general)),),
 }
 
 
 def level_rows(
-    evaluations: Mapping[str, Found], verdicts: Mapping[str, Judgment], advice: Recommendation
+    evaluations: Evaluations, verdicts: Mapping[str, Judgment], advice: Recommendation
 ) -> list[dict[str, Any]]:
     """A row per model: {"model", "tag": what it is, "chosen", "gate": its verdict or None, "groups": cells by
     group}.
@@ -166,9 +157,11 @@ def level_rows(
             "tag": tag_of(model, advice),
             "chosen": model == advice.model,
             "gate": verdicts.get(model),
-            "groups": {name: [column.cell(found) for column in columns] for name, columns in GROUPS.items()},
+            "groups": {
+                name: [column.cell(evaluation) for column in columns] for name, columns in GROUPS.items()
+            },
         }
-        for model, found in evaluations.items()
+        for model, evaluation in evaluations.items()
     ]
 
 
@@ -179,3 +172,62 @@ def tag_of(model: str, advice: Recommendation) -> str:
     if model in (BASE, ORIGINAL):
         return "base alone" if model == BASE else "original"
     return "untuned base" if is_base(model) else "reference" if model in REFERENCES else ""
+
+
+def show(
+    evaluations: Evaluations, advice: Recommendation, verdicts: Mapping[str, Judgment], page: Path
+) -> None:
+    """Print the levels, the recommendation, what the gate passes and where the `page` is."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("model", no_wrap=True)
+    for heading in ("size", "bpw", "ppl", "KLD", "same top", "tok/s", "score"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    disturbed = [model for model, evaluation in evaluations.items() if evaluation.is_disturbed]
+    across = [model for model, evaluation in evaluations.items() if is_across(evaluation)]
+    for model, evaluation in evaluations.items():
+        star = "*" if model in across else ""
+        table.add_row(
+            model,
+            size(evaluation.bytes),
+            number(evaluation.bits_per_weight),
+            number(evaluation.perplexity),
+            star + number(evaluation.kld_mean, 4),
+            star + percent(evaluation.same_top),
+            "disturbed" if evaluation.is_disturbed else _tokens_per_second(evaluation),
+            points(evaluation.score),
+            style="bold" if model == advice.model else None,
+        )
+    output = console(highlight=False, width=max(80, console().width))
+    # a terminal that is too narrow wraps the table rather than losing figures
+    whole = console(width=ANY_WIDTH).measure(table).maximum
+    console(highlight=False, width=max(output.width, whole)).print(table)
+    served = product_of(evaluations).served
+    if across and served:
+        pairs = [f"{model} against {evaluations[model].reference}" for model in across]
+        output.print(f"* {', '.join(pairs)}.")
+    elif across:
+        reference = evaluations[across[0]].reference
+        output.print(f"* {', '.join(across)} against the tuned {reference}: what fine-tuning changed.")
+    passed = [model for model, verdict in verdicts.items() if verdict.verdict == "pass"]
+    spoilt = (
+        f"Other load disturbed the speeds of {', '.join(disturbed)}: once it has ended, run "
+        f"`{measure_again(disturbed)}`."
+    )
+    for line in (
+        *([spoilt] if disturbed else []),
+        advice.reason,
+        *(f"Beware: {warning}" for warning in advice.warnings),
+        f"The gate passes {', '.join(passed) or ('nothing' if served else 'no level')}.",
+    ):
+        output.print(line, markup=False)
+    output.print(f"The page: {page}", markup=False, soft_wrap=True)
+
+
+def _tokens_per_second(evaluation: Evaluation) -> str:
+    """Generation with half the spread of the runs: 28.1±0.4."""
+    half = evaluation.generation_tok_s_spread
+    spread = "" if half is None else f"±{number(half, 1)}"
+    return f"{number(evaluation.generation_tok_s, 1)}{spread}"

@@ -1,59 +1,72 @@
-"""The report's section on the merge: which base weights were chosen and why, how far the adapter moved them,
-and whether that outlives rounding.
+"""The report's sections on what was trained: how much the adapter changes each layer and module; which base
+weights it was merged into and why, how far it moved them, and whether that outlives rounding.
 
-Figures are those of `reports/merge.json`, of the levels' weights in `reports/parity.json` and of the
-evaluations.
+Figures are those of the adapter, of `reports/merge.json`, of the levels' weights in `reports/parity.json` and
+of the evaluations.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import hypot
 from statistics import fmean, median
 from typing import Any
 
+from pipeline.config.sections import UNTUNED
+from pipeline.gate.records import Evaluations, Merge, MergedTensor, Parity
+from pipeline.metrics.adapter_norms import Norms
 from pipeline.pages.heat_map import Figures, by_cell, heat_map, modules_of
-from pipeline.pages.parity_summary import place_of
 
 MERGE_BASES = {"16-bit": "16-bit base", "nf4": "NF4 base"}
 LOST = 0.25  # of what the fine-tune changed: from here on a level is said to lose it
-Adapters = Sequence[Mapping[str, Any]]
 
 
-def merge_values(
-    merge: Mapping[str, Any],
-    parity: Mapping[str, Any],
-    evaluations: Mapping[str, Mapping[str, Any]],
-    reference: str,
-) -> dict[str, Any]:
+def merge_values(merge: Merge, parity: Parity, evaluations: Evaluations, reference: str) -> dict[str, Any]:
     """What the section's template needs; `reference` is the 16-bit model's name, and "base-" before it that
     of the untuned base.
     """
-    adapters = merge.get("adapters") or ()  # PEFT's own merge tells of none
-    changes = by_place(adapters, "relative_change")
-    levels = survival(adapters, noise(parity), evaluations, reference)
+    changes = by_place(merge.adapters, "relative_change")
+    levels = survival(merge.adapters, noise(parity), evaluations, reference)
     return {
-        "merge_base": MERGE_BASES[merge["merge_base"]],
+        "merge_base": MERGE_BASES[merge.merge_base],
         "candidates": candidates(merge),
         "levels": levels,
         "maps": {
             "change": heat_map(changes, share),
-            "nf4": heat_map(by_place(adapters, "nf4_error_to_update"), times),
+            "nf4": heat_map(by_place(merge.adapters, "nf4_error_to_update"), times),
         },
         "changes": table(changes),
         "outside": [
-            (one["tensor"], share(one["relative_change"]))
-            for one in adapters
-            if one["layer"] is None and one["relative_change"]
+            (tensor.tensor, share(tensor.relative_change))
+            for tensor in merge.adapters
+            if tensor.layer is None and tensor.relative_change
         ],
-        "warnings": [*merge.get("warnings", ()), *(row["warning"] for row in levels if row["warning"])],
+        "warnings": [*merge.warnings, *(row.warning for row in levels if row.warning)],
     }
 
 
-def by_place(adapters: Adapters, key: str) -> dict[tuple[int, str], list[float | None]]:
+def adapter_values(norms: Sequence[Norms]) -> dict[str, Any] | None:
+    """What the template of the adapter's section needs; None where no adapter was trained."""
+    if not norms:
+        return None
+    largest = sorted(norms, key=lambda norm: -norm.norm_update)[:3]
+    return {
+        "map": heat_map(by_place(norms, "norm_update"), "{:.3g}".format),
+        "tensors": len(norms),
+        "total": f"{hypot(*(norm.norm_update for norm in norms)):.4g}",
+        "a": f"{hypot(*(norm.norm_a for norm in norms)):.4g}",
+        "b": f"{hypot(*(norm.norm_b for norm in norms)):.4g}",
+        "largest": [(norm.tensor, f"{norm.norm_update:.3g}") for norm in largest],
+        "idle": [norm.tensor for norm in norms if not norm.norm_update],
+    }
+
+
+def by_place(tensors: Sequence[MergedTensor | Norms], key: str) -> dict[tuple[int, str], list[float | None]]:
     """One figure of every adapted tensor by (layer, module)."""
-    found: dict[tuple[int, str], list[float | None]] = {}
-    for one in adapters:
-        if one.get("layer") is not None:
-            found.setdefault((one["layer"], one["module"]), []).append(one.get(key))
-    return {} if all(value is None for values in found.values() for value in values) else found
+    places: dict[tuple[int, str], list[float | None]] = {}
+    for tensor in tensors:
+        if tensor.layer is not None:
+            places.setdefault((tensor.layer, tensor.module), []).append(getattr(tensor, key))
+    return {} if all(value is None for values in places.values() for value in values) else places
 
 
 def table(figures: Figures) -> dict[str, Any]:
@@ -69,16 +82,16 @@ def table(figures: Figures) -> dict[str, Any]:
     }
 
 
-def candidates(merge: Mapping[str, Any]) -> list[dict[str, Any]]:
+def candidates(merge: Merge) -> list[dict[str, Any]]:
     """A row for each merge at each level that was measured, the levels together; those at the deciding level
     of the chosen merge are marked.
     """
-    measured, decides = merge.get("candidates") or {}, merge.get("deciding_level")
+    measured = merge.candidates
     return [
         {
             "merge_base": MERGE_BASES[merge_base],
             "model": model,
-            "chosen": merge_base == merge["merge_base"] and model == decides,
+            "chosen": merge_base == merge.merge_base and model == merge.deciding_level,
             **measured[merge_base][model],
         }
         for model in list(dict.fromkeys(model for levels in measured.values() for model in levels))
@@ -87,50 +100,73 @@ def candidates(merge: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def noise(parity: Mapping[str, Any]) -> dict[str, float]:
+def noise(parity: Parity) -> dict[str, float]:
     """Mean relative rounding error (RMSE) of each level's tensors, as the parity checks measured it."""
     return {
-        place_of(check): value
-        for key, check in parity["checks"].items()
-        if key.startswith("weights_") and (value := (check.get("figures") or {}).get("rmse_mean"))
+        check.place or "": value
+        for key, check in parity.checks.items()
+        if key.startswith("weights_") and (value := check.figures.get("rmse_mean"))
     }
 
 
-def survival(
-    adapters: Adapters,
-    noises: Mapping[str, float],
-    evaluations: Mapping[str, Mapping[str, Any]],
-    reference: str,
-) -> list[dict[str, Any]]:
-    """Whether the fine-tune outlives each level: {"level", "noise", "change", "visible", "tensors", "lost",
-    "warning"}.
+@dataclass(frozen=True)
+class Survival:
+    """Whether the fine-tune outlives a level, which rounds a weight by `noise`.
 
     `change` is the median over tensors of mean |Δ| / mean |W|, `visible` counts those of `tensors` whose
     change stands out of the level's rounding (`stands_out`); tensors without a spectral norm, DoRA's, are in
     neither. What decides is `lost`, what both do to the outputs: the level's divergence from the 16-bit model
     over the untuned base's, None where one of them was not measured.
     """
-    ratios = [one["relative_change"] for one in adapters if one["relative_change"] is not None]
+
+    level: str
+    noise: float
+    change: float
+    visible: int
+    tensors: int
+    lost: float | None
+
+    @property
+    def warning(self) -> str:
+        """Nothing where the fine-tune is seen to survive, or stands out of the rounding in most tensors."""
+        if self.lost is not None and self.lost >= LOST:
+            return (
+                f"The fine-tune will not survive {self.level}: it loses {self.lost:.0%} of what the "
+                "fine-tune changed in the outputs."
+            )
+        if self.lost is None and self.visible * 2 < self.tensors:
+            seen = f"in {self.visible} of {self.tensors} tensors"
+            return (
+                f"The fine-tune may not survive {self.level}: its change stands out of the level's rounding "
+                f"{seen}, and what that does to the outputs was not measured."
+            )
+        return ""
+
+
+def survival(
+    adapters: Sequence[MergedTensor], noises: Mapping[str, float], evaluations: Evaluations, reference: str
+) -> list[Survival]:
+    """Whether the fine-tune outlives each level."""
+    ratios = [tensor.relative_change for tensor in adapters if tensor.relative_change is not None]
     if not ratios:
         return []
-    effect = (evaluations.get(f"base-{reference}") or {}).get("kld_mean")
-    known = [one for one in adapters if one["spectral_update"] is not None]
-    rows = []
-    for level, rounding in noises.items():
-        drift = (evaluations.get(level) or {}).get("kld_mean")
-        row = {
-            "level": level,
-            "noise": rounding,
-            "change": median(ratios),
-            "visible": sum(stands_out(one, rounding) for one in known),
-            "tensors": len(known),
-            "lost": drift / effect if drift is not None and effect else None,
-        }
-        rows.append(row | {"warning": _warning(row)})
-    return rows
+    drifts = {model: evaluation.kld_mean for model, evaluation in evaluations.items()}
+    effect = drifts.get(UNTUNED + reference)
+    spectral = [tensor for tensor in adapters if tensor.spectral_update is not None]
+    return [
+        Survival(
+            level,
+            rounding,
+            median(ratios),
+            sum(stands_out(tensor, rounding) for tensor in spectral),
+            len(spectral),
+            drift / effect if (drift := drifts.get(level)) is not None and effect else None,
+        )
+        for level, rounding in noises.items()
+    ]
 
 
-def stands_out(adapter: Mapping[str, Any], noise: float) -> bool:
+def stands_out(tensor: MergedTensor, noise: float) -> bool:
     """Whether the change can be told from rounding noise of the same tensor.
 
     Rounding errors are independent, the change is not: it stands out of an m × n weight as soon as its
@@ -138,28 +174,8 @@ def stands_out(adapter: Mapping[str, Any], noise: float) -> bool:
     Nadakuditi, "The singular values and vectors of low rank perturbations of large rectangular random
     matrices", 2012). So a change far below the rounding of each weight can be plain to see.
     """
-    return bool(
-        adapter["spectral_update"]
-        > noise * adapter["rms_weight"] * (adapter["rows"] * adapter["columns"]) ** 0.25
-    )
-
-
-def _warning(row: Mapping[str, Any]) -> str:
-    """Nothing where the fine-tune is seen to survive, or stands out of the rounding in most tensors."""
-    if row["lost"] is not None and row["lost"] >= LOST:
-        return (
-            f"The fine-tune will not survive {row['level']}: it loses {row['lost']:.0%} of what the "
-            "fine-tune changed in the outputs."
-        )
-    if row["lost"] is None and row["visible"] * 2 < row["tensors"]:
-        seen = (
-            f"its change stands out of the level's rounding in {row['visible']} of {row['tensors']} tensors"
-        )
-        return (
-            f"The fine-tune may not survive {row['level']}: {seen}, and what that does to the outputs "
-            "was not measured."
-        )
-    return ""
+    largest = tensor.spectral_update or 0.0
+    return bool(largest > noise * tensor.rms_weight * (tensor.rows * tensor.columns) ** 0.25)
 
 
 def share(value: float) -> str:

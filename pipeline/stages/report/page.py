@@ -1,4 +1,5 @@
-"""The report's page from its templates: which sections there are, and what each of them shows.
+"""The report's page from its templates: the verdict, which sections there are, what each of them shows, and
+the commands behind its figures.
 
 `templates/index.html.jinja` has a partial per section in `templates/index/`, called like the section.
 Everything that they print is escaped.
@@ -6,40 +7,56 @@ Everything that they print is escaped.
 
 import base64
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, TUNED, UNTUNED, served_of
+from pipeline.config.products import is_base, product_of
+from pipeline.config.sections import BASE, ORIGINAL, UNTUNED
 from pipeline.core.usage import Usage
 from pipeline.gate.distillation import distillation, is_distillation
 from pipeline.gate.distillation import sentence as recovery_sentence
-from pipeline.gate.recommend import Recommendation, is_base, reference_name
-from pipeline.gate.records import Inputs
+from pipeline.gate.judge import Judgment
+from pipeline.gate.recommend import Recommendation
+from pipeline.gate.records import Answers, Evaluations, Inputs
 from pipeline.metrics.adapter_norms import Norms
-from pipeline.metrics.answer_speed import is_disturbed, measure_again
+from pipeline.metrics.answer_speed import measure_again
 from pipeline.pages.formats import FILTERS
 from pipeline.pages.parity_summary import code, counts, grouped
 from pipeline.pages.templating import TEMPLATES, fill
-from pipeline.stages.report.adapter_section import adapter_values
-from pipeline.stages.report.answers_browser import Answers, browser_values
-from pipeline.stages.report.budgets_section import budget_values
-from pipeline.stages.report.commands import anchor, command_list
-from pipeline.stages.report.comparisons import against_base, against_reference, differences_plot, task_scores
-from pipeline.stages.report.forgetting import forgetting_values
+from pipeline.stages.report.answers_browser import browser_values
+from pipeline.stages.report.comparisons import (
+    Scores,
+    against_base,
+    against_reference,
+    differences_plot,
+    forgetting_values,
+    task_scores,
+)
 from pipeline.stages.report.level_table import GROUPS, level_rows
-from pipeline.stages.report.merge_section import merge_values
-from pipeline.stages.report.quantizing import PARTLY, RECOVERED, WORSE, quantizing_values
-from pipeline.stages.report.resources_section import resource_rows
+from pipeline.stages.report.merge_section import adapter_values, merge_values
+from pipeline.stages.report.quantizing import PARTLY, RECOVERED, WORSE, budget_values, quantizing_values
 from pipeline.stages.report.strategies_section import strategies_values
-from pipeline.stages.report.verdict import headline
-
-if TYPE_CHECKING:
-    from pipeline.gate.judgment import Judgment
+from pipeline.workflow.stages import stages_in, table
 
 QUESTIONS_SHOWN = 4  # of the samples that training took
 TIMES_SHOWN = 6  # evaluations of which a question's answers are shown
+COMMANDS = {  # and what each measures
+    "base": "the base model: source, revision, hashes, license",
+    "curate": "what became of every row of data/raw",
+    "preprocess": "tokens, trained tokens, packing",
+    "train": "the adapter, its curves and the run record",
+    "merge": "the merge, how far it moved the weights",
+    "lora": "the adapter as a GGUF",
+    "tuned": "the base's GGUF with the trained scales",
+    "compare": "the sum of the comparison of strategies (its jobs: `snakemake -n`)",
+    "parity": "the parity checks, and how much each level rounds a weight",
+    "report": "this page: the recommendation, the gate, the paired tests (from the answers), the data files",
+}
+UNMERGED = {"parity": "the parity checks between the trained model and what is served"}
+SCALES = {"train": "the scales, its curves and the run record"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +79,7 @@ def render(template: str, **values: Any) -> str:
 def page_values(
     inputs: Inputs,
     advice: Recommendation,
-    verdicts: Mapping[str, "Judgment"],
+    verdicts: Mapping[str, Judgment],
     seed: int,
     norms: Sequence[Norms] = (),
     used: Mapping[str, Usage] | None = None,
@@ -74,16 +91,18 @@ def page_values(
 
     from pipeline.stages.report.training_plots import MEASURES, training_plots
 
-    reference, served = reference_name(inputs.evaluations), served_of(inputs.evaluations)
+    evaluations, checks = inputs.evaluations, inputs.parity.written()["checks"]
+    product = product_of(evaluations)
+    reference, served = product.reference(evaluations), product.served
     scores = task_scores(inputs.answers)
-    disturbed = [model for model, found in inputs.evaluations.items() if is_disturbed(found)]
-    curves = training_plots(inputs.log, inputs.metrics_log, inputs.train.get("eval_loss"))
+    disturbed = [model for model, found in evaluations.items() if found.is_disturbed]
+    curves = training_plots(inputs.log, inputs.metrics_log, inputs.train.eval_loss)
     values = compared_values(inputs, advice, scores, reference, seed) | {
         "inputs": inputs,
         "advice": advice,
         "verdicts": verdicts,
         "untuned": UNTUNED,
-        "title": headline(inputs.parity, advice, verdicts),
+        "title": headline(inputs, advice, verdicts),
         "chosen": inputs.evaluations.get(advice.model or ""),
         "groups": GROUPS,
         "rows": level_rows(inputs.evaluations, verdicts, advice),
@@ -91,11 +110,11 @@ def page_values(
         "measures": [(name, title, words) for name, (title, _, words) in MEASURES.items() if name in curves],
         "domains": domain_rows(inputs.evaluations, inputs.answers),
         "unmerged": served is not None,
-        "scales": served == TUNED,
+        "scales": bool(served) and not product.with_lora,
         "served": served,
         "BASE": BASE,
         "ORIGINAL": ORIGINAL,
-        "lora": (inputs.evaluations.get(BASE_WITH_ADAPTER) or {}).get("lora"),
+        "lora": evaluations[served].lora if served else None,
         "distillation": distillation(inputs.evaluations, seed),
         "distills": is_distillation(inputs.evaluations),
         "recovery_sentence": recovery_sentence,
@@ -107,16 +126,16 @@ def page_values(
         "disturbed": disturbed,
         "measure_again": measure_again(disturbed),
         "questions": samples_over_time(inputs.metrics_log),
-        "strategies": strategies_values(inputs.strategies) if inputs.strategies else None,
+        "strategies": strategies_values(inputs.strategies.written()) if inputs.strategies else None,
         "merged": merge_values(inputs.merge, inputs.parity, inputs.evaluations, reference)
         if inputs.merge
         else None,
         "adapter": adapter_values(norms),
-        "check_groups": grouped(inputs.parity["checks"]),
-        "check_counts": counts(inputs.parity["checks"]),
+        "check_groups": grouped(checks),
+        "check_counts": counts(checks),
         "code": code,
-        "base_files": sorted(inputs.base["files"].items()),
-        "commands": command_list(inputs.evaluations),
+        "base_files": sorted(inputs.base.files.items()),
+        "commands": command_list(evaluations),
         "resources": resource_rows(used or {}),
     }
     script = (TEMPLATES / "index.js").read_text(encoding="utf-8")
@@ -130,14 +149,15 @@ def page_values(
 def compared_values(
     inputs: Inputs,
     advice: Recommendation,
-    scores: Mapping[str, Sequence[float | None]],
+    scores: Scores,
     reference: str,
     seed: int,
 ) -> dict[str, Any]:
     """Models against each other: each level against its reference, each tuned model against its base."""
     from pipeline.stages.report.quality_plot import quality_plot
 
-    served = served_of(inputs.evaluations)
+    product = product_of(inputs.evaluations)
+    served = product.served
     levels, gains = against_reference(scores, reference, seed), against_base(scores, seed)
     return {
         "against": {one.second: one for one in levels},
@@ -151,7 +171,7 @@ def compared_values(
         "gains_drawn": differences_plot(
             gains,
             "gains-drawn",
-            f"The {'tuned file' if served == TUNED else 'adapter'} against the base alone"
+            f"{product.called.capitalize()} against the base alone"
             if served
             else "Tuned models against the untuned base at the same level",
         ),
@@ -176,7 +196,7 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         Section("distillation", "Distillation", ["report"], each) if values["distills"] else None,
         Section("general", "General ability: what was forgotten", ["report"], each),
         Section("harness", "lm-evaluation-harness", evaluate)
-        if any(one.get("harness") for one in inputs.evaluations.values())
+        if any(one.harness for one in inputs.evaluations.values())
         else None,
         Section("answers", "Answers side by side", evaluate) if values["browser"] else None,
         Section("speed", "Speed and memory", evaluate),
@@ -194,24 +214,21 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
     return [section for section in found if section]
 
 
-def domain_rows(
-    evaluations: Mapping[str, Mapping[str, Any]], answers: Answers
-) -> list[tuple[str, dict[str, Any]]]:
+def domain_rows(evaluations: Evaluations, answers: Answers) -> list[tuple[str, dict[str, Any]]]:
     """(domain, that domain's scores by model, with the rows that have one), the largest domain first; empty
     where no domain was recorded.
     """
     scored = {
-        model: Counter(row.get("domain") for row in rows if row.get("score") is not None)
-        for model, rows in answers.items()
+        model: Counter(row.domain for row in rows if row.score is not None) for model, rows in answers.items()
     }
     by_model = {
         model: {
-            domain: one | {"measured": scored[model][domain]}
-            for domain, one in ((found.get("task") or {}).get("domains") or {}).items()
+            domain: scores | {"measured": scored[model][domain]}
+            for domain, scores in ((found.task and found.task.domains) or {}).items()
         }
         for model, found in evaluations.items()
     }
-    rows = {domain: found["rows"] for domains in by_model.values() for domain, found in domains.items()}
+    rows = {domain: scores["rows"] for domains in by_model.values() for domain, scores in domains.items()}
     return [
         (domain, {model: domains.get(domain) for model, domains in by_model.items() if domains})
         for domain in sorted(rows, key=lambda domain: (-rows[domain], domain))
@@ -248,3 +265,66 @@ def samples_over_time(metrics_log: Sequence[Mapping[str, Any]]) -> list[dict[str
         }
         for number, asked in enumerate(chosen[0]["samples"][:QUESTIONS_SHOWN])  # the same questions each time
     ]
+
+
+def headline(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, Judgment]) -> str:
+    """The verdict in a few words; what stands against shipping comes before the level's name."""
+    if inputs.parity.verdict != "pass":
+        return "Ship nothing: parity failed"
+    if advice.model is None:
+        product = product_of(inputs.evaluations)
+        if verdicts and all(verdict.verdict == "fail" for verdict in verdicts.values()):
+            return f"Ship nothing: the gate refuses {product.called}"
+        return "The model does not fit" if product.served else "No level fits"
+    if any(gain.model == advice.model and gain.beats is False for gain in advice.gains):
+        return f"{advice.model}, but no better than the base"
+    return f"{advice.model}, below the standard" if advice.below_standard else f"Ship {advice.model}"
+
+
+def with_warnings(advice: Recommendation, inputs: Inputs, seed: int) -> Recommendation:
+    """The advice, headed by a warning where a parity check failed, and with what the recommended level
+    forgot.
+    """
+    failed = [check for check in inputs.parity.checks.values() if check.verdict == "fail"]
+    warnings = list(advice.warnings)
+    if failed or inputs.parity.verdict != "pass":
+        checks = {0: "Parity did not pass", 1: "1 parity check failed"}.get(
+            len(failed), f"{len(failed)} parity checks failed"
+        )
+        warnings.insert(
+            0, f"{checks}: do not serve these files before the cause is found (section Parity checks)."
+        )
+    lost = (forgetting_values(inputs.evaluations, seed) or {"warnings": {}})["warnings"]
+    return replace(advice, warnings=(*warnings, *(lost[model] for model in lost if model == advice.model)))
+
+
+def resource_rows(used: Mapping[str, Usage]) -> list[tuple[str, Usage]]:
+    """(stage, its last run) in the order of the graph, but for the report itself: peak memory, time and disk,
+    as planned and as seen."""
+    order = {name: place for place, name in enumerate(table().stages)}
+    stages = [name for name in used if name.partition("@")[0] in order and name != "report"]
+    return [
+        (name, used[name]) for name in sorted(stages, key=lambda name: (order[name.partition("@")[0]], name))
+    ]
+
+
+def command_list(evaluations: Evaluations) -> Mapping[str, str]:
+    """Each command (without `python -m pipeline`) and what it measures, in the order of the pipeline; one
+    `evaluate` per model.
+    """
+    product = product_of(evaluations)
+    words = COMMANDS | (UNMERGED if product.served else {}) | (SCALES if product.graph == "tuned" else {})
+    stages = stages_in(product.graph)
+    return (
+        {name: stated for name, stated in words.items() if name in stages and name != "report"}
+        | {
+            f"evaluate@{model}": f"{model}: file, divergence, speed, memory, answers, general ability"
+            for model in evaluations
+        }
+        | {"report": words["report"]}
+    )
+
+
+def anchor(command: str) -> str:
+    """The id of a command on the page."""
+    return "command-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", command)

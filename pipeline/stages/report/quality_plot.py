@@ -2,12 +2,11 @@
 them all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from pipeline.config.sections import served_of
-from pipeline.gate.recommend import is_base
-from pipeline.gate.task_scores import task_score
+from pipeline.config.products import is_base, product_of
+from pipeline.gate.records import Evaluations
 from pipeline.pages.labels import Place, put_labels, put_point
 from pipeline.pages.plots import ACCENT, INK, MUTED, panels_of, svg_of
 
@@ -15,21 +14,19 @@ INCHES = (7.6, 4.1)
 BREAK = 0.4  # of the entire range: a gap as large breaks the scale
 
 
-def quality_plot(evaluations: Mapping[str, Mapping[str, Any]], recommended: str | None) -> str:
+def quality_plot(evaluations: Evaluations, recommended: str | None) -> str:
     """Task score in points with its 95 % interval (same top token in % where not every tuned model was
     scored) against file size.
 
     Returns SVG, "" where there is nothing to draw. Without scores the untuned base's levels are left out:
     what they are compared with is another model.
     """
-    scored = all(task_score(found) is not None for model, found in evaluations.items() if not is_base(model))
+    scored = all(found.score is not None for model, found in evaluations.items() if not is_base(model))
     places = _places(evaluations, scored)
     if not places:
         return ""
-    same_top_label = (
-        f"same top token as {'what it was made from' if served_of(evaluations) else 'the 16-bit model'}, %"
-    )
-    label = "task score, points" if scored else same_top_label
+    reference = "what it was made from" if product_of(evaluations).served else "the 16-bit model"
+    label = "task score, points" if scored else f"same top token as {reference}, %"
     unit, divisor = ("GB", 1e9) if max(place.size for place in places) >= 1e9 else ("MB", 1e6)
     places = [Place(one.model, one.size / divisor, one.value, one.low, one.high) for one in places]
     ranges = _ranges(places)
@@ -77,15 +74,16 @@ def pareto_front(places: Sequence[Place]) -> list[Place]:
     return front
 
 
-def _places(evaluations: Mapping[str, Mapping[str, Any]], scored: bool) -> list[Place]:
+def _places(evaluations: Evaluations, scored: bool) -> list[Place]:
     places = []
     for model, found in evaluations.items():
-        score, same = task_score(found), found.get("same_top")
-        if scored and score is not None:
-            low, high = min(found["task"]["score_low"], score), max(found["task"]["score_high"], score)
-            places.append(Place(model, found["bytes"], score * 100, low * 100, high * 100))
+        score, same = found.score, found.same_top
+        if scored and found.task and score is not None:
+            low, high = found.task.interval
+            low, high = min(low, score), max(high, score)
+            places.append(Place(model, found.bytes, score * 100, low * 100, high * 100))
         elif not scored and same is not None and not is_base(model):
-            places.append(Place(model, found["bytes"], same * 100, same * 100, same * 100))
+            places.append(Place(model, found.bytes, same * 100, same * 100, same * 100))
     return places
 
 

@@ -1,32 +1,76 @@
 """What quantizing costs: each level of the untuned base beside the tuned model's, and whether fine-tuning or
-an importance matrix or distilling recovers it.
+an importance matrix or distilling recovers it; for levels made to measure the types that were chosen, and the
+fixed level they were held against (`reports/budget/BUDGET.json`).
 
 A level's divergence is from its own 16-bit model (base-LEVEL from base-F16, LEVEL from F16), so the two
 columns show the same rounding done to two models.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.budgets import is_budget
 from pipeline.config.levels import DISTILLED, SUFFIX, improved_from
+from pipeline.config.products import REFERENCES
 from pipeline.config.sections import UNTUNED
-from pipeline.gate.recommend import is_base
-from pipeline.pages.formats import percent, signed
-from pipeline.stages.report.comparisons import compare
+from pipeline.core.text import count
+from pipeline.gate.records import Budget, Evaluations
+from pipeline.pages.formats import percent, probability, signed, size
+from pipeline.stages.report.comparisons import Comparison, Scores, compare
 
 RECOVERED, PARTLY, WORSE = 0.5, 0.8, 1.25  # of the divergence before: below, below, above
 IMPROVED = {SUFFIX: "An importance matrix", DISTILLED: "Distilling the scales"}
-Evaluations = Mapping[str, Mapping[str, Any]]
-Scores = Mapping[str, Sequence[float | None]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model's divergence from its own 16-bit model; figures that compare it with another one count as not
+    measured."""
+
+    model: str
+    measured: bool
+    kld_mean: float | None = None
+    same_top: float | None = None
+    all_kld: float | None = None
+    task: Comparison | None = None
+
+
+@dataclass(frozen=True)
+class Level:
+    """A fixed level of both models."""
+
+    level: str
+    fallback: int
+    tensors: int
+    base: Side
+    tuned: Side
+
+    @property
+    def ratio(self) -> float | None:
+        """The tuned model's KLD over the base's; None where one is missing."""
+        before, after = self.base.kld_mean, self.tuned.kld_mean
+        return after / before if before and after is not None else None
 
 
 def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str, seed: int) -> dict[str, Any]:
     """What the section's template needs: a row per level, and sentences that follow from the figures."""
-    rows = [_row(level, evaluations, scores, reference, seed) for level in _levels(evaluations)]
+
+    def side(model: str, sixteen: str) -> Side:
+        found, task = evaluations.get(model), compare(sixteen, model, scores, seed)
+        if found is None or found.reference != sixteen:
+            return Side(model, found is not None, task=task)
+        return Side(model, True, found.kld_mean, found.same_top, found.all_tokens.kld_mean, task)
+
+    rows = []
+    for level in _levels(evaluations):
+        file = evaluations.get(level) or evaluations[UNTUNED + level]
+        base, tuned = side(UNTUNED + level, UNTUNED + reference), side(level, reference)
+        rows.append(Level(level, file.fallback_tensors, file.tensors, base, tuned))
     return {
         "rows": rows,
-        "sentences": [*_between_levels(rows), *(sentence for row in rows if (sentence := _recovery(row)))],
+        "sentences": [*_between_levels(rows), *filter(None, map(_recovery, rows))],
         "improved": _improved(evaluations, scores, seed),
         "missing": _missing(rows, reference),
     }
@@ -38,107 +82,55 @@ def _levels(evaluations: Evaluations) -> list[str]:
     return [
         level
         for level in spelled
-        if level not in ("F16", "BF16") and not improved_from(level) and not is_budget(level)
+        if level not in REFERENCES and not improved_from(level) and not is_budget(level)
     ]
 
 
-def _row(level: str, evaluations: Evaluations, scores: Scores, reference: str, seed: int) -> dict[str, Any]:
-    """{"level", "fallback", "tensors", "base": side, "tuned": side, "ratio": tuned KLD over base KLD, None
-    where one is missing}.
-    """
-    base = _side(UNTUNED + level, UNTUNED + reference, evaluations, scores, seed)
-    tuned = _side(level, reference, evaluations, scores, seed)
-    either = evaluations.get(level) or evaluations[UNTUNED + level]
-    return {
-        "level": level,
-        "fallback": either.get("fallback_tensors"),
-        "tensors": either.get("tensors"),
-        "base": base,
-        "tuned": tuned,
-        "ratio": tuned["kld_mean"] / base["kld_mean"]
-        if base["kld_mean"] and tuned["kld_mean"] is not None
-        else None,
-    }
-
-
-def _side(model: str, reference: str, evaluations: Evaluations, scores: Scores, seed: int) -> dict[str, Any]:
-    """One model's divergence from its own 16-bit model; figures that compare it with another one count as not
-    measured.
-    """
-    found = evaluations.get(model) or {}
-    like = found if found.get("reference", reference if not is_base(model) else None) == reference else {}
-    everywhere = like.get("all_tokens") or {}
-    return {
-        "model": model,
-        "measured": bool(found),
-        "kld_mean": like.get("kld_mean"),
-        "same_top": like.get("same_top"),
-        "all_kld": everywhere.get("kld_mean"),
-        "all_top": everywhere.get("same_top"),
-        "task": compare(reference, model, scores, seed),
-    }
-
-
-def _between_levels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _between_levels(rows: Sequence[Level]) -> list[str]:
     """How much more of the untuned base its worst level loses than its best."""
-    known = sorted(
-        (row for row in rows if row["base"]["kld_mean"]), key=lambda row: float(row["base"]["kld_mean"])
-    )
-    if len(known) < 2:
+    losses = sorted((row.base.kld_mean, place) for place, row in enumerate(rows) if row.base.kld_mean)
+    if len(losses) < 2:
         return []
-    best, *_, worst = known
-    times = worst["base"]["kld_mean"] / best["base"]["kld_mean"]
-    if times < WORSE:
+    (least, first), *_, (most, last) = losses
+    best, worst = rows[first], rows[last]
+    if most / least < WORSE:
         return [
-            f"On the untuned base {best['level']} and {worst['level']} lose about the same (mean KLD "
-            f"{_nats(best)} and {_nats(worst)})."
+            f"On the untuned base {best.level} and {worst.level} lose about the same (mean KLD "
+            f"{least:.3g} and {most:.3g})."
         ]
+    tops = ""
+    if best.base.same_top is not None and worst.base.same_top is not None:
+        shares = f"{percent(best.base.same_top)} against {percent(worst.base.same_top)}"
+        tops = f"; the same top token at {shares} of the positions"
     return [
-        f"On the untuned base {best['level']} keeps what {worst['level']} loses: mean KLD {_nats(best)} "
-        f"against {_nats(worst)}, {times:.1f} times as much{_tops(best, worst)}."
+        f"On the untuned base {best.level} keeps what {worst.level} loses: mean KLD {least:.3g} "
+        f"against {most:.3g}, {most / least:.1f} times as much{tops}."
     ]
 
 
-def _nats(row: Mapping[str, Any]) -> str:
-    return f"{row['base']['kld_mean']:.3g}"
-
-
-def _tops(best: Mapping[str, Any], worst: Mapping[str, Any]) -> str:
-    one, other = best["base"]["same_top"], worst["base"]["same_top"]
-    return (
-        ""
-        if one is None or other is None
-        else f"; the same top token at {percent(one)} against {percent(other)} of the positions"
-    )
-
-
-def _recovery(row: Mapping[str, Any]) -> str:
+def _recovery(row: Level) -> str:
     """Whether the tuned model suffers less from the same rounding."""
-    if row["ratio"] is None:
+    if row.ratio is None:
         return ""
-    figures = f"mean KLD {_nats(row)} on the base, {row['tuned']['kld_mean']:.3g} after fine-tuning"
+    figures = f"mean KLD {row.base.kld_mean:.3g} on the base, {row.tuned.kld_mean:.3g} after fine-tuning"
     verdict = _change(
-        row["ratio"],
+        row.ratio,
         "fine-tuning recovers most of the damage",
         "fine-tuning recovers part of the damage",
         "fine-tuning changes nothing much",
         "fine-tuning makes the damage worse",
     )
-    return f"{row['level']}: {verdict} where the assistant speaks ({figures}){_elsewhere(row)}."
-
-
-def _elsewhere(row: Mapping[str, Any]) -> str:
-    before, after = row["base"]["all_kld"], row["tuned"]["all_kld"]
-    if not before or after is None:
-        return ""
-    verdict = _change(
-        after / before,
-        "it recovers most of it too",
-        "it recovers part of it",
-        "it changes nothing much",
-        "it makes it worse",
-    )
-    return f"; over all tokens, the user's among them, {verdict} ({before:.3g} and {after:.3g})"
+    elsewhere, before, after = "", row.base.all_kld, row.tuned.all_kld
+    if before and after is not None:
+        there = _change(
+            after / before,
+            "it recovers most of it too",
+            "it recovers part of it",
+            "it changes nothing much",
+            "it makes it worse",
+        )
+        elsewhere = f"; over all tokens, the user's among them, {there} ({before:.3g} and {after:.3g})"
+    return f"{row.level}: {verdict} where the assistant speaks ({figures}){elsewhere}."
 
 
 def _change(ratio: float, recovered: str, partly: str, nothing: str, worse: str) -> str:
@@ -155,9 +147,9 @@ def _improved(evaluations: Evaluations, scores: Scores, seed: int) -> list[str]:
     for model, found in evaluations.items():
         level = improved_from(model)
         plain = evaluations.get(level) if level else None
-        if not level or not plain or found.get("kld_mean") is None or not plain.get("kld_mean"):
+        if not level or not plain or found.kld_mean is None or not plain.kld_mean:
             continue
-        before, after = plain["kld_mean"], found["kld_mean"]
+        before, after = plain.kld_mean, found.kld_mean
         verdict = _change(
             after / before,
             "recovers most of what is left",
@@ -190,14 +182,54 @@ def _better(plain: str, improved: str, nearer: bool, scores: Scores, seed: int) 
     )
 
 
-def _missing(rows: Sequence[Mapping[str, Any]], reference: str) -> str:
+def _missing(rows: Sequence[Level], reference: str) -> str:
     """Which levels can't be compared, and what would measure them; "" where none is missing."""
-    lacking = [
-        row[side]["model"] for row in rows for side in ("base", "tuned") if row[side]["kld_mean"] is None
-    ]
+    lacking = [side.model for row in rows for side in (row.base, row.tuned) if side.kld_mean is None]
     if not lacking:
         return ""
     return (
         f"Not measured against their own 16-bit model ({reference}, {UNTUNED}{reference}): "
         f"{', '.join(lacking)}; name them in quantize.levels and evaluate.models."
+    )
+
+
+def budget_values(budget: Budget, evaluations: Evaluations) -> dict[str, Any]:
+    """What the section's template needs of one budget: its sentence, and a row for each kind of tensor with
+    the types of its tensors ("Q4_0 × 20, Q5_1 × 10").
+    """
+    kinds: dict[str, Counter[str]] = {}
+    for tensor, ggml_type in budget.types.items():
+        kind = ".".join(part for part in tensor.split(".")[:-1] if part != "blk" and not part.isdigit())
+        kinds.setdefault(kind, Counter())[ggml_type] += 1
+    measured = evaluations.get(budget.budget)
+    return {
+        "budget": budget.budget,
+        "own": budget.chosen == "own",
+        "sentence": _shipped(budget),
+        "most_bytes": budget.most_bytes,
+        "kld": budget.kld,
+        "test_kld": measured.kld_mean if measured else None,
+        "rows": budget.rows,
+        "kinds": [
+            {
+                "kind": kind,
+                "types": ", ".join(f"{name} × {count(times)}" for name, times in types.most_common()),
+            }
+            for kind, types in sorted(kinds.items())
+        ],
+    }
+
+
+def _shipped(budget: Budget) -> str:
+    """Which file ships, and why."""
+    rival = budget.rival
+    own = f"the chosen types diverge {budget.kld:.4f} nats from 16 bit"
+    if rival is None:
+        return f"No fixed level is as small, so nothing was held against them: {own}."
+    theirs = f"{rival.level}, the best fixed level that fits ({size(rival.bytes)}), {rival.kld:.4f}"
+    chance = f"p {probability(rival.p_value)}, paired over rows"
+    if budget.chosen == "own":
+        return f"The chosen types ship: {own[4:]}, {theirs} ({chance})."
+    return (
+        f"{rival.level} ships, for the chosen types are not better beyond noise: {own}, {theirs} ({chance})."
     )

@@ -5,13 +5,11 @@ few that `dvc metrics` compares.
 import csv
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.core.publish import publishing, write_json
-from pipeline.metrics.answer_speed import is_disturbed
-
-if TYPE_CHECKING:
-    from pipeline.gate.judgment import Judgment
+from pipeline.gate.judge import Judgment
+from pipeline.gate.records import Evaluation, Evaluations
 
 DIVERGENCE = (
     "perplexity",
@@ -54,74 +52,69 @@ HEADLINE = (
 )
 
 
-def flat_figures(evaluation: Mapping[str, Any], verdict: "Judgment | None" = None) -> dict[str, Any]:
+def flat_figures(evaluation: Evaluation, verdict: Judgment | None = None) -> dict[str, Any]:
     """A model's figures in one level, None for what was not measured: `task_score`, `all_tokens_kld_mean`,
     `prompt_512_tok_s` and so on.
     """
-    task, speed = evaluation.get("task") or {}, evaluation.get("speed") or {}
-    if is_disturbed(evaluation):  # then speeds are no figures; the share of other load says why
-        evaluation, speed = without_speeds(evaluation), {"other_load": speed["other_load"]}
+    figures, task, speed = evaluation.written(), evaluation.task, evaluation.speed
+    if evaluation.is_disturbed:  # then speeds are no figures; the share of other load says why
+        figures = {key: value for key, value in figures.items() if "tok_s" not in key}
+    speeds = speed if speed and not evaluation.is_disturbed else None
     parts = {
         "task": TASK_FIGURES,
         "general": GENERAL_FIGURES,
         "serving": SERVING_FIGURES,
         "all_tokens": ("tokens", *DIVERGENCE),
     }
-    lora, scores = evaluation.get("lora"), task.get("scores") or {}
     return {
         "gate": verdict.verdict if verdict else None,
-        **{key: evaluation.get(key) for key in FIGURES},
+        **{key: figures.get(key) for key in FIGURES},
         **{
-            f"{name}_{key}": (evaluation.get(name) or {}).get(key)
+            f"{name}_{key}": (figures.get(name) or {}).get(key)
             for name, keys in parts.items()
             for key in keys
         },
-        **{f"prompt_{one['tokens']}_tok_s": one["median"] for one in speed.get("prompt") or ()},
-        **{f"generation_at_{one['depth']}_tok_s": one["median"] for one in speed.get("generation") or ()},
-        "speed_other_load": speed.get("other_load"),
-        **({"lora_bytes": lora["bytes"]} if lora else {}),  # of `bytes`
+        **{f"prompt_{at.tokens}_tok_s": at.median for at in (speeds.prompt if speeds else ())},
+        **{f"generation_at_{at.depth}_tok_s": at.median for at in (speeds.generation if speeds else ())},
+        "speed_other_load": speed.other_load if speed else None,
+        **({"lora_bytes": evaluation.lora.bytes} if evaluation.lora else {}),  # of `bytes`
         # of task_rows: a judge's mark may not be readable
-        "task_measured": (scores.get(task.get("scorer")) or {}).get("measured"),
+        "task_measured": task.measured if task else None,
         **{
-            f"task_{key}_{scorer}": found.get(key)
-            for scorer, found in scores.items()
+            f"task_{key}_{scorer}": getattr(score, key)
+            for scorer, score in ((task.scores if task else None) or {}).items()
             for key in ("score", "measured")
         },
         **{
             f"harness_{name}_{metric}": value
-            for name, metrics in (evaluation.get("harness") or {}).items()
+            for name, metrics in (evaluation.harness or {}).items()
             for metric, value in metrics.items()
         },
     }
 
 
-def without_speeds(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """An evaluation less its tokens per second."""
-    return {key: value for key, value in evaluation.items() if "tok_s" not in key}
-
-
 def write_data_files(
     folder: Path,
-    evaluations: Mapping[str, Mapping[str, Any]],
-    verdicts: Mapping[str, "Judgment"],
+    evaluations: Evaluations,
+    verdicts: Mapping[str, Judgment],
     recommended: str | None,
-    train: Mapping[str, Any],
+    loss: float | None,
 ) -> None:
-    """Publish quants.csv, quants.json and metrics.json into `folder`."""
+    """Publish quants.csv, quants.json and metrics.json into `folder`; `loss` is training's last."""
     table = {model: flat_figures(found, verdicts.get(model)) for model, found in evaluations.items()}
     write_csv(folder / "quants.csv", table)
     measured = {
         model: {key: value for key, value in row.items() if value is not None} for model, row in table.items()
     }
     write_json(folder / "quants.json", measured | {"recommended": recommended})
-    write_json(folder / "metrics.json", headline_figures(measured, train))
+    write_json(folder / "metrics.json", headline_figures(measured, loss))
 
 
-def headline_figures(measured: Mapping[str, Mapping[str, Any]], trained: Mapping[str, Any]) -> dict[str, Any]:
+def headline_figures(measured: Mapping[str, Mapping[str, Any]], loss: float | None) -> dict[str, Any]:
     """The few figures that `dvc metrics show` puts side by side, a column each; quants.json has all of
     them.
     """
-    figures: dict[str, Any] = {"loss": round(trained["loss_last"], 4)}
+    figures: dict[str, Any] = {} if loss is None else {"loss": round(loss, 4)}
     for name, key, factor, digits in HEADLINE:
         column = {model: round(row[key] * factor, digits) for model, row in measured.items() if key in row}
         if column:

@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config.params import Params
-from pipeline.config.sections import BASE_WITH_ADAPTER, Report, Serve
+from pipeline.config.products import product_of
+from pipeline.config.sections import Report, Serve
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
 from pipeline.core.publish import publishing
 from pipeline.core.usage import Usage, usages
-from pipeline.gate.advice import advise
-from pipeline.gate.judgment import Judgment
-from pipeline.gate.recommend import Recommendation
+from pipeline.gate.judge import Judgment
+from pipeline.gate.recommend import Recommendation, advise
 from pipeline.gate.records import Inputs, load_inputs
 from pipeline.llamacpp.tools import DEFAULT_HOME
 from pipeline.metrics.adapter_norms import Norms, adapter_norms
@@ -28,11 +28,9 @@ from pipeline.models.merging.adapter import WEIGHTS
 from pipeline.serve.key import KEY_FILE
 from pipeline.ship.card import PrintedTools, fill_text, printed_command, text_values
 from pipeline.ship.ollama import chat_template
-from pipeline.stages.report.forgetting import forgotten
-from pipeline.stages.report.page import page_values, render
+from pipeline.stages.report.level_table import show
+from pipeline.stages.report.page import page_values, render, with_warnings
 from pipeline.stages.report.quants import write_data_files
-from pipeline.stages.report.terminal import show
-from pipeline.stages.report.verdict import with_warnings
 
 
 def report(
@@ -55,11 +53,11 @@ def report(
     chat template, `norms` are the adapter's, `used` is what the stages took.
     """
     advice, verdicts = advise(inputs, settings, serve, seed)
-    advice = with_warnings(advice, inputs.parity, forgotten(inputs.evaluations, seed))
+    advice = with_warnings(advice, inputs, seed)
     # where nothing can be recommended, the files still name the smallest level, with the warning beside it
-    level = advice.model or min(verdicts, key=lambda model: (inputs.evaluations[model]["bytes"], model))
-    lora = f"models/gguf/{name}-lora.gguf" if level == BASE_WITH_ADAPTER else None
-    gguf = "models/base/model.gguf" if lora else f"models/gguf/{name}-{level}.gguf"
+    level = advice.model or min(verdicts, key=lambda model: (inputs.evaluations[model].bytes, model))
+    files = product_of(inputs.evaluations).files(Path(), name, level)
+    gguf, lora = str(files.gguf), str(files.lora) if files.lora else None
     texts = text_values(inputs, advice, name=name, level=level, serve=serve, jinja=jinja) | {
         "gguf": gguf,
         "lora_gguf": lora,
@@ -71,15 +69,15 @@ def report(
         | page_values(inputs, advice, verdicts, seed, norms, used)
         | {
             "settings": settings,
-            "llama_version": inputs.evaluations[level].get("llama_cpp", "of unknown version"),
+            "llama_version": inputs.evaluations[level].llama_cpp or "of unknown version",
         }
     )
-    files = {file: fill_text(f"{file}.jinja", **texts) for file in ("card.md", "Modelfile", "serve.txt")}
-    files["index.html"] = render("index.html.jinja", **page)
-    for file, text in files.items():
+    written = {file: fill_text(f"{file}.jinja", **texts) for file in ("card.md", "Modelfile", "serve.txt")}
+    written["index.html"] = render("index.html.jinja", **page)
+    for file, text in written.items():
         with publishing(folder / file) as aside:
             aside.write_text(text, encoding="utf-8")
-    write_data_files(folder, inputs.evaluations, verdicts, advice.model, inputs.train)
+    write_data_files(folder, inputs.evaluations, verdicts, advice.model, inputs.train.loss_last)
     return advice, verdicts
 
 

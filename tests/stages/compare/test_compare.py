@@ -39,7 +39,6 @@ from pipeline.config.strategies import (
 from pipeline.core.child import become
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError
 from pipeline.core.hashing import tree_hash
-from pipeline.gate.drops import CHANCE as GATES_CHANCE
 from pipeline.gguf.patch import write_patch
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.models.base_header import checked_header
@@ -170,7 +169,6 @@ def test_a_single_score_says_nothing_and_shapes_must_agree() -> None:
     assert (difference(one, 0 * one, 0).low, difference(one, 0 * one, 0).high) == (-100.0, 100.0)
     with pytest.raises(ValueError, match="the same of both"):
         difference(one, np.ones((2, 1)), 0)
-    assert CHANCE == GATES_CHANCE
 
 
 # ---- the recommendation

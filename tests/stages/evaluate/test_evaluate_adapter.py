@@ -23,9 +23,8 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answers import answer_rows
 from pipeline.stages.base.quantized_gguf import keep_gguf
 from pipeline.stages.evaluate.divergence import Row, divergence_of
-from pipeline.stages.evaluate.files import compared_with, model_files
 from pipeline.stages.evaluate.speed import serving_figures
-from pipeline.stages.evaluate.stage import main
+from pipeline.stages.evaluate.stage import compared_with, main
 
 ROWS = [Row([5, 6, 7, 40, 41, 8, 9], [2, 3, 4]), Row([5, 6, 7, 11, 12, 13], [3, 4])]
 
@@ -67,7 +66,7 @@ def test_what_each_model_is_compared_with(level: str | None, method: str, refere
 
 def test_the_merged_graph_is_as_it_was(tmp_path: Path) -> None:
     found = load_params(DEMO_RECIPE)
-    assert model_files(found, tmp_path, "base-Q4_K_M") == (
+    assert found.files(tmp_path, "base-Q4_K_M") == (
         tmp_path / "models/gguf/demo-base-Q4_K_M.gguf",
         None,
     )
@@ -77,7 +76,7 @@ def test_the_merged_graph_is_as_it_was(tmp_path: Path) -> None:
 def test_base_and_adapter_are_one_file_and_the_adapter_has_a_second(tmp_path: Path) -> None:
     found = adapter_inputs.params()
     base, lora = tmp_path / "models/base", tmp_path / "models/gguf/demo-lora.gguf"
-    assert {model: model_files(found, tmp_path, model) for model in ("base", "adapter", "source")} == {
+    assert {model: found.files(tmp_path, model) for model in ("base", "adapter", "source")} == {
         "base": (base / "model.gguf", None),
         "adapter": (base / "model.gguf", lora),
         "source": (base / "source.gguf", None),
@@ -87,7 +86,7 @@ def test_base_and_adapter_are_one_file_and_the_adapter_has_a_second(tmp_path: Pa
 @pytest.mark.parametrize(("distill", "reference"), [(False, "base"), (True, "source")])
 def test_the_tuned_file_is_one_of_its_own(tmp_path: Path, distill: bool, reference: str) -> None:
     found = tuned_inputs.params(distill=distill)
-    assert {model: model_files(found, tmp_path, model) for model in tuned_inputs.MODELS} == {
+    assert {model: found.files(tmp_path, model) for model in tuned_inputs.MODELS} == {
         "source": (tmp_path / "models/base/source.gguf", None),
         "base": (tmp_path / "models/base/model.gguf", None),
         "tuned": (tmp_path / "models/gguf/demo-tuned.gguf", None),

@@ -20,8 +20,9 @@ from kept import kept
 
 from pipeline.__main__ import main
 from pipeline.config.params import load_params
-from pipeline.gate.judgment import Judgment
-from pipeline.gate.rules import judge
+from pipeline.gate.judge import Judgment
+from pipeline.gate.recommend import advise
+from pipeline.gate.records import load_inputs
 from pipeline.gguf.header import read_header
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import quantize_gguf
@@ -97,14 +98,9 @@ def read(path: Path) -> Any:
 
 
 def judged(root: Path, model: str) -> Judgment:
-    evaluations = {file.stem: read(file) for file in (root / "reports/eval").glob("*.json")}
-    answers = {
-        name: [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        for name in evaluations
-        if (file := root / f"reports/eval/{name}.answers.jsonl").exists()
-    }
     params = load_params(root / "params.yaml")
-    return judge(model, evaluations, answers, read(root / "reports/parity.json"), params.report.gate, 0)
+    inputs = load_inputs(root, params.evaluate.models)
+    return advise(inputs, params.report, params.serve, params.evaluate.seed)[1][model]
 
 
 def test_a_sound_q2_k_passes_parity_and_is_refused_by_the_gate(coarse: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pipeline.__main__ import run
+from pipeline.config.products import product_of
 from pipeline.core.errors import GateError
-from pipeline.gate.comparison import OF_TUNED
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def test_trained_scales_are_what_is_served_and_the_bare_base_is_not(project: Pat
     found = report["checks"]
     assert sorted(report["files"]) == ["model.gguf", "tiny-tuned.gguf"]
     assert {check["verdict"] for key, check in found.items() if not key.startswith("behavior")} == {"pass"}
-    assert OF_TUNED.keys() <= found.keys()  # what the gate asks for
+    assert product_of(["tuned"]).needed_checks("tuned", "").keys() <= found.keys()  # what the gate asks for
     assert found["outputs_served"]["figure"] <= found["outputs_served"]["limit"]
 
     # the base's bytes in the tuned file's place: what was trained has no effect

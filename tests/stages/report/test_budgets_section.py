@@ -3,14 +3,16 @@
 from typing import Any
 
 import pytest
+from gate_inputs import evaluations_of
 from golden import Golden
 from html_page import lines_of
 
-from pipeline.stages.report.budgets_section import budget_values
+from pipeline.gate.records import Budget
 from pipeline.stages.report.page import render
+from pipeline.stages.report.quantizing import budget_values
 
 
-def found(**changed: Any) -> dict[str, Any]:
+def found(**changed: Any) -> Budget:
     rival = {
         "level": "Q4_0",
         "bytes": 92_000_000,
@@ -20,7 +22,7 @@ def found(**changed: Any) -> dict[str, Any]:
         "high": -0.04,
         "p_value": 0.001,
     }
-    return {
+    usual = {
         "budget": "95MB",
         "chosen": "own",
         "most_bytes": 95_000_000,
@@ -28,7 +30,8 @@ def found(**changed: Any) -> dict[str, Any]:
         "rival": rival,
         "types": {f"blk.{layer}.attn_v.weight": "Q8_0" for layer in range(3)} | {"token_embd.weight": "Q5_0"},
         "rows": 28,
-    } | changed
+    }
+    return Budget.model_validate(usual | changed)
 
 
 @pytest.mark.parametrize(
@@ -39,5 +42,5 @@ def found(**changed: Any) -> dict[str, Any]:
 def test_which_file_ships_and_why(
     changed: dict[str, Any], on_test_rows: dict[str, Any], snapshot: Any
 ) -> None:
-    values = budget_values(found(**changed), on_test_rows)
+    values = budget_values(found(**changed), evaluations_of(on_test_rows))
     assert lines_of(render("index/budgets.html.jinja", budgets=[values])) == snapshot(extension_class=Golden)

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gate_inputs import evaluations_of
 from golden import Golden
 from html_page import Page, lines_of, section_of
 from parity_inputs import merge_report, parity_report
 from report_inputs import demo_params, evaluation, put, write_inputs
 
+from pipeline.gate.records import Merge, Parity
 from pipeline.stages.report import stage as stage
-from pipeline.stages.report.merge_section import merge_values, stands_out
+from pipeline.stages.report.merge_section import merge_values
 
 pytestmark = pytest.mark.usefixtures("plots_once")
 
@@ -22,9 +24,9 @@ EVALUATIONS = {model: evaluation(model) for model in MODELS}
 
 
 def values(merge: dict[str, Any] | None = None, evaluations: dict[str, Any] | None = None) -> dict[str, Any]:
-    return merge_values(
-        merge or merge_report(), parity_report(), EVALUATIONS if evaluations is None else evaluations, "F16"
-    )
+    record, parity = Merge.model_validate(merge or merge_report()), Parity.model_validate(parity_report())
+    found = evaluations_of(EVALUATIONS if evaluations is None else evaluations)
+    return merge_values(record, parity, found, "F16")
 
 
 @pytest.mark.parametrize(
@@ -54,19 +56,18 @@ def test_tensors_without_a_spectral_norm_are_not_counted(without: slice, tensors
     for one in merge["adapters"][without]:
         one["spectral_update"] = None
     for row in values(merge, {})["levels"]:
-        assert row["tensors"] == tensors >= row["visible"]
+        assert row.tensors == tensors >= row.visible
 
 
 def test_a_change_of_few_directions_stands_out_of_noise_that_is_larger() -> None:
-    tensor = {"rms_weight": 1.0, "rows": 400, "columns": 400, "spectral_update": 2.5}
-    assert stands_out(tensor, 0.1)  # 0.1 · (400 · 400)^¼ = 2
-    assert not stands_out(tensor, 0.13)
-
-
-def test_pefts_own_merge_has_no_figures_of_its_adapters() -> None:
-    merge = {key: value for key, value in merge_report("nf4").items() if key != "adapters"}
-    found = values(merge)
-    assert (found["maps"], found["levels"], found["outside"]) == ({"change": None, "nf4": None}, [], [])
+    merge = merge_report()
+    noises = {row.level: row.noise for row in values(merge)["levels"]}
+    for one in merge["adapters"]:
+        one |= {"rms_weight": 1.0, "rows": 400, "columns": 400}
+        one["spectral_update"] = 20.1 * min(noises.values())  # (400 · 400)^¼ = 20
+    for row in values(merge)["levels"]:
+        quietest = row.noise == min(noises.values())
+        assert row.visible == (row.tensors if quietest else 0), row.level
 
 
 def test_tensors_outside_the_layers_are_named() -> None:

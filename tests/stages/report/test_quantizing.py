@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gate_inputs import evaluations_of
 from golden import Golden
 
 from pipeline.stages.report.quantizing import quantizing_values
@@ -15,12 +16,10 @@ def values(
     scores: dict[str, list[float | None]] | None = None, **evaluations: dict[str, Any]
 ) -> dict[str, Any]:
     named = {name.replace("base_", "base-").replace("__", "-"): found for name, found in evaluations.items()}
-    return quantizing_values(named, scores or {}, "F16", seed=1)
+    return quantizing_values(evaluations_of(named), scores or {}, "F16", seed=1)
 
 
 BASE = {"reference": "base-F16"}
-
-
 ELSEWHERE = {"base_Q4_K_M": figures(0.35, **BASE, all_tokens={"kld_mean": 0.2})}
 ELSEWHERE |= {"Q4_K_M": figures(0.01, all_tokens={"kld_mean": 0.4})}
 PLAIN, IMATRIX = figures(0.02), figures(0.008)
@@ -59,14 +58,14 @@ def test_what_is_said_follows_from_the_figures(snapshot: Any) -> None:
 
 
 def test_what_improved_a_level_is_no_level_of_its_own() -> None:
-    assert [row["level"] for row in CASES["imatrix"]["rows"]] == ["Q4_K_M"]
-    assert [row["level"] for row in CASES["distilled"]["rows"]] == ["Q4_0"]
+    assert [row.level for row in CASES["imatrix"]["rows"]] == ["Q4_K_M"]
+    assert [row.level for row in CASES["distilled"]["rows"]] == ["Q4_0"]
     assert values(Q4_K_M=PLAIN)["improved"] == []
 
 
 def test_a_divergence_from_another_model_does_not_count() -> None:
     found = values(base_Q4_K_M=figures(1.7, reference="F16"), Q4_K_M=figures(0.01))
-    assert found["rows"][0]["ratio"] is None
+    assert found["rows"][0].ratio is None
     assert found["sentences"] == []
     assert "base-Q4_K_M" in found["missing"]
 

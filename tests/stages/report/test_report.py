@@ -12,9 +12,8 @@ from html_page import Page, section_of
 from report_inputs import CHATML_WITH_DEFAULT, MODELS, change, demo_params, write_inputs
 
 from pipeline.config.params import Params
+from pipeline.config.strategies import CHANCE
 from pipeline.core.errors import DataError
-from pipeline.core.places import PROJECT
-from pipeline.gate.drops import CHANCE
 from pipeline.pages.formats import probability
 from pipeline.pages.parity_summary import counts
 from pipeline.ship.ollama import default_system
@@ -22,8 +21,6 @@ from pipeline.stages.report import stage as stage
 from pipeline.stages.report.training_plots import training_plots
 
 pytestmark = pytest.mark.usefixtures("plots_once")
-
-ROOT = PROJECT
 
 
 @pytest.fixture
