@@ -25,7 +25,7 @@ Trees = dict[Path, ast.Module]
 # what tests may weigh and how much of the inside they may freeze: lower a number where it fell
 CEILINGS = {
     "lines of tests": 59_600,
-    "inner symbols that tests use": 592,
+    "inner symbols that tests use": 590,
     "sentences that tests assert": 275,
 }
 

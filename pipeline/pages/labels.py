@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.pages.plots import CARD
+from pipeline.pages.plots import CARD, reach
 
 LETTER, HEIGHT = 5.9, 11.0  # a label's letter and line, in points
 Box = tuple[float, float, float, float]  # left, bottom, right, top
@@ -26,7 +26,7 @@ def put_point(axes: Any, place: Place, color: str, *, hollow: bool) -> None:
     axes.errorbar(
         [place.size],
         [place.value],
-        yerr=[[max(0.0, place.value - place.low)], [max(0.0, place.high - place.value)]],
+        yerr=reach(place.value, (place.low, place.high)),
         fmt="o",
         color=color,
         markersize=7,

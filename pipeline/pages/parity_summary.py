@@ -21,7 +21,7 @@ GROUPS = {
     "behavior": "Behavior",
 }
 OTHER = "Other"
-VERDICTS = ("fail", "warn", "not measured", "pass")  # the gravest first
+VERDICTS = ("fail", "warn", "not measured", "pass")  # the most severe first
 MARKS = {"pass": "✓", "warn": "▲", "fail": "✕", "not measured": "○"}
 # a place: the merged model, to which both what training had and the 16-bit base with its adapter are handed
 # over; its GGUF; a level by its name
@@ -31,11 +31,6 @@ LORA = "+lora"  # behind one of the two latter: that GGUF of the base, with the 
 # where nothing is merged: the file that is trained on and served, and the same with the adapter's GGUF on it
 # or with trained scales
 BASE, SERVED, TUNED = "base GGUF", "base GGUF + LoRA", "tuned GGUF"
-
-
-def group_of(key: str) -> str:
-    """The group that a parity check's key begins with."""
-    return GROUPS.get(key.partition("_")[0], OTHER)
 
 
 def place_of(check: Mapping[str, Any]) -> str:
@@ -48,37 +43,24 @@ def served_unmerged(checks: ParityChecks) -> str:
     return next((place for check in checks.values() if (place := place_of(check)) in (SERVED, TUNED)), "")
 
 
-def verdict_of(check: Mapping[str, Any]) -> str:
-    """pass, warn, fail or not measured; whatever else stands there is not measured."""
-    return str(check["verdict"]) if check.get("verdict") in VERDICTS else "not measured"
-
-
-def gravest(checks: Iterable[Mapping[str, Any]]) -> str:
+def most_severe(verdicts: Iterable[str]) -> str:
     """The verdict over several parity checks: fail before warn before not measured before pass; not measured
-    if there is none.
-    """
-    found = {verdict_of(check) for check in checks} or {"not measured"}
-    return next(verdict for verdict in VERDICTS if verdict in found)
+    if there is none."""
+    return min(verdicts, key=VERDICTS.index, default="not measured")
 
 
 def grouped(checks: ParityChecks) -> dict[str, list[dict[str, Any]]]:
-    """The parity checks by group, each with its key and its verdict made sure; a group without any is left
-    out.
-    """
-    rows = [
-        {**check, "key": key, "verdict": verdict_of(check), "group": group_of(key)}
-        for key, check in checks.items()
-    ]
-    return {
-        name: found
-        for name in (*GROUPS.values(), OTHER)
-        if (found := [row for row in rows if row["group"] == name])
-    }
+    """The parity checks by group, each with its key; a group without any is left out."""
+    groups: dict[str, list[dict[str, Any]]] = {name: [] for name in (*GROUPS.values(), OTHER)}
+    for key, check in checks.items():
+        group = GROUPS.get(key.partition("_")[0], OTHER)
+        groups[group].append({**check, "key": key, "group": group})
+    return {name: rows for name, rows in groups.items() if rows}
 
 
 def counts(checks: ParityChecks) -> dict[str, int]:
     """How many parity checks have each verdict."""
-    verdicts = [verdict_of(check) for check in checks.values()]
+    verdicts = [check["verdict"] for check in checks.values()]
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
 
 

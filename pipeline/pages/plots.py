@@ -55,16 +55,13 @@ def panels_of(
 
 def put_interval(axes: Any, row: int, middle: float, ends: tuple[float, float], color: str, fmt: str) -> None:
     """Draw a value on its interval in a row of the plot, with a marker as Matplotlib's `fmt` has it."""
-    axes.errorbar(
-        [middle],
-        [row],
-        xerr=[[max(0.0, middle - ends[0])], [max(0.0, ends[1] - middle)]],
-        fmt=fmt,
-        color=color,
-        markersize=6.5,
-        capsize=3.5,
-        elinewidth=1.6,
-    )
+    looks = {"fmt": fmt, "color": color, "markersize": 6.5, "capsize": 3.5, "elinewidth": 1.6}
+    axes.errorbar([middle], [row], xerr=reach(middle, ends), **looks)
+
+
+def reach(middle: float, ends: tuple[float, float]) -> list[list[float]]:
+    """How far an interval reaches below and above a value in it, as Matplotlib's error bars take it."""
+    return [[max(0.0, middle - ends[0])], [max(0.0, ends[1] - middle)]]
 
 
 def name_rows(axes: Any, names: Sequence[str]) -> None:

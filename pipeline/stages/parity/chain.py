@@ -16,8 +16,8 @@ from pipeline.pages.parity_summary import (
     MERGED,
     SIXTEEN,
     ParityChecks,
-    gravest,
     grouped,
+    most_severe,
     place_of,
     served_unmerged,
 )
@@ -41,8 +41,8 @@ class HandOver:
 
     @property
     def verdict(self) -> str:
-        """The gravest of the labels' verdicts."""
-        return gravest({"verdict": verdict} for verdict, _ in self.labels)
+        """The most severe of the labels' verdicts."""
+        return most_severe(verdict for verdict, _ in self.labels)
 
     @property
     def marked(self) -> list[str]:
@@ -100,7 +100,7 @@ def _counted(rows: Sequence[Row], name: str) -> Label:
     """A label for several parity checks: how many of them passed."""
     passed = sum(row["verdict"] == "pass" for row in rows)
     counted = f"{passed} of {len(rows)}" if rows else "not measured"
-    return gravest(rows), f"{name} {counted}"
+    return most_severe(row["verdict"] for row in rows), f"{name} {counted}"
 
 
 def divergences(checks: ParityChecks) -> str:

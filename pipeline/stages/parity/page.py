@@ -17,8 +17,8 @@ from pipeline.pages.parity_summary import (
     TUNED,
     code,
     counts,
-    gravest,
     grouped,
+    most_severe,
     place_of,
     sentence,
     served_unmerged,
@@ -113,7 +113,7 @@ def _models(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str,
                 if place.endswith(LORA)
                 else place,
                 "kld": figure_text(outputs.get("figure")),
-                "verdict": gravest(rows.values()),
+                "verdict": most_severe(row["verdict"] for row in rows.values()),
                 **{key: _figure(key, figures.get(key)) for key in NAMES},
             }
         )

@@ -15,11 +15,10 @@ VERDICTS = {
 }
 
 
-def strategies_values(found: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the section's template needs of `reports/strategies.json` (None: there is no such file); only
-    "seeds", which is empty, where not measured.
-    """
-    if not found or not found.get("seeds"):
+def strategies_values(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the section's template needs of `reports/strategies.json`; only "seeds", which is empty, where
+    not measured."""
+    if not found["seeds"]:
         return {"seeds": []}
     reference = found["reference"]
     return {

@@ -69,9 +69,6 @@ SERVED = with_check(adapter_inputs.parity(), "outputs_served", verdict="fail", c
 CHANGED: dict[str, Callable[[], str]] = {
     "quick": lambda: changed_lines(lines(FULL), lines(parity_report("quick"))),
     "failed": lambda: changed_lines(lines(FULL), lines(failed_report())),
-    "odd verdict": lambda: changed_lines(
-        lines(FULL), lines(with_check(FULL, "text_template", verdict="PASS"))
-    ),
     "warned": lambda: changed_lines(
         lines(FULL), lines(with_check(FULL, "outputs_q4_k_m", verdict="warn", figure=1.09))
     ),

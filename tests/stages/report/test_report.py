@@ -111,20 +111,6 @@ def test_a_long_run_is_drawn_smoothed_in_few_bytes() -> None:
     assert sum(map(len, plots.values())) < 1_000_000
 
 
-VERDICTS = [
-    ("pass", "pass"),
-    ("fail", "fail"),
-    ("not measured", "not measured"),
-    ("PASS", "not measured"),
-    (None, "not measured"),
-]
-
-
-@pytest.mark.parametrize(("verdict", "kind"), VERDICTS)
-def test_only_pass_counts_as_passed(verdict: str | None, kind: str) -> None:
-    assert counts({"one": {"verdict": verdict}})[kind] == 1
-
-
 def test_the_same_inputs_give_the_same_bytes(
     project: Path, params: Params, forget_plots: Callable[[], None]
 ) -> None:
