@@ -357,17 +357,20 @@ def planner(
     """Our step's peaks, for every length with and without checkpointing, beside the planner's; then the
     longest row that fits under the cap.
     """
+    from pipeline.core.hardware import first_gpu, main_memory
     from pipeline.models.liger_loss import choose_loss
     from pipeline.planning.memory import plan_memory
+    from pipeline.planning.setup import Setup
     from pipeline.planning.shape import load_shape
 
     base = folder / "nf4/base"
     step, shape, loss = stepper(base, settings), load_shape(base / "config.json"), choose_loss(settings.loss)
+    card = first_gpu() if CUDA else main_memory()
     step(LONGEST_STEP, True)  # the optimizer's states are there from now on
     for tokens in lengths:
         for checkpointing in (True, False):
-            train = settings.model_copy(update={"gradient_checkpointing": checkpointing})
-            planned = plan_memory(shape, train, tokens, "cuda" if CUDA else "cpu", loss).allocated  # type: ignore[arg-type]
+            train = settings.model_copy(update={"gradient_checkpointing": checkpointing, "loss": loss})
+            planned = plan_memory(Setup(shape, train, tokens, card)).allocated
             say({"planned": [loss, tokens, checkpointing, step(tokens, checkpointing), planned]})
     if find_longest and CUDA:
         torch.cuda.empty_cache()
@@ -417,10 +420,11 @@ def step_speed(
     report_speed(say, seconds, tokens)
     say({"losses": losses})
     if settings.offload_layers:
-        from pipeline.planning.offload import offloaded_bytes
+        from pipeline.planning.setup import Setup
         from pipeline.planning.shape import load_shape
+        from pipeline.planning.weights import offloaded_bytes
 
-        layers = offloaded_bytes(load_shape(base / "config.json"), settings)
+        layers = offloaded_bytes(Setup(load_shape(base / "config.json"), settings, tokens))
         say({"saving_planned_gib": (sum(layers) - max(layers)) / GIB})
 
 

@@ -25,10 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from tensor_bytes import adapted, hidden_states, kept_bytes, measured, planned
 
 from pipeline.config.params import load_params
+from pipeline.core.hardware import main_memory
 from pipeline.models.runtime import silence_libraries
 from pipeline.planning import activations
-from pipeline.planning.activations import Step
 from pipeline.planning.memory import plan_memory
+from pipeline.planning.setup import Setup
 from pipeline.planning.shape import load_shape
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -79,12 +80,12 @@ def tensors(name: str, base: Path, tokens: int) -> None:
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
-        step = Step(shape, train, "cpu", "chunked", tokens)
+        setup = Setup(shape, train, tokens, main_memory())
         kept = kept_bytes(model, lambda model=model: hidden_states(model, tokens))
         plan = (
-            activations.inputs_kept(step) - activations.rope_bytes(step)
+            activations.inputs_kept(setup) - activations.rope_bytes(setup)
             if checkpointing
-            else activations.all_kept(step)
+            else activations.all_kept(setup)
         )
         print(f"{name:22} {'layer inputs' if checkpointing else 'activations':14} {error(plan, kept)}")
         if not checkpointing:
@@ -155,7 +156,7 @@ def whole_process(base: Path, tokens: int) -> None:
         train = load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(
             update={"gradient_checkpointing": checkpointing}
         )
-        plan = plan_memory(shape, train, tokens, "cpu", "chunked").total
+        plan = plan_memory(Setup(shape, train, tokens, main_memory())).total
         name = f"{base.name}, process"
         print(
             f"{name:22} {'checkpointing' if checkpointing else 'no checkpoint':14} "

@@ -37,7 +37,7 @@ def bare(base: Path, rows: Path, settings: Training) -> list[float]:
     from pipeline.models.chunked_loss import chunked_loss
     from pipeline.models.lora import lora_config
     from pipeline.models.qlora import load_quantized
-    from pipeline.planning.steps import warmup_steps
+    from pipeline.planning.duration import warmup_steps
     from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL, Collator, load_rows
 
     torch.manual_seed(settings.seed)

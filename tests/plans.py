@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 from pipeline.cli import app
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Training
+from pipeline.core.hardware import Card
 from pipeline.core.places import PROJECT
-from pipeline.planning.card import Card
+from pipeline.planning.base import published_shape
 from pipeline.planning.plan import Plan, make_plan
-from pipeline.planning.published import published_shape
 from pipeline.planning.quantized import quantized_level
+from pipeline.planning.setup import Setup
 from pipeline.planning.shape import Shape
 
 GIB = 1 << 30
@@ -52,15 +53,16 @@ def plan_of(
 ) -> Plan:
     """The plan of training (the 8 GB recipe's) with rows of `length` tokens.
 
-    Beside what `make_plan` takes: `level` is the GGUF level that is trained on, `room` the bytes of a GPU,
-    `device` "cpu" a CPU of as many.
+    Beside what `Setup` takes: `tflops`, the GGUF `level` that is trained on, `room` bytes of a GPU, or of a
+    CPU with the `device` "cpu".
     """
     level, room, device = given.pop("level", None), given.pop("room", None), given.pop("device", "cuda")
     if level:
         given["quantized"] = quantized_level(shape, level)
     if room or device == "cpu":
         given["card"] = Card("a device", room or 8 * GIB, device)
-    return make_plan(shape, train or training(), length, given.pop("levels", []), **{"card": None} | given)
+    tflops = given.pop("tflops", None)
+    return make_plan(Setup(shape, train or training(), length, **given), tflops=tflops)
 
 
 def parts(plan: Plan) -> dict[str, int]:

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Training
+from pipeline.core.hardware import main_memory
 from pipeline.models.tuners import causal_model
 from pipeline.planning.memory import plan_memory
 from pipeline.planning.quantized import QuantizedBase
+from pipeline.planning.setup import Setup
 from pipeline.planning.shape import Shape
 
 
@@ -87,7 +89,8 @@ def measured(model: Any, optimizer: Any) -> dict[str, int]:
 
 def planned(shape: Shape, train: Training, packed: QuantizedBase | None = None) -> dict[str, int]:
     """The same by the planner: what stays, whatever the sequence."""
-    parts = {part.name: part.bytes for part in plan_memory(shape, train, 64, "cpu", "chunked", packed).parts}
+    setup = Setup(shape, train, 64, main_memory(), packed)
+    parts = {part.name: part.bytes for part in plan_memory(setup).parts}
     linears = next(name for name in parts if "linears" in name)
     trained = next(name for name in parts if name in ("LoRA", "scales"))
     names = (linears, "embeddings and head", "norms and biases", trained, "gradients", "optimizer")

@@ -25,18 +25,17 @@ from pipeline.config.methods import METHODS
 from pipeline.config.params import load_params
 from pipeline.config.sections import AUTO
 from pipeline.core.errors import ConfigError, MachineError
+from pipeline.core.hardware import Card, first_gpu, main_memory
 from pipeline.core.ranks import wanted_processes
 from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
 from pipeline.core.usage import Figures
 from pipeline.llamacpp.devices import sees_gpu
 from pipeline.planning.base import find_shape, plan_run
 from pipeline.planning.budget import check_budgets
-from pipeline.planning.card import Card, first_gpu, main_memory, wants_gpu
-from pipeline.planning.disk import BASE, CACHE, own_bytes
+from pipeline.planning.duration import PCIE
 from pipeline.planning.memory import MemoryPlan
-from pipeline.planning.memory_reductions import Reduction
-from pipeline.planning.offload import PCIE
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import BASE, CACHE, Plan, Reduction, own_bytes
+from pipeline.planning.setup import wants_gpu
 from pipeline.planning.shape import load_shape
 from pipeline.planning.stages import planned_stages
 
@@ -128,13 +127,13 @@ def show(plan: Plan, stages: Mapping[str, Figures], base: str, free_disk: int) -
     console = wide_console()
     write = partial(console.print, markup=False)
     write(
-        f"{base}: {plan.shape.parameters:,} parameters, {plan.memory.tokens:,} tokens in a forward, "
-        f"{plan.memory.loss} loss, on the {DEVICES[plan.memory.device]}"
+        f"{base}: {plan.setup.shape.parameters:,} parameters, {plan.setup.tokens:,} tokens in a forward, "
+        f"{plan.setup.loss} loss, on the {DEVICES[plan.setup.device]}"
     )
     console.print(memory_table(plan.memory, plan.card))
     write(verdict(plan))
-    if plan.reductions:
-        console.print(reductions_table(plan.reductions))
+    if plan.memory_reductions:
+        console.print(reductions_table(plan.memory_reductions))
     files = ", ".join(
         f"{name} {size / DISK_GB:.2f}" for name, size in plan.disk.items() if name not in (BASE, CACHE)
     )
@@ -203,7 +202,11 @@ def verdict(plan: Plan) -> str:
     )
     if not plan.longest_row:
         return f"{fits} Not even rows of one token fit."
-    limit = ", the most that the model has positions for" if plan.longest_row == plan.shape.positions else ""
+    limit = (
+        ", the most that the model has positions for"
+        if plan.longest_row == plan.setup.shape.positions
+        else ""
+    )
     return f"{fits} The longest rows that fit are of {plan.longest_row:,} tokens{limit}."
 
 
@@ -212,12 +215,11 @@ def duration(plan: Plan) -> str:
     per_token = f"{plan.flops_per_token / 1e9:.1f} GFLOP a token"
     if plan.tflops is None:
         return f"not measured ({per_token}): give what the card reaches with --tflops"
-    assumed = "of these cores" if plan.memory.device == "cpu" else "from the card's name"
+    assumed = "of these cores" if plan.setup.device == "cpu" else "from the card's name"
     origin = f"assumed {assumed}" if plan.tflops_assumed else "as given"
+    megabytes = plan.copied_bytes_per_token / 1e6
     copies = (
-        f", {plan.copied_per_token / 1e6:.1f} MB of weights copied for it at {PCIE / 1e9:g} GB/s assumed"
-        if plan.copied_per_token
-        else ""
+        f", {megabytes:.1f} MB of weights copied for it at {PCIE / 1e9:g} GB/s assumed" if megabytes else ""
     )
     rate = f"{plan.tokens_per_second:,.0f} tokens/s ({per_token}, {plan.tflops:g} TFLOP/s {origin}{copies})"
     if plan.work is None or plan.seconds is None:

@@ -20,13 +20,13 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Serve
 from pipeline.config.sections.values import ALL_LAYERS
 from pipeline.core.errors import ConfigError, DataError, MachineError
+from pipeline.core.hardware import Card
 from pipeline.core.units import MEMORY_GB, MEMORY_UNIT, memory_gb
 from pipeline.gate.recommend import Recommendation, advise, memory_of
 from pipeline.gate.records import Evaluations, load_inputs, read_evaluation
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.planning.base import find_quantized
 from pipeline.planning.budget import file_bytes
-from pipeline.planning.card import Card
 from pipeline.planning.serving import (
     LevelPlan,
     best_that_fits,
@@ -34,6 +34,7 @@ from pipeline.planning.serving import (
     plan_level,
     prompt_cache,
 )
+from pipeline.planning.setup import setup_of
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import lora_bytes
 
@@ -122,7 +123,7 @@ def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Pat
 
     if quantized := find_quantized(params, shape, root):
         served = str(product.served)
-        lora = lora_bytes(shape, params.train, params.lora.type) if product.with_lora else 0
+        lora = lora_bytes(setup_of(params, shape)) if product.with_lora else 0
         return [(served, files(served), quantized.file + lora)]
     return [
         (level, files(level), file_bytes(shape, level, params.serve))

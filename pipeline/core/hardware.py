@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.core.cpu import cpu_fields, instructions
+from pipeline.core.cpu import Device, cpu_fields, instructions
 from pipeline.core.errors import ToolError
 from pipeline.core.ranks import CARDS
+from pipeline.core.units import MEMORY_GB, memory_gb
 
 QUERY = ("name", "memory.total", "driver_version", "compute_cap")  # of nvidia-smi
 # what Linux calls the instructions that most decide how fast products are, the fastest first; virtual
@@ -34,6 +35,34 @@ class Accelerator:
     memory: int | None = None
     driver: str | None = None
     capability: str | None = None
+
+
+@dataclass(frozen=True)
+class Card:
+    """A device that trains or serves, and its entire memory in bytes."""
+
+    name: str
+    memory: int
+    device: Device
+
+    @property
+    def words(self) -> str:
+        """Its name and its memory; that of `--vram` has it in its name."""
+        in_name = f" {self.memory / MEMORY_GB:g} GB" in self.name
+        return self.name if in_name else f"{self.name} of {memory_gb(self.memory)}"
+
+
+def first_gpu() -> Card | None:
+    """The GPU that training takes; None if there is none. One that shares the machine's memory has all of
+    it.
+    """
+    gpu = accelerator()
+    return Card(gpu.name, gpu.memory or main_memory().memory, "cuda") if gpu else None
+
+
+def main_memory() -> Card:
+    """This machine's main memory, in which a CPU trains."""
+    return Card("main memory", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "cpu")
 
 
 def accelerator() -> Accelerator | None:

@@ -3,6 +3,7 @@ names, from what is here or by its name.
 """
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,13 @@ from typing import Any
 from pipeline.config.params import Params
 from pipeline.config.sections import Base
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hardware import Card
 from pipeline.core.places import expanded
-from pipeline.planning.card import Card
 from pipeline.planning.duration import work_in
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.plan import Plan, make_plan
-from pipeline.planning.published import published_shape
 from pipeline.planning.quantized import (
+    LEVEL_NAMES,
     MODEL_FILE,
     SOURCE_FILE,
     QuantizedBase,
@@ -25,7 +26,60 @@ from pipeline.planning.quantized import (
     quantized_file,
     quantized_level,
 )
-from pipeline.planning.shape import Shape, load_shape
+from pipeline.planning.setup import setup_of
+from pipeline.planning.shape import Shape, load_shape, read_shape
+
+# Shapes of published models, so that a recipe can be planned before its base is here: numbers from each
+# model's config.json on the Hugging Face Hub. The tests compare the parameters that follow with the published
+# counts
+KEYS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "tie_word_embeddings",
+    "max_position_embeddings",
+)
+# name of the model, in lower case, without "-instruct" and "-base": (model_type, values of KEYS)
+PUBLISHED: dict[str, tuple[str, tuple[int | bool, ...]]] = {
+    "smollm2-135m": ("llama", (576, 1536, 30, 9, 3, 64, 49_152, True, 8_192)),
+    "qwen2.5-0.5b": ("qwen2", (896, 4_864, 24, 14, 2, 64, 151_936, True, 32_768)),
+    "qwen2.5-1.5b": ("qwen2", (1_536, 8_960, 28, 12, 2, 128, 151_936, True, 32_768)),
+    "qwen2.5-3b": ("qwen2", (2_048, 11_008, 36, 16, 2, 128, 151_936, True, 32_768)),
+    "qwen2.5-7b": ("qwen2", (3_584, 18_944, 28, 28, 4, 128, 152_064, False, 32_768)),
+    "qwen2.5-14b": ("qwen2", (5_120, 13_824, 48, 40, 8, 128, 152_064, False, 32_768)),
+    "qwen2.5-32b": ("qwen2", (5_120, 27_648, 64, 40, 8, 128, 152_064, False, 32_768)),
+    "qwen3-0.6b": ("qwen3", (1_024, 3_072, 28, 16, 8, 128, 151_936, True, 40_960)),
+    "qwen3-1.7b": ("qwen3", (2_048, 6_144, 28, 16, 8, 128, 151_936, True, 40_960)),
+    "qwen3-4b": ("qwen3", (2_560, 9_728, 36, 32, 8, 128, 151_936, True, 40_960)),
+    "qwen3-8b": ("qwen3", (4_096, 12_288, 36, 32, 8, 128, 151_936, False, 40_960)),
+    "qwen3-14b": ("qwen3", (5_120, 17_408, 40, 40, 8, 128, 151_936, False, 40_960)),
+    "qwen3-32b": ("qwen3", (5_120, 25_600, 64, 64, 8, 128, 151_936, False, 40_960)),
+    "qwen3-30b-a3b": ("qwen3_moe", (2_048, 6_144, 48, 32, 4, 128, 151_936, False, 40_960)),
+    "qwen3-30b-a3b-2507": ("qwen3_moe", (2_048, 6_144, 48, 32, 4, 128, 151_936, False, 262_144)),
+    "qwen1.5-moe-a2.7b-chat": ("qwen2_moe", (2_048, 5_632, 24, 16, 16, 128, 151_936, False, 8_192)),
+    "mixtral-8x7b-v0.1": ("mixtral", (4_096, 14_336, 32, 32, 8, 128, 32_000, False, 32_768)),
+    "llama-3.2-1b": ("llama", (2_048, 8_192, 16, 32, 8, 64, 128_256, True, 131_072)),
+    "llama-3.2-3b": ("llama", (3_072, 8_192, 28, 24, 8, 128, 128_256, True, 131_072)),
+    "llama-3.1-8b": ("llama", (4_096, 14_336, 32, 32, 8, 128, 128_256, False, 131_072)),
+    "mistral-7b-v0.3": ("mistral", (4_096, 14_336, 32, 32, 8, 128, 32_768, False, 32_768)),
+}
+# of mixtures also: num_experts, num_experts_per_tok, moe_intermediate_size, shared_expert_intermediate_size
+EXPERT_KEYS = (
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)
+EXPERTS: dict[str, tuple[int, ...]] = {
+    "qwen3-30b-a3b": (128, 8, 768),
+    "qwen3-30b-a3b-2507": (128, 8, 768),
+    "qwen1.5-moe-a2.7b-chat": (60, 4, 1_408, 5_632),
+    "mixtral-8x7b-v0.1": (8, 2),
+}
 
 
 def plan_run(
@@ -40,19 +94,8 @@ def plan_run(
     """`make_plan` with the settings of `params` and what is here of its base and rows. Raises `ConfigError`
     or `DataError` as that and `find_quantized` do.
     """
-    return make_plan(
-        shape,
-        params.training_on(card.device if card else "cuda"),
-        params.preprocess.max_length,
-        [*params.quantize.files, *params.quantize.untuned],
-        card,
-        work_in(root, params.train),
-        tflops,
-        quantized=find_quantized(params, shape, root),
-        lora=params.lora.type,
-        untuned=params.convert.base,
-        processes=processes,
-    )
+    setup = setup_of(params, shape, card, find_quantized(params, shape, root), processes)
+    return make_plan(setup, work_in(root, params.train), tflops)
 
 
 def find_shape(params: Params, root: Path) -> Shape:
@@ -76,6 +119,21 @@ def find_shape(params: Params, root: Path) -> Shape:
             "its config.json with --config",
         )
     return shape
+
+
+def published_shape(model: str, file: str | None = None) -> Shape | None:
+    """The shape of the model that `base.model` ("Qwen/Qwen2.5-7B-Instruct") or a GGUF's file name means; None
+    for an unknown one.
+    """
+    for name in (file or "", model):
+        last = name.rpartition("/")[2].lower().removesuffix(".gguf").removesuffix("-gguf")
+        last = last.replace("qwen2.5-coder", "qwen2.5")  # of the same shapes
+        plain = re.sub(rf"-(instruct|base)\b|[-.](?:{LEVEL_NAMES.lower()}|fp16)$", "", last)
+        if plain in PUBLISHED:
+            kind, values = PUBLISHED[plain]
+            config = {"model_type": kind, **dict(zip(KEYS, values, strict=True))}
+            return read_shape(config | dict(zip(EXPERT_KEYS, EXPERTS.get(plain, ()), strict=False)), model)
+    return None
 
 
 def find_quantized(params: Params, shape: Shape, root: Path) -> QuantizedBase | None:

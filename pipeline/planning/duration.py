@@ -1,5 +1,8 @@
-"""The time plan: floating-point operations of a run over the card's throughput."""
+"""The time plan: optimizer steps and tokens of a run, floating-point operations over the card's throughput,
+and copies of weights that are kept in main memory.
+"""
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,13 +10,12 @@ from pathlib import Path
 from pipeline.config.methods import METHODS
 from pipeline.config.sections import Train
 from pipeline.config.targets import rank_of
-from pipeline.core.cpu import Device, multiplies_bfloat16
+from pipeline.core.cpu import multiplies_bfloat16
 from pipeline.core.errors import DataError
-from pipeline.core.hardware import usable_cores
+from pipeline.core.hardware import Card, usable_cores
 from pipeline.core.jsonl import BadLine, parse_record
-from pipeline.planning.shape import Shape
-from pipeline.planning.steps import steps_per_epoch, total_steps
-from pipeline.planning.weights import first_trained, targets, tunes_scales
+from pipeline.planning.setup import Setup
+from pipeline.planning.weights import first_trained, offloaded_bytes, targets
 
 # dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows;
 # NVIDIA's data sheets
@@ -31,6 +33,9 @@ PEAK = {
 UTILIZATION = 0.4  # assumed share of that peak
 # of a core that multiplies bfloat16 (AVX512-BF16, 2 cores): 0.20 to 0.26 with 0.5 to 1.5 billion parameters
 CORE_TFLOPS = 0.23
+# assumed: bytes a second from pinned memory to the GPU, over PCIe 3.0 × 16 or 4.0 × 8 (15.8 GB/s by the
+# standards)
+PCIE = 12e9
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,30 @@ class Work:
     steps: int
 
 
-def flops_per_token(shape: Shape, train: Train, max_length: int) -> float:
+def warmup_steps(settings: Train, rows: int) -> int:
+    """`warmup_ratio` of the optimizer steps that `rows` training rows give, rounded up as transformers 4
+    did.
+    """
+    return math.ceil(total_steps(settings, rows) * settings.warmup_ratio)
+
+
+def total_steps(settings: Train, rows: int) -> int:
+    """Optimizer steps of a complete run over `rows` training rows."""
+    return (
+        settings.max_steps
+        if settings.max_steps > 0
+        else math.ceil(steps_per_epoch(settings, rows) * settings.num_train_epochs)
+    )
+
+
+def steps_per_epoch(settings: Train, rows: int) -> int:
+    """Optimizer steps of one pass over `rows` training rows."""
+    return math.ceil(
+        math.ceil(rows / settings.per_device_train_batch_size) / settings.gradient_accumulation_steps
+    )
+
+
+def flops_per_token(setup: Setup) -> float:
     """Floating-point operations a token costs, 42.5 GFLOP for Qwen2.5-7B at 1,024 tokens with checkpointing.
 
     Per weight 2 for the forward, 2 for the gradient of its input (frozen weights have none of their own), 2
@@ -49,23 +77,22 @@ def flops_per_token(shape: Shape, train: Train, max_length: int) -> float:
     alone. The adapter adds 2 for its gradients. Attention: 4 per query width and key, half of them masked, ×2
     in the backward (Kaplan et al., arXiv:2001.08361, appendix B). `forwards` come on top.
     """
-    back = 1 - first_trained(shape, train) / shape.layers
+    shape, train, trained = setup.shape, setup.train, enumerate(targets(setup))
+    back = 1 - first_trained(setup) / shape.layers
     again = 2 / train.checkpoint_every if train.gradient_checkpointing else 0
-    if tunes_scales(train):  # the gradient of every weight is made, and summed up per scale
-        own = 2.0 * sum(linear.weights for linears in targets(shape, train) for linear in linears)
+    if setup.tunes_scales:  # the gradient of every weight is made, and summed up per scale
+        adapter = 2.0 * sum(linear.weights for _, linears in trained for linear in linears)
     else:  # of the routed experts', a token meets that of those it is sent to
-        own = (6 + again) * sum(
-            rank_of(one.path(layer), train) * one.used * (one.inputs + one.outputs)
-            for layer, linears in enumerate(targets(shape, train))
-            for one in linears
+        adapter = (6 + again) * sum(
+            rank_of(linear.path(layer), train) * linear.used * (linear.inputs + linear.outputs)
+            for layer, linears in trained
+            for linear in linears
         )
-    attention = shape.layers * 4 * shape.queries * max_length / 2
-    linears, scores = (
-        shape.used_weights * (2 + (2 + again) * back),
-        attention * (1 + (2 + again / 2) * back),
-    )
+    attention = shape.layers * 4 * shape.queries * setup.max_length / 2
+    weights = shape.used_weights * (2 + (2 + again) * back)
+    scores = attention * (1 + (2 + again / 2) * back)
     forward = 2 * (shape.used_weights + shape.table_weights) + attention
-    return linears + shape.table_weights * 4 + own + scores + forwards(train) * forward
+    return weights + shape.table_weights * 4 + adapter + scores + forwards(train) * forward
 
 
 def forwards(train: Train) -> float:
@@ -118,11 +145,22 @@ def work_in(root: Path, train: Train) -> Work | None:
     return None
 
 
-def assumed_tflops(card: str, device: Device = "cuda") -> float | None:
+def assumed_tflops(card: Card) -> float | None:
     """TFLOP/s that training on this card is assumed to reach, or on this machine's CPU; None for a card that
     isn't known, and for a CPU that doesn't multiply bfloat16.
     """
-    if device == "cpu":
+    if card.device == "cpu":
         return CORE_TFLOPS * (usable_cores() or 1) if multiplies_bfloat16() else None
-    known = (peak for name, peak in PEAK.items() if re.search(rf"\b{re.escape(name)}\b", card))
-    return next((peak * UTILIZATION for peak in known), None)
+    peaks = (peak for name, peak in PEAK.items() if re.search(rf"\b{re.escape(name)}\b", card.name))
+    return next((peak * UTILIZATION for peak in peaks), None)
+
+
+def copied_bytes(setup: Setup) -> float:
+    """Bytes that go to the GPU for a forward and its backward, at most: each offloaded layer once, and again
+    from the first that trains on (where a layer is recomputed, that and its backward share a copy).
+    `forwards` come on top.
+    """
+    if not setup.train.offload_layers:
+        return 0.0
+    layers = offloaded_bytes(setup)
+    return sum(layers) * (1 + forwards(setup.train)) + sum(layers[first_trained(setup) :])

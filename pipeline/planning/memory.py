@@ -1,19 +1,15 @@
 """The memory plan: every part of a training run in bytes, and their peak."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pipeline.config.methods import METHODS
 from pipeline.config.sections import Training
-from pipeline.core.cpu import Device
 from pipeline.core.text import plural
 from pipeline.core.units import memory_gb
-from pipeline.planning import activations, loss_memory, weights
-from pipeline.planning.activations import Loss, Step
-from pipeline.planning.offload import check_offload, offloaded_bytes
-from pipeline.planning.processes import exchanged_bytes, shared_bytes
-from pipeline.planning.quantized import QuantizedBase
-from pipeline.planning.rollouts import server_memory
-from pipeline.planning.shape import Shape
-from pipeline.planning.weights import held_quantized
+from pipeline.planning import activations, weights
+from pipeline.planning.level_bytes import level_bytes
+from pipeline.planning.serving import BUFFERS, ServingMemory, cache_per_token
+from pipeline.planning.setup import FLOAT, Loss, Setup, check_offload
 
 CUDA_CONTEXT = 500_000_000  # assumed: 0.3 to 0.8 GB, by card and driver
 CUDA_SLACK = 0.03  # assumed: what torch's allocator reserves above what is allocated, rounding included
@@ -25,6 +21,7 @@ HOLES = 0.48
 HOLES_WITH_DROPOUT = 1.5
 # assumed: free memory of a GPU, in sizes of a 16-bit model's file, with which it answers there
 TEACHER_ROOM = 1.5
+MORE = 8  # tokens that GRPO's rollouts ask for beside prompt and completion
 
 
 @dataclass(frozen=True)
@@ -42,9 +39,6 @@ class MemoryPlan:
     """All parts, on the device that trains."""
 
     parts: tuple[Part, ...]
-    device: Device
-    loss: Loss
-    tokens: int  # in one forward
     loading: int = 0  # bytes on the device while weights load, some of which training has elsewhere
     mapped: int = 0  # bytes on a CPU while weights load, with the file, whose pages the system takes back
 
@@ -69,109 +63,102 @@ LOGITS: dict[Loss, str] = {
     "chunked": "one chunk of logits",
     "plain": "all logits",
 }
-KEPT = ("layer inputs kept", "activations kept")
 SERVER = "llama-server"  # another process, beside training's
 ASSUMED = ("CUDA context", "allocator slack", "Python and libraries", "holes in the heap", SERVER)
 
 
-def plan_memory(
-    shape: Shape,
-    train: Training,
-    max_length: int,
-    device: Device,
-    loss: Loss,
-    quantized: QuantizedBase | None = None,
-    processes: int = 1,
-) -> MemoryPlan:
-    """The parts for training rows of `max_length` tokens, in packed micro batches of
-    `train.per_device_train_batch_size`, on the card of one of so many processes.
+def plan_memory(setup: Setup) -> MemoryPlan:
+    """The parts for training on packed micro batches, on the card of one of the processes.
 
     Two moments can be the peak: the loss, and the backward of the layer that comes first there. The smaller
-    one's own bytes don't count. `quantized` is what a base takes that stays in its GGUF's blocks
-    (`train.quantization` gguf, `train.keep_quantized`). Raises `ConfigError` for targets or an optimizer that
-    can't be planned.
+    one's own bytes don't count. Raises `ConfigError` for targets or an optimizer that can't be planned.
     """
-    check_offload(train, device)
-    tokens = max_length * train.per_device_train_batch_size
-    step = Step(shape, train, device, loss, tokens)
-    trained, scaled = 4 * sum(weights.trained_tensors(shape, train, quantized)), weights.tunes_scales(train)
-    held = held_quantized(train, quantized)
-    linears, how, dequantized = _storage(train, held)
-    table = weights.table_bytes(shape, train, quantized)
-    dense = train.quantization != "gguf"
-    off_card = table // 2 if train.embeddings_on_cpu and device == "cuda" and not shape.tied and dense else 0
+    check_offload(setup.train, setup.device)
+    kept, backward, loss = step_parts(setup)
+    smaller = min([loss], backward, key=lambda moment: sum(part.bytes for part in moment))
+    moments = [replace(part, at_peak=part not in smaller) for part in (*backward, loss)]
+    parts = [*lasting_parts(setup), kept, *moments, *server_parts(setup)]
+    # all are put on the GPU before some go to main memory, on a CPU the 16-bit file is mapped; a GGUF is
+    # loaded tensor by tensor, what is shared out in main memory
+    frozen, loading, mapped = weights.frozen_bytes(setup), 0, 0
+    if not setup.packed and not any(weights.shared_bytes(setup)):
+        if setup.device == "cuda":
+            loading = frozen + CUDA_CONTEXT
+        else:
+            mapped = frozen + CPU_LIBRARIES + 2 * setup.shape.parameters
+    return MemoryPlan((*parts, *assumed_parts(setup, parts, kept)), loading, mapped)
+
+
+def lasting_parts(setup: Setup) -> list[Part]:
+    """What stays from the first step to the last; what several processes and offloading come to as well."""
+    shape, train, processes = setup.shape, setup.train, setup.processes
+    if setup.packed:
+        linears, how = "quantized linears", setup.packed.source
+    elif train.quantization == "nf4":
+        linears = "linears in NF4"
+        how = "scales quantized too" if train.bnb_4bit_use_double_quant else "scales in float32"
+    else:
+        linears, how = "linears", train.bnb_4bit_compute_dtype
+    away, (elsewhere, gathered) = weights.offloaded_bytes(setup), weights.shared_bytes(setup)
+    in_main_memory = f"{memory_gb(sum(away))} of {plural(len(away), 'layer')} in main memory"
+    table, movable = weights.table_bytes(setup), setup.device == "cuda" and train.quantization != "gguf"
+    off_card = table // 2 if train.embeddings_on_cpu and movable and not shape.tied else 0
     tables = (
-        "quantized too" if held else train.bnb_4bit_compute_dtype,
+        "quantized too" if setup.packed else train.bnb_4bit_compute_dtype,
         "one table for both" if shape.tied else "",
         "embeddings in main memory" if off_card else "",
     )
+    trained = FLOAT * sum(weights.trained_tensors(setup))
+    # all gradients of a round in one piece, what the others send, and this process's part of the sum
+    exchanged = 2 * trained + trained // processes if processes > 1 else 0
+    parts = [
+        Part(linears, weights.linear_bytes(setup) - sum(away) - elsewhere, how),
+        Part("gathered layers", gathered, f"the rest is with {processes} processes"),
+        Part("offloaded layer", max(away, default=0), f"one at a time; {in_main_memory}"),
+        Part("embeddings and head", table - off_card, ", ".join(filter(None, tables))),
+        Part("norms and biases", weights.small_bytes(setup), train.bnb_4bit_compute_dtype),
+        Part(
+            "scales" if setup.tunes_scales else "LoRA", trained, f"{trained // FLOAT:,} parameters, float32"
+        ),
+        Part("gradients", trained, "float32"),
+        Part("exchanged gradients", exchanged, "a round's and their sum"),
+        Part("optimizer", weights.optimizer_bytes(setup), train.optim),
+    ]
+    rare = ("gathered layers", "offloaded layer", "exchanged gradients")
+    return [part for part in parts if part.bytes or part.name not in rare]
+
+
+def step_parts(setup: Setup) -> tuple[Part, list[Part], Part]:
+    """(what is kept for the backward, what the backward takes beside, what the loss does)."""
     # all layers are given the mask that keeps packed rows apart, T × T bools; autograd doesn't keep it
-    mask, copies = tokens**2, activations.autocast_copies(step)
-    in_layer, at_loss = activations.gradients_in_flight(step), loss_memory.loss_bytes(step)
-    if train.gradient_checkpointing:
-        inputs = activations.inputs_kept(step) + mask
-        kept = Part(KEPT[0], inputs, "layers × tokens × hidden width")
-        in_layer += activations.recomputed_kept(step)
-        moment, source = "one layer recomputed", "what its forward keeps, and gradients"
+    mask, copies = setup.tokens**2, activations.autocast_copies(setup)
+    in_layer, at_loss = activations.gradients_in_flight(setup), activations.loss_bytes(setup)
+    if setup.train.gradient_checkpointing:
+        inputs = activations.inputs_kept(setup) + mask
+        kept = Part("layer inputs kept", inputs, "layers × tokens × hidden width")
+        in_layer += activations.recomputed_kept(setup)
+        moment = Part("one layer recomputed", in_layer, "what its forward keeps, and gradients")
         at_loss += copies  # the recomputed layer makes its own again
     else:
-        outputs = activations.all_kept(step) + mask + copies
-        kept = Part(KEPT[1], outputs, "what all layers' forwards keep")
-        moment, source = "gradients in flight", "of one layer's activations"
-    workspace = activations.workspace_bytes(step, held)
-    takes = ", ".join(filter(None, (dequantized, "cuBLAS" if device == "cuda" else ""))) or "none"
-    in_backward = in_layer + workspace >= at_loss
-    away = offloaded_bytes(shape, train, quantized)
-    exchanged = exchanged_bytes(trained, processes)
-    elsewhere, gathered = shared_bytes(shape, train, quantized, processes)
-    linear_bytes = weights.linear_bytes(shape, train, quantized)
-    parts = [
-        Part(linears, linear_bytes - sum(away) - elsewhere, how),
-        *([Part("gathered layers", gathered, f"the rest is with {processes} processes")] if gathered else []),
-        *([Part("offloaded layer", max(away), _offloaded(away))] if away else []),
-        Part("embeddings and head", table - off_card, ", ".join(filter(None, tables))),
-        Part("norms and biases", weights.small_bytes(shape, train), train.bnb_4bit_compute_dtype),
-        Part("scales" if scaled else "LoRA", trained, f"{trained // 4:,} parameters, float32"),
-        Part("gradients", trained, "float32"),
-        *([Part("exchanged gradients", exchanged, "a round's and their sum")] if exchanged else []),
-        Part("optimizer", weights.optimizer_bytes(shape, train, quantized), train.optim),
-        kept,
-        Part(moment, in_layer, source, in_backward),
-        Part("workspace", workspace, takes, in_backward),
-        Part("loss", at_loss, "a block of the vocabulary" if held else LOGITS[loss], not in_backward),
-    ]
-    if server := server_memory(shape, train, max_length, device, quantized):
-        parts.append(Part(SERVER, *server))
-    everything = linear_bytes + table + weights.small_bytes(shape, train)
-    # all are put on the GPU before some go to main memory, on a CPU the 16-bit file is mapped; a GGUF is
-    # loaded tensor by tensor, what is shared out in main memory
-    whole = not held and not gathered
-    loading = everything + CUDA_CONTEXT if whole and device == "cuda" else 0
-    mapped = everything + CPU_LIBRARIES + 2 * shape.parameters if whole and device == "cpu" else 0
-    holes = HOLES_WITH_DROPOUT if train.dropout and not scaled else HOLES
-    return MemoryPlan((*parts, *_assumed(parts, device, holes)), device, loss, tokens, loading, mapped)
+        outputs = activations.all_kept(setup) + mask + copies
+        kept = Part("activations kept", outputs, "what all layers' forwards keep")
+        moment = Part("gradients in flight", in_layer, "of one layer's activations")
+    dequantized = "the largest linear dequantized" if setup.train.quantization == "nf4" else ""
+    takes = (
+        "a block of linears dequantized" if setup.packed else dequantized,
+        "cuBLAS" if setup.device == "cuda" else "",
+    )
+    workspace = activations.workspace_bytes(setup)
+    loss = Part("loss", at_loss, "a block of the vocabulary" if setup.packed else LOGITS[setup.loss])
+    return kept, [moment, Part("workspace", workspace, ", ".join(filter(None, takes)) or "none")], loss
 
 
-def _offloaded(away: list[int]) -> str:
-    return f"one at a time; {memory_gb(sum(away))} of {plural(len(away), 'layer')} in main memory"
-
-
-def _storage(train: Training, held: QuantizedBase | None) -> tuple[str, str, str]:
-    """What linears are called, how they are stored, and what is dequantized of them at a time."""
-    if held:
-        return "quantized linears", held.source, "a block of linears dequantized"
-    if train.quantization == "nf4":
-        scales = "scales quantized too" if train.bnb_4bit_use_double_quant else "scales in float32"
-        return "linears in NF4", scales, "the largest linear dequantized"
-    return "linears", train.bnb_4bit_compute_dtype, ""
-
-
-def _assumed(parts: list[Part], device: Device, holes: float) -> list[Part]:
-    """What a process takes beside the tensors of `parts`; `holes` is a share of what is kept."""
-    if device == "cpu":
-        kept = sum(part.bytes for part in parts if part.name in KEPT)
+def assumed_parts(setup: Setup, parts: list[Part], kept: Part) -> list[Part]:
+    """What a process takes beside the tensors of `parts`, `kept` among them."""
+    if setup.device == "cpu":
+        holes = HOLES_WITH_DROPOUT if setup.train.dropout and not setup.tunes_scales else HOLES
         return [
-            Part("holes in the heap", int(holes * kept), f"assumed; {holes:.0%} of what is kept"),
+            Part("holes in the heap", int(holes * kept.bytes), f"assumed; {holes:.0%} of what is kept"),
             Part("Python and libraries", CPU_LIBRARIES, "assumed"),
         ]
     slack = int(CUDA_SLACK * sum(part.bytes for part in parts if part.at_peak and part.name != SERVER))
@@ -179,3 +166,39 @@ def _assumed(parts: list[Part], device: Device, holes: float) -> list[Part]:
         Part("CUDA context", CUDA_CONTEXT, "assumed; 0.3 to 0.8 GB by card and driver"),
         Part("allocator slack", slack, f"assumed; {CUDA_SLACK:.0%} of all tensors"),
     ]
+
+
+# --- llama-server beside training
+
+
+def answers_by_server(train: Training) -> bool:
+    """Whether llama-server gives the model's own answers while it trains."""
+    return METHODS[train.method].prompts and train.grpo.rollouts == "llama-server"
+
+
+def made_file(setup: Setup) -> int:
+    """Bytes of the GGUF that is made for llama-server, until training has ended; 0 where none is."""
+    if not answers_by_server(setup.train) or setup.train.quantization == "gguf":
+        return 0
+    return level_bytes(setup.shape, setup.train.grpo.rollout_type)
+
+
+def server_parts(setup: Setup) -> list[Part]:
+    """llama-server where training is, while a round is drawn for the longest prompts; nothing where there is
+    no server.
+
+    Its layers on a GPU share one with training, those in main memory count where training is there too.
+    """
+    if not answers_by_server(setup.train):
+        return []
+    shape, grpo = setup.shape, setup.train.grpo
+    if not (file := made_file(setup)):  # it draws with the one that is trained on
+        assert setup.quantized, "base.quantization is gguf, and how many bytes its GGUF has is missing"
+        file = setup.quantized.file
+    context = (setup.max_length + grpo.max_new_tokens + MORE) * grpo.parallel
+    memory = ServingMemory(file, cache_per_token(shape) * context, context=context)
+    on_gpu = min(grpo.n_gpu_layers, shape.layers) / shape.layers
+    here = on_gpu if setup.device == "cuda" else 1 - on_gpu
+    sizes = f"{memory_gb(memory.weights)} file, {context:,} tokens of KV cache, {BUFFERS:.0%}"
+    source = sizes if here == 1 else f"{here:.0%} of {memory_gb(memory.total)}"
+    return [Part(SERVER, round(memory.total * here), source)]

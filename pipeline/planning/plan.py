@@ -1,148 +1,246 @@
-"""The entire plan of a run: does it fit, what would fit, disk and time. `quench config plan` and the
-preflight check share it.
+"""The entire plan of a run: does it fit, what to change where it doesn't, disk and time. `quench config plan`
+and the preflight check share it.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.config.sections import LoraType, Quantization, Training
-from pipeline.planning.card import Card, loss_on
-from pipeline.planning.disk import plan_disk
-from pipeline.planning.duration import Work, assumed_tflops, flops_per_token, forwards
-from pipeline.planning.memory import MemoryPlan
-from pipeline.planning.memory_reductions import Reduction, Setup, longest_rows, memory_reductions
-from pipeline.planning.offload import PCIE, copied_bytes
-from pipeline.planning.quantized import QuantizedBase
-from pipeline.planning.shape import Shape
+from pipeline.config.sections import UNTUNED
+from pipeline.core.hardware import Card
+from pipeline.planning.budget import file_bytes
+from pipeline.planning.duration import PCIE, Work, assumed_tflops, copied_bytes, flops_per_token
+from pipeline.planning.memory import MemoryPlan, made_file, plan_memory
+from pipeline.planning.setup import FLOAT, Setup
+from pipeline.planning.weights import lora_bytes, optimizer_bytes, trained_tensors
+
+STEP = 64  # rows are shortened to a multiple of this
+SHORTEST = 512  # no advice below: chats would hardly fit
+SMALL_RANK = 8
+CACHE = "copies in DVC's cache"
+BASE = "base"
+TOKENIZER = 20_000_000  # tokenizer, template and settings beside weights, generously
+STATE = 100_000  # of a checkpoint: random state, scheduler, marker
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a run needs; None says that it was not measured."""
+class Reduction:
+    """One change on top of those before it: the bytes it saves, the total with it, and whether that is
+    enough.
+    """
 
-    shape: Shape
+    change: str
+    saves: int
+    total: int
+    enough: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run needs: bytes, tokens, seconds; None says that it was not measured."""
+
+    setup: Setup
     memory: MemoryPlan
     card: Card | None
+    fits: bool | None  # the card
     longest_row: int | None  # tokens
-    reductions: tuple[Reduction, ...]
+    memory_reductions: tuple[Reduction, ...]
     disk: dict[str, int]
     work: Work | None
     flops_per_token: float
     tflops: float | None
     tflops_assumed: bool
-    quantization: Quantization
-    copied_per_token: float = 0.0  # bytes to the GPU
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether the memory plan fits the card."""
-        return None if self.card is None else self.memory.total <= self.card.memory
-
-    @property
-    def seconds(self) -> float | None:
-        """How long the steps take, without GRPO's rollouts."""
-        rate = self.tokens_per_second
-        return None if self.work is None or rate is None else self.work.tokens / rate
+    seconds: float | None  # of the steps, without GRPO's rollouts
+    copied_bytes_per_token: float  # to the GPU
 
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens trained a second: operations at the card's throughput, then the copies of offloaded
         weights.
         """
-        if self.tflops is None:
-            return None
-        return 1 / (self.flops_per_token / (self.tflops * 1e12) + self.copied_per_token / PCIE)
+        return trained_per_second(self.flops_per_token, self.tflops, self.copied_bytes_per_token)
 
     @property
     def remedy(self) -> str:
         """What to change where the plan doesn't fit, in half a sentence."""
-        changes = ", ".join(reduction.change for reduction in self.reductions)
-        smaller = "a smaller level, or base" if self.quantization == "gguf" else "a smaller base"
-        if self.reductions and self.reductions[-1].enough:
+        changes = ", ".join(reduction.change for reduction in self.memory_reductions)
+        gguf = self.setup.train.quantization == "gguf"
+        smaller = "a smaller level, or base" if gguf else "a smaller base"
+        if self.memory_reductions and self.memory_reductions[-1].enough:
             return f"set {changes}"
         return f"even with {changes} it would not fit, so take {smaller}" if changes else f"take {smaller}"
 
     def as_json(self) -> dict[str, Any]:
-        """The plan as plain values; bytes, tokens, seconds."""
+        """The plan as plain values."""
+        setup, memory = self.setup, self.memory
         return {
-            "parameters": self.shape.parameters,
-            "device": self.memory.device,
-            "loss": self.memory.loss,
-            "tokens_per_forward": self.memory.tokens,
+            "parameters": setup.shape.parameters,
+            "device": setup.device,
+            "loss": setup.loss,
+            "tokens_per_forward": setup.tokens,
             "memory": {
                 part.name: {"bytes": part.bytes, "at_peak": part.at_peak, "source": part.source}
-                for part in self.memory.parts
+                for part in memory.parts
             },
-            "allocated_bytes": self.memory.allocated,
-            "total_bytes": self.memory.total,
-            "card": asdict(self.card) if self.card else None,
-            "fits": self.fits,
-            "longest_row": self.longest_row,
-            "memory_reductions": [asdict(reduction) for reduction in self.reductions],
-            "disk": self.disk,
-            "work": asdict(self.work) if self.work else None,
-            "flops_per_token": self.flops_per_token,
-            "tflops": self.tflops,
-            "tflops_assumed": self.tflops_assumed,
-            "seconds": self.seconds,
-            "copied_bytes_per_token": self.copied_per_token,
-            "quantization": self.quantization,
+            "allocated_bytes": memory.allocated,
+            "total_bytes": memory.total,
+            **{name: value for name, value in asdict(self).items() if name not in ("setup", "memory")},
+            "quantization": setup.train.quantization,
         }
 
 
-def make_plan(
-    shape: Shape,
-    train: Training,
-    max_length: int,
-    levels: Sequence[str],
-    card: Card | None,
-    work: Work | None = None,
-    tflops: float | None = None,
-    quantized: QuantizedBase | None = None,
-    lora: LoraType = "F16",
-    untuned: bool = True,
-    processes: int = 1,
-) -> Plan:
-    """The plan of training on `card`; without one, for a GPU whose memory isn't known. `tflops` is what the
-    card reaches. Of several `processes` it is the memory of one; the time is as of one alone.
-
-    `levels` are `quantize.levels`. Where the base is trained on as a GGUF, `quantized` is what that takes
-    and `lora` the adapter's type in its own. `untuned` is `convert.base`. Raises
-    `ConfigError` for targets or an optimizer that can't be planned.
+def make_plan(setup: Setup, work: Work | None = None, tflops: float | None = None) -> Plan:
+    """The plan of a training that does `work`; `tflops` is what the card reaches. Of several processes the
+    time is as of one alone. Raises `ConfigError` for targets or an optimizer that can't be planned.
     """
-    device = card.device if card else "cuda"
-    setup = Setup(
-        shape,
-        train,
-        max_length,
-        device,
-        loss_on(device, train, mixture=bool(shape.experts)),
-        quantized,
-        processes,
-    )
-    assumed = assumed_tflops(card.name, card.device) if card and tflops is None else None
-    memory = setup.plan()
-    copied = copied_bytes(shape, train, quantized, forwards=forwards(train))
+    card, memory = setup.card, plan_memory(setup)
+    assumed = assumed_tflops(card) if card and tflops is None else None
+    flops, copied = flops_per_token(setup), copied_bytes(setup) / setup.tokens
+    rate = trained_per_second(flops, tflops or assumed, copied)
     return Plan(
-        shape,
-        memory,
-        card,
-        longest_rows(setup, card.memory) if card else None,
-        tuple(memory_reductions(setup, card.memory)) if card else (),
-        plan_disk(
-            shape,
-            train,
-            levels,
-            lora,
-            untuned=untuned,
-            base=quantized.file + quantized.made_from if quantized else None,
-            quantized=quantized,
-        ),
-        work,
-        flops_per_token(shape, train, max_length),
-        tflops or assumed,
-        assumed is not None,
-        train.quantization,
-        copied / memory.tokens,
+        setup=setup,
+        memory=memory,
+        card=card,
+        fits=memory.total <= card.memory if card else None,
+        longest_row=longest_rows(setup, card.memory) if card else None,
+        memory_reductions=tuple(memory_reductions(setup, card.memory)) if card else (),
+        disk=plan_disk(setup),
+        work=work,
+        flops_per_token=flops,
+        tflops=tflops or assumed,
+        tflops_assumed=assumed is not None,
+        seconds=work.tokens / rate if work and rate else None,
+        copied_bytes_per_token=copied,
     )
+
+
+def trained_per_second(flops_per_token: float, tflops: float | None, copied_per_token: float) -> float | None:
+    """Tokens a second, of which each costs operations and copies to the GPU; None where `tflops` is."""
+    return None if tflops is None else 1 / (flops_per_token / (tflops * 1e12) + copied_per_token / PCIE)
+
+
+# --- what fits
+
+
+def longest_rows(setup: Setup, room: int) -> int:
+    """The most tokens in a training row for which the plan needs at most `room` bytes, up to the model's
+    positions; 0 for none. A plan never shrinks when rows grow.
+    """
+    return bisect_right(
+        range(1, setup.shape.positions + 1), room, key=lambda length: plan_memory(setup.at(length)).total
+    )
+
+
+def memory_reductions(setup: Setup, room: int) -> list[Reduction]:
+    """The changes that help, cheapest first, down to the first that is enough or to the end; none where the
+    plan fits already.
+
+    Micro batch 1 (with accumulation for it, so that the run learns the same), checkpointing, a GGUF's linears
+    left quantized, shorter rows where that is enough, embeddings in main memory, else shorter rows, a smaller
+    rank; last, for it costs most time, the base shared out among the processes, or of one process layers in
+    main memory.
+    """
+    reductions: list[Reduction] = []
+    total = plan_memory(setup).total
+    for change, changed in _changes(setup, room):
+        if total <= room:
+            break
+        after = plan_memory(changed).total
+        if after < total:
+            reductions.append(Reduction(change, total - after, after, after <= room))
+            total = after
+    return reductions
+
+
+def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
+    """(what to change, the set-up with this change and all before it)."""
+    train = setup.train
+    if train.per_device_train_batch_size > 1:
+        accumulation = train.gradient_accumulation_steps * train.per_device_train_batch_size
+        setup = setup.at(
+            setup.max_length, per_device_train_batch_size=1, gradient_accumulation_steps=accumulation
+        )
+        yield f"train.per_device_train_batch_size: 1 and gradient_accumulation_steps: {accumulation}", setup
+    if not train.gradient_checkpointing:
+        setup = setup.at(setup.max_length, gradient_checkpointing=True)
+        yield "train.gradient_checkpointing: true", setup
+    if train.quantization == "gguf" and not train.keep_quantized:
+        setup = setup.at(setup.max_length, keep_quantized=True)
+        yield "train.keep_quantized: true", setup
+    shortening = _shortened(setup, room)
+    if shortening.max_length > SHORTEST:
+        setup = shortening
+        yield f"preprocess.max_length: {setup.max_length}", setup
+    if not train.embeddings_on_cpu and train.quantization != "gguf":
+        setup = setup.at(setup.max_length, embeddings_on_cpu=True)
+        yield "train.embeddings_on_cpu: true", setup
+    setup = _shortened(setup, room)
+    yield f"preprocess.max_length: {setup.max_length}", setup
+    if train.r > SMALL_RANK:
+        setup = setup.at(setup.max_length, r=SMALL_RANK)
+        yield f"train.r: {SMALL_RANK}", setup
+    if setup.processes > 1 and not train.use_dora and not train.offload_layers:
+        setup = setup.at(setup.max_length, shard_base=True)
+        yield "train.shard_base: true", setup
+    elif setup.device == "cuda" and not train.use_dora and not train.shard_base:
+        setup = _offloaded(setup, room)
+        yield f"train.offload_layers: {setup.train.offload_layers}", setup
+
+
+def _offloaded(setup: Setup, room: int) -> Setup:
+    """The same with the fewest layers offloaded with which it fits, or all."""
+    numbers = range(setup.train.offload_layers, setup.shape.layers)
+    fewest = bisect_left(
+        numbers, -room, key=lambda count: -plan_memory(setup.at(setup.max_length, offload_layers=count)).total
+    )
+    return setup.at(setup.max_length, offload_layers=setup.train.offload_layers + fewest)
+
+
+def _shortened(setup: Setup, room: int) -> Setup:
+    """The same with the longest rows that fit, not below `SHORTEST`."""
+    fitting = longest_rows(setup, room)
+    return (
+        setup
+        if fitting >= setup.max_length
+        else setup.at(min(setup.max_length, max(SHORTEST, fitting // STEP * STEP)))
+    )
+
+
+# --- disk
+
+
+def plan_disk(setup: Setup) -> dict[str, int]:
+    """Bytes on disk by artifact: checkpoints (one above `save_total_limit` while it is written), adapter,
+    merged model, GGUFs.
+
+    Trained on a GGUF nothing is merged: what comes is the adapter, in its folder and as a GGUF, or the base's
+    file with trained scales. `BASE` is what is there before, `CACHE` what DVC's cache holds: one more copy of
+    each but the checkpoints, and of the base, whatever `uncached` says: it remembers runs with all that they
+    made. None where the file system shares blocks (Btrfs, XFS).
+    """
+    shape, train, quantized = setup.shape, setup.train, setup.quantized
+    adapter = FLOAT * sum(trained_tensors(setup))
+    checkpoint = adapter + optimizer_bytes(setup) + STATE
+    sizes = {
+        "checkpoints": checkpoint * (train.save_total_limit + 1),
+        "adapter": adapter + TOKENIZER,
+    }
+    if quantized and setup.tunes_scales:
+        sizes["tuned GGUF"] = quantized.file
+    else:
+        sizes["LoRA GGUF"] = lora_bytes(setup)
+    if train.quantization != "gguf":
+        sizes["merged model"] = 2 * shape.parameters + TOKENIZER
+        for level in ("F16", *(["base-F16"] if setup.untuned else []), *setup.levels):
+            sizes[f"{level} GGUF"] = file_bytes(shape, level.removeprefix(UNTUNED))
+    before = quantized.file + quantized.made_from if quantized else 2 * shape.parameters
+    copies = sum(sizes.values()) - sizes["checkpoints"] + (quantized.file if quantized else before)
+    if rollouts := made_file(setup):
+        sizes["GGUF for rollouts"] = rollouts  # among the checkpoints
+    return sizes | {BASE: before, CACHE: copies}
+
+
+def own_bytes(sizes: Mapping[str, int]) -> int:
+    """What training and the stages after it write, of `plan_disk`: neither the base nor DVC's copies."""
+    return sum(size for name, size in sizes.items() if name not in (BASE, CACHE))

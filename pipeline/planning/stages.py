@@ -13,13 +13,11 @@ from pipeline.config.params import Params
 from pipeline.config.sections import UNTUNED
 from pipeline.core.cpu import multiplies_bfloat16
 from pipeline.core.errors import ConfigError, QuenchError
-from pipeline.core.hardware import usable_cores
+from pipeline.core.hardware import first_gpu, main_memory, usable_cores
 from pipeline.core.usage import Figures
 from pipeline.planning.base import find_shape, plan_run
-from pipeline.planning.card import first_gpu, main_memory
-from pipeline.planning.disk import BASE
 from pipeline.planning.level_bytes import TYPES, level_bytes, matrices
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import BASE, Plan
 from pipeline.planning.quantized import level_of
 
 UNKNOWN = Figures(None, None, None)
@@ -94,7 +92,7 @@ def peak(name: str, item: str, params: Params, plan: Plan) -> int | None:
     """Bytes of main memory that the stage's largest process has at most; None where nobody has measured it:
     training and evaluation on a GPU, a base that isn't unpacked, a merge that measures nothing.
     """
-    shape, on_cpu = plan.shape, plan.memory.device == "cpu"
+    shape, on_cpu = plan.setup.shape, plan.setup.device == "cpu"
     # 16 bit; the embeddings in float32; the logits of a row in float32
     weights, table, row = 2 * shape.parameters, 4 * shape.table_weights, POSITIONS * 4 * shape.vocabulary
     match name:
@@ -125,7 +123,7 @@ def seconds(name: str, item: str, params: Params, plan: Plan) -> float | None:
     """Wall time of a stage on this machine's cores, without a download; None on a GPU (but for the steps of
     training), on a CPU of a kind that was not measured, and for a base that isn't unpacked.
     """
-    if plan.memory.device != "cpu" or not multiplies_bfloat16():
+    if plan.setup.device != "cpu" or not multiplies_bfloat16():
         return plan.seconds if name == "train" else None
     if name == "base" and not params.base.gguf_name:
         return None
@@ -142,7 +140,7 @@ def by_size(name: str, item: str, plan: Plan) -> float:
     """Seconds of a stage on `CORES` cores that grow with the model, in a quantization with the search for
     scales.
     """
-    found = SECONDS[name][1] * plan.shape.parameters
+    found = SECONDS[name][1] * plan.setup.shape.parameters
     if name == "quantize":
         kinds = ((TYPES[kind], size) for _, kind, size in stored(item, plan) if kind in SEARCHES)
         found += SEARCHED * sum(size * weights / block for (weights, block), size in kinds)
@@ -151,4 +149,4 @@ def by_size(name: str, item: str, plan: Plan) -> float:
 
 def stored(level: str, plan: Plan) -> list[tuple[str, str, int]]:
     """(name, ggml type, bytes) of every matrix at a level; nothing of a budget, whose types are not known."""
-    return [] if is_budget(level) else list(matrices(plan.shape, level.removeprefix(UNTUNED)))
+    return [] if is_budget(level) else list(matrices(plan.setup.shape, level.removeprefix(UNTUNED)))

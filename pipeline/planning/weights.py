@@ -6,16 +6,14 @@ import json
 from functools import lru_cache
 from math import ceil
 
-from pipeline.config.sections import LoraType, Train, Training
+from pipeline.config.sections import Train
 from pipeline.config.targets import is_target, misfits, rank_of, tells_experts_apart, trains_in
 from pipeline.core.errors import ConfigError
 from pipeline.models.experts.targets import check_mixture
 from pipeline.planning.level_bytes import NAMES
-from pipeline.planning.quantized import QuantizedBase
+from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.shape import Linear, Shape
 
-FLOAT = 4  # bytes of a float32
-ELEMENT = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of what train.bnb_4bit_compute_dtype names
 NF4_BLOCK, SCALE_BLOCK = 64, 256  # weights a scale is for; scales a scale of scales is for
 # tables and offset that bitsandbytes keeps per linear
 NF4_CODE, SCALE_CODE, OFFSET = 16 * FLOAT, 256 * FLOAT, FLOAT
@@ -31,6 +29,9 @@ OPTIMIZERS = {
     **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), (1, False, False)),
     "sgd": (0, False, False),
 }
+# layers that are there at once where `train.shard_base` takes their parts off a card; estimated, not measured
+# on GPUs: the layer that runs, the next, which FSDP2 gathers ahead, and what it gathers into
+GATHERED = 3
 # what `misfits` reads of the settings
 ASKED = {"target_modules", "target_experts", "freeze_layers", "layers", "r", "lora_alpha", "use_rslora"}
 ASKED |= {"rank_pattern", "offload_layers", "router"}
@@ -50,45 +51,69 @@ def nf4_bytes(weights: int, double_quant: bool) -> int:
     )
 
 
-def held_quantized(train: Training, quantized: QuantizedBase | None) -> QuantizedBase | None:
-    """`quantized` where the base stays as its GGUF packs it, None where it doesn't. Raises `AssertionError`
-    where its bytes are then missing.
-    """
-    if train.quantization != "gguf" or not train.keep_quantized:
-        return None
-    assert quantized, "base.quantization is gguf, and nobody has said how many bytes its GGUF has"
-    return quantized
-
-
-def linear_bytes(shape: Shape, train: Training, quantized: QuantizedBase | None = None) -> int:
+def linear_bytes(setup: Setup) -> int:
     """Bytes of all linears' weights but the head's: NF4, the GGUF's own, or dense in the compute type."""
-    if held := held_quantized(train, quantized):
-        return held.linears
+    shape, train = setup.shape, setup.train
+    if setup.packed:
+        return setup.packed.linears
     if train.quantization != "nf4":
-        return shape.linear_weights * ELEMENT[train.bnb_4bit_compute_dtype]
+        return shape.linear_weights * setup.element
     return shape.layers * sum(
         nf4_bytes(linear.weights, train.bnb_4bit_use_double_quant) * linear.copies for linear in shape.linears
     )
 
 
-def table_bytes(shape: Shape, train: Training, quantized: QuantizedBase | None = None) -> int:
+def layer_bytes(setup: Setup) -> list[int]:
+    """Bytes of the linears' weights of each layer, of NF4 without the scales."""
+    if setup.packed:
+        return list(setup.packed.layers)
+    nf4 = setup.train.quantization == "nf4"
+    each = sum(
+        (ceil(linear.weights / 2) if nf4 else linear.weights * setup.element) * linear.copies
+        for linear in setup.shape.linears
+    )
+    return [each] * setup.shape.layers
+
+
+def offloaded_bytes(setup: Setup) -> list[int]:
+    """Bytes in main memory of each of the first `train.offload_layers` layers (`pipeline.models.offload`)."""
+    return layer_bytes(setup)[: setup.train.offload_layers]
+
+
+def shared_bytes(setup: Setup) -> tuple[int, int]:
+    """(bytes of the layers' linears that other processes hold, bytes of the layers that are put together at
+    once), `pipeline.models.sharded`; (0, 0) where every process has them all.
+    """
+    if not setup.train.shard_base or setup.processes == 1:
+        return 0, 0
+    layers = layer_bytes(setup)
+    return sum(layers) - sum(layers) // setup.processes, min(GATHERED * max(layers), sum(layers))
+
+
+def table_bytes(setup: Setup) -> int:
     """Bytes of embedding and head, which NF4 leaves as they are and a GGUF packs too; a tied head has none of
     its own.
     """
-    if held := held_quantized(train, quantized):
-        return held.tables
-    return shape.table_weights * (1 if shape.tied else 2) * ELEMENT[train.bnb_4bit_compute_dtype]
+    if setup.packed:
+        return setup.packed.tables
+    return setup.shape.table_weights * (1 if setup.shape.tied else 2) * setup.element
 
 
-def small_bytes(shape: Shape, train: Train) -> int:
+def small_bytes(setup: Setup) -> int:
     """Bytes of norms and biases, and of the rotary embedding's two float32 tables of frequencies."""
-    return shape.small_weights * ELEMENT[train.bnb_4bit_compute_dtype] + 2 * ceil(shape.head_dim / 2) * FLOAT
+    return setup.shape.small_weights * setup.element + 2 * ceil(setup.shape.head_dim / 2) * FLOAT
 
 
-def targets(shape: Shape, train: Train) -> list[list[Linear]]:
+def frozen_bytes(setup: Setup) -> int:
+    """Bytes of all weights that don't train, wherever they lie."""
+    return linear_bytes(setup) + table_bytes(setup) + small_bytes(setup)
+
+
+def targets(setup: Setup) -> list[list[Linear]]:
     """The linears that train, of each layer. Raises `ConfigError` for targets or layers that the model
     hasn't, and as `check_mixture`.
     """
+    shape, train = setup.shape, setup.train
     check_mixture(train, mixture=bool(shape.experts))
     if problem := _misfit(shape, train.model_dump_json(include=ASKED)):
         raise ConfigError("Q-PLANNING-007", problem)
@@ -112,94 +137,86 @@ def _misfit(shape: Shape, asked: str) -> str | None:
     return next(misfits(train, paths, shape.layers), None)
 
 
-def lora_shapes(shape: Shape, train: Train) -> list[int]:
+def lora_shapes(setup: Setup) -> list[int]:
     """Elements of every tensor of the adapter: A (r × in) and B (out × r) of each targeted linear, under DoRA
     its magnitudes (out) too.
 
     Raises what `targets` does.
     """
-    return [
-        elements
-        for layer, linears in enumerate(targets(shape, train))
-        for linear in linears
-        for rank in (rank_of(linear.path(layer), train),)
-        for elements in (
-            rank * linear.inputs,
-            rank * linear.outputs,
-            *((linear.outputs,) if train.use_dora else ()),
-        )
-        * linear.copies
-    ]
+    tensors: list[int] = []
+    for layer, linears in enumerate(targets(setup)):
+        for linear in linears:
+            rank = rank_of(linear.path(layer), setup.train)
+            magnitudes = [linear.outputs] if setup.train.use_dora else []
+            tensors += [rank * linear.inputs, rank * linear.outputs, *magnitudes] * linear.copies
+    return tensors
 
 
-def saved_norms(shape: Shape, train: Train) -> list[tuple[int, int]]:
+def saved_norms(setup: Setup) -> list[tuple[int, int]]:
     """(layer, elements) of every norm that trains whole; the last one's layer is the number of layers.
     Raises `ConfigError` for one that the model hasn't.
     """
+    shape, train = setup.shape, setup.train
     sizes = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), shape.hidden)
     sizes |= dict.fromkeys(("q_norm", "k_norm"), shape.head_dim) if shape.qk_norms else {}
     layers = [layer for layer in range(shape.layers) if trains_in(layer, train)]
-    found = []
+    norms = []
     for name in train.modules_to_save:
         if name != "norm" and name not in sizes:
             raise ConfigError(
                 "Q-PLANNING-007",
                 f"train.modules_to_save names {name}, which this model has not: take it out",
             )
-        found += [(shape.layers, shape.hidden)] if name == "norm" else [(one, sizes[name]) for one in layers]
-    return found
+        last = name == "norm"
+        norms += [(shape.layers, shape.hidden)] if last else [(layer, sizes[name]) for layer in layers]
+    return norms
 
 
-def first_trained(shape: Shape, train: Train) -> int:
+def first_trained(setup: Setup) -> int:
     """The first layer in which something trains: the ones below have no backward."""
-    norms = [layer for layer, _ in saved_norms(shape, train)]
-    linears = (layer for layer, linears in enumerate(targets(shape, train)) if linears)
+    norms = [layer for layer, _ in saved_norms(setup)]
+    linears = (layer for layer, linears in enumerate(targets(setup)) if linears)
     return min([next(linears), *norms])
 
 
-def lora_parameters(shape: Shape, train: Train) -> int:
+def lora_parameters(setup: Setup) -> int:
     """Σ r·(in + out) over the targeted linears (LoRA, arXiv:2106.09685); with DoRA + out."""
-    return sum(lora_shapes(shape, train))
+    return sum(lora_shapes(setup))
 
 
-def lora_bytes(shape: Shape, train: Train, ggml_type: LoraType) -> int:
+def lora_bytes(setup: Setup) -> int:
     """Bytes of the adapter's GGUF: Σ r·(in + out) × 2 in F16, × 4 in F32; its header is some kilobytes."""
-    return lora_parameters(shape, train) * (2 if ggml_type == "F16" else 4)
+    return lora_parameters(setup) * (2 if setup.lora == "F16" else FLOAT)
 
 
-def tunes_scales(train: Train) -> bool:
-    """Whether the scales of a GGUF's blocks train, not an adapter."""
-    return train.tuner == "scales" and getattr(train, "quantization", None) == "gguf"
-
-
-def trained_tensors(shape: Shape, train: Train, quantized: QuantizedBase | None = None) -> list[int]:
+def trained_tensors(setup: Setup) -> list[int]:
     """Elements of every tensor that trains: the adapter's matrices and norms that train whole, or the scales
     of each targeted linear.
 
-    Raises `ConfigError` for a target that the layers don't have, `AssertionError` if scales train and nobody
-    has said how many there are.
+    Raises `ConfigError` for a target that the layers don't have, `AssertionError` if scales train and how
+    many there are is missing.
     """
-    matrices = lora_shapes(shape, train)
-    if not tunes_scales(train):
-        return matrices + [size for _, size in saved_norms(shape, train)]
-    assert quantized, "the scales of a GGUF train, and nobody has said how many it has"
+    matrices = lora_shapes(setup)
+    if not setup.tunes_scales:
+        return matrices + [size for _, size in saved_norms(setup)]
+    assert setup.quantized, "the scales of a GGUF train, and how many it has is missing"
     trained = {
         f"blk.{layer}.{NAMES[linear.name]}"
-        for layer, linears in enumerate(targets(shape, train))
+        for layer, linears in enumerate(targets(setup))
         for linear in linears
     }
-    return [count for name, count in quantized.scales if name in trained]
+    return [count for name, count in setup.quantized.scales if name in trained]
 
 
-def optimizer_bytes(shape: Shape, train: Train, quantized: QuantizedBase | None = None) -> int:
+def optimizer_bytes(setup: Setup) -> int:
     """Bytes of the optimizer's states for what trains, as torch's and bitsandbytes' `init_state` allocate
     them.
 
     An 8-bit state has a float32 scale per 256 elements and shares one table per state; a matrix below 4,096
     elements keeps 32-bit states. A paged one counts as on the card: it leaves it only when memory runs short.
     """
-    states, eight_bit, step = OPTIMIZERS[train.optim]
-    matrices = trained_tensors(shape, train, quantized)
+    states, eight_bit, step = OPTIMIZERS[setup.train.optim]
+    matrices = trained_tensors(setup)
     if not eight_bit:
         return states * FLOAT * sum(matrices) + (FLOAT * len(matrices) if step else 0)
     large = [size for size in matrices if size >= SMALLEST_EIGHT_BIT]

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.params import Params
+from pipeline.core.hardware import Card
 from pipeline.core.units import disk_gb, memory_gb
-from pipeline.planning.card import Card
-from pipeline.planning.disk import own_bytes
 from pipeline.planning.memory import TEACHER_ROOM
-from pipeline.planning.plan import make_plan
+from pipeline.planning.plan import make_plan, own_bytes
 from pipeline.planning.quantized import quantized_level
+from pipeline.planning.setup import setup_of
 from pipeline.planning.shape import Shape
 from pipeline.subprojects.distill import WATCHED, settings
 from pipeline.subprojects.folder import changed_params
@@ -47,8 +47,7 @@ def plan_distillation(params: Params, shape: Shape, level: str, card: Card | Non
     """The plan for one level of `quantize.distill` on `card`."""
     own = Params.model_validate(changed_params(params, settings(params, Path("F16.gguf"), level, None)))
     base, length = quantized_level(shape, level), params.preprocess.max_length
-    training = own.training_on(card.device if card else "cuda")
-    plan = make_plan(shape, training, length, [], card, quantized=base)
+    plan = make_plan(setup_of(own, shape, card, base))
     # 6 bytes a kept token and 2 for the rest (pipeline/stages/train/distill/cache.py)
     answers = (own.train.max_steps + WATCHED) * length * (6 * own.train.distill_top_k + 2)
     sixteen = 2 * shape.parameters

@@ -6,7 +6,7 @@ import pytest
 from make import script
 
 from pipeline.core.errors import ToolError
-from pipeline.core.hardware import Accelerator, accelerator
+from pipeline.core.hardware import Accelerator, Card, accelerator, first_gpu, main_memory
 
 RTX = "NVIDIA GeForce RTX 4060, 8188, 580.95, 8.9"
 ROCMINFO = """ROCk module is loaded
@@ -50,17 +50,19 @@ def says(folder: Path, name: str, text: str) -> None:
 
 
 def test_a_machine_without_a_gpu(path: Path) -> None:
-    assert accelerator() is None
+    assert accelerator() is None and first_gpu() is None
 
 
 def test_an_nvidia_card_with_its_driver_and_compute_capability(path: Path) -> None:
     says(path, "nvidia-smi", f"{RTX}\n")
     assert accelerator() == Accelerator("cuda", "NVIDIA GeForce RTX 4060", 8188 << 20, "580.95", "8.9")
+    assert first_gpu() == Card(RTX.partition(",")[0], 8188 << 20, "cuda")
 
 
 def test_a_card_that_shares_the_machines_memory_says_no_size(path: Path) -> None:
     says(path, "nvidia-smi", "NVIDIA GB10, [N/A], 580.2, 12.1\n")
     assert accelerator() == Accelerator("cuda", "NVIDIA GB10", None, "580.2", "12.1")
+    assert first_gpu() == Card("NVIDIA GB10", main_memory().memory, "cuda")
 
 
 def test_an_old_driver_that_does_not_know_the_compute_capability_is_asked_without_it(path: Path) -> None:

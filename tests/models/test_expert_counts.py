@@ -11,6 +11,7 @@ from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError
 from pipeline.models.experts.separate import load_model
 from pipeline.models.tuners import check_tuner, put_tuner
+from pipeline.planning.setup import Setup
 from pipeline.planning.shape import load_shape
 from pipeline.planning.weights import lora_parameters
 
@@ -26,6 +27,10 @@ def settings(**changed: Any) -> Training:
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random mixture of two layers of four experts; its shared expert has another width."""
     return write_base(tmp_path_factory.mktemp(request.param), request.param, head_dim=16)
+
+
+def counted(base: Path, train: Training) -> int:
+    return lora_parameters(Setup(load_shape(base / "config.json"), train, 64))
 
 
 def tuned(base: Path, train: Training) -> Any:
@@ -50,7 +55,7 @@ def tuned(base: Path, train: Training) -> Any:
 )
 def test_the_planner_counts_what_trains(base: Path, changed: dict[str, Any]) -> None:
     train = settings(**changed)
-    assert lora_parameters(load_shape(base / "config.json"), train) == check_tuner(tuned(base, train), train)
+    assert counted(base, train) == check_tuner(tuned(base, train), train)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +68,7 @@ def test_the_planner_counts_what_trains(base: Path, changed: dict[str, Any]) -> 
 )
 def test_a_shared_expert_is_called_as_in_the_model(tmp_path: Path, changed: dict[str, Any]) -> None:
     base, train = write_base(tmp_path, "Qwen2Moe"), settings(**changed)
-    assert lora_parameters(load_shape(base / "config.json"), train) == check_tuner(tuned(base, train), train)
+    assert counted(base, train) == check_tuner(tuned(base, train), train)
 
 
 @pytest.mark.parametrize(
@@ -82,18 +87,18 @@ def test_what_a_mixture_cannot_have_is_refused(
     base: Path, changed: dict[str, Any], planned: str, put: str
 ) -> None:
     with pytest.raises(ConfigError, match=planned):
-        lora_parameters(load_shape(base / "config.json"), settings(**changed))
+        counted(base, settings(**changed))
     with pytest.raises(ConfigError, match=put):
         tuned(base, settings(**changed))
 
 
 def test_experts_of_different_layers_may_differ(base: Path) -> None:
     train = settings(rank_pattern={r"layers\.1\.mlp\.experts\.\d+\.up_proj": 2})
-    assert lora_parameters(load_shape(base / "config.json"), train) == check_tuner(tuned(base, train), train)
+    assert counted(base, train) == check_tuner(tuned(base, train), train)
 
 
 def test_where_no_expert_is_left_target_experts_is_named(tmp_path: Path) -> None:
     base = write_base(tmp_path, "Qwen3Moe")
     train = settings(target_modules=["up_proj"], target_experts=[])
     with pytest.raises(ConfigError, match=r"target_experts \[\]"):
-        lora_parameters(load_shape(base / "config.json"), train)
+        counted(base, train)

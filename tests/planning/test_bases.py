@@ -20,9 +20,8 @@ from pipeline.gguf.header import read_header, tensor_bytes
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.planning import weights
-from pipeline.planning.base import find_quantized, find_shape
+from pipeline.planning.base import PUBLISHED, find_quantized, find_shape, published_shape
 from pipeline.planning.duration import run_of, work_in
-from pipeline.planning.published import PUBLISHED, published_shape
 from pipeline.planning.quantized import QuantizedBase, quantized_level
 from pipeline.planning.shape import Shape, load_shape, read_shape
 

@@ -19,7 +19,7 @@ from pipeline.config.sections import Training
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.models.offload import OffloadedWeight
-from pipeline.planning import activations, loss_memory, quantized
+from pipeline.planning import activations, quantized
 from pipeline.planning.quantized import QuantizedBase, quantized_in
 from pipeline.planning.shape import load_shape
 
@@ -293,8 +293,8 @@ def test_figures_are_those_of_the_code_that_trains() -> None:
 
     assert activations.BLOCK_WEIGHTS == quantized_linear.BLOCK_WEIGHTS
     assert activations.BLOCK_SCALED == scaled_linear.BLOCK_WEIGHTS
-    assert loss_memory.BLOCK_HEAD == quantized_head.BLOCK_HEAD
-    assert loss_memory.CHUNK_LOGITS == chunked_loss.CHUNK_LOGITS
+    assert activations.BLOCK_HEAD == quantized_head.BLOCK_HEAD
+    assert activations.CHUNK_LOGITS == chunked_loss.CHUNK_LOGITS
     names = {ggml_type: layout.name for ggml_type, layout in TRAINABLE_TYPES.items()}
     assert set(quantized.SCRATCH) == set(names.values())
     assert set(quantized.WITH_MINIMA) == {names[one] for one, places in SCALES.items() if len(places) == 2}

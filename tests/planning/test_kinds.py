@@ -12,12 +12,11 @@ from plans import GIB, MIXTURE, QWEN_7B, SMOLLM2, demo_training, parts, plan_of,
 from pipeline.config.sections import Train
 from pipeline.config.sections.grpo import Grpo
 from pipeline.core.errors import ConfigError
-from pipeline.planning.card import wants_gpu
-from pipeline.planning.disk import BASE, CACHE, own_bytes
+from pipeline.planning.duration import PCIE
 from pipeline.planning.level_bytes import level_bytes
-from pipeline.planning.offload import PCIE
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import BASE, CACHE, Plan, own_bytes
 from pipeline.planning.quantized import quantized_level
+from pipeline.planning.setup import wants_gpu
 from pipeline.planning.weights import OPTIMIZERS
 
 GGUF = {"quantization": "gguf", "keep_quantized": True}
@@ -91,15 +90,15 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def page(plan: Plan) -> str:
-    memory = plan.memory
-    lines = [f"{memory.tokens} tokens, loss {memory.loss} on {memory.device}, fits {plan.fits}"]
+    setup, memory = plan.setup, plan.memory
+    lines = [f"{setup.tokens} tokens, loss {setup.loss} on {setup.device}, fits {plan.fits}"]
     lines += [f"{part.bytes:>14,} {'  '[part.at_peak :]}{part.name}: {part.source}" for part in memory.parts]
     lines += [f"{getattr(memory, name):>14,} {name}" for name in ("total", "allocated", "loading", "peak")]
     lines += [f"longest row {plan.longest_row}, {plan.flops_per_token:.0f} operations a token"]
-    rate = plan.tokens_per_second if memory.device == "cuda" else "this machine's"
-    lines += [f"{plan.copied_per_token:.0f} bytes copied a token, {rate} tokens/s"]
-    lines += [f"{one.change} saves {one.saves:,}, enough {one.enough}" for one in plan.reductions]
-    lines += [f"remedy: {plan.remedy}"] if plan.reductions else []
+    rate = plan.tokens_per_second if setup.device == "cuda" else "this machine's"
+    lines += [f"{plan.copied_bytes_per_token:.0f} bytes copied a token, {rate} tokens/s"]
+    lines += [f"{one.change} saves {one.saves:,}, enough {one.enough}" for one in plan.memory_reductions]
+    lines += [f"remedy: {plan.remedy}"] if plan.memory_reductions else []
     return "\n".join([*lines, *(f"{size:>14,} on disk: {name}" for name, size in plan.disk.items())]) + "\n"
 
 
@@ -123,7 +122,7 @@ def test_layers_in_main_memory_want_a_gpu() -> None:
 def test_the_8_gb_recipe_has_the_known_figures() -> None:
     plan = plan_of(room=8 * GIB, levels=["Q4_K_M", "Q5_K_M"])
     found = parts(plan)
-    assert plan.shape.parameters == 7_615_616_512
+    assert plan.setup.shape.parameters == 7_615_616_512
     assert found["LoRA"] == 4 * 40_370_176
     assert found["linears in NF4"] * 8 / QWEN_7B.linear_weights == pytest.approx(4.127, abs=1e-3)
     weights = found["linears in NF4"] + found["embeddings and head"]
@@ -218,13 +217,13 @@ def test_copies_of_offloaded_layers_take_time() -> None:
         return plan_of(training(offload_layers=14, **changed), tflops=20.0)
 
     half = parts(plan_of())["linears in NF4"] - parts(plan())["linears in NF4"]
-    assert plan().copied_per_token == 2 * half / 1024  # a forward and its backward
+    assert plan().copied_bytes_per_token == 2 * half / 1024  # a forward and its backward
     assert 1 / plan().tokens_per_second - 1 / plan_of(tflops=20.0).tokens_per_second == pytest.approx(
         2 * half / PCIE / 1024
     )
-    assert plan(freeze_layers=14).copied_per_token == half / 1024  # no backward goes there
+    assert plan(freeze_layers=14).copied_bytes_per_token == half / 1024  # no backward goes there
     grpo_plan = plan(freeze_layers=14, method="grpo", grpo=Grpo(kl_beta=0.1))
-    assert grpo_plan.copied_per_token == 3 * half / 1024  # two forwards more
+    assert grpo_plan.copied_bytes_per_token == 3 * half / 1024  # two forwards more
 
 
 @pytest.mark.parametrize("level", [None, "Q4_K_M"])
@@ -301,11 +300,11 @@ def test_the_longest_rows_fit_and_reductions_tell_the_truth(
     assert longest is not None
     assert longest == 0 or needed(longest) <= room
     assert longest == QWEN_7B.positions or needed(longest + 1) > room
-    assert total > room or not plan.reductions
-    for number, reduction in enumerate(plan.reductions, 1):
+    assert total > room or not plan.memory_reductions
+    for number, reduction in enumerate(plan.memory_reductions, 1):
         assert reduction.saves > 0 and reduction.total == total - reduction.saves
         assert reduction.enough == (reduction.total <= room)
-        assert not reduction.enough or number == len(plan.reductions)
+        assert not reduction.enough or number == len(plan.memory_reductions)
         assert level is None or "embeddings_on_cpu" not in reduction.change  # a GGUF's aren't moved
         total = reduction.total
 
@@ -339,13 +338,13 @@ def test_changes_are_advised_from_the_cheapest_on(
 ) -> None:
     kind = {"quantization": "gguf"} if "level" in given_ else {}
     plan = plan_of(training(**kind, **changed), **{"length": 4096} | given_)
-    assert [one.change for one in plan.reductions][-len(changes) :] == changes
+    assert [one.change for one in plan.memory_reductions][-len(changes) :] == changes
 
 
 def test_as_few_layers_are_offloaded_as_fit() -> None:
     train = training(**GGUF, r=8)
     plan = plan_of(train, length=512, level="Q4_K_M", room=5 * GIB)
-    (advice,) = plan.reductions
+    (advice,) = plan.memory_reductions
     count = int(advice.change.removeprefix("train.offload_layers: "))
     assert advice.enough and 0 < count < 28
     for layers, fits in ((count, True), (count - 1, False)):

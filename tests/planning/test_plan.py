@@ -12,10 +12,8 @@ import pytest
 from golden import Golden
 from plans import GIB, plan_json, run_plan, write_gguf_params, write_params
 
-from pipeline.core.errors import ToolError
+from pipeline.core.hardware import Card
 from pipeline.core.places import PROJECT
-from pipeline.planning import card as cards
-from pipeline.planning.card import Card
 
 EIGHT = ["--recipe", "qwen2.5-7b-8gb", "--vram", "8"]
 A100 = Card("NVIDIA A100-SXM4-80GB", 80 * GIB, "cuda")
@@ -148,33 +146,3 @@ def test_a_mistake_has_an_id_and_prints_nothing(
     monkeypatch.chdir(tmp_path)
     shown = run_plan(*words, "--root", tmp_path)
     assert shown.exit_code == code and id in shown.stderr and not shown.stdout
-
-
-# --- the card -----------------------------------------------------------------------------------------------
-
-
-def fake_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """An nvidia-smi that is this shell script."""
-    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-def test_the_driver_is_asked_for_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "NVIDIA GeForce RTX 4060"
-    fake_smi(tmp_path, monkeypatch, f'echo "$@" >"$(dirname "$0")/asked"; echo "{name}, 8188"')
-    assert cards.first_gpu() == Card(name, 8188 << 20, "cuda")
-    assert "--id" not in (tmp_path / "asked").read_text()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    cards.first_gpu()
-    assert "--id=1" in (tmp_path / "asked").read_text()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert cards.first_gpu() is None
-
-
-def test_a_driver_that_fails_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_smi(tmp_path, monkeypatch, "echo no devices were found; exit 6")
-    with pytest.raises(ToolError) as failed:
-        cards.first_gpu()
-    assert failed.value.id == "Q-PLANNING-003"

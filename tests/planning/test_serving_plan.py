@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from plans import plan_json, run_plan, write_gguf_params, write_params
 
 from pipeline.core.errors import ConfigError
+from pipeline.core.hardware import Card
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.llamacpp.server_command import PROMPT_CACHE_MIB
-from pipeline.planning.card import Card
 from pipeline.planning.serving import (
     ServingMemory,
     best_that_fits,

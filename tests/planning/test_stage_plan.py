@@ -8,11 +8,11 @@ import pytest
 from plans import plan_json
 
 from pipeline.config.params import load_params
+from pipeline.core.hardware import main_memory
 from pipeline.core.places import PROJECT
 from pipeline.metrics import divergence
 from pipeline.planning import stages
 from pipeline.planning.base import plan_run
-from pipeline.planning.card import main_memory
 from pipeline.planning.shape import read_shape
 from pipeline.planning.stages import planned_stages
 

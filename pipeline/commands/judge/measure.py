@@ -25,6 +25,7 @@ from pipeline.commands.judge.files import Candidate
 from pipeline.config.sections import Evaluate, Serve
 from pipeline.config.sections.values import ALL_LAYERS
 from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.hardware import Card, first_gpu, main_memory
 from pipeline.core.hashing import json_hash
 from pipeline.core.other_load import OtherLoad, cpu_time, other_load
 from pipeline.core.progress import progress
@@ -36,7 +37,6 @@ from pipeline.llamacpp.server_command import BATCH_TOKENS
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answer_speed import Speed, answer_speed, runs_of
 from pipeline.metrics.answers import answer_row, kept_answers
-from pipeline.planning.card import Card, first_gpu, main_memory
 from pipeline.planning.serving import LevelPlan, plan_level, prompt_cache
 from pipeline.stages.evaluate.speed import gpu_memory
 

@@ -18,16 +18,10 @@ from pipeline.llamacpp.logits import Floats
 from pipeline.metrics.level_limits import NF4_COUNTS_AS, PUBLISHED_KLD
 from pipeline.metrics.log_probabilities import divergence, log_softmax, nmse
 from pipeline.models.tensors import frozen_tensors, tensor_bytes
-from pipeline.planning.published import published_shape
+from pipeline.planning.base import published_shape
+from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.shape import Shape
-from pipeline.planning.weights import (
-    ELEMENT,
-    linear_bytes,
-    lora_parameters,
-    optimizer_bytes,
-    small_bytes,
-    table_bytes,
-)
+from pipeline.planning.weights import frozen_bytes, lora_parameters, optimizer_bytes
 from pipeline.stages.parity.check import count_check
 
 POSITIONS = 32  # last positions of a prompt whose logits are compared: a 152k vocabulary takes 19 MB a prompt
@@ -217,12 +211,13 @@ def measure_training(model: Any, rows: list[list[int]], learning_rate: float) ->
 
 def planned_training(shape: Shape, train: Training) -> dict[str, int]:
     """The same bytes by the planner's formulas, with Adam in 32 bit as measured here."""
-    adapter = ELEMENT["float32"] * lora_parameters(shape, train)
+    setup = Setup(shape, train.model_copy(update={"optim": "adamw_torch"}), TOKENS)
+    adapter = FLOAT * lora_parameters(setup)
     return {
-        "weights": linear_bytes(shape, train) + table_bytes(shape, train) + small_bytes(shape, train),
+        "weights": frozen_bytes(setup),
         "adapter": adapter,
         "gradients": adapter,
-        "adam": optimizer_bytes(shape, train.model_copy(update={"optim": "adamw_torch"})),
+        "adam": optimizer_bytes(setup),
     }
 
 

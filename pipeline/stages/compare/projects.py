@@ -20,9 +20,10 @@ from pipeline.gguf.base_files import DENSE, not_dense
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.base_header import checked_header
-from pipeline.planning.disk import own_bytes, plan_disk
 from pipeline.planning.level_bytes import level_bytes
+from pipeline.planning.plan import own_bytes, plan_disk
 from pipeline.planning.quantized import SCRATCH, quantized_level
+from pipeline.planning.setup import Setup
 from pipeline.planning.shape import load_shape
 from pipeline.subprojects.folder import Settings, changed_params, open_subproject, size_of
 from pipeline.subprojects.training import train as train_here
@@ -163,7 +164,7 @@ def scratch_bytes(root: Path, params: Params) -> int:
     """
     shape = load_shape(root / "models/base/config.json")
     levels = params.compare.levels
-    sizes = plan_disk(shape, params.training_on("cpu"), levels)
+    sizes = plan_disk(Setup(shape, params.training_on("cpu"), params.preprocess.max_length, levels=levels))
     return max(own_bytes(sizes), 2 * size_of(root / "models/base")) + 2 * max(
         level_bytes(shape, level) for level in levels
     )

@@ -6,8 +6,8 @@ from typing import Any
 
 from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError, ToolError
-from pipeline.planning.offload import check_offload
-from pipeline.planning.steps import needs_gpu, total_steps, warmup_steps
+from pipeline.planning.duration import total_steps, warmup_steps
+from pipeline.planning.setup import check_offload, needs_gpu
 
 
 def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_out: int) -> Any:

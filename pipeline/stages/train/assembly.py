@@ -15,7 +15,7 @@ from pipeline.models.experts.targets import check_mixture
 from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss
 from pipeline.models.qlora import load_quantized
 from pipeline.models.tuners import causal_model, put_tuner
-from pipeline.planning.steps import total_steps
+from pipeline.planning.duration import total_steps
 from pipeline.stages.train.arguments import training_arguments
 from pipeline.stages.train.callbacks import MetricsCallback, StepCallback
 from pipeline.stages.train.checkpoints import step_of

@@ -9,25 +9,23 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config.budgets import is_budget
 from pipeline.config.params import Params
-from pipeline.config.sections import LoraType, Serve, Training
+from pipeline.config.sections import Serve, Training
 from pipeline.core.checks import Check, Verdict, refuse
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hardware import Card
 from pipeline.core.publish import DISK_MARGIN
 from pipeline.core.units import disk_gb, memory_gb
 from pipeline.models.experts.targets import check_mixture
 from pipeline.planning.budget import check_budgets
-from pipeline.planning.card import Card
-from pipeline.planning.disk import CACHE, own_bytes
-from pipeline.planning.plan import Plan, make_plan
+from pipeline.planning.plan import CACHE, Plan, make_plan, own_bytes
 from pipeline.planning.quantized import quantized_in
+from pipeline.planning.setup import setup_of
 from pipeline.planning.shape import Shape, load_shape
 from pipeline.stages.train.input_files import complete_base, data
 from pipeline.stages.train.probes import arithmetic, bitsandbytes_works, gpu, room, this_card, triton_works
 from pipeline.stages.train.several.sharable import check_shared
 
-SERVED = Serve()  # by default
 # by the planner: settings that this base can't be trained with, or this machine
 REFUSED = ("Q-PLANNING-007", "Q-PLANNING-008", "Q-MODELS-034")
 NF4_BLOCK = 64  # weights that share a scale
@@ -38,45 +36,18 @@ def check_beforehand(params: Params, root: Path, processes: int) -> None:
     failed.
     """
     check_shared(params.training, processes)  # else the plan for one card would refuse it
-    checks = preflight(
-        tokens=root / "data/tokens",
-        base=root / "models/base",
-        disk=root,
-        settings=params.training,
-        max_length=params.preprocess.max_length,
-        levels=[*params.quantize.files, *params.quantize.untuned],
-        lora=params.lora.type,
-        untuned=params.convert.base,
-        serve=params.serve,
-        processes=processes,
-    )
+    checks = preflight(params, root, processes)
     print("train: before it starts", *(f"  {check}" for check in checks), sep="\n", flush=True)
     refuse(checks)
 
 
-def preflight(
-    *,
-    tokens: Path,
-    base: Path,
-    disk: Path,
-    settings: Training,
-    max_length: int,
-    levels: Sequence[str],
-    lora: LoraType = "F16",
-    untuned: bool = True,
-    serve: Serve = SERVED,
-    processes: int = 1,
-) -> list[Check]:
-    """Every check, in the order in which training would meet them; `disk` is a folder on the disk that takes
-    the artifacts.
-
-    `max_length`, `lora` and `untuned` are `preprocess.max_length`, `lora.type` and `convert.base`, `levels`
-    what `quantize` names, `serve` is how a budget among them is to fit, and so many `processes` train.
+def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
+    """Every check of a training below `root`, in the order in which training would meet them;
     `pipeline.core.checks.refuse` raises what failed.
     """
-    card = this_card()
+    settings, base, card = params.training, root / "models/base", this_card()
     checks = [
-        data(tokens),
+        data(root / "data/tokens"),
         complete_base(base, settings.quantization),
         *gpu(card),
         arithmetic(card, settings),
@@ -85,26 +56,16 @@ def preflight(
     ]
     try:
         shape = load_shape(base / "config.json")
-        checks += room_in_budgets(shape, [level for level in levels if is_budget(level)], serve)
+        checks += room_in_budgets(shape, params.quantize.budgets, params.serve)
         checks += nf4_widths(shape, settings, card)
         checks += mixture_settings(shape, settings)
-        plan = make_plan(
-            shape,
-            settings,
-            max_length,
-            levels,
-            card,
-            quantized=quantized_in(base, settings),
-            lora=lora,
-            untuned=untuned,
-            processes=processes,
-        )
+        plan = make_plan(setup_of(params, shape, card, quantized_in(base, settings), processes))
     except (ConfigError, DataError) as error:
         if error.id in REFUSED and not any(check.id == error.id for check in checks):
             checks.append(Check("settings", "fail", error.sentence, "", error.id))
         unplanned = [Check(name, "not measured", error.sentence) for name in ("memory plan", "disk")]
         return [*checks, *unplanned]
-    return [*checks, memory_plan(plan, room(card)), disk_plan(plan.disk, shutil.disk_usage(disk).free)]
+    return [*checks, memory_plan(plan, room(card)), disk_plan(plan.disk, shutil.disk_usage(root).free)]
 
 
 def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:

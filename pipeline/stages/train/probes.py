@@ -8,11 +8,10 @@ from pipeline.config.sections import Train, Training
 from pipeline.core.checks import Check
 from pipeline.core.cpu import fast_dtype, training_device
 from pipeline.core.errors import ToolError
-from pipeline.core.hardware import accelerator, nvidia_smi
+from pipeline.core.hardware import Card, accelerator, main_memory, nvidia_smi
 from pipeline.core.units import memory_gb
-from pipeline.planning.card import Card, main_memory
 from pipeline.planning.memory import CUDA_CONTEXT
-from pipeline.planning.steps import needs_gpu
+from pipeline.planning.setup import needs_gpu
 
 # of a block's largest weight: half of NF4's widest gap is 0.152 (bitsandbytes `get_4bit_type`), the rest is
 # for the scales, quantized too

@@ -14,23 +14,32 @@ from pipeline.config.sections import Training
 from pipeline.core.checks import Check, refuse
 from pipeline.core.cpu import Device
 from pipeline.core.errors import ConfigError, MachineError, ToolError
+from pipeline.core.hardware import Card
 from pipeline.core.places import PROJECT
-from pipeline.planning.card import Card
-from pipeline.planning.disk import CACHE
-from pipeline.planning.plan import make_plan
-from pipeline.planning.published import published_shape
+from pipeline.planning.base import published_shape
+from pipeline.planning.plan import CACHE, make_plan
+from pipeline.planning.setup import Setup
 from pipeline.planning.shape import read_shape
 from pipeline.stages.train import preflight as checks
 from pipeline.stages.train import probes
 
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml")
-DEMO = load_params(PROJECT / "recipes" / "demo.yaml").training
+DEMO = load_params(PROJECT / "recipes" / "demo.yaml")
 CARD = Card("NVIDIA GeForce RTX 4060", 8188 << 20, "cuda")
 MEMORY = Card("main memory", 24 << 30, "cpu")
 
 
 def settings(**changed: Any) -> Training:
-    return DEMO.model_copy(update=changed)
+    return DEMO.training.model_copy(update=changed)
+
+
+def preflight(root: Path, base: Path, **changed: Any) -> list[Check]:
+    """Every check of the demo on this base, with the rows in `root`/tokens and changes of section train."""
+    for place, folder in (("models/base", base), ("data/tokens", root / "tokens")):
+        (root / place).parent.mkdir()
+        (root / place).symlink_to(folder)
+    train = DEMO.train.model_copy(update=changed)
+    return checks.preflight(DEMO.model_copy(update={"train": train}), root)
 
 
 @pytest.fixture
@@ -193,7 +202,7 @@ def test_the_memory_plan_against_the_card(card: Card, free: int, state: str, rem
     shape = published_shape(RECIPE.base.model)
     assert shape
     train = RECIPE.training if card.device == "cuda" else RECIPE.training.model_copy(update={"loss": "auto"})
-    check = checks.memory_plan(make_plan(shape, train, 1024, ["Q4_K_M"], card), free)
+    check = checks.memory_plan(make_plan(Setup(shape, train, 1024, card, levels=["Q4_K_M"])), free)
     assert (check.verdict, check.id) == (state, "Q-TRAIN-005" if state != "pass" else "")
     assert remedy in check.remedy
 
@@ -310,9 +319,7 @@ def test_who_holds_the_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any, state: 
 
 
 def test_a_preflight_on_a_cpu(tiny_qwen2: Path, tokens: Path, tmp_path: Path) -> None:
-    found = checks.preflight(
-        tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=settings(), max_length=128, levels=["Q4_K_M"]
-    )
+    found = preflight(tmp_path, tiny_qwen2)
     names = ["data", "base", "arithmetic", "bitsandbytes", "Triton", "memory plan", "disk"]
     assert [check.name for check in found] == names
     refuse(found)
@@ -349,9 +356,7 @@ def test_the_widths_are_among_the_checks(
     monkeypatch.setattr(
         checks, "nf4_widths", lambda *_: [Check("NF4 widths", "fail", "wrong", "take another", "Q-TRAIN-004")]
     )
-    found = checks.preflight(
-        tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=settings(), max_length=128, levels=["Q4_K_M"]
-    )
+    found = preflight(tmp_path, tiny_qwen2)
     with pytest.raises(ToolError, match="Q-TRAIN-004: NF4 widths: wrong: take another"):
         refuse(found)
 
@@ -362,9 +367,7 @@ def test_what_cant_be_planned_is_not_measured_and_never_passed(
     base = Path(shutil.copytree(tiny_qwen2, tmp_path / "base"))
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps(config | {"model_type": "phi3"}))
-    found = checks.preflight(
-        tokens=tokens, base=base, disk=tmp_path, settings=settings(), max_length=128, levels=[]
-    )
+    found = preflight(tmp_path, base)
     assert {check.name for check in found if check.verdict == "not measured"} == {"memory plan", "disk"}
     refuse(found)
 
@@ -381,9 +384,7 @@ def test_what_cant_be_planned_is_not_measured_and_never_passed(
 def test_settings_that_the_planner_refuses_end_the_run_before_the_base_is_loaded(
     changed: dict[str, Any], fault: str, tiny_qwen2: Path, tokens: Path, tmp_path: Path
 ) -> None:
-    found = checks.preflight(
-        tokens=tokens, base=tiny_qwen2, disk=tmp_path, settings=settings(**changed), max_length=128, levels=[]
-    )
+    found = preflight(tmp_path, tiny_qwen2, **changed)
     assert [check.id for check in found if check.verdict == "fail"] == [fault]
     with pytest.raises(ConfigError, match=fault):
         refuse(found)

@@ -23,7 +23,7 @@ from pipeline.core.errors import ConfigError, DataError, GateError, Stopped, Too
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.places import PROJECT
-from pipeline.planning.steps import total_steps, warmup_steps
+from pipeline.planning.duration import total_steps, warmup_steps
 from pipeline.stages.train.arguments import training_arguments
 from pipeline.stages.train.assembly import make_trainer
 from pipeline.stages.train.callbacks import check_mean

@@ -9,7 +9,7 @@ import torch
 
 from pipeline.models.token_logps import token_logps
 from pipeline.models.tuners import causal_model, without_tuner
-from pipeline.planning.steps import steps_per_epoch
+from pipeline.planning.duration import steps_per_epoch
 from pipeline.stages.train.grpo.batches import Group, for_the_model, trained, training_batch
 from pipeline.stages.train.grpo.drawing import Rounds
 from pipeline.stages.train.grpo.figures import of_groups, of_tokens

@@ -1,0 +1,131 @@
+"""What a plan is made for: a model's shape, how it trains, on which device, and the files that come of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pipeline.config.params import Params
+from pipeline.config.sections import LoraType, Train, Training
+from pipeline.core.cpu import Device
+from pipeline.core.errors import ConfigError
+from pipeline.core.hardware import Card
+from pipeline.planning.quantized import QuantizedBase
+from pipeline.planning.shape import Shape
+
+FLOAT = 4  # bytes of a float32
+ELEMENT = {"bfloat16": 2, "float16": 2, "float32": FLOAT}  # of what train.bnb_4bit_compute_dtype names
+Loss = Literal["liger", "chunked", "plain"]  # plain: transformers' own, with all logits; for comparison
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A training with rows of `max_length` tokens. Without `card`, on a GPU whose memory isn't known.
+
+    `quantized` is what a base takes that is trained on as a GGUF. Of several `processes` the memory of one is
+    planned. `levels` are `quantize.levels` and `untuned`, `lora` and `untuned` are `lora.type` and
+    `convert.base`.
+    """
+
+    shape: Shape
+    train: Training
+    max_length: int
+    card: Card | None = None
+    quantized: QuantizedBase | None = None
+    processes: int = 1
+    levels: Sequence[str] = ()
+    lora: LoraType = "F16"
+    untuned: bool = True
+
+    @property
+    def device(self) -> Device:
+        """What trains."""
+        return self.card.device if self.card else "cuda"
+
+    @property
+    def loss(self) -> Loss:
+        """`train.loss`; auto is liger on a GPU, chunked on a CPU, for a mixture of experts and where norms
+        train.
+        """
+        if self.train.loss != "auto":
+            return self.train.loss
+        fused = self.device == "cuda" and not self.shape.experts and not self.train.modules_to_save
+        return "liger" if fused else "chunked"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a padding-free micro batch, which is one sequence."""
+        return self.max_length * self.train.per_device_train_batch_size
+
+    @property
+    def element(self) -> int:
+        """Bytes of an activation, and of a weight that is not quantized."""
+        return ELEMENT[self.train.bnb_4bit_compute_dtype]
+
+    @property
+    def lora_element(self) -> int:
+        """Bytes of an activation in the adapter: float32 where no autocast makes it 16 bit, that is on the
+        CPU.
+        """
+        return self.element if self.device == "cuda" else FLOAT
+
+    @property
+    def packed(self) -> QuantizedBase | None:
+        """`quantized` where linears, embeddings and head stay as the GGUF packs them, None where they don't.
+        Raises `AssertionError` where their bytes are then missing.
+        """
+        if self.train.quantization != "gguf" or not self.train.keep_quantized:
+            return None
+        assert self.quantized, "base.quantization is gguf, and how many bytes its GGUF has is missing"
+        return self.quantized
+
+    @property
+    def tunes_scales(self) -> bool:
+        """Whether the scales of a GGUF's blocks train, not an adapter."""
+        return self.train.tuner == "scales" and self.train.quantization == "gguf"
+
+    def at(self, max_length: int, **changes: Any) -> "Setup":
+        """The same with rows of `max_length` tokens and other values for keys of `train`."""
+        return replace(self, train=self.train.model_copy(update=changes), max_length=max_length)
+
+
+def setup_of(
+    params: Params,
+    shape: Shape,
+    card: Card | None = None,
+    quantized: QuantizedBase | None = None,
+    processes: int = 1,
+) -> Setup:
+    """What `params` asks for, of a base of this shape."""
+    return Setup(
+        shape,
+        params.training_on(card.device if card else "cuda"),
+        params.preprocess.max_length,
+        card,
+        quantized,
+        processes,
+        levels=(*params.quantize.files, *params.quantize.untuned),
+        lora=params.lora.type,
+        untuned=params.convert.base,
+    )
+
+
+def needs_gpu(optim: str) -> bool:
+    """Whether an optimizer's states are of a kind that only a GPU has."""
+    return "8bit" in optim or "paged" in optim
+
+
+def wants_gpu(train: Train) -> bool:
+    """Whether the settings say that training is for a GPU."""
+    return (
+        train.device == "gpu" or train.loss == "liger" or needs_gpu(train.optim) or train.offload_layers > 0
+    )
+
+
+def check_offload(train: Train, device: Device) -> None:
+    """Raise `ConfigError` where weights should be kept off a GPU, and training is on the CPU."""
+    if train.offload_layers and device == "cpu":
+        raise ConfigError(
+            "Q-PLANNING-008",
+            f"train.offload_layers is {train.offload_layers}, which spares a GPU's memory, and training is "
+            "on the CPU: set it to 0",
+        )
