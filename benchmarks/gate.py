@@ -126,9 +126,6 @@ class Bench:
                 "task_rows": rows,
                 "general": "none",
                 "harness": [],
-                "prompt_lengths": [16],
-                "generation_depths": [0],
-                "repetitions": 1,
                 "threads": 1,
             }
         )

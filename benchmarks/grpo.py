@@ -21,7 +21,7 @@ from pipeline.config.params import load_params
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.core.places import PROJECT
 
-EVALUATE = {"task_rows": 1000, "perplexity_rows": 4, "general": "none", "repetitions": 1}  # all held-out rows
+EVALUATE = {"task_rows": 1000, "perplexity_rows": 4, "general": "none"}  # all held-out rows
 
 
 def settings(folder: Path, seed: int, steps: int) -> None:

@@ -395,9 +395,6 @@ def tiny_params(base: Path) -> dict[str, Any]:
             "threads": 1,
             "scorers": ["exact_match"],
             "general": "none",
-            "prompt_lengths": [16],
-            "generation_depths": [0],
-            "repetitions": 1,
         },
     }
     for section, values in small.items():

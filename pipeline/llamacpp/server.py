@@ -103,7 +103,6 @@ def serving(
     parallel: int | Literal["auto"] = 1,
     threads: int,
     n_gpu_layers: int | Literal["auto"] = 0,
-    flash_attn: str = "auto",
     lora: Path | None = None,
 ) -> Iterator[Server]:
     """Serve `model` on a free port while the body runs, with the adapter `lora` (a GGUF) if given. Raises
@@ -117,7 +116,6 @@ def serving(
             "parallel": slots,
             "threads": threads,
             "n_gpu_layers": layers,
-            "flash_attn": flash_attn,
             "n_predict": -1,  # the request says how much
         }
     )

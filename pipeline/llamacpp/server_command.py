@@ -58,7 +58,6 @@ def server_command(
         *("--parallel", str(settings.parallel)),
         *("--threads", str(settings.threads)),
         *("--n-gpu-layers", str(settings.n_gpu_layers)),
-        *("--flash-attn", settings.flash_attn),
         *("--n-predict", str(settings.n_predict)),
         "--cont-batching",
         *("--batch-size", str(BATCH_TOKENS)),

@@ -251,7 +251,7 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
             "names Q8_0.*can name base-F16, F16, Q4_K_M, Q5_K_M",
         ),
         ({"evaluate": {"ctx_size": 512}}, "params", "512, less than preprocess.max_length 1024"),
-        ({"serve": {"flash_attn": True}}, "serve.flash_attn", "is True"),
+        ({"serve": {"parallel": True}}, "serve.parallel", "is True"),
     ],
 )
 def test_one_mistake_is_one_line_with_its_path_and_the_reason(load, sections, path, words):

@@ -135,7 +135,7 @@ def test_command_is_hardened_and_carries_the_recipe(tools: Toolchain, tmp_path: 
     command = server_command(
         tools,
         tmp_path / "x-Q4.gguf",
-        Serve(port=8081, ctx_size=4096, parallel=2, threads=6, n_gpu_layers=99, flash_attn="on", n_predict=7),
+        Serve(port=8081, ctx_size=4096, parallel=2, threads=6, n_gpu_layers=99, n_predict=7),
         tmp_path / "key",
     )
     for flag in ("--no-webui", "--no-slots", "--offline", "--jinja", "--cont-batching"):
@@ -157,7 +157,7 @@ def test_command_is_hardened_and_carries_the_recipe(tools: Toolchain, tmp_path: 
         "6",
         "99",
     )
-    assert (given["--flash-attn"], given["--n-predict"], given["--alias"]) == ("on", "7", "x-Q4")
+    assert (given["--n-predict"], given["--alias"]) == ("7", "x-Q4")
 
 
 @pytest.mark.parametrize(

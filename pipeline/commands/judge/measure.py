@@ -44,7 +44,7 @@ FOLDER = Path("reports/judge")
 TURNS = 3  # how often each file is loaded and an answer is timed
 TOKENS = 64  # of each answer; its prompt is a batch long, which touches the buffers that memory counts
 WHY = ("error loading model", "unknown model architecture", "error:", "failed", "what():")
-LOADED = ("ctx_size", "threads", "n_gpu_layers", "flash_attn")  # how every file is loaded; no layers: 0
+LOADED = ("ctx_size", "threads", "n_gpu_layers")  # how every file is loaded; no layers: 0
 UNITS = {"MB": 1 << 20, "GB": MEMORY_GB, "": MEMORY_GB, "MIB": 1 << 20, "GIB": MEMORY_GB}
 NO_LIMIT = 1 << 40  # positions, where a header names none
 

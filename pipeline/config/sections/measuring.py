@@ -188,13 +188,6 @@ class Evaluate(Section):
         "tasks of lm-evaluation-harness below data/evaluation/harness, by name (needs the extra "
         '"harness"); [] runs none',
     )
-    prompt_lengths: Annotated[
-        list[Annotated[int, Field(ge=1, le=1 << 24)]], Field(min_length=1, max_length=50)
-    ] = key([128, 512], "prompts whose speed is measured, in tokens")
-    generation_depths: Annotated[
-        list[Annotated[int, Field(ge=0, le=1 << 24)]], Field(min_length=1, max_length=50)
-    ] = key([0, 512], "tokens already in the context when the speed of generation is measured")
-    repetitions: Annotated[int, Field(ge=1, le=10_000)] = key(3, "times that each speed is measured")
     ctx_size: Tokens = key(1024, "context per row, in tokens; at least preprocess.max_length")
     parallel: SlotsOrAuto = key(
         "auto",

@@ -1,6 +1,6 @@
 """What is recommended and refused, and how it is served: sections `report`, `serve`, `llamacpp`."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -71,9 +71,6 @@ class Serve(Section):
     parallel: Slots = key(1, "answers at the same time")
     n_gpu_layers: GpuLayers = key(AUTO, ON_GPU)
     threads: Threads = key(2, "CPU threads")
-    flash_attn: Literal["on", "off", "auto"] = key(
-        "auto", 'flash attention: "on" | "off" | auto (quoted: to some readers of YAML a bare on is true)'
-    )
     n_predict: Annotated[int, Field(ge=1, le=1 << 24)] = key(1024, "longest answer, in tokens")
     max_restarts: Annotated[int, Field(ge=0, le=10_000)] = key(
         5, "crashes within an hour after which the server is not started again"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.sections import Evaluate, Serve
+from pipeline.config.sections import Serve
 from pipeline.core.errors import ToolError
 from pipeline.core.hardware import nvidia_smi
 from pipeline.core.other_load import cpu_time, other_load
@@ -22,42 +22,37 @@ from pipeline.llamacpp.server_command import BATCH_TOKENS
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answer_speed import answer_speed, runs_of
 
+PROMPT_LENGTHS = (128, 512)  # prompts whose speed is measured, in tokens
+DEPTHS = (0, 512)  # tokens already in the context when the speed of generation is measured
 GENERATED = 32  # tokens written in each run
+RUNS = 3  # times that each speed is measured
+ROOM = max(*PROMPT_LENGTHS, *(max(depth, 1) + GENERATED for depth in DEPTHS)) + 1  # tokens of context
 ANSWER_TOKENS = 8  # written by the server that is measured
 
 
-def room(settings: Evaluate) -> int:
-    """The longest context in which a speed is measured, in tokens."""
-    lengths, depths = settings.prompt_lengths, settings.generation_depths
-    return max(*(length + 1 for length in lengths), *(max(depth, 1) + GENERATED for depth in depths))
-
-
-def speed(server: Server, settings: Evaluate) -> dict[str, Any]:
-    """Tokens per second at each of `prompt_lengths` and `generation_depths` by the server's timings, under
-    `speed` and, as single figures, beside it.
+def speed(server: Server) -> dict[str, Any]:
+    """Tokens per second at each of `PROMPT_LENGTHS` and `DEPTHS` by the server's timings, under `speed` and,
+    as single figures, beside it.
 
     The prompt's single figure is the longest's, generation's the first depth's; `_spread` is half of highest
     − lowest run. `speed.other_load` is the share of the machine's CPU time that others took meanwhile, and
     `speed.disturbed` whether that spoilt the figures.
     """
-    lengths, depths = (
-        list(dict.fromkeys(values)) for values in (settings.prompt_lengths, settings.generation_depths)
-    )
     # a prompt as long as a depth is measured with it; nothing is generated behind no token at all
-    behind = {max(depth, 1): GENERATED for depth in depths}
-    asked = dict.fromkeys(lengths, 1) | behind
+    behind = {max(depth, 1): GENERATED for depth in DEPTHS}
+    asked = dict.fromkeys(PROMPT_LENGTHS, 1) | behind
     answer_speed(server, min(asked), 1)  # a first run, thrown away
     before = cpu_time()
     with progress("evaluate: speed", len(asked)) as advance:
         found = {}
         for length, tokens in asked.items():
-            found[length] = [answer_speed(server, length, tokens) for _ in range(settings.repetitions)]
+            found[length] = [answer_speed(server, length, tokens) for _ in range(RUNS)]
             advance(1)
     load = other_load(before, cpu_time())
-    prompt = [{"tokens": length, **runs([one.prompt for one in found[length]])} for length in lengths]
+    prompt = [{"tokens": length, **runs([one.prompt for one in found[length]])} for length in PROMPT_LENGTHS]
     generation = [
         {"depth": depth, "tokens": GENERATED, **runs([one.generation for one in found[max(depth, 1)]])}
-        for depth in depths
+        for depth in DEPTHS
     ]
     longest = max(prompt, key=lambda one: one["tokens"])
     return {
@@ -90,7 +85,7 @@ def serving_figures(
     `peak_memory_bytes` is its largest resident memory, mapped weights included, where the system has /proc,
     and `gpu_memory_bytes` what the driver says it holds; else None. A shorter prompt leaves buffers
     untouched, so that they are not resident yet. A full context takes more still (SmolLM2-135M with 4,096
-    tokens: 252 MB against 245; with `flash_attn` off 355), and so does a prompt cache, which is empty here.
+    tokens: 252 MB against 245; 355 without flash attention), and so does a prompt cache, which is empty here.
     Raises `ToolError` if it doesn't come up or answer.
     """
     up = serving(
@@ -100,7 +95,6 @@ def serving_figures(
         parallel=settings.parallel,
         threads=settings.threads,
         n_gpu_layers=settings.n_gpu_layers,
-        flash_attn=settings.flash_attn,
         lora=lora,
     )
     begin = time.perf_counter()

@@ -33,7 +33,7 @@ from pipeline.metrics.answers import answers_of, evaluated_server, score_answers
 from pipeline.metrics.general import ROWS, general_ability
 from pipeline.metrics.general_questions import load_questions
 from pipeline.stages.evaluate.divergence import Row, divergence_of
-from pipeline.stages.evaluate.speed import room, serving_figures, speed
+from pipeline.stages.evaluate.speed import ROOM, serving_figures, speed
 
 
 def evaluate(
@@ -83,9 +83,9 @@ def evaluate(
             figures["general"] = general_ability(ours, loaded, questions, settings.seed)
     with timed(seconds, "serving"):
         figures["serving"] = serving_figures(model, serve, tools, lora)
-    with evaluated_server(model, settings, tools, lora, room(settings)) as server:
+    with evaluated_server(model, settings, tools, lora, ROOM) as server:
         with timed(seconds, "speed"):
-            figures |= speed(server, settings)
+            figures |= speed(server)
         with timed(seconds, "task"):
             figures["task"], answers = task(server, rows, root, settings, (lora or model).name)
         with timed(seconds, "harness"):

@@ -43,9 +43,6 @@ def params(level: str | None, method: str = "sft") -> Params:
 
 def settings(**changed: Any) -> Any:
     small = {
-        "prompt_lengths": [16, 8, 16],
-        "generation_depths": [0, 12],
-        "repetitions": 2,
         "threads": 1,
         "ctx_size": 128,
     }

@@ -15,22 +15,17 @@ from pipeline.config.sections import Evaluate
 from pipeline.core.other_load import cpu_time, other_load
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answers import evaluated_server
-from pipeline.stages.evaluate.speed import GENERATED, room, runs, speed
+from pipeline.stages.evaluate.speed import DEPTHS, GENERATED, PROMPT_LENGTHS, ROOM, runs, speed
 
 
 def test_every_length_and_depth_is_measured(tools: Toolchain) -> None:
-    asked = tiny_params(Path("base"))["evaluate"] | {
-        "prompt_lengths": [16, 48, 16],
-        "generation_depths": [0, 48],
-        "repetitions": 3,
-        "ctx_size": 64,  # too short for the deepest, which gets its room
-    }
-    settings = Evaluate(**asked)
-    with evaluated_server(cut_models(tools) / "tiny-F16.gguf", settings, tools, room=room(settings)) as up:
-        found = speed(up, settings)
+    # a context that is too short for the deepest, which gets its room
+    settings = Evaluate(**tiny_params(Path("base"))["evaluate"] | {"ctx_size": 64})
+    with evaluated_server(cut_models(tools) / "tiny-F16.gguf", settings, tools, room=ROOM) as up:
+        found = speed(up)
     prompt, generation = found["speed"]["prompt"], found["speed"]["generation"]
-    assert [one["tokens"] for one in prompt] == [16, 48]
-    assert [(one["depth"], one["tokens"]) for one in generation] == [(0, GENERATED), (48, GENERATED)]
+    assert [one["tokens"] for one in prompt] == [*PROMPT_LENGTHS]
+    assert [(one["depth"], one["tokens"]) for one in generation] == [(depth, GENERATED) for depth in DEPTHS]
     assert all(
         0 < one["low"] <= one["median"] <= one["high"] and one["runs"] == 3 for one in prompt + generation
     )
@@ -64,18 +59,18 @@ def busy_strangers(number: int) -> Iterator[None]:
             os.kill(one, 9)
 
 
-def test_a_busy_process_beside_is_seen_and_a_child_is_not(tools: Toolchain) -> None:
+def test_a_busy_process_beside_is_seen_and_a_child_is_not(
+    tools: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server that is measured is a child of this process, and so no other load."""
-    settings = Evaluate(
-        **tiny_params(Path("base"))["evaluate"]
-        | {"prompt_lengths": [512], "generation_depths": [0], "repetitions": 20, "ctx_size": 1024}
-    )
+    monkeypatch.setattr("pipeline.stages.evaluate.speed.RUNS", 20)
+    settings = Evaluate(**tiny_params(Path("base"))["evaluate"])
     cores = os.cpu_count() or 1
     with (
         busy_strangers(cores),
-        evaluated_server(cut_models(tools) / "tiny-F16.gguf", settings, tools, room=room(settings)) as up,
+        evaluated_server(cut_models(tools) / "tiny-F16.gguf", settings, tools, room=ROOM) as up,
     ):
-        found = speed(up, settings)
+        found = speed(up)
     assert found["speed"]["disturbed"]
     assert found["prompt_tok_s"] > 0  # the raw figure stays
     before = cpu_time()
