@@ -127,14 +127,7 @@ CONDITIONS = (
     Only(("quantize.levels", "quantize.nthreads"), (MERGED,)),
     Only(("quantize.tensor_types",), (MERGED, Has("base.level"))),
     Only(("distill",), DISTILLED),
-    Only(("compare.levels", "compare.strategies", "compare.rows", "compare.scales_learning_rate"), (SEEDS,)),
-    Only(
-        ("compare.scales_learning_rate",),
-        (
-            Has("compare.strategies.scales"),
-            Has("compare.strategies.distilled", ("distilled_scales",), "names"),
-        ),
-    ),
+    Only(("compare.levels", "compare.strategies", "compare.rows"), (SEEDS,)),
     Only(("parity.max_kld_served", "parity.min_same_top_served"), (GGUF,)),
     Only(
         (

@@ -181,11 +181,6 @@ class Params(sections.Section):
                 f"quantize.levels names {', '.join(with_imatrix)} and imatrix.tokens is 0: set it, 100000 "
                 "for example"
             )
-        if (self.merge.dtype, self.convert.type) == ("float16", "BF16"):
-            yield (
-                "convert.type is BF16 and merge.dtype is float16, which would round the weights twice: set "
-                "merge.dtype to bfloat16"
-            )
 
     def _of_one_gguf(self) -> Iterator[str]:
         if self.train.embeddings_on_cpu:

@@ -49,14 +49,13 @@ STRATEGIES = {
     SCALES_LEVEL: Strategy(
         "tune the scales of {level} itself",
         "set base.quantization to gguf, base.level to {level} and train.tuner to scales (recipe demo-scales "
-        "shows how), with compare.scales_learning_rate as train.learning_rate and train.weight_decay 0",
+        "shows how), train.learning_rate to 5.0e-3 and train.weight_decay to 0",
         "scales",
     ),
     DISTILLED_SCALES: Strategy(
         "distill {level}, then tune its scales",
         "distill the base's {level} with train.method distill and train.tuner scales, then make that file "
-        "base.model and train its scales; learning rates are distill.learning_rate and then "
-        "compare.scales_learning_rate, train.weight_decay is 0",
+        "base.model and train its scales; learning rates are 2.0e-3 and then 5.0e-3, train.weight_decay is 0",
         "distilled",
     ),
     MERGED_DISTILLED: Strategy(

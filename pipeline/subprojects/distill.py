@@ -37,6 +37,8 @@ FOLDER = Path("models/.distill")  # scratch of stage distill: neither Snakemake 
 CURATED = "data-distill"  # in it: the chats of data/distill, of all jobs
 ROWS = "reports/rows.json"  # in a sub-project: what it learned from
 BYTES_PER_TOKEN = 5  # of text, more than tokenizers pack: rather a row too many than too few
+LEARNING_RATE = 2.0e-3  # the peak, of the scales; what learns best lies between 1e-3 and 5e-3
+GENERAL_SHARE = 0.75  # of the text is drawn from data/distill, if there is any; the rest are training rows
 WATCHED = 16  # held-out rows of preprocess.max_length tokens whose loss is measured, at most
 
 
@@ -92,9 +94,9 @@ def rows_of(project: Path, params: Params, data: Path, seed: int) -> None:
     """
     apart, base = data.parent.resolve() / FOLDER / CURATED, project / "models/base"
     general, rows = curated(apart, base, params, data), project / "data/final"
-    row_bytes, share = params.preprocess.max_length * BYTES_PER_TOKEN, params.distill.general_share
+    row_bytes = params.preprocess.max_length * BYTES_PER_TOKEN
     size, final = params.distill.max_steps * row_bytes, data / "final"
-    account = write_drawn(final, general, share, rows / "train.jsonl", size, seed)
+    account = write_drawn(final, general, GENERAL_SHARE, rows / "train.jsonl", size, seed)
     val = learnable(final / "val.jsonl", rows / "val-wanted.jsonl")
     watched, _ = first_of(shuffled(val, seed), WATCHED * row_bytes)
     write_lines(rows / "val.jsonl", (val, watched))
@@ -137,7 +139,7 @@ def settings(params: Params, source: Path, level: str, seed: int | None) -> Sett
         "method": "distill",
         "tuner": "scales",
         "max_steps": params.distill.max_steps,
-        "learning_rate": params.distill.learning_rate,
+        "learning_rate": LEARNING_RATE,
         "weight_decay": 0.0,
         "gradient_accumulation_steps": 1,
         "save_steps": max(1, params.distill.max_steps // 10),

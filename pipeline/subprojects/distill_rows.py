@@ -54,7 +54,7 @@ class General(NamedTuple):
 
 def curated(apart: Path, base: Path, params: Params, data: Path) -> General | None:
     """The chats of `data`/distill, made by stage curate in the sub-project `apart` (absolute), with the
-    tokenizer of the folder `base`; None if there are none, or `distill.general_share` is 0.
+    tokenizer of the folder `base`; None if there are none.
 
     Rules, redactions and what is kept out are those of section `curate`; what shares text with the answer of
     a held-out row of `data`/final is kept out too. Raises what the stage ended with, `DataError` if a file
@@ -67,10 +67,7 @@ def curated(apart: Path, base: Path, params: Params, data: Path) -> General | No
                 "Q-DISTILL-001",
                 f"{pointer.with_suffix('')} is missing: run `dvc pull {pointer}`, which gets it",
             )
-    there = any(path.is_file() and is_users_data(path.name) for path in source.rglob("*"))
-    if there and not params.distill.general_share:
-        print(f"distill: {source} is not used, for distill.general_share is 0", flush=True)
-    if not there or not params.distill.general_share:
+    if not any(path.is_file() and is_users_data(path.name) for path in source.rglob("*")):
         remove(apart)  # no copy stays of chats that were taken away
         return None
     own = params.curate

@@ -40,7 +40,7 @@ def test_no_recipe_sets_what_does_nothing(path):
         (UNQUANTIZED, {"train": {"keep_quantized": False}}, "base.quantization is gguf"),
         (ADAPTER, {"train": {"bnb_4bit_use_double_quant": False}}, "base.quantization is nf4"),
         (UNQUANTIZED, {"train": {"bnb_4bit_use_double_quant": False}}, "base.quantization is nf4"),
-        (ADAPTER, {"merge": {"dtype": "bfloat16"}}, "base.quantization is nf4 or none"),
+        (ADAPTER, {"merge": {"base": "nf4"}}, "base.quantization is nf4 or none"),
         (SCALES, {"merge": {"base": "nf4"}}, "base.quantization is nf4 or none"),
         (UNQUANTIZED, {"merge": {"rows": 8}}, "base.quantization is nf4"),
         ({"merge": {"base": "16-bit"}}, {"merge": {"task_rows": 8}}, "merge.base is auto"),

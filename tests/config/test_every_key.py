@@ -159,7 +159,6 @@ KEYS = {
     "train.grpo.mask_truncated": Other(False, SERVER),
     "train.grpo.correction_cap": Other(1.5, SERVER),
     "lora.type": Other("F32", GGUF),
-    "merge.dtype": Other("bfloat16"),
     "merge.base": Other("nf4"),
     "merge.levels": Other(["Q5_K_M"]),
     "merge.rows": Other(8),
@@ -167,7 +166,7 @@ KEYS = {
     "convert.name": Other("mine"),
     "convert.base": Other(False, {"evaluate.models": ["F16", "Q4_K_M", "Q5_K_M"]}),
     "convert.type": Other(
-        "BF16", {"merge.dtype": "bfloat16", "evaluate.models": ["base-BF16", "BF16", "Q4_K_M", "Q5_K_M"]}
+        "BF16", {"evaluate.models": ["base-BF16", "BF16", "Q4_K_M", "Q5_K_M"]}
     ),
     "imatrix.tokens": Other(1000),
     "quantize.levels": Other(["Q4_K_M"], {"evaluate.models": ["base-F16", "F16", "Q4_K_M"]}),
@@ -176,8 +175,6 @@ KEYS = {
     "quantize.distill": Other(["Q4_K_M"]),
     "quantize.budgets": Other(["5GB"]),
     "distill.max_steps": Other(10, {"quantize.distill": ["Q4_K_M"]}),
-    "distill.learning_rate": Other(1e-3, {"quantize.distill": ["Q4_K_M"]}),
-    "distill.general_share": Other(0.5, {"quantize.distill": ["Q4_K_M"]}),
     "compare.seeds": Other([1, 2]),
     "compare.levels": Other(["Q5_K_M"], SEEDS),
     "compare.strategies.nf4": Other(["lora_nf4"], SEEDS),
@@ -185,7 +182,6 @@ KEYS = {
     "compare.strategies.scales": Other([], SEEDS),
     "compare.strategies.distilled": Other(["distilled_scales"], SEEDS),
     "compare.rows": Other(50, SEEDS),
-    "compare.scales_learning_rate": Other(1e-3, SEEDS),
     "parity.depth": Other("quick"),
     "parity.conversations": Other(20),
     "parity.strings": Other(1000),

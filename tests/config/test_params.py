@@ -199,11 +199,6 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
             "params",
             "names Q8_0, which quantize.levels doesn't make .*set merge.base to 16-bit or nf4",
         ),
-        (
-            {"convert": {"type": "BF16"}, "evaluate": {"models": ["BF16"]}},
-            "params",
-            "would round the weights twice",
-        ),
         ({"convert": {"type": "BF16"}}, "params", "names base-F16, F16: it can name base-BF16, BF16"),
         ({"convert": {"name": "../escape"}}, "convert.name", "a name for files"),
         ({"convert": {"name": "n" * 300}}, "convert.name", "1 to 64 letters"),

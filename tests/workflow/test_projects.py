@@ -143,13 +143,13 @@ def test_an_upgrade_names_what_has_run_and_what_follows_it(root: Path) -> None:
 def test_an_upgrade_sees_new_settings_and_an_edited_graph(root: Path) -> None:
     have_run(root, *stages_in("merged"))
     settings = yaml.safe_load((root / "params.yaml").read_text())
-    del settings["merge"]["dtype"], settings["train"]["r"]
+    del settings["merge"]["rows"], settings["train"]["r"]
     (root / "params.yaml").write_text(yaml.safe_dump(settings))
     graph = yaml.safe_load((root / "dvc.yaml").read_text())
     graph["stages"]["imatrix"]["deps"].pop()
     (root / "dvc.yaml").write_text(yaml.safe_dump(graph))
     reasons = again(root, "--yes")
-    assert "merge.dtype" in reasons["merge"] and "train.r" in reasons["train"]
+    assert "merge.rows" in reasons["merge"] and "train.r" in reasons["train"]
     assert "dvc.yaml" in reasons["imatrix"] and "curate" not in reasons
     assert "dvc.yaml" not in again(root).get("imatrix", "")
 

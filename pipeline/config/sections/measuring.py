@@ -84,11 +84,6 @@ class Compare(Section):
     levels: PlainLevels = key(["Q4_K_M"], "levels at which the strategies are compared, in llama.cpp's names")
     strategies: Strategies = group(Strategies, "which strategies to compare, by what they train; [] for none")
     rows: Count = key(200, "held-out rows that each strategy answers")
-    scales_learning_rate: Annotated[float, Field(gt=0, lt=1)] = key(
-        5.0e-3,
-        "peak learning rate where a strategy trains scales on the task, 1e-3 to 1e-2; without weight decay, "
-        "all else as in train",
-    )
 
 
 Depth = Literal["quick", "standard", "full"]  # how much is measured, the least first

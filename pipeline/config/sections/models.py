@@ -34,10 +34,6 @@ class Lora(Section):
 
 
 class Merge(Section):
-    dtype: Literal["float16", "bfloat16"] = key(
-        "float16",
-        "16-bit type of the merged weights: float16 (what an F16 GGUF holds, bit for bit) | bfloat16",
-    )
     base: Literal["16-bit", "nf4", "auto"] = key(
         "auto",
         "weights the adapter is added to: 16-bit (the base's 16 bit) | nf4 (the base as training saw it) | "
@@ -67,8 +63,8 @@ class Convert(Section):
     )
     type: Literal["F16", "BF16"] = key(
         "F16",
-        "16-bit type of the GGUF that the levels are made from: F16 | BF16 (if a weight is too large for "
-        "F16)",
+        "16-bit type of the merged weights and of the GGUF that the levels are made from: F16 | BF16 (if a "
+        "weight is too large for F16)",
     )
 
 
@@ -162,12 +158,4 @@ class Quantize(Section):
 class Distill(Section):
     max_steps: Annotated[int, Field(ge=2, le=10**9)] = key(
         100, "optimizer steps per level, each on one row of preprocess.max_length tokens at most"
-    )
-    learning_rate: Annotated[float, Field(gt=0, lt=1)] = key(
-        2.0e-3, "peak learning rate of the scales, 1e-3 to 5e-3"
-    )
-    general_share: Fraction = key(
-        0.75,
-        "share of the text that is drawn from data/distill, chats that nothing else learns from, 0 to 1; the "
-        "rest are training rows (all, if that folder is empty)",
     )

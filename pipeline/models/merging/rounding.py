@@ -34,6 +34,6 @@ def check_finite(rounded: Any, name: str) -> None:
     if rounded.is_floating_point() and not all_finite(rounded):
         raise DataError(
             "Q-MODELS-022",
-            f"{name} has values that {kind} can't hold: set merge.dtype to bfloat16, or correct the base or "
+            f"{name} has values that {kind} can't hold: set convert.type to BF16, or correct the base or "
             "the adapter if it is that already",
         )

@@ -20,6 +20,9 @@ from pipeline.stages.merge.decision import MergeBase
 from pipeline.stages.merge.diagnostics import idle_adapters
 from pipeline.stages.merge.stream import stream
 
+# of the merged weights, by convert.type: what its GGUF holds, so that they are rounded once
+DTYPES = {"F16": "float16", "BF16": "bfloat16"}
+
 
 def merge(*, base: Path, adapter: Path, merged: Path, dtype: str, merge_base: MergeBase) -> dict[str, Any]:
     """Write the model of `base` with `adapter` in it to `merged`; the record that also becomes
@@ -57,7 +60,7 @@ def main(params: Params, root: Path) -> None:
     base, adapter = root / "models/base", root / "models/adapter"
 
     def make(merge_base: MergeBase, folder: Path) -> dict[str, Any]:
-        return merge(base=base, adapter=adapter, merged=folder, dtype=settings.dtype, merge_base=merge_base)
+        return merge(base=base, adapter=adapter, merged=folder, dtype=DTYPES[params.convert.type], merge_base=merge_base)
 
     remove(merged.with_name(SCRATCH))  # both merges of a killed run, tens of GB at 7B
     run = read_run(adapter)

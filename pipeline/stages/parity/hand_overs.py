@@ -17,7 +17,7 @@ from pipeline.stages.parity.check import divergence_check, incomparable
 
 FROM_SIXTEEN = "16-bit base with adapter → merged model"
 FROM_NF4 = "Trained model (NF4 with adapter) → merged model"
-OVERFLOW = "Weights or sums are too large for float16: set merge.dtype to bfloat16 and convert.type to BF16."
+OVERFLOW = "Weights or sums are too large for float16: set convert.type to BF16."
 
 
 @dataclass(frozen=True)

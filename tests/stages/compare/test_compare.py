@@ -391,12 +391,12 @@ def test_a_sub_project_is_this_project_but_for_what_it_must_be(tiny_params: dict
     assert values["curate"] == tiny_params["curate"]
 
 
-def test_scales_are_trained_at_the_rate_of_the_settings(tiny_params: dict[str, Any], tmp_path: Path) -> None:
-    changed = with_compare(tiny_params, seeds=[1], levels=["Q4_0"], scales_learning_rate=0.0625)
+def test_scales_are_trained_at_a_rate_of_their_own(tiny_params: dict[str, Any], tmp_path: Path) -> None:
+    changed = with_compare(tiny_params, seeds=[1], levels=["Q4_0"])
     params = Params.model_validate(changed)
     settings = tuned_scales.scale_settings(params, level_settings(tmp_path, f"{SCALES_LEVEL}-Q4_0-1", 1))
     values = sub_params(params, settings)
-    assert (values["train"]["tuner"], values["train"]["learning_rate"]) == ("scales", 0.0625)
+    assert (values["train"]["tuner"], values["train"]["learning_rate"]) == ("scales", 5e-3)
 
 
 def python(code: str) -> None:

@@ -187,7 +187,6 @@ def test_chats_of_data_distill_are_curated_and_learned_from(
     params = load_params(root / "params.yaml").model_dump(mode="json")
     # a file of that name in data/raw has a format of its own, which isn't meant for this one
     params["curate"] |= {"formats": {"chats.jsonl": "messages"}, "names": "names.txt"}
-    params["distill"]["general_share"] = 0.5
     write_project(root, params)
 
     def chat(question: str, answer: str) -> dict[str, Any]:
@@ -236,15 +235,11 @@ def test_chats_of_data_distill_are_curated_and_learned_from(
     with pytest.raises(AssertionError):
         curated(apart, base, load_params(root / "params.yaml"), root / "data")
     assert "Q-CURATE-001" in (said := capsys.readouterr().err) and str(folder.resolve()) in said
-    # a share of 0 uses none of them, and says so; no folder, or one that Git keeps, is none
-    params["distill"]["general_share"] = 0.0
-    write_project(root, params)
-    assert curated(apart, base, load_params(root / "params.yaml"), root / "data") is None
-    assert "general_share is 0" in capsys.readouterr().out
-    assert not (apart / "data").exists()
+    # no folder, or one that Git keeps, is none, and no copy of what was there stays
     (folder / "notes.txt").rename(folder / ".gitkeep")
     for place in (root, tmp_path):
         assert curated(apart, base, load_params(ready / "params.yaml"), place / "data") is None
+    assert not (apart / "data").exists()
     # in a clone before `dvc pull`
     (folder / "chats.jsonl.dvc").write_text("outs: []\n")
     with pytest.raises(DataError, match="Q-DISTILL-001"):

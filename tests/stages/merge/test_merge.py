@@ -228,7 +228,7 @@ def test_the_stage_merges_as_its_section_says(plain: Path, tmp_path: Path) -> No
         (tmp_path / "models").mkdir(exist_ok=True)
         (plain / folder).rename(tmp_path / "models" / folder)
         (tmp_path / "models" / folder / "chat_template.jinja").write_text(f"{{# of the {folder} #}}")
-    main(Params.model_validate({"merge": {"base": "16-bit", "dtype": "float16"}}), tmp_path)
+    main(Params.model_validate({"merge": {"base": "16-bit"}}), tmp_path)
     merged = tmp_path / "models/merged"
     assert {one.dtype for one in load_file(merged / "model.safetensors").values()} == {torch.float16}
     assert json.loads((merged / "config.json").read_text())["dtype"] == "float16"
