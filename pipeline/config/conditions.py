@@ -75,9 +75,7 @@ GGUF = Has("base.quantization", ("gguf",))
 LORA = Has("train.tuner", ("lora",))
 SEEDS = Has("compare.seeds")
 DISTILLED = (Has("quantize.distill"), Has("compare.strategies.distilled"))
-SERVED = tuple(
-    f"train.grpo.{key}" for key in ("rollout_type", "adapter_type", "parallel", "threads", "n_gpu_layers")
-)
+SERVED = tuple(f"train.grpo.{key}" for key in ("rollout_type", "parallel", "threads", "n_gpu_layers"))
 
 
 def method(*names: str) -> tuple[Has]:

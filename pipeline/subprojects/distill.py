@@ -156,7 +156,6 @@ def settings(params: Params, source: Path, level: str, seed: int | None) -> Sett
             "file": None,
             "quantization": "gguf",
             "level": level,
-            "compare_with": None,
         },
         "train": Train().model_dump(mode="json") | learned,
         "quantize": {"distill": [], "budgets": []},

@@ -85,11 +85,6 @@ class Base(Section):
     level: str | None = key(
         None, "gguf only: the level that the source's GGUF is quantized to first; null: the file unchanged"
     )
-    compare_with: Location | None = key(
-        None,
-        "gguf only: a Hugging Face folder of the same model, whose settings, tokenizer and template must "
-        "be the GGUF's; null: not compared",
-    )
     tie: Literal["auto", "keep"] = key(
         "auto",
         "a GGUF that is unpacked to 16 bit, and stores head and embeddings as two roundings of one matrix: "
@@ -130,9 +125,8 @@ class Base(Section):
         if self.quantization == "gguf":
             yield from self._of_a_gguf()
         else:
-            for name in ("level", "compare_with"):
-                if (value := getattr(self, name)) is not None:
-                    yield f"{name} is {value!r}, but only quantization gguf has one: set it to null"
+            if self.level is not None:
+                yield f"level is {self.level!r}, but only quantization gguf has one: set it to null"
 
     @property
     def gguf_name(self) -> str | None:

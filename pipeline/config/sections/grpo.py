@@ -25,9 +25,6 @@ class Grpo(Section):
         "the program that external asks (docs/rewards.md): {command: [data/evaluation/scorer, ARGUMENT], "
         "seconds: 60, start_seconds: 120}; null: none",
     )
-    reward_seconds: Annotated[float, Field(gt=0, le=86_400)] = key(
-        60.0, "longest that a scorer may take for one group of completions; external has its own limit"
-    )
     group_size: Annotated[int, Field(ge=2, le=1024)] = key(8, "completions drawn per prompt, 4 to 16")
     max_new_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = key(256, "longest completion, in tokens")
     steps_per_round: Count = key(
@@ -43,34 +40,21 @@ class Grpo(Section):
         "type of the GGUF that llama-server completes with, made of the base's 16 bit: F16 | BF16 | Q8_0; "
         "if base.quantization is gguf, it is the base's own file",
     )
-    adapter_type: Literal["F16", "F32"] = key("F16", "type of the adapter in llama-server: F16 | F32")
     parallel: Slots = key(
         1, "prompts completed at the same time; with 1 a round is the same each time, more are faster"
     )
     threads: Threads = key(2, "CPU threads of llama-server")
     n_gpu_layers: Layers = key(0, "layers of llama-server on the GPU: 0 for none, 99 for all")
-    scale_rewards: bool = key(
-        True,
-        "divide advantages by their group's standard deviation; false: only take off its mean (Dr. GRPO)",
-    )
     loss: Literal["dapo", "dr_grpo"] = key(
         "dapo",
-        "what the sum over a step's tokens is divided by: dapo (its tokens) | dr_grpo (its completions times "
-        "max_new_tokens)",
+        "dapo (advantages are divided by their group's standard deviation, the sum over a step's tokens by "
+        "their number) | dr_grpo (advantages only lose their group's mean, the sum is divided by the step's "
+        "completions times max_new_tokens)",
     )
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = key(
-        0.2, "how far below 1 the ratio of new to old probability may move an update"
-    )
-    clip_high: Annotated[float, Field(gt=0, le=10)] = key(0.28, "and how far above 1")
     kl_beta: Annotated[float, Field(ge=0, le=10)] = key(
         0.0, "weight of the KL divergence from the base, 0.001 to 0.1; 0: none, and a forward less"
     )
     mask_truncated: bool = key(True, "leave completions that hit max_new_tokens out of the loss")
-    correction_cap: Annotated[float, Field(gt=0, le=1000)] | None = key(
-        2.0,
-        "cap of the weight training's ÷ rollout's probability of a token, which corrects that llama-server "
-        "computes otherwise than training; null: no correction",
-    )
 
     def problems(self) -> Iterator[str]:
         """Rewards that are none, or a program that is not asked."""

@@ -12,7 +12,6 @@ from pipeline.config.levels import DISTILLED, WITH_SCALES, split_level, tensor_t
 from pipeline.config.sections.values import (
     UNTUNED,
     Count,
-    Fraction,
     ModelLevels,
     PlainLevels,
     Section,

@@ -4,23 +4,17 @@ Nothing is dequantized: weights stay in `model.gguf`. Configuration, tokenizer a
 file's own metadata; a Hugging Face folder of the same model, where the user has one, is compared with them.
 """
 
-import math
 import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from pipeline.chat.tokenizer_trial import try_tokenizer
-from pipeline.chat.tokens import PROBES, load_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk
-from pipeline.core.special_files import need_file
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE, TRAINED_ON
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
-from pipeline.gguf.sources import KNOWN
 from pipeline.llamacpp.converters import NO_TYPES, quantize_gguf
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.models.base_header import checked_header
@@ -30,18 +24,6 @@ from pipeline.stages.base.gguf_import import from_gguf, load_tokenizer_of, same_
 from pipeline.stages.base.hf_folder import special_ids
 
 ARRIVED = ".arrived.gguf"  # a download, in the folder that it belongs in
-COMPARED = (
-    "architecture",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-    "rms_norm_eps",
-    "head_dim",
-    "rope_theta",
-)
 
 
 @dataclass(frozen=True)
@@ -51,7 +33,6 @@ class QuantizedGguf:
     """
 
     level: str | None = None
-    compare_with: str | None = None
     tensor_types: Mapping[str, str] = field(default_factory=dict)
 
     def keep(self, file: Path, folder: Path, tools: Toolchain) -> Header:
@@ -183,72 +164,3 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
     config.update(known | expert_settings(header.fields) | special)
     config.save_pretrained(folder)
     GenerationConfig(**special).save_pretrained(folder)
-
-
-def compare_with_folder(folder: Path, other: Path) -> None:
-    """Raise `DataError` if the model in `folder` (from a GGUF) and the Hugging Face folder `other` differ in
-    settings, tokenizer or template.
-    """
-    from transformers import AutoConfig
-
-    if not other.is_dir():
-        raise DataError(
-            "Q-BASE-024",
-            f"{other} is no folder: base.compare_with names a Hugging Face folder of the same model, or null",
-        )
-
-    for file in other.iterdir():
-        need_file(file)
-
-    def read(path: Path) -> tuple[Any, Any]:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        return config, load_tokenizer(path)
-
-    ours, mine = read(folder)
-    try:
-        try_tokenizer(other / "tokenizer.json", PROBES)
-        theirs, yours = read(other)
-    # anybody may have written its files: the libraries raise what they stumble over
-    except Exception as error:
-        # of an error with an id only the sentence: one fault has one id
-        reason = " ".join(str(getattr(error, "sentence", error)).split())[:300]
-        raise DataError(
-            "Q-BASE-024",
-            f"{other} can't be read as a Hugging Face folder ({reason}): base.compare_with names one of the "
-            "same model, or null",
-        ) from error
-    pairs = [(key, setting(ours, key), setting(theirs, key)) for key in COMPARED]
-    pairs.append(("eos_token", mine.eos_token, yours.eos_token))
-    if mine.bos_token and yours.bos_token:  # of Qwen's two forms, one names no beginning of text
-        pairs.append(("bos_token", mine.bos_token, yours.bos_token))
-    differing = [f"{key} ({one!r} and {two!r})" for key, one, two in pairs if _differ(one, two)]
-    if mine.get_chat_template() != yours.get_chat_template():
-        differing.append("the chat template")
-    differing += [
-        f"the token ids of {text[:30]!r}"
-        for text in PROBES
-        if mine.encode(text, add_special_tokens=False) != yours.encode(text, add_special_tokens=False)
-    ][:1]
-    if differing:
-        raise DataError(
-            "Q-BASE-025",
-            f"the GGUF and {other} are not the same model: they differ in {'; '.join(differing)}: take the "
-            "GGUF of this folder",
-        )
-
-
-def setting(config: Any, key: str) -> Any:
-    """A setting of a model, with what transformers takes where config.json doesn't say."""
-    if key == "architecture":  # as llama.cpp names it: Mistral's is Llama's
-        return KNOWN.get((config.architectures or [""])[0], config.model_type)
-    if key == "rope_theta":
-        return (getattr(config, "rope_parameters", None) or {}).get(key)
-    if key == "head_dim":
-        return getattr(config, key, None) or config.hidden_size // config.num_attention_heads
-    return getattr(config, key, None)
-
-
-def _differ(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, float) and isinstance(theirs, float):
-        return not math.isclose(ours, theirs, rel_tol=1e-6)  # GGUF keeps float32
-    return bool(ours != theirs)

@@ -32,7 +32,7 @@ from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, examine, read_object
 from pipeline.stages.base.hub import download
 from pipeline.stages.base.named_file import NamedFile
-from pipeline.stages.base.quantized_gguf import QuantizedGguf, compare_with_folder, joined
+from pipeline.stages.base.quantized_gguf import QuantizedGguf, joined
 
 
 def copy_folder(source: Path, folder: Path) -> None:
@@ -103,10 +103,8 @@ def base(
         origin = _origin(chosen, unfinished, aside, root)
         try:
             if chosen.quantization == "gguf":
-                quantized = QuantizedGguf(chosen.level, chosen.compare_with, tensor_types)
+                quantized = QuantizedGguf(chosen.level, tensor_types)
                 header = quantized.keep(origin, aside, find_toolchain(llamacpp_home))
-                if quantized.compare_with:
-                    compare_with_folder(aside, root / expanded(quantized.compare_with, "base.compare_with"))
             elif chosen.source == "path":
                 copy_folder(origin, aside)
             elif origin != aside:

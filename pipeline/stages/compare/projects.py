@@ -56,7 +56,7 @@ def sub_params(params: Params, settings: Settings) -> Settings:
     """
     kind = params.convert.type
     shared: Settings = {
-        "base": {"quantization": "nf4", "level": None, "compare_with": None},
+        "base": {"quantization": "nf4", "level": None},
         # distillations take their own of the project's
         "train": {"method": "sft", "sample_rows": 0, "distill_top_k": Train().distill_top_k},
         "merge": {"base": "16-bit"},

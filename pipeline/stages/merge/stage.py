@@ -60,7 +60,13 @@ def main(params: Params, root: Path) -> None:
     base, adapter = root / "models/base", root / "models/adapter"
 
     def make(merge_base: MergeBase, folder: Path) -> dict[str, Any]:
-        return merge(base=base, adapter=adapter, merged=folder, dtype=DTYPES[params.convert.type], merge_base=merge_base)
+        return merge(
+            base=base,
+            adapter=adapter,
+            merged=folder,
+            dtype=DTYPES[params.convert.type],
+            merge_base=merge_base,
+        )
 
     remove(merged.with_name(SCRATCH))  # both merges of a killed run, tens of GB at 7B
     run = read_run(adapter)

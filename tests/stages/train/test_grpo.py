@@ -184,12 +184,20 @@ def whole(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("changed", "scaled", "factor"),
-    [({"correction_cap": 0.5}, True, 0.5), ({"scale_rewards": False}, False, None)],
+    [({}, True, 0.5), ({"loss": "dr_grpo"}, False, None)],
 )
 def test_advantages_and_the_weight_of_a_token_are_those_of_the_settings(
-    project: Path, whole: Path, tmp_path: Path, changed: dict[str, Any], scaled: bool, factor: float | None
+    project: Path,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any],
+    scaled: bool,
+    factor: float | None,
 ) -> None:
     """Rollouts of this process have the probabilities of training: every weight is 1, or the cap below it."""
+    if factor:
+        monkeypatch.setattr("pipeline.stages.train.grpo.losses.CAP", factor)
     first, _ = steps(run(project, tmp_path, **SHORT | {"max_steps": 2}, grpo=changed))
     made = read_round(tmp_path / "checkpoints" / ROUNDS / "00000000.jsonl")
     assert made is not None
@@ -255,14 +263,15 @@ def test_a_round_that_is_gone_in_the_middle_is_one_sentence(
     ("grpo", "id"),
     [
         ({"rewards": {"python:letters.py:constant": 1.0}}, "Q-GRPO-009"),
-        ({"rewards": {"python:letters.py:hangs": 1.0}, "reward_seconds": 0.2}, "Q-GRPO-001"),
+        ({"rewards": {"python:letters.py:hangs": 1.0}}, "Q-GRPO-001"),
         ({"rewards": {"python:letters.py:no_number": 1.0}}, "Q-METRICS-009"),
         ({"rewards": {"python:letters.py:dies": 1.0}}, "Q-METRICS-009"),
     ],
 )
 def test_a_reward_that_cant_be_used_ends_in_one_sentence(
-    project: Path, tmp_path: Path, grpo: dict[str, Any], id: str
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grpo: dict[str, Any], id: str
 ) -> None:
+    monkeypatch.setattr("pipeline.stages.train.grpo.rewards.GROUP_SECONDS", 0.2)
     with pytest.raises(QuenchError) as raised:
         run(project, tmp_path, grpo=grpo, **SHORT)
     assert raised.value.id == id
@@ -320,7 +329,7 @@ def test_a_base_in_nf4_is_drawn_with_its_own_gguf(
     params = tiny_params(tiny_qwen2)
     params["train"] |= SETTINGS | {"grpo": params["train"]["grpo"] | GRPO | {"rollouts": "llama-server"}}
     params["train"]["grpo"] |= {"rewards": {"python:letters.py:length": 1.0}, "steps_per_round": 1}
-    params["train"]["grpo"] |= {"parallel": 2, "threads": 1, "rollout_type": "Q8_0", "adapter_type": "F32"}
+    params["train"]["grpo"] |= {"parallel": 2, "threads": 1, "rollout_type": "Q8_0"}
     root = write_project(tmp_path / "project", params)
     (root / "data/evaluation").mkdir()
     (root / "data/evaluation/letters.py").write_text(REWARD)
@@ -332,5 +341,5 @@ def test_a_base_in_nf4_is_drawn_with_its_own_gguf(
     unknown = sum(log is None for one in made.completions for log in one.logps)
     assert unknown / sum(len(one.ids) for one in made.completions) == row["measures"]["unknown"] < 0.7
     assert 1e-4 < row["measures"]["gap"] < 0.5  # NF4 is neither 16 bit nor Q8_0
-    assert "Q8_0" in types[0] and types[1] == {"F32"}
+    assert "Q8_0" in types[0] and types[1] == {"F16"}
     assert not (tmp_path / "checkpoints/rollouts").exists()

@@ -8,10 +8,8 @@ import torch
 
 from pipeline.config.sections.grpo import Grpo
 from pipeline.stages.train.grpo.batches import training_batch
-from pipeline.stages.train.grpo.losses import correction, policy_terms
+from pipeline.stages.train.grpo.losses import CLIP_HIGH, CLIP_LOW, correction, policy_terms
 from pipeline.stages.train.grpo.rounds import Completion
-
-BORDERS = {"clip_low": 0.2, "clip_high": 0.28}
 
 
 def numbers(seed: int, *shape: int) -> Any:
@@ -21,7 +19,7 @@ def numbers(seed: int, *shape: int) -> Any:
 def gradient(logps: Any, **given: Any) -> Any:
     """The gradient of the summed loss by the log-probabilities."""
     logps = logps.clone().requires_grad_()
-    policy_terms(logps, **(BORDERS | given)).loss.sum().backward()
+    policy_terms(logps, **given).loss.sum().backward()
     return logps.grad
 
 
@@ -48,21 +46,20 @@ def test_beyond_its_border_a_token_that_has_moved_far_enough_is_left_alone(
     old, worth = torch.tensor([-1.0]), torch.tensor([advantage])
     found = gradient(old + moved, old=old, advantages=worth, weights=torch.ones(1))
     assert bool(found != 0) is counts
-    terms = policy_terms(old + moved, old, worth, torch.ones(1), **BORDERS)
+    terms = policy_terms(old + moved, old, worth, torch.ones(1))
     assert bool(terms.low_clipped | terms.high_clipped) is not counts
 
 
 def test_rollouts_that_are_shifted_on_purpose_change_the_update_by_the_correction_alone() -> None:
     old, advantages, shift = numbers(0, 7), numbers(1, 7), torch.linspace(-2, 2, 7)
-    plain = gradient(old, old=old, advantages=advantages, weights=correction(old, old, 2.0))
-    shifted = gradient(old, old=old, advantages=advantages, weights=correction(old, old - shift, 2.0))
+    plain = gradient(old, old=old, advantages=advantages, weights=correction(old, old))
+    shifted = gradient(old, old=old, advantages=advantages, weights=correction(old, old - shift))
     torch.testing.assert_close(shifted, plain * shift.exp().clamp(max=2.0))
-    assert torch.equal(correction(old, old - shift, None), torch.ones(7))
 
 
 def test_a_token_without_a_probability_of_the_rollout_is_not_corrected() -> None:
-    found = correction(torch.tensor([-1.0, -1.0]), torch.tensor([float("nan"), -2.0]), 10.0)
-    torch.testing.assert_close(found, torch.tensor([1.0, torch.e]))
+    found = correction(torch.tensor([-1.0, -1.0]), torch.tensor([float("nan"), -1.5]))
+    torch.testing.assert_close(found, torch.tensor([1.0, torch.e**0.5]))
 
 
 def test_the_divergence_is_zero_at_the_reference_and_pulls_back_to_it() -> None:
@@ -106,10 +103,9 @@ def test_loss_and_gradient_are_trls(loss: str, kl_beta: float) -> None:
         ours_at[kept],
         given["old_per_token_logps"][kept],
         advantages[:, None].expand(4, 6)[kept],
-        correction(given["old_per_token_logps"][kept], given["sampling"][kept], 2.0),
+        correction(given["old_per_token_logps"][kept], given["sampling"][kept]),
         reference=given["ref_per_token_logps"][kept] if kl_beta else None,
         kl_beta=kl_beta,
-        **BORDERS,
     )
     group = [Completion(0, n, 0, [1] * int(lengths[n]), [], True, reward=float(n)) for n in range(4)]
     batch = training_batch({"prompts": [[1]], "rows": [0], "row_ids": ["a"]}, [group], settings)
@@ -138,8 +134,8 @@ def trl(loss: str, kl_beta: float, logps: Any) -> Any:
         aux_loss_enabled=False,
         beta=kl_beta,
         current_gradient_accumulation_steps=1,
-        epsilon_low=BORDERS["clip_low"],
-        epsilon_high=BORDERS["clip_high"],
+        epsilon_low=CLIP_LOW,
+        epsilon_high=CLIP_HIGH,
         importance_sampling_level="token",
         loss_type=loss,
         max_completion_length=6,

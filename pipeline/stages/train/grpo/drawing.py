@@ -141,7 +141,7 @@ class Rounds:
         for group in in_groups(drawn, self.grpo.group_size):
             answers = [Answer(one.text, one.stopped) for one in group]
             rewards, points = self.rewards.of(self.questions["train"][group[0].row], answers)
-            worth = advantages(rewards, scaled=self.grpo.scale_rewards)
+            worth = advantages(rewards, scaled=self.grpo.loss == "dapo")
             scored += [
                 replace(
                     one,

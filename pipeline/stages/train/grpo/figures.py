@@ -10,7 +10,7 @@ import torch
 from pipeline.config.sections.grpo import Grpo
 from pipeline.stages.train.grpo.advantages import teaches
 from pipeline.stages.train.grpo.batches import Group
-from pipeline.stages.train.grpo.losses import Terms
+from pipeline.stages.train.grpo.losses import CAP, Terms
 from pipeline.stages.train.step_stats import Batch, Sums
 
 ENDS = 10  # steps at the beginning and at the end whose mean reward is told
@@ -61,9 +61,8 @@ def of_tokens(terms: Terms, batch: Batch, weights: Any, settings: Grpo) -> Sums:
     sums: Sums = {
         "clipped": ((terms.low_clipped | terms.high_clipped).sum().float(), count),
         "gap": (gaps[known].sum(), int(known.sum())),
+        "capped": ((weights >= CAP).sum().float(), count),
     }
-    if settings.correction_cap is not None:
-        sums["capped"] = ((weights >= settings.correction_cap).sum().float(), count)
     if settings.kl_beta:
         sums["kl"] = (terms.divergence.sum(), count)
     return sums

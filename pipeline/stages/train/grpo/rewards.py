@@ -25,6 +25,11 @@ Question = Mapping[
 ]  # id, domain, prompt, messages, reference: a line of data/tokens/questions-SPLIT.jsonl
 
 
+GROUP_SECONDS = (
+    60.0  # longest that a scorer may take for one group's answers; a program has limits of its own
+)
+
+
 class Answer(NamedTuple):
     """A completion as text, and whether the model ended it by itself."""
 
@@ -70,7 +75,7 @@ class Rewards:
             raise DataError(
                 "Q-GRPO-001",
                 f"{where}: it took longer than {self.seconds:g} s for {len(answers)} answers: correct the "
-                "scorer, or raise train.grpo.reward_seconds",
+                "scorer, or have a program of yours give the reward (train.grpo.external)",
             ) from None
         except ValueError as error:
             raise DataError(
@@ -105,7 +110,7 @@ def open_rewards(settings: Grpo, tokens: Path) -> Iterator[Rewards]:
                 measures[spelling] = by_program(opened.enter_context(program))
             else:
                 measures[spelling] = by_scorer(scorer_of(spelling, tokens))
-        yield Rewards(measures, settings.rewards, settings.reward_seconds)
+        yield Rewards(measures, settings.rewards, GROUP_SECONDS)
 
 
 def scorer_of(spelling: str, tokens: Path) -> Scorer:

@@ -106,7 +106,7 @@ class ServerSource:
         if self.settings.tuner == "scales":
             write_tuned(self.model, scratch / "tuned.gguf", file_scales(self.base, adapter), {})
             return scratch / "tuned.gguf", None
-        lora_to_gguf(self.tools, adapter, self.base, scratch / "lora.gguf", self.settings.grpo.adapter_type)
+        lora_to_gguf(self.tools, adapter, self.base, scratch / "lora.gguf", "F16")
         return self.model, scratch / "lora.gguf"
 
 

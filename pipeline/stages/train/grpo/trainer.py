@@ -78,14 +78,12 @@ class GrpoTrainer(QuenchTrainer):
         measured = of_groups(inputs["groups"])
         if not inputs["input_ids"].numel():
             return sum(weight.sum() * 0 for weight in model.parameters() if weight.requires_grad), measured
-        weights = correction(inputs["old"], inputs["rollout"], self.grpo.correction_cap)
+        weights = correction(inputs["old"], inputs["rollout"])
         terms = policy_terms(
             token_logps(model, for_the_model(inputs)),
             inputs["old"],
             inputs["advantages"],
             weights,
-            clip_low=self.grpo.clip_low,
-            clip_high=self.grpo.clip_high,
             reference=inputs["reference"] if self.grpo.kl_beta else None,
             kl_beta=self.grpo.kl_beta,
         )

@@ -83,8 +83,8 @@ def entropy_collapse(run: Run) -> Check:
         return passed(text)
     return warning(
         text,
-        "the model says the same again and again, so nothing is tried any more: raise train.grpo.clip_high, "
-        "lower train.learning_rate, or stop here if the reward is what you want",
+        "the model says the same again and again, so nothing is tried any more: lower train.learning_rate, "
+        "or stop here if the reward is what you want",
     )
 
 
