@@ -86,21 +86,18 @@ def method(*names: str) -> tuple[Has]:
 CONDITIONS = (
     # a value under another method, start or tuner is a mistake
     Only(("train.reward",), method("sft"), refused=True),
-    Only(("train.reward_temperature",), (Has("train.reward", ("softmax",)),), refused=True),
     Only(
         ("train.preference.beta",),
         method(*(name for name, one in METHODS.items() if one.preferences)),
         refused=True,
     ),
-    Only(("train.preference.sft_weight",), method("dpo", "ipo", "simpo"), refused=True),
-    Only(("train.preference.simpo_gamma",), method("simpo"), refused=True),
+    Only(("train.sft_weight",), method("distill", "dpo", "ipo", "simpo"), refused=True),
     Only(
         ("train.preference.desirable_weight", "train.preference.undesirable_weight"),
         method("kto"),
         refused=True,
     ),
     Only(("train.distill_top_k",), (*method("distill"), *DISTILLED), refused=True),
-    Only(("train.distill_sft_weight",), method("distill"), refused=True),
     Only(("train.grpo",), method("grpo"), refused=True),
     Only(SERVED, (Has("train.grpo.rollouts", ("llama-server",)),), refused=True),
     Only(tuple(f"train.{key}" for key in LORA_ONLY), (LORA,), refused=True),

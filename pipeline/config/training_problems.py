@@ -34,9 +34,9 @@ def training_problems(
             f"train.modules_to_save names {', '.join(train.modules_to_save)} and train.loraplus_lr_ratio is "
             f"{train.loraplus_lr_ratio:g}, with which norms would learn as fast as B: leave one of them out"
         )
-    if train.method == "distill" and train.train_on_prompt and not train.distill_sft_weight:
+    if train.method == "distill" and train.train_on_prompt and not train.sft_weight:
         yield (
-            "train.train_on_prompt is on and train.method is distill with distill_sft_weight 0, which learns "
+            "train.train_on_prompt is on and train.method is distill with sft_weight 0, which learns "
             "from all tokens already: set it to false"
         )
     if train.train_on_prompt and METHODS[train.method].preferences:

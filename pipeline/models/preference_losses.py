@@ -44,7 +44,7 @@ class Likelihoods:
 
 
 def pair_losses(
-    method: Method, chosen: Likelihoods, rejected: Likelihoods, beta: float, gamma: float, sft_weight: float
+    method: Method, chosen: Likelihoods, rejected: Likelihoods, beta: float, sft_weight: float
 ) -> tuple[Any, Any]:
     """(losses, margins), each (pairs,); a margin is by how much the chosen answer is preferred, in the
     method's own measure: above 0, the pair is told right.
@@ -60,7 +60,7 @@ def pair_losses(
         losses = -chosen.mean - beta * logsigmoid(margins)
     else:
         margins = beta * (chosen.mean - rejected.mean)
-        losses = -logsigmoid(margins - gamma)
+        losses = -logsigmoid(margins - beta / 2)  # the margin that SimPO's authors advise
     if sft_weight and method != "orpo":
         losses = losses - sft_weight * chosen.mean
     return losses, margins.detach()

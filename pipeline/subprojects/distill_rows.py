@@ -29,11 +29,9 @@ OF_RAW = (
     "formats",
     "languages",
     "source_weights",
-    "max_rows_per_source",
     "max_domain_share",
     "temperature",
     "pairs",
-    "pairs_min_gap",
     "val_fraction",
     "test_fraction",
 )

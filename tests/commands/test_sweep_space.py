@@ -74,7 +74,7 @@ def test_numbers_and_choices_are_what_optuna_gets(tmp_path: Path) -> None:
         ({"keys": {"train.reward": ["none", "softmax"]}}, "Q-SWEEP-002", "preprocess"),
         ({"keys": {"train.seed": [1, 2]}}, "Q-SWEEP-002", "seeds"),
         ({"keys": {"train.eval_steps": [1, 2]}}, "Q-SWEEP-002", "watched"),
-        ({"keys": {"train.distill_sft_weight": [0.0, 0.5]}}, "Q-SWEEP-002", "eval_loss"),
+        ({"keys": {"train.sft_weight": [0.0, 0.5]}}, "Q-SWEEP-002", "eval_loss"),
         ({"metric": "accuracy"}, "Q-SWEEP-002", "eval_loss"),
     ],
 )

@@ -214,7 +214,7 @@ def test_distilled_scales(tmp_path: Path) -> None:
     params["preprocess"] |= {"max_length": 256}
     params["evaluate"] |= {"models": ["source", "base", "tuned"]}
     params["train"] |= CHANGES | {"method": "distill", "tuner": "scales", "num_train_epochs": 1.0}
-    params["train"] |= {"distill_sft_weight": 0.1, "learning_rate": 1.0e-2}
+    params["train"] |= {"sft_weight": 0.1, "learning_rate": 1.0e-2}
     begun = write_project(tmp_path / "begun", params)
     run_stages(begun, ("base", "curate", "preprocess"))
     one, two = copy(begun, tmp_path / "one"), copy(begun, tmp_path / "two")

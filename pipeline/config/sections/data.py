@@ -1,12 +1,10 @@
 """How chats become rows and tokens: sections `curate` and `preprocess`."""
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from pipeline.config.sections.values import (
-    Count,
     Format,
     Fraction,
     GuardFile,
@@ -29,7 +27,6 @@ class Curate(Section):
     max_line_bytes: Annotated[int, Field(ge=1024, le=1 << 28)] = key(
         4194304, "longest line (or record) that is read, in bytes"
     )
-    normalize: bool = key(True, "bring text into Unicode's composed form (NFC)")
     turns: Literal["repair", "reject"] = key(
         "repair",
         "turns out of order: repair (join neighbors of one side, drop what follows the last answer) | reject",
@@ -75,19 +72,14 @@ class Curate(Section):
     )
     decontaminate: list[GuardFile] = key(
         [],
-        "files below data/guard that training must not overlap with (benchmarks, private tests), e.g. "
-        "[mmlu.jsonl]",
-    )
-    ngram: Annotated[int, Field(ge=8, le=50)] = key(
-        13,
-        "words in a row that a training row may not share with those files or with the test split, 8 to 50",
+        "files below data/guard that training must not share 13 words in a row with, as with the test split "
+        "(benchmarks, private tests), e.g. [mmlu.jsonl]",
     )
     source_weights: dict[str, Fraction] = key(
         {},
         "glob below data/raw: share of that source's training rows to use, 0 to 1; sources without one "
         "use all",
     )
-    max_rows_per_source: Count | None = key(None, "most training rows from one file; null: no limit")
     max_domain_share: Annotated[float, Field(gt=0, le=1)] = key(
         1.0, "largest share of one domain among the training rows, above 0 to 1"
     )
@@ -97,22 +89,11 @@ class Curate(Section):
         "make preferences of chats with a reward: none | rewards (of two answers to one request the one with "
         "the higher reward is chosen, the other rejected; the chats stay)",
     )
-    pairs_min_gap: Annotated[float, Field(ge=0, le=1e6)] = key(
-        0.0, "least difference of the two rewards; 0: any difference"
-    )
     val_fraction: SplitFraction = key(0.03, "share of the rows kept for monitoring training, 0 to 0.5")
     test_fraction: SplitFraction = key(
         0.12, "share of the rows kept for measuring the finished model, 0 to 0.5; never trained on"
     )
     seed: Seed = key(42, "another seed gives another split of the same rows")
-
-    def problems(self) -> Iterator[str]:
-        """A gap without pairs."""
-        if self.pairs == "none" and self.pairs_min_gap:
-            yield (
-                f"pairs_min_gap is {self.pairs_min_gap:g} and pairs is none, so no pair is made: set pairs "
-                "to rewards, or pairs_min_gap to 0"
-            )
 
 
 class Preprocess(Section):

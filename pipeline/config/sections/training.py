@@ -12,7 +12,6 @@ from pipeline.config.sections.preference import Preference
 from pipeline.config.sections.starts import Saved, Start
 from pipeline.config.sections.values import (
     Count,
-    Fraction,
     Layers,
     Optimizer,
     Quantization,
@@ -31,13 +30,10 @@ class Train(Section):
         "made from; needs base.level) | dpo | ipo | orpo | simpo (the chosen answer of a pair is preferred) "
         "| kto (answers with a thumb up or down) | grpo (the model's own answers, by their rewards)",
     )
-    reward: Literal["min_max", "z_score", "softmax", "none"] = key(
+    reward: Literal["min_max", "z_score", "none"] = key(
         "min_max",
         "sft only: how a chat's reward weights it: min_max (the worst counts nothing) | z_score (one "
-        "standard deviation below the mean counts nothing) | softmax | none; the mean weight is 1",
-    )
-    reward_temperature: Annotated[float, Field(gt=0, le=10**6)] = key(
-        1.0, "softmax only: the lower, the more the best chats count, in units of the reward"
+        "standard deviation below the mean counts nothing) | none; the mean weight is 1",
     )
     preference: Preference = group(Preference, "losses of dpo, ipo, kto, orpo and simpo")
     distill_top_k: Annotated[int, Field(ge=1, le=1 << 20)] = key(
@@ -45,8 +41,10 @@ class Train(Section):
         "distill only: tokens per position whose probability by the original is kept; more are truer and "
         "take more disk (6 bytes each)",
     )
-    distill_sft_weight: Fraction = key(
-        0.0, "distill only: share of the usual loss on what the assistant says, 0 (only distill) to 1"
+    sft_weight: Annotated[float, Field(ge=0, le=1000)] = key(
+        0.0,
+        "distill only: share of the usual loss on what the assistant says, 0 to 1 | dpo, ipo and simpo: "
+        "weight of that loss on the chosen answers, against their becoming less likely; orpo has its own",
     )
     tuner: Literal["lora", "scales"] = key(
         "lora",
@@ -216,6 +214,8 @@ class Train(Section):
     def problems(self) -> Iterator[str]:
         """The best adapter can only be kept if it is saved; noise would be in one of two likelihoods only."""
         learning = METHODS[self.method]
+        if self.method == "distill" and self.sft_weight > 1:
+            yield f"sft_weight is {self.sft_weight:g}, and of method distill it is a share: set it to 0 to 1"
         if self.method == "grpo" and self.tuner == "lora" and self.lora_dropout:
             yield (
                 f"lora_dropout is {self.lora_dropout:g}, and method grpo compares likelihoods before and "

@@ -90,7 +90,7 @@ class Cleaner:
         self.settings = settings
         self.redactor = Redactor(settings.secrets, tuple(settings.personal), names)
         rules = {
-            "normalize": normalize if settings.normalize else None,
+            "normalize": normalize,
             "secrets": self.redact,  # early, so that no later rule's excerpt holds half a secret
             "reasoning": reasoning(added_tokens or ()),
             "turns": turns(settings.turns),

@@ -84,7 +84,7 @@ def make_pairs(
     pairs.rows["not_trained"] = len(candidates) - len(answers)
     answers = answers[np.lexsort((answers["row"], -answers["reward"], answers["request"]))]
     for own in pieces(answers, answers["request"]):
-        pairs.made += _pairs_of(own, clusters.first, settings.pairs_min_gap, pairs.rows)
+        pairs.made += _pairs_of(own, clusters.first, pairs.rows)
     pairs.made.sort()
     return pairs
 
@@ -107,7 +107,7 @@ def _plain(turns: list[Row]) -> list[Row]:
     return [{key: value for key, value in turn.items() if key != "train"} for turn in turns]
 
 
-def _pairs_of(own: NDArray, first: NDArray[np.int32], min_gap: float, why: Counter[str]) -> Iterator[Pair]:
+def _pairs_of(own: NDArray, first: NDArray[np.int32], why: Counter[str]) -> Iterator[Pair]:
     """The pairs among the answers to one request, highest reward first; equal answers (equal in `first`)
     count once, as the one with the highest reward.
     """
@@ -120,7 +120,7 @@ def _pairs_of(own: NDArray, first: NDArray[np.int32], min_gap: float, why: Count
     why["left_over"] += len(own) % 2
     for better, worse in zip(own[: len(own) // 2], own[::-1], strict=False):
         gap = float(better["reward"] - worse["reward"])
-        reason = "equal_rewards" if gap == 0 else "gap_too_small" if gap < min_gap else "paired"
+        reason = "equal_rewards" if gap == 0 else "paired"
         why[reason] += 2
         if reason == "paired":
             yield Pair(int(better["row"]), int(worse["row"]), gap)

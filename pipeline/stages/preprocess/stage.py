@@ -140,7 +140,7 @@ def write_split(
     packed = [[place for unit in row for place in members[unit]] for row in together] if packing else members
     rewards = table["reward"].to_numpy().astype(float)  # NaN where there is none
     rule = train.reward if train.method == "sft" else "none"
-    weighed = weighed or weighting(rule, train.reward_temperature, rewards, table["trained"].to_numpy())
+    weighed = weighed or weighting(rule, rewards, table["trained"].to_numpy())
     weights = weighed.weights(rewards)
     write_rows_of(target, table, packed, weights)
     del table  # the proof reads what is on the disk

@@ -265,12 +265,12 @@ def test_with_every_rule_off_valid_rows_are_all_kept_unchanged_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
 ) -> None:
     off = {
-        "normalize": False,
         "refusals": "keep",
         "secrets": "keep",
         "personal": [],
         "drop_duplicates": "none",
     }
+    rows = json.loads(unicodedata.normalize("NFC", json.dumps(rows, ensure_ascii=False)))
     project = Project(tmp_path_factory.mktemp("curate"), {"a.jsonl": lines(*rows)})
     project.run(**off)
     assert [row["messages"] for row in project.rows()] == [row["messages"] for row in rows]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from curating import Project, Row, chat, lines, of_rows
 
-from pipeline.config.sections import Curate
 from pipeline.core.jsonl import read_rows
 
 
@@ -72,19 +71,16 @@ def test_every_scored_row_is_accounted_for(tmp_path: Path) -> None:
         scored("a?", "alone", 1.0),
         scored("b?", "one", 0.5),
         scored("b?", "another", 0.5),  # equal rewards
-        scored("c?", "left", 0.5),
-        scored("c?", "right", 0.55),  # too near
         scored("d?", "same", 0.1),
         scored("d?", "Same", 0.9),  # a duplicate: the first stays
         untrained,
         scored("f?", "no reward"),
     ]
-    _, counts = run(tmp_path, *rows, pairs_min_gap=0.1)
+    _, counts = run(tmp_path, *rows)
     assert counts["pairs"]["made"] == 0
     assert counts["pairs"]["rows"] == {
         "alone": 2,
         "equal_rewards": 2,
-        "gap_too_small": 2,
         "left_out": 1,
         "not_trained": 1,
     }
@@ -212,8 +208,3 @@ def test_pairs_are_read_again_as_they_were_written(tmp_path: Path) -> None:
     assert [row["id"] for row in read_rows(tmp_path / "two/data/final/train.jsonl")] == [
         r["id"] for r in made
     ]
-
-
-def test_a_gap_without_pairs_is_refused() -> None:
-    with pytest.raises(ValueError, match="pairs_min_gap"):
-        Curate.model_validate({"pairs_min_gap": 0.5})

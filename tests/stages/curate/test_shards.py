@@ -133,7 +133,6 @@ MANY_RULES: dict[str, Any] = {
     "pairs": "rewards",
     "temperature": 0.7,
     "max_domain_share": 0.6,
-    "max_rows_per_source": 60,
     "source_weights": {"a/*": 0.8},
 }
 

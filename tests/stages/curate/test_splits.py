@@ -163,16 +163,16 @@ def test_a_share_that_can_not_be_met_is_refused(tmp_path: Path) -> None:
         balanced(tmp_path, {"a": 5, "b": 5}, max_domain_share=0.3)
 
 
-def test_weights_and_caps_count_per_source(tmp_path: Path) -> None:
-    """Held-out rows count for neither."""
+def test_weights_count_per_source(tmp_path: Path) -> None:
+    """Held-out rows don't count."""
     rows = numbered(300)
     files = {
         name: lines(*rows[at : at + 100]) for name, at in (("a.jsonl", 0), ("b.jsonl", 100), ("c.jsonl", 200))
     }
     project, weights = Project(tmp_path, files), {"b.*": 0.5, "c.jsonl": 0.0}
-    project.run(source_weights=weights, max_rows_per_source=60)
-    assert Counter(row["source"][0] for row in project.rows()) == {"a": 60, "b": 50}
-    project.run(source_weights=weights, max_rows_per_source=60, test_fraction=0.1)
+    project.run(source_weights=weights)
+    assert Counter(row["source"][0] for row in project.rows()) == {"a": 100, "b": 50}
+    project.run(source_weights=weights, test_fraction=0.1)
     assert Counter(row["source"][0] for row in project.rows())["b"] < 50
     assert len(project.rows("test")) == 30 and any(row["source"][0] == "c" for row in project.rows("test"))
 

@@ -356,7 +356,7 @@ def test_rows_at_once_are_rows_one_by_one(project: Path, tmp_path: Path, weight:
             for row in run(
                 project,
                 tmp_path,
-                distill_sft_weight=weight,
+                sft_weight=weight,
                 per_device_train_batch_size=batch,
                 gradient_accumulation_steps=accumulation,
                 max_steps=6,
@@ -370,7 +370,7 @@ def test_rows_at_once_are_rows_one_by_one(project: Path, tmp_path: Path, weight:
 
 @pytest.mark.slow
 def test_with_a_weight_of_one_it_is_sft(project: Path, tmp_path: Path) -> None:
-    recovered = run(project, tmp_path, distill_sft_weight=1.0, gradient_accumulation_steps=2, max_steps=3)
+    recovered = run(project, tmp_path, sft_weight=1.0, gradient_accumulation_steps=2, max_steps=3)
     tuned = run(project, tmp_path, method="sft", gradient_accumulation_steps=2, max_steps=3)
     for ours, theirs in zip(recovered["metrics_log"], tuned["metrics_log"], strict=True):
         name = "loss" if ours["kind"] == "step" else "eval_loss"
@@ -386,7 +386,7 @@ def test_a_run_that_was_killed_ends_in_the_same_bytes(
         "lora_dropout": 0.1,
         "max_steps": 6,
         "gradient_accumulation_steps": 2,
-        "distill_sft_weight": weight,
+        "sft_weight": weight,
     }
     run(project, tmp_path / "whole", **changes)
     # in step 5, of which 4 are in a checkpoint

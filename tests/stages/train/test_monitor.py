@@ -352,7 +352,7 @@ def test_the_account_says_what_a_distillations_figures_are_of() -> None:
     assert "0.101 in the" in account["end loss"].sentence
     assert "answers and the" in account["end loss"].sentence
     assert "under distill" in account["gradient range"].sentence
-    _, account = run_monitor(recovered(), of("distill", distill_sft_weight=0.25))
+    _, account = run_monitor(recovered(), of("distill", sft_weight=0.25))
     assert "with 25% of" in account["end loss"].sentence
 
 

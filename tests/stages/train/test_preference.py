@@ -385,14 +385,14 @@ def some_likelihoods() -> tuple[Likelihoods, Likelihoods]:
 
 def test_the_loss_of_the_chosen_answers_can_be_added() -> None:
     chosen, rejected = some_likelihoods()
-    plain, mixed = (pair_losses("dpo", chosen, rejected, 0.1, 0.0, weight)[0] for weight in (0.0, 0.5))
+    plain, mixed = (pair_losses("dpo", chosen, rejected, 0.1, weight)[0] for weight in (0.0, 0.5))
     assert torch.allclose(mixed, plain - 0.5 * chosen.logps / chosen.tokens)
 
 
 def test_margin_and_weight_of_the_chosen_answers_are_those_of_the_settings(
     prepared: Path, tmp_path: Path
 ) -> None:
-    trainer = made(prepared, tmp_path, "simpo", preference={"simpo_gamma": 0.5, "sft_weight": 0.25})
+    trainer = made(prepared, tmp_path, "simpo", preference={"beta": 1.0}, sft_weight=0.25)
     rows = [trainer.train_dataset[number] for number in range(PAIRS)]
     batch = trainer._prepare_inputs(trainer.data_collator(rows))
     with torch.no_grad():
@@ -400,7 +400,7 @@ def test_margin_and_weight_of_the_chosen_answers_are_those_of_the_settings(
         loss, _ = trainer.loss_over(trainer.model, batch, PAIRS)
     answers = Likelihoods(logps, torch.zeros_like(logps), tokens)
     chosen, rejected = (answers.of(batch["roles"] == role) for role in (CHOSEN, REJECTED))
-    expected, _ = pair_losses("simpo", chosen, rejected, 2.0, 0.5, 0.25)
+    expected, _ = pair_losses("simpo", chosen, rejected, 1.0, 0.25)
     assert float(loss) == pytest.approx(float(expected.mean()), rel=1e-4)
 
 

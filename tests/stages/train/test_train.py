@@ -137,7 +137,7 @@ ELSEWHERE = {
     "router",
     "tuner",
     "distill_top_k",
-    "distill_sft_weight",
+    "sft_weight",
     "keep_quantized",
     "embeddings_on_cpu",
     "offload_layers",

@@ -55,6 +55,7 @@ CANDIDATE = np.dtype([("row", "u4"), ("other", "u4"), ("key", "u8")])
 Candidates = NDArray  # of CANDIDATE
 Place = tuple[str, int, int, int]  # of a text: file, line, and where it is in `texts`: offset and bytes
 EXCERPT = 300  # characters of a shared span that the statistics show
+NGRAM = 13  # words in a row that a training row may not share
 WINDOW = 5  # successive n-grams of which winnowing takes the smallest
 _ONE, _TOP = np.uint64(1), np.uint64(63)
 
@@ -93,18 +94,18 @@ class Documents:
         self.texts = (folder / "texts").open("wb")
         self.places: list[Place] = []
 
-    def add_file(self, path: Path, name: str, ngram: int, boilerplate: Hashes) -> int:
-        """Add the texts of a named file, and give the number of those of n words or more: no other can be
-        found. Raises `DataError`.
+    def add_file(self, path: Path, name: str, boilerplate: Hashes) -> int:
+        """Add the texts of a named file, and give the number of those of `NGRAM` words or more: no other can
+        be found. Raises `DataError`.
         """
         before = len(self.places)
         texts = read_texts(path)
         while block := list(islice(texts, 256)):
             tokens = tokenize([text for _, text in block])
-            long = np.flatnonzero(np.diff(word_ngrams(tokens, ngram)[1]))
+            long = np.flatnonzero(np.diff(word_ngrams(tokens, NGRAM)[1]))
             number = np.zeros(len(block), np.uint32)
             number[long] = np.arange(len(long)) + (len(self.places) + DOCUMENT)
-            keys, rows = fingerprints(tokens, np.arange(len(block) + 1), boilerplate, ngram)
+            keys, rows = fingerprints(tokens, np.arange(len(block) + 1), boilerplate)
             self.spill.add(keys, number[rows])
             for line, text in (block[i] for i in long):
                 data = text.encode("utf-8", "surrogatepass")
@@ -120,14 +121,12 @@ class Documents:
 
 
 class Overlaps:
-    """Finds training rows that share a run of `ngram` words with others, given the fingerprints of all rows
+    """Finds training rows that share a run of `NGRAM` words with others, given the fingerprints of all rows
     and those of the `Documents` in `folder`.
     """
 
-    def __init__(
-        self, prints: Sequence[Spill | Stored], folder: Path, ngram: int, boilerplate: Hashes
-    ) -> None:
-        self.prints, self.ngram, self.boilerplate = prints, ngram, boilerplate
+    def __init__(self, prints: Sequence[Spill | Stored], folder: Path, boilerplate: Hashes) -> None:
+        self.prints, self.boilerplate = prints, boilerplate
         self.texts = folder / "texts"
         self.places: list[Place] = json.loads((folder / f"{DOCUMENTS}.json").read_bytes())
 
@@ -163,7 +162,7 @@ class Overlaps:
             row = row_at(number)
             for other in sorted(set(own["other"].tolist()), key=lambda other: (other < DOCUMENT, other)):
                 keys = own["key"][own["other"] == other]
-                spans = shared_spans(row, self._texts_of(other, row_at), keys, self.ngram, self.boilerplate)
+                spans = shared_spans(row, self._texts_of(other, row_at), keys, self.boilerplate)
                 if spans:
                     file, line = self.places[other - DOCUMENT][:2] if other >= DOCUMENT else (None, None)
                     yield Leak(number, None if file else other, file, line, spans)
@@ -196,60 +195,56 @@ def _checked(found: Candidates) -> Candidates:
     return found[ranks(found["row"].astype(np.int64) << 1 | (found["other"] >= DOCUMENT)) < CHECKED]
 
 
-def shared_spans(
-    row: Row, others: Sequence[str], keys: Hashes, ngram: int, boilerplate: Hashes
-) -> list[Span]:
-    """The runs of `ngram` or more words that stand in the row and in one of `others`, with one of `keys` for
+def shared_spans(row: Row, others: Sequence[str], keys: Hashes, boilerplate: Hashes) -> list[Span]:
+    """The runs of `NGRAM` or more words that stand in the row and in one of `others`, with one of `keys` for
     a key; at most `SPANS`.
     """
-    shared = np.unique(word_ngrams(tokenize(others), ngram)[0])
+    shared = np.unique(word_ngrams(tokenize(others), NGRAM)[0])
     spans = (
-        _runs(part.place, part.text, shared, keys, ngram, boilerplate)
+        _runs(part.place, part.text, shared, keys, boilerplate)
         for part in parts(row)
         if part.role != "system"
     )
     return list(islice(chain.from_iterable(spans), SPANS))
 
 
-def _runs(
-    place: str, text: str, shared: Hashes, keys: Hashes, ngram: int, boilerplate: Hashes
-) -> Iterator[Span]:
+def _runs(place: str, text: str, shared: Hashes, keys: Hashes, boilerplate: Hashes) -> Iterator[Span]:
     own = tokenize([text])
-    hits = np.isin(word_ngrams(own, ngram)[0], shared)
-    counted = hits & np.isin(run_keys(own, boilerplate, ngram)[0], keys)
+    hits = np.isin(word_ngrams(own, NGRAM)[0], shared)
+    counted = hits & np.isin(run_keys(own, boilerplate)[0], keys)
     words = np.flatnonzero(own.words)  # the tokens that are words
     edges = np.flatnonzero(np.diff(hits, prepend=False, append=False))
     # n-grams [first, last) are shared
     for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
         if counted[first:last].any():
-            start, final = int(own.at[words[first]]), words[last - 2 + ngram]
+            start, final = int(own.at[words[first]]), words[last - 2 + NGRAM]
             end = int(own.at[final + 1]) if final + 1 < len(own.at) else len(text)
             shared_text = text[start:end].rstrip()
             yield Span(place, start, start + len(shared_text), shared_text)
 
 
 def fingerprints(
-    tokens: Tokens, begins: Offsets, boilerplate: Hashes, ngram: int, *, guarded: bool = True
+    tokens: Tokens, begins: Offsets, boilerplate: Hashes, *, guarded: bool = True
 ) -> tuple[Keys, Rows]:
-    """(key, row): any two texts that share a run of `ngram` words have a key in common; of runs that are all
+    """(key, row): any two texts that share a run of `NGRAM` words have a key in common; of runs that are all
     boilerplate only if `guarded`.
 
     `begins` is where each row's texts begin; runs don't go from one text into the next. `boilerplate` has the
     shorter n-grams that tell nothing, sorted.
     """
-    keys, offsets = run_keys(tokens, boilerplate, ngram)
+    keys, offsets = run_keys(tokens, boilerplate)
     rows = np.repeat(np.arange(len(begins) - 1, dtype=np.uint32), np.diff(offsets[begins]))
     new = (~of_boilerplate(keys) | guarded) & differs(keys, rows)
     return keys[new], rows[new]
 
 
-def run_keys(tokens: Tokens, boilerplate: Hashes, ngram: int) -> tuple[Hashes, Offsets]:
-    """For every run of `ngram` words in each text the smallest hash of the `WINDOW` shorter n-grams in it, of
+def run_keys(tokens: Tokens, boilerplate: Hashes) -> tuple[Hashes, Offsets]:
+    """For every run of `NGRAM` words in each text the smallest hash of the `WINDOW` shorter n-grams in it, of
     boilerplate only if all are.
 
     The hashes have 63 bits; the lowest bit of a key says that it is of boilerplate.
     """
-    grams, offsets = word_ngrams(tokens, ngram - WINDOW + 1)
+    grams, offsets = word_ngrams(tokens, NGRAM - WINDOW + 1)
     grams = grams >> _ONE | is_in(grams, boilerplate).astype(np.uint64) << _TOP
     runs = np.maximum(np.diff(offsets) - (WINDOW - 1), 0)
     begins = offsets_of(runs)
@@ -266,11 +261,11 @@ def of_boilerplate(keys: Keys) -> NDArray[np.bool_]:
     return found
 
 
-def describe(leak: Leak, rows: StoredRows, ngram: int) -> dict[str, Any]:
+def describe(leak: Leak, rows: StoredRows) -> dict[str, Any]:
     """What the rejects say of a leak: `detail` and `spans`."""
     where = f"{leak.file} line {leak.line}" if leak.other is None else f"test row {rows.source(leak.other)}"
     return {
-        "detail": f"shares a run of {ngram} words or more with {where}",
+        "detail": f"shares a run of {NGRAM} words or more with {where}",
         "spans": [
             asdict(span) | {"text": span.text[:EXCERPT] + ("…" if len(span.text) > EXCERPT else "")}
             for span in leak.spans

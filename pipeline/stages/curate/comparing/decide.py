@@ -102,7 +102,6 @@ def decide_balance(decisions: Decisions, table: Table, settings: Curate, weights
         table.domain,
         table.key,
         weights=weights,
-        max_rows_per_source=settings.max_rows_per_source,
         max_domain_share=settings.max_domain_share,
         temperature=settings.temperature,
         seed=settings.seed,
@@ -200,12 +199,11 @@ def sample_rows(
     keys: NDArray[np.uint64],
     *,
     weights: Sequence[float],
-    max_rows_per_source: int | None,
     max_domain_share: float,
     temperature: float,
     seed: int,
 ) -> NDArray[np.bool_]:
-    """The training rows that stay: first by source (share `weights[source]`, then the cap), then by domain.
+    """The training rows that stay: first by source (share `weights[source]`), then by domain.
 
     A domain of n rows keeps n·(smallest/n)^(1−temperature) of them: all at temperature 1, as many as the
     smallest domain at 0 (the exponent of multilingual BERT's sampling, but by leaving out). Then the largest
@@ -216,8 +214,6 @@ def sample_rows(
     order = np.flatnonzero(train)[np.argsort(draws(keys[train], "balance", seed), kind="stable")]
     counts = np.bincount(source[order], minlength=len(weights))
     quotas = np.ceil(counts * np.asarray(weights)).astype(np.int64)
-    if max_rows_per_source is not None:
-        quotas = np.minimum(quotas, max_rows_per_source)
     order = _first(order, source[order], quotas)
     rows = np.bincount(domain[order]).astype(np.int64)
     order = _first(order, domain[order], capped(tempered(rows, temperature), max_domain_share))

@@ -27,7 +27,7 @@ import rensa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
-from pipeline.stages.curate.comparing.contamination import WINDOW, fingerprints
+from pipeline.stages.curate.comparing.contamination import NGRAM, WINDOW, fingerprints
 from pipeline.stages.curate.comparing.row_parts import key_of, parts, worth
 from pipeline.stages.curate.comparing.shingles import (
     Hashes,
@@ -174,10 +174,10 @@ def _read(rows: Sequence[Row]) -> _Texts:
 
 
 def features(
-    rows: Sequence[Row], boilerplate: Boilerplate, *, threshold: float, ngram: int, guarded: bool = True
+    rows: Sequence[Row], boilerplate: Boilerplate, *, threshold: float, guarded: bool = True
 ) -> Features:
     """The features of a block of rows, for duplicates of at least that similarity, and for shared runs of at
-    least `ngram` words.
+    least `NGRAM` words.
 
     `guarded`: there are texts against which boilerplate counts, so it has fingerprints.
     """
@@ -198,7 +198,7 @@ def features(
         ),
         asking=(read.requests[known], np.flatnonzero(known).astype(np.uint32)),
         divided=_divided(rows),
-        fingerprints=fingerprints(read.tokens, read.begins, boilerplate.grams, ngram, guarded=guarded),
+        fingerprints=fingerprints(read.tokens, read.begins, boilerplate.grams, guarded=guarded),
     )
 
 
@@ -230,7 +230,7 @@ def _divided(rows: Sequence[Row]) -> tuple[Keys, Rows]:
     return np.array(keys, np.uint64), np.array(found, np.uint32)
 
 
-def boilerplate(rows: Iterable[Row], folder: Path, *, ngram: int) -> Boilerplate:
+def boilerplate(rows: Iterable[Row], folder: Path) -> Boilerplate:
     """What is common among `rows`, a sample of at most `SAMPLE_ROWS` spread evenly over all; `folder` takes
     temporary files.
     """
@@ -240,7 +240,7 @@ def boilerplate(rows: Iterable[Row], folder: Path, *, ngram: int) -> Boilerplate
         rows, lambda row: sum(len(part.text) for part in parts(row)), BLOCK_CHARACTERS, BLOCK_ROWS
     ):
         read = _read(block)
-        grams, text_offsets = word_ngrams(read.tokens, ngram - WINDOW + 1)
+        grams, text_offsets = word_ngrams(read.tokens, NGRAM - WINDOW + 1)
         requests = (read.requests, np.arange(len(block) + 1))
         short = np.diff(read.request_documents()[1]) < LONG_REQUEST
         found = (

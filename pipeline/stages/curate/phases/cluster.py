@@ -100,10 +100,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
         write(folder / COUNTS, counts)
         write(folder / SAMPLES, samples)
         (folder / LEAKS).write_bytes(
-            b"".join(
-                dump_line({"row": leak.row, **describe(leak, rows, settings.ngram)})
-                for leak in leaks.values()
-            )
+            b"".join(dump_line({"row": leak.row, **describe(leak, rows)}) for leak in leaks.values())
         )
         _write_arrays(folder, decisions, found)
 
@@ -120,7 +117,7 @@ def _leaks(work: Work, rows: Rows, decisions: Decisions, table: Table, settings:
     used = (decisions.fate == KEPT) | near_duplicates(decisions, table, settings)
     folder = work.made("sample")
     prints = [Stored(joined, PRINTS) for joined in work.each("join")]
-    overlaps = Overlaps(prints, folder, settings.ngram, read_boilerplate(folder).grams)
+    overlaps = Overlaps(prints, folder, read_boilerplate(folder).grams)
     return {leak.row: leak for leak in overlaps.leaks(used & ~tested, used & tested, rows.row)}
 
 
@@ -151,7 +148,7 @@ def _samples(
     stats: CurationStats,
 ) -> dict[str, Any]:
     """What the page shows; `publish` adds rejects."""
-    described = ((leak, describe(leak, rows, settings.ngram)) for leak in islice(leaks.values(), SHOWN))
+    described = ((leak, describe(leak, rows)) for leak in islice(leaks.values(), SHOWN))
     return {
         "rejects": stats.samples_of("reject"),
         "changes": stats.samples_of("change"),
@@ -182,7 +179,6 @@ def _write_arrays(folder: Path, decisions: Decisions, found: Clusters) -> None:
 def not_measured(settings: Curate, base: Path) -> list[str]:
     """The rules that are switched off, or that lack what they need."""
     off = {
-        "normalize": not settings.normalize,
         **{name: not judge.wanted(settings) for name, judge in JUDGES.items()},
         "secrets": settings.secrets == "keep",
         "personal": not (settings.personal or settings.names),

@@ -29,7 +29,7 @@ def sample(root: Path, settings: Curate, work: Work) -> None:
     rows = work.rows()
     with work.making("sample") as folder:
         shown = (rows.row(index) for index in spread_evenly(np.arange(len(rows)), SAMPLE_ROWS))
-        common = boilerplate(shown, folder, ngram=settings.ngram)
+        common = boilerplate(shown, folder)
         for name in COMMON:
             np.save(folder / f"{name}.npy", getattr(common, name))
         keys, row = Spill(folder), 0
@@ -40,7 +40,7 @@ def sample(root: Path, settings: Curate, work: Work) -> None:
         np.save(folder / FIRST, first_rows(keys, row))
         documents = Documents(folder)
         guarded = {
-            name: documents.add_file(root / "data/guard" / name, name, settings.ngram, common.grams)
+            name: documents.add_file(root / "data/guard" / name, name, common.grams)
             for name in settings.decontaminate
         }
         documents.finish()

@@ -23,7 +23,6 @@ def sketch(settings: Curate, work: Work, shard: int, pool: Workers) -> None:
         path=rows.spools[shard],
         boilerplate=read_boilerplate(work.made("sample")),
         threshold=settings.near_threshold,
-        ngram=settings.ngram,
         guarded=bool(settings.decontaminate),
     )
     with progress("curate: comparing", last - first) as advance, work.making("sketch", shard) as folder:

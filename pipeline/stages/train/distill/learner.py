@@ -33,7 +33,7 @@ class DistillLearner(Learner):
         return Learning(
             DistillCollator(collate, self.teacher.train),
             DistillCollator(collate, self.teacher.val),
-            partial(DistillTrainer, sft_weight=self.settings.distill_sft_weight),
+            partial(DistillTrainer, sft_weight=self.settings.sft_weight),
         )
 
     def measure_before(self, trainer: Any, *, fresh: bool) -> None:

@@ -188,7 +188,7 @@ def chosen(run: Run) -> Check:
     return warning(
         text,
         "the chosen answers become less likely, though the rejected ones do so faster: "
-        + ("" if run.settings.method == "kto" else "set train.preference.sft_weight (0.2 for example), or ")
+        + ("" if run.settings.method == "kto" else "set train.sft_weight (0.2 for example), or ")
         + "lower train.learning_rate",
     )
 

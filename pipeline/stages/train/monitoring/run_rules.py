@@ -91,7 +91,7 @@ def end_loss(run: Run) -> Check:
 
 def _mixed(settings: Train) -> str:
     """What else is in the loss."""
-    weight = settings.distill_sft_weight
+    weight = settings.sft_weight
     return f", with {weight:.0%} of the usual loss on what the assistant says" if weight else ""
 
 

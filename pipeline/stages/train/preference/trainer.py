@@ -47,15 +47,8 @@ class PreferenceTrainer(QuenchTrainer):
 
     def paired(self, chosen: Likelihoods, rejected: Likelihoods) -> tuple[Any, Any]:
         """Losses and margins (pairs,)."""
-        settings = self.settings.preference
-        return pair_losses(
-            self.settings.method,
-            chosen,
-            rejected,
-            self.settings.beta,
-            settings.simpo_gamma,
-            settings.sft_weight,
-        )
+        settings = self.settings
+        return pair_losses(settings.method, chosen, rejected, settings.beta, settings.sft_weight)
 
     def kto(self, answers: Likelihoods, desirable: Any, divergence: Any) -> tuple[Any, Any]:
         """Losses and margins (n,)."""
